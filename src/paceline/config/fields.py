@@ -1,0 +1,37 @@
+"""How a spec declares its fields: a default, one line of documentation, and what values are allowed.
+
+Everything that reads specs (the TOML loader, `--set`, the JSON schema, the reference in the docs) reads
+these declarations; there is no second list of options.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+_REQUIRED = object()
+
+
+def option(
+    default: Any = _REQUIRED,
+    doc: str = "",
+    *,
+    factory: Any = None,
+    choices: tuple[str, ...] = (),
+    minimum: float | None = None,
+    above: float | None = None,
+    maximum: float | None = None,
+    quantity: str = "",
+) -> Any:
+    """Return a dataclass field with its documentation and the rules its values must keep.
+
+    `choices` are the allowed strings; `minimum` and `maximum` are inclusive, `above` is exclusive; `quantity`
+    ("amount", "duration" or "bytes") says that a string with a unit is expected in files.
+    """
+    metadata = {"doc": doc, "choices": choices, "minimum": minimum, "above": above, "maximum": maximum,
+                "quantity": quantity}  # fmt: skip
+    if factory is not None:
+        return dataclasses.field(default_factory=factory, metadata=metadata)
+    if default is _REQUIRED:
+        return dataclasses.field(metadata=metadata)
+    return dataclasses.field(default=default, metadata=metadata)

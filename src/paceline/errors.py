@@ -1,0 +1,105 @@
+"""The error family: every message says what happened, because of what, and what to try.
+
+Each class carries the exit code of the command line. 0 is done; 1 is left to defects of Paceline itself,
+the only case in which a traceback is shown.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class PacelineError(Exception):
+    """An error a user can act on: `what` happened, `because` of what, and what to `try_`."""
+
+    exit_code = 1
+
+    def __init__(self, what: str, because: str = "", try_: str = "") -> None:
+        self.what, self.because, self.try_ = what, because, try_
+        super().__init__(what, because, try_)
+
+    def __str__(self) -> str:
+        lines = [self.what]
+        if self.because:
+            lines.append(f"  because  {self.because}")
+        if self.try_:
+            lines.append(f"  try      {self.try_}")
+        return "\n".join(lines)
+
+    def as_dict(self) -> dict[str, object]:
+        """Return the error as plain data, for `--json`."""
+        return {"error": type(self).__name__, "what": self.what, "because": self.because, "try": self.try_,
+                "exit_code": self.exit_code}  # fmt: skip
+
+
+class ConfigError(PacelineError, ValueError):
+    """A specification, an option or a value is wrong."""
+
+    exit_code = 2
+
+
+class DoesNotFit(PacelineError):
+    """No layout of the task fits the cluster, or the one asked for does not."""
+
+    exit_code = 3
+
+
+class VerificationFailed(PacelineError):
+    """A layout does not compute the numbers of a single device."""
+
+    exit_code = 4
+
+
+class DataError(PacelineError):
+    """The data cannot be read or do not make a single sample."""
+
+    exit_code = 5
+
+
+class NumericalStop(PacelineError):
+    """The loss or the gradient norm is no longer a finite number."""
+
+    exit_code = 6
+
+
+class MissingExtra(ConfigError):
+    """An optional dependency is not installed."""
+
+    def __init__(self, package: str, extra: str, purpose: str) -> None:
+        super().__init__(
+            f"{purpose} needs the package '{package}'",
+            "it is an optional dependency and is not installed",
+            f"pip install 'paceline[{extra}]'",
+        )
+
+
+class StorageError(PacelineError):
+    """A checkpoint, journal or report cannot be written or read (74 is EX_IOERR of sysexits.h)."""
+
+    exit_code = 74
+
+
+class WorkerDied(PacelineError):
+    """A training process ended without saying why; `exit_code` is 128 + the signal that ended it."""
+
+    def __init__(self, what: str, because: str = "", try_: str = "", exit_code: int = 1) -> None:
+        super().__init__(what, because, try_)
+        self.exit_code = exit_code
+
+
+class Requeue(SystemExit):
+    """The run stopped early with a checkpoint and wants to be started again (75 is EX_TEMPFAIL of sysexits.h)."""
+
+    exit_code = 75
+
+    def __init__(self, because: str) -> None:
+        self.because = because
+        super().__init__(self.exit_code)
+
+
+def suggestion(word: str, known: Iterable[str]) -> str:
+    """Return "did you mean 'x'?" for the nearest known word, or the list of known words."""
+    known = sorted(known)
+    near = difflib.get_close_matches(word, known, n=1, cutoff=0.5)
+    return f"did you mean '{near[0]}'?" if near else f"one of: {', '.join(known)}"

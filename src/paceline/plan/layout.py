@@ -1,0 +1,95 @@
+"""Layout: the degrees of the mesh axes. The only place that knows mesh arithmetic.
+
+    devices = dp_replicate * dp_shard * cp * tp * pp
+
+`ep` does not multiply: experts are spread over devices of the `dp_shard * cp` part of the mesh, so `ep` divides it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
+
+from paceline.config.fields import option
+from paceline.errors import ConfigError
+
+# Outermost first: neighbours in rank order share the innermost axis, the chattiest one.
+MESH_ORDER = ("pp", "dp_replicate", "dp_shard", "cp", "tp")
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How many devices each axis of parallelism spans."""
+
+    dp_replicate: int = option(1, "copies of the model, each on its own part of the batch", minimum=1)
+    dp_shard: int = option(1, "devices that share one copy's weights, gradients and optimizer state", minimum=1)
+    cp: int = option(1, "devices that share one sequence", minimum=1)
+    tp: int = option(1, "devices that share one layer's matrices", minimum=1)
+    pp: int = option(1, "pipeline stages", minimum=1)
+    ep: int = option(1, "devices that share one layer's experts", minimum=1)
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            degree = getattr(self, field.name)
+            if not isinstance(degree, int) or isinstance(degree, bool) or degree < 1:
+                raise ConfigError(f"layout {field.name} = {degree!r}", "a degree is a whole number of at least 1", "1")
+        if (self.dp_shard * self.cp) % self.ep:
+            raise ConfigError(
+                f"layout ep = {self.ep} with dp_shard * cp = {self.dp_shard * self.cp}",
+                "experts are spread over the dp_shard and cp axes, so ep must divide their product",
+                f"ep = {self.dp_shard * self.cp}",
+            )
+
+    @property
+    def devices(self) -> int:
+        """The number of devices the layout occupies."""
+        return self.dp_replicate * self.dp_shard * self.cp * self.tp * self.pp
+
+    @property
+    def data_degree(self) -> int:
+        """The number of groups of devices that read different samples."""
+        return self.dp_replicate * self.dp_shard
+
+    @property
+    def mesh_shape(self) -> dict[str, int]:
+        """Axis name to degree, in the mesh's order, outermost first."""
+        return {axis: getattr(self, axis) for axis in MESH_ORDER}
+
+    def coordinates(self, rank: int) -> dict[str, int]:
+        """Return the rank's coordinate on every mesh axis."""
+        place = {}
+        for axis in reversed(MESH_ORDER):
+            rank, place[axis] = divmod(rank, getattr(self, axis))
+        return {axis: place[axis] for axis in MESH_ORDER}
+
+    def data_rank(self, rank: int) -> int:
+        """Return which of the `data_degree` parts of every batch the rank reads."""
+        place = self.coordinates(rank)
+        return place["dp_replicate"] * self.dp_shard + place["dp_shard"]
+
+    def __str__(self) -> str:
+        degrees = [f"{field.name}={getattr(self, field.name)}" for field in fields(self)]
+        return " ".join(degree for degree in degrees if not degree.endswith("=1")) or "single device"
+
+
+def factorisations(devices: int, axes: tuple[str, ...]) -> Iterator[Layout]:
+    """Yield every layout of exactly `devices` devices over the given axes (ep excepted, which does not multiply)."""
+    if not axes:
+        if devices == 1:
+            yield Layout()
+        return
+    axis, rest = axes[0], axes[1:]
+    for degree in (d for d in range(1, devices + 1) if devices % d == 0):
+        for layout in factorisations(devices // degree, rest):
+            yield Layout(**{**{field.name: getattr(layout, field.name) for field in fields(layout)}, axis: degree})
+
+
+def rows_of(batch_samples: int, data_degree: int, data_rank: int) -> range:
+    """Return the rows of a global batch that one data rank reads: contiguous parts, as even as can be."""
+    return range(batch_samples * data_rank // data_degree, batch_samples * (data_rank + 1) // data_degree)
+
+
+def accumulation_for(batch_samples: int, data_degree: int, micro_batch: int) -> int:
+    """Return how many micro-batches every data rank runs so that the largest part of the batch is covered."""
+    largest = -(-batch_samples // data_degree)
+    return -(-largest // micro_batch)

@@ -1,0 +1,58 @@
+"""ModelProfile: a model as a chain of named blocks. All that the planner knows of a model.
+
+Counts are per sample (one sequence, one image) and for the forward pass; a FLOP is one multiply or one add. The
+backward pass does twice the matrix FLOPs of the forward pass.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class BlockProfile:
+    """One block of the chain.
+
+    `saved_elements` and `saved_fp32_elements` are what the forward pass keeps for the backward pass without
+    recompute, in the compute dtype and always in fp32; `selective_elements` is the same with selective
+    recompute, `input_elements` with full recompute (only the block's input is kept).
+    `moved_elements` are elements that operators other than matrix products read and write.
+    """
+
+    name: str
+    kind: str  # "embedding", "decoder", "norm", "head", "module"
+    parameters: int
+    matmul_flops: float
+    attention_flops: float
+    moved_elements: float
+    saved_elements: float
+    saved_fp32_elements: float
+    selective_elements: float
+    input_elements: float
+    transient_elements: float  # largest short-lived buffers of the block, in fp32 elements
+    operators: int  # operator launches in one forward pass
+    matmul_width: int  # geometric mean of the inner and outer width of its products
+    recomputable: bool = False  # whether activation checkpointing applies to the block
+    open_axes: tuple[str, ...] = ("dp_replicate", "dp_shard")
+    tied_to: str = ""  # the block that owns this block's shared weight, which is not counted here
+
+
+@dataclass(frozen=True)
+class ModelProfile:
+    """A chain of blocks, in the order in which a sample passes them."""
+
+    name: str
+    blocks: tuple[BlockProfile, ...]
+    tokens_per_sample: int  # items the loss counts per sample at most: sequence length, or 1
+    source: str  # "analytic" or "traced"
+    closed_axes: dict[str, str] | None = None  # axis -> why it is closed and which rule would open it
+
+    @property
+    def parameters(self) -> int:
+        """The number of parameters, shared ones counted once."""
+        return sum(block.parameters for block in self.blocks)
+
+    @property
+    def forward_flops(self) -> float:
+        """FLOPs of one sample's forward pass: products with weights plus attention as computed (causal half)."""
+        return sum(block.matmul_flops + block.attention_flops for block in self.blocks)

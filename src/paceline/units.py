@@ -1,0 +1,129 @@
+"""Quantities with units: amounts of training ("300 steps"), bytes ("1.5 GiB"), durations ("2 h").
+
+Decimal prefixes (k, M, G, T) are powers of 1,000; binary ones (Ki, Mi, Gi, Ti) powers of 1,024.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass
+
+from paceline.errors import ConfigError, suggestion
+
+PREFIXES = {"": 1, "k": 10**3, "K": 10**3, "M": 10**6, "G": 10**9, "B": 10**9, "T": 10**12,
+            "Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40}  # fmt: skip
+SECONDS = {"ms": 1e-3, "s": 1.0, "sec": 1.0, "second": 1.0, "seconds": 1.0, "m": 60.0, "min": 60.0, "minute": 60.0,
+           "minutes": 60.0, "h": 3600.0, "hour": 3600.0, "hours": 3600.0, "d": 86400.0, "day": 86400.0,
+           "days": 86400.0}  # fmt: skip
+AMOUNT_UNITS = ("steps", "samples", "tokens", "epochs")
+
+_NUMBER = re.compile(r"^\s*([0-9][0-9_,]*(?:\.[0-9]*)?(?:[eE][+-]?[0-9]+)?|\.[0-9]+)\s*(.*?)\s*$")
+
+
+@dataclass(frozen=True)
+class Amount:
+    """So much training: a `value` in one of the units steps, samples, tokens or epochs."""
+
+    value: float
+    unit: str
+
+    def __str__(self) -> str:
+        number = f"{self.value:,.0f}" if self.value == int(self.value) else f"{self.value:g}"
+        return f"{number} {self.unit}"
+
+
+def _split(text: str, kind: str) -> tuple[float, str]:
+    match = _NUMBER.match(text)
+    if not match:
+        raise ConfigError(f"'{text}' is not {kind}", "it does not start with a number", _EXAMPLES[kind])
+    value = float(match.group(1).replace(",", "").replace("_", ""))
+    if not math.isfinite(value):
+        raise ConfigError(f"'{text}' is not {kind}", "the number is not finite", _EXAMPLES[kind])
+    return value, match.group(2)
+
+
+_EXAMPLES = {
+    "an amount": '"300 steps", "131072 tokens", "64 samples" or "1 epoch"',
+    "a duration": '"90 s", "30 min", "2 h" or "1.5 d"',
+    "a size": '"512 MiB", "24 GiB" or "80 GB"',
+}
+
+
+def parse_amount(text: str, units: tuple[str, ...] = AMOUNT_UNITS) -> Amount:
+    """Return the Amount that `text` names, such as "300 steps" or "128 Ki tokens".
+
+    Raises ConfigError where the number or the unit is missing, or the unit is not among `units`.
+    """
+    value, rest = _split(text, "an amount")
+    prefix, _, unit = rest.rpartition(" ")
+    unit = unit if unit.endswith("s") or not unit else unit + "s"
+    if unit not in units:
+        near = suggestion(unit, units) if unit else f"add a unit, {suggestion('', units)}"
+        raise ConfigError(f"'{text}' is not an amount in {', '.join(units)}", f"unit '{unit or '(none)'}'", near)
+    if prefix not in PREFIXES:
+        raise ConfigError(f"'{text}' is not an amount", f"unknown prefix '{prefix}'", suggestion(prefix, PREFIXES))
+    value *= PREFIXES[prefix]
+    if value <= 0:
+        raise ConfigError(f"'{text}' is not an amount", "it must be more than zero", _EXAMPLES["an amount"])
+    return Amount(value, unit)
+
+
+def parse_seconds(text: str) -> float:
+    """Return the seconds in a duration such as "2 h" or "90 s"."""
+    value, unit = _split(text, "a duration")
+    if unit not in SECONDS:
+        raise ConfigError(f"'{text}' is not a duration", f"unit '{unit or '(none)'}'", _EXAMPLES["a duration"])
+    return value * SECONDS[unit]
+
+
+def parse_bytes(text: str) -> int:
+    """Return the bytes in a size such as "1.5 GiB" or "80 GB"."""
+    value, unit = _split(text, "a size")
+    prefix = unit[:-1] if unit.endswith("B") else None
+    if prefix is None or prefix not in PREFIXES:
+        raise ConfigError(f"'{text}' is not a size", f"unit '{unit or '(none)'}'", _EXAMPLES["a size"])
+    return int(value * PREFIXES[prefix])
+
+
+def format_bytes(count: float) -> str:
+    """Return a size for people: "0.61 GiB"."""
+    for unit, scale in (("TiB", 2**40), ("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
+        if abs(count) >= scale * (0.1 if unit in ("GiB", "TiB") else 1):
+            value = count / scale
+            return f"{value:,.2f} {unit}" if value < 10 else f"{value:,.1f} {unit}"
+    return f"{count:.0f} B"
+
+
+def format_seconds(seconds: float) -> str:
+    """Return a duration for people: "61 µs", "1.92 s", "9m 40s", "3d 4h"."""
+    if not math.isfinite(seconds):
+        return "unknown"
+    if seconds < 1e-3:
+        return f"{seconds * 1e6:.0f} µs"
+    if seconds < 1:
+        return f"{seconds * 1e3:.3g} ms"
+    if seconds < 60:
+        return f"{seconds:.3g} s"
+    whole = round(seconds)
+    if whole < 3600:
+        return f"{whole // 60}m {whole % 60:02d}s"
+    if whole < 86400:
+        return f"{whole // 3600}h {whole % 3600 // 60:02d}m"
+    return f"{whole // 86400}d {whole % 86400 // 3600:02d}h"
+
+
+def format_count(count: float) -> str:
+    """Return a count for people with a decimal prefix: "67.2 k", "11.3 M", "405 B"."""
+    for unit, scale in (("T", 1e12), ("B", 1e9), ("M", 1e6), ("k", 1e3)):
+        if abs(count) >= scale:
+            return f"{count / scale:.3g} {unit}"
+    return f"{count:.3g}"
+
+
+def format_rate(per_second: float, unit: str) -> str:
+    """Return a rate for people with a decimal prefix: "121 GFLOP/s", "2.9 GB/s"."""
+    for prefix, scale in (("P", 1e15), ("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3)):
+        if abs(per_second) >= scale:
+            return f"{per_second / scale:.3g} {prefix}{unit}/s"
+    return f"{per_second:.3g} {unit}/s"
