@@ -18,7 +18,9 @@ class ClusterSpec:
     devices_per_node: int = option(0, "devices that share a node; 0 means all, up to the catalog's node", minimum=0)
     price_usd_per_device_hour: float | None = option(None, "overrides the catalog's price", minimum=0.0)
     watts_per_device: float | None = option(None, "overrides the catalog's power under load", minimum=0.0)
-    carbon_g_per_kwh: float | None = option(None, "carbon intensity of the electricity; unset means unknown", minimum=0.0)
+    carbon_g_per_kwh: float | None = option(
+        None, "carbon intensity of the electricity; unset means unknown", minimum=0.0
+    )
     memory_per_device: int = option(0, "overrides the memory of a device (0 keeps it)", quantity="bytes", minimum=0)
 
 

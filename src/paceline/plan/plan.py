@@ -21,10 +21,17 @@ class PlanSpec:
     tp: int = option(0, "devices that share one layer's matrices (0: planner's choice)", minimum=0)
     pp: int = option(0, "pipeline stages (0: planner's choice)", minimum=0)
     ep: int = option(0, "devices that share one layer's experts (0: planner's choice)", minimum=0)
-    zero: int = option(0, "ZeRO memory class of dp_shard: 1 shards optimizer state, 2 also gradients, 3 also weights (0: planner's choice)", minimum=0, maximum=3)
+    zero: int = option(
+        0,
+        "ZeRO memory class of dp_shard: 1 shards optimizer state, 2 also gradients, 3 also weights (0: planner's choice)",
+        minimum=0,
+        maximum=3,
+    )
     micro_batch: int = option(0, "samples per forward pass on a device (0: planner's choice)", minimum=0)
     recompute: str = option("auto", "activation checkpointing", choices=("auto", *RECOMPUTE))
-    precision: str = option("auto", "dtype of forward and backward; weights and optimizer state stay fp32", choices=("auto", *PRECISIONS))
+    precision: str = option(
+        "auto", "dtype of forward and backward; weights and optimizer state stay fp32", choices=("auto", *PRECISIONS)
+    )
     compile: bool = option(False, "compile each block with torch.compile")
     goal: str = option("time", "what the planner minimises", choices=("time", "memory", "money", "energy"))
 

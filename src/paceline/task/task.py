@@ -15,7 +15,9 @@ DTYPES = ("fp32", "bf16", "fp16", "fp64")
 class ModelSpec:
     """The model: a named size of a built-in family, or a user's `torch.nn.Module`."""
 
-    name: str = option("llama-11m", "a named size (`paceline plan --models` lists them), or `package.module:factory` of a module")
+    name: str = option(
+        "llama-11m", "a named size (`paceline plan --models` lists them), or `package.module:factory` of a module"
+    )
     arguments: dict[str, Any] = option(factory=dict, doc="keyword arguments for a user's factory")
     hidden: int = option(0, "overrides the named size's hidden width (0 keeps it)", minimum=0)
     layers: int = option(0, "overrides the number of decoder layers", minimum=0)
@@ -31,13 +33,20 @@ class ModelSpec:
 class DataSpec:
     """The data: what is read, how it becomes tokens, how long a sample is."""
 
-    source: str = option("stdlib", "'stdlib' (Python's own sources), 'digits' (8x8 images), a file or folder of text, JSONL or Parquet, or `package.module:factory` of a map-style data set")
+    source: str = option(
+        "stdlib",
+        "'stdlib' (Python's own sources), 'digits' (8x8 images), a file or folder of text, JSONL or Parquet, or `package.module:factory` of a map-style data set",
+    )
     arguments: dict[str, Any] = option(factory=dict, doc="keyword arguments for a user's data set factory")
-    tokenizer: str = option("bytes", "'bytes' (256 values and an end-of-document mark), 'bpe' (trained on the corpus), or a tokenizer.json")
+    tokenizer: str = option(
+        "bytes", "'bytes' (256 values and an end-of-document mark), 'bpe' (trained on the corpus), or a tokenizer.json"
+    )
     vocab: int = option(4096, "size of a trained BPE vocabulary", minimum=258)
     seq_len: int = option(512, "tokens per sample", minimum=1)
     text_field: str = option("text", "the field or column of JSONL and Parquet that holds the text")
-    include: tuple[str, ...] = option((), "file name patterns to read from a folder, such as '*.py'; empty reads all known kinds")
+    include: tuple[str, ...] = option(
+        (), "file name patterns to read from a folder, such as '*.py'; empty reads all known kinds"
+    )
     validation_fraction: float = option(0.02, "fraction of documents held out for validation", minimum=0.0, maximum=0.5)
     max_bytes: int = option(0, "stop reading the corpus after so many bytes (0 reads all)", quantity="bytes", minimum=0)
     cache_dir: str = option("", "where tokenised corpora are kept; empty means the user's cache folder")
@@ -52,8 +61,12 @@ class OptimizerSpec:
     beta1: float = option(0.9, "AdamW: decay of the first moment; SGD: momentum", minimum=0.0, maximum=0.9999)
     beta2: float = option(0.95, "AdamW: decay of the second moment", minimum=0.0, maximum=0.999999)
     eps: float = option(1e-8, "AdamW: added to the denominator", above=0.0)
-    weight_decay: float = option(0.1, "decoupled weight decay, applied to parameters of two or more dimensions", minimum=0.0)
-    clip_norm: float = option(1.0, "global gradient norm above which gradients are scaled down (0 turns clipping off)", minimum=0.0)
+    weight_decay: float = option(
+        0.1, "decoupled weight decay, applied to parameters of two or more dimensions", minimum=0.0
+    )
+    clip_norm: float = option(
+        1.0, "global gradient norm above which gradients are scaled down (0 turns clipping off)", minimum=0.0
+    )
 
 
 @dataclass(frozen=True)
@@ -62,7 +75,9 @@ class ScheduleSpec:
 
     kind: str = option("cosine", "shape after warm-up", choices=("constant", "cosine", "linear", "wsd"))
     warmup: Amount | None = option(None, 'linear warm-up, such as "30 steps"', quantity="amount")
-    decay: Amount | None = option(None, "wsd: length of the final linear decay; unset means a tenth of the run", quantity="amount")
+    decay: Amount | None = option(
+        None, "wsd: length of the final linear decay; unset means a tenth of the run", quantity="amount"
+    )
     final: float = option(0.1, "learning rate at the end as a fraction of the peak", minimum=0.0, maximum=1.0)
 
 
@@ -77,10 +92,14 @@ class Task:
     name: str = option("task", "a short name, used in the journal and the report")
     model: Any = option(factory=ModelSpec, doc="the model")
     data: Any = option(factory=DataSpec, doc="the data")
-    objective: Any = option("auto", "'next_token', 'classification', `package.module:function`, or 'auto' for the data's own")
+    objective: Any = option(
+        "auto", "'next_token', 'classification', `package.module:function`, or 'auto' for the data's own"
+    )
     optimizer: OptimizerSpec = option(factory=OptimizerSpec, doc="the optimizer")
     schedule: ScheduleSpec = option(factory=ScheduleSpec, doc="the learning-rate schedule")
-    global_batch: Amount = option(Amount(131072, "tokens"), "samples or tokens in one optimizer update", quantity="amount")
+    global_batch: Amount = option(
+        Amount(131072, "tokens"), "samples or tokens in one optimizer update", quantity="amount"
+    )
     stop: Amount = option(Amount(300, "steps"), "when training is complete", quantity="amount")
     seed: int = option(7, "seed of the initial weights, the sample order and dropout", minimum=0)
 

@@ -1,0 +1,50 @@
+"""Forecast: what a plan will take in time, memory, money and energy, term by term, each with its source."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Term:
+    """One component of a forecast: a value, the formula it came from, and how its inputs are known.
+
+    `source` is the weakest of its inputs' sources: measured, then published, then assumed.
+    """
+
+    name: str
+    value: float
+    formula: str
+    source: str
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A value with its 80 % interval. `source` is the weakest source among its terms; unknown has value NaN."""
+
+    value: float
+    low: float
+    high: float
+    source: str
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """What one plan is expected to take.
+
+    Time terms are seconds per step and add up to `step_seconds`; memory terms are bytes on the fullest device and
+    add up to `peak_bytes`. Money is USD, energy kWh, carbon grams of CO2 equivalent, for the whole run.
+    """
+
+    step_seconds: Estimate
+    time: tuple[Term, ...]
+    peak_bytes: Estimate
+    memory: tuple[Term, ...]
+    tokens_per_second: float
+    steps: int
+    run_seconds: Estimate
+    usd: Estimate
+    kwh: Estimate
+    carbon_g: Estimate
+    model_flops_per_step: float  # 3 x forward FLOPs (causal attention), no recompute
+    mfu: float  # model FLOPs over the devices' published peak; NaN where the peak is unknown

@@ -1,0 +1,90 @@
+"""The journal: a run's append-only record, one JSON object per line. Everything that shows a run reads it.
+
+`RUN/journal/0001.jsonl` holds the first start of a run, `0002.jsonl` the second, and so on; only rank 0 writes.
+Every record has `schema` (this module's SCHEMA), `kind` and `time` (seconds since the epoch). A record is one
+write to a file opened for appending, so a killed process loses no record already written; a last line that was cut
+short is ignored when reading. docs/reference/journal.md lists the kinds and their fields.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from paceline.errors import StorageError
+
+SCHEMA = 1
+KINDS = ("run_started", "step", "evaluation", "decision", "checkpoint", "verify", "memory", "fault", "run_ended")
+
+
+def _plain(value: Any) -> Any:
+    """Return the value with numbers that JSON lacks (NaN, infinities) spelt as strings."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    if isinstance(value, dict):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    return value
+
+
+class Journal:
+    """Writes one start's records. Create it on rank 0 only."""
+
+    def __init__(self, run_dir: Path) -> None:
+        self.folder = run_dir / "journal"
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            self.attempt = 1 + max((int(path.stem) for path in self.folder.glob("[0-9]*.jsonl")), default=0)
+            self.path = self.folder / f"{self.attempt:04d}.jsonl"
+            self._file = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o644)
+        except OSError as error:
+            raise StorageError(
+                f"cannot write the journal in {self.folder}", str(error), "free space or choose another run.dir"
+            ) from error
+
+    def write(self, kind: str, **fields: Any) -> None:
+        """Append one record. Raises StorageError where the line cannot be written whole."""
+        assert kind in KINDS, kind
+        record = {"schema": SCHEMA, "kind": kind, "time": time.time(), **fields}
+        line = (json.dumps(record, separators=(",", ":"), default=str, allow_nan=True) + "\n").encode()
+        if b"NaN" in line or b"Infinity" in line:
+            line = (json.dumps(_plain(record), separators=(",", ":"), default=str) + "\n").encode()
+        try:
+            written = os.write(self._file, line)
+        except OSError as error:
+            raise StorageError(f"cannot append to {self.path}", str(error), "free space and start again") from error
+        if written != len(line):
+            raise StorageError(f"cannot append to {self.path}", "the disk is full", "free space and start again")
+
+    def decision(self, what: str, before: Any, after: Any, because: str, evidence: Any = None) -> None:
+        """Record an automatic choice."""
+        self.write("decision", what=what, **{"from": before, "to": after}, because=because, evidence=evidence)
+
+    def close(self) -> None:
+        """Flush to disk and close."""
+        os.fsync(self._file)
+        os.close(self._file)
+
+
+def read_journal(run_dir: Path) -> Iterator[dict[str, Any]]:
+    """Yield every record of a run, oldest start first, each with `attempt` set to its start's number."""
+    for path in sorted((run_dir / "journal").glob("[0-9]*.jsonl")):
+        for line in path.read_bytes().split(b"\n"):
+            try:
+                record = json.loads(line)
+            except ValueError:
+                continue  # an empty line, or the last line of a process that was killed while writing
+            record.setdefault("attempt", int(path.stem))
+            yield record
+
+
+def final_steps(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the step records that count, in order: of a step run twice after a restart, the last one."""
+    by_step = {record["step"]: record for record in records if record["kind"] == "step"}
+    return [by_step[step] for step in sorted(by_step)]
