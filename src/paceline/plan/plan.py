@@ -23,7 +23,7 @@ class PlanSpec:
     ep: int = option(0, "devices that share one layer's experts (0: planner's choice)", minimum=0)
     zero: int = option(
         0,
-        "ZeRO memory class of dp_shard: 1 shards optimizer state, 2 also gradients, 3 also weights (0: planner's choice)",
+        "ZeRO memory class of dp_shard: 1 shards optimizer state, 2 also gradients, 3 also weights (0: any)",
         minimum=0,
         maximum=3,
     )

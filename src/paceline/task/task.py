@@ -35,7 +35,7 @@ class DataSpec:
 
     source: str = option(
         "stdlib",
-        "'stdlib' (Python's own sources), 'digits' (8x8 images), a file or folder of text, JSONL or Parquet, or `package.module:factory` of a map-style data set",
+        "'stdlib', 'digits', a file or folder of text, JSONL or Parquet, or `module:factory` of a map-style set",
     )
     arguments: dict[str, Any] = option(factory=dict, doc="keyword arguments for a user's data set factory")
     tokenizer: str = option(
