@@ -46,7 +46,8 @@ def load_object(path: str, purpose: str, search: Iterable[str | Path] = ()) -> A
         )  # fmt: skip
     make_importable(search)
     name, _, attributes = (part.strip() for part in path.partition(":"))
-    found: Any = module = _import(name, path, purpose)
+    module = _import(name, path, purpose)
+    found: Any = module
     for attribute in attributes.split("."):
         if not hasattr(found, attribute):
             public = [known for known in vars(module) if not known.startswith("_")] if found is module else []
