@@ -1,0 +1,53 @@
+"""The one order in which a plan is applied to a model: precision, recompute, compile, shard, replicas."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+
+from paceline.plan.plan import Plan
+from paceline.run.parallel.data import ShardedGradients, shard
+from paceline.run.precision import COMPUTE_DTYPES, MASTER_DTYPES, cast_unit
+from paceline.run.recompute import checkpoint_block
+from paceline.run.replicas.allreduce import LocalGradients, ReducedGradients
+
+
+class Gradients(Protocol):
+    """How one step's gradients come together over ranks and micro-batches. After `finish` they are global sums."""
+
+    def zero(self) -> None:
+        """Forget the last step's gradients."""
+
+    def before_micro_batch(self, last: bool) -> None:
+        """Prepare the coming backward pass."""
+
+    def finish(self) -> None:
+        """Return once the sums are complete."""
+
+
+def apply_plan(model: nn.Module, blocks: list[nn.Module], plan: Plan, mesh: DeviceMesh | None) -> Gradients:
+    """Change `model` in place into what `plan` asks for and return how its gradients are summed.
+
+    `blocks` are the model's repeated blocks: the units of recompute, compilation and sharding. The mesh is None for a
+    single device.
+    """
+    compute, master = COMPUTE_DTYPES[plan.precision], MASTER_DTYPES[plan.precision]
+    sharded = mesh is not None and plan.layout.dp_shard > 1
+    if compute != master and not sharded:
+        for unit in [*blocks, model]:
+            cast_unit(unit, compute, set(blocks) - {unit})
+    for block in blocks:
+        checkpoint_block(block, plan.recompute)
+    if plan.compile:
+        for block in blocks or [model]:
+            block.forward = torch.compile(block.forward)  # inside the hooks that sharding adds
+    if sharded:
+        assert mesh is not None
+        shard(model, blocks, mesh, plan.layout, plan.zero, compute, master)
+        return ShardedGradients(model, plan.zero, replicated=plan.layout.dp_replicate > 1)
+    if mesh is not None:
+        return ReducedGradients(model, mesh.get_group("dp_replicate"))
+    return LocalGradients(model)

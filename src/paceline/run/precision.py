@@ -1,0 +1,104 @@
+"""Precision: one meaning of bf16 and fp16 for every layout.
+
+Weights, gradients and optimizer state are fp32. For forward and backward, each unit of the model (a repeated
+block, or all the rest) sees its weights and floating-point inputs cast to the compute dtype. FSDP2 does that when it
+gathers a unit's weights (MixedPrecisionPolicy); `cast_unit` does the same where nothing is gathered, so that a
+layout never changes what is computed. Gradients arrive in the compute dtype and are summed in fp32 in both cases.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils._pytree import tree_map
+
+COMPUTE_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16, "fp64": torch.float64}
+MASTER_DTYPES = {"fp32": torch.float32, "bf16": torch.float32, "fp16": torch.float32, "fp64": torch.float64}
+
+
+def cast_floats(tree: Any, dtype: torch.dtype) -> Any:
+    """Return the same nested arguments with floating-point tensors in `dtype`."""
+
+    def cast(leaf: Any) -> Any:
+        return leaf.to(dtype) if isinstance(leaf, torch.Tensor) and leaf.is_floating_point() else leaf
+
+    return tree_map(cast, tree)
+
+
+def cast_unit(unit: nn.Module, dtype: torch.dtype, inner_units: set[nn.Module]) -> None:
+    """Make `unit.forward` run with its own weights in `dtype`; weights inside `inner_units` are left to those.
+
+    The cast is part of the autograd graph, so gradients reach the fp32 weights. It happens inside `forward`, so that
+    activation checkpointing around it casts again when it recomputes.
+    """
+    owners = [module for module in _modules_outside(unit, inner_units) if module._parameters]
+    forward = unit.forward
+
+    def forward_in_compute_dtype(*args: Any, **kwargs: Any) -> Any:
+        args, kwargs = cast_floats(args, dtype), cast_floats(kwargs, dtype)
+        originals: list[tuple[dict[str, Any], str, nn.Parameter]] = []
+        casts: dict[nn.Parameter, torch.Tensor] = {}  # a tied weight is cast once
+        try:
+            for owner in owners:
+                for name, parameter in owner._parameters.items():
+                    if parameter is None or not parameter.is_floating_point():
+                        continue
+                    originals.append((owner._parameters, name, parameter))
+            for table, name, parameter in originals:
+                if parameter not in casts:
+                    casts[parameter] = parameter.to(dtype)
+                table[name] = casts[parameter]  # type: ignore[assignment]
+            return forward(*args, **kwargs)
+        finally:
+            for table, name, parameter in originals:
+                table[name] = parameter
+
+    unit.forward = forward_in_compute_dtype
+
+
+def _modules_outside(root: nn.Module, inner_units: set[nn.Module]) -> list[nn.Module]:
+    """Return `root` and its descendants, without those at or below any of `inner_units`."""
+    found = [root]
+    for child in root.children():
+        if child not in inner_units:
+            found += _modules_outside(child, inner_units)
+    return found
+
+
+@dataclass
+class LossScaler:
+    """A dynamic loss scale for fp16: halved when gradients overflow, doubled after `patience` clean steps.
+
+    The scale is a power of two, so that it is exact. Every rank sees the same global gradient norm and so makes
+    the same decision; the state belongs to the checkpoint.
+    """
+
+    scale: float = 2.0**16
+    clean_steps: int = 0
+    patience: int = 2000
+    smallest: float = 2.0**-14
+
+    def update(self, overflowed: bool) -> None:
+        """Adapt the scale after a step."""
+        if overflowed:
+            self.scale, self.clean_steps = max(self.scale / 2, self.smallest), 0
+            return
+        self.clean_steps += 1
+        if self.clean_steps == self.patience:
+            self.scale, self.clean_steps = self.scale * 2, 0
+
+    def state(self) -> dict[str, float]:
+        """Return what a checkpoint keeps."""
+        return {"scale": self.scale, "clean_steps": self.clean_steps}
+
+    def load(self, state: dict[str, float]) -> None:
+        """Continue from a checkpoint's state."""
+        self.scale, self.clean_steps = float(state["scale"]), int(state["clean_steps"])
+
+
+def scaler_for(precision: str) -> LossScaler | None:
+    """Return a loss scaler for fp16; the other precisions have fp32's exponent range and need none."""
+    return LossScaler() if precision == "fp16" else None

@@ -1,0 +1,120 @@
+"""All-reduce: copies of the model stay equal by summing gradients over `dp_replicate` in every step.
+
+Gradients live in flat buckets, filled in the order in which the backward pass produces them. In the last micro-batch
+a bucket is reduced as soon as it is complete, while the backward pass goes on. Buckets are fixed when the run
+starts and reduced in a fixed order, so that a resumed run sums in the same order as an undisturbed one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+BUCKET_BYTES = 25 * 2**20
+
+
+@dataclass
+class _Bucket:
+    flat: torch.Tensor
+    parameters: list[nn.Parameter]
+    views: list[torch.Tensor]
+    missing: int = 0
+    work: dist.Work | None = None
+
+
+@dataclass
+class ReducedGradients:
+    """Gradients of a replicated model, summed over the ranks of `group` in the last micro-batch of a step."""
+
+    model: nn.Module
+    group: dist.ProcessGroup
+    bucket_bytes: int = BUCKET_BYTES
+    _buckets: list[_Bucket] = field(default_factory=list)
+    _next: int = 0
+    _last: bool = False
+
+    def __post_init__(self) -> None:
+        trained = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
+        self._buckets = [_fill(group) for group in _grouped(list(reversed(trained)), self.bucket_bytes)]
+        for index, bucket in enumerate(self._buckets):
+            for parameter in bucket.parameters:
+                parameter.register_post_accumulate_grad_hook(self._hook(index))
+
+    def zero(self) -> None:
+        """Set all gradients to zero and point every parameter's gradient at its place in the buckets."""
+        for bucket in self._buckets:
+            bucket.flat.zero_()
+            for parameter, view in zip(bucket.parameters, bucket.views, strict=True):
+                parameter.grad = view
+
+    def before_micro_batch(self, last: bool) -> None:
+        """Set whether the coming backward pass reduces; `last` is the step's last micro-batch."""
+        self._last, self._next = last, 0
+        for bucket in self._buckets:
+            bucket.missing = len(bucket.parameters)
+
+    def _hook(self, index: int):  # type: ignore[no-untyped-def]
+        def arrived(parameter: nn.Parameter) -> None:
+            self._buckets[index].missing -= 1
+            while self._last and self._next < len(self._buckets) and self._buckets[self._next].missing == 0:
+                self._reduce_next()
+
+        return arrived
+
+    def _reduce_next(self) -> None:
+        bucket = self._buckets[self._next]
+        bucket.work = dist.all_reduce(bucket.flat, group=self.group, async_op=True)
+        self._next += 1
+
+    def finish(self) -> None:
+        """Reduce what the backward pass did not reach (parameters without a gradient) and wait for all sums."""
+        while self._next < len(self._buckets):
+            self._reduce_next()
+        for bucket in self._buckets:
+            assert bucket.work is not None
+            bucket.work.wait()
+            bucket.work = None
+
+
+def _grouped(parameters: list[nn.Parameter], limit: int) -> list[list[nn.Parameter]]:
+    """Return the parameters in runs of one dtype of about `limit` bytes each."""
+    groups: list[list[nn.Parameter]] = []
+    size = 0
+    for parameter in parameters:
+        if not groups or groups[-1][0].dtype != parameter.dtype or size >= limit:
+            groups.append([])
+            size = 0
+        groups[-1].append(parameter)
+        size += parameter.numel() * parameter.element_size()
+    return groups
+
+
+def _fill(parameters: list[nn.Parameter]) -> _Bucket:
+    """Return a bucket with one gradient view per parameter, laid out like the parameter itself."""
+    first = parameters[0]
+    flat = torch.zeros(sum(p.numel() for p in parameters), dtype=first.dtype, device=first.device)
+    views, start = [], 0
+    for parameter in parameters:
+        views.append(flat[start : start + parameter.numel()].view(parameter.shape))
+        start += parameter.numel()
+    return _Bucket(flat, parameters, views)
+
+
+@dataclass
+class LocalGradients:
+    """Gradients of a single device: nothing to communicate."""
+
+    model: nn.Module
+
+    def zero(self) -> None:
+        """Forget the last step's gradients."""
+        self.model.zero_grad(set_to_none=True)
+
+    def before_micro_batch(self, last: bool) -> None:
+        """Nothing to prepare."""
+
+    def finish(self) -> None:
+        """Nothing to wait for."""

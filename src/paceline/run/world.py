@@ -1,0 +1,136 @@
+"""World: the processes of a run and this one's place among them. Joined once, passed on; there are no globals."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+
+from paceline.errors import ConfigError
+from paceline.plan.layout import Layout
+
+COLLECTIVE_TIMEOUT = timedelta(minutes=10)
+
+
+@dataclass(frozen=True)
+class World:
+    """This process's rank, the number of processes, and the device it computes on."""
+
+    rank: int
+    size: int
+    local_rank: int
+    device: torch.device
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this process is the one that writes what is written once."""
+        return self.rank == 0
+
+    def sum(self, values: list[float]) -> list[float]:
+        """Return the sums over all ranks, in double precision; one collective."""
+        if self.size == 1:
+            return values
+        vector = torch.tensor(values, dtype=torch.float64, device=self.device)
+        dist.all_reduce(vector)
+        return vector.tolist()
+
+    def maximum(self, values: list[float]) -> list[float]:
+        """Return the largest values over all ranks; one collective."""
+        if self.size == 1:
+            return values
+        vector = torch.tensor(values, dtype=torch.float64, device=self.device)
+        dist.all_reduce(vector, op=dist.ReduceOp.MAX)
+        return vector.tolist()
+
+    def share(self, text: str) -> str:
+        """Return rank 0's text on every rank."""
+        if self.size == 1:
+            return text
+        box = [text]
+        dist.broadcast_object_list(box, src=0, device=self.device)
+        return box[0]
+
+    def wait(self) -> None:
+        """Return once every rank has arrived."""
+        if self.size > 1:
+            dist.barrier(device_ids=[self.device.index] if self.device.type == "cuda" else None)
+
+
+def ranks_from_environment(environ: Mapping[str, str]) -> tuple[int, int, int] | None:
+    """Return (rank, world size, local rank) as torchrun or srun put them there, or None outside of both."""
+    if "RANK" in environ and "WORLD_SIZE" in environ:
+        return int(environ["RANK"]), int(environ["WORLD_SIZE"]), int(environ.get("LOCAL_RANK", environ["RANK"]))
+    if "SLURM_PROCID" in environ and "SLURM_STEP_NUM_TASKS" in environ:
+        return int(environ["SLURM_PROCID"]), int(environ["SLURM_STEP_NUM_TASKS"]), int(environ["SLURM_LOCALID"])
+    return None
+
+
+def join_world(device_kind: str, threads: int = 0, rendezvous: str = "") -> World:
+    """Join the process group that the environment describes, or be a world of one.
+
+    `rendezvous` is an init_method URL; empty uses torchrun's MASTER_ADDR and MASTER_PORT. `threads` is the number of
+    compute threads of a CPU rank (0 leaves torch's choice).
+    """
+    place = ranks_from_environment(os.environ)
+    rank, size, local_rank = place or (0, 1, 0)
+    if threads:
+        torch.set_num_threads(threads)
+    if device_kind == "cuda":
+        if not torch.cuda.is_available():
+            raise ConfigError("the plan asks for CUDA devices", "torch sees none on this machine", "cluster.device=cpu")
+        torch.cuda.set_device(local_rank)
+        device = torch.device("cuda", local_rank)
+    else:
+        device = torch.device("cpu")
+    if size > 1 and not dist.is_initialized():
+        dist.init_process_group(
+            "cuda:nccl,cpu:gloo" if device.type == "cuda" else "gloo",
+            init_method=rendezvous or _rendezvous_from(os.environ),
+            rank=rank,
+            world_size=size,
+            timeout=COLLECTIVE_TIMEOUT,
+            device_id=device if device.type == "cuda" else None,
+        )
+    return World(rank, size, local_rank, device)
+
+
+def _rendezvous_from(environ: Mapping[str, str]) -> str:
+    """Return an init_method URL from what torchrun or srun provide."""
+    if "PACELINE_RENDEZVOUS" in environ:
+        return environ["PACELINE_RENDEZVOUS"]
+    if "MASTER_ADDR" in environ and "MASTER_PORT" in environ:
+        return "env://"
+    if "SLURM_STEP_NODELIST" in environ:
+        first = environ.get("SLURM_LAUNCH_NODE_IPADDR", "127.0.0.1")
+        # One port per job, from the range that is neither privileged nor ephemeral.
+        return f"tcp://{first}:{20000 + int(environ.get('SLURM_JOB_ID', '0')) % 10000}"
+    raise ConfigError(
+        "the processes cannot find each other",
+        "neither MASTER_ADDR and MASTER_PORT nor Slurm's variables are set",
+        "start with `paceline train`, torchrun or srun",
+    )
+
+
+def leave_world() -> None:
+    """Leave the process group, if there is one."""
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def build_mesh(layout: Layout, world: World) -> DeviceMesh | None:
+    """Return the device mesh of a layout (axes of degree one included), or None for a world of one."""
+    if layout.devices != world.size:
+        raise ConfigError(
+            f"the plan needs {layout.devices} processes and {world.size} are running",
+            f"layout {layout}",
+            f"start {layout.devices} processes, or leave the layout to the planner",
+        )
+    if world.size == 1:
+        return None
+    shape = layout.mesh_shape
+    return init_device_mesh(world.device.type, tuple(shape.values()), mesh_dim_names=tuple(shape))
