@@ -1,0 +1,57 @@
+"""Batches are exact or refused; steps are rounded up."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from paceline.errors import ConfigError
+from paceline.task.amounts import batch_samples, in_steps, total_steps
+from paceline.task.task import Task
+from paceline.units import Amount
+
+
+def test_batch_in_tokens_and_samples() -> None:
+    assert batch_samples(Task(global_batch=Amount(131072, "tokens")), 512) == 256
+    assert batch_samples(Task(global_batch=Amount(48, "samples")), 512) == 48
+
+
+@pytest.mark.parametrize(
+    ("value", "unit", "offers"),
+    [(1000, "tokens", ['"768 tokens"', '"1024 tokens"']), (100, "tokens", ['"256 tokens"']),
+     (2.5, "samples", ['"2 samples"', '"3 samples"']), (3, "steps", ['"32 samples"']), (1, "epochs", ["samples"])],
+)  # fmt: skip
+def test_a_batch_is_never_rounded(value: float, unit: str, offers: list[str]) -> None:
+    with pytest.raises(ConfigError) as caught:
+        batch_samples(Task(global_batch=Amount(value, unit)), 256)
+    assert all(offer in caught.value.try_ for offer in offers)
+
+
+@given(st.integers(1, 10**6), st.integers(1, 8192))
+def test_the_values_offered_are_valid(tokens: int, seq_len: int) -> None:
+    try:
+        samples = batch_samples(Task(global_batch=Amount(tokens, "tokens")), seq_len)
+    except ConfigError as error:
+        for offer in error.try_.split(" or "):
+            assert batch_samples(Task(global_batch=offer.strip('"')), seq_len) >= 1  # type: ignore[arg-type]
+    else:
+        assert samples * seq_len == tokens
+
+
+@pytest.mark.parametrize(
+    ("amount", "steps"),
+    [(Amount(300, "steps"), 300), (Amount(64, "samples"), 4), (Amount(65, "samples"), 5), (Amount(1, "samples"), 1),
+     (Amount(16 * 256, "tokens"), 1), (Amount(16 * 256 + 1, "tokens"), 2), (Amount(1, "epochs"), 63),
+     (Amount(0.1, "epochs"), 7), (Amount(1.6, "epochs"), 100), (Amount(0.5, "steps"), 1)],
+)  # fmt: skip
+def test_steps_cover_the_amount(amount: Amount, steps: int) -> None:
+    assert in_steps(amount, batch_samples=16, items_per_sample=256, dataset_samples=1000) == steps
+
+
+def test_a_tenth_is_a_tenth() -> None:
+    """0.1 as a binary fraction is a little more than a tenth; that must not cost a step."""
+    assert in_steps(Amount(0.1, "epochs"), batch_samples=100, items_per_sample=1, dataset_samples=1000) == 1
+
+
+def test_epochs_need_the_size_of_the_data() -> None:
+    with pytest.raises(ConfigError, match="not known"):
+        total_steps(Task(stop=Amount(1, "epochs")), 16, 256, 0)
