@@ -64,6 +64,8 @@ def parse_amount(text: str, units: tuple[str, ...] = AMOUNT_UNITS) -> Amount:
     if prefix not in PREFIXES:
         raise ConfigError(f"'{text}' is not an amount", f"unknown prefix '{prefix}'", suggestion(prefix, PREFIXES))
     value *= PREFIXES[prefix]
+    if not math.isfinite(value):
+        raise ConfigError(f"'{text}' is not an amount", "the number is not finite", _EXAMPLES["an amount"])
     if value <= 0:
         raise ConfigError(f"'{text}' is not an amount", "it must be more than zero", _EXAMPLES["an amount"])
     return Amount(value, unit)
@@ -74,7 +76,10 @@ def parse_seconds(text: str) -> float:
     value, unit = _split(text, "a duration")
     if unit not in SECONDS:
         raise ConfigError(f"'{text}' is not a duration", f"unit '{unit or '(none)'}'", _EXAMPLES["a duration"])
-    return value * SECONDS[unit]
+    seconds = value * SECONDS[unit]
+    if not math.isfinite(seconds):
+        raise ConfigError(f"'{text}' is not a duration", "the number is not finite", _EXAMPLES["a duration"])
+    return seconds
 
 
 def parse_bytes(text: str) -> int:
@@ -83,7 +88,10 @@ def parse_bytes(text: str) -> int:
     prefix = unit[:-1] if unit.endswith("B") else None
     if prefix is None or prefix not in PREFIXES:
         raise ConfigError(f"'{text}' is not a size", f"unit '{unit or '(none)'}'", _EXAMPLES["a size"])
-    return int(value * PREFIXES[prefix])
+    count = value * PREFIXES[prefix]
+    if not math.isfinite(count):
+        raise ConfigError(f"'{text}' is not a size", "the number is not finite", _EXAMPLES["a size"])
+    return int(count)
 
 
 def format_bytes(count: float) -> str:

@@ -22,14 +22,16 @@ def option(
     above: float | None = None,
     maximum: float | None = None,
     quantity: str = "",
+    units: tuple[str, ...] = (),
 ) -> Any:
     """Return a dataclass field with its documentation and the rules its values must keep.
 
     `choices` are the allowed strings; `minimum` and `maximum` are inclusive, `above` is exclusive; `quantity`
-    ("amount", "duration" or "bytes") says that a string with a unit is expected in files.
+    ("amount", "duration" or "bytes") says that a string with a unit is expected in files; `units` are the units an
+    amount may have, all of them where empty.
     """
     metadata = {"doc": doc, "choices": choices, "minimum": minimum, "above": above, "maximum": maximum,
-                "quantity": quantity}  # fmt: skip
+                "quantity": quantity, "units": units}  # fmt: skip
     if factory is not None:
         return dataclasses.field(default_factory=factory, metadata=metadata)
     if default is _REQUIRED:

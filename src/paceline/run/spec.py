@@ -13,19 +13,26 @@ class RunSpec:
     """Where a run lives and what it keeps."""
 
     dir: str = option("", "the run's directory; empty means runs/NAME")
-    log_every: Amount = option(Amount(10, "steps"), "steps between status lines", quantity="amount")
+    log_every: Amount = option(Amount(10, "steps"), "steps between status lines", quantity="amount", units=("steps",))
     checkpoint_every: Amount | None = option(
         Amount(100, "steps"),
         "steps, samples or tokens between checkpoints; a last one is always written",
         quantity="amount",
+        units=("steps", "samples", "tokens"),
     )
     keep_last: int = option(3, "how many checkpoints are kept", minimum=1)
     evaluate_every: Amount | None = option(
-        Amount(50, "steps"), "steps, samples or tokens between evaluations on held-out data", quantity="amount"
+        Amount(50, "steps"),
+        "steps, samples or tokens between evaluations on held-out data",
+        quantity="amount",
+        units=("steps", "samples", "tokens"),
     )
     evaluate_samples: int = option(64, "held-out samples per evaluation", minimum=1)
     time_limit: float | None = option(
-        None, 'wall-clock limit, such as "2 h"; the run ends with a checkpoint and exit code 75', quantity="duration"
+        None,
+        'wall-clock limit, such as "2 h"; the run ends with a checkpoint and exit code 75',
+        quantity="duration",
+        above=0.0,
     )
     verify: bool = option(True, "prove the layout equal to one device before training, where it has more than one")
     record_samples: bool = option(False, "write the sample ids of every step to the journal")

@@ -98,7 +98,10 @@ class Task:
     optimizer: OptimizerSpec = option(factory=OptimizerSpec, doc="the optimizer")
     schedule: ScheduleSpec = option(factory=ScheduleSpec, doc="the learning-rate schedule")
     global_batch: Amount = option(
-        Amount(131072, "tokens"), "samples or tokens in one optimizer update", quantity="amount"
+        Amount(131072, "tokens"),
+        "samples or tokens in one optimizer update",
+        quantity="amount",
+        units=("samples", "tokens"),
     )
     stop: Amount = option(Amount(300, "steps"), "when training is complete", quantity="amount")
     seed: int = option(7, "seed of the initial weights, the sample order and dropout", minimum=0)
