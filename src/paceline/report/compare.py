@@ -1,0 +1,287 @@
+"""The forecast against what was measured: per step and term by term, in memory, and for the whole run.
+
+A forecast has many terms and a running step only a few clocks, so terms are put into groups that one clock measures.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paceline.report.phases import Attempt
+from paceline.report.records import Records, StepTable, number, table, text
+
+JOULES_PER_KWH = 3.6e6
+COMMUNICATION = ("reduc", "gather", "communication", "collective", "all-to-all", "send", "network", "all_reduce")
+ACTIVATIONS = "activations_and_buffers"
+
+
+@dataclass(frozen=True)
+class TermLine:
+    """One term of the forecast, as it was announced."""
+
+    name: str
+    value: float | None
+    formula: str
+    source: str
+
+
+@dataclass(frozen=True)
+class Group:
+    """Terms that one clock or one meter measures together: seconds per step, or bytes on a device."""
+
+    name: str
+    forecast: float | None
+    measured: float | None
+    terms: tuple[TermLine, ...]
+    note: str = ""
+
+    @property
+    def error(self) -> float | None:
+        """Measured over forecast, minus one."""
+        return relative(self.measured, self.forecast)
+
+
+@dataclass(frozen=True)
+class Promise:
+    """One promise of the forecast and what became of it.
+
+    `verdict` is "inside" the interval, "below" it, "above" it, or "unknown"; `measured_how` says how the measured
+    side was obtained, and an estimate is called one.
+    """
+
+    name: str
+    unit: str  # "s", "B", "USD", "kWh" or "g"
+    forecast: float | None
+    low: float | None
+    high: float | None
+    measured: float | None
+    verdict: str
+    source: str
+    measured_how: str
+
+    @property
+    def error(self) -> float | None:
+        """Measured over forecast, minus one."""
+        return relative(self.measured, self.forecast)
+
+
+@dataclass(frozen=True)
+class Basis:
+    """The steps that medians are taken over, and in words which ones were left out."""
+
+    steps: StepTable
+    excluded: int
+    words: str
+
+
+def relative(measured: float | None, forecast: float | None) -> float | None:
+    """Return measured over forecast minus one; None where either is unknown or the forecast is zero."""
+    return None if measured is None or not forecast else measured / forecast - 1
+
+
+def median(values: NDArray[np.float64]) -> float | None:
+    """Return the median of the finite values; None where there is none."""
+    finite = values[np.isfinite(values)]
+    return float(np.median(finite)) if len(finite) else None
+
+
+def reference_start(records: Records) -> dict[str, Any]:
+    """Return the start whose forecast steps and memory are held against: the last one that has a forecast."""
+    with_forecast = [start for start in records.starts if table(start.get("forecast"))]
+    return (with_forecast or list(records.starts) or [{}])[-1]
+
+
+def basis_of(records: Records, reference: Mapping[str, Any]) -> Basis:
+    """Return the steps run under the reference's plan, without first steps and those with a checkpoint or evaluation.
+
+    Where nothing is left, warm-up steps and then all steps are taken, and the words say so.
+    """
+    same = [
+        start["attempt"]
+        for start in records.starts
+        if start.get("plan") == reference.get("plan") and start.get("world_size") == reference.get("world_size")
+    ]
+    steps = records.steps
+    if same:
+        steps = steps.where(np.isin(steps.column("attempt"), same))
+    other = len(records.steps) - len(steps)
+    attempt, step = steps.column("attempt"), steps.column("step")
+    first = np.zeros(len(steps), dtype=bool)
+    for index in np.unique(attempt):
+        first |= (attempt == index) & (step == step[attempt == index].min())
+    marked = {(r["attempt"], number(r.get("step"))) for kind in ("checkpoint", "evaluation") for r in records.of(kind)}
+    busy = np.array([pair in marked for pair in zip(attempt.tolist(), step.tolist(), strict=True)], dtype=bool)
+    tail = f"; {other} steps under another plan left out" if other else ""
+    for mask, words in (
+        (~first & ~busy, "without the first step of each start and steps with a checkpoint or an evaluation"),
+        (~first, "without the first step of each start (every other step has a checkpoint or an evaluation)"),
+        (~(first & False), "the first step of a start included: there are no others"),
+    ):
+        if mask.any():
+            kept = steps.where(mask)
+            return Basis(kept, len(steps) - len(kept), f"medians over {len(kept):,} steps, {words}{tail}")
+    return Basis(steps, 0, "no step was completed")
+
+
+def _terms(forecast: Mapping[str, Any], key: str) -> list[TermLine]:
+    listed = forecast.get(key)
+    return [
+        TermLine(text(term.get("name")), number(term.get("value")), text(term.get("formula")), text(term.get("source")))
+        for term in (listed if isinstance(listed, list | tuple) else [])
+        if isinstance(term, dict)
+    ]
+
+
+def time_group(name: str) -> str:
+    """Return which clock measures a time term, by the words in its name."""
+    lowered = name.lower()
+    if "optimizer" in lowered:
+        return "optimizer"
+    if any(word in lowered for word in COMMUNICATION):
+        return "reduce"
+    if lowered.startswith(("data", "loading", "input")):
+        return "data"
+    return "other" if "fixed" in lowered or "step overhead" in lowered else "forward_backward"
+
+
+def memory_group(name: str) -> str:
+    """Return which meter measures a memory term, by the words in its name."""
+    lowered = name.lower()
+    if "runtime" in lowered:
+        return "runtime"
+    if "optimizer" in lowered:
+        return "optimizer"
+    if "buffer" in lowered or "cop" in lowered or "gather" in lowered:
+        return ACTIVATIONS
+    if "gradient" in lowered:
+        return "gradients"
+    return "weights" if "weight" in lowered or "parameter" in lowered else ACTIVATIONS
+
+
+def _total(terms: list[TermLine]) -> float | None:
+    values = [term.value for term in terms if term.value is not None]
+    return sum(values) if values else None
+
+
+def _communicates_inside(plan: Mapping[str, Any]) -> bool:
+    """Return whether collectives run inside forward and backward, where no clock of their own can time them."""
+    layout = table(plan.get("layout"))
+    return not layout or any((number(layout.get(axis)) or 1) > 1 for axis in ("dp_shard", "cp", "tp", "pp", "ep"))
+
+
+def time_groups(reference: Mapping[str, Any], steps: StepTable) -> tuple[Group, ...]:
+    """Return the step's groups of time terms with the medians of the clocks that measure them, in seconds."""
+    terms = _terms(table(reference.get("forecast")), "time")
+    sorted_terms: dict[str, list[TermLine]] = {
+        name: [] for name in ("forward_backward", "reduce", "optimizer", "data", "other")
+    }
+    for term in terms:
+        sorted_terms[time_group(term.name)].append(term)
+    clocks = {name: steps.column(name) for name in sorted_terms}
+    names = {"forward_backward": "forward and backward", "reduce": "gradient reduction"}
+    notes = {}
+    if _communicates_inside(table(reference.get("plan"))):
+        sorted_terms["forward_backward"] += sorted_terms.pop("reduce")
+        clocks["forward_backward"] = clocks["forward_backward"] + np.nan_to_num(clocks.pop("reduce"))
+        names["forward_backward"] = "forward, backward and communication"
+        notes["forward_backward"] = "communication runs inside forward and backward, so one clock measures the sum"
+    groups = []
+    for key, own in sorted_terms.items():
+        measured = median(clocks[key])
+        if own or measured:
+            groups.append(Group(names.get(key, key), _total(own), measured, tuple(own), notes.get(key, "")))
+    return tuple(groups)
+
+
+def memory_groups(records: Records, reference: Mapping[str, Any]) -> tuple[Group, ...]:
+    """Return the forecast's memory terms by component with the bytes measured in the last `memory` record."""
+    sorted_terms: dict[str, list[TermLine]] = {
+        name: [] for name in ("weights", "gradients", "optimizer", ACTIVATIONS, "runtime")
+    }
+    for term in _terms(table(reference.get("forecast")), "memory"):
+        sorted_terms[memory_group(term.name)].append(term)
+    record = (records.of("memory") or [{}])[-1]
+    measured = {name: number(value) for name, value in table(record.get("components")).items()}
+    for name in measured:
+        sorted_terms.setdefault(name, [])
+    return tuple(
+        Group(name.replace("_", " "), _total(own), measured.get(name), tuple(own))
+        for name, own in sorted_terms.items()
+        if own or measured.get(name) is not None
+    )
+
+
+def _promise(
+    name: str, unit: str, estimate: Any, measured: float | None, how: str, share: float | None = 1.0
+) -> Promise:
+    """Return a promise with its verdict; `share` scales a whole run's estimate to the part that was run."""
+    own = table(estimate)
+    parts = [number(own.get(key)) for key in ("value", "low", "high")]
+    scaled = [None if part is None or share is None else part * share for part in parts]
+    value, low, high = scaled
+    if value is None or measured is None or low is None or high is None:
+        verdict = "unknown"
+    else:
+        verdict = "below" if measured < low else "above" if measured > high else "inside"
+    return Promise(name, unit, value, low, high, measured, verdict, text(own.get("source")), how)
+
+
+def _rate(
+    key: str, forecast: Mapping[str, Any], first: Mapping[str, Any], direct: float | None
+) -> tuple[float | None, str]:
+    """Return a quantity per device-second and where it is from: the forecast's own rate, else the cluster's figure."""
+    total, seconds = number(table(forecast.get(key)).get("value")), number(table(forecast.get("run_seconds")).get("value"))
+    devices = number(first.get("world_size")) or number(table(first.get("cluster")).get("devices"))
+    if total is not None and seconds and devices:
+        return total / (seconds * devices), "at the forecast's rate"
+    return direct, "at the cluster's figure"
+
+
+def _direct_rates(first: Mapping[str, Any]) -> dict[str, float | None]:
+    """Return USD, kWh and grams of CO2e per device-second from the cluster's own figures."""
+    cluster = table(first.get("cluster"))
+    price, watts, carbon = (
+        number(table(cluster.get(key)).get("value"))
+        for key in ("price_usd_per_device_hour", "watts_per_device", "carbon_g_per_kwh")
+    )
+    kwh = None if watts is None else watts / JOULES_PER_KWH
+    grams = None if kwh is None or carbon is None else kwh * carbon
+    return {"usd": None if price is None else price / 3600, "kwh": kwh, "carbon_g": grams}
+
+
+def promises_of(
+    records: Records, reference: Mapping[str, Any], basis: Basis, attempts: tuple[Attempt, ...], share: float | None
+) -> tuple[Promise, ...]:
+    """Return what was promised and what was measured for a step, for memory and for the whole run.
+
+    Steps and memory are held against the reference's forecast. Time, money, energy and carbon of the run are held
+    against the first forecast, scaled to `share`, the part of the run's steps that was done. Money, energy and carbon
+    are estimates: device-seconds between the first and the last record of each start, times the forecast's own rate.
+    """
+    forecast = table(reference.get("forecast"))
+    peaks = basis.steps.column("peak_bytes")
+    all_peaks = records.steps.column("peak_bytes")
+    peak = next((float(np.nanmax(values)) for values in (peaks, all_peaks) if np.isfinite(values).any()), None)
+    first = next((start for start in records.starts if table(start.get("forecast"))), (*records.starts, {})[0])
+    whole = table(first.get("forecast"))
+    world = number(first.get("world_size")) or number(table(first.get("cluster")).get("devices"))
+    seconds = sum(attempt.seconds for attempt in attempts) or None
+    device_seconds = sum(attempt.seconds * (attempt.world_size or world or 0) for attempt in attempts) or None
+    partly = "" if share in (None, 1.0) else f"; forecast scaled to the {share:.0%} of the steps that were done"
+    promises = [
+        _promise("step time", "s", forecast.get("step_seconds"), median(basis.steps.column("total")), basis.words),
+        _promise("memory", "B", forecast.get("peak_bytes"), peak, "highest peak of any step, on the fullest device"),
+        _promise("run time", "s", whole.get("run_seconds"), seconds, f"all starts, gaps left out{partly}", share),
+    ]
+    direct = _direct_rates(first)
+    for name, unit, key in (("money", "USD", "usd"), ("energy", "kWh", "kwh"), ("carbon", "g", "carbon_g")):
+        rate, origin = _rate(key, whole, first, direct[key])
+        measured = None if rate is None or device_seconds is None else rate * device_seconds
+        how = f"estimate: {device_seconds or 0:,.0f} device-seconds {origin}{partly}"
+        promises.append(_promise(name, unit, whole.get(key), measured, how, share))
+    return tuple(promises)

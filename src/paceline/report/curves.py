@@ -1,0 +1,167 @@
+"""What the steps say: losses, speed, and the curves that show them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from paceline.report.compare import Basis, median
+from paceline.report.records import SECONDS, Records, StepTable, number, table
+from paceline.report.series import Series, thin, trend
+
+SLOWEST = 5
+
+
+@dataclass(frozen=True)
+class Losses:
+    """Mean loss per item, in nats, of the steps that count; `unigram` is the loss of guessing by frequency alone."""
+
+    first: float | None
+    last: float | None
+    best: float | None
+    best_step: int | None
+    held_out_first: float | None
+    held_out_last: float | None
+    held_out_best: float | None
+    held_out_best_step: int | None
+    unigram: float | None
+
+
+@dataclass(frozen=True)
+class SlowStep:
+    """A step much slower than the median: which part took longer than its own median, and by how much."""
+
+    step: int
+    attempt: int
+    seconds: float
+    slower_part: str
+    slower_by_seconds: float | None
+    remark: str
+
+
+@dataclass(frozen=True)
+class Speed:
+    """Step time in seconds and throughput in items per second over the steps that medians are taken over."""
+
+    median_seconds: float | None
+    p5_seconds: float | None
+    p95_seconds: float | None
+    items_per_second: float | None
+    p5_items_per_second: float | None
+    p95_items_per_second: float | None
+    mfu: float | None
+    mfu_forecast: float | None
+    mfu_convention: str
+    slowest: tuple[SlowStep, ...]
+
+
+def held_out(records: Records) -> list[tuple[float, float]]:
+    """Return (step, loss) of the evaluations, the last one of each step, in rising order."""
+    by_step = {number(record.get("step")): number(record.get("loss")) for record in records.of("evaluation")}
+    return sorted((step, loss) for step, loss in by_step.items() if step is not None and loss is not None)
+
+
+def losses_of(records: Records, steps: StepTable, facts: Mapping[str, Any]) -> Losses:
+    """Return the losses of the steps that count and of the evaluations."""
+    number_of, loss = steps.column("step"), steps.column("loss")
+    finite = np.isfinite(loss)
+    number_of, loss = number_of[finite], loss[finite]
+    best = int(np.argmin(loss)) if len(loss) else None
+    evaluations = held_out(records)
+    best_held_out = min(evaluations, key=lambda pair: pair[1], default=None)
+    return Losses(
+        first=float(loss[0]) if len(loss) else None,
+        last=float(loss[-1]) if len(loss) else None,
+        best=None if best is None else float(loss[best]),
+        best_step=None if best is None else int(number_of[best]),
+        held_out_first=evaluations[0][1] if evaluations else None,
+        held_out_last=evaluations[-1][1] if evaluations else None,
+        held_out_best=best_held_out[1] if best_held_out else None,
+        held_out_best_step=int(best_held_out[0]) if best_held_out else None,
+        unigram=number(facts.get("unigram_loss")),
+    )
+
+
+def _throughput(steps: StepTable) -> np.ndarray[Any, np.dtype[np.float64]]:
+    recorded = steps.column("tokens_per_second")
+    with np.errstate(divide="ignore", invalid="ignore"):
+        derived = steps.column("weight") / steps.column("total")
+    return np.where(np.isfinite(recorded), recorded, derived)
+
+
+def _percentile(values: np.ndarray[Any, np.dtype[np.float64]], percent: float) -> float | None:
+    finite = values[np.isfinite(values)]
+    return float(np.percentile(finite, percent)) if len(finite) else None
+
+
+def _slowest(records: Records, basis: Basis) -> tuple[SlowStep, ...]:
+    steps = records.steps
+    totals = steps.column("total")
+    usual = {name: median(basis.steps.column(name)) for name in SECONDS}
+    typical = usual.pop("total")
+    if typical is None:
+        return ()
+    marks = {
+        (record["attempt"], number(record.get("step"))): kind
+        for kind in ("evaluation", "checkpoint")
+        for record in records.of(kind)
+    }
+    found = []
+    for row in np.argsort(-np.nan_to_num(totals), kind="stable")[:SLOWEST]:
+        if not totals[row] > typical:
+            break
+        attempt, step = int(steps.column("attempt")[row]), int(steps.column("step")[row])
+        excess = {name: float(steps.column(name)[row]) - value for name, value in usual.items() if value is not None}
+        excess = {name: value for name, value in excess.items() if np.isfinite(value)}
+        part = max(excess, key=lambda name: excess[name], default="")
+        is_first = step == steps.column("step")[steps.column("attempt") == attempt].min()
+        remark = f"first step of start {attempt}" if is_first else marks.get((attempt, step), "")
+        found.append(SlowStep(step, attempt, float(totals[row]), part, excess.get(part), remark))
+    return tuple(found)
+
+
+def speed_of(records: Records, reference: Mapping[str, Any], basis: Basis) -> Speed:
+    """Return step time, throughput and model FLOP utilisation over the basis' steps.
+
+    MFU = model FLOPs per step / (devices x published dense peak of the plan's precision x median step seconds), with
+    model FLOPs as forecast: 3 x forward, causal attention, no recompute.
+    """
+    totals, items = basis.steps.column("total"), _throughput(basis.steps)
+    forecast, cluster = table(reference.get("forecast")), table(reference.get("cluster"))
+    precision = str(table(reference.get("plan")).get("precision", ""))
+    peak = number(table(table(cluster.get("device")).get("peak_flops")).get(precision))
+    devices = number(reference.get("world_size")) or number(cluster.get("devices"))
+    flops, seconds = number(forecast.get("model_flops_per_step")), median(totals)
+    known = peak and devices and flops and seconds
+    return Speed(
+        median_seconds=seconds,
+        p5_seconds=_percentile(totals, 5),
+        p95_seconds=_percentile(totals, 95),
+        items_per_second=median(items),
+        p5_items_per_second=_percentile(items, 5),
+        p95_items_per_second=_percentile(items, 95),
+        mfu=flops / (devices * peak * seconds) if peak and devices and flops and seconds else None,
+        mfu_forecast=number(forecast.get("mfu")),
+        mfu_convention=f"3 x forward FLOPs (causal attention, no recompute) over the {precision} dense peak"
+        if known
+        else "the device's peak is unknown",
+        slowest=_slowest(records, basis),
+    )
+
+
+def series_of(records: Records, steps: StepTable) -> dict[str, Series]:
+    """Return the curves of the steps that count, thinned for drawing."""
+    x = steps.column("step")
+    evaluations = np.array(held_out(records), dtype=np.float64).reshape(-1, 2)
+    return {
+        "loss": thin(x, steps.column("loss")),
+        "loss_trend": trend(x, steps.column("loss")),
+        "held_out": thin(evaluations[:, 0], evaluations[:, 1]),
+        "step_seconds": thin(x, steps.column("total")),
+        "items_per_second": thin(x, _throughput(steps)),
+        "grad_norm": thin(x, steps.column("grad_norm")),
+        "lr": thin(x, steps.column("lr")),
+    }

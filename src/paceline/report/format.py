@@ -1,0 +1,47 @@
+"""Numbers for people, where units.py has no word for them."""
+
+from __future__ import annotations
+
+import math
+from datetime import UTC, datetime
+
+from paceline.units import format_bytes, format_seconds
+
+UNKNOWN = "unknown"
+
+
+def usd(value: float) -> str:
+    """Return money: "$1,204", "$3.52", "$0.0004"."""
+    if value == 0 or abs(value) >= 0.01:
+        return f"${value:,.0f}" if abs(value) >= 1000 else f"${value:,.2f}"
+    return f"${value:.{max(2, 1 - math.floor(math.log10(abs(value))))}f}"
+
+
+def signed_percent(ratio: float | None, digits: int = 1) -> str:
+    """Return a relative difference: "+1.6%", "-2.1%"; "unknown" for None."""
+    if ratio is None:
+        return UNKNOWN
+    return f"{ratio:+,.0%}" if abs(ratio) >= 1 else f"{ratio:+.{digits}%}"
+
+
+def quantity(value: float | None, unit: str) -> str:
+    """Return a value with its unit: seconds, bytes, USD, kWh, grams of CO2e, or a plain number."""
+    if value is None:
+        return UNKNOWN
+    if unit == "s":
+        return format_seconds(value)
+    if unit == "B":
+        return format_bytes(value)
+    if unit == "USD":
+        return usd(value)
+    if unit == "g":
+        return f"{value / 1000:.3g} kg CO2e" if value >= 1000 else f"{value:.3g} g CO2e"
+    return f"{value:,.3g} {unit}".strip() if abs(value) < 1000 else f"{value:,.0f} {unit}".strip()
+
+
+def utc(moment: float | None) -> str:
+    """Return seconds since the epoch as "2026-03-01 12:00:05 UTC"."""
+    try:
+        return UNKNOWN if moment is None else f"{datetime.fromtimestamp(moment, UTC):%Y-%m-%d %H:%M:%S} UTC"
+    except (OverflowError, ValueError, OSError):  # a moment outside the calendar
+        return UNKNOWN

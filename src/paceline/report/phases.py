@@ -1,0 +1,135 @@
+"""Where the wall time of a run went, over all its starts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paceline.report.records import Records, StepTable, number, text
+
+
+@dataclass(frozen=True)
+class Phase:
+    """A share of the wall time, in seconds, and what is counted in it."""
+
+    name: str
+    seconds: float
+    note: str
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """One start of the run. Steps are counted from the run's beginning; times are seconds since the epoch."""
+
+    number: int
+    started: float | None
+    ended: float | None
+    seconds: float
+    status: str  # "complete", "requeue", "failed", or "no end on record"
+    exit_code: int | None
+    resumed_from: str
+    resumed_at_step: int | None
+    last_step: int | None
+    steps: int
+    lost_steps: int
+    world_size: int | None
+    plan: str
+
+
+def resume_steps(records: Records) -> dict[int, float]:
+    """Return for every attempt how many steps were done before it began, where that is on record.
+
+    The attempt's first step says it exactly; a start that reached no step is asked for its own `step`.
+    """
+    done: dict[int, float] = {}
+    for start in records.starts:
+        step = number(start.get("step"))
+        if step is not None:
+            done[start["attempt"]] = step
+    attempts, steps = records.steps.column("attempt"), records.steps.column("step")
+    for attempt in np.unique(attempts):
+        done[int(attempt)] = float(steps[attempts == attempt].min()) - 1
+    return done
+
+
+def lost_mask(records: Records) -> NDArray[np.bool_]:
+    """Return which steps were undone: a later start resumed from before them, so they are run twice."""
+    attempts, steps = records.steps.column("attempt"), records.steps.column("step")
+    lost = np.zeros(len(records.steps), dtype=bool)
+    for attempt, done in resume_steps(records).items():
+        lost |= (attempts < attempt) & (steps > done)
+    return lost
+
+
+def surviving(records: Records) -> StepTable:
+    """Return the steps that count, one row per step in rising order."""
+    kept = records.steps.where(~lost_mask(records))
+    _, last = np.unique(kept.column("step")[::-1], return_index=True)
+    return StepTable(kept.values[len(kept) - 1 - last])
+
+
+def attempts_of(records: Records) -> tuple[Attempt, ...]:
+    """Return the run's starts, oldest first."""
+    resumed, lost = resume_steps(records), lost_mask(records)
+    attempt_column, step_column = records.steps.column("attempt"), records.steps.column("step")
+    ends = {end["attempt"]: end for end in records.of("run_ended")}
+    found = sorted({start["attempt"] for start in records.starts} | set(records.spans) | {*resumed})
+    attempts = []
+    for index in found:
+        start, end, own = records.start(index), ends.get(index, {}), attempt_column == index
+        span = records.spans.get(index)
+        world, code, at = number(start.get("world_size")), number(end.get("exit_code")), resumed.get(index)
+        attempts.append(
+            Attempt(
+                number=index,
+                started=span[0] if span else None,
+                ended=span[1] if span else None,
+                seconds=span[1] - span[0] if span else 0.0,
+                status=text(end.get("status")) or "no end on record",
+                exit_code=None if code is None else int(code),
+                resumed_from=text(start.get("resumed_from")),
+                resumed_at_step=None if at is None else int(at),
+                last_step=int(step_column[own].max()) if own.any() else None,
+                steps=int(own.sum()),
+                lost_steps=int((own & lost).sum()),
+                world_size=None if world is None else int(world),
+                plan=text(start.get("plan_text")),
+            )
+        )
+    return tuple(attempts)
+
+
+def _seconds_of(records: Records, kind: str) -> float:
+    return sum(number(record.get("seconds")) or 0.0 for record in records.of(kind))
+
+
+def phases_of(records: Records, attempts: tuple[Attempt, ...]) -> tuple[Phase, ...]:
+    """Return the wall time by phase; the phases add up to the time from the first record to the last.
+
+    Only where checkpoints are written while training goes on can they add up to more: the remainder stays at zero.
+    """
+    lost = lost_mask(records)
+    total = np.nan_to_num(records.steps.column("total"))
+    data = np.nan_to_num(records.steps.column("data"))
+    known = {
+        "training": (float((total - data)[~lost].sum()), "steps that count, without waiting for data"),
+        "data": (float(data[~lost].sum()), "waiting for the next batch"),
+        "lost work": (float(total[lost].sum()), "steps undone by an interruption and run again"),
+        "evaluation": (_seconds_of(records, "evaluation"), "held-out loss"),
+        "checkpoints": (_seconds_of(records, "checkpoint"), "writing and publishing"),
+        "verification": (_seconds_of(records, "verify"), "proving the plan equal to one device"),
+    }
+    running = sum(attempt.seconds for attempt in attempts)
+    gaps = [
+        after.started - before.ended
+        for before, after in zip(attempts, attempts[1:], strict=False)
+        if after.started is not None and before.ended is not None
+    ]
+    known["start-up and other"] = (
+        max(0.0, running - sum(seconds for seconds, _ in known.values())),
+        "process start, loading, resuming, logging",
+    )
+    known["between starts"] = (max(0.0, sum(gaps)), "from the last record of a start to the next start")
+    return tuple(Phase(name, seconds, note) for name, (seconds, note) in known.items() if seconds > 0)
