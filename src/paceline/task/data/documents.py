@@ -1,0 +1,248 @@
+"""Reading documents: text, JSONL and Parquet files as one stream of UTF-8 texts, in a fixed order.
+
+Every defect is a DataError that names the file and the line, row or byte: nothing is skipped silently.
+"""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import json
+import zlib
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import IO, NamedTuple, cast
+
+from paceline.errors import DataError, MissingExtra, suggestion
+from paceline.task.data.files import File, Listing, kind_of
+from paceline.task.task import DataSpec
+
+BOM = b"\xef\xbb\xbf"
+LONE_FILE_PIECE_BYTES = 16 * 2**10  # a corpus of one text file is cut, so that a part of it can be held out
+PIECE_BYTES = 4 * 2**20  # and a large file is, so that memory stays bounded
+PARQUET_ROWS = 1024
+
+
+class Document(NamedTuple):
+    """One document: where it is from, for people, and its text in UTF-8."""
+
+    origin: str
+    text: bytes
+
+
+def read_documents(data: DataSpec, listing: Listing) -> Iterator[Document]:
+    """Yield the corpus's documents in order, without empty ones. Stops at `data.max_bytes`, cutting the last one."""
+    left = data.max_bytes or float("inf")
+    for file in listing.files:
+        for document in _read_file(data, listing, file):
+            if len(document.text) >= left:
+                text = document.text[: int(left)].decode("utf-8", "ignore").encode()  # drops half a character
+                if text:
+                    yield Document(document.origin, text)
+                return
+            if document.text:
+                yield document
+                left -= len(document.text)
+
+
+def document_hash(text: bytes) -> bytes:
+    """Return 16 bytes that stand for the document's content."""
+    return hashlib.blake2b(text, digest_size=16).digest()
+
+
+def split_value(content_hash: bytes) -> int:
+    """Return the number in 0..2^64-1 that decides a document's split: it is held out where this is below a limit.
+
+    It depends on the content alone, so documents keep their split when others come or go, and copies share theirs.
+    """
+    return int.from_bytes(content_hash[:8], "little")
+
+
+def split_limit(values: Iterable[int], fraction: float) -> int:
+    """Return the limit below which documents are held out: the fraction of the range, or what holds out the lowest.
+
+    A corpus of two or more documents thus always has one held out, unless `fraction` is 0.
+    """
+    limit, lowest, count = int(fraction * 2**64), 2**64, 0
+    for value in values:
+        lowest, count = min(lowest, value), count + 1
+    return lowest + 1 if limit and count > 1 and lowest >= limit else limit
+
+
+def _read_file(data: DataSpec, listing: Listing, file: File) -> Iterator[Document]:
+    kind = kind_of(file.name) or "text"
+    if kind == "jsonl":
+        return _read_jsonl(file, data.text_field)
+    if kind == "parquet":
+        return _read_parquet(file, data.text_field)
+    if listing.kind == "stdlib":
+        return _read_stdlib(file)
+    return _read_text(file, LONE_FILE_PIECE_BYTES if listing.kind == "file" else PIECE_BYTES)
+
+
+def _read_stdlib(file: File) -> Iterator[Document]:
+    """Yield one source file, but the four in other encodings that the library keeps to test its own compiler."""
+    with _opened(file) as stream:
+        text = stream.read().removeprefix(BOM)
+    try:
+        text.decode()
+    except UnicodeDecodeError:
+        return
+    yield Document(file.name, text)
+
+
+def _read_text(file: File, piece_bytes: int) -> Iterator[Document]:
+    """Yield a text file in pieces of at most `piece_bytes`, cut after blank lines or line ends where there are any."""
+    with _opened(file) as stream:
+        offset, block = 0, stream.read(piece_bytes)
+        while block:
+            end = _cut(block) if len(block) == piece_bytes else len(block)
+            piece = block[:end]
+            try:
+                piece.decode()
+            except UnicodeDecodeError as error:
+                raise DataError(
+                    f"{file.path} is not UTF-8 text",
+                    f"byte {offset + error.start:,} is 0x{piece[error.start]:02x}: {error.reason}",
+                    "convert it (iconv -f LATIN1 -t UTF-8), or leave it out with include patterns",
+                ) from error
+            yield Document(f"{file.name} at byte {offset:,}" if offset else file.name, piece.removeprefix(BOM))
+            offset += end
+            block = block[end:] + stream.read(piece_bytes - (len(block) - end))
+
+
+def _cut(block: bytes) -> int:
+    """Return where to end a piece: after the last blank line of its second half, else line end, else character."""
+    half = len(block) // 2
+    for mark in (b"\n\n", b"\n"):
+        at = block.rfind(mark, half)
+        if at >= 0:
+            return at + len(mark)
+    at = len(block) - 1
+    while at > half and block[at] & 0xC0 == 0x80:  # a continuation byte: the character began before it
+        at -= 1
+    return max(at, 1)
+
+
+def _read_jsonl(file: File, field: str) -> Iterator[Document]:
+    """Yield the text field of each line's object; blank lines are allowed."""
+    with _opened(file) as stream:
+        for number, line in enumerate(stream, 1):
+            line = line.removeprefix(BOM) if number == 1 else line
+            if line.strip():
+                where = f"{file.path}, line {number:,}"
+                yield Document(f"{file.name} line {number}", _text_of(_parse(line, where), field, where))
+
+
+def _parse(line: bytes, where: str) -> object:
+    try:
+        return json.loads(line.decode())
+    except UnicodeDecodeError as error:
+        raise DataError(
+            f"{where} is not UTF-8 text",
+            f"byte {error.start:,} of the line is 0x{line[error.start]:02x}: {error.reason}",
+            "write the file again in UTF-8",
+        ) from error
+    except json.JSONDecodeError as error:
+        raise DataError(
+            f"{where} is not JSON",
+            f"{error.msg} at column {error.colno:,}",
+            "put one complete JSON object on each line",
+        ) from error
+    except RecursionError as error:
+        raise DataError(f"{where} cannot be read", "its JSON is nested too deeply", "flatten the record") from error
+
+
+def _text_of(record: object, field: str, where: str) -> bytes:
+    """Return the record's text in UTF-8. Raises DataError where it is missing or not a string."""
+    if not isinstance(record, dict):
+        raise DataError(
+            f"{where} is not an object", f"it is {_kind(record)}", f'write {{"{field}": "..."}} on each line'
+        )
+    if field not in record:
+        near = suggestion(field, record) if record else "the record is empty"
+        raise DataError(f"{where} has no field '{field}'", "text_field names the field that holds the text", near)
+    text = record[field]
+    if not isinstance(text, str):
+        strings = [name for name, value in record.items() if isinstance(value, str)]
+        near = f"text_field = one of: {', '.join(strings)}" if strings else "write the text as a string"
+        raise DataError(f"{where}: field '{field}' is not text", f"it is {_kind(text)}", near)
+    try:
+        return text.encode()
+    except UnicodeEncodeError as error:
+        raise DataError(
+            f"{where}: field '{field}' is not valid Unicode",
+            f"character {error.start:,} is half of a surrogate pair",
+            "write the text again without lone surrogates",
+        ) from error
+
+
+def _kind(value: object) -> str:
+    """Return a JSON value's kind for people."""
+    if value is None:
+        return "null"
+    names = {bool: "a boolean", int: "a number", float: "a number", str: "a string", list: "a list", dict: "an object"}
+    return names.get(type(value), f"of type {type(value).__name__}")
+
+
+def _read_parquet(file: File, field: str) -> Iterator[Document]:
+    """Yield a string column's values. Needs the extra 'parquet'."""
+    try:
+        import pyarrow as arrow
+        import pyarrow.parquet as parquet
+    except ImportError as error:
+        raise MissingExtra("pyarrow", "parquet", f"reading {file.name}") from error
+    try:
+        with _opened(file) as stream:
+            table = parquet.ParquetFile(stream)
+            schema = table.schema_arrow
+            _check_column(schema, field, file.path, arrow)
+            row = 0
+            for batch in table.iter_batches(batch_size=PARQUET_ROWS, columns=[field]):
+                for value in batch.column(0).to_pylist():
+                    where = f"{file.path}, row {row:,}"
+                    yield Document(f"{file.name} row {row}", _text_of({field: value}, field, where))
+                    row += 1
+    except arrow.ArrowException as error:
+        raise DataError(
+            f"{file.path} is not a readable Parquet file", str(error).splitlines()[0], "write or download it again"
+        ) from error
+
+
+def _check_column(schema: object, field: str, path: str, arrow: object) -> None:
+    """Raise DataError unless the schema has a column `field` of strings."""
+    columns = {column.name: column.type for column in schema}  # type: ignore[attr-defined]
+    if field not in columns:
+        raise DataError(
+            f"{path} has no column '{field}'",
+            f"text_field names the column that holds the text; the file has {', '.join(columns) or 'no columns'}",
+            suggestion(field, columns) if columns else "write the text into a column",
+        )
+    kind = columns[field]
+    if str(kind) not in ("string", "large_string", "string_view") and not str(kind).startswith(
+        "dictionary<values=string"
+    ):
+        strings = [name for name, other in columns.items() if "string" in str(other)]
+        raise DataError(
+            f"{path}: column '{field}' is not text",
+            f"it holds {kind}",
+            f"text_field = one of: {', '.join(strings)}" if strings else "write the text into a column of strings",
+        )
+
+
+@contextmanager
+def _opened(file: File) -> Iterator[IO[bytes]]:
+    """Open a file for reading, unpacking `.gz`; whatever fails while it is read is a DataError that names it."""
+    try:
+        with open(file.path, "rb") as raw:  # noqa: PTH123 (a path as listed; Path would only be made for this)
+            if file.name.lower().endswith(".gz"):
+                with gzip.open(raw) as unpacked:
+                    yield cast(IO[bytes], unpacked)
+            else:
+                yield raw
+    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+        raise DataError(f"{file.path} cannot be unpacked", str(error), "write or download it again") from error
+    except OSError as error:
+        raise DataError(
+            f"{file.path} cannot be read", error.strerror or str(error), "check that it is there and its permissions"
+        ) from error

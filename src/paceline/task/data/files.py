@@ -1,0 +1,153 @@
+"""Which files a corpus is made of: the standard library, one file, or a folder, in a fixed order."""
+
+from __future__ import annotations
+
+import fnmatch
+import os
+import sysconfig
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from paceline.errors import DataError, suggestion
+from paceline.task.task import DataSpec
+
+NAMED_SOURCES = ("stdlib", "digits")
+TEXT_SUFFIXES = frozenset(
+    (".txt", ".text", ".md", ".rst", ".tex", ".py", ".pyi", ".c", ".h", ".cc", ".cpp", ".hpp", ".cu", ".java", ".js",
+     ".ts", ".go", ".rs", ".rb", ".sh", ".sql", ".html", ".css", ".toml", ".yaml", ".yml")
+)  # fmt: skip
+JSONL_SUFFIXES = frozenset((".jsonl", ".ndjson"))
+PARQUET_SUFFIXES = frozenset((".parquet",))
+NOT_STDLIB = frozenset(("site-packages", "dist-packages"))
+
+
+@dataclass(frozen=True)
+class File:
+    """One file: where it is, its name within the corpus, and what tells that it changed."""
+
+    path: str
+    name: str
+    size: int
+    mtime_ns: int
+
+
+@dataclass(frozen=True)
+class Listing:
+    """The files of a corpus, sorted by name. `what` names their content for people: "Python source"."""
+
+    what: str
+    files: tuple[File, ...]
+    kind: str  # "stdlib", "file" or "folder"
+
+
+def kind_of(name: str) -> str:
+    """Return "text", "jsonl", "parquet", or "" for a kind that is not known. A final `.gz` does not count."""
+    suffix = Path(name.lower().removesuffix(".gz")).suffix
+    if suffix in JSONL_SUFFIXES:
+        return "jsonl"
+    if suffix in PARQUET_SUFFIXES:
+        return "parquet"
+    return "text" if suffix in TEXT_SUFFIXES else ""
+
+
+def list_files(data: DataSpec) -> Listing:
+    """Return the files that `data.source` names. Reads folders, not files.
+
+    Raises DataError for a path that is not there, a folder without readable files, or one that cannot be listed.
+    """
+    if data.source == "stdlib":
+        return _list_stdlib(data)
+    path = Path(data.source).expanduser()
+    try:
+        if path.is_dir():
+            return _list_folder(data, path)
+        found = path.stat()
+    except FileNotFoundError as error:
+        raise _not_there(data.source, path) from error
+    except OSError as error:
+        raise DataError(
+            f"'{data.source}' cannot be read", error.strerror or str(error), "check its permissions"
+        ) from error
+    file = File(str(path.resolve()), path.name, found.st_size, found.st_mtime_ns)
+    return Listing(f"text in {path.name}", (file,), "file")
+
+
+def _list_stdlib(data: DataSpec) -> Listing:
+    """Return the sources of the running Python's standard library, its tests included, packages installed later not."""
+    root = Path(sysconfig.get_path("stdlib"))
+    wanted = _wanted(data.include, lambda name: True)
+    files = sorted(
+        (file for file in _walk(root, NOT_STDLIB) if file.name.endswith(".py") and wanted(file.name)),
+        key=lambda file: file.name,
+    )
+    if not files:
+        why = f"no file in {root} matches include = {list(data.include)}" if data.include else f"{root} has none"
+        raise DataError("the standard library has no Python sources", why, "name a file or a folder as the data source")
+    return Listing("Python source", tuple(files), "stdlib")
+
+
+def _list_folder(data: DataSpec, root: Path) -> Listing:
+    seen = sorted(_walk(root, frozenset()), key=lambda file: file.name)
+    wanted = _wanted(data.include, lambda name: bool(kind_of(name)))
+    files = tuple(file for file in seen if wanted(file.name))
+    if not files:
+        known = " ".join(sorted(TEXT_SUFFIXES | JSONL_SUFFIXES | PARQUET_SUFFIXES))
+        if not seen:
+            why = "the folder holds no files (hidden ones do not count)"
+        elif data.include:
+            why = f"none of its {len(seen):,} files matches include = {list(data.include)}, such as {seen[0].name}"
+        else:
+            why = f"none of its {len(seen):,} files is of a known kind, such as {seen[0].name}; known are {known}"
+        raise DataError(f"'{data.source}' holds no documents", why, 'name patterns to read: include = ["*.ext"]')
+    name = root.resolve().name or str(root)
+    python = all(file.name.endswith(".py") for file in files)
+    return Listing(f"Python source in {name}" if python else f"text in {name}", files, "folder")
+
+
+def _wanted(include: tuple[str, ...], otherwise: Callable[[str], bool]) -> Callable[[str], bool]:
+    """Return the test of a name: any `include` pattern (one with a slash is held against the path), or `otherwise`."""
+    if not include:
+        return otherwise
+
+    def matches(name: str) -> bool:
+        last = name.rpartition("/")[2]
+        return any(fnmatch.fnmatchcase(name if "/" in pattern else last, pattern) for pattern in include)
+
+    return matches
+
+
+def _walk(root: Path, skip: frozenset[str]) -> Iterator[File]:
+    """Yield every file below `root`, but hidden ones, `__pycache__`, what `skip` names, and linked folders."""
+    pending = [(str(root), "")]
+    while pending:
+        folder, prefix = pending.pop()
+        try:
+            with os.scandir(folder) as entries:
+                for entry in entries:
+                    if entry.name.startswith(".") or entry.name == "__pycache__" or entry.name in skip:
+                        continue
+                    if entry.is_dir(follow_symlinks=False):
+                        pending.append((entry.path, f"{prefix}{entry.name}/"))
+                    elif entry.is_file():
+                        found = entry.stat()
+                        path = os.path.realpath(entry.path) if entry.is_symlink() else entry.path
+                        yield File(path, prefix + entry.name, found.st_size, found.st_mtime_ns)
+        except OSError as error:
+            raise DataError(
+                f"folder '{folder}' cannot be listed", error.strerror or str(error), "check its permissions"
+            ) from error
+
+
+def _not_there(source: str, path: Path) -> DataError:
+    """Return the error of a missing path, with the nearest name that is there."""
+    parent = path.parent
+    if not parent.is_dir():
+        return DataError(f"'{source}' is not there", f"there is no folder '{parent}'", "check the path")
+    here = [entry.name for entry in parent.iterdir() if not entry.name.startswith(".")]
+    known = [*here, *NAMED_SOURCES] if str(parent) == "." else here
+    return DataError(
+        f"'{source}' is not there",
+        f"no file or folder of that name in {parent.resolve()}",
+        suggestion(path.name, known[:200]) if known else "the folder is empty: check the path",
+    )

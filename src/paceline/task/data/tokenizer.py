@@ -1,0 +1,167 @@
+"""Tokenizers: bytes, BPE trained on the corpus, or a tokenizer.json. Each has an end-of-document token."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from paceline.errors import DataError, MissingExtra
+
+Tokens = npt.NDArray[Any]  # one dimension of unsigned integers
+
+BYTES_END = 256
+BPE_END = "<|endoftext|>"
+BPE_TRAIN_BYTES = 256 * 2**20  # merges learned from more text hardly differ, and training takes 5 MB/s
+KNOWN_ENDS = ("<|endoftext|>", "<|end_of_text|>", "<|endofdoc|>", "</s>", "<eos>", "<|eos|>", "[EOS]", "<|im_end|>")
+
+
+class Tokenizer(Protocol):
+    """Text to token ids and back. Ids lie in 0..vocab-1; `identity` is a hash of whatever decides the ids."""
+
+    name: str
+    vocab: int
+    end_of_document: int
+    identity: str
+
+    def encode(self, texts: Sequence[bytes]) -> list[Tokens]:
+        """Return the ids of each UTF-8 text, without the end-of-document token."""
+        ...
+
+    def decode(self, ids: npt.ArrayLike) -> str:
+        """Return the text of the ids; end-of-document tokens and ids past the vocabulary give nothing."""
+        ...
+
+    def to_json(self) -> str:
+        """Return what `from_json` restores it from."""
+        ...
+
+
+class ByteTokenizer:
+    """The 256 byte values as tokens, and 256 as the end of a document."""
+
+    name, vocab, end_of_document, identity = "bytes", 257, BYTES_END, "bytes-1"
+
+    def encode(self, texts: Sequence[bytes]) -> list[Tokens]:
+        """Return each text's bytes."""
+        return [np.frombuffer(text, dtype=np.uint8) for text in texts]
+
+    def decode(self, ids: npt.ArrayLike) -> str:
+        """Return the text of the ids; bytes that make no character become U+FFFD."""
+        values = np.asarray(ids).reshape(-1)
+        return values[(values >= 0) & (values < BYTES_END)].astype(np.uint8).tobytes().decode("utf-8", "replace")
+
+    def to_json(self) -> str:
+        """Return the mark of this tokenizer."""
+        return json.dumps({"paceline": self.name})
+
+
+class FileTokenizer:
+    """A tokenizer in the format of the `tokenizers` package (tokenizer.json). Needs the extra 'bpe'."""
+
+    def __init__(self, text: str, name: str) -> None:
+        """Read the JSON `text`. Raises DataError where it is no tokenizer or names no end of document."""
+        package = _package(f"the tokenizer {name}")
+        try:
+            self._tokenizer = package.Tokenizer.from_str(text)
+        except Exception as error:  # the package raises nothing more precise
+            raise DataError(
+                f"{name} is not a tokenizer", str(error), "name a tokenizer.json of the package 'tokenizers'"
+            ) from error
+        # A document that spells out a special token must not end itself.
+        self._tokenizer.encode_special_tokens = True
+        self._tokenizer.no_truncation()
+        self._tokenizer.no_padding()
+        self.name = name
+        tokens = self._tokenizer.get_vocab(with_added_tokens=True)
+        self.vocab = max(tokens.values(), default=0) + 1
+        ends = [token for token in KNOWN_ENDS if token in tokens]
+        if not ends:
+            raise DataError(
+                f"{name} has no end-of-document token",
+                f"none of {' '.join(KNOWN_ENDS)} is in its vocabulary",
+                "add one to its added_tokens",
+            )
+        self.end_of_document: int = tokens[ends[0]]
+        self.identity = hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+        self._text = text
+
+    def encode(self, texts: Sequence[bytes]) -> list[Tokens]:
+        """Return the ids of each UTF-8 text, without the tokens that its post-processor would add."""
+        encodings = self._tokenizer.encode_batch_fast([text.decode() for text in texts], add_special_tokens=False)
+        return [np.asarray(encoding.ids, dtype=np.uint32) for encoding in encodings]
+
+    def decode(self, ids: npt.ArrayLike) -> str:
+        """Return the text of the ids, without end-of-document tokens."""
+        values = np.asarray(ids).reshape(-1)
+        kept = values[(values >= 0) & (values < self.vocab) & (values != self.end_of_document)]
+        return str(self._tokenizer.decode(kept.tolist(), skip_special_tokens=False))
+
+    def to_json(self) -> str:
+        """Return the tokenizer.json."""
+        return self._text
+
+
+def train_bpe(texts: Iterable[bytes], vocab: int) -> FileTokenizer:
+    """Return a byte-level BPE tokenizer of at most `vocab` tokens, the end of document included.
+
+    Learns from the first 256 MiB; the same texts give the same tokenizer. A small corpus may have fewer merges
+    to offer than asked for, so read the tokenizer's own `vocab`. Needs the extra 'bpe'.
+    """
+    package = _package("training a BPE tokenizer")
+    tokenizer = package.Tokenizer(package.models.BPE())
+    tokenizer.pre_tokenizer = package.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = package.decoders.ByteLevel()
+    trainer = package.trainers.BpeTrainer(
+        vocab_size=vocab,
+        special_tokens=[BPE_END],
+        initial_alphabet=sorted(package.pre_tokenizers.ByteLevel.alphabet()),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(_first(texts, BPE_TRAIN_BYTES), trainer)
+    return FileTokenizer(tokenizer.to_str(), "bpe")
+
+
+def load_tokenizer(path: str) -> FileTokenizer:
+    """Return the tokenizer of a tokenizer.json, or of a folder that holds one. Raises DataError where it cannot."""
+    file = Path(path).expanduser()
+    file = file / "tokenizer.json" if file.is_dir() else file
+    try:
+        text = file.read_text(encoding="utf-8")
+    except FileNotFoundError as error:
+        raise DataError(
+            f"tokenizer '{path}' is not there", f"no file {file.absolute()}", "'bytes', 'bpe' or a tokenizer.json"
+        ) from error
+    except UnicodeDecodeError as error:
+        raise DataError(f"tokenizer '{path}' is not UTF-8 text", str(error), "name a tokenizer.json") from error
+    except OSError as error:
+        raise DataError(
+            f"tokenizer '{path}' cannot be read", error.strerror or str(error), "check its permissions"
+        ) from error
+    return FileTokenizer(text, file.name)
+
+
+def from_json(text: str, name: str) -> Tokenizer:
+    """Return the tokenizer that `to_json` wrote."""
+    return ByteTokenizer() if name == ByteTokenizer.name else FileTokenizer(text, name)
+
+
+def _first(texts: Iterable[bytes], limit_bytes: int) -> Iterator[str]:
+    for text in texts:
+        if limit_bytes <= 0:
+            return
+        limit_bytes -= len(text)
+        yield text.decode()
+
+
+def _package(purpose: str) -> Any:
+    try:
+        import tokenizers
+    except ImportError as error:
+        raise MissingExtra("tokenizers", "bpe", purpose) from error
+    return tokenizers
