@@ -1,0 +1,134 @@
+"""A TOML file as values and the line of every key.
+
+The standard library's parser keeps no positions, so the lines of keys are found here.
+"""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from paceline.errors import ConfigError, suggestion
+
+Key = tuple[str, ...]
+MAX_BYTES = 1 << 20  # a spec is a page of text; more is some other file given by mistake
+
+# Strings, comments, line ends and punctuation; anything else is part of a key or of a plain value.
+_TOKEN = re.compile(
+    r'"""(?:\\.|[^\\])*?"{3,5}(?!")|' r"'''.*?'{3,5}(?!')|" r'"(?:\\.|[^"\\\n])*"|' r"'[^'\n]*'|"
+    r"#[^\n]*|\n|[\[\]{}=]|[^\"'#\n\[\]{}=]+",
+    re.DOTALL,
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Document:
+    """A parsed file: its nested values, and the line on which each key stands."""
+
+    name: str
+    values: Mapping[str, Any]
+    lines: Mapping[Key, int]
+
+    def where(self, key: Key) -> str:
+        """Return "file:line" of the key, or of the nearest table around it that has a line of its own."""
+        while key and key not in self.lines:
+            key = key[:-1]
+        return f"{self.name}:{self.lines[key]}" if key else self.name
+
+
+def read_document(path: str | Path) -> Document:
+    """Return the TOML file's values and lines. Raises ConfigError for whatever is not a readable TOML file."""
+    return parse_document(_read_text(path), str(path))
+
+
+def parse_document(text: str, name: str) -> Document:
+    """Return the values and lines of TOML text; `name` stands for the file in messages."""
+    try:
+        values = tomllib.loads(text)
+    except RecursionError as error:
+        raise ConfigError(f"{name}: cannot be read as TOML", "brackets are nested too deeply") from error
+    except ValueError as error:  # TOMLDecodeError, and plain ValueError for numbers of thousands of digits
+        message, _, place = str(error).partition(" (at ")
+        found = re.match(r"line (\d+), column (\d+)", place)
+        line = int(found.group(1)) if found else text.count("\n") + 1
+        raise ConfigError(f"{name}:{line}: cannot be read as TOML", message[:200], _toml_hint(text, line)) from error
+    return Document(name, values, key_lines(text))
+
+
+def key_lines(text: str) -> dict[Key, int]:
+    """Return the 1-based line of every key and table header in valid TOML text."""
+    lines: dict[Key, int] = {}
+    table: Key = ()
+    key, depth, in_value, line = "", 0, False, 1
+    for token in _TOKEN.findall(text + "\n"):
+        if token == "\n" and depth == 0:
+            if not in_value and key.strip():
+                table = _parts(key.strip()[1:-1].removeprefix("[").removesuffix("]"))
+                lines.setdefault(table, line)
+            key, in_value = "", False
+        elif in_value:
+            depth += (token in ("[", "{")) - (token in ("]", "}"))
+        elif token == "=":
+            lines.setdefault(table + _parts(key), line)
+            in_value = True
+        elif not token.startswith("#"):
+            key += token
+        line += token.count("\n")
+    return lines
+
+
+def _parts(key: str) -> Key:
+    """Return the parts of a dotted key, quotes resolved by the TOML parser itself."""
+    parts: list[str] = []
+    nested: Any = tomllib.loads(f"{key} = 0")
+    while isinstance(nested, dict):
+        ((part, nested),) = nested.items()
+        parts.append(part)
+    return tuple(parts)
+
+
+def _read_text(path: str | Path) -> str:
+    file = Path(path)
+    try:
+        with file.open("rb") as stream:
+            raw = stream.read(MAX_BYTES + 1)
+    except FileNotFoundError as error:
+        raise ConfigError(f"there is no file '{path}'", "a spec file was expected there", _near(file)) from error
+    except IsADirectoryError as error:
+        raise ConfigError(f"'{path}' is a folder", "a spec file was expected there", _near(file / "?")) from error
+    except (OSError, ValueError) as error:  # ValueError: a NUL in the path
+        raise ConfigError(f"cannot read '{path}'", str(error), "check the path and its permissions") from error
+    if len(raw) > MAX_BYTES:
+        raise ConfigError(f"'{path}' is not a spec file", f"it is larger than {MAX_BYTES} bytes", "give a TOML file")
+    if b"\0" in raw:
+        raise ConfigError(f"'{path}' is not a spec file", "it is a binary file", "give a TOML file")
+    try:
+        return raw.decode("utf-8-sig").replace("\r\n", "\n")
+    except UnicodeDecodeError as error:
+        line = raw[: error.start].count(b"\n") + 1
+        raise ConfigError(
+            f"{path}:{line}: not UTF-8 text", f"byte {error.start} is 0x{raw[error.start]:02x}", "save it as UTF-8"
+        ) from error
+
+
+def _near(file: Path) -> str:
+    """Return the nearest spec file in the same folder."""
+    try:
+        known = [str(other) for other in file.parent.glob("*.toml")]
+    except (OSError, ValueError):
+        known = []
+    return suggestion(str(file), known) if known else "check the path"
+
+
+def _toml_hint(text: str, line: int) -> str:
+    """Return what to try for the usual slips: text without quotes, a key without a value."""
+    lines = text.split("\n")
+    wrong = lines[line - 1].strip() if line <= len(lines) else ""
+    key, equals, value = (part.strip() for part in wrong.partition("="))
+    if equals and value and re.fullmatch(r"[A-Za-z][\w .:/-]*|[0-9][\w .]*", value):
+        return f'text needs quotes: {key} = "{value}"'
+    return "a line is `key = value` or `[table]`; text is in quotes, a list in [ ]"

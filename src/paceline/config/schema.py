@@ -1,0 +1,76 @@
+"""JSON Schema (draft 2020-12) of a spec file, for editors: completion, documentation and checks while typing."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from paceline.config.shape import Option, Table
+from paceline.config.values import UNSET, plain
+from paceline.units import PREFIXES, SECONDS
+
+DRAFT = "https://json-schema.org/draft/2020-12/schema"
+_NUMBER = r"\s*([0-9][0-9_,]*(\.[0-9]*)?([eE][+-]?[0-9]+)?|\.[0-9]+)\s*"
+
+
+def json_schema(table: Table, title: str) -> dict[str, Any]:
+    """Return the schema of a spec whose root is the table."""
+    return {"$schema": DRAFT, "title": title, **_table(table)}
+
+
+def _table(table: Table) -> dict[str, Any]:
+    schema: dict[str, Any] = {"type": "object", "additionalProperties": False}
+    if table.doc:
+        schema["description"] = table.doc
+    schema["properties"] = {
+        name: _shorthand(member) if isinstance(member, Table) else _option(member)
+        for name, member in table.members.items()
+    }
+    return schema
+
+
+def _shorthand(table: Table) -> dict[str, Any]:
+    if not table.shorthand:
+        return _table(table)
+    main = table.members[table.shorthand]
+    text = {"type": "string", "description": f"short for {{ {table.shorthand} = ... }}: {main.doc}"}
+    return {"description": table.doc, "anyOf": [text, _table(table)]}
+
+
+def _option(option: Option) -> dict[str, Any]:
+    schema = _value(option)
+    if option.optional:
+        schema = {"anyOf": [schema, {"const": UNSET, "description": "leaves it unset"}]}
+    if option.doc:
+        schema["description"] = option.doc
+    if option.default is not None:
+        schema["default"] = plain(option, option.default)
+    return schema
+
+
+def _value(option: Option) -> dict[str, Any]:
+    bounds = {"minimum": option.minimum, "exclusiveMinimum": option.above, "maximum": option.maximum}
+    rules = {name: bound for name, bound in bounds.items() if bound is not None}
+    if option.kind == "bytes":
+        size = {"type": "string", "pattern": _pattern([f"{prefix}B" for prefix in PREFIXES])}
+        return {"anyOf": [{"type": "integer", **rules}, size]}
+    kinds: dict[str, dict[str, Any]] = {
+        "text": {"type": "string", **({"enum": list(option.choices)} if option.choices else {})},
+        "texts": {"type": "array", "items": {"type": "string"}},
+        "whole": {"type": "integer", **rules},
+        "number": {"type": "number", **rules},
+        "flag": {"type": "boolean"},
+        "free": {"type": "object"},
+        "duration": {"type": "string", "pattern": _pattern(list(SECONDS))},
+        "amount": {"type": "string", "pattern": _pattern(_amount_units(option))},
+    }
+    return kinds[option.kind]
+
+
+def _amount_units(option: Option) -> list[str]:
+    """Return every spelling of the option's units: with and without a prefix, plural and singular."""
+    spelled = [spelling for unit in option.units for spelling in (unit, unit.removesuffix("s"))]
+    return [f"{prefix} {unit}".strip() for prefix in PREFIXES for unit in spelled]
+
+
+def _pattern(units: list[str]) -> str:
+    return f"^{_NUMBER}({'|'.join(units)})\\s*$"  # units are letters and spaces: nothing to escape

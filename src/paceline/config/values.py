@@ -1,0 +1,199 @@
+"""One value of a spec file: checked against its option, turned into what the dataclass holds, and written as TOML."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+from paceline.config.shape import Option
+from paceline.errors import ConfigError, suggestion
+from paceline.units import Amount, parse_amount, parse_bytes, parse_seconds
+
+UNSET = "none"  # TOML has no null: this text unsets an optional value
+_LARGEST = 2**63 - 1
+
+_EXPECTED = {
+    "text": "text in quotes", "texts": "a list of texts", "whole": "a whole number", "number": "a number",
+    "flag": "true or false", "amount": "an amount with a unit", "duration": "a duration with a unit",
+    "bytes": "a size", "free": "a table",
+}  # fmt: skip
+_EXAMPLES = {"texts": '["*.py", "*.md"]', "duration": '"90 s" or "2 h"', "bytes": '"512 MiB"', "free": "{ width = 64 }"}
+
+
+def convert(option: Option, key: str, value: Any) -> Any:
+    """Return what the dataclass holds for a file's value.
+
+    Raises ConfigError, naming the key, where the value breaks a rule of the option.
+    """
+    if option.optional and (value is None or value == UNSET):
+        return None
+    if option.kind == "text":
+        return _text(option, key, value)
+    if option.kind == "texts":
+        if not isinstance(value, list | tuple) or not all(isinstance(item, str) for item in value):
+            raise wrong_type(option, key, value)
+        return tuple(_text(option, key, item) for item in value)
+    if option.kind == "flag":
+        if not isinstance(value, bool):
+            raise wrong_type(option, key, value)
+        return value
+    if option.kind == "amount":
+        return _amount(option, key, value)
+    if option.kind == "duration":
+        return _in_range(option, key, value, _quantity(option, key, value, parse_seconds))
+    if option.kind == "bytes":
+        size = value if _is_whole(value) else _quantity(option, key, value, parse_bytes)
+        return _in_range(option, key, value, size)
+    assert option.kind in ("whole", "number"), option.kind
+    return _in_range(option, key, value, _number(option, key, value))
+
+
+def check_free(key: str, value: Any) -> None:
+    """Raise ConfigError where a value for the user's own keys is not plain: text, number, flag, or lists of them."""
+    if isinstance(value, list):
+        for item in value:
+            check_free(key, item)
+    elif isinstance(value, dict):
+        for name, item in value.items():
+            check_free(f"{key}.{name}", item)
+    elif isinstance(value, float) and not math.isfinite(value):
+        raise ConfigError(f"{key} = {literal(value)} is not finite", "JSON has no such number", "a finite number")
+    elif not isinstance(value, str | bool | int | float):
+        raise ConfigError(f"{key} = {value} is a {type(value).__name__}", "it has no place in JSON", "put it in quotes")
+
+
+def wrong_type(option: Option, key: str, value: Any) -> ConfigError:
+    """Return the error for a value of another type than the option's."""
+    named = {bool: "true or false", int: "a whole number", float: "a number with a fraction", str: "text",
+             list: "a list", dict: "a table"}  # fmt: skip
+    found = named.get(type(value), f"a {type(value).__name__}")
+    return ConfigError(
+        f"{key} = {literal(value)} is not {_EXPECTED[option.kind]}",
+        f"{found} was given where {_EXPECTED[option.kind]} is expected", hint(option),
+    )  # fmt: skip
+
+
+def hint(option: Option) -> str:
+    """Return what to write for an option: its default or an example, and its documentation."""
+    if option.default in (None, "", 0, (), {}) and option.kind in _EXAMPLES:
+        example = f"such as {_EXAMPLES[option.kind]}"
+    elif option.default is None:
+        example = '"none" leaves it unset'
+    else:
+        example = f"the default is {literal(plain(option, option.default))}"
+    return f"{example} ({option.doc})" if option.doc else example
+
+
+def _text(option: Option, key: str, value: Any) -> str:
+    if not isinstance(value, str):
+        raise wrong_type(option, key, value)
+    if option.choices and value not in option.choices:
+        raise ConfigError(
+            f"{key} = {literal(value)} is not a choice", f"it takes one of: {', '.join(option.choices)}",
+            suggestion(value, option.choices),
+        )  # fmt: skip
+    if "\0" in value or any("\ud800" <= character <= "\udfff" for character in value):
+        raise ConfigError(
+            f"{key} = {literal(value)} is not text", "it holds a character that no file can", "UTF-8 text"
+        )
+    return value
+
+
+def _number(option: Option, key: str, value: Any) -> int | float:
+    if option.kind == "whole":
+        if not _is_whole(value):
+            raise wrong_type(option, key, value)
+        return int(value)
+    if not _is_whole(value) and not isinstance(value, float):
+        raise wrong_type(option, key, value)
+    return float(value) if not isinstance(value, int) or abs(value) <= _LARGEST else math.inf
+
+
+def _is_whole(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _in_range(option: Option, key: str, shown: Any, value: int | float) -> int | float:
+    rule = _broken_rule(option, value)
+    if rule:
+        raise ConfigError(f"{key} = {literal(shown)} is out of range", rule, hint(option))
+    return value
+
+
+def _broken_rule(option: Option, value: int | float) -> str:
+    if isinstance(value, float) and not math.isfinite(value):
+        return "it must be a finite number"
+    if option.minimum is not None and value < option.minimum:
+        return f"it must be at least {option.minimum:g}"
+    if option.above is not None and value <= option.above:
+        return f"it must be more than {option.above:g}"
+    if option.maximum is not None and value > option.maximum:
+        return f"it must be at most {option.maximum!r}"
+    return "it must be less than 2^63" if abs(value) > _LARGEST and isinstance(value, int) else ""
+
+
+def _quantity(option: Option, key: str, value: Any, parse: Any) -> Any:
+    if not isinstance(value, str):
+        raise wrong_type(option, key, value)
+    try:
+        return parse(value)
+    except ConfigError as error:
+        raise ConfigError(f"{key}: {error.what}", error.because, error.try_) from error
+
+
+def _amount(option: Option, key: str, value: Any) -> Amount:
+    amount = _quantity(option, key, value, lambda text: parse_amount(text, option.units))
+    if amount.unit != "epochs" and amount.value != int(amount.value):
+        raise ConfigError(
+            f"{key} = {literal(value)} is not whole", f"{amount.unit} are counted in whole numbers",
+            f'"{max(1, math.floor(amount.value))} {amount.unit}"',
+        )  # fmt: skip
+    return amount
+
+
+def plain(option: Option, value: Any) -> Any:
+    """Return what a file would hold for a dataclass's value: the inverse of `convert`, exact."""
+    if isinstance(value, Amount):
+        return f"{int(value.value) if value.value == int(value.value) else value.value} {value.unit}"
+    if option.kind == "duration" and value is not None:
+        return f"{int(value) if value == int(value) else value} s"
+    if isinstance(value, tuple):
+        return list(value)
+    return value
+
+
+def literal(value: Any) -> str:
+    """Return the value in TOML's syntax (None as the text "none"), shortened where long for messages."""
+    text = toml(value)
+    return text if len(text) <= 80 else text[:77] + "..."
+
+
+def toml(value: Any) -> str:
+    """Return the value in TOML's syntax, whole. None is written as the text "none"."""
+    if value is None:
+        return f'"{UNSET}"'
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, str):
+        return _quoted(value)
+    if isinstance(value, list | tuple):
+        return "[" + ", ".join(toml(item) for item in value) + "]"
+    if isinstance(value, dict):
+        items = ", ".join(f"{toml_key(name)} = {toml(item)}" for name, item in value.items())
+        return f"{{ {items} }}" if items else "{}"
+    if isinstance(value, int) and abs(value) > _LARGEST:
+        return hex(value)  # Python refuses to write very long decimal numbers
+    return repr(value) if isinstance(value, int | float) else str(value)
+
+
+def toml_key(name: str) -> str:
+    """Return a key in TOML's syntax, in quotes where it must be."""
+    bare = name.isascii() and name.replace("-", "").replace("_", "").isalnum()
+    return name if bare else _quoted(name)
+
+
+def _quoted(text: str) -> str:
+    """Return a basic TOML string: JSON's escapes, and the two kinds of character that JSON lets through."""
+    escaped = json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
+    return escaped.encode("utf-8", "backslashreplace").decode()
