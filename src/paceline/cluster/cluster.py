@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from paceline.config.fields import option
 
@@ -40,6 +40,26 @@ class Link:
     level: str  # "process" (ranks of one host without a fabric), "node" or "network"
     latency_seconds: Figure
     bytes_per_second: Figure  # one direction, per device
+    # Measured rates per collective (all_reduce, all_gather, reduce_scatter), as moved by a ring; empty: not measured.
+    collective_bytes_per_second: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class CalibrationStep:
+    """One timed training step of a small decoder block, with the counts that a forecast of it needs.
+
+    Counts are for the whole step's forward pass; the forecaster compares its own sum with `seconds`.
+    """
+
+    precision: str
+    width: int
+    seconds: float
+    relative_spread: float  # (90th - 10th percentile) / median of the repeats
+    parameters: int
+    matmul_flops: float
+    attention_flops: float
+    moved_elements: float
+    operators: int
 
 
 @dataclass(frozen=True)
@@ -59,6 +79,9 @@ class Device:
     peak_flops: dict[str, float]  # published dense peak per precision, for MFU; empty means unknown
     launch_seconds: Figure  # host time to start one operator
     runtime_bytes: Figure  # what a process holds before any tensor of ours
+    threads: int = 0  # threads of a CPU device; 0 for accelerators
+    optimizer_bytes_per_second: Figure | None = None  # rate of the fused update; None: the memory's
+    calibration: tuple[CalibrationStep, ...] = ()  # measured training steps; empty: not probed
 
 
 @dataclass(frozen=True)

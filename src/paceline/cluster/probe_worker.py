@@ -1,0 +1,240 @@
+"""One rank of a probe: a child process that measures its device while its peers measure theirs.
+
+`python -m paceline.cluster.probe_worker REQUEST.json RANK` writes RESULT-RANK.json beside the request. All ranks
+measure the same thing at the same time, so the contention for memory and cores that training meets is in the figures.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16", "fp64": "float64"}
+CPU_WIDTHS = (64, 128, 256, 512, 1024)
+CUDA_WIDTHS = (256, 512, 1024, 2048, 4096, 8192)
+CPU_ROWS, CUDA_ROWS = 1024, 8192
+HOPELESS = 20  # a precision so many times slower than fp32 is measured at the smallest widths only
+# (hidden, ffn, heads, rows, sequence): a cache-resident block and one that is not.
+CPU_BLOCKS = ((128, 384, 4, 8, 128), (384, 1024, 6, 2, 256))
+CUDA_BLOCKS = ((1024, 2816, 16, 4, 2048), (2048, 5632, 16, 4, 2048))
+BLOCK_LAYERS = 2
+
+
+def summary(samples: list[float]) -> dict[str, float]:
+    """Return median and relative spread, (90th - 10th percentile) / median, of seconds per call."""
+    median = statistics.median(samples)
+    if len(samples) < 3:
+        return {"seconds": median, "spread": 0.0, "repeats": len(samples)}
+    deciles = statistics.quantiles(samples, n=10, method="inclusive")
+    return {"seconds": median, "spread": (deciles[-1] - deciles[0]) / median, "repeats": len(samples)}
+
+
+class Rank:
+    """One rank's device, process group and clock."""
+
+    def __init__(self, request: dict[str, Any], rank: int, folder: Path) -> None:
+        import torch
+        import torch.distributed as dist
+
+        self.rank, self.ranks, self.kind = rank, request["devices"], request["kind"]
+        torch.set_num_threads(request["threads"])
+        self.device = torch.device("cpu") if self.kind == "cpu" else torch.device("cuda", rank)
+        if self.kind == "cuda":
+            torch.cuda.set_device(self.device)
+        backend = "gloo" if self.kind == "cpu" else "nccl"
+        store = dist.FileStore(str(folder / "rendezvous"), self.ranks)
+        dist.init_process_group(backend, store=store, rank=rank, world_size=self.ranks)
+        self.slot_seconds = request["seconds_budget"] / 75  # some 50 measurements, and the import of torch
+
+    def synchronize(self) -> None:
+        """Wait until the device has done all that it was given."""
+        import torch
+
+        if self.kind == "cuda":
+            torch.cuda.synchronize()
+
+    def any(self, condition: bool) -> bool:
+        """Return whether the condition holds on any rank, so that all ranks go the same way."""
+        import torch
+        import torch.distributed as dist
+
+        flag = torch.tensor([float(condition)], device=self.device)
+        dist.all_reduce(flag)
+        return flag.item() > 0
+
+    def time(self, call: Callable[[], Any], repeats: int = 0) -> dict[str, float]:
+        """Return the seconds per call while all ranks do the same; `repeats` fixes the number of calls.
+
+        Collectives need the same number of calls on every rank; what is local fills a slot of time instead.
+        """
+        import torch.distributed as dist
+
+        call()
+        self.synchronize()
+        begin = time.perf_counter()
+        call()
+        self.synchronize()
+        once = time.perf_counter() - begin
+        batch = 1 if repeats else min(1000, max(1, math.ceil(1e-3 / max(once, 1e-7))))
+        dist.barrier()
+        samples: list[float] = []
+        end = time.perf_counter() + self.slot_seconds
+        while len(samples) < repeats if repeats else (time.perf_counter() < end or len(samples) < 3):
+            begin = time.perf_counter()
+            for _ in range(batch):
+                call()
+            self.synchronize()
+            samples.append((time.perf_counter() - begin) / batch)
+        return summary(samples)
+
+
+def matmul_rates(rank: Rank) -> dict[str, list[dict[str, float]]]:
+    """Return per precision the time of [rows, width] x [width, width] products as `F.linear` does them."""
+    import torch
+    from torch.nn.functional import linear
+
+    rows, widths = (CPU_ROWS, CPU_WIDTHS) if rank.kind == "cpu" else (CUDA_ROWS, CUDA_WIDTHS)
+    rates: dict[str, list[dict[str, float]]] = {}
+    for precision, name in DTYPES.items():
+        points: list[dict[str, float]] = []
+        for width in widths:
+            dtype = getattr(torch, name)
+            inputs = torch.randn(rows, width, device=rank.device).to(dtype)
+            weight = torch.randn(width, width, device=rank.device).to(dtype)
+            measured = rank.time(partial(linear, inputs, weight))
+            points.append({"width": width, "flops": 2.0 * rows * width * width / measured["seconds"], **measured})
+            reference = rates.get("fp32", points)[len(points) - 1]["flops"]
+            if len(points) == 2 and rank.any(points[-1]["flops"] * HOPELESS < reference):
+                break
+        rates[precision] = points
+    return rates
+
+
+def memory_rates(rank: Rank) -> dict[str, dict[str, float]]:
+    """Return bytes per second of a triad and of one elementwise operator with a new output, far beyond the caches."""
+    import torch
+
+    elements = (16 if rank.kind == "cpu" else 256) * 2**20
+    first, second = (torch.ones(elements, device=rank.device) for _ in range(2))
+    out = torch.empty_like(first)
+    triad = rank.time(lambda: torch.add(first, second, alpha=3.0, out=out))
+    elementwise = rank.time(lambda: torch.mul(first[: elements // 8], 1.5))
+    return {
+        "triad": {"bytes_per_second": 12.0 * elements / triad["seconds"], **triad},
+        "elementwise": {"bytes_per_second": elements / elementwise["seconds"], **elementwise},
+    }
+
+
+def launch_times(rank: Rank) -> dict[str, dict[str, float]]:
+    """Return host seconds per tiny operator, without autograd and as a third of its forward and backward."""
+    import torch
+
+    tiny = torch.ones(8, device=rank.device)
+    leaf = torch.ones(8, device=rank.device, requires_grad=True)
+    chain = 50
+
+    def chained() -> None:
+        value = leaf
+        for _ in range(chain):
+            value = value * 1.0001
+        value.sum().backward()
+
+    with torch.no_grad():
+        plain = rank.time(lambda: tiny.add(1.0))
+    trained = rank.time(chained)
+    return {"plain": plain, "autograd": {**trained, "seconds": trained["seconds"] / chain / 3}}
+
+
+def collective_times(rank: Rank) -> dict[str, Any]:
+    """Return the latency of a one-element all-reduce and the time of three collectives at two sizes."""
+    import torch
+    import torch.distributed as dist
+
+    if rank.ranks == 1:
+        return {}
+    one = torch.ones(1, device=rank.device)
+    result: dict[str, Any] = {"latency": rank.time(lambda: dist.all_reduce(one), repeats=60), "sizes": []}
+    for mebibytes in (4, 16) if rank.kind == "cpu" else (16, 256):
+        elements = mebibytes * 2**18 // rank.ranks * rank.ranks
+        whole = torch.ones(elements, device=rank.device)
+        part = torch.ones(elements // rank.ranks, device=rank.device)
+        calls = {
+            "all_reduce": partial(dist.all_reduce, whole),
+            "all_gather": partial(dist.all_gather_into_tensor, whole, part),
+            "reduce_scatter": partial(dist.reduce_scatter_tensor, part, whole),
+        }
+        for name, call in calls.items():
+            whole.fill_(1.0)
+            measured = rank.time(call, repeats=9)
+            result["sizes"].append({"collective": name, "bytes": elements * 4, **measured})
+    return result
+
+
+def optimizer_rate(rank: Rank) -> dict[str, float]:
+    """Return bytes per second of a fused AdamW step: 28 bytes per parameter (reads w, g, m, v; writes w, m, v)."""
+    import torch
+
+    tensors = [torch.zeros(2**19, device=rank.device, requires_grad=True) for _ in range(8)]
+    for tensor in tensors:
+        tensor.grad = torch.ones_like(tensor)
+    optimizer = torch.optim.AdamW(tensors, fused=True)
+    measured = rank.time(optimizer.step)
+    return {"bytes_per_second": 28.0 * 8 * 2**19 / measured["seconds"], **measured}
+
+
+def resident_bytes(kind: str) -> int:
+    """Return what this process holds: resident memory, or on CUDA what the driver counts beyond torch's tensors."""
+    if kind == "cuda":
+        import torch
+
+        free, total = torch.cuda.mem_get_info()
+        return total - free - torch.cuda.memory_reserved()
+    for line in Path("/proc/self/status").read_text("utf-8").splitlines():
+        if line.startswith("VmRSS:"):
+            return int(line.split()[1]) * 1024
+    return 0
+
+
+def measure(request: dict[str, Any], rank: int, folder: Path) -> dict[str, Any]:
+    """Return all of one rank's measurements."""
+    import torch
+    import torch.distributed as dist
+
+    from paceline.cluster.probe_block import block_times
+
+    here = Rank(request, rank, folder)
+    result: dict[str, Any] = {"torch": torch.__version__, "launch": launch_times(here)}
+    result["collectives"] = collective_times(here)
+    result["matmul"] = matmul_rates(here)
+    blocks = CPU_BLOCKS if here.kind == "cpu" else CUDA_BLOCKS
+    # A precision slower than fp32 (fp16 on most CPUs) is not worth timing; the forecaster takes fp32's calibration.
+    rates = {name: points[-1]["flops"] for name, points in result["matmul"].items() if len(points) > 2}
+    usable = [name for name in ("fp32", "bf16", "fp16") if not here.any(rates.get(name, 0.0) < rates["fp32"] / 1.5)]
+    result["runtime_bytes"] = resident_bytes(here.kind)
+    result["blocks"] = block_times(here, blocks, BLOCK_LAYERS, {name: DTYPES[name] for name in usable})
+    result["optimizer"] = optimizer_rate(here)
+    result["memory"] = memory_rates(here)
+    if here.kind == "cuda":
+        result["device_name"] = torch.cuda.get_device_name()
+        result["device_memory_bytes"] = torch.cuda.get_device_properties(rank).total_memory
+    dist.barrier()
+    dist.destroy_process_group()
+    return result
+
+
+def main() -> None:
+    """Measure and write RESULT-RANK.json beside the request file."""
+    path, rank = Path(sys.argv[1]), int(sys.argv[2])
+    result = measure(json.loads(path.read_text("utf-8")), rank, path.parent)
+    (path.parent / f"result-{rank}.json").write_text(json.dumps(result), "utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,198 @@
+"""Resolve a `[cluster]` table to a Cluster: this machine, probed or not, or a published accelerator. Torch-free."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from pathlib import Path
+from typing import Any
+
+from paceline.cluster.catalog import (
+    CPU_LINK,
+    CPU_WATTS_PER_CORE,
+    NETWORK_LATENCY_SECONDS,
+    NODE_LATENCY_SECONDS,
+    UNKNOWN,
+    assumed_cpu,
+    find_entry,
+    match_driver_name,
+    published_device,
+    published_links,
+    published_price,
+    published_watts,
+    unknown_gpu,
+)
+from paceline.cluster.cluster import CalibrationStep, Cluster, ClusterSpec, Device, Figure, Link
+from paceline.cluster.host import Host, read_host, torch_without_cuda, visible_gpus
+from paceline.cluster.probe import threads_per_device
+from paceline.cluster.store import probe_path, read_probe
+from paceline.errors import ConfigError
+
+NO_PRICE = Figure(math.nan, "unknown", "set cluster.price_usd_per_device_hour")
+
+
+def resolve_cluster(spec: ClusterSpec, probes: Path | None = None) -> tuple[Cluster, list[str]]:
+    """Return the cluster a spec describes, and remarks on what was chosen or assumed.
+
+    `probes` is the folder of stored probes; None means the user's cache. Raises ConfigError for unknown devices and
+    for GPUs that this machine does not have.
+    """
+    remarks: list[str] = []
+    if spec.device == "cpu":
+        cluster = _this_cpu(spec, probes, remarks)
+    elif spec.device in ("auto", "cuda"):
+        gpus = visible_gpus()
+        if gpus and torch_without_cuda():
+            remarks.append("a GPU is present, but the installed torch is a CPU-only build and cannot use it")
+            gpus = []
+        if gpus:
+            cluster = _this_gpu(spec, probes, remarks)
+        elif spec.device == "auto":
+            cluster = _this_cpu(spec, probes, remarks)
+        else:
+            raise ConfigError(
+                "cluster.device = 'cuda' on a machine without a usable GPU",
+                remarks[0] if remarks else "the driver reports no NVIDIA GPU to this process",
+                'device = "cpu", or a catalog name such as "h100-sxm" to plan for another machine',
+            )
+    else:
+        cluster = _published(spec, remarks)
+    return _with_overrides(cluster, spec), remarks
+
+
+def _this_cpu(spec: ClusterSpec, probes: Path | None, remarks: list[str]) -> Cluster:
+    host = read_host()
+    devices = spec.devices or 1
+    threads = threads_per_device(host.cores, devices)
+    if devices > host.cores:
+        remarks.append(f"{devices} CPU devices share {host.cores} core(s): they will take turns")
+    memory = Figure(host.memory_bytes // devices, "measured", f"this machine's usable memory over {devices} device(s)")
+    cluster = Cluster(
+        device=assumed_cpu(host.processor, threads, memory),
+        devices=devices,
+        devices_per_node=devices,
+        links=(CPU_LINK,),
+        price_usd_per_device_hour=NO_PRICE,
+        watts_per_device=Figure(
+            CPU_WATTS_PER_CORE * host.cores / devices, "assumed", f"{CPU_WATTS_PER_CORE:g} W per core under load"
+        ),
+        carbon_g_per_kwh=UNKNOWN,
+        host=host.name,
+    )
+    return _with_probe(cluster, host, "cpu", threads, probes, remarks)
+
+
+def _this_gpu(spec: ClusterSpec, probes: Path | None, remarks: list[str]) -> Cluster:
+    gpus, host = visible_gpus(), read_host()
+    devices = spec.devices or len(gpus)
+    if devices > len(gpus):
+        raise ConfigError(
+            f"cluster.devices = {devices} on a machine with {len(gpus)} GPU(s)",
+            f"the driver shows this process {len(gpus)} GPU(s) named {gpus[0].name}",
+            f"devices = {len(gpus)}, or a catalog name as cluster.device to plan for another machine",
+        )
+    entry = match_driver_name(gpus[0].name)
+    if entry is None:
+        remarks.append(f"'{gpus[0].name}' is not in the catalog: its rates are unknown until `paceline probe` has run")
+        device, price, watts = unknown_gpu(gpus[0].name), NO_PRICE, UNKNOWN
+        links: tuple[Link, ...] = (
+            Link("node", NODE_LATENCY_SECONDS, UNKNOWN),
+            Link("network", NETWORK_LATENCY_SECONDS, UNKNOWN),
+        )
+    else:
+        device, price, watts = published_device(entry), published_price(entry), published_watts(entry)
+        links = published_links(entry)
+    smallest = min(gpu.memory_bytes for gpu in gpus)
+    if smallest:
+        device = dataclasses.replace(device, memory_bytes=Figure(smallest, "measured", "as the driver reports"))
+    cluster = Cluster(device, devices, devices, links, price, watts, UNKNOWN, host=host.name)
+    return _with_probe(cluster, host, "cuda", 0, probes, remarks)
+
+
+def _published(spec: ClusterSpec, remarks: list[str]) -> Cluster:
+    entry = find_entry(spec.device)
+    devices = spec.devices or 1
+    per_node = min(devices, spec.devices_per_node or entry.devices_per_node)
+    if devices % per_node:
+        raise ConfigError(
+            f"cluster.devices = {devices} with {per_node} devices per node",
+            "the nodes of a cluster are alike",
+            f"devices = {devices - devices % per_node} or {devices + per_node - devices % per_node}",
+        )
+    links = published_links(entry)
+    remarks.append(f"{entry.title}: published figures ({entry.source}); nothing was measured")
+    if devices > per_node and links[1].bytes_per_second.source == "assumed":
+        remarks.append(f"the network between nodes is assumed: {links[1].bytes_per_second.note}")
+    return Cluster(
+        published_device(entry), devices, per_node, links, published_price(entry), published_watts(entry), UNKNOWN
+    )
+
+
+def _with_probe(
+    cluster: Cluster, host: Host, kind: str, threads: int, probes: Path | None, remarks: list[str]
+) -> Cluster:
+    """Return the cluster with the figures of this host's stored probe, where there is one."""
+    record, because = read_probe(probe_path(host.name, kind, cluster.devices, threads, probes), host.processor)
+    if record is None:
+        remarks.append(
+            because or f"not probed: `paceline probe` measures {cluster.devices} x {kind} in some 20 s and narrows this"
+        )
+        return cluster
+    return apply_probe(cluster, record)
+
+
+def apply_probe(cluster: Cluster, record: dict[str, Any]) -> Cluster:
+    """Return the cluster with a probe's figures, tagged as measured, in place of published and assumed ones."""
+
+    def measured(value: float, note: str = "") -> Figure:
+        return Figure(float(value), "measured", note)
+
+    fields = {field.name for field in dataclasses.fields(CalibrationStep)} - {"relative_spread"}
+    device: Device = dataclasses.replace(
+        cluster.device,
+        memory_bytes_per_second=measured(record["memory"]["triad"], "triad, all devices at once"),
+        matmul_flops={
+            precision: tuple((int(width), float(flops)) for width, flops in points)
+            for precision, points in record["matmul"].items()
+        },
+        matmul_source="measured",
+        launch_seconds=measured(record["launch_seconds"], "a third of forward and backward of a tiny operator"),
+        runtime_bytes=measured(record["runtime_bytes"], "resident memory before any tensor of ours"),
+        optimizer_bytes_per_second=measured(record["optimizer_bytes_per_second"], "fused AdamW, 28 B per parameter"),
+        calibration=tuple(
+            CalibrationStep(**{key: step[key] for key in fields}, relative_spread=step["spread"])
+            for step in record["calibration"]
+        ),
+    )
+    links = cluster.links
+    if "link" in record:
+        rates = record["link"]["bytes_per_second"]
+        links = (
+            Link(
+                cluster.links[0].level,
+                measured(record["link"]["hop_seconds"], "per ring hop, from the all-reduce of one number"),
+                measured(rates["all_reduce"], "ring bandwidth of all-reduce, 4 and 16 MiB"),
+                {name: float(rate) for name, rate in rates.items()},
+            ),
+            *cluster.links[1:],
+        )
+    return dataclasses.replace(cluster, device=device, links=links, date=record["date"])
+
+
+def _with_overrides(cluster: Cluster, spec: ClusterSpec) -> Cluster:
+    """Return the cluster with the figures that the spec itself states."""
+
+    def stated(value: float) -> Figure:
+        return Figure(float(value), "published", "from the spec")
+
+    changes: dict[str, Any] = {}
+    if spec.price_usd_per_device_hour is not None:
+        changes["price_usd_per_device_hour"] = stated(spec.price_usd_per_device_hour)
+    if spec.watts_per_device is not None:
+        changes["watts_per_device"] = stated(spec.watts_per_device)
+    if spec.carbon_g_per_kwh is not None:
+        changes["carbon_g_per_kwh"] = stated(spec.carbon_g_per_kwh)
+    if spec.memory_per_device:
+        memory = stated(spec.memory_per_device)
+        changes["device"] = dataclasses.replace(cluster.device, memory_bytes=memory)
+    return dataclasses.replace(cluster, **changes)

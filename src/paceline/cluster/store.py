@@ -1,0 +1,54 @@
+"""Where probes are kept: one JSON file per host, kind of device, number of devices and threads, in the user's cache."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from paceline.errors import StorageError
+
+SCHEMA = 1
+
+
+def cache_dir() -> Path:
+    """Return the user's cache folder of Paceline: $XDG_CACHE_HOME/paceline or ~/.cache/paceline."""
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "paceline"
+
+
+def probe_path(host: str, kind: str, devices: int, threads: int, folder: Path | None = None) -> Path:
+    """Return the file of a probe; hosts differ by name, and a changed processor is noticed when reading."""
+    safe = re.sub(r"[^A-Za-z0-9._-]", "-", host) or "host"
+    return (folder or cache_dir() / "probes") / f"{safe}-{kind}-{devices}x{threads}.json"
+
+
+def write_probe(record: dict[str, Any], path: Path) -> None:
+    """Write a probe atomically. Raises StorageError where the folder cannot be written."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile("w", dir=path.parent, suffix=".partial", delete=False) as file:
+            json.dump(record, file, indent=1)
+        Path(file.name).replace(path)
+    except OSError as error:
+        raise StorageError(
+            f"cannot store the probe in {path.parent}", str(error), "set XDG_CACHE_HOME to a folder you can write"
+        ) from error
+
+
+def read_probe(path: Path, processor: str) -> tuple[dict[str, Any] | None, str]:
+    """Return the stored probe, or None and the reason why the file is not used (empty: there is none)."""
+    try:
+        record = json.loads(path.read_text("utf-8"))
+    except FileNotFoundError:
+        return None, ""
+    except (OSError, ValueError) as error:
+        return None, f"the stored probe {path.name} cannot be read ({error}): run `paceline probe` again"
+    if not isinstance(record, dict) or record.get("schema") != SCHEMA:
+        return None, f"the stored probe {path.name} has another format: run `paceline probe` again"
+    if record.get("processor") != processor:
+        return None, f"the stored probe is of another processor ({record.get('processor')}): run `paceline probe` again"
+    return record, ""
