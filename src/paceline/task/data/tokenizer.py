@@ -148,7 +148,8 @@ def load_tokenizer(path: str) -> FileTokenizer:
 
 def from_json(text: str, name: str) -> Tokenizer:
     """Return the tokenizer that `to_json` wrote."""
-    return ByteTokenizer() if name == ByteTokenizer.name else FileTokenizer(text, name)
+    byte_tokenizer = ByteTokenizer()
+    return byte_tokenizer if text == byte_tokenizer.to_json() else FileTokenizer(text, name)
 
 
 def _first(texts: Iterable[bytes], limit_bytes: int) -> Iterator[str]:

@@ -1,0 +1,279 @@
+"""The token cache: each corpus is tokenised once, whoever asks first.
+
+    CACHE/corpora/KEY/   train.tokens train.offsets validation.tokens validation.offsets tokenizer.json manifest.json
+    CACHE/index/SIGNATURE.json   which KEY the files had when their paths, sizes and times were these
+    CACHE/locks/SIGNATURE.lock   held by the one process that builds
+
+KEY is a hash of the documents' bytes, the tokenizer and the split, so equal data are kept once and changed data
+never match. The index only saves reading the documents again. A corpus is built in a folder beside and renamed into
+place when it is complete: no reader sees half of one, whatever dies. Locks only save work; without them (some
+network file systems) two builders both finish and one result stays.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import hashlib
+import json
+import os
+import secrets
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from paceline.errors import DataError, StorageError
+from paceline.task.data.documents import Document, document_hash, read_documents, split_limit, split_value
+from paceline.task.data.files import Listing, list_files
+from paceline.task.data.manifest import MANIFEST, Corpus, load_corpus, write_manifest
+from paceline.task.data.tokenizer import ByteTokenizer, Tokenizer, load_tokenizer, train_bpe
+from paceline.task.data.tokens import SPLITS, TokenWriter
+from paceline.task.task import DataSpec
+from paceline.units import format_bytes, format_count
+
+FORMAT = 1  # raise it when the same documents would give other files
+BATCH_BYTES = 4 * 2**20
+BATCH_DOCUMENTS = 4096
+
+Say = Callable[[str], None]
+
+
+def open_corpus(data: DataSpec, say: Say | None = None) -> Corpus:
+    """Return the tokenised corpus of `data`, from the cache, or built into it first.
+
+    `say` is called with a line of progress when there is work to do. Raises DataError for documents that cannot be
+    read, StorageError for a cache that cannot be written.
+    """
+    listing = list_files(data)
+    root = cache_root(data)
+    signature = _signature(data, listing)
+    corpus = _find(root, signature)
+    if corpus is None:
+        with _written(root), _lock(root, signature) as alone:
+            corpus = _find(root, signature) or _build(data, listing, root, signature, alone, say)
+    return replace(corpus, what=listing.what)
+
+
+def cache_root(data: DataSpec) -> Path:
+    """Return the cache's folder: `data.cache_dir`, or `paceline` in the user's cache folder."""
+    if data.cache_dir:
+        return Path(data.cache_dir).expanduser()
+    user = os.environ.get("XDG_CACHE_HOME", "")
+    # The XDG base directory specification says to ignore a relative path.
+    return (Path(user) if user.startswith("/") else Path.home() / ".cache") / "paceline"
+
+
+@dataclass(frozen=True)
+class _Survey:
+    """What the first reading of the documents finds: their hash and number, and where to split."""
+
+    content: str
+    documents: int
+    bytes: int
+    limit: int
+
+
+def _survey(data: DataSpec, listing: Listing) -> _Survey:
+    digest = hashlib.blake2b(digest_size=16)
+    documents = size = 0
+
+    def values() -> Iterator[int]:
+        nonlocal documents, size
+        for document in read_documents(data, listing):
+            content = document_hash(document.text)
+            digest.update(content)
+            documents, size = documents + 1, size + len(document.text)
+            yield split_value(content)
+
+    limit = split_limit(values(), data.validation_fraction)
+    if not documents:
+        raise DataError(
+            f"'{data.source}' holds no text",
+            f"{len(listing.files):,} files were read, all of them empty",
+            "name other data",
+        )
+    return _Survey(digest.hexdigest(), documents, size, limit)
+
+
+def _build(data: DataSpec, listing: Listing, root: Path, signature: str, alone: bool, say: Say | None) -> Corpus:
+    """Return the corpus, tokenising it unless the documents' bytes are found to be known already."""
+    survey = _survey(data, listing)
+    key = _hash([FORMAT, survey.content, _tokenizer_identity(data), data.validation_fraction])
+    final = root / "corpora" / key
+    corpus = load_corpus(final)
+    if corpus is None:
+        if say:
+            how = f"{data.tokenizer} {data.vocab:,}" if data.tokenizer == "bpe" else data.tokenizer
+            say(f"tokenising {format_count(survey.bytes)}B of {listing.what} ({how}) into {final}")
+        final.parent.mkdir(parents=True, exist_ok=True)
+        if alone:
+            for left_by_a_dead_builder in final.parent.glob(f".{signature}.*"):
+                shutil.rmtree(left_by_a_dead_builder, ignore_errors=True)
+        beside = final.parent / f".{signature}.{secrets.token_hex(8)}"
+        beside.mkdir()
+        try:
+            _write_corpus(data, listing, survey, key, beside)
+            corpus = _publish(beside, final)
+        finally:
+            shutil.rmtree(beside, ignore_errors=True)  # published, it is no longer there
+    _write_atomically(_index_path(root, signature), json.dumps({"key": key}))
+    return corpus
+
+
+def _write_corpus(data: DataSpec, listing: Listing, survey: _Survey, key: str, folder: Path) -> None:
+    """Tokenise all documents into `folder`; the manifest comes last."""
+
+    def training_texts() -> Iterator[bytes]:
+        for document in read_documents(data, listing):
+            if split_value(document_hash(document.text)) >= survey.limit:
+                yield document.text
+
+    tokenizer: Tokenizer
+    if data.tokenizer == "bytes":
+        tokenizer = ByteTokenizer()
+    elif data.tokenizer == "bpe":
+        tokenizer = train_bpe(training_texts(), data.vocab)
+    else:
+        tokenizer = load_tokenizer(data.tokenizer)
+    digest = hashlib.blake2b(digest_size=16)
+    with contextlib.ExitStack() as stack:
+        writers = [
+            stack.enter_context(TokenWriter(folder, split, tokenizer.vocab, tokenizer.end_of_document))
+            for split in SPLITS
+        ]
+        for batch in _batches(read_documents(data, listing)):
+            hashes = [document_hash(document.text) for document in batch]
+            digest.update(b"".join(hashes))
+            encoded = tokenizer.encode([document.text for document in batch])
+            held_out = [split_value(content) < survey.limit for content in hashes]
+            for writer, wanted in zip(writers, (False, True), strict=True):
+                writer.add([ids for ids, held in zip(encoded, held_out, strict=True) if held is wanted])
+    if digest.hexdigest() != survey.content:
+        raise DataError(
+            f"'{data.source}' changed while it was read",
+            "its second reading gave other documents than its first",
+            "wait until nothing writes to it",
+        )
+    write_manifest(folder, key, tokenizer, survey.documents, survey.bytes, [writer.result() for writer in writers])
+
+
+def _batches(documents: Iterator[Document]) -> Iterator[list[Document]]:
+    """Yield the documents in lists of a few megabytes."""
+    batch: list[Document] = []
+    size = 0
+    for document in documents:
+        batch.append(document)
+        size += len(document.text)
+        if size >= BATCH_BYTES or len(batch) >= BATCH_DOCUMENTS:
+            yield batch
+            batch, size = [], 0
+    if batch:
+        yield batch
+
+
+def _publish(beside: Path, final: Path) -> Corpus:
+    """Move a complete folder into its place and return it, or the one that another process put there first."""
+    for _ in range(3):
+        try:
+            beside.rename(final)
+        except OSError as error:
+            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+                raise
+            other = load_corpus(final)
+            if other is not None:
+                return other
+            damaged = final.with_name(f".damaged.{secrets.token_hex(8)}")
+            with contextlib.suppress(FileNotFoundError):  # another process moved it first
+                final.rename(damaged)
+            shutil.rmtree(damaged, ignore_errors=True)
+        else:
+            corpus = load_corpus(final)
+            if corpus is not None:
+                return corpus
+            break
+    raise StorageError(
+        "the token cache does not keep what is written to it",
+        f"{final / MANIFEST} does not match the files beside it",
+        "check the disk, or name another cache_dir",
+    )
+
+
+def _tokenizer_identity(data: DataSpec) -> str:
+    """Return what, with the documents, decides the tokens."""
+    if data.tokenizer == "bytes":
+        return ByteTokenizer.identity
+    if data.tokenizer != "bpe":
+        return load_tokenizer(data.tokenizer).identity
+    try:
+        from importlib.metadata import version
+
+        return f"bpe-{data.vocab}-{version('tokenizers')}"  # another version may learn other merges
+    except ImportError:
+        return f"bpe-{data.vocab}"  # training will say which package is missing
+
+
+def _signature(data: DataSpec, listing: Listing) -> str:
+    """Return a hash of everything that decides the corpus, taking a file's size and time for its content."""
+    tokenizer: list[object] = [data.tokenizer, data.vocab if data.tokenizer == "bpe" else 0]
+    path = Path(data.tokenizer).expanduser()
+    path = path / "tokenizer.json" if path.is_dir() else path
+    if data.tokenizer not in ("bytes", "bpe") and path.is_file():
+        tokenizer += [str(path.resolve()), path.stat().st_size, path.stat().st_mtime_ns]
+    files = [(file.path, file.name, file.size, file.mtime_ns) for file in listing.files]
+    return _hash([FORMAT, listing.kind, tokenizer, data.validation_fraction, data.max_bytes, data.text_field, files])
+
+
+def _hash(value: object) -> str:
+    return hashlib.blake2b(json.dumps(value).encode(), digest_size=16).hexdigest()
+
+
+def _index_path(root: Path, signature: str) -> Path:
+    return root / "index" / f"{signature}.json"
+
+
+def _find(root: Path, signature: str) -> Corpus | None:
+    """Return the corpus that the index names for the signature, or None if it must be built (again)."""
+    try:
+        key = json.loads(_index_path(root, signature).read_text())["key"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return load_corpus(root / "corpora" / str(key))
+
+
+def _write_atomically(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    beside = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
+    beside.write_text(text)
+    beside.replace(path)
+
+
+@contextlib.contextmanager
+def _lock(root: Path, signature: str) -> Iterator[bool]:
+    """Wait until no other process builds the same corpus. Gives False where the file system has no locks."""
+    path = root / "locks" / f"{signature}.lock"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w") as stream:
+        try:
+            fcntl.flock(stream, fcntl.LOCK_EX)  # the kernel releases it when the process ends, however it ends
+        except OSError:
+            yield False
+        else:
+            yield True
+
+
+@contextlib.contextmanager
+def _written(root: Path) -> Iterator[None]:
+    """Turn a failure of the file system into a StorageError that names the cache."""
+    try:
+        yield
+    except OSError as error:
+        free = ""
+        with contextlib.suppress(OSError):
+            free = f"; {format_bytes(shutil.disk_usage(root).free)} are free"
+        raise StorageError(
+            f"the token cache in {root} cannot be written",
+            f"{error.strerror or error}{f' ({error.filename})' if error.filename else ''}{free}",
+            'name a folder with room: cache_dir = "/path"',
+        ) from error
