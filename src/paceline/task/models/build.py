@@ -1,0 +1,175 @@
+"""Builds the model that a task asks for: a named size, a user's factory, or a module as it is."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import traceback
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from paceline.errors import ConfigError
+from paceline.task.imports import is_import_path, load_object
+from paceline.task.models.decoder import Decoder
+from paceline.task.models.huggingface import HEAD, LazyTensors, check_hf_config, read_safetensors, to_hf_state
+from paceline.task.models.init import fill, initialise, named_parameters
+from paceline.task.models.sizes import resolve_decoder
+from paceline.task.task import ModelSpec
+
+Model = ModelSpec | nn.Module | Callable[[], nn.Module]
+
+
+def build_model(model: Model, data_vocab: int, seq_len: int, seed: int, device: str = "cpu") -> nn.Module:
+    """Return the module that a task's `model` names, with its initial weights; on "meta" without any.
+
+    A ModelSpec names a size of the built-in family or a factory by import path, called with `arguments`; a callable is
+    called without any; an nn.Module is returned itself (on "meta", a copy). Factories run with torch's random numbers
+    seeded by `seed`; the caller's are left alone. A named model built on "meta" gets its weights from `fill_weights`
+    after `to_empty`. Raises ConfigError for whatever in this is the user's to mend.
+    """
+    if isinstance(model, nn.Module):
+        return model if device != "meta" else copy.deepcopy(model).to("meta")
+    if not isinstance(model, ModelSpec):
+        if not callable(model):
+            raise ConfigError(
+                f"task.model is of type {type(model).__name__}", "it must be a ModelSpec, an nn.Module or a factory",
+                'for example "llama-11m"',
+            )  # fmt: skip
+        return _call_factory(model, {}, getattr(model, "__qualname__", repr(model)), seed, device)
+    if is_import_path(model.name):
+        _refuse_overrides(model)
+        factory = load_object(model.name, "task.model.name")
+        if isinstance(factory, nn.Module):
+            return build_model(factory, data_vocab, seq_len, seed, device)
+        built = _call_factory(factory, model.arguments, model.name, seed, device)
+        if model.weights and device != "meta":
+            load_weights(built, model.weights)
+        return built
+    config = resolve_decoder(model, data_vocab, seq_len)
+    with torch.device("meta"):
+        decoder = Decoder(config)
+    if device == "meta":
+        return decoder
+    decoder.to_empty(device=device)
+    fill_weights(decoder, model, seed)
+    return decoder
+
+
+def fill_weights(model: nn.Module, spec: ModelSpec, seed: int) -> None:
+    """Give a materialised model its initial weights: from `spec.weights`, or drawn for the built-in family.
+
+    Parameters may be DTensors. No layout changes what any weight becomes.
+    """
+    if spec.weights:
+        load_weights(model, spec.weights)
+    elif is_decoder(model):
+        initialise(model, seed)  # type: ignore[arg-type]
+    else:
+        raise ConfigError(
+            f"{type(model).__name__} has no rule for its initial weights", "only the built-in family is drawn by name",
+            "build it on the CPU, where its factory fills the weights",
+        )  # fmt: skip
+
+
+def is_decoder(model: nn.Module) -> bool:
+    """Return whether the model is the built-in decoder, sharded or not."""
+    return isinstance(model, Decoder)
+
+
+def load_weights(model: nn.Module, path: str) -> None:
+    """Fill a model's parameters and buffers from a safetensors file or folder, in Hugging Face's names.
+
+    Raises ConfigError naming what is missing, unexpected, of another shape, or of another decoder's config.json.
+    """
+    stored = read_safetensors(path)
+    targets: dict[str, Tensor] = dict(named_parameters(model))
+    if isinstance(model, Decoder):
+        if Path(path).expanduser().is_dir():
+            check_hf_config(model.config, path)
+        targets = to_hf_state(targets)
+    else:
+        persistent = model.state_dict(keep_vars=True)
+        targets |= {name: buffer for name, buffer in model.named_buffers() if name in persistent}
+    _check_names(targets, stored, set(_aliases(model)), path)
+    for name, target in targets.items():
+        fill(target, stored[name])
+
+
+def has_batch_statistics(model: nn.Module) -> bool:
+    """Return whether the forward pass takes statistics over the micro-batch: BatchNorm in train mode."""
+    return any(isinstance(module, _BatchNorm) and module.training for module in model.modules())
+
+
+def _aliases(model: nn.Module) -> Iterator[str]:
+    """Yield names that a file may hold besides the parameters': those of tied weights and of other buffers."""
+    if isinstance(model, Decoder):
+        if model.config.tied:
+            yield HEAD
+    else:
+        yield from model.state_dict(keep_vars=True)
+
+
+def _check_names(targets: dict[str, Tensor], stored: LazyTensors, aliases: set[str], path: str) -> None:
+    missing = [name for name in targets if name not in stored]
+    unexpected = [name for name in stored if name not in targets and name not in aliases]
+    shapes = [
+        f"{name} is {list(stored.shape(name))} in the file, {list(target.shape)} in the model"
+        for name, target in targets.items()
+        if name in stored and stored.shape(name) != tuple(target.shape)
+    ]
+    groups = [(missing, "missing"), (unexpected, "unexpected"), (shapes, "of another shape")]
+    because = "; ".join(f"{len(names)} {what}: {_first(names)}" for names, what in groups if names)
+    if because:
+        raise ConfigError(f"the weights in {path} are not this model's", because, "the model that they were saved from")
+
+
+def _first(names: list[str], shown: int = 3) -> str:
+    rest = f" and {len(names) - shown} more" if len(names) > shown else ""
+    return ", ".join(names[:shown]) + rest
+
+
+def _call_factory(factory: Any, arguments: dict[str, Any], name: str, seed: int, device: str) -> nn.Module:
+    if not callable(factory):
+        raise ConfigError(
+            f"task.model = '{name}' is of type {type(factory).__name__}", "it is neither a module nor can it be called",
+            "a function that returns an nn.Module",
+        )  # fmt: skip
+    try:
+        with _seeded(seed), torch.device(device):
+            built = factory(**arguments)
+    except Exception as error:  # a user's factory may raise anything; the message says what and where
+        frame = traceback.extract_tb(error.__traceback__)[-1]
+        raise ConfigError(
+            f"the model factory '{name}' failed",
+            f"{type(error).__name__} in {frame.filename}:{frame.lineno}: {error}",
+            "call it in Python with the same arguments: " + (repr(arguments) if arguments else "none"),
+        ) from error
+    if not isinstance(built, nn.Module):
+        raise ConfigError(
+            f"the model factory '{name}' returned {type(built).__name__}", "it must return a torch.nn.Module",
+            "return the module itself, not its class or a pair",
+        )  # fmt: skip
+    return built
+
+
+@contextlib.contextmanager
+def _seeded(seed: int) -> Iterator[None]:
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        yield
+
+
+def _refuse_overrides(spec: ModelSpec) -> None:
+    given = [name for name in ("hidden", "layers", "heads", "kv_heads", "ffn", "vocab") if getattr(spec, name)]
+    if spec.tied is not None:
+        given.append("tied")
+    if given:
+        raise ConfigError(
+            f"model.{given[0]} cannot change the model '{spec.name}'", "overrides apply to named sizes only",
+            f"task.model.arguments.{given[0]}, if the factory takes it",
+        )  # fmt: skip

@@ -1,0 +1,54 @@
+"""RMSNorm that keeps only its input and one number per row for the backward pass, on every device."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+
+class RMSNorm(nn.Module):
+    """x / sqrt(mean(x^2) + eps) * weight over the last dimension (Zhang & Sennrich 2019, arXiv:1910.07467).
+
+    Computed in fp32 at least, whatever the input's dtype, and rounded to it once. The weight is taken in the input's
+    dtype, so that the result is the same whether the weight arrives in it already or is cast here.
+    """
+
+    def __init__(self, width: int, eps: float) -> None:
+        super().__init__()
+        self.eps = eps
+        self.weight = nn.Parameter(torch.ones(width))
+
+    def forward(self, x: Tensor) -> Tensor:  # [..., width]
+        weight = self.weight.to(x.dtype)
+        if x.is_cuda:
+            return F.rms_norm(x, weight.shape, weight, self.eps)  # a fused kernel
+        return _RMSNorm.apply(x, weight, self.eps)
+
+    def extra_repr(self) -> str:
+        return f"{self.weight.shape[0]}, eps={self.eps}"
+
+
+class _RMSNorm(torch.autograd.Function):
+    """F.rms_norm elsewhere is a chain of operators of which autograd would keep two fp32 copies of the input."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        wide = torch.promote_types(x.dtype, torch.float32)
+        scale = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=wide)  # one pass, no wide copy of x
+        scale = scale.square_().div_(x.shape[-1]).add_(eps).rsqrt_()  # [..., 1]
+        ctx.save_for_backward(x, weight, scale)
+        return (x * scale).mul_(weight.to(wide)).to(x.dtype)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:
+        x, weight, scale = ctx.saved_tensors
+        normal = x * scale  # in fp32 at least, as `scale` is
+        grad_normal = grad * weight.to(scale.dtype)
+        # d(x / rms(x)): the part of the gradient along x is taken out, since scaling x changes nothing.
+        along = (grad_normal * normal).mean(dim=-1, keepdim=True)
+        grad_weight = (grad * normal).flatten(0, -2).sum(dim=0).to(weight.dtype)
+        grad_x = grad_normal.sub_(normal.mul_(along)).mul_(scale).to(x.dtype)
+        return grad_x, grad_weight, None

@@ -1,0 +1,179 @@
+"""Named sizes of the built-in decoder family, and how a spec's overrides change them. Imports no torch.
+
+Sizes from 1b up are the published shapes of Meta's Llama 3.1 and 3.2 (the config.json of each release on the Hugging
+Face hub). The small ones take the data's vocabulary, so their names count parameters at `nominal_vocab`: 257 (bytes)
+up to 30m, GPT-2's 50,257 for 124m and 350m.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+
+from paceline.errors import ConfigError, suggestion
+from paceline.task.task import ModelSpec
+
+
+@dataclass(frozen=True)
+class RopeScaling:
+    """How Llama 3.1 stretches rotary wavelengths beyond `original_max_seq` positions ("llama3" in Hugging Face)."""
+
+    factor: float
+    low_freq_factor: float
+    high_freq_factor: float
+    original_max_seq: int
+
+
+@dataclass(frozen=True)
+class DecoderConfig:
+    """The shape of a Llama-style decoder. `vocab` and `max_seq` of 0 are templates, to be filled from the data."""
+
+    name: str
+    hidden: int
+    layers: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    ffn: int
+    vocab: int = 0
+    tied: bool = True
+    rope_theta: float = 10_000.0
+    norm_eps: float = 1e-5
+    max_seq: int = 0
+    rope_scaling: RopeScaling | None = None
+
+    def __post_init__(self) -> None:
+        for field in ("hidden", "layers", "heads", "kv_heads", "head_dim", "ffn"):
+            if getattr(self, field) < 1:
+                raise ConfigError(f"model {self.name}: {field} = {getattr(self, field)}", "it must be at least 1", "1")
+        if self.heads % self.kv_heads:
+            choices = [count for count in range(1, self.heads + 1) if self.heads % count == 0]
+            raise ConfigError(
+                f"model {self.name}: heads = {self.heads} with kv_heads = {self.kv_heads}",
+                "each key/value head serves the same number of query heads, so kv_heads must divide heads",
+                f"kv_heads = {min(choices, key=lambda count: (abs(count - self.kv_heads), count))}",
+            )
+        if self.head_dim % 2:
+            raise ConfigError(
+                f"model {self.name}: heads of width {self.head_dim}", "rotary positions turn pairs of features",
+                "a hidden width that is an even multiple of heads",
+            )  # fmt: skip
+
+    @property
+    def kv_width(self) -> int:
+        """Width of the keys, and of the values, over all their heads."""
+        return self.kv_heads * self.head_dim
+
+    @property
+    def q_width(self) -> int:
+        """Width of the queries over all heads."""
+        return self.heads * self.head_dim
+
+    @property
+    def layer_parameters(self) -> int:
+        """Parameters of one decoder layer: four attention and three feed-forward matrices, two norms."""
+        attention = 2 * self.hidden * self.q_width + 2 * self.hidden * self.kv_width
+        return attention + 3 * self.hidden * self.ffn + 2 * self.hidden
+
+    @property
+    def parameters(self) -> int:
+        """Parameters of the whole model, a tied embedding counted once."""
+        embeddings = self.vocab * self.hidden * (1 if self.tied else 2)
+        return embeddings + self.layers * self.layer_parameters + self.hidden
+
+
+def _small(name: str, hidden: int, layers: int, heads: int, kv_heads: int, ffn: int) -> DecoderConfig:
+    return DecoderConfig(name, hidden, layers, heads, kv_heads, hidden // heads, ffn)
+
+
+def _llama3(
+    name: str, hidden: int, layers: int, heads: int, ffn: int, *, tied: bool = False, rope_factor: float = 8.0
+) -> DecoderConfig:
+    scaling = RopeScaling(rope_factor, low_freq_factor=1.0, high_freq_factor=4.0, original_max_seq=8192)
+    return DecoderConfig(
+        name, hidden, layers, heads, kv_heads=8, head_dim=hidden // heads, ffn=ffn, vocab=128_256, tied=tied,
+        rope_theta=500_000.0, max_seq=131_072, rope_scaling=scaling,
+    )  # fmt: skip
+
+
+_SIZES = (
+    _small("llama-1m", 128, 5, 4, 2, 384),
+    _small("llama-3m", 256, 4, 4, 2, 704),
+    _small("llama-11m", 384, 6, 6, 2, 1280),
+    _small("llama-30m", 512, 10, 8, 4, 1408),
+    _small("llama-124m", 768, 12, 12, 12, 2048),
+    _small("llama-350m", 1024, 24, 16, 16, 2688),
+    _llama3("llama-1b", 2048, 16, 32, 8192, tied=True, rope_factor=32.0),  # Llama-3.2-1B
+    _llama3("llama-3b", 3072, 28, 24, 8192, tied=True, rope_factor=32.0),  # Llama-3.2-3B
+    _llama3("llama-8b", 4096, 32, 32, 14336),  # Llama-3.1-8B
+    _llama3("llama-70b", 8192, 80, 64, 28672),  # Llama-3.1-70B
+    _llama3("llama-405b", 16384, 126, 128, 53248),  # Llama-3.1-405B
+)
+NAMED_SIZES: dict[str, DecoderConfig] = {size.name: size for size in _SIZES}
+
+
+def nominal_vocab(size: DecoderConfig) -> int:
+    """Return the vocabulary at which a named size's name counts its parameters."""
+    return size.vocab or (50_257 if size.hidden >= 768 else 257)
+
+
+def is_named(name: str) -> bool:
+    """Return whether `name` is a named size of the built-in family."""
+    return name in NAMED_SIZES
+
+
+def resolve_decoder(spec: ModelSpec, data_vocab: int, seq_len: int) -> DecoderConfig:
+    """Return the decoder that a spec asks for, for data of `data_vocab` token values in samples of `seq_len` tokens.
+
+    Raises ConfigError for an unknown name, an impossible shape, a vocabulary smaller than the data's, or samples
+    longer than a published size's positions.
+    """
+    if not is_named(spec.name):
+        raise ConfigError(
+            f"there is no model '{spec.name}'", "it is neither a named size nor an import path package.module:factory",
+            suggestion(spec.name, NAMED_SIZES),
+        )  # fmt: skip
+    if spec.arguments:
+        raise ConfigError(
+            f"model {spec.name} takes no arguments, given {', '.join(sorted(spec.arguments))}",
+            "`arguments` are for a factory of your own", "the overrides hidden, layers, heads, kv_heads, ffn, vocab",
+        )  # fmt: skip
+    base = NAMED_SIZES[spec.name]
+    hidden, heads = spec.hidden or base.hidden, spec.heads or base.heads
+    if hidden % heads:
+        fitting = hidden // heads * heads or heads
+        raise ConfigError(
+            f"model {spec.name}: hidden = {hidden} with heads = {heads}",
+            "the hidden width is shared evenly by the heads", f"hidden = {fitting}",
+        )  # fmt: skip
+    return dataclasses.replace(
+        base,
+        hidden=hidden,
+        layers=spec.layers or base.layers,
+        heads=heads,
+        kv_heads=spec.kv_heads or base.kv_heads,
+        head_dim=hidden // heads,
+        ffn=spec.ffn or base.ffn,
+        vocab=_vocab(spec, base, data_vocab),
+        tied=base.tied if spec.tied is None else spec.tied,
+        max_seq=_max_seq(base, seq_len),
+    )
+
+
+def _vocab(spec: ModelSpec, base: DecoderConfig, data_vocab: int) -> int:
+    vocab = spec.vocab or base.vocab or data_vocab
+    if vocab < max(data_vocab, 1):
+        raise ConfigError(
+            f"model {spec.name} has a vocabulary of {vocab:,}", f"the data's tokenizer has {data_vocab:,} values",
+            f"model.vocab = {data_vocab}" if data_vocab else "model.vocab, or data with a tokenizer",
+        )  # fmt: skip
+    return vocab
+
+
+def _max_seq(base: DecoderConfig, seq_len: int) -> int:
+    if base.max_seq and seq_len > base.max_seq:
+        raise ConfigError(
+            f"samples of {seq_len:,} tokens", f"{base.name} has {base.max_seq:,} positions",
+            f"data.seq_len = {base.max_seq}",
+        )  # fmt: skip
+    return base.max_seq or seq_len

@@ -1,0 +1,117 @@
+"""Objectives: `objective(model, batch) -> (loss_sum, weight)`, a sum and how many items it counts.
+
+The step divides by the weight summed over all ranks and micro-batches. An objective that returned a mean would make
+the gradient depend on how the batch is cut.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from paceline.errors import ConfigError, suggestion
+from paceline.task.imports import is_import_path, load_object
+from paceline.task.models.decoder import Decoder
+
+Objective = Callable[[nn.Module, Any], tuple[Tensor, Tensor]]
+
+
+def next_token(model: nn.Module, batch: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
+    """Return the summed next-token cross-entropy in nats and the count of labels that are not -100.
+
+    `batch` holds "tokens" and "labels", int64 [rows, seq]; labels are the next tokens already. The built-in decoder
+    computes its loss without whole logits; any other model gets the tokens alone and returns logits
+    [rows, seq, vocab], as a tensor or as an output with `.logits`.
+    """
+    tokens, labels = _field(batch, "tokens"), _field(batch, "labels")
+    if isinstance(model, Decoder):  # FSDP2 and cast units keep the class; calling the module runs their hooks
+        return model(tokens, labels=labels)
+    # A transformers model would fill a cache for generation, which recompute would then fill twice.
+    options = {"use_cache": False} if "use_cache" in inspect.signature(type(model).forward).parameters else {}
+    return _summed_cross_entropy(_logits(model(tokens, **options)), labels)
+
+
+def classification(model: nn.Module, batch: Any) -> tuple[Tensor, Tensor]:
+    """Return the summed cross-entropy in nats and the count of labels that are not -100.
+
+    `batch` is a mapping with "labels" and one more entry ("images", say), or a pair (inputs, labels); the model returns
+    logits [rows, classes], as a tensor or as an output with `.logits`.
+    """
+    if isinstance(batch, Mapping):
+        labels = _field(batch, "labels")
+        inputs = [value for name, value in batch.items() if name != "labels"]
+        if len(inputs) != 1:
+            raise ConfigError(
+                f"objective 'classification' got a batch with {', '.join(sorted(map(str, batch)))}",
+                'it needs "labels" and exactly one entry beside it',
+                "an objective of your own: package.module:function",
+            )  # fmt: skip
+        return _summed_cross_entropy(_logits(model(inputs[0])), labels)
+    if not isinstance(batch, tuple | list) or len(batch) != 2:
+        raise ConfigError(
+            f"objective 'classification' got a batch of type {type(batch).__name__}",
+            'it needs a mapping with "labels" or a pair (inputs, labels)',
+            "an objective of your own: package.module:function",
+        )
+    return _summed_cross_entropy(_logits(model(batch[0])), batch[1])
+
+
+BUILT_IN: dict[str, Objective] = {"next_token": next_token, "classification": classification}
+DEFAULT_FOR_UNIT = {"tokens": "next_token", "samples": "classification"}
+
+
+def resolve_objective(objective: Any, source_unit: str) -> Objective:
+    """Return the objective function for a task's `objective`: a name, an import path, "auto" or a function.
+
+    "auto" follows the data's unit: "tokens" gives next_token, "samples" classification.
+    """
+    if callable(objective):
+        return objective
+    if not isinstance(objective, str):
+        raise ConfigError(
+            f"task.objective is of type {type(objective).__name__}", "it must be a name or a function",
+            "a function objective(model, batch) -> (loss_sum, weight)",
+        )  # fmt: skip
+    name = DEFAULT_FOR_UNIT.get(source_unit, objective) if objective == "auto" else objective
+    if name in BUILT_IN:
+        return BUILT_IN[name]
+    if is_import_path(name):
+        found = load_object(name, "task.objective")
+        if not callable(found):
+            raise ConfigError(
+                f"task.objective = '{name}' is of type {type(found).__name__}", "it cannot be called",
+                "a function objective(model, batch) -> (loss_sum, weight)",
+            )  # fmt: skip
+        return found
+    raise ConfigError(f"there is no objective '{name}'", "", suggestion(name, ["auto", *BUILT_IN]))
+
+
+def _summed_cross_entropy(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    """Return cross-entropy [..., classes] against [...], summed in fp32 at least, and the count of labels."""
+    wide = torch.promote_types(logits.dtype, torch.float32)
+    loss = F.cross_entropy(logits.flatten(0, -2).to(wide), labels.flatten(), ignore_index=-100, reduction="sum")
+    return loss, (labels != -100).sum()
+
+
+def _logits(output: Any) -> Tensor:
+    found = getattr(output, "logits", output)
+    if not isinstance(found, Tensor):
+        raise ConfigError(
+            f"the model returned {type(output).__name__}", "the objective needs logits: a tensor, or `.logits` of one",
+            "an objective of your own: package.module:function",
+        )  # fmt: skip
+    return found
+
+
+def _field(batch: Any, name: str) -> Tensor:
+    if not isinstance(batch, Mapping) or name not in batch:
+        held = ", ".join(sorted(map(str, batch))) if isinstance(batch, Mapping) else type(batch).__name__
+        raise ConfigError(
+            f'the batch has no "{name}"', f"it holds {held}", "another objective, or one of your own in task.objective"
+        )
+    return batch[name]
