@@ -53,6 +53,7 @@ class CalibrationStep:
 
     precision: str
     width: int
+    sequence: int
     seconds: float
     relative_spread: float  # (90th - 10th percentile) / median of the repeats
     parameters: int
@@ -67,7 +68,7 @@ class Device:
     """A device as the forecaster sees it.
 
     `matmul_flops` maps a precision to measured points `((width, FLOP/s), ...)` of square products in rising width,
-    or one point `((0, FLOP/s),)` with the published dense peak.
+    forward and backward, or one point `((0, FLOP/s),)` with the published dense peak.
     """
 
     name: str
@@ -79,6 +80,8 @@ class Device:
     peak_flops: dict[str, float]  # published dense peak per precision, for MFU; empty means unknown
     launch_seconds: Figure  # host time to start one operator
     runtime_bytes: Figure  # what a process holds before any tensor of ours
+    # Measured points `((sequence, FLOP/s), ...)` of causal attention, forward and backward; empty: not measured.
+    attention_flops: dict[str, tuple[tuple[int, float], ...]] = field(default_factory=dict)
     threads: int = 0  # threads of a CPU device; 0 for accelerators
     optimizer_bytes_per_second: Figure | None = None  # rate of the fused update; None: the memory's
     calibration: tuple[CalibrationStep, ...] = ()  # measured training steps; empty: not probed

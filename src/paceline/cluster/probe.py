@@ -123,13 +123,8 @@ def combine(results: list[dict[str, Any]]) -> dict[str, Any]:
     ranks = len(results)
     record: dict[str, Any] = {
         "torch": results[0]["torch"],
-        "matmul": {
-            precision: [
-                [point["width"], min(result["matmul"][precision][index]["flops"] for result in results)]
-                for index, point in enumerate(points[: min(len(r["matmul"][precision]) for r in results)])
-            ]
-            for precision, points in results[0]["matmul"].items()
-        },
+        "matmul": _slowest_points([result["matmul"] for result in results]),
+        "attention": _slowest_points([result["attention"] for result in results]),
         "memory": {
             name: min(result["memory"][name]["bytes_per_second"] for result in results)
             for name in ("triad", "elementwise")
@@ -150,6 +145,16 @@ def combine(results: list[dict[str, Any]]) -> dict[str, Any]:
         if key in results[0]:
             record[key] = results[0][key]
     return record
+
+
+def _slowest_points(ranks: list[dict[str, list[dict[str, float]]]]) -> dict[str, list[list[float]]]:
+    """Return per precision the points (size, FLOP/s) of the slowest rank."""
+    return {
+        precision: [
+            [point["at"], min(rank[precision][index]["flops"] for rank in ranks)] for index, point in enumerate(points)
+        ]
+        for precision, points in ranks[0].items()
+    }
 
 
 def _link(results: list[dict[str, Any]], ranks: int) -> dict[str, Any]:
@@ -177,11 +182,10 @@ def _link(results: list[dict[str, Any]], ranks: int) -> dict[str, Any]:
 def probe_lines(record: dict[str, Any]) -> list[str]:
     """Return the record as a table for people."""
     lines = []
-    for precision, points in record["matmul"].items():
-        cells = "  ".join(
-            f"{int(width)}: {format_rate(flops, 'FLOP').replace('FLOP/s', '')}" for width, flops in points
-        )
-        lines.append(f"  matrix products {precision}   FLOP/s by width  {cells}")
+    for key, name, unit in (("matmul", "matrix products", "width"), ("attention", "causal attention", "sequence")):
+        for precision, points in record[key].items():
+            cells = "  ".join(f"{size:.0f}: {flops / 1e9:,.1f}" for size, flops in points)
+            lines.append(f"  {name} {precision}  GFLOP/s by {unit}  {cells}")
     memory = record["memory"]
     lines.append(
         f"  memory                 {format_rate(memory['triad'], 'B')} triad · "

@@ -103,6 +103,7 @@ def block_times(
             records.append({
                 "precision": precision,
                 "width": round((matrices / (4 + 3)) ** 0.5),  # geometric mean of an average product
+                "sequence": sequence,
                 "parameters": layers * (matrices + 2 * hidden),
                 "matmul_flops": 2.0 * tokens * layers * matrices,
                 "attention_flops": 2.0 * tokens * sequence * hidden * layers,  # 4 s h per token, causal half

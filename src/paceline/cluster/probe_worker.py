@@ -20,7 +20,9 @@ DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16", "fp64": "flo
 CPU_WIDTHS = (64, 128, 256, 512, 1024)
 CUDA_WIDTHS = (256, 512, 1024, 2048, 4096, 8192)
 CPU_ROWS, CUDA_ROWS = 1024, 8192
-HOPELESS = 20  # a precision so many times slower than fp32 is measured at the smallest widths only
+CPU_SEQUENCES = (64, 128, 256, 512, 1024)
+CUDA_SEQUENCES = (512, 2048, 8192)
+HOPELESS = 4  # a precision so many times slower than fp32 is measured at the smallest widths only
 # (hidden, ffn, heads, rows, sequence): a cache-resident block and one that is not.
 CPU_BLOCKS = ((128, 384, 4, 8, 128), (384, 1024, 6, 2, 256))
 CUDA_BLOCKS = ((1024, 2816, 16, 4, 2048), (2048, 5632, 16, 4, 2048))
@@ -51,7 +53,7 @@ class Rank:
         backend = "gloo" if self.kind == "cpu" else "nccl"
         store = dist.FileStore(str(folder / "rendezvous"), self.ranks)
         dist.init_process_group(backend, store=store, rank=rank, world_size=self.ranks)
-        self.slot_seconds = request["seconds_budget"] / 75  # some 50 measurements, and the import of torch
+        self.slot_seconds = request["seconds_budget"] / 100  # some 60 measurements, and the import of torch
 
     def synchronize(self) -> None:
         """Wait until the device has done all that it was given."""
@@ -96,7 +98,7 @@ class Rank:
 
 
 def matmul_rates(rank: Rank) -> dict[str, list[dict[str, float]]]:
-    """Return per precision the time of [rows, width] x [width, width] products as `F.linear` does them."""
+    """Return per precision the rate of [rows, width] x [width, width] products, forward and backward."""
     import torch
     from torch.nn.functional import linear
 
@@ -105,15 +107,51 @@ def matmul_rates(rank: Rank) -> dict[str, list[dict[str, float]]]:
     for precision, name in DTYPES.items():
         points: list[dict[str, float]] = []
         for width in widths:
-            dtype = getattr(torch, name)
-            inputs = torch.randn(rows, width, device=rank.device).to(dtype)
-            weight = torch.randn(width, width, device=rank.device).to(dtype)
-            measured = rank.time(partial(linear, inputs, weight))
-            points.append({"width": width, "flops": 2.0 * rows * width * width / measured["seconds"], **measured})
+            factory = {"dtype": getattr(torch, name), "device": rank.device}
+            inputs, weight, gradient = (torch.ones(size, width, **factory) for size in (rows, width, rows))
+            inputs.requires_grad_(), weight.requires_grad_()
+
+            def train(inputs: Any = inputs, weight: Any = weight, gradient: Any = gradient) -> None:
+                torch.autograd.grad(linear(inputs, weight), (inputs, weight), gradient)
+
+            measured = rank.time(train)
+            points.append({"at": width, "flops": 6.0 * rows * width * width / measured["seconds"], **measured})
             reference = rates.get("fp32", points)[len(points) - 1]["flops"]
             if len(points) == 2 and rank.any(points[-1]["flops"] * HOPELESS < reference):
                 break
         rates[precision] = points
+    return rates
+
+
+def attention_rates(rank: Rank, dtypes: dict[str, str]) -> dict[str, list[dict[str, float]]]:
+    """Return per precision the rate of causal attention, forward and backward, at several sequence lengths.
+
+    The backward pass is counted as 2.5 times the forward's 2 s^2 h (causal half), as FlashAttention-2 does it (Dao
+    2023, arXiv:2307.08691).
+    """
+    import torch
+    from torch.nn.functional import scaled_dot_product_attention
+
+    tokens, sequences = (CPU_ROWS, CPU_SEQUENCES) if rank.kind == "cpu" else (2 * CUDA_ROWS, CUDA_SEQUENCES)
+    heads, head_width = (4, 64) if rank.kind == "cpu" else (16, 128)
+    rates: dict[str, list[dict[str, float]]] = {}
+    for precision, name in dtypes.items():
+        rates[precision] = []
+        for sequence in sequences:
+            shape = (tokens // sequence, heads, sequence, head_width)
+            heads_of = [
+                torch.randn(shape, device=rank.device).to(getattr(torch, name)).requires_grad_() for _ in range(3)
+            ]
+            gradient = torch.ones_like(heads_of[0])
+
+            def train(heads_of: Any = heads_of, gradient: Any = gradient) -> None:
+                query, key, value = heads_of
+                mixed = scaled_dot_product_attention(query, key, value, is_causal=True)
+                torch.autograd.grad(mixed, heads_of, gradient)
+
+            measured = rank.time(train)
+            flops = 3.5 * 2.0 * tokens * sequence * heads * head_width
+            rates[precision].append({"at": sequence, "flops": flops / measured["seconds"], **measured})
     return rates
 
 
@@ -217,6 +255,7 @@ def measure(request: dict[str, Any], rank: int, folder: Path) -> dict[str, Any]:
     # A precision slower than fp32 (fp16 on most CPUs) is not worth timing; the forecaster takes fp32's calibration.
     rates = {name: points[-1]["flops"] for name, points in result["matmul"].items() if len(points) > 2}
     usable = [name for name in ("fp32", "bf16", "fp16") if not here.any(rates.get(name, 0.0) < rates["fp32"] / 1.5)]
+    result["attention"] = attention_rates(here, {name: DTYPES[name] for name in [*usable, "fp64"]})
     result["runtime_bytes"] = resident_bytes(here.kind)
     result["blocks"] = block_times(here, blocks, BLOCK_LAYERS, {name: DTYPES[name] for name in usable})
     result["optimizer"] = optimizer_rate(here)

@@ -147,15 +147,19 @@ def apply_probe(cluster: Cluster, record: dict[str, Any]) -> Cluster:
     def measured(value: float, note: str = "") -> Figure:
         return Figure(float(value), "measured", note)
 
+    def points(name: str) -> dict[str, tuple[tuple[int, float], ...]]:
+        return {
+            precision: tuple((int(size), float(flops)) for size, flops in row)
+            for precision, row in record[name].items()
+        }
+
     fields = {field.name for field in dataclasses.fields(CalibrationStep)} - {"relative_spread"}
     device: Device = dataclasses.replace(
         cluster.device,
         memory_bytes_per_second=measured(record["memory"]["triad"], "triad, all devices at once"),
-        matmul_flops={
-            precision: tuple((int(width), float(flops)) for width, flops in points)
-            for precision, points in record["matmul"].items()
-        },
+        matmul_flops=points("matmul"),
         matmul_source="measured",
+        attention_flops=points("attention"),
         launch_seconds=measured(record["launch_seconds"], "a third of forward and backward of a tiny operator"),
         runtime_bytes=measured(record["runtime_bytes"], "resident memory before any tensor of ours"),
         optimizer_bytes_per_second=measured(record["optimizer_bytes_per_second"], "fused AdamW, 28 B per parameter"),
