@@ -170,7 +170,7 @@ def check(spec: Spec) -> None:
     for name, amount in ramps:
         if amount is not None and amount.unit == task.stop.unit and amount.value > task.stop.value:
             _refuse(spec, f"task.schedule.{name}", literal(str(amount)), f"the run stops after {task.stop}",
-                    f"less than {task.stop}")  # fmt: skip
+                    f"at most {task.stop}")  # fmt: skip
 
 
 def _refuse(spec: Spec, key: str, value: str, because: str, fix: str) -> None:

@@ -1,0 +1,141 @@
+"""The command line: picks the verb, runs it, and turns every ending into a message and an exit code.
+
+Only the chosen verb's module is imported, and no verb imports torch before it needs it, so help is immediate.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+import importlib
+import io
+import json
+import os
+import platform
+import shlex
+import sys
+import traceback
+from collections.abc import Sequence
+from types import ModuleType
+
+from paceline.cli.output import paint
+from paceline.cli.parser import EXIT_CODES, Parser, add_common_arguments, epilog
+from paceline.errors import ConfigError, PacelineError, Requeue, suggestion
+
+VERBS = {
+    "plan": "choose a layout and price it: time, memory, money, energy",
+    "verify": "prove that a layout computes the numbers of one device",
+    "train": "plan, verify, train, report; resumes by itself",
+    "report": "what a run took against what was forecast",
+    "probe": "measure this machine: compute, memory, links",
+    "schema": "the JSON schema of spec files, for editors",
+}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command and return its exit code. Never raises, whatever the arguments are."""
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    as_json = "--json" in words
+    _tolerate_any_character()
+    try:
+        code = _dispatch(words)
+        sys.stdout.flush()
+        return code
+    except PacelineError as error:
+        return _tell(error.as_dict(), str(error), as_json)
+    except Requeue as stop:
+        return _tell({"error": "Requeue", "what": "stopped early", "because": stop.because,
+                      "try": "start the same command again", "exit_code": stop.exit_code},
+                     f"stopped early\n  because  {stop.because}\n  try      start the same command again",
+                     as_json, word="requeue")  # fmt: skip
+    except KeyboardInterrupt:
+        return _tell({"error": "KeyboardInterrupt", "what": "interrupted", "because": "Ctrl-C", "try": "",
+                      "exit_code": 130}, "interrupted", as_json, word="stop")  # fmt: skip
+    except BrokenPipeError:
+        _mute_stdout()
+        return 141  # 128 + SIGPIPE
+    except SystemExit as stop:  # argparse leaves this way after --help and --version
+        return stop.code if isinstance(stop.code, int) else 0
+    except Exception as error:
+        return _defect(error, words, as_json)
+
+
+def _dispatch(words: list[str]) -> int:
+    if not words:
+        print(_overview().format_help(), file=sys.stderr, end="")
+        return 2
+    verb = words[0]
+    if verb in ("-h", "--help", "--version"):
+        _overview().read([verb])
+    if verb.startswith("-"):
+        near = difflib.get_close_matches(verb, ["--help", "--version"], n=1, cutoff=0.75)
+        fix = f"did you mean '{near[0]}'?" if near else f"paceline VERB {verb}, with a VERB of {', '.join(VERBS)}"
+        raise ConfigError(f"unknown option '{verb}'", "a verb comes first, its options after it", fix)
+    if verb not in VERBS:
+        raise ConfigError(f"unknown verb '{verb}'", "paceline has no such verb", suggestion(verb, VERBS))
+    module = importlib.import_module(f"paceline.cli.{verb}")
+    return int(module.execute(_verb_parser(verb, module).read(words[1:])))
+
+
+def _verb_parser(verb: str, module: ModuleType) -> Parser:
+    parser = Parser(
+        prog=f"paceline {verb}", description=(module.__doc__ or VERBS[verb]).strip(),
+        epilog=epilog(module.EXAMPLE, module.CODES),
+    )  # fmt: skip
+    module.add_arguments(parser)
+    add_common_arguments(parser)
+    return parser
+
+
+def _overview() -> Parser:
+    from paceline import __version__
+
+    verbs = "\n".join(f"  {verb:<8}{purpose}" for verb, purpose in VERBS.items())
+    parser = Parser(
+        prog="paceline", usage="paceline VERB [SPEC] [options]",
+        description="Plan, price, prove and run the training of PyTorch models on however many devices there are.\n\n"
+        f"verbs (paceline VERB --help):\n{verbs}",
+        epilog=epilog("paceline plan examples/stdlib-code.toml --explain", EXIT_CODES),
+    )  # fmt: skip
+    parser.add_argument("--version", action="version", version=f"paceline {__version__}")
+    return parser
+
+
+def _tell(fields: dict[str, object], message: str, as_json: bool, word: str = "error") -> int:
+    """Write the ending for people on stderr and, where asked for, for machines on stdout; return its exit code."""
+    code = fields["exit_code"]
+    assert isinstance(code, int)
+    try:
+        if as_json:
+            print(json.dumps(fields, indent=2), flush=True)
+        print(f"{paint(word + ':', 'red', sys.stderr)} {message}", file=sys.stderr, flush=True)
+    except BrokenPipeError:
+        _mute_stdout()
+    return code
+
+
+def _mute_stdout() -> None:
+    """Send the rest of stdout nowhere: its reader left (`paceline plan | head`); the flush at exit must not fail."""
+    with contextlib.suppress(OSError, ValueError):  # a stdout without a file behind it needs no muting
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _tolerate_any_character() -> None:
+    """Write what the terminal's encoding lacks as an escape instead of failing."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+
+
+def _defect(error: Exception, words: list[str], as_json: bool) -> int:
+    """Show an error that no user can have caused, with all that a report of it needs."""
+    from paceline import __version__
+
+    trace = "".join(traceback.format_exception(error))
+    because = f"{type(error).__name__}: {error}"
+    fix = "please report it with the lines above: they hold all that is needed"
+    place = f"paceline {__version__}, Python {platform.python_version()}, {platform.platform()}"
+    print(f"{trace}\n{place}\npaceline {shlex.join(words)}", file=sys.stderr)
+    fields: dict[str, object] = {"error": "Defect", "what": "a defect of Paceline", "because": because, "try": fix,
+                                 "exit_code": 1, "traceback": trace}  # fmt: skip
+    return _tell(fields, f"a defect of Paceline\n  because  {because}\n  try      {fix}", as_json)

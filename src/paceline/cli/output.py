@@ -1,0 +1,60 @@
+"""What the verbs write: lines for people, one JSON object for machines. Colour only on a terminal without NO_COLOR."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import os
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TextIO
+
+from paceline.units import Amount
+
+Say = Callable[[str], None]
+_CODES = {"bold": "1", "dim": "2", "red": "31"}
+
+
+def say_to(json_wanted: bool) -> Say:
+    """Return the function that tells a person what goes on: on stdout, or on stderr where stdout is for JSON."""
+
+    def say(line: str) -> None:
+        print(line, file=sys.stderr if json_wanted else sys.stdout, flush=True)
+
+    return say
+
+
+def print_json(value: Any) -> None:
+    """Write the value as one JSON object on stdout."""
+    print(json.dumps(json_safe(value), indent=2, allow_nan=False))
+
+
+def json_safe(value: Any) -> Any:
+    """Return dataclasses, amounts and paths as plain data. A number that is not finite is unknown: null."""
+    if isinstance(value, Amount):
+        return str(value)
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {field.name: json_safe(getattr(value, field.name)) for field in dataclasses.fields(value)}
+    if isinstance(value, Mapping):
+        return {str(key): json_safe(item) for key, item in value.items()}
+    if isinstance(value, list | tuple | set | frozenset | range):
+        return [json_safe(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    return str(value) if isinstance(value, Path) else repr(value)
+
+
+def paint(text: str, style: str, stream: TextIO) -> str:
+    """Return the text in a style ("bold", "dim", "red") where the stream is a terminal that wants colour."""
+    wanted = stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+    return f"\x1b[{_CODES[style]}m{text}\x1b[0m" if wanted else text
+
+
+def table_lines(rows: Sequence[tuple[str, ...]]) -> list[str]:
+    """Return rows as lines of aligned columns, two spaces apart."""
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))] if rows else []
+    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]

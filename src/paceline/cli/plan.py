@@ -1,0 +1,73 @@
+"""Chooses how to run the task on the cluster, and prices it: time, memory, money and energy, each with an interval.
+
+Needs no accelerator and starts no training. What the machine can do is measured once and kept (see `paceline probe`).
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+from typing import Any
+
+from paceline.cli.output import print_json, say_to, table_lines
+from paceline.cli.parser import add_spec_arguments
+
+EXAMPLE = "paceline plan examples/stdlib-code.toml --set cluster.devices=4 --explain"
+CODES = (3, 5)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options of `paceline plan`."""
+    add_spec_arguments(parser)
+    parser.add_argument(
+        "--explain", action="store_true", help="every term of the forecast, and why others were refused"
+    )
+    parser.add_argument("--provenance", action="store_true", help="print every value of the spec and its origin")
+    parser.add_argument("--models", action="store_true", help="list the named model sizes")
+
+
+def execute(options: argparse.Namespace) -> int:
+    """Run `paceline plan`. Raises DoesNotFit (exit code 3) where no layout fits."""
+    if options.models:
+        return _models(options.json)
+    from paceline.spec import load_spec, provenance_lines, spec_to_dict
+
+    spec = load_spec(options.spec, options.overrides)
+    if options.provenance:
+        if options.json:
+            print_json({"spec": spec_to_dict(spec), "provenance": spec.provenance})
+        else:
+            print("\n".join(provenance_lines(spec)))
+        return 0
+    from paceline.plan.explain import explain_lines, headline_lines
+    from paceline.plan.session import plan_task
+
+    say = say_to(options.json)
+    planned = plan_task(spec, say=say)
+    if options.json:
+        print_json({"spec": spec_to_dict(spec), **_fields(planned)})
+        return 0
+    for line in [*headline_lines(spec, planned), *(["", *explain_lines(planned)] if options.explain else [])]:
+        say(line)
+    return 0
+
+
+def _fields(planned: Any) -> dict[str, Any]:
+    return {field.name: getattr(planned, field.name) for field in dataclasses.fields(planned)}
+
+
+def _models(as_json: bool) -> int:
+    from paceline.task.models.sizes import NAMED_SIZES, nominal_vocab
+    from paceline.units import format_count
+
+    sizes = [dataclasses.replace(size, vocab=nominal_vocab(size)) for size in NAMED_SIZES.values()]
+    if as_json:
+        print_json({size.name: {**dataclasses.asdict(size), "parameters": size.parameters} for size in sizes})
+        return 0
+    rows = [("model", "parameters", "hidden", "layers", "heads", "kv heads", "ffn", "vocabulary")]
+    for size in sizes:
+        heads = (f"{size.heads}", f"{size.kv_heads}")
+        widths = (f"{size.ffn}", f"{size.vocab}")
+        rows.append((size.name, format_count(size.parameters), f"{size.hidden}", f"{size.layers}", *heads, *widths))
+    print("\n".join(table_lines(rows)))
+    return 0

@@ -1,0 +1,32 @@
+"""Measures this machine: matrix products, memory, operator launches, and the links between processes.
+
+Takes about 15 seconds on an idle machine. The result is kept, with its date, and every later forecast on this machine
+uses it.
+"""
+
+from __future__ import annotations
+
+import argparse
+
+from paceline.cli.output import print_json, say_to
+from paceline.cli.parser import whole
+
+EXAMPLE = "paceline probe --devices 2"
+CODES = (74,)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options of `paceline probe`."""
+    devices_help = "how many devices measure at once (default: every GPU, or one CPU device)"
+    parser.add_argument("--devices", metavar="N", type=whole, default=0, help=devices_help)
+    parser.add_argument("--kind", choices=("cpu", "cuda"), default="cpu", help="which kind of device (default cpu)")
+
+
+def execute(options: argparse.Namespace) -> int:
+    """Run `paceline probe`. The table for people is printed by the probe itself, as it is measured."""
+    from paceline.cluster.probe import probe_machine
+
+    record = probe_machine(options.devices, options.kind, say_to(options.json))
+    if options.json:
+        print_json(record)
+    return 0

@@ -1,0 +1,38 @@
+"""Compares what a run took with what was forecast, term by term, and writes report.html into the run's directory."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from paceline.cli.output import print_json, say_to
+from paceline.errors import ConfigError, suggestion
+
+EXAMPLE = "paceline report runs/stdlib-code"
+CODES = (74,)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options of `paceline report`."""
+    parser.add_argument("run_dir", metavar="RUN_DIR", type=Path, help="a run's directory: the one that holds `journal`")
+
+
+def execute(options: argparse.Namespace) -> int:
+    """Run `paceline report`."""
+    run_dir: Path = options.run_dir
+    if not (run_dir / "journal").is_dir():
+        raise ConfigError(f"'{run_dir}' is not a run's directory", "it has no folder `journal`", _runs_near(run_dir))
+    from paceline.report.build import build_report, write_report
+
+    page = write_report(run_dir)
+    if options.json:
+        print_json({**build_report(run_dir).as_dict(), "page": str(page)})
+    else:
+        say_to(False)(f"report   {page}")
+    return 0
+
+
+def _runs_near(run_dir: Path) -> str:
+    folders = {run_dir, run_dir.parent, Path("runs")}
+    known = [str(found.parent) for folder in folders for found in folder.glob("*/journal")]
+    return suggestion(str(run_dir), known) if known else "paceline train SPEC makes one"

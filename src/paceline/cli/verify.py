@@ -1,0 +1,46 @@
+"""Proves that a layout computes the same numbers as one device: loss, gradients, gradient norm, updated weights.
+
+Runs both in small real processes on this machine, and names the first tensor that differs.
+"""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from paceline.cli.output import print_json, say_to
+from paceline.cli.parser import add_spec_arguments, whole
+from paceline.errors import ConfigError, suggestion
+
+EXAMPLE = "paceline verify examples/stdlib-code.toml --layout dp_shard=2 --steps 3"
+CODES = (3, 4, 5, 6)
+DTYPES = ("fp32", "bf16", "fp16", "fp64")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options of `paceline verify`."""
+    add_spec_arguments(parser)
+    parser.add_argument(
+        "--layout", metavar="AXIS=N,...", help="the layout to prove, such as dp_shard=2; without it, the planner's"
+    )
+    parser.add_argument("--steps", metavar="N", type=whole, default=2, help="optimizer updates to compare (default 2)")
+    dtypes_help = f"precisions to compare in, of {','.join(DTYPES)} (default fp32)"
+    parser.add_argument("--dtypes", metavar="LIST", default="fp32", help=dtypes_help)
+
+
+def execute(options: argparse.Namespace) -> int:
+    """Run `paceline verify`: 0 where the layout equals one device, 4 where it does not."""
+    from paceline.spec import load_spec
+
+    dtypes = tuple(part.strip() for part in options.dtypes.split(","))
+    for dtype in dtypes:
+        if dtype not in DTYPES:
+            raise ConfigError(f"--dtypes: unknown precision '{dtype}'", "a list with commas", suggestion(dtype, DTYPES))
+    spec = load_spec(options.spec, options.overrides)
+    from paceline.verify.start import verify_spec
+
+    say = say_to(options.json)
+    result: dict[str, Any] = verify_spec(spec, layout=options.layout, steps=options.steps, dtypes=dtypes, say=say)
+    if options.json:
+        print_json(result)
+    return 0 if result["equal"] else 4
