@@ -18,6 +18,7 @@ from paceline.report.records import Records, StepTable, number, table, text
 JOULES_PER_KWH = 3.6e6
 COMMUNICATION = ("reduc", "gather", "communication", "collective", "all-to-all", "send", "network", "all_reduce")
 ACTIVATIONS = "activations_and_buffers"
+JOINT = "activations_and_runtime"
 
 
 @dataclass(frozen=True)
@@ -75,7 +76,7 @@ class Basis:
     """The steps that medians are taken over, and in words which ones were left out."""
 
     steps: StepTable
-    excluded: int
+    all_steps: StepTable  # under the same plan, none left out
     words: str
 
 
@@ -124,8 +125,8 @@ def basis_of(records: Records, reference: Mapping[str, Any]) -> Basis:
     ):
         if mask.any():
             kept = steps.where(mask)
-            return Basis(kept, len(steps) - len(kept), f"medians over {len(kept):,} steps, {words}{tail}")
-    return Basis(steps, 0, "no step was completed")
+            return Basis(kept, steps, f"medians over {len(kept):,} steps, {words}{tail}")
+    return Basis(steps, steps, "no step was completed")
 
 
 def _terms(forecast: Mapping[str, Any], key: str) -> list[TermLine]:
@@ -207,6 +208,8 @@ def memory_groups(records: Records, reference: Mapping[str, Any]) -> tuple[Group
         sorted_terms[memory_group(term.name)].append(term)
     record = (records.of("memory") or [{}])[-1]
     measured = {name: number(value) for name, value in table(record.get("components")).items()}
+    if JOINT in measured:  # where an allocator cannot tell the two apart
+        sorted_terms[JOINT] = sorted_terms.pop(ACTIVATIONS) + sorted_terms.pop("runtime")
     for name in measured:
         sorted_terms.setdefault(name, [])
     return tuple(
@@ -235,7 +238,10 @@ def _rate(
     key: str, forecast: Mapping[str, Any], first: Mapping[str, Any], direct: float | None
 ) -> tuple[float | None, str]:
     """Return a quantity per device-second and where it is from: the forecast's own rate, else the cluster's figure."""
-    total, seconds = number(table(forecast.get(key)).get("value")), number(table(forecast.get("run_seconds")).get("value"))
+    total, seconds = (
+        number(table(forecast.get(key)).get("value")),
+        number(table(forecast.get("run_seconds")).get("value")),
+    )
     devices = number(first.get("world_size")) or number(table(first.get("cluster")).get("devices"))
     if total is not None and seconds and devices:
         return total / (seconds * devices), "at the forecast's rate"
@@ -264,9 +270,9 @@ def promises_of(
     are estimates: device-seconds between the first and the last record of each start, times the forecast's own rate.
     """
     forecast = table(reference.get("forecast"))
-    peaks = basis.steps.column("peak_bytes")
-    all_peaks = records.steps.column("peak_bytes")
-    peak = next((float(np.nanmax(values)) for values in (peaks, all_peaks) if np.isfinite(values).any()), None)
+    recorded = [number(record.get("peak_bytes")) for record in records.of("memory")]
+    peaks = [*basis.all_steps.column("peak_bytes").tolist(), *(peak for peak in recorded if peak is not None)]
+    peak = max((value for value in peaks if np.isfinite(value)), default=None)
     first = next((start for start in records.starts if table(start.get("forecast"))), (*records.starts, {})[0])
     whole = table(first.get("forecast"))
     world = number(first.get("world_size")) or number(table(first.get("cluster")).get("devices"))
@@ -275,7 +281,7 @@ def promises_of(
     partly = "" if share in (None, 1.0) else f"; forecast scaled to the {share:.0%} of the steps that were done"
     promises = [
         _promise("step time", "s", forecast.get("step_seconds"), median(basis.steps.column("total")), basis.words),
-        _promise("memory", "B", forecast.get("peak_bytes"), peak, "highest peak of any step, on the fullest device"),
+        _promise("memory", "B", forecast.get("peak_bytes"), peak, "the highest peak on record"),
         _promise("run time", "s", whole.get("run_seconds"), seconds, f"all starts, gaps left out{partly}", share),
     ]
     direct = _direct_rates(first)

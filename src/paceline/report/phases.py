@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 
 import numpy as np
@@ -124,7 +125,7 @@ def phases_of(records: Records, attempts: tuple[Attempt, ...]) -> tuple[Phase, .
     running = sum(attempt.seconds for attempt in attempts)
     gaps = [
         after.started - before.ended
-        for before, after in zip(attempts, attempts[1:], strict=False)
+        for before, after in itertools.pairwise(attempts)
         if after.started is not None and before.ended is not None
     ]
     known["start-up and other"] = (

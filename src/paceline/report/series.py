@@ -42,5 +42,5 @@ def trend(x: NDArray[np.float64], y: NDArray[np.float64], buckets: int = TREND_B
     x, y = x[finite], y[finite]
     if len(x) < 3 * buckets:
         return Series(())
-    parts = zip(np.array_split(x, buckets), np.array_split(y, buckets), strict=True)
-    return thin(*(np.array(column) for column in zip(*((a.mean(), b.mean()) for a, b in parts), strict=True)))
+    means = [np.array([part.mean() for part in np.array_split(column, buckets)]) for column in (x, y)]
+    return thin(means[0], means[1])

@@ -193,7 +193,8 @@ def summarise(records: Iterable[Mapping[str, Any]], run_dir: str = "") -> Summar
     planned = number(table(first.get("forecast")).get("steps")) or number(table(reference.get("forecast")).get("steps"))
     moments = [moment for span in found.spans.values() for moment in span]
     wall_seconds = max(moments) - min(moments) if moments else 0.0
-    end = next((r for r in reversed(found.of("run_ended")) if r["attempt"] == attempts[-1].number), {})
+    ends: list[dict[str, Any]] = [r for r in found.of("run_ended") if r["attempt"] == attempts[-1].number]
+    end = (ends or [{}])[-1]
     status, status_text = _status(end, done, int(planned) if planned else None, wall_seconds)
     share = 1.0 if status == "complete" else done / planned if planned else None
     facts, spec = table(reference.get("facts")), table(reference.get("spec"))
@@ -226,7 +227,7 @@ def summarise(records: Iterable[Mapping[str, Any]], run_dir: str = "") -> Summar
         checkpoints=_checkpoints(found),
         decisions=_events(found, "decision"),
         faults=_events(found, "fault"),
-        verification=json_safe((found.of("verify") or [None])[-1]),
+        verification=json_safe(found.of("verify")[-1]) if found.of("verify") else None,
         cluster=json_safe(table(reference.get("cluster"))),
         reproduce=_reproduce(reference),
         error={key: text(error.get(key)) for key in ("what", "because", "try")} if error else None,

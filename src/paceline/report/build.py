@@ -1,0 +1,77 @@
+"""A run directory's report: its summary, the HTML file and the closing lines for the console."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from pathlib import Path
+
+from paceline.errors import ConfigError, StorageError
+from paceline.report.format import signed_percent
+from paceline.report.html import render_html
+from paceline.report.summary import Summary, summarise
+from paceline.run.journal import read_journal
+
+FILE = "report.html"
+
+
+def build_report(run_dir: Path) -> Summary:
+    """Return the summary of the run in `run_dir`.
+
+    Raises ConfigError where the directory is not a run's, StorageError where its journal is empty or unreadable.
+    """
+    run_dir = Path(run_dir)
+    folder = run_dir / "journal"
+    if not folder.is_dir():
+        because = f"it has no folder '{folder.name}'" if run_dir.is_dir() else "there is no such folder"
+        raise ConfigError(f"{run_dir} is not a run's directory", because, "name the folder that `paceline train` wrote")
+    try:
+        summary = summarise(read_journal(run_dir), str(run_dir))
+    except OSError as error:
+        raise StorageError(
+            f"cannot read the journal in {folder}", str(error), "check the folder's permissions"
+        ) from error
+    if not summary.attempts:
+        raise StorageError(
+            f"the journal in {folder} is empty", "no complete record was written before the run ended", "start it again"
+        )
+    return summary
+
+
+def write_report(run_dir: Path) -> Path:
+    """Write RUN/report.html whole or not at all, and return its path. Raises as build_report, and StorageError."""
+    run_dir = Path(run_dir)
+    page = render_html(build_report(run_dir))
+    target = run_dir / FILE
+    temporary = None
+    try:
+        with tempfile.NamedTemporaryFile(
+            "w", encoding="utf-8", errors="replace", dir=run_dir, prefix=".report-", suffix=".html", delete=False
+        ) as file:
+            temporary = Path(file.name)
+            file.write(page)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.chmod(0o644)
+        temporary.replace(target)
+    except OSError as error:
+        if temporary is not None:
+            temporary.unlink(missing_ok=True)
+        raise StorageError(
+            f"cannot write {target}", str(error), "free space or check the folder's permissions"
+        ) from error
+    return target
+
+
+def report_lines(summary: Summary) -> list[str]:
+    """Return the closing lines of a run: where the report is, and forecast against measured in percent."""
+    compared = [
+        f"{word} {signed_percent(promise.error, digits)}"
+        for word, name, digits in (("time", "step time", 1), ("memory", "memory", 1), ("energy", "energy", 0))
+        if (promise := summary.promise(name)).error is not None
+    ]
+    against = f"      forecast vs measured: {'  '.join(compared)}" if compared else ""
+    lines = [f"report   {Path(summary.run_dir) / FILE}{against}"]
+    if summary.error:
+        lines.append(f"failed   {summary.error['what']}")
+    return lines

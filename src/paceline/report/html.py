@@ -1,0 +1,268 @@
+"""A run's report as one self-contained HTML file: no script, no font and no picture from elsewhere."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+
+from paceline.report import sections as part
+from paceline.report.charts import Band, Line, interval_bar, line_chart, stacked_bars
+from paceline.report.compare import Group, Promise
+from paceline.report.format import quantity, signed_percent, utc
+from paceline.report.sections import VERDICTS, esc, pill, section
+from paceline.report.style import CSS
+from paceline.report.summary import Summary
+from paceline.units import format_count, format_seconds
+
+STATUS_STYLE = {"complete": "good", "requeue": "warn", "failed": "bad"}
+NAMES = {"step time": "Step time", "memory": "Memory per device", "run time": "Run time", "money": "Money",
+         "energy": "Energy"}  # fmt: skip
+
+
+def _figure(svg: str, caption: str = "", legend: str = "") -> str:
+    words = f"<figcaption>{esc(caption)}</figcaption>" if caption else ""
+    return f'<figure><div class="scroll">{svg}</div>{legend}{words}</figure>'
+
+
+def _legend(items: Sequence[tuple[str, str]]) -> str:
+    """Return the colours' names and values, in the order in which a stacked bar counts its colours."""
+    entries = "".join(
+        f'<li><i class="c{index % 8}"></i>{esc(name)} <span>{esc(value)}</span></li>'
+        for index, (name, value) in enumerate(items)
+    )
+    return f'<ul class="legend">{entries}</ul>'
+
+
+def _verdict(summary: Summary) -> str:
+    """Return the first sentence: did it finish, and were the promises kept."""
+    judged = [summary.promise(name) for name in ("step time", "memory", "run time", "money", "energy")]
+    known = [promise for promise in judged if promise.verdict != "unknown"]
+    over = [promise for promise in known if promise.verdict == "above"]
+    if not known:
+        words = "There is nothing to hold against the forecast."
+    elif not over:
+        words = f"Every promise that could be checked was kept ({len(known)} of {len(judged)})."
+    else:
+        names = ", ".join(f"{promise.name} {signed_percent(promise.error)}" for promise in over)
+        words = f"{len(known) - len(over)} of {len(known)} promises were kept; above the interval: {names}."
+    return f'<p class="verdict">{esc(summary.status_text)} {esc(words)}</p>'
+
+
+def _cards(summary: Summary) -> str:
+    cards = []
+    for name, title in NAMES.items():
+        promise = summary.promise(name)
+        style, word = VERDICTS[promise.verdict]
+        show = partial(quantity, unit=promise.unit)
+        bar = ""
+        numbers = (promise.forecast, promise.low, promise.high, promise.measured)
+        if promise.verdict != "unknown":
+            forecast, low, high, measured = (value or 0.0 for value in numbers)
+            bar = interval_bar(forecast, low, high, measured, show)
+        against = (
+            f"{signed_percent(promise.error)} against {show(promise.forecast)} forecast"
+            if promise.error is not None
+            else f"forecast {show(promise.forecast)}"
+        )
+        is_estimate = promise.measured is not None and promise.measured_how.startswith("estimate")
+        estimated = " (estimate)" if is_estimate else ""
+        cards.append(
+            f'<div class="card"><div class="top"><span>{esc(title)}</span>{pill(style, word)}</div>'
+            f'<div class="big">{esc(show(promise.measured))}</div>{bar}'
+            f'<div class="small">{esc(against)}{esc(estimated)} {part.tag(promise.source)}</div></div>'
+        )
+    judged = [promise for promise in summary.promises if promise.name in NAMES]
+    notes = "".join(f"<li>{esc(NAMES[promise.name])}: {esc(promise.measured_how)}.</li>" for promise in judged)
+    return (
+        f'<div class="cards">{"".join(cards)}</div><details><summary>How each was measured</summary>'
+        f'<ul class="note">{notes}</ul></details>'
+    )
+
+
+def _restarts(summary: Summary) -> list[tuple[float, str]]:
+    first = summary.attempts[0].number if summary.attempts else 0
+    return [
+        (float(attempt.resumed_at_step), f"start {attempt.number}")
+        for attempt in summary.attempts
+        if attempt.resumed_at_step is not None and attempt.number > first and attempt.steps
+    ]
+
+
+def _loss(summary: Summary) -> str:
+    curves, losses = summary.series, summary.losses
+    if not curves["loss"].points and not curves["held_out"].points:
+        return ""
+    smooth = bool(curves["loss_trend"].points)
+    lines = [Line("" if smooth else "training", curves["loss"].points, "faint" if smooth else "train")]
+    if smooth:
+        lines.append(Line("training", curves["loss_trend"].points, "train"))
+    lines.append(Line("held-out", curves["held_out"].points, "held", dots=True))
+    values = [value for line in lines for _, value in line.points]
+    chart = line_chart(
+        lines,
+        label="Training and held-out loss over steps",
+        x_label="step",
+        y_label="loss, nats per item",
+        reference=(losses.unigram, "by frequency") if losses.unigram is not None else None,
+        markers=_restarts(summary),
+        log=min(values) > 0 and max(values) > 20 * min(values),
+    )
+    how = " Faint: each step; strong: means over hundredths of the run." if smooth else ""
+    rows = [
+        ("training", f"{_number(losses.first)} first, {_number(losses.last)} last, "
+                     f"{_number(losses.best)} best{_at(losses.best_step)}"),
+        ("held-out", "" if losses.held_out_last is None else
+         f"{_number(losses.held_out_first)} first, {_number(losses.held_out_last)} last, "
+         f"{_number(losses.held_out_best)} best{_at(losses.held_out_best_step)}"),
+        ("guessing by frequency", "" if losses.unigram is None else _number(losses.unigram)),
+        ("seen", f"{format_count(summary.items_seen)} {summary.unit}" if summary.items_seen else ""),
+    ]  # fmt: skip
+    return _figure(chart, f"Loss of the steps that count.{how}") + part.listing(rows)
+
+
+def _number(value: float | None) -> str:
+    return "unknown" if value is None else f"{value:.4f}"
+
+
+def _at(step: int | None) -> str:
+    return "" if step is None else f" at step {step:,}"
+
+
+def _speed(summary: Summary) -> str:
+    points, speed, promise = summary.series["step_seconds"].points, summary.speed, summary.promise("step time")
+    if not points:
+        return ""
+    band = None
+    if promise.forecast is not None and promise.low is not None and promise.high is not None:
+        band = Band(promise.low, promise.high, promise.forecast, "forecast")
+    usual = max(speed.p95_seconds or 0.0, band.high if band else 0.0)
+    chart = line_chart(
+        [Line("measured", points)],
+        label="Seconds per step, with the forecast's interval",
+        x_label="step",
+        y_label="seconds per step",
+        tip_format=format_seconds,
+        band=band,
+        markers=_restarts(summary),
+        zero=True,
+        ceiling=usual * 1.6 if usual else None,
+    )
+    unit = f"{summary.unit}/s"
+    rates = [speed.items_per_second, speed.p5_items_per_second, speed.p95_items_per_second]
+    middle, slow, fast = ("unknown" if rate is None else format_count(rate) for rate in rates)
+    mfu = "unknown" if speed.mfu is None else f"{speed.mfu:.1%}"
+    promised = "" if speed.mfu_forecast is None else f", forecast {speed.mfu_forecast:.1%}"
+    rows = [
+        ("step time", f"{quantity(speed.median_seconds, 's')} median, {quantity(speed.p5_seconds, 's')} to "
+                      f"{quantity(speed.p95_seconds, 's')} (5th to 95th percentile)"),
+        ("throughput", f"{middle} {unit} median, {slow} to {fast}"),
+        ("model FLOP utilisation", f"{mfu}{promised} ({speed.mfu_convention})"),
+    ]  # fmt: skip
+    caption = f"Shaded: the forecast's 80 % interval. {summary.basis.capitalize()}."
+    return _figure(chart, caption) + part.listing(rows) + part.slowest(summary)
+
+
+def _optimisation(summary: Summary) -> str:
+    """Return the gradient norm (by logarithm where it is positive throughout) and the learning rate."""
+    figures = []
+    for key, name in (("grad_norm", "global gradient norm"), ("lr", "learning rate")):
+        points = summary.series[key].points
+        if points:
+            log = key == "grad_norm" and min(value for _, value in points) > 0
+            chart = line_chart(
+                [Line("", points)],
+                label=f"{name} over steps",
+                x_label="step",
+                y_label=name,
+                markers=_restarts(summary),
+                zero=not log,
+                log=log,
+                height=210,
+            )
+            figures.append(_figure(chart))
+    return "".join(figures)
+
+
+def _compared(groups: Sequence[Group], total: Promise, label: str, note: str) -> str:
+    """Return forecast over measured as stacked bars, and the table of terms below."""
+    show = partial(quantity, unit=total.unit)
+    names = [group.name for group in groups]
+    sides = {
+        "forecast": [(group.name, group.forecast or 0.0) for group in groups],
+        "measured": [(group.name, group.measured or 0.0) for group in groups],
+    }
+    rows = [(side, values) for side, values in sides.items() if any(value for _, value in values)]
+    if not rows:
+        return ""
+    chart = stacked_bars(rows, label=label, show=show, names=names)
+    return _figure(chart, note, _legend([(name, "") for name in names])) + part.groups_table(groups, total.unit, total)
+
+
+def _time_terms(summary: Summary) -> str:
+    note = f"Measured: {summary.basis}; the medians of the parts need not add up to the median step."
+    label = "Seconds per step by part, forecast and measured"
+    return _compared(summary.time_groups, summary.promise("step time"), label, note)
+
+
+def _memory(summary: Summary) -> str:
+    note = "Components as measured once, after the first step; the total below is the highest peak on record."
+    label = "Bytes per device by component, forecast and measured"
+    return _compared(summary.memory_groups, summary.promise("memory"), label, note)
+
+
+def _phases(summary: Summary) -> str:
+    total = sum(phase.seconds for phase in summary.phases)
+    if not total:
+        return ""
+    names = [phase.name for phase in summary.phases]
+    chart = stacked_bars(
+        [("", [(phase.name, phase.seconds) for phase in summary.phases])],
+        label="Wall time by phase",
+        show=format_seconds,
+        names=names,
+    )
+    legend = _legend([(p.name, f"{format_seconds(p.seconds)} · {p.seconds / total:.1%}") for p in summary.phases])
+    notes = "; ".join(f"{phase.name}: {phase.note}" for phase in summary.phases)
+    return _figure(chart, f"{notes[:1].upper()}{notes[1:]}.", legend)
+
+
+def _header(summary: Summary) -> str:
+    status = pill(STATUS_STYLE.get(summary.status, "none"), summary.status)
+    devices = f"{summary.world_size} device{'s' if summary.world_size != 1 else ''}" if summary.world_size else ""
+    about = [summary.plan_text, devices, summary.reproduce.host, f"{utc(summary.started)} to {utc(summary.ended)}"]
+    remarks = "".join(f'<p class="note">{esc(remark)}</p>' for remark in summary.remarks)
+    announced = f"<pre>{esc(chr(10).join(summary.headline))}</pre>" if summary.headline else ""
+    return (
+        f'<header><div class="eyebrow">Paceline report {status}</div><h1>{esc(summary.name)}</h1>{_verdict(summary)}'
+        f'<p class="meta">{esc(" · ".join(word for word in about if word))}</p></header>'
+        f"{part.error_block(summary)}{_cards(summary)}{remarks}"
+        f"{'<h3>As it was announced</h3>' + announced if announced else ''}"
+    )
+
+
+def render_html(summary: Summary) -> str:
+    """Return the whole report as one HTML document, below 2 MB whatever the length of the run."""
+    body = "".join(
+        [
+            _header(summary),
+            section("Loss", _loss(summary)),
+            section("Speed", _speed(summary)),
+            section("Where a step's time goes", _time_terms(summary)),
+            section("Memory", _memory(summary)),
+            section("Where the wall time went", _phases(summary)),
+            section("Optimisation", _optimisation(summary)),
+            section("Decisions", part.decisions(summary.decisions)),
+            section("Verification", part.verification(summary.verification)),
+            section("Starts, faults and checkpoints", part.starts(summary)),
+            section("Cluster", part.cluster(summary.cluster)),
+            section("Run it again", part.reproduce(summary)),
+        ]
+    )
+    title = f"{summary.name}: {summary.status}"
+    return (
+        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width,initial-scale=1">'
+        f"<title>{esc(title)}</title><style>{CSS}</style></head><body><main>{body}"
+        f"<footer>Made from the journal of {esc(summary.run_dir or 'the run')}. Hover over a chart for its values."
+        "</footer></main></body></html>\n"
+    )

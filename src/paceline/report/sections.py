@@ -1,0 +1,281 @@
+"""The report's sections as HTML text. Every value from the journal is escaped here, in `esc`."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Iterable, Mapping, Sequence
+from html import escape
+from typing import Any
+
+from paceline.config.values import toml, toml_key
+from paceline.report.compare import Group, Promise
+from paceline.report.format import quantity, signed_percent, utc
+from paceline.report.summary import Event, Summary
+from paceline.units import format_bytes, format_count, format_seconds
+
+VERDICTS = {
+    "inside": ("good", "as promised"),
+    "below": ("good", "less than promised"),
+    "above": ("warn", "more than promised"),
+    "unknown": ("none", "not compared"),
+}
+
+
+def esc(value: Any) -> str:
+    """Return the value as escaped text."""
+    return escape(str(value), quote=True)
+
+
+def tag(words: str) -> str:
+    """Return a small tag, such as a figure's source; nothing for no words."""
+    return f'<span class="tag">{esc(words)}</span>' if words else ""
+
+
+def note_html(words: str) -> str:
+    """Return a remark in small print; nothing for no words."""
+    return f'<div class="note">{esc(words)}</div>' if words else ""
+
+
+def pill(style: str, words: str) -> str:
+    """Return a coloured word."""
+    return f'<span class="pill {style}">{esc(words)}</span>'
+
+
+def section(title: str, *parts: str) -> str:
+    """Return a titled section, or nothing where all parts are empty."""
+    body = "".join(parts)
+    return f"<section><h2>{esc(title)}</h2>{body}</section>" if body else ""
+
+
+def listing(rows: Iterable[tuple[str, str]]) -> str:
+    """Return a definition list of escaped rows, without those that say nothing."""
+    items = "".join(f"<dt>{esc(name)}</dt><dd>{esc(value)}</dd>" for name, value in rows if value)
+    return f"<dl>{items}</dl>" if items else ""
+
+
+def table_html(head: Sequence[str], rows: Sequence[Sequence[str]], numeric: Sequence[int] = ()) -> str:
+    """Return a table of cells that are HTML already; `numeric` columns are aligned right."""
+    if not rows:
+        return ""
+    style = [' class="n"' if index in numeric else "" for index in range(len(head))]
+    top = "".join(f'<th scope="col"{style[i]}>{esc(cell)}</th>' for i, cell in enumerate(head))
+    body = "".join(
+        "<tr>" + "".join(f"<td{style[i]}>{cell}</td>" for i, cell in enumerate(row)) + "</tr>" for row in rows
+    )
+    return f'<div class="scroll"><table><thead><tr>{top}</tr></thead><tbody>{body}</tbody></table></div>'
+
+
+def shown(value: Any) -> str:
+    """Return a journal value for people: text as it is, anything else as JSON."""
+    return value if isinstance(value, str) else "" if value is None else json.dumps(value, ensure_ascii=False)
+
+
+def groups_table(groups: Sequence[Group], unit: str, total: Promise) -> str:
+    """Return forecast against measured: a row per group with its terms, formulas and sources below, then the total."""
+    if not groups:
+        return ""
+    rows = []
+    for group in groups:
+        rows.append(
+            f'<tr class="group"><td>{esc(group.name)}</td><td class="n">{esc(quantity(group.forecast, unit))}</td>'
+            f'<td class="n">{esc(quantity(group.measured, unit))}</td>'
+            f'<td class="n">{esc(signed_percent(group.error))}</td><td>{note_html(group.note)}</td></tr>'
+        )
+        rows += [
+            f'<tr class="term"><td>{esc(term.name)}</td><td class="n">{esc(quantity(term.value, unit))}</td><td></td>'
+            f"<td></td><td>{esc(term.formula)} {tag(term.source)}</td></tr>"
+            for term in group.terms
+        ]
+    rows.append(
+        f'<tr class="total"><td>{esc(total.name)}</td><td class="n">{esc(quantity(total.forecast, unit))}</td>'
+        f'<td class="n">{esc(quantity(total.measured, unit))}</td><td class="n">{esc(signed_percent(total.error))}</td>'
+        f"<td>{esc(interval_words(total))}</td></tr>"
+    )
+    head = '<th scope="col">term</th>' + "".join(
+        f'<th scope="col" class="n">{word}</th>' for word in ("forecast", "measured", "difference")
+    )
+    return (
+        f'<div class="scroll"><table><thead><tr>{head}<th scope="col">formula and source</th></tr></thead>'
+        f"<tbody>{''.join(rows)}</tbody></table></div>"
+    )
+
+
+def interval_words(promise: Promise) -> str:
+    """Return "80 % interval 1.8 s to 2.0 s", or nothing where there is none."""
+    if promise.low is None or promise.high is None:
+        return ""
+    return f"80 % interval {quantity(promise.low, promise.unit)} to {quantity(promise.high, promise.unit)}"
+
+
+def error_block(summary: Summary) -> str:
+    """Return what ended a failed run: what, because, try."""
+    if not summary.error:
+        return ""
+    rows = listing((word, summary.error[word]) for word in ("because", "try"))
+    return f'<div class="alert" role="alert"><b>{esc(summary.error["what"] or "The run failed")}</b>{rows}</div>'
+
+
+def slowest(summary: Summary) -> str:
+    """Return the slowest steps, each with the part that took longer than usual."""
+    rows = [
+        (
+            f"{slow.step:,}",
+            esc(format_seconds(slow.seconds)),
+            esc(f"{slow.slower_part.replace('_', ' ')} +{format_seconds(slow.slower_by_seconds)}")
+            if slow.slower_by_seconds and slow.slower_by_seconds > 0
+            else "",
+            esc(slow.remark),
+        )
+        for slow in summary.speed.slowest
+    ]
+    body = table_html(("step", "seconds", "slower than its median", "remark"), rows, (0, 1))
+    return f"<h3>Slowest steps</h3>{body}" if body else ""
+
+
+def decisions(events: Sequence[Event]) -> str:
+    """Return every automatic choice: what, from, to, because, evidence."""
+    rows = [
+        (
+            esc(utc(event.time).removesuffix(" UTC")),
+            esc(shown(event.fields.get("what"))),
+            esc(shown(event.fields.get("from")) or "–"),
+            esc(shown(event.fields.get("to")) or "–"),
+            esc(shown(event.fields.get("because"))) + note_html(shown(event.fields.get("evidence"))),
+        )
+        for event in events
+    ]
+    return table_html(("time (UTC)", "what", "from", "to", "because"), rows)
+
+
+def verification(found: Mapping[str, Any] | None) -> str:
+    """Return the proof that the plan equals one device, or that it was not made."""
+    if not found:
+        return '<p class="note">No proof on record: the run has a single device, or run.verify is off.</p>'
+    equal = found.get("equal")
+    word = pill("good", "equal to one device") if equal is True else pill("bad", "differs from one device")
+    differences = found.get("differences")
+    rows = (
+        [(name.replace("_", " "), shown(value)) for name, value in differences.items()]
+        if isinstance(differences, dict)
+        else []
+    )
+    seconds = found.get("seconds")
+    took = format_seconds(seconds) if isinstance(seconds, int | float) else ""
+    return f"<p>{word} {esc(shown(found.get('text')))}</p>" + listing(
+        [("precision", shown(found.get("dtype"))), *rows, ("took", took)]
+    )
+
+
+def starts(summary: Summary) -> str:
+    """Return the starts of the run, and its faults and checkpoints."""
+    rows = [
+        (
+            str(attempt.number),
+            esc(utc(attempt.started).removesuffix(" UTC")),
+            esc(format_seconds(attempt.seconds)),
+            esc(f"{attempt.resumed_at_step:,}" if attempt.resumed_at_step is not None else "–"),
+            esc(f"{attempt.last_step:,}" if attempt.last_step is not None else "–"),
+            f"{attempt.lost_steps:,}",
+            esc(attempt.world_size if attempt.world_size is not None else "–"),
+            esc(attempt.status + (f" ({attempt.exit_code})" if attempt.exit_code else "")),
+        )
+        for attempt in summary.attempts
+    ]
+    head = ("start", "began (UTC)", "lasted", "steps before", "last step", "steps lost", "devices", "ended")
+    faults = [
+        (
+            esc(utc(event.time).removesuffix(" UTC")),
+            str(event.attempt),
+            esc(shown(event.fields.get("what"))),
+            esc(shown(event.fields.get("because"))),
+            esc(", ".join(f"{k} {shown(v)}" for k, v in event.fields.items() if k not in ("what", "because"))),
+        )
+        for event in summary.faults
+    ]
+    body = table_html(head, rows, (0, 2, 3, 4, 5, 6))
+    if faults:
+        body += "<h3>Faults</h3>" + table_html(("time (UTC)", "start", "what", "because", "details"), faults, (1,))
+    saved = summary.checkpoints
+    if saved.count:
+        size = format_bytes(saved.last_bytes) if saved.last_bytes else "unknown size"
+        at = f"after step {saved.last_step:,}" if saved.last_step is not None else ""
+        body += "<h3>Checkpoints</h3>" + listing(
+            [
+                ("written", f"{saved.count} in {format_seconds(saved.total_seconds)}"),
+                ("in all", format_bytes(saved.total_bytes)),
+                ("last", f"{size} {at}".strip()),
+                ("path", saved.last_path),
+            ]
+        )
+    return body
+
+
+def cluster(found: Mapping[str, Any]) -> str:
+    """Return the machines: every figure with its source and note."""
+    if not found:
+        return ""
+    device = found.get("device") if isinstance(found.get("device"), dict) else {}
+    assert isinstance(device, dict)
+    rows: list[tuple[str, str]] = []
+
+    def figure(name: str, value: Any) -> None:
+        if isinstance(value, dict) and "value" in value:
+            note = note_html(shown(value.get("note")))
+            known = "unknown" if value["value"] in (None, "nan") else _short(value["value"])
+            rows.append((esc(name.replace("_", " ")), f"{esc(known)} {tag(shown(value.get('source')))}{note}"))
+
+    for name, value in device.items():
+        figure(name, value)
+    for link in found.get("links") or []:
+        if isinstance(link, dict):
+            for name, value in link.items():
+                figure(f"link within a {shown(link.get('level'))}: {name}", value)
+    for name, value in found.items():
+        figure(name, value)
+    about = [(name, shown(found.get(name))) for name in ("devices", "devices_per_node", "host", "date")]
+    heading = listing([("device", shown(device.get("name"))), *((name.replace("_", " "), v) for name, v in about)])
+    return heading + table_html(("figure", "value and source"), rows)
+
+
+def _short(value: Any) -> str:
+    return (
+        f"{value:,.4g}"
+        if isinstance(value, float) and abs(value) < 1e6
+        else (format_count(value) if isinstance(value, int | float) and not isinstance(value, bool) else shown(value))
+    )
+
+
+def spec_toml(spec: Mapping[str, Any], prefix: str = "") -> str:
+    """Return a spec from the journal as TOML that `paceline train` reads; unset values are left out."""
+    own = {key: value for key, value in spec.items() if value is not None and not isinstance(value, dict)}
+    free = {key: value for key, value in spec.items() if isinstance(value, dict) and key == "arguments"}
+    lines = [f"{toml_key(key)} = {toml(value)}" for key, value in {**own, **free}.items()]
+    text = (f"[{prefix}]\n" if prefix and lines else "") + "\n".join(lines)
+    tables = [
+        spec_toml(value, f"{prefix}.{toml_key(key)}" if prefix else toml_key(key))
+        for key, value in spec.items()
+        if isinstance(value, dict) and key not in free
+    ]
+    return "\n\n".join(part for part in (text, *tables) if part)
+
+
+def reproduce(summary: Summary) -> str:
+    """Return how to run it again: the command, the versions, the seed, the data and the whole spec."""
+    found = summary.reproduce
+    data = {key: value for key, value in found.data.items() if value not in (None, "")}
+    parameters = f"{format_count(found.parameters)} ({found.parameters:,.0f})" if found.parameters else ""
+    rows = [
+        ("seed", "" if found.seed is None else str(found.seed)),
+        ("parameters", parameters),
+        ("versions", ", ".join(f"{name} {version}" for name, version in found.versions.items())),
+        ("host", found.host),
+        *((f"data: {name.replace('_', ' ')}", shown(value)) for name, value in data.items()),
+    ]
+    command = f"<pre>{esc(shlex.join(found.command))}</pre>" if found.command else ""
+    spec = f"<details open><summary>The whole spec</summary><pre>{esc(spec_toml(found.spec))}</pre></details>"
+    set_by = [(esc(key), esc(origin)) for key, origin in found.provenance.items() if origin != "default"]
+    origins = table_html(("value", "set by"), set_by)
+    if origins:
+        origins = f"<details><summary>Where values other than defaults come from</summary>{origins}</details>"
+    return command + listing(rows) + (spec if found.spec else "") + origins
