@@ -1,0 +1,66 @@
+"""Paceline plans, prices, proves and runs the training of PyTorch models on however many devices there are.
+
+    run = paceline.Run(task, plan="auto")
+    for batch in run:
+        stats = run.step(batch)
+
+Names are imported when they are first used: `import paceline` imports neither torch nor numpy.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from paceline.cluster.cluster import ClusterSpec
+    from paceline.errors import PacelineError
+    from paceline.launch.fit import fit
+    from paceline.plan.plan import PlanSpec
+    from paceline.run.run import Run
+    from paceline.run.spec import RunSpec
+    from paceline.task.task import DataSpec, ModelSpec, OptimizerSpec, ScheduleSpec, Task
+    from paceline.units import Amount
+
+_WHERE = {
+    "Task": "paceline.task.task",
+    "ModelSpec": "paceline.task.task",
+    "DataSpec": "paceline.task.task",
+    "OptimizerSpec": "paceline.task.task",
+    "ScheduleSpec": "paceline.task.task",
+    "ClusterSpec": "paceline.cluster.cluster",
+    "PlanSpec": "paceline.plan.plan",
+    "RunSpec": "paceline.run.spec",
+    "Run": "paceline.run.run",
+    "fit": "paceline.launch.fit",
+    "Amount": "paceline.units",
+    "PacelineError": "paceline.errors",
+}
+
+__all__ = [
+    "Amount",
+    "ClusterSpec",
+    "DataSpec",
+    "ModelSpec",
+    "OptimizerSpec",
+    "PacelineError",
+    "PlanSpec",
+    "Run",
+    "RunSpec",
+    "ScheduleSpec",
+    "Task",
+    "fit",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _WHERE:
+        from importlib import import_module
+
+        return getattr(import_module(_WHERE[name]), name)
+    raise AttributeError(f"module 'paceline' has no attribute '{name}'")
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *_WHERE])

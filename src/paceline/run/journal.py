@@ -88,3 +88,23 @@ def final_steps(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return the step records that count, in order: of a step run twice after a restart, the last one."""
     by_step = {record["step"]: record for record in records if record["kind"] == "step"}
     return [by_step[step] for step in sorted(by_step)]
+
+
+def mark_end(run_dir: Path, exit_code: int, error: dict[str, Any]) -> None:
+    """Append a fault and an end to the newest start if it has none: its writer was killed before it could.
+
+    Only for a supervisor whose processes have all ended.
+    """
+    newest = max((run_dir / "journal").glob("[0-9]*.jsonl"), default=None)
+    if newest is None or b'"kind":"run_ended"' in newest.read_bytes()[-65536:]:
+        return
+    step = max((r["step"] for r in read_journal(run_dir) if r["kind"] == "step"), default=0)
+    now = {"schema": SCHEMA, "time": time.time()}
+    with newest.open("ab") as file:
+        if newest.read_bytes()[-1:] not in (b"\n", b""):
+            file.write(b"\n")
+        for record in (
+            {**now, "kind": "fault", "what": error.get("what"), "because": error.get("because")},
+            {**now, "kind": "run_ended", "status": "failed", "exit_code": exit_code, "error": error, "step": step},
+        ):
+            file.write((json.dumps(record, separators=(",", ":"), default=str) + "\n").encode())

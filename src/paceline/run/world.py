@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import timedelta
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -13,6 +13,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from paceline.errors import ConfigError
 from paceline.plan.layout import Layout
+from paceline.run.place import ranks_from_environment, rendezvous_from
 
 COLLECTIVE_TIMEOUT = timedelta(minutes=10)
 
@@ -55,19 +56,18 @@ class World:
         dist.broadcast_object_list(box, src=0, device=self.device)
         return box[0]
 
+    def gather(self, item: Any) -> list[Any]:
+        """Return every rank's picklable item, in rank order, on every rank."""
+        items: list[Any] = [item]
+        if self.size > 1:
+            items = [None] * self.size
+            dist.all_gather_object(items, item)
+        return items
+
     def wait(self) -> None:
         """Return once every rank has arrived."""
         if self.size > 1:
             dist.barrier(device_ids=[self.device.index] if self.device.type == "cuda" else None)
-
-
-def ranks_from_environment(environ: Mapping[str, str]) -> tuple[int, int, int] | None:
-    """Return (rank, world size, local rank) as torchrun or srun put them there, or None outside of both."""
-    if "RANK" in environ and "WORLD_SIZE" in environ:
-        return int(environ["RANK"]), int(environ["WORLD_SIZE"]), int(environ.get("LOCAL_RANK", environ["RANK"]))
-    if "SLURM_PROCID" in environ and "SLURM_STEP_NUM_TASKS" in environ:
-        return int(environ["SLURM_PROCID"]), int(environ["SLURM_STEP_NUM_TASKS"]), int(environ["SLURM_LOCALID"])
-    return None
 
 
 def join_world(device_kind: str, threads: int = 0, rendezvous: str = "") -> World:
@@ -90,30 +90,13 @@ def join_world(device_kind: str, threads: int = 0, rendezvous: str = "") -> Worl
     if size > 1 and not dist.is_initialized():
         dist.init_process_group(
             "cuda:nccl,cpu:gloo" if device.type == "cuda" else "gloo",
-            init_method=rendezvous or _rendezvous_from(os.environ),
+            init_method=rendezvous or rendezvous_from(os.environ),
             rank=rank,
             world_size=size,
             timeout=COLLECTIVE_TIMEOUT,
             device_id=device if device.type == "cuda" else None,
         )
     return World(rank, size, local_rank, device)
-
-
-def _rendezvous_from(environ: Mapping[str, str]) -> str:
-    """Return an init_method URL from what torchrun or srun provide."""
-    if "PACELINE_RENDEZVOUS" in environ:
-        return environ["PACELINE_RENDEZVOUS"]
-    if "MASTER_ADDR" in environ and "MASTER_PORT" in environ:
-        return "env://"
-    if "SLURM_STEP_NODELIST" in environ:
-        first = environ.get("SLURM_LAUNCH_NODE_IPADDR", "127.0.0.1")
-        # One port per job, from the range that is neither privileged nor ephemeral.
-        return f"tcp://{first}:{20000 + int(environ.get('SLURM_JOB_ID', '0')) % 10000}"
-    raise ConfigError(
-        "the processes cannot find each other",
-        "neither MASTER_ADDR and MASTER_PORT nor Slurm's variables are set",
-        "start with `paceline train`, torchrun or srun",
-    )
 
 
 def leave_world() -> None:

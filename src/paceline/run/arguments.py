@@ -1,0 +1,57 @@
+"""What Python callers may write for a plan, a cluster and run options, made into a spec."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+from paceline.cluster.cluster import ClusterSpec
+from paceline.errors import ConfigError
+from paceline.plan.plan import Plan, PlanSpec
+from paceline.run.spec import RunSpec
+from paceline.spec import Spec
+from paceline.task.task import Task
+
+
+def make_spec(task: Task, plan: Any = "auto", cluster: Any = "auto", run: Any = None) -> Spec:
+    """Return the spec that Python arguments describe; each takes the typed spec, a dict of it, or a shorthand."""
+    if isinstance(plan, Plan):
+        layout = dataclasses.asdict(plan.layout)
+        rest = {name: getattr(plan, name) for name in ("zero", "micro_batch", "recompute", "precision", "compile")}
+        plan = PlanSpec(**layout, **rest)
+    elif isinstance(plan, str):
+        plan = PlanSpec(**_assignments(plan))
+    elif isinstance(plan, dict):
+        plan = PlanSpec(**plan)
+    if isinstance(cluster, int):
+        cluster = ClusterSpec(devices=cluster)
+    elif isinstance(cluster, str):
+        cluster = ClusterSpec(device=cluster)
+    elif isinstance(cluster, dict):
+        cluster = ClusterSpec(**cluster)
+    run = RunSpec(**run) if isinstance(run, dict) else run or RunSpec()
+    return Spec(task=task, cluster=cluster, plan=plan, run=run)
+
+
+def _assignments(text: str) -> dict[str, Any]:
+    """Return the plan settings in "auto" or "dp_shard=2, precision=bf16"."""
+    if text == "auto":
+        return {}
+    known = {field.name: field for field in dataclasses.fields(PlanSpec)}
+    found: dict[str, Any] = {}
+    for part in text.split(","):
+        name, _, value = (piece.strip() for piece in part.partition("="))
+        if name not in known or not value:
+            raise ConfigError(
+                f"plan = '{text}' is not a plan",
+                f"'{part.strip()}' is not of the form name=value with one of {', '.join(known)}",
+                '"auto", or for example "dp_shard=2, precision=bf16"',
+            )
+        found[name] = int(value) if value.isdigit() else {"true": True, "false": False}.get(value.lower(), value)
+    return found
+
+
+def run_directory(spec: Spec) -> Path:
+    """Return the run's directory: run.dir, or runs/NAME of the task."""
+    return Path(spec.run.dir or f"runs/{spec.task.name}")

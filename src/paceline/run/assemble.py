@@ -1,0 +1,78 @@
+"""Assemble a training step: the task's model on this rank, laid out as the plan says, with initial weights in place."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from paceline.plan.plan import Plan
+from paceline.run.optimizer import build_optimizer
+from paceline.run.parallel.apply import apply_plan
+from paceline.run.precision import MASTER_DTYPES, scaler_for
+from paceline.run.step import Stepper
+from paceline.run.world import World, build_mesh
+from paceline.task.data.source import Source
+from paceline.task.models.blocks import find_blocks
+from paceline.task.models.build import build_model
+from paceline.task.models.init import initialise
+from paceline.task.models.sizes import is_named
+from paceline.task.objective import resolve_objective
+from paceline.task.task import ModelSpec, Task
+
+
+@dataclass
+class Assembled:
+    """A model under a plan, ready to step."""
+
+    model: nn.Module
+    optimizer: torch.optim.Optimizer
+    stepper: Stepper
+
+
+def assemble(task: Task, plan: Plan, world: World, source: Source, items_per_sample: int) -> Assembled:
+    """Build the task's model under `plan` on this rank. Every rank calls it.
+
+    Built-in families are built without storage, sharded, and only then given their initial weights, so a model larger
+    than one device's memory starts. Initial weights do not depend on the layout.
+    """
+    mesh = build_mesh(plan.layout, world)
+    family = isinstance(task.model, ModelSpec) and is_named(task.model.name) and not task.model.weights
+    model = build_model(task.model, source.vocab or 0, items_per_sample, task.seed, device="meta" if family else "cpu")
+    model.to(dtype=MASTER_DTYPES[plan.precision]).train()
+    late = family and plan.layout.dp_shard > 1  # storage only once every rank knows its shard
+    if not late:
+        _materialise(model, task.seed, family, world)
+    gradients = apply_plan(model, [block for _, block in find_blocks(model)], plan, mesh)
+    if late:
+        _materialise(model, task.seed, family, world)
+    optimizer = build_optimizer(task.optimizer, model)
+    objective = resolve_objective(task.objective, source.unit)
+    stepper = Stepper(
+        model=model,
+        objective=objective,
+        optimizer=optimizer,
+        gradients=gradients,
+        scaler=scaler_for(plan.precision),
+        plan=plan,
+        world=world,
+        items_per_sample=items_per_sample,
+        clip_norm=task.optimizer.clip_norm,
+        seed=task.seed,
+    )
+    return Assembled(model, optimizer, stepper)
+
+
+def _materialise(model: nn.Module, seed: int, family: bool, world: World) -> None:
+    """Put the model on this rank's device with its initial weights: a family's are drawn, a user's are rank 0's."""
+    if family:
+        model.to_empty(device=world.device)
+        initialise(model, seed)
+        return
+    model.to(world.device)
+    if world.size > 1:
+        with torch.no_grad():
+            for tensor in [*model.parameters(), *model.buffers()]:
+                dist.broadcast(tensor, src=0)

@@ -1,0 +1,63 @@
+"""Whole tensors out of a training checkpoint, one at a time, in one process and without a model."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+
+import torch
+
+from paceline.errors import StorageError
+from paceline.run.checkpoint.folder import verify_checkpoint
+from paceline.run.checkpoint.manifest import FileEntry, TensorEntry, read_manifest
+from paceline.run.checkpoint.shards import Entry, ShardReader, write_shard
+from paceline.run.checkpoint.state import MODEL
+
+
+def full_tensors(path: Path, prefix: str = MODEL) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield (name without the prefix, whole tensor on the host) for each stored name that begins with `prefix`.
+
+    Only one tensor is built at a time. Raises StorageError where the checkpoint is not complete.
+    """
+    shards = ShardReader(path)
+    for name, entry in read_manifest(path).tensors.items():
+        if name.startswith(prefix):
+            yield name.removeprefix(prefix), _whole(shards, entry)
+
+
+def consolidate(path: Path, out: Path, prefix: str = MODEL, *, verify: bool = True) -> FileEntry:
+    """Write the tensors whose names begin with `prefix` to one safetensors file, without the prefix.
+
+    Memory stays at one tensor. `out` appears when it is complete, replacing a file of that name. Returns its length
+    and digest. Raises StorageError where the checkpoint is damaged, holds no such tensor, or `out` cannot be written.
+    """
+    manifest = verify_checkpoint(path) if verify else read_manifest(path)
+    shards = ShardReader(path)
+    entries = [
+        Entry(name.removeprefix(prefix), entry.dtype, entry.shape, partial(_whole, shards, entry))
+        for name, entry in manifest.tensors.items()
+        if name.startswith(prefix)
+    ]
+    if not entries:
+        raise StorageError(f"{path} holds no '{prefix}' tensors", "nothing to write", "choose another checkpoint")
+    unfinished = out.with_name(f".partial-{out.name}-{os.getpid()}")
+    try:
+        written = write_shard(unfinished, entries, {"format": "pt"})
+        unfinished.replace(out)
+    except OSError as error:
+        raise StorageError(f"cannot write {out}", str(error), "free space or choose another place") from error
+    finally:
+        unfinished.unlink(missing_ok=True)
+    return written
+
+
+def _whole(shards: ShardReader, entry: TensorEntry) -> torch.Tensor:
+    tensor = torch.empty(entry.shape, dtype=getattr(torch, entry.dtype))
+    for chunk in entry.chunks:
+        target = tensor
+        for dimension, (at, size) in enumerate(zip(chunk.offsets, chunk.sizes, strict=True)):
+            target = target.narrow(dimension, at, size)
+        target.copy_(shards.read(chunk, entry.dtype, [0] * len(entry.shape), chunk.sizes))
+    return tensor

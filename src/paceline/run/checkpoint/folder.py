@@ -1,0 +1,249 @@
+"""The folder that holds a run's checkpoints: names, which are complete, which is newest, publishing and clearing.
+
+    step-00000100/                     a complete checkpoint
+    step-00000100.1/                   the same step saved again by a resumed run; the first is left as it is
+    .partial-step-00000200-TOKEN/      a save under way, or what a killed one left
+    .partial-step-00000200-TOKEN.lock  locked (flock) by the saving process for as long as it lives
+
+A checkpoint appears under its final name by one rename, so it is there in full or not at all. A lock ends with its
+process, on whichever machine that runs; a partial folder that nobody has locked is therefore rubbish.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import hashlib
+import os
+import re
+import secrets
+import shutil
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from paceline.errors import StorageError
+from paceline.run.checkpoint.manifest import Manifest, read_manifest
+
+_NAME = re.compile(r"step-([0-9]{8,})(?:\.([0-9]+))?")
+_PARTIAL = ".partial-"
+_LOCK = ".lock"
+
+
+@dataclass(frozen=True)
+class Found:
+    """A checkpoint whose manifest is sound and whose files have their lengths; their content is not read."""
+
+    path: Path
+    manifest: Manifest
+
+
+@dataclass(frozen=True)
+class Listing:
+    """The complete checkpoints of a folder, newest first, and why each other one was passed over."""
+
+    complete: tuple[Found, ...]
+    skipped: tuple[str, ...]
+
+
+def list_checkpoints(root: Path) -> Listing:
+    """Return the checkpoints under `root`, newest first. A missing folder is an empty one.
+
+    Newest is the highest sequence number in the manifests, then step and name, should two savers have drawn the same.
+    """
+    complete, skipped = [], []
+    try:
+        folders = [path for path in root.iterdir() if _NAME.fullmatch(path.name)]
+    except FileNotFoundError:
+        folders = []
+    except OSError as error:
+        raise StorageError(f"cannot list the checkpoints in {root}", str(error), "check run.dir") from error
+    for path in sorted(folders):
+        try:
+            manifest = read_manifest(path)
+            check_lengths(path, manifest)
+            complete.append(Found(path, manifest))
+        except StorageError as error:
+            skipped.append(f"{error.what}: {error.because}")
+    complete.sort(key=lambda found: (found.manifest.sequence, found.manifest.step, found.path.name), reverse=True)
+    return Listing(tuple(complete), tuple(skipped))
+
+
+def find_latest(root: Path) -> Path | None:
+    """Return the newest complete checkpoint under `root`, or None. `list_checkpoints` says why others were skipped."""
+    complete = list_checkpoints(root).complete
+    return complete[0].path if complete else None
+
+
+def check_lengths(path: Path, manifest: Manifest) -> None:
+    """Raise StorageError naming the first file that is missing or has another length than the manifest says."""
+    for name, entry in manifest.files.items():
+        try:
+            size = (path / name).stat().st_size
+        except OSError as error:
+            because = f"{name} is missing" if isinstance(error, FileNotFoundError) else f"{name}: {error}"
+            raise StorageError(f"{path} is not a complete checkpoint", because, "use an earlier checkpoint") from error
+        if size != entry.bytes:
+            because = f"{name} has {size} bytes, not {entry.bytes}"
+            raise StorageError(f"{path} is not a complete checkpoint", because, "use an earlier checkpoint")
+
+
+def verify_checkpoint(path: Path) -> Manifest:
+    """Return the manifest after reading every file in full; raise StorageError naming the first damaged one."""
+    manifest = read_manifest(path)
+    check_lengths(path, manifest)
+    verify_files(path, manifest, manifest.files)
+    return manifest
+
+
+def verify_files(path: Path, manifest: Manifest, names: Iterable[str]) -> None:
+    """Raise StorageError naming the first of the files `names` whose content is not what was written."""
+    for name in names:
+        try:
+            with (path / name).open("rb") as file:
+                digest = hashlib.file_digest(file, "sha256").hexdigest()
+        except OSError as error:
+            raise StorageError(f"cannot read {path / name}", str(error), "use an earlier checkpoint") from error
+        if digest != manifest.files[name].sha256:
+            because = "its sha256 is not the manifest's, so its content changed after it was written"
+            raise StorageError(f"{path / name} is damaged", because, "use an earlier checkpoint")
+
+
+@dataclass(frozen=True)
+class Partial:
+    """A save under way: its folder, and the descriptor whose lock says that the saving process lives."""
+
+    folder: Path
+    lock: int
+
+    def discard(self) -> None:
+        """Remove the folder as far as possible and let go of the lock; what stays is cleared by a later save."""
+        shutil.rmtree(self.folder, ignore_errors=True)
+        self._unlock()
+
+    def publish(self, step: int) -> Path:
+        """Rename the folder to its final name, make the name durable, and return it.
+
+        An existing checkpoint of the step is never touched: the next free of step-N, step-N.1, step-N.2 ... is taken.
+        """
+        sync_folder(self.folder)
+        root, attempt = self.folder.parent, 0
+        while True:
+            target = root / (f"step-{step:08d}" + (f".{attempt}" if attempt else ""))
+            try:
+                self.folder.rename(target)  # atomic; refuses a target that is a file or holds anything
+                break
+            except OSError as error:
+                if error.errno not in (errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR):
+                    raise
+                attempt += 1
+        sync_folder(root)
+        self._unlock()
+        return target
+
+    def _unlock(self) -> None:
+        with contextlib.suppress(FileNotFoundError):
+            _lock_of(self.folder).unlink()
+        os.close(self.lock)
+
+
+def create_partial(root: Path, step: int) -> Partial:
+    """Create and lock a new partial folder for the step. Raises OSError."""
+    root.mkdir(parents=True, exist_ok=True)
+    while True:
+        folder = root / f"{_PARTIAL}step-{step:08d}-{secrets.token_hex(4)}"
+        lock = os.open(_lock_of(folder), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            # Between the two calls another save may have taken the lock file for a dead one's and removed it.
+            if _try_lock(lock) is not False and os.fstat(lock).st_nlink:
+                folder.mkdir()
+                return Partial(folder, lock)
+        except BaseException:
+            _lock_of(folder).unlink(missing_ok=True)
+            os.close(lock)
+            raise
+        os.close(lock)
+
+
+def clear_partials(root: Path) -> list[str]:
+    """Remove what killed saves left under `root`; return why something was left, for the caller to report."""
+    kept = []
+    names = {path.name.removesuffix(_LOCK) for path in root.iterdir() if path.name.startswith(_PARTIAL)}
+    for folder in (root / name for name in sorted(names)):
+        try:
+            with _dead(folder) as dead:
+                if dead is None:
+                    kept.append(f"{folder} stays: this file system has no locks, so its save may be alive")
+                elif dead:
+                    _remove(folder)
+                    _lock_of(folder).unlink(missing_ok=True)
+        except OSError as error:
+            kept.append(f"{folder} stays: {error}")
+    return kept
+
+
+def remove_old(root: Path, keep_last: int, newest: Path) -> tuple[list[str], list[str]]:
+    """Remove complete checkpoints beyond the `keep_last` newest, never `newest`; return (names, why others stay).
+
+    Each is renamed out of sight before it is deleted, so a removal cut short leaves no half checkpoint behind.
+    Folders that are not sound checkpoints are neither counted nor removed.
+    """
+    removed, kept = [], []
+    for found in list_checkpoints(root).complete[keep_last:]:
+        if found.path == newest:
+            continue
+        doomed = root / f"{_PARTIAL}{found.path.name}-{secrets.token_hex(4)}"
+        try:
+            found.path.rename(doomed)
+            _remove(doomed)
+            removed.append(found.path.name)
+        except OSError as error:
+            kept.append(f"{found.path} stays: {error}")
+    return removed, kept
+
+
+def sync_folder(path: Path) -> None:
+    """Make the names in a folder durable."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _remove(folder: Path) -> None:
+    """Delete a folder that another process may be deleting too."""
+    with contextlib.suppress(FileNotFoundError):
+        shutil.rmtree(folder)
+
+
+def _lock_of(folder: Path) -> Path:
+    return folder.with_name(folder.name + _LOCK)
+
+
+def _try_lock(descriptor: int) -> bool | None:
+    """Return whether the lock was free and is now ours; None where the file system has no locks."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError as error:
+        if error.errno in (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK, errno.EINVAL):
+            return None
+        raise
+    return True
+
+
+@contextlib.contextmanager
+def _dead(folder: Path) -> Iterator[bool | None]:
+    """Yield whether the partial folder's saver is gone, holding its lock meanwhile; None where that cannot be told."""
+    try:
+        lock = os.open(_lock_of(folder), os.O_RDWR | os.O_CLOEXEC)
+    except FileNotFoundError:
+        yield True  # the lock file is created before the folder and removed after it
+        return
+    try:
+        yield _try_lock(lock)
+    finally:
+        os.close(lock)

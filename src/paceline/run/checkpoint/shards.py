@@ -1,0 +1,123 @@
+"""Safetensors files: read slice by slice, and written piece by piece so that no more than 64 MiB of a tensor on a device is on the host at once.
+
+The format (https://huggingface.co/docs/safetensors): 8 bytes with the header's length, little endian; a JSON header
+{name: {"dtype", "shape", "data_offsets": [begin, end]}}, padded with spaces to a multiple of 8; then the data,
+without gaps. Tensors are laid out by descending element size, which keeps each of them aligned.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+
+from paceline.errors import StorageError
+from paceline.run.checkpoint.manifest import DTYPES, Chunk, FileEntry
+
+PIECE_BYTES = 64 * 2**20
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One tensor to write; `load` is called when its turn comes and its result is dropped after."""
+
+    key: str
+    dtype: str
+    shape: tuple[int, ...]
+    load: Callable[[], torch.Tensor]
+
+    @property
+    def bytes(self) -> int:
+        """Return the length of the tensor's data."""
+        return math.prod(self.shape) * DTYPES[self.dtype][1]
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """Return torch's name of a dtype, such as "float32"; the caller checks that DTYPES has it."""
+    return str(dtype).removeprefix("torch.")
+
+
+def write_shard(path: Path, entries: Sequence[Entry], metadata: dict[str, str] | None = None) -> FileEntry:
+    """Write a new safetensors file, flushed to disk, and return its length and digest.
+
+    The digest is computed by a second thread from the very bytes that are written. Raises OSError.
+    """
+    ordered = sorted(entries, key=lambda entry: (-DTYPES[entry.dtype][1], entry.key))
+    assert len({entry.key for entry in ordered}) == len(ordered), "keys repeat"
+    header = _header(ordered, metadata)
+    digest = hashlib.sha256(header)
+    with path.open("xb") as file, ThreadPoolExecutor(1, "sha256") as hasher:
+        file.write(header)
+        for entry in ordered:
+            for piece in _pieces(entry):
+                hashed = hasher.submit(digest.update, piece)
+                file.write(piece)
+                hashed.result()
+        file.flush()
+        os.fsync(file.fileno())
+        return FileEntry(file.tell(), digest.hexdigest())
+
+
+def _header(ordered: Sequence[Entry], metadata: dict[str, str] | None) -> bytes:
+    table: dict[str, object] = {"__metadata__": metadata} if metadata else {}
+    begin = 0
+    for entry in ordered:
+        end = begin + entry.bytes
+        table[entry.key] = {"dtype": DTYPES[entry.dtype][0], "shape": entry.shape, "data_offsets": [begin, end]}
+        begin = end
+    text = json.dumps(table, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    return len(text).to_bytes(8, "little") + text
+
+
+def _pieces(entry: Entry) -> Iterator[memoryview]:
+    """Yield the tensor's bytes in order, from the host's memory, at most PIECE_BYTES at a time."""
+    tensor = entry.load().detach()
+    assert dtype_name(tensor.dtype) == entry.dtype, f"{entry.key}: {tensor.dtype} is not {entry.dtype}"
+    assert tuple(tensor.shape) == entry.shape, f"{entry.key}: {tuple(tensor.shape)} is not {entry.shape}"
+    if not tensor.is_contiguous():
+        tensor = tensor.cpu().contiguous()  # on the host, where a second copy is cheaper than on the device
+    flat = tensor.reshape(-1).view(torch.uint8)
+    for begin in range(0, flat.numel(), PIECE_BYTES):
+        yield flat[begin : begin + PIECE_BYTES].cpu().numpy().data
+
+
+class ShardReader:
+    """Reads parts of the tensors in a checkpoint's shards. Files stay mapped, not open, until it is dropped."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._shards: dict[str, Any] = {}
+
+    def read(self, chunk: Chunk, dtype: str, offsets: Sequence[int], lengths: Sequence[int]) -> torch.Tensor:
+        """Return the part of a chunk that begins at `offsets` and has the shape `lengths`.
+
+        It may be a view of the mapped file: copy it. Raises StorageError naming the file where that does not hold
+        what the manifest says.
+        """
+        try:
+            if chunk.file not in self._shards:
+                self._shards[chunk.file] = safe_open(self.path / chunk.file, framework="pt")
+            stored = self._shards[chunk.file].get_slice(chunk.key)
+            found = (stored.get_dtype(), tuple(stored.get_shape()))
+            if found != (DTYPES[dtype][0], chunk.sizes):
+                raise self._error(chunk, f"it holds {found[0]}{list(found[1])}, not {dtype}{list(chunk.sizes)}")
+            if tuple(lengths) == chunk.sizes:
+                return self._shards[chunk.file].get_tensor(chunk.key)
+            return stored[tuple(slice(at, at + length) for at, length in zip(offsets, lengths, strict=True))]
+        except (OSError, SafetensorError) as error:
+            raise self._error(chunk, str(error)) from error
+
+    def _error(self, chunk: Chunk, because: str) -> StorageError:
+        return StorageError(
+            f"cannot read '{chunk.key}' from {self.path / chunk.file}", because, "use an earlier checkpoint"
+        )

@@ -1,0 +1,29 @@
+"""Evaluation: the mean loss on held-out samples, each counted exactly once over all ranks."""
+
+from __future__ import annotations
+
+import time
+
+import torch
+
+from paceline.run.loader import held_out_batches
+from paceline.run.step import Stepper
+from paceline.task.data.source import Source
+
+
+def evaluate(stepper: Stepper, source: Source, samples: int, data_rank: int) -> dict[str, float]:
+    """Return {loss, weight, seconds}: the mean loss per item over the first `samples` held-out samples."""
+    began = time.perf_counter()
+    world, model = stepper.world, stepper.model
+    was_training = model.training
+    model.eval()
+    loss_sum = weight = 0.0
+    with torch.no_grad():
+        for batch in held_out_batches(source, samples, stepper.plan, data_rank, world.device):
+            loss, items = stepper.objective(model, batch.data)
+            if batch.counts:
+                loss_sum += float(loss)
+                weight += float(items)
+    model.train(was_training)
+    loss_sum, weight = world.sum([loss_sum, weight])
+    return {"loss": loss_sum / weight, "weight": weight, "seconds": time.perf_counter() - began}

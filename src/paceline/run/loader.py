@@ -1,0 +1,98 @@
+"""Which rows a rank reads in a step, and in how many micro-batches: a pure function of the sample position."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils._pytree import tree_map
+
+from paceline.plan.layout import rows_of
+from paceline.plan.plan import Plan
+from paceline.task.data.order import sample_ids
+from paceline.task.data.source import Source
+
+
+@dataclass(frozen=True)
+class MicroBatch:
+    """The rows of one forward pass. `counts` is False for a stand-in that only keeps the ranks in step."""
+
+    data: Any
+    ids: np.ndarray  # int64 [rows], sample ids
+    position: int  # global position of the first row
+    counts: bool = True
+
+
+@dataclass(frozen=True)
+class StepBatch:
+    """This rank's part of one global batch."""
+
+    step: int  # 1-based number of the update this batch makes
+    position: int  # samples consumed before it, over all ranks and epochs
+    samples: int  # samples in the global batch
+    micro_batches: tuple[MicroBatch, ...]
+
+
+def split_rows(rows: range, parts: int) -> list[range]:
+    """Return `rows` in `parts` contiguous runs, as even as can be; with few rows some are empty."""
+    count = len(rows)
+    return [rows[count * part // parts : count * (part + 1) // parts] for part in range(parts)]
+
+
+def to_device(data: Any, device: torch.device) -> Any:
+    """Return the nested batch with its tensors on `device`, copied without waiting where the device allows it."""
+    if device.type == "cpu":
+        return data
+
+    def move(leaf: Any) -> Any:
+        return leaf.pin_memory().to(device, non_blocking=True) if isinstance(leaf, torch.Tensor) else leaf
+
+    return tree_map(move, data)
+
+
+@dataclass
+class BatchStream:
+    """Reads a rank's part of the global batch at any position. Holds no position of its own.
+
+    The global batch at position p holds the samples at positions p to p + batch_samples - 1 of an endless stream in
+    which every epoch is a fresh permutation; epochs may end inside a batch. Data rank r reads a contiguous part of the
+    rows, so all layouts see the same samples in the same step.
+    """
+
+    source: Source
+    seed: int
+    plan: Plan
+    data_rank: int
+    device: torch.device
+
+    def at(self, position: int) -> StepBatch:
+        """Return this rank's part of the global batch that starts at `position`."""
+        plan = self.plan
+        rows = rows_of(plan.batch_samples, plan.layout.data_degree, self.data_rank)
+        parts = split_rows(rows, plan.accumulation)
+        micro_batches = tuple(self._read(position, part) for part in parts)
+        return StepBatch(position // plan.batch_samples + 1, position, plan.batch_samples, micro_batches)
+
+    def _read(self, position: int, rows: range) -> MicroBatch:
+        counts = len(rows) > 0
+        first = position + (rows.start if counts else 0)
+        positions = np.arange(first, first + max(len(rows), 1), dtype=np.int64)
+        ids = sample_ids(self.seed, positions, self.source.samples)
+        data = to_device(self.source.read(ids, positions), self.device)
+        return MicroBatch(data, ids if counts else ids[:0], first, counts)
+
+
+def held_out_batches(
+    source: Source, samples: int, plan: Plan, data_rank: int, device: torch.device
+) -> list[MicroBatch]:
+    """Return a data rank's share of the first `samples` held-out samples; no sample is read twice."""
+    samples = min(samples, source.samples)
+    rows = rows_of(samples, plan.layout.data_degree, data_rank)
+    largest = -(-samples // plan.layout.data_degree)
+    batches = []
+    for part in split_rows(rows, -(-largest // plan.micro_batch)):
+        ids = np.arange(part.start, part.stop, dtype=np.int64) if len(part) else np.zeros(1, dtype=np.int64)
+        batches.append(MicroBatch(to_device(source.read(ids, ids), device), ids, part.start, len(part) > 0))
+    return batches

@@ -1,0 +1,215 @@
+"""The step: one optimizer update on one global batch, exact whatever the layout.
+
+The objective gives a sum of losses and the weight (the number of items) it is over. With L and W the sums over all
+ranks and micro-batches, the step's loss is L / W and its gradient is the gradient of L divided by W. W is known only
+after the forward passes, so the backward passes run on the loss divided by the power of two nearest to the
+expected weight (exact in floating point, and of the right size for low precision), and one factor, which also
+carries the clipping, corrects the summed gradients.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.tensor import DTensor
+
+from paceline.errors import NumericalStop
+from paceline.plan.plan import Plan
+from paceline.run.loader import MicroBatch, StepBatch
+from paceline.run.parallel.apply import Gradients
+from paceline.run.precision import LossScaler
+from paceline.run.world import World
+
+Objective = Callable[[nn.Module, Any], tuple[torch.Tensor, Any]]
+_MASK_63 = (1 << 63) - 1
+
+
+@dataclass(frozen=True)
+class StepStats:
+    """What one step did, over all ranks."""
+
+    step: int
+    position_before: int
+    position_after: int
+    loss: float  # mean per item
+    weight: float  # items
+    grad_norm: float  # global, before clipping
+    lr: float
+    seconds: dict[str, float]  # phases of rank 0; `total` is their sum
+    updated: bool  # False where an fp16 overflow skipped the update
+    stop_requested: bool  # any rank asked to stop
+
+
+def seed_at(seed: int, position: int) -> int:
+    """Return the RNG seed of the micro-batch whose first sample is at `position` (splitmix64 of both).
+
+    Dropout masks so depend on the samples, not on ranks or restarts.
+    """
+    mixed = (seed * 0x9E3779B97F4A7C15 + position * 0xBF58476D1CE4E5B9) & 0xFFFFFFFFFFFFFFFF
+    mixed = ((mixed ^ (mixed >> 30)) * 0xBF58476D1CE4E5B9) & 0xFFFFFFFFFFFFFFFF
+    mixed = ((mixed ^ (mixed >> 27)) * 0x94D049BB133111EB) & 0xFFFFFFFFFFFFFFFF
+    return (mixed ^ (mixed >> 31)) & _MASK_63
+
+
+class PhaseClock:
+    """Splits a step's wall time into named phases; on CUDA by events, so that nothing waits for the device."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._cuda = device.type == "cuda"
+        self._marks: list[tuple[str, Any]] = []
+        self.mark("start")
+
+    def mark(self, phase: str) -> None:
+        """Say that `phase` ends here."""
+        if self._cuda:
+            event = torch.cuda.Event(enable_timing=True)
+            event.record()
+            self._marks.append((phase, event))
+        else:
+            self._marks.append((phase, time.perf_counter()))
+
+    def seconds(self) -> dict[str, float]:
+        """Return the seconds of each phase. On CUDA the device must have passed the last mark."""
+        spans: dict[str, float] = {}
+        for (_, before), (phase, after) in zip(self._marks, self._marks[1:], strict=False):
+            span = before.elapsed_time(after) / 1e3 if self._cuda else after - before
+            spans[phase] = spans.get(phase, 0.0) + span
+        return spans
+
+
+@dataclass
+class Stepper:
+    """Runs steps of one assembled model. Stateless but for the model, the optimizer and the loss scaler."""
+
+    model: nn.Module
+    objective: Objective
+    optimizer: torch.optim.Optimizer
+    gradients: Gradients
+    scaler: LossScaler | None
+    plan: Plan
+    world: World
+    items_per_sample: int
+    clip_norm: float
+    seed: int
+    # Called with the complete gradients' factor before they are scaled; `verify` looks at gradients here.
+    observe: Callable[[float], None] | None = None
+
+    def __post_init__(self) -> None:
+        expected = self.plan.batch_samples * self.items_per_sample
+        self._expected_weight = 2.0 ** round(math.log2(expected))
+        self._parameters = [p for p in self.model.parameters() if p.requires_grad]
+
+    def step(
+        self, batch: StepBatch, lr: float, stop_requested: bool = False, while_busy: Callable[[], None] | None = None
+    ) -> StepStats:
+        """Make one update and return what it did. `while_busy` runs on the host while the device computes.
+
+        Raises NumericalStop, before any weight changes, where the loss or the gradient norm is not finite.
+        """
+        clock = PhaseClock(self.world.device)
+        self.gradients.zero()
+        loss_sum, weight = self._accumulate(batch.micro_batches)
+        clock.mark("forward_backward")
+        self.gradients.finish()
+        squares = self._local_squares()
+        if while_busy is not None:
+            while_busy()
+        local = [*_floats(loss_sum, weight, squares), float(stop_requested)]
+        loss_total, weight_total, square_total, stop = self.world.sum(local)
+        clock.mark("reduce")
+        scale = self.scaler.scale if self.scaler else 1.0
+        if weight_total <= 0:
+            raise NumericalStop(
+                f"step {batch.step} has no item to learn from",
+                "the objective's weights add up to zero over the whole global batch",
+                "check the labels: are all of them masked?",
+            )
+        loss = loss_total / weight_total
+        correction = self._expected_weight / weight_total / scale
+        norm = math.sqrt(square_total) * correction if square_total >= 0 else math.nan
+        updated = self._update(batch.step, loss, norm, correction, lr)
+        clock.mark("optimizer")
+        if self.world.device.type == "cuda":
+            torch.cuda.synchronize(self.world.device)
+        return StepStats(
+            step=batch.step,
+            position_before=batch.position,
+            position_after=batch.position + batch.samples,
+            loss=loss,
+            weight=weight_total,
+            grad_norm=norm,
+            lr=lr,
+            seconds=clock.seconds(),
+            updated=updated,
+            stop_requested=stop > 0,
+        )
+
+    def _accumulate(self, micro_batches: tuple[MicroBatch, ...]) -> tuple[Any, Any]:
+        """Run forward and backward of all micro-batches; return this rank's loss sum and weight."""
+        down = (self.scaler.scale if self.scaler else 1.0) / self._expected_weight
+        loss_total: Any = 0.0
+        weight_total: Any = 0.0
+        for index, micro in enumerate(micro_batches):
+            self.gradients.before_micro_batch(last=index == len(micro_batches) - 1)
+            torch.manual_seed(seed_at(self.seed, micro.position))
+            loss_sum, weight = self.objective(self.model, micro.data)
+            (loss_sum * (down if micro.counts else 0.0)).backward()
+            if micro.counts:
+                loss_total = loss_total + loss_sum.detach().double()
+                weight_total = weight_total + weight
+        return loss_total, weight_total
+
+    def _local_squares(self) -> torch.Tensor:
+        """Return this rank's contribution to the squared global norm of the unscaled gradients."""
+        gradients = [_local(p.grad) for p in self._parameters if p.grad is not None]
+        gradients = [g for g in gradients if g.numel()]
+        if not gradients:
+            return torch.zeros((), dtype=torch.float64, device=self.world.device)
+        norm = torch.nn.utils.get_total_norm(gradients, error_if_nonfinite=False)
+        # Copies hold equal gradients, so each contributes its share of the sum over all ranks.
+        return norm.double().square() / self.plan.layout.dp_replicate
+
+    def _update(self, step: int, loss: float, norm: float, correction: float, lr: float) -> bool:
+        """Scale, clip and apply the gradients; return whether weights changed."""
+        if not math.isfinite(norm) or not math.isfinite(loss):
+            if self.scaler and math.isfinite(loss) and self.scaler.scale > self.scaler.smallest:
+                self.scaler.update(overflowed=True)
+                return False
+            raise NumericalStop(
+                f"step {step}: loss {loss}, gradient norm {norm}",
+                "they are not finite numbers; no weight was changed by this step",
+                "lower task.optimizer.lr, lengthen task.schedule.warmup, or train with plan.precision=bf16 or fp32",
+            )
+        factor = correction
+        if 0 < self.clip_norm < norm:
+            factor *= self.clip_norm / norm
+        if self.observe is not None:
+            self.observe(correction)
+        if factor != 1.0:
+            torch._foreach_mul_([_local(p.grad) for p in self._parameters if p.grad is not None], factor)
+        for group in self.optimizer.param_groups:
+            group["lr"] = lr
+        self.optimizer.step()
+        if self.scaler:
+            self.scaler.update(overflowed=False)
+        return True
+
+
+def _local(tensor: torch.Tensor | None) -> torch.Tensor:
+    assert tensor is not None
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def _floats(*values: Any) -> list[float]:
+    """Return tensors and numbers as floats, with one wait for the device at most."""
+    tensors = [value for value in values if isinstance(value, torch.Tensor)]
+    if not tensors or tensors[0].device.type == "cpu":
+        return [float(value) for value in values]
+    read = iter(torch.stack([tensor.double().reshape(()) for tensor in tensors]).tolist())
+    return [next(read) if isinstance(value, torch.Tensor) else float(value) for value in values]

@@ -1,0 +1,195 @@
+"""Training: one process's part of a run, after the plan is made and the world is joined."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from paceline.errors import ConfigError, Requeue
+from paceline.run.assemble import assemble
+from paceline.run.brief import Brief
+from paceline.run.evaluate import evaluate
+from paceline.run.loader import BatchStream, StepBatch
+from paceline.run.memory import held_bytes, peak_bytes
+from paceline.run.recorder import Recorder, SilentRecorder
+from paceline.run.recovery.signals import StopFlag
+from paceline.run.resume import Progress, restore, save
+from paceline.run.schedule import learning_rate
+from paceline.run.step import StepStats
+from paceline.run.world import World
+from paceline.spec import Spec
+from paceline.task.amounts import in_steps
+from paceline.task.data.source import open_sources
+from paceline.units import Amount, format_seconds
+
+
+class Training:
+    """Iterates over the global batches of a task and makes one update with each."""
+
+    def __init__(self, spec: Spec, brief: Brief, world: World, run_dir: Path) -> None:
+        self.spec, self.brief, self.world, self.dir = spec, brief, world, run_dir
+        self._began = time.monotonic()
+        task, plan = spec.task, brief.plan
+        self.source, self.held_out = open_sources(task.data, task.seed)
+        built = assemble(task, plan, world, self.source, brief.items_per_sample)
+        self.model, self.optimizer, self._stepper = built.model, built.optimizer, built.stepper
+        self._data_rank = plan.layout.data_rank(world.rank)
+        self._stream = BatchStream(self.source, task.seed, plan, self._data_rank, world.device)
+        self._prepared: StepBatch | None = None
+        self._data_seconds = 0.0
+        self._stop = StopFlag()
+        self._warmup = self._steps(task.schedule.warmup) or 0
+        self._decay = self._steps(task.schedule.decay) or max(1, brief.steps // 10)
+        self._checkpoint_every = self._steps(spec.run.checkpoint_every)
+        self._evaluate_every = self._steps(spec.run.evaluate_every) if self.held_out else None
+        restored = restore(run_dir, spec, plan, self.source.fingerprint, self.model, self.optimizer,
+                           self._stepper.scaler, world)  # fmt: skip
+        self.progress = restored.progress if restored else Progress(0, 0)
+        self._record: Recorder | SilentRecorder = SilentRecorder()
+        if world.is_first:
+            self._record = Recorder(run_dir, spec, brief, world, self._steps(spec.run.log_every) or 1)
+        self._record.started(self.progress, restored)
+
+    def _steps(self, amount: Amount | None) -> int | None:
+        if amount is None:
+            return None
+        return in_steps(amount, self.brief.plan.batch_samples, self.brief.items_per_sample, self.source.samples)
+
+    # ---- the loop --------------------------------------------------------------------------------------------------
+
+    def __iter__(self) -> Iterator[StepBatch]:
+        self._stop.watch()
+        try:
+            while self.progress.step < self.brief.steps:
+                before = self.progress.step
+                began = time.perf_counter()
+                batch = self._prepared or self._stream.at(self.progress.position)
+                self._prepared = None
+                self._data_seconds = time.perf_counter() - began
+                yield batch
+                if self.progress.step == before:
+                    raise ConfigError(
+                        "a batch was taken and no step was made with it",
+                        "the loop body did not call run.step(batch)",
+                        "call stats = run.step(batch) once for every batch",
+                    )
+            self._ended("complete")
+        except GeneratorExit:
+            self._ended("stopped")
+            raise
+        except BaseException as error:
+            self.failed(error)
+            raise
+        finally:
+            self._stop.release()
+
+    def step(self, batch: StepBatch) -> StepStats:
+        """Make one optimizer update with the batch and return what it did, over all ranks.
+
+        Writes the journal, and evaluates, saves and stops when it is time to. Raises Requeue (exit code 75) after the
+        ranks have agreed to stop and saved, NumericalStop (6) where the loss is no longer a number.
+        """
+        try:
+            stats = self._update(batch)
+            self._after(stats, batch)
+        except Requeue:
+            raise
+        except BaseException as error:
+            self.failed(error)
+            raise
+        return stats
+
+    def _update(self, batch: StepBatch) -> StepStats:
+        if batch.position != self.progress.position:
+            raise ConfigError(
+                f"the batch of step {batch.step} is not the next one",
+                f"step {self.progress.step + 1} comes next",
+                "give run.step the batch that the loop has just taken",
+            )
+        began = time.perf_counter()
+        task = self.spec.task
+        lr = learning_rate(task.schedule, task.optimizer.lr, batch.step, self.brief.steps, self._warmup, self._decay)
+        on_cuda = self.world.device.type == "cuda"
+        stats = self._stepper.step(
+            batch, lr, stop_requested=self._wants_to_stop(), while_busy=self._prepare_next if on_cuda else None
+        )
+        self.progress = Progress(step=batch.step, position=stats.position_after)
+        seconds = stats.seconds
+        total = time.perf_counter() - began + self._data_seconds
+        seconds["data"] = self._data_seconds
+        seconds["other"] = max(0.0, total - sum(seconds.values()))
+        seconds["total"] = total
+        return stats
+
+    def _prepare_next(self) -> None:
+        """Read the next batch while the device computes this one."""
+        following = self.progress.position + self.brief.plan.batch_samples
+        if self.progress.step + 1 < self.brief.steps:
+            self._prepared = self._stream.at(following)
+
+    def _wants_to_stop(self) -> bool:
+        limit = self.spec.run.time_limit
+        if limit is not None and time.monotonic() - self._began > limit and not self._stop.because:
+            self._stop.because = f"the time limit of {format_seconds(limit)} is reached"
+        return bool(self._stop.because)
+
+    # ---- between steps ---------------------------------------------------------------------------------------------
+
+    def _after(self, stats: StepStats, batch: StepBatch) -> None:
+        scaler, step, last = self._stepper.scaler, stats.step, stats.step == self.brief.steps
+        ids = self._ids_read(batch) if self.spec.run.record_samples else None
+        self._record.step(stats, scaler.scale if scaler else None, ids)
+        if last or batch.position == 0:
+            self._measure_memory()
+        if self._evaluate_every and (step % self._evaluate_every == 0 or last):
+            self.evaluate()
+        if stats.stop_requested and not last:
+            because = self._stop.because or "another rank was asked to stop"
+            self._record.stopped(step, because, self.save())
+            self._ended("requeue", Requeue(because))
+            raise Requeue(because)
+        if last or (self._checkpoint_every and step % self._checkpoint_every == 0):
+            self.save()
+
+    def _ids_read(self, batch: StepBatch) -> list[int]:
+        """Return the sample ids that the ranks really read in this step, in order of position."""
+        mine = [(micro.position, micro.ids.tolist()) for micro in batch.micro_batches if micro.counts]
+        parts = sorted(part for ranks in self.world.gather(mine) for part in ranks)
+        return [sample for _, ids in parts for sample in ids]
+
+    def evaluate(self) -> float:
+        """Return the mean loss per item on held-out samples, each counted once. Every rank calls it."""
+        if self.held_out is None:
+            raise ConfigError(
+                "there is no held-out data",
+                "the data set has no validation part",
+                "give a pair of data sets (train, validation), or a task.data.validation_fraction above 0",
+            )
+        result = evaluate(self._stepper, self.held_out, self.spec.run.evaluate_samples, self._data_rank)
+        self._record.evaluation(self.progress.step, result)
+        return result["loss"]
+
+    def save(self) -> Path:
+        """Write a checkpoint and return its folder. Every rank calls it."""
+        info = save(
+            self.dir, self.spec, self.brief.plan, self.source.fingerprint, self.model, self.optimizer,
+            self._stepper.scaler, self.progress,
+        )  # fmt: skip
+        self._record.checkpoint(self.progress.step, info.path, info.bytes, info.seconds)
+        return info.path
+
+    def _measure_memory(self) -> None:
+        held = held_bytes(self.model, self.optimizer)
+        *parts, peak = self.world.maximum([*map(float, held.values()), float(peak_bytes(self.world.device))])
+        components: dict[str, Any] = dict(zip(held, parts, strict=True))
+        components["activations_and_runtime"] = peak - sum(parts)
+        self._record.memory(self.progress.step, components, peak)
+
+    def failed(self, error: BaseException) -> None:
+        """Record that the run ends with an error."""
+        self._ended("requeue" if isinstance(error, Requeue) else "failed", error)
+
+    def _ended(self, status: str, error: BaseException | None = None) -> None:
+        self._record.ended(status, self.progress.step, time.monotonic() - self._began, error)

@@ -1,0 +1,82 @@
+"""The process of one rank: `python -m paceline.run.worker SPEC`, started by the supervisor or a scheduler.
+
+SPEC is a JSON file of a spec, or a file of a task that was pickled by `paceline.fit` because it holds objects.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import signal
+import sys
+import traceback
+from pathlib import Path
+
+from paceline.errors import PacelineError, Requeue
+from paceline.run.recovery.supervisor import report_error
+
+PR_SET_PDEATHSIG = 1
+
+
+def end_with_parent() -> None:
+    """Have this process asked to stop when the supervisor dies, where the system offers that (Linux)."""
+    parent = os.environ.get("PACELINE_PARENT")
+    if parent and sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+        if os.getppid() != int(parent):
+            os.kill(os.getpid(), signal.SIGTERM)
+
+
+def is_echo(error: BaseException) -> bool:
+    """Return whether the error only says that a peer has gone: the peer's own error is the cause."""
+    import torch.distributed as dist
+
+    return isinstance(error, dist.DistError) or (isinstance(error, RuntimeError) and "gloo" in str(error))
+
+
+def guarded(work: object) -> int:
+    """Call `work()` and return this process's exit code, leaving errors where the supervisor reads them."""
+    from paceline.run.recorder import describe
+
+    assert callable(work)
+    try:
+        work()
+        return 0
+    except Requeue as stop:
+        return stop.exit_code
+    except BaseException as error:
+        details, code = describe(error)
+        echo = is_echo(error)
+        if not isinstance(error, PacelineError) and not echo:
+            traceback.print_exc()
+        report_error(error, {**details, "exit_code": code}, cause=not echo)
+        return code
+
+
+def main() -> int:
+    """Run this rank to the end of the task and return its exit code."""
+    end_with_parent()
+    return guarded(lambda: _train(Path(sys.argv[1])))
+
+
+def _train(path: Path) -> None:
+    from paceline.run.run import train_here
+    from paceline.spec import Spec, spec_from_dict
+
+    if path.suffix == ".json":
+        spec = spec_from_dict(json.loads(path.read_text()))
+    else:
+        import cloudpickle
+
+        spec = cloudpickle.loads(path.read_bytes())
+    assert isinstance(spec, Spec)
+    train_here(spec)
+
+
+if __name__ == "__main__":
+    code = main()
+    # A peer may be dead: leave without waiting for collectives that will never come.
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)

@@ -1,0 +1,114 @@
+"""The reference: the same steps on one device, written plainly with torch alone.
+
+It shares the model, the objective, the sample order and the learning rate with the run, and nothing else: no
+sharding, no accumulation scheme, no loss scaling, no code of `run/step.py`.
+"""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from paceline.plan.layout import rows_of
+from paceline.plan.plan import Plan
+from paceline.run.loader import BatchStream
+from paceline.run.precision import MASTER_DTYPES, cast_floats
+from paceline.run.schedule import learning_rate
+from paceline.run.step import seed_at
+from paceline.task.data.source import Source
+from paceline.task.models.build import build_model
+from paceline.task.objective import resolve_objective
+from paceline.task.task import OptimizerSpec, Task
+
+
+@dataclass(frozen=True)
+class ReferenceStep:
+    """One step's numbers on a single device; tensors are on the CPU, by parameter name."""
+
+    loss: float
+    weight: float
+    grad_norm: float
+    gradients: dict[str, torch.Tensor]
+    weights: dict[str, torch.Tensor]
+    buffers: dict[str, torch.Tensor]
+    ids: list[int]
+
+
+def reference_model(task: Task, source: Source, items_per_sample: int, dtype: torch.dtype) -> nn.Module:
+    """Return the task's model with its initial weights on the CPU."""
+    model = copy.deepcopy(task.model) if isinstance(task.model, nn.Module) else task.model
+    return build_model(model, source.vocab or 0, items_per_sample, task.seed).to(dtype=dtype).train()
+
+
+def reference_steps(
+    task: Task, plan: Plan, source: Source, items_per_sample: int, steps: int, model: nn.Module
+) -> list[ReferenceStep]:
+    """Run `steps` steps of the task on one device and return their numbers.
+
+    The rows of a batch are read in the micro-batches of `plan`, one after the other, so that a model with dropout sees
+    the masks that belong to those rows.
+    """
+    objective = resolve_objective(task.objective, source.unit)
+    optimizer = _optimizer(task.optimizer, model)
+    results = []
+    for step in range(1, steps + 1):
+        optimizer.zero_grad(set_to_none=True)
+        losses, weights, ids = [], [], []
+        for position, sample_ids, data in _micro_batches(task, plan, source, step):
+            torch.manual_seed(seed_at(task.seed, position))
+            loss_sum, weight = objective(model, cast_floats(data, MASTER_DTYPES[plan.precision]))
+            loss_sum.backward()
+            losses.append(float(loss_sum.detach()))
+            weights.append(float(weight))
+            ids += sample_ids
+        total = sum(weights)
+        trained = {name: p for name, p in model.named_parameters() if p.grad is not None}
+        for parameter in trained.values():
+            assert parameter.grad is not None
+            parameter.grad /= total
+        gradients = {name: p.grad.clone() for name, p in trained.items() if p.grad is not None}
+        norm = torch.linalg.vector_norm(torch.stack([g.norm() for g in gradients.values()]))
+        if task.optimizer.clip_norm:
+            torch.nn.utils.clip_grad_norm_(list(trained.values()), task.optimizer.clip_norm)
+        for group in optimizer.param_groups:
+            group["lr"] = learning_rate(task.schedule, task.optimizer.lr, step, steps, 0, 1)
+        optimizer.step()
+        results.append(
+            ReferenceStep(
+                loss=sum(losses) / total,
+                weight=total,
+                grad_norm=float(norm),
+                gradients=gradients,
+                weights={name: p.detach().clone() for name, p in model.named_parameters()},
+                buffers={name: b.detach().clone() for name, b in model.named_buffers()},
+                ids=ids,
+            )
+        )
+    return results
+
+
+def _micro_batches(task: Task, plan: Plan, source: Source, step: int) -> Any:
+    """Yield (position of the first row, sample ids, data) of every micro-batch of a step, in the order of the rows."""
+    for data_rank in range(plan.layout.data_degree):
+        if not rows_of(plan.batch_samples, plan.layout.data_degree, data_rank):
+            continue
+        stream = BatchStream(source, task.seed, plan, data_rank, torch.device("cpu"))
+        for micro in stream.at((step - 1) * plan.batch_samples).micro_batches:
+            if micro.counts:
+                yield micro.position, micro.ids.tolist(), micro.data
+
+
+def _optimizer(spec: OptimizerSpec, model: nn.Module) -> torch.optim.Optimizer:
+    matrices = [p for p in model.parameters() if p.requires_grad and p.dim() >= 2]
+    vectors = [p for p in model.parameters() if p.requires_grad and p.dim() < 2]
+    groups = [
+        {"params": matrices, "weight_decay": spec.weight_decay},
+        {"params": vectors, "weight_decay": 0.0},
+    ]
+    if spec.name == "adamw":
+        return torch.optim.AdamW(groups, lr=spec.lr, betas=(spec.beta1, spec.beta2), eps=spec.eps, foreach=False)
+    return torch.optim.SGD(groups, lr=spec.lr, momentum=spec.beta1, foreach=False)

@@ -1,0 +1,84 @@
+"""The twin: the task scaled down until a laptop can run it, with its structure kept.
+
+Kept: head ratios, tied weights, the tokenizer, the layout, the ZeRO class, recompute, clipping, the optimizer. Shrunk:
+width, depth, sequence length, batch. The batch is made uneven on purpose: ranks get different numbers of rows.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from paceline.plan.layout import Layout, accumulation_for
+from paceline.plan.plan import Plan
+from paceline.task.models.sizes import is_named, resolve_decoder
+from paceline.task.task import DataSpec, ModelSpec, Task
+
+LARGEST_WORLD = 8
+HEAD_DIM = 8
+SEQ_LEN = 24
+LARGEST_VOCAB = 521  # a prime: uneven over every number of shards
+# Adam divides by |g| + eps: with a tiny eps it turns rounding noise in near-zero gradients into whole updates.
+TWIN_EPS = 1e-4
+
+
+def twin_task(task: Task, plan: Plan, data_vocab: int | None) -> Task:
+    """Return the task, small enough to check. A user's own module and data are used as they are."""
+    batch = twin_batch(plan.layout)
+    small: dict[str, Any] = {"optimizer": dataclasses.replace(task.optimizer, eps=max(task.optimizer.eps, TWIN_EPS))}
+    small["global_batch"] = dataclasses.replace(task.global_batch, value=batch, unit="samples")
+    if isinstance(task.data, DataSpec) and data_vocab is not None:
+        small["data"] = dataclasses.replace(task.data, seq_len=min(SEQ_LEN, task.data.seq_len))
+    if isinstance(task.model, ModelSpec) and is_named(task.model.name):
+        small["model"] = twin_model(task.model, data_vocab or 0, task)
+    return dataclasses.replace(task, **small)
+
+
+def twin_model(model: ModelSpec, data_vocab: int, task: Task) -> ModelSpec:
+    """Return a narrow, shallow model of the same family, head ratio and weight tying."""
+    seq_len = task.data.seq_len if isinstance(task.data, DataSpec) else SEQ_LEN
+    full = resolve_decoder(model, data_vocab, seq_len)
+    ratio = full.heads // full.kv_heads
+    kv_heads = 2 if full.kv_heads > 1 else 1
+    heads = ratio * kv_heads
+    return dataclasses.replace(
+        model,
+        hidden=heads * HEAD_DIM,
+        heads=heads,
+        kv_heads=kv_heads,
+        layers=min(full.layers, 3),
+        ffn=heads * HEAD_DIM * 2 + 8,
+        vocab=max(data_vocab, min(full.vocab, LARGEST_VOCAB)),
+        tied=full.tied,
+        weights="",
+    )
+
+
+def twin_layout(layout: Layout) -> Layout:
+    """Return the layout with its degrees lowered, the largest first, until it fits LARGEST_WORLD processes."""
+    degrees = {field.name: getattr(layout, field.name) for field in dataclasses.fields(layout)}
+    while Layout(**degrees).devices > LARGEST_WORLD:
+        axis = max((a for a in degrees if a != "ep"), key=lambda a: degrees[a])
+        degrees[axis] = max(d for d in range(1, degrees[axis]) if degrees[axis] % d == 0)
+    return Layout(**degrees)
+
+
+def twin_batch(layout: Layout) -> int:
+    """Return a global batch that leaves the ranks with different numbers of rows, in two micro-batches or more."""
+    return twin_layout(layout).data_degree * 4 - 1
+
+
+def twin_plan(plan: Plan, dtype: str) -> Plan:
+    """Return the plan for the twin at a dtype in which rounding does not hide mistakes."""
+    layout = twin_layout(plan.layout)
+    batch = twin_batch(layout)
+    micro_batch = 2 if plan.accumulation > 1 or plan.micro_batch < 4 else 4
+    return dataclasses.replace(
+        plan,
+        layout=layout,
+        micro_batch=micro_batch,
+        accumulation=accumulation_for(batch, layout.data_degree, micro_batch),
+        batch_samples=batch,
+        precision=dtype,
+        compile=False,
+    )
