@@ -17,7 +17,7 @@ from typing import Any
 
 from paceline.cluster.cluster import ClusterSpec
 from paceline.config import build, plain, schema, shape
-from paceline.config.build import DEFAULT, Override
+from paceline.config.build import Override
 from paceline.config.document import Document, parse_document, read_document
 from paceline.config.fields import option
 from paceline.config.values import literal
@@ -85,13 +85,16 @@ def _from_document(document: Document, overrides: Sequence[str | Override], path
 
 
 def spec_to_dict(spec: Tables) -> dict[str, Any]:
-    """Return the four tables as plain data for JSON. Objects of the user's become import paths."""
-    return plain.to_plain(table(), spec)
+    """Return the four tables as plain data for JSON, and the spec file as "path". Objects become import paths."""
+    path = spec.path if isinstance(spec, Spec) else None
+    return {**plain.to_plain(table(), spec), **({"path": str(path.resolve())} if path else {})}
 
 
-def spec_from_dict(values: Mapping[str, Any], path: Path | None = None, origin: str = DEFAULT) -> Spec:
-    """Return the spec that `spec_to_dict` wrote; `path` is the spec file beside which the user's code lies."""
-    return _finish(build.mapping_layer(table(), values, lambda key: origin), path)
+def spec_from_dict(values: Mapping[str, Any], origin: str = "a record") -> Spec:
+    """Return the spec that `spec_to_dict` wrote, in any process: the user's code is found beside the spec file."""
+    tables = {name: value for name, value in values.items() if name != "path"}
+    path = Path(values["path"]) if values.get("path") else None
+    return _finish(build.mapping_layer(table(), tables, lambda key: origin), path)
 
 
 def dump_toml(spec: Tables, comments: bool = False) -> str:

@@ -45,9 +45,9 @@ def execute(options: argparse.Namespace) -> int:
     say = say_to(options.json)
     planned = plan_task(spec, say=say)
     if options.json:
-        print_json({"spec": spec_to_dict(spec), **_fields(planned)})
+        print_json({**_fields(planned), "spec": spec_to_dict(spec)})
         return 0
-    for line in [*headline_lines(spec, planned), *(["", *explain_lines(planned)] if options.explain else [])]:
+    for line in [*headline_lines(planned), *(["", *explain_lines(planned)] if options.explain else [])]:
         say(line)
     return 0
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from paceline.cli.output import print_json, say_to
+from paceline.cli.output import print_json
 from paceline.errors import ConfigError, suggestion
 
 EXAMPLE = "paceline report runs/stdlib-code"
@@ -22,13 +22,14 @@ def execute(options: argparse.Namespace) -> int:
     run_dir: Path = options.run_dir
     if not (run_dir / "journal").is_dir():
         raise ConfigError(f"'{run_dir}' is not a run's directory", "it has no folder `journal`", _runs_near(run_dir))
-    from paceline.report.build import build_report, write_report
+    from paceline.report.build import build_report, report_lines, write_report
 
     page = write_report(run_dir)
+    summary = build_report(run_dir)
     if options.json:
-        print_json({**build_report(run_dir).as_dict(), "page": str(page)})
+        print_json({**summary.as_dict(), "page": str(page)})
     else:
-        say_to(False)(f"report   {page}")
+        print("\n".join(report_lines(summary)))
     return 0
 
 

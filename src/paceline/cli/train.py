@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 
+from paceline.cli.output import print_json, stdout_to_stderr
 from paceline.cli.parser import add_spec_arguments, whole
 
 EXAMPLE = "paceline train examples/stdlib-code.toml --steps 50 --run-dir runs/short"
@@ -43,6 +44,14 @@ def execute(options: argparse.Namespace) -> int:
     if options.record_samples:
         short.append(Override("run.record_samples", "true", "--record-samples"))
     spec = load_spec(options.spec, [*options.overrides, *short])
-    from paceline.run.start import train
+    from paceline.launch.start import train
 
-    return int(train(spec, options))
+    if not options.json:
+        return train(spec)
+    from paceline.report.build import build_report
+    from paceline.run.arguments import run_directory
+
+    with stdout_to_stderr():
+        code = train(spec)
+    print_json({"exit_code": code, "report": build_report(run_directory(spec)).as_dict()})
+    return code
