@@ -29,8 +29,7 @@ from torch.futures import Future
 from paceline.errors import ConfigError, StorageError, suggestion
 from paceline.run.checkpoint.folder import check_lengths, list_checkpoints, verify_files
 from paceline.run.checkpoint.manifest import Manifest, TensorEntry, read_manifest
-from paceline.run.checkpoint.ranks import Ranks, as_storage_error
-from paceline.run.checkpoint.save import single_process_is_meant
+from paceline.run.checkpoint.ranks import Ranks, as_storage_error, single_process_is_meant
 from paceline.run.checkpoint.shards import ShardReader, dtype_name
 
 
@@ -55,10 +54,17 @@ def load_latest(
     checkpoints and none is sound, and ConfigError where the newest sound one does not hold these tensors.
     """
     root = Path(root)
-    listing = Ranks(process_group).agree(f"cannot list {root}", lambda: list_checkpoints(root))[0]
-    skipped = list(listing.skipped)
-    for found in listing.complete:
-        path = root / found.path.name
+    ranks = Ranks(process_group)
+
+    def names_and_reasons() -> tuple[list[str], list[str]]:
+        if ranks.rank:
+            return [], []
+        listing = list_checkpoints(root)
+        return [found.path.name for found in listing.complete], list(listing.skipped)
+
+    names, skipped = ranks.agree(f"cannot list {root}", names_and_reasons)[0]
+    for name in names:
+        path = root / name
         try:
             extra = load_checkpoint(path, tensors, may_skip=may_skip, process_group=process_group)
         except StorageError as error:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import errno
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import torch.distributed as dist
@@ -70,3 +72,11 @@ def as_storage_error(what: str, failures: dict[int, BaseException]) -> PacelineE
     advice = _ADVICE.get(error.errno or 0) if isinstance(error, OSError) else None
     because = str(error) if isinstance(error, OSError) else f"{type(error).__name__}: {error}"
     return StorageError(what, f"rank {rank}: {because}{also}", advice or "mend the cause and start again")
+
+
+@contextmanager
+def single_process_is_meant() -> Iterator[None]:
+    """Silence DCP's warning that no process group exists, which is how one process is asked for."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="torch.distributed is ")
+        yield

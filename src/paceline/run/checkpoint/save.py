@@ -12,10 +12,8 @@ import math
 import os
 import shutil
 import time
-import warnings
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -40,7 +38,7 @@ from paceline.run.checkpoint.manifest import (
     TensorEntry,
     encode_manifest,
 )  # fmt: skip
-from paceline.run.checkpoint.ranks import Ranks, as_storage_error
+from paceline.run.checkpoint.ranks import Ranks, as_storage_error, single_process_is_meant
 from paceline.run.checkpoint.shards import Entry, dtype_name, write_shard
 
 
@@ -117,14 +115,6 @@ def _checked(name: str, tensor: torch.Tensor) -> torch.Tensor:
         kind = f"it is a {tensor.layout} {tensor.dtype} tensor on {tensor.device}"
         raise StorageError(f"'{name}' cannot be saved", kind, f"dense, not on meta, one of: {', '.join(DTYPES)}")
     return tensor.detach()
-
-
-@contextmanager
-def single_process_is_meant() -> Iterator[None]:
-    """Silence DCP's warning that no process group exists, which is how one process is asked for."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="torch.distributed is ")
-        yield
 
 
 class _BalancedPlanner(dcp.DefaultSavePlanner):

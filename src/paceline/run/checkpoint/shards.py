@@ -1,4 +1,6 @@
-"""Safetensors files: read slice by slice, and written piece by piece so that no more than 64 MiB of a tensor on a device is on the host at once.
+"""Safetensors files, read slice by slice and written piece by piece.
+
+Of a tensor on a device no more than PIECE_BYTES are on the host at once while it is written.
 
 The format (https://huggingface.co/docs/safetensors): 8 bytes with the header's length, little endian; a JSON header
 {name: {"dtype", "shape", "data_offsets": [begin, end]}}, padded with spaces to a multiple of 8; then the data,

@@ -51,8 +51,8 @@ def training_state(model: nn.Module, optimizer: torch.optim.Optimizer | None = N
 def materialise_optimizer_state(optimizer: torch.optim.Optimizer) -> None:
     """Give every trained parameter the state it would have before its first update, where it has none yet.
 
-    Zero moments, zero buffers, step 0: exactly what AdamW and Adam begin with; for SGD with momentum a zero buffer gives
-    the same first update only if `dampening` is 0. Weights are not touched, and no step is taken.
+    Zero moments, zero buffers, step 0: exactly what AdamW and Adam begin with; for SGD with momentum a zero buffer
+    gives the same first update only if `dampening` is 0. Weights are not touched, and no step is taken.
     Raises ConfigError for an optimizer of another kind that has no state yet.
     """
     for group in optimizer.param_groups:
