@@ -66,8 +66,8 @@ def _feistel(index: Words, keys: Words, samples: int) -> Words:
     columns = math.isqrt(samples - 1) + 1
     rows = -(-samples // columns)
     row, column = np.divmod(index, np.uint64(columns))
-    for turn in range(SMALL_ROUNDS if samples < SMALL_SAMPLES else ROUNDS):
-        round_keys = mix64(keys + np.uint64((turn + 1) * GOLDEN % 2**64))
+    turns = np.arange(1, 1 + (SMALL_ROUNDS if samples < SMALL_SAMPLES else ROUNDS), dtype=np.uint64)
+    for turn, round_keys in enumerate(mix64(keys + turns[:, None] * np.uint64(GOLDEN))):
         if turn % 2 == 0:
             row = _shift(row, column, round_keys, np.uint64(rows))
         else:

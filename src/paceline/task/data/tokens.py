@@ -40,6 +40,10 @@ class TokenSplit:
         """Return where each document starts, and the end of the last: int64 [documents + 1]."""
         return _mapped(Path(self.folder) / offsets_name(self.name), "<i8", self.documents + 1)
 
+    def windows(self, seq_len: int) -> int:
+        """Return how many samples of `seq_len` tokens, each with its next tokens as labels, the split makes."""
+        return max(0, (self.tokens - 1) // seq_len)
+
 
 def tokens_name(split: str) -> str:
     """Return the name of a split's file of tokens."""

@@ -1,0 +1,85 @@
+"""What a plan needs to know of the data. Imports no torch unless the data are a user's own."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from paceline.task.data.cache import Say, open_corpus
+from paceline.task.data.manifest import Corpus
+from paceline.task.data.source import Source, open_sources, token_sources
+from paceline.task.imports import is_import_path
+from paceline.task.task import DataSpec
+from paceline.units import format_count
+
+
+@dataclass(frozen=True)
+class DataFacts:
+    """Size and kind of the data. `samples` are those of the training split; `bytes` is the text of both splits, 0 if
+    the data are no text. `documents` counts both splits of a text, and the samples of other data.
+
+    `notes` say what a user would want to know and might not expect, one sentence each.
+    """
+
+    samples: int
+    items_per_sample: int
+    unit: str
+    vocab: int | None
+    bytes: int
+    documents: int
+    description: str
+    fingerprint: str
+    validation_samples: int = 0
+    notes: tuple[str, ...] = ()
+
+
+def data_facts(data: Any, say: Say | None = None) -> DataFacts:
+    """Return the facts of a DataSpec (or of data given as objects); text is tokenised into the cache if it is not yet.
+
+    Raises the errors of `open_sources`.
+    """
+    if isinstance(data, DataSpec) and data.source != "digits" and not is_import_path(data.source):
+        return _text_facts(data, open_corpus(data, say))
+    train, validation = open_sources(data, seed=0)
+    documents = train.samples + (validation.samples if validation else 0)
+    if isinstance(data, DataSpec) and data.source == "digits":
+        description = f"{documents:,} handwritten digits"
+    else:
+        name = data.source if isinstance(data, DataSpec) else _name_of(train)
+        description = f"{train.samples:,} samples of {name}"
+    return _facts(train, validation, 0, documents, description)
+
+
+def _text_facts(data: DataSpec, corpus: Corpus) -> DataFacts:
+    train, validation = token_sources(corpus, data.seq_len)
+    notes = []
+    if validation is None and data.validation_fraction:
+        notes.append(
+            f"no validation: {corpus.validation.tokens:,} tokens are held out and a sample needs {data.seq_len + 1:,} "
+            "(raise validation_fraction or lower seq_len)"
+        )
+    if data.tokenizer == "bpe" and corpus.vocab < data.vocab:
+        notes.append(f"the text offers merges for {corpus.vocab:,} tokens, fewer than vocab = {data.vocab:,}")
+    description = f"{format_count(corpus.bytes)}B of {corpus.what}"
+    return _facts(train, validation, corpus.bytes, corpus.documents, description, tuple(notes))
+
+
+def _facts(
+    train: Source, validation: Source | None, size: int, documents: int, description: str, notes: tuple[str, ...] = ()
+) -> DataFacts:
+    return DataFacts(
+        samples=train.samples,
+        items_per_sample=train.items_per_sample,
+        unit=train.unit,
+        vocab=train.vocab,
+        bytes=size,
+        documents=documents,
+        description=description,
+        fingerprint=train.fingerprint,
+        validation_samples=validation.samples if validation else 0,
+        notes=notes,
+    )
+
+
+def _name_of(source: Source) -> str:
+    return type(getattr(source, "dataset", source)).__name__

@@ -1,0 +1,125 @@
+"""MapSource: any map-style data set as a source, its random augmentation a pure function of (seed, position)."""
+
+from __future__ import annotations
+
+import hashlib
+import random
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch.utils.data import default_collate
+
+from paceline.errors import DataError
+from paceline.task.data.order import keyed
+
+PROBES = 4  # samples whose content goes into the fingerprint
+
+
+class MapSource:
+    """Wraps a data set with `__len__` and `__getitem__`; rows are collated as by torch's DataLoader.
+
+    A data set may declare `items_per_sample`, `unit` ("tokens" or "samples"), `vocab` and `fingerprint`; without
+    the last the fingerprint is a hash of the length and of four samples.
+
+    Before each row Python's, numpy's and torch's CPU generators are seeded from (seed, position), and set back
+    afterwards: the row is the same whichever rank reads it and after any resume. The generators are global, so read
+    it from the thread that trains. Generators that a data set owns are out of reach.
+    """
+
+    def __init__(self, dataset: Any, seed: int) -> None:
+        """Wrap `dataset`. Raises DataError where it is no map-style data set, is empty, or fails."""
+        missing = [name for name in ("__len__", "__getitem__") if not hasattr(dataset, name)]
+        if missing:
+            raise DataError(
+                f"{type(dataset).__name__} is not a map-style data set",
+                f"it has no {' and no '.join(missing)}; the order of samples needs to reach any of them by its number",
+                "give it both, or write it as text, JSONL or Parquet",
+            )
+        try:
+            self.samples = len(dataset)
+        except TypeError as error:
+            raise DataError(
+                f"{type(dataset).__name__} does not know its length", str(error), "define __len__"
+            ) from error
+        if self.samples < 1:
+            raise DataError(f"{type(dataset).__name__} is empty", "its length is 0", "give it a sample")
+        self.dataset, self.seed = dataset, seed
+        self.items_per_sample = int(getattr(dataset, "items_per_sample", 1))
+        self.unit = str(getattr(dataset, "unit", "samples"))
+        self.vocab: int | None = getattr(dataset, "vocab", None)
+        self.fingerprint = str(getattr(dataset, "fingerprint", "")) or self._probe()
+
+    def read(self, ids: npt.NDArray[Any], positions: npt.NDArray[Any] | None = None) -> Any:
+        """Return the rows, collated. Without positions, a row's random numbers follow from its id."""
+        places = np.asarray(ids if positions is None else positions)
+        assert len(places) == len(ids), "as many positions as ids"
+        seeds = keyed(self.seed, places.astype(np.uint64)).tolist()
+        rows = []
+        with _generators_kept():
+            for index, seed in zip(np.asarray(ids).tolist(), seeds, strict=True):
+                random.seed(seed)
+                np.random.seed(seed % 2**32)
+                torch.default_generator.manual_seed(seed)
+                rows.append(self._row(index))
+            return self._collate(rows)
+
+    def _row(self, index: int) -> Any:
+        try:
+            return self.dataset[index]
+        except Exception as error:  # a user's data set may raise anything; the traceback stays attached
+            raise DataError(
+                f"sample {index:,} of {type(self.dataset).__name__} cannot be read",
+                f"{type(error).__name__}: {error}",
+                f"dataset[{index}] shows it",
+            ) from error
+
+    def _collate(self, rows: list[Any]) -> Any:
+        try:
+            return default_collate(rows)
+        except (TypeError, RuntimeError, ValueError, KeyError) as error:
+            raise DataError(
+                f"samples of {type(self.dataset).__name__} do not make a batch",
+                f"{type(error).__name__}: {error}",
+                "return tensors or numbers of one shape, in dicts or tuples of one form (pad or crop in __getitem__)",
+            ) from error
+
+    def _probe(self) -> str:
+        """Return a hash of the length and the content of a few samples."""
+        digest = hashlib.blake2b(f"{self.samples}".encode(), digest_size=16)
+        chosen = np.unique(np.linspace(0, self.samples - 1, PROBES).astype(np.int64))
+        for index in chosen:
+            for part in _content(self.read(np.array([index]))):
+                digest.update(part)
+        return digest.hexdigest()
+
+
+def _content(batch: Any) -> Iterator[bytes]:
+    """Yield bytes that stand for a collated batch: tensors by type, shape and values, the rest by its text."""
+    if isinstance(batch, torch.Tensor):
+        yield f"{batch.dtype} {tuple(batch.shape)}".encode()
+        yield batch.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes() if batch.numel() else b""
+    elif isinstance(batch, Mapping):
+        for name in batch:
+            yield str(name).encode()
+            yield from _content(batch[name])
+    elif isinstance(batch, (list, tuple)):
+        for part in batch:
+            yield from _content(part)
+    else:
+        yield str(batch).encode()
+
+
+@contextmanager
+def _generators_kept() -> Iterator[None]:
+    """Set the global generators back to where they were. Those of accelerators are not touched in between."""
+    states = random.getstate(), np.random.get_state(), torch.default_generator.get_state()
+    try:
+        yield
+    finally:
+        random.setstate(states[0])
+        np.random.set_state(states[1])
+        torch.default_generator.set_state(states[2])

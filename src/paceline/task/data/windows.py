@@ -1,0 +1,60 @@
+"""TokenSource: windows of a tokenised corpus as samples."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from paceline.errors import DataError
+from paceline.task.data.tokens import TokenSplit
+
+
+class TokenSource:
+    """Sample i is the tokens [i * seq_len, (i + 1) * seq_len) of a split; its labels are the tokens after each of them.
+
+    Each token of the split is thus a label once (the first and the last few excepted). Windows run across documents,
+    which the end-of-document token separates.
+    """
+
+    unit = "tokens"
+
+    def __init__(self, split: TokenSplit, vocab: int, seq_len: int) -> None:
+        """Map the split. Raises DataError where it does not make one sample."""
+        self.split, self.items_per_sample = split, seq_len
+        self.vocab: int | None = vocab
+        self.samples = split.windows(seq_len)
+        if not self.samples:
+            raise DataError(
+                f"the {split.name} data do not make a single sample",
+                f"they are {split.tokens:,} tokens in {split.documents:,} documents; a sample needs {seq_len + 1:,}",
+                f"seq_len = {max(1, split.tokens - 1):,} or less, more text, or a lower validation_fraction"
+                if split.tokens > 1
+                else "more text, or validation_fraction = 0",
+            )
+        self.fingerprint = hashlib.blake2b(f"{split.digest} {seq_len}".encode(), digest_size=16).hexdigest()
+        tokens = split.open()
+        # One row per sample, each starting where the label of the last token of the one before lies.
+        self._windows = np.lib.stride_tricks.as_strided(
+            tokens,
+            (self.samples, seq_len + 1),
+            (seq_len * tokens.itemsize, tokens.itemsize),
+            writeable=False,
+        )
+
+    def read(self, ids: npt.NDArray[Any], positions: npt.NDArray[Any] | None = None) -> Any:
+        """Return {"tokens", "labels"}: two int64 tensors [rows, seq_len]. Positions do not matter."""
+        import torch
+
+        assert ids.size == 0 or ids.min() >= 0, "a sample id is negative"
+        rows = self._windows[ids]
+        return {
+            "tokens": torch.from_numpy(rows[:, :-1].astype(np.int64)),
+            "labels": torch.from_numpy(rows[:, 1:].astype(np.int64)),
+        }
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # A process that receives the source maps the files again; the tokens themselves do not travel.
+        return TokenSource, (self.split, self.vocab, self.items_per_sample)
