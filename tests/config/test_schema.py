@@ -46,7 +46,7 @@ def test_every_option_is_described_and_its_default_is_valid() -> None:
             jsonschema.validate(schema["default"], schema)
 
 
-VALUES = [
+AMOUNTS = [
     '"300 steps"',
     '"1.5 epochs"',
     '"64 Ki tokens"',
@@ -61,7 +61,8 @@ VALUES = [
 
 @pytest.mark.parametrize(
     "text",
-    [*(f"task.stop = {value}" for value in VALUES), *(f"task.global_batch = {value}" for value in ('"512 tokens"', '"2 steps"')),
+    [*(f"task.stop = {value}" for value in AMOUNTS),
+     *(f"task.global_batch = {value}" for value in ('"512 tokens"', '"2 steps"')),
      *(f"run.time_limit = {value}" for value in ('"2 h"', '"1.5d"', '"2 years"', '"none"', "2")),
      *(f"cluster.memory_per_device = {value}" for value in ('"80 GB"', '"24GiB"', '"1 G"', "5", "-5", '"none"')),
      *(f"task.optimizer.lr = {value}" for value in ("1", "1e-3", "0", "-1", '"1"', "true")),
@@ -69,7 +70,8 @@ VALUES = [
      *(f"task.model = {value}" for value in ('"x"', "{ hidden = 3 }", "{ hiden = 3 }", "3")),
      *(f"task.model.tied = {value}" for value in ("true", '"none"', '"yes"')),
      *(f"task.data.include = {value}" for value in ('["a"]', '"a"', "[1]", "[]")),
-     "task.model.arguments = { a = [1, { b = 2 }] }", "task.model.arguments = 3", "plan.zero = 3", "plan.zero = 4", "x = 1"],
+     "task.model.arguments = { a = [1, { b = 2 }] }",
+     "task.model.arguments = 3", "plan.zero = 3", "plan.zero = 4", "x = 1"],
 )  # fmt: skip
 def test_schema_and_loader_agree(text: str) -> None:
     assert SCHEMA.is_valid(tomllib.loads(text)) == accepted_by_loader(text), text
