@@ -10,6 +10,7 @@ Processes come from a fork server that has imported torch once and nothing else,
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import os
 import pickle
@@ -20,10 +21,12 @@ import traceback
 from collections.abc import Callable, Collection
 from datetime import timedelta
 from multiprocessing.connection import Connection, wait
-from pathlib import Path
 from typing import Any
 
 TIMEOUT_SECONDS = 60.0
+# What ranks would otherwise import one by one, seconds each; DTensor's first use imports torch._dynamo.
+PRELOADED = ["torch", "torch._dynamo", "torch.distributed.checkpoint", "torch.distributed.fsdp",
+             "torch.distributed.tensor.parallel"]  # fmt: skip
 # After one rank has failed the others get this long to report: an error agreed on by all arrives everywhere.
 GRACE_SECONDS = 5.0
 
@@ -41,7 +44,7 @@ def run_ranks(
     raised, AssertionError for a rank that died and TimeoutError for one that did not finish in `timeout_seconds`.
     """
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["torch", "torch.distributed"])
+    context.set_forkserver_preload(PRELOADED)
     with tempfile.TemporaryDirectory(prefix="ranks-") as folder:
         work = pickle.dumps((function, args))
         ranks, pipes = [], []
@@ -116,7 +119,9 @@ def _run_one(
     pipe.send_bytes(report)
     if error is not None:
         os._exit(1)  # closes its sockets, which frees a peer that waits for it in a collective
-    pipe.recv_bytes()  # stay until killed: a peer may still be inside its last collective
+    with contextlib.suppress(EOFError):
+        pipe.recv_bytes()  # stay until every rank has reported: a peer may still be inside its last collective
+    os._exit(0)
 
 
 def _with_note(error: BaseException, rank: int, world_size: int) -> BaseException:
@@ -128,8 +133,3 @@ def _with_note(error: BaseException, rank: int, world_size: int) -> BaseExceptio
         return copy if isinstance(copy, BaseException) else RuntimeError(note)
     except Exception:  # some exceptions carry what cannot travel, such as locks
         return RuntimeError(note)
-
-
-def repository_root() -> Path:
-    """Return the folder that holds src/ and tests/."""
-    return Path(__file__).resolve().parent.parent
