@@ -16,7 +16,7 @@ from paceline.report.scale import Scale, scale_for, ticks_of
 WIDTH = 760
 LEFT, RIGHT, TOP, BOTTOM = 62, 106, 26, 42
 HOVER_COLUMNS = 100
-CHARACTER_PIXELS = 6.6  # of the 12 px system font, for placing labels only
+CHARACTER_PIXELS = 7.2  # of the 12 px system font, for placing labels only
 
 Point = tuple[float, float]
 Format = Callable[[float], str]
@@ -70,7 +70,7 @@ def _axes(x: Scale, y: Scale, x_label: str, y_label: str, x_format: Format, y_fo
     for tick in ticks_of(y):
         parts.append(_rule(x.start, y(tick), x.end, y(tick), "grid"))
         parts.append(_text(x.start - 8, y(tick) + 4, y_format(tick), anchor="end"))
-    for tick in ticks_of(x, 8):
+    for tick in (tick for tick in ticks_of(x, 8) if tick == round(tick)):  # there is no half step
         parts.append(_rule(x(tick), y.start, x(tick), y.start + 4, "axis"))
         parts.append(_text(x(tick), y.start + 17, x_format(tick), anchor="middle"))
     parts.append(_rule(x.start, y.start, x.end, y.start, "axis"))
@@ -198,7 +198,8 @@ def stacked_bars(
     `names` fixes the colour of a part across rows and charts; parts of no width are left out.
     """
     bar, gap = 26, 16
-    left = 10 + max((len(name) for name, _ in rows), default=0) * CHARACTER_PIXELS
+    longest = max((len(name) for name, _ in rows), default=0)
+    left = 16 + longest * CHARACTER_PIXELS if longest else 0.0
     totals = [sum(value for _, value in parts) for _, parts in rows]
     x = Scale(0.0, max([*totals, 0.0]) or 1.0, left, WIDTH - RIGHT)
     drawn = []

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from paceline.report.format import plural
 from paceline.report.phases import Attempt
 from paceline.report.records import Records, StepTable, number, table, text
 
@@ -117,7 +118,7 @@ def basis_of(records: Records, reference: Mapping[str, Any]) -> Basis:
         first |= (attempt == index) & (step == step[attempt == index].min())
     marked = {(r["attempt"], number(r.get("step"))) for kind in ("checkpoint", "evaluation") for r in records.of(kind)}
     busy = np.array([pair in marked for pair in zip(attempt.tolist(), step.tolist(), strict=True)], dtype=bool)
-    tail = f"; {other} steps under another plan left out" if other else ""
+    tail = f"; {plural(other, 'step')} under another plan left out" if other else ""
     for mask, words in (
         (~first & ~busy, "without the first step of each start and steps with a checkpoint or an evaluation"),
         (~first, "without the first step of each start (every other step has a checkpoint or an evaluation)"),
@@ -125,7 +126,7 @@ def basis_of(records: Records, reference: Mapping[str, Any]) -> Basis:
     ):
         if mask.any():
             kept = steps.where(mask)
-            return Basis(kept, steps, f"medians over {len(kept):,} steps, {words}{tail}")
+            return Basis(kept, steps, f"medians over {plural(len(kept), 'step')}, {words}{tail}")
     return Basis(steps, steps, "no step was completed")
 
 

@@ -12,7 +12,7 @@ from paceline.report.compare import Basis, median
 from paceline.report.records import SECONDS, Records, StepTable, number, table
 from paceline.report.series import Series, thin, trend
 
-SLOWEST = 5
+SLOWEST, SLOW = 5, 1.2  # at most so many steps are named, and only those this much above the median
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Losses:
 
 @dataclass(frozen=True)
 class SlowStep:
-    """A step much slower than the median: which part took longer than its own median, and by how much."""
+    """A step at least SLOW times the median: which part took longer than its own median, and by how much."""
 
     step: int
     attempt: int
@@ -111,7 +111,7 @@ def _slowest(records: Records, basis: Basis) -> tuple[SlowStep, ...]:
     }
     found = []
     for row in np.argsort(-np.nan_to_num(totals), kind="stable")[:SLOWEST]:
-        if not totals[row] > typical:
+        if not totals[row] > SLOW * typical:
             break
         attempt, step = int(steps.column("attempt")[row]), int(steps.column("step")[row])
         excess = {name: float(steps.column(name)[row]) - value for name, value in usual.items() if value is not None}

@@ -5,16 +5,32 @@ from __future__ import annotations
 import math
 from datetime import UTC, datetime
 
-from paceline.units import format_bytes, format_seconds
+from paceline.units import format_bytes, format_rate, format_seconds
 
 UNKNOWN = "unknown"
 
 
 def usd(value: float) -> str:
-    """Return money: "$1,204", "$3.52", "$0.0004"."""
-    if value == 0 or abs(value) >= 0.01:
+    """Return money: "$1,204", "$3.52", "$0.017"."""
+    if value == 0 or abs(value) >= 1:
         return f"${value:,.0f}" if abs(value) >= 1000 else f"${value:,.2f}"
     return f"${value:.{max(2, 1 - math.floor(math.log10(abs(value))))}f}"
+
+
+def plural(count: int, word: str) -> str:
+    """Return a count of things: "1 step", "1,200 steps"."""
+    return f"{count:,} {word}{'' if count == 1 else 's'}"
+
+
+def figure(name: str, value: float) -> str:
+    """Return a machine's figure by the unit its name ends in: "8.0 GiB", "11 GB/s", "61 µs", "$0.05"."""
+    if name.endswith("bytes_per_second"):
+        return format_rate(value, "B")
+    if name.endswith("bytes"):
+        return format_bytes(value)
+    if name.endswith("seconds"):
+        return format_seconds(value)
+    return usd(value) if "usd" in name else f"{value:,.6g}"
 
 
 def signed_percent(ratio: float | None, digits: int = 1) -> str:
@@ -34,6 +50,8 @@ def quantity(value: float | None, unit: str) -> str:
         return format_bytes(value)
     if unit == "USD":
         return usd(value)
+    if unit == "kWh" and abs(value) < 0.1:
+        return f"{value * 1000:.3g} Wh"
     if unit == "g":
         return f"{value / 1000:.3g} kg CO2e" if value >= 1000 else f"{value:.3g} g CO2e"
     return f"{value:,.3g} {unit}".strip() if abs(value) < 1000 else f"{value:,.0f} {unit}".strip()

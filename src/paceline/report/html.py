@@ -15,7 +15,7 @@ from paceline.report.summary import Summary
 from paceline.units import format_count, format_seconds
 
 STATUS_STYLE = {"complete": "good", "requeue": "warn", "failed": "bad"}
-NAMES = {"step time": "Step time", "memory": "Memory per device", "run time": "Run time", "money": "Money",
+NAMES = {"step time": "Step time", "memory": "Memory", "run time": "Run time", "money": "Money",
          "energy": "Energy"}  # fmt: skip
 
 
@@ -45,7 +45,16 @@ def _verdict(summary: Summary) -> str:
     else:
         names = ", ".join(f"{promise.name} {signed_percent(promise.error)}" for promise in over)
         words = f"{len(known) - len(over)} of {len(known)} promises were kept; above the interval: {names}."
+    words += _cost_of_interruptions(summary)
     return f'<p class="verdict">{esc(summary.status_text)} {esc(words)}</p>'
+
+
+def _cost_of_interruptions(summary: Summary) -> str:
+    parts = [phase for phase in summary.phases if phase.name in ("lost work", "between starts") and phase.seconds >= 1]
+    if not parts:
+        return ""
+    named = ", ".join(f"{phase.name} {format_seconds(phase.seconds)}" for phase in parts)
+    return f" Interruptions cost {format_seconds(sum(phase.seconds for phase in parts))} ({named})."
 
 
 def _cards(summary: Summary) -> str:
@@ -67,8 +76,8 @@ def _cards(summary: Summary) -> str:
         is_estimate = promise.measured is not None and promise.measured_how.startswith("estimate")
         estimated = " (estimate)" if is_estimate else ""
         cards.append(
-            f'<div class="card"><div class="top"><span>{esc(title)}</span>{pill(style, word)}</div>'
-            f'<div class="big">{esc(show(promise.measured))}</div>{bar}'
+            f'<div class="card"><div class="top">{esc(title)}</div>'
+            f'<div class="big">{esc(show(promise.measured))}</div>{pill(style, word)}{bar}'
             f'<div class="small">{esc(against)}{esc(estimated)} {part.tag(promise.source)}</div></div>'
         )
     judged = [promise for promise in summary.promises if promise.name in NAMES]
@@ -144,8 +153,7 @@ def _speed(summary: Summary) -> str:
         tip_format=format_seconds,
         band=band,
         markers=_restarts(summary),
-        zero=True,
-        ceiling=usual * 1.6 if usual else None,
+        ceiling=usual * 1.15 if usual else None,
     )
     unit = f"{summary.unit}/s"
     rates = [speed.items_per_second, speed.p5_items_per_second, speed.p95_items_per_second]

@@ -10,15 +10,16 @@ from typing import Any
 
 from paceline.config.values import toml, toml_key
 from paceline.report.compare import Group, Promise
-from paceline.report.format import quantity, signed_percent, utc
+from paceline.report.format import figure, quantity, signed_percent, utc
+from paceline.report.records import number, table
 from paceline.report.summary import Event, Summary
-from paceline.units import format_bytes, format_count, format_seconds
+from paceline.units import format_bytes, format_count, format_rate, format_seconds
 
 VERDICTS = {
-    "inside": ("good", "as promised"),
-    "below": ("good", "less than promised"),
-    "above": ("warn", "more than promised"),
-    "unknown": ("none", "not compared"),
+    "inside": ("good", "kept"),
+    "below": ("good", "kept, below"),
+    "above": ("warn", "exceeded"),
+    "unknown": ("none", "unknown"),
 }
 
 
@@ -67,8 +68,28 @@ def table_html(head: Sequence[str], rows: Sequence[Sequence[str]], numeric: Sequ
 
 
 def shown(value: Any) -> str:
-    """Return a journal value for people: text as it is, anything else as JSON."""
-    return value if isinstance(value, str) else "" if value is None else json.dumps(value, ensure_ascii=False)
+    """Return a journal value for people: text as it is, anything else as JSON with short numbers."""
+    if isinstance(value, str):
+        return value
+    return "" if value is None else json.dumps(_shortened(value), ensure_ascii=False)
+
+
+def _shortened(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _shortened(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_shortened(item) for item in value]
+    return float(f"{value:.4g}") if isinstance(value, float) else value
+
+
+def known(value: float | None, unit: str) -> str:
+    """Return a quantity for a table; a dash where there is none."""
+    return "–" if value is None else quantity(value, unit)
+
+
+def difference(error: float | None) -> str:
+    """Return a relative difference for a table; a dash where there is none."""
+    return "–" if error is None else signed_percent(error)
 
 
 def groups_table(groups: Sequence[Group], unit: str, total: Promise) -> str:
@@ -78,18 +99,18 @@ def groups_table(groups: Sequence[Group], unit: str, total: Promise) -> str:
     rows = []
     for group in groups:
         rows.append(
-            f'<tr class="group"><td>{esc(group.name)}</td><td class="n">{esc(quantity(group.forecast, unit))}</td>'
-            f'<td class="n">{esc(quantity(group.measured, unit))}</td>'
-            f'<td class="n">{esc(signed_percent(group.error))}</td><td>{note_html(group.note)}</td></tr>'
+            f'<tr class="group"><td>{esc(group.name)}</td><td class="n">{esc(known(group.forecast, unit))}</td>'
+            f'<td class="n">{esc(known(group.measured, unit))}</td>'
+            f'<td class="n">{esc(difference(group.error))}</td><td>{note_html(group.note)}</td></tr>'
         )
         rows += [
-            f'<tr class="term"><td>{esc(term.name)}</td><td class="n">{esc(quantity(term.value, unit))}</td><td></td>'
+            f'<tr class="term"><td>{esc(term.name)}</td><td class="n">{esc(known(term.value, unit))}</td><td></td>'
             f"<td></td><td>{esc(term.formula)} {tag(term.source)}</td></tr>"
             for term in group.terms
         ]
     rows.append(
-        f'<tr class="total"><td>{esc(total.name)}</td><td class="n">{esc(quantity(total.forecast, unit))}</td>'
-        f'<td class="n">{esc(quantity(total.measured, unit))}</td><td class="n">{esc(signed_percent(total.error))}</td>'
+        f'<tr class="total"><td>{esc(total.name)}</td><td class="n">{esc(known(total.forecast, unit))}</td>'
+        f'<td class="n">{esc(known(total.measured, unit))}</td><td class="n">{esc(difference(total.error))}</td>'
         f"<td>{esc(interval_words(total))}</td></tr>"
     )
     head = '<th scope="col">term</th>' + "".join(
@@ -213,37 +234,36 @@ def starts(summary: Summary) -> str:
 
 def cluster(found: Mapping[str, Any]) -> str:
     """Return the machines: every figure with its source and note."""
-    if not found:
-        return ""
-    device = found.get("device") if isinstance(found.get("device"), dict) else {}
-    assert isinstance(device, dict)
-    rows: list[tuple[str, str]] = []
-
-    def figure(name: str, value: Any) -> None:
-        if isinstance(value, dict) and "value" in value:
+    device, links = table(found.get("device")), found.get("links")
+    named = [(name, name, value) for name, value in (*device.items(), *found.items())]
+    for link in links if isinstance(links, list) else []:
+        level = f"{shown(table(link).get('level'))} link: "
+        named += [(level + name, name, value) for name, value in table(link).items()]
+    rows = []
+    for title, name, value in named:
+        known = number(table(value).get("value"))
+        if "value" in table(value):
+            words = "unknown" if known is None else figure(name, known)
             note = note_html(shown(value.get("note")))
-            known = "unknown" if value["value"] in (None, "nan") else _short(value["value"])
-            rows.append((esc(name.replace("_", " ")), f"{esc(known)} {tag(shown(value.get('source')))}{note}"))
-
-    for name, value in device.items():
-        figure(name, value)
-    for link in found.get("links") or []:
-        if isinstance(link, dict):
-            for name, value in link.items():
-                figure(f"link within a {shown(link.get('level'))}: {name}", value)
-    for name, value in found.items():
-        figure(name, value)
-    about = [(name, shown(found.get(name))) for name in ("devices", "devices_per_node", "host", "date")]
-    heading = listing([("device", shown(device.get("name"))), *((name.replace("_", " "), v) for name, v in about)])
-    return heading + table_html(("figure", "value and source"), rows)
+            rows.append((esc(title.replace("_", " ")), esc(words), tag(shown(value.get("source"))) + note))
+    for key, source in (("matmul_flops", shown(device.get("matmul_source"))), ("peak_flops", "published")):
+        for precision, points in table(device.get(key)).items():
+            best = number(points) if key == "peak_flops" else _best_rate(points)
+            if best is not None:
+                word = "dense peak" if key == "peak_flops" else "matrix products"
+                rows.append((esc(f"{word}, {precision}"), esc(format_rate(best, "FLOP")), tag(source)))
+    about = [
+        (name.replace("_", " "), shown(found.get(name))) for name in ("devices", "devices_per_node", "host", "date")
+    ]
+    heading = listing([("device", shown(device.get("name"))), *about])
+    return heading + table_html(("figure", "value", "source"), rows, (1,))
 
 
-def _short(value: Any) -> str:
-    return (
-        f"{value:,.4g}"
-        if isinstance(value, float) and abs(value) < 1e6
-        else (format_count(value) if isinstance(value, int | float) and not isinstance(value, bool) else shown(value))
-    )
+def _best_rate(points: Any) -> float | None:
+    """Return the highest rate of measured points (width, FLOP/s)."""
+    pairs = points if isinstance(points, list) else []
+    rates = [number(pair[1]) for pair in pairs if isinstance(pair, list) and len(pair) == 2]
+    return max((rate for rate in rates if rate is not None), default=None)
 
 
 def spec_toml(spec: Mapping[str, Any], prefix: str = "") -> str:

@@ -27,10 +27,11 @@ p{margin:.4rem 0;max-width:44rem}
 .pill{display:inline-block;padding:.08rem .6rem;border-radius:1rem;font-size:.8rem;font-weight:600;white-space:nowrap}
 .good{color:var(--good);background:var(--good-bg)}.warn{color:var(--warn);background:var(--warn-bg)}
 .bad{color:var(--bad);background:var(--bad-bg)}.none{color:var(--none);background:var(--none-bg)}
-.cards{display:grid;grid-template-columns:repeat(auto-fit,minmax(12.5rem,1fr));gap:.8rem;margin:1.4rem 0 .6rem}
-.card{border:1px solid var(--line);border-radius:.6rem;padding:.8rem .95rem;background:var(--panel)}
-.card .top{display:flex;justify-content:space-between;align-items:center;gap:.5rem;color:var(--soft);font-size:.86rem}
+.cards{display:grid;grid-template-columns:repeat(auto-fit,minmax(10.2rem,1fr));gap:.7rem;margin:1.4rem 0 .6rem}
+.card{border:1px solid var(--line);border-radius:.6rem;padding:.75rem .85rem;background:var(--panel)}
+.card .top{color:var(--soft);font-size:.86rem}
 .card .big{font-size:1.45rem;font-weight:600;letter-spacing:-.015em;line-height:1.3;margin:.25rem 0 .1rem}
+.card .pill{margin:.1rem 0 .35rem}
 .card .small{color:var(--soft);font-size:.82rem;line-height:1.4}
 .alert{border-left:4px solid var(--bad);background:var(--bad-bg);border-radius:.3rem;padding:.8rem 1rem;margin:1.2rem 0}
 .alert b{color:var(--bad)}.alert dl{margin:.4rem 0 0}
@@ -41,8 +42,11 @@ figure{margin:.8rem 0 1.2rem}
 table{border-collapse:collapse;width:100%;font-size:.89rem;margin:.6rem 0}
 th,td{text-align:left;padding:.38rem .8rem .38rem 0;border-bottom:1px solid var(--line);vertical-align:top}
 th{font-weight:600;color:var(--soft);font-size:.82rem;white-space:nowrap}
+figcaption{margin-top:.5rem}
+td.n+td:not(.n),th.n+th:not(.n){padding-left:.6rem}
 td.n,th.n{text-align:right;white-space:nowrap}
 tr.group td{font-weight:600;border-bottom-color:var(--line);padding-top:.6rem}
+td .note{font-weight:400}
 tr.term td{color:var(--soft);font-size:.84rem}tr.term td:first-child{padding-left:1rem}
 tr.total td{font-weight:650;border-top:2px solid var(--line)}
 .tag{font-size:.76rem;border:1px solid var(--line);border-radius:.3rem;padding:0 .35rem;color:var(--soft);

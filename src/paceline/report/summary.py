@@ -19,6 +19,7 @@ from paceline.report.compare import (
     time_groups,
 )
 from paceline.report.curves import Losses, Speed, losses_of, series_of, speed_of
+from paceline.report.format import plural
 from paceline.report.phases import Attempt, Phase, attempts_of, phases_of, resume_steps, surviving
 from paceline.report.records import Records, StepTable, gather, json_safe, number, table, text
 from paceline.report.series import Series
@@ -115,7 +116,7 @@ class Summary:
 
 
 def _status(end: Mapping[str, Any], done: int, planned: int | None, wall_seconds: float) -> tuple[str, str]:
-    steps = f"{done:,} of {planned:,} steps" if planned else f"{done:,} steps"
+    steps = f"{done:,} of {plural(planned, 'step')}" if planned else plural(done, "step")
     took = f"{steps} in {format_seconds(wall_seconds)}"
     status = text(end.get("status")) or UNFINISHED
     words = {
@@ -173,7 +174,7 @@ def _remarks(records: Records, steps: StepTable) -> tuple[str, ...]:
         remarks.append(f"The journal has schema {records.schema}; this report knows {SCHEMA} and may miss fields.")
     bad = int((~np.isfinite(steps.column("loss"))).sum())
     if bad:
-        remarks.append(f"{bad:,} steps have no finite loss; the curve leaves them out.")
+        remarks.append(f"{plural(bad, 'step')} without a finite loss; the curve leaves them out.")
     plans = [text(start.get("plan_text")) for start in records.starts]
     if len(set(plans)) > 1:
         remarks.append("The plan changed between starts; step time and memory are held against the last plan.")
