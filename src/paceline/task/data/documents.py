@@ -106,7 +106,10 @@ def _read_text(file: File, piece_bytes: int) -> Iterator[Document]:
                     f"byte {offset + error.start:,} is 0x{piece[error.start]:02x}: {error.reason}",
                     "convert it (iconv -f LATIN1 -t UTF-8), or leave it out with include patterns",
                 ) from error
-            yield Document(f"{file.name} at byte {offset:,}" if offset else file.name, piece.removeprefix(BOM))
+            if offset:
+                yield Document(f"{file.name} at byte {offset:,}", piece)
+            else:
+                yield Document(file.name, piece.removeprefix(BOM))
             offset += end
             block = block[end:] + stream.read(piece_bytes - (len(block) - end))
 

@@ -1,0 +1,255 @@
+"""Listing and reading documents, and what is said about every kind of bad input."""
+
+from __future__ import annotations
+
+import errno
+import gzip
+import json
+import os
+import sysconfig
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from paceline.errors import DataError
+from paceline.task.data import documents as module
+from paceline.task.data.documents import (
+    LONE_FILE_PIECE_BYTES,
+    Document,
+    document_hash,
+    read_documents,
+    split_limit,
+    split_value,
+)
+from paceline.task.data.files import list_files
+from paceline.task.task import DataSpec
+
+
+def read(source: Path | str, **options: Any) -> list[Document]:
+    data = DataSpec(source=str(source), **options)
+    return list(read_documents(data, list_files(data)))
+
+
+def texts(source: Path | str, **options: Any) -> list[str]:
+    return [document.text.decode() for document in read(source, **options)]
+
+
+def refusal(source: Path | str, **options: Any) -> DataError:
+    with pytest.raises(DataError) as caught:
+        read(source, **options)
+    assert caught.value.what and caught.value.because and caught.value.try_
+    return caught.value
+
+
+def write(path: Path, content: str | bytes) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    return path
+
+
+# ---- what is read ----
+
+
+def test_the_standard_library_is_listed_without_installed_packages() -> None:
+    listing = list_files(DataSpec())
+    names = [file.name for file in listing.files]
+    assert names == sorted(names) and len(names) == len(set(names)) > 300
+    assert {"ast.py", "json/decoder.py"} <= set(names)
+    assert not any("site-packages" in name or "__pycache__" in name for name in names)
+    assert listing.what == "Python source"
+
+
+def test_the_standard_library_can_be_narrowed() -> None:
+    got = read("stdlib", include=("json/*.py",))
+    assert [document.origin for document in got] == sorted(document.origin for document in got)
+    folder = Path(sysconfig.get_path("stdlib"))
+    assert {document.origin: document.text for document in got}["json/decoder.py"] == (
+        folder / "json/decoder.py"
+    ).read_bytes()
+
+
+def test_a_folder_is_read_in_the_order_of_names(tmp_path: Path) -> None:
+    write(tmp_path / "b.txt", "b")
+    write(tmp_path / "a" / "z.md", "z")
+    write(tmp_path / "a.py", "a")
+    write(tmp_path / ".hidden.txt", "no")
+    write(tmp_path / "__pycache__" / "x.py", "no")
+    write(tmp_path / "picture.png", b"\x89PNG")
+    write(tmp_path / "empty.txt", "")
+    write(tmp_path / "c.jsonl", '{"text": "one"}\n\n{"text": "two"}\n')
+    (tmp_path / "link.txt").symlink_to(tmp_path / "b.txt")
+    assert texts(tmp_path) == ["a", "z", "b", "one", "two", "b"]
+    assert texts(tmp_path, include=("*.py", "a/*")) == ["a", "z"]
+
+
+def test_a_lone_text_file_is_cut_into_documents_at_its_lines(tmp_path: Path) -> None:
+    lines = [f"line {number} é\n" for number in range(10_000)]
+    file = write(tmp_path / "book.txt", "".join(lines))
+    got = read(file)
+    assert len(got) > 5
+    assert "".join(document.text.decode() for document in got) == "".join(lines)
+    assert all(document.text.endswith(b"\n") and len(document.text) <= LONE_FILE_PIECE_BYTES for document in got)
+    assert got[1].origin == f"book.txt at byte {len(got[0].text):,}"
+
+
+@settings(max_examples=40, deadline=None)
+@given(text=st.text(min_size=1, max_size=400), piece=st.integers(8, 64))
+def test_pieces_join_to_the_file_wherever_they_are_cut(
+    text: str, piece: int, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    file = write(tmp_path_factory.getbasetemp() / "cut.txt", text)
+    whole = file.read_bytes()
+    entry = list_files(DataSpec(source=str(file))).files[0]
+    pieces = [document.text for document in module._read_text(entry, piece)]
+    assert b"".join(pieces) == whole.removeprefix(b"\xef\xbb\xbf")
+    assert all(part.decode() is not None and len(part) <= piece for part in pieces)
+
+
+def test_jsonl_plain_and_packed(tmp_path: Path) -> None:
+    lines = "\ufeff" + "".join(json.dumps({"id": n, "body": f"text {n} ü"}) + "\n" for n in range(5))
+    plain = write(tmp_path / "a.jsonl", lines)
+    packed = write(tmp_path / "b.jsonl.gz", gzip.compress(lines.encode()))
+    assert texts(plain, text_field="body") == texts(packed, text_field="body") == [f"text {n} ü" for n in range(5)]
+    assert read(plain, text_field="body")[3].origin == "a.jsonl line 4"
+
+
+def test_parquet(tmp_path: Path) -> None:
+    arrow = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    rows = [f"row {number}" for number in range(3000)]
+    parquet.write_table(arrow.table({"n": list(range(3000)), "text": rows}), tmp_path / "a.parquet")
+    assert texts(tmp_path / "a.parquet") == rows
+
+
+def test_max_bytes_cuts_the_last_document_between_characters(tmp_path: Path) -> None:
+    write(tmp_path / "a.txt", "12345")
+    write(tmp_path / "b.txt", "éé")
+    assert texts(tmp_path, max_bytes=8) == ["12345", "é"]
+    assert texts(tmp_path, max_bytes=6) == ["12345"]
+    assert texts(tmp_path, max_bytes=5) == ["12345"]
+    assert texts(tmp_path, max_bytes=100) == ["12345", "éé"]
+
+
+def test_a_byte_order_mark_is_no_text(tmp_path: Path) -> None:
+    assert texts(write(tmp_path / "a.txt", b"\xef\xbb\xbfhello")) == ["hello"]
+
+
+# ---- what is refused ----
+
+
+def test_a_missing_path_names_the_nearest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(tmp_path / "books.txt", "x")
+    assert "did you mean 'books.txt'?" in str(refusal(tmp_path / "book.txt"))
+    assert "there is no folder" in str(refusal(tmp_path / "no" / "book.txt"))
+    monkeypatch.chdir(tmp_path)
+    assert "did you mean 'stdlib'?" in str(refusal("stdlb"))
+
+
+def test_a_folder_without_documents(tmp_path: Path) -> None:
+    assert "holds no files" in str(refusal(tmp_path))
+    write(tmp_path / "a.png", "x")
+    assert "a.png" in str(refusal(tmp_path)) and "known kind" in str(refusal(tmp_path))
+    assert "include" in str(refusal(tmp_path, include=("*.cfg",)))
+    assert "matches include" in str(refusal("stdlib", include=("*.nothing",)))
+
+
+def test_undecodable_bytes_name_the_offset(tmp_path: Path) -> None:
+    file = write(tmp_path / "a.txt", b"x" * 20_000 + b"\xe9 caf\xe9")
+    message = str(refusal(file))
+    assert str(file) in message and "byte 20,000 is 0xe9" in message and "iconv" in message
+    assert "line 2" in str(refusal(write(tmp_path / "b.jsonl", b'{"text": "a"}\n{"text": "\xff"}\n')))
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ('{"text": "a"', "line 2 is not JSON"),
+        ('["a"]', "line 2 is not an object"),
+        ('{"txt": "a"}', "did you mean 'txt'?"),
+        ("{}", "the record is empty"),
+        ('{"text": 3}', "it is a number"),
+        ('{"text": null, "body": "b"}', "text_field = one of: body"),
+        ('{"text": "\\ud800"}', "surrogate"),
+        ("[" * 100_000, "nested too deeply"),
+    ],
+)
+def test_bad_lines_are_named(line: str, expected: str, tmp_path: Path) -> None:
+    message = str(refusal(write(tmp_path / "a.jsonl", f'{{"text": "fine"}}\n{line}\n')))
+    assert expected in message and str(tmp_path / "a.jsonl") in message and "line 2" in message
+
+
+@pytest.mark.parametrize("damage", ["not gzip", "cut", "flipped"])
+def test_broken_gzip(damage: str, tmp_path: Path) -> None:
+    packed = bytearray(gzip.compress(b'{"text": "hello"}\n' * 1000))
+    if damage == "cut":
+        packed = packed[:-20]
+    elif damage == "flipped":
+        packed[len(packed) // 2] ^= 0xFF
+    content = b"plain" if damage == "not gzip" else bytes(packed)
+    assert "a.jsonl.gz" in str(refusal(write(tmp_path / "a.jsonl.gz", content)))
+
+
+def test_bad_parquet(tmp_path: Path) -> None:
+    arrow = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    assert "not a readable Parquet file" in str(refusal(write(tmp_path / "a.parquet", b"PAR1 nonsense PAR1")))
+    good = tmp_path / "b.parquet"
+    parquet.write_table(arrow.table({"txt": ["a"], "n": [1]}), good)
+    assert "did you mean 'txt'?" in str(refusal(good))
+    assert "it holds int64" in str(refusal(good, text_field="n"))
+    parquet.write_table(arrow.table({"text": ["a", None]}), good)
+    assert "row 1" in str(refusal(good)) and "null" in str(refusal(good))
+    whole = good.read_bytes()
+    write(good, whole[: len(whole) // 2])
+    assert "b.parquet" in str(refusal(good))
+
+
+def test_unreadable_files_and_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # By hand, since root may read everything.
+    def denied(*_: object) -> None:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+
+    file = write(tmp_path / "a.txt", "x")
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "open", denied, raising=False)
+        assert f"{file} cannot be read" in str(refusal(file)) and "Permission denied" in str(refusal(file))
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "scandir", denied)
+        assert f"'{tmp_path}' cannot be listed" in str(refusal(tmp_path))
+
+
+def test_a_file_that_vanishes_after_listing_is_named(tmp_path: Path) -> None:
+    data = DataSpec(source=str(write(tmp_path / "a.txt", "x")))
+    listing = list_files(data)
+    (tmp_path / "a.txt").unlink()
+    with pytest.raises(DataError, match=r"a\.txt cannot be read"):
+        list(read_documents(data, listing))
+
+
+# ---- how documents are split ----
+
+
+def values(count: int) -> list[int]:
+    return [split_value(document_hash(f"document {number}".encode())) for number in range(count)]
+
+
+def test_the_split_takes_the_fraction_and_keeps_it_when_documents_are_added() -> None:
+    few, more = values(5000), values(20_000)
+    for fraction in (0.02, 0.1, 0.5):
+        limit = split_limit(few, fraction)
+        assert limit == split_limit(more, fraction)
+        share = sum(value < limit for value in more) / len(more)
+        assert abs(share - fraction) < 5 * (fraction * (1 - fraction) / len(more)) ** 0.5
+
+
+def test_a_small_corpus_still_holds_one_out() -> None:
+    few = values(3)
+    limit = split_limit(few, 1e-9)
+    assert [value < limit for value in few].count(True) == 1
+    assert split_limit(few, 0.0) == 0
+    assert not any(value < split_limit(few[:1], 1e-9) for value in few[:1])

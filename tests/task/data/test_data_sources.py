@@ -1,0 +1,312 @@
+"""Sources: what a batch holds, what positions decide, how data given in any form become sources."""
+
+from __future__ import annotations
+
+import math
+import pickle
+import random
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from paceline.errors import ConfigError, DataError
+from paceline.task.data.digits import open_digits
+from paceline.task.data.facts import data_facts
+from paceline.task.data.mapped import MapSource
+from paceline.task.data.order import sample_ids
+from paceline.task.data.source import Source, open_sources
+from paceline.task.data.unigram import token_counts, unigram_loss
+from paceline.task.data.windows import TokenSource
+from paceline.task.task import DataSpec
+
+
+@pytest.fixture
+def text_spec(tmp_path: Path) -> DataSpec:
+    generator = random.Random(1)
+    for number in range(40):
+        words = " ".join(generator.choice(["one", "two", "three", "four"]) for _ in range(50 + number))
+        (tmp_path / f"{number:02}.txt").write_text(words)
+    return DataSpec(str(tmp_path), seq_len=32, cache_dir=str(tmp_path / ".cache"), validation_fraction=0.2)
+
+
+class Noisy:
+    """A data set whose samples are drawn with every generator that augmentation uses."""
+
+    def __init__(self, length: int = 50) -> None:
+        self.length = length
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        return {"x": torch.rand(3), "y": np.random.rand(), "z": random.random(), "index": index}
+
+
+# ---- text ----
+
+
+def test_windows_cover_the_split_once_and_labels_follow(text_spec: DataSpec) -> None:
+    train, validation = open_sources(text_spec, 7)
+    assert isinstance(train, Source) and isinstance(train, TokenSource) and isinstance(validation, TokenSource)
+    stored = torch.from_numpy(train.split.open().astype(np.int64))
+    batch = train.read(np.arange(train.samples))
+    assert batch["tokens"].shape == batch["labels"].shape == (train.samples, 32)
+    assert batch["tokens"].dtype == batch["labels"].dtype == torch.int64
+    covered = train.samples * 32
+    assert torch.equal(batch["tokens"].flatten(), stored[:covered])
+    assert torch.equal(batch["labels"].flatten(), stored[1 : covered + 1])
+    assert len(stored) - covered <= 32
+    assert (train.unit, train.items_per_sample, train.vocab) == ("tokens", 32, 257)
+
+
+def test_a_batch_does_not_depend_on_how_it_is_cut(text_spec: DataSpec) -> None:
+    train, _ = open_sources(text_spec, 7)
+    positions = np.arange(100, 160)
+    ids = sample_ids(7, positions, train.samples)
+    whole = train.read(ids, positions)["tokens"]
+    parts = [train.read(ids[a : a + 7], positions[a : a + 7])["tokens"] for a in range(0, 60, 7)]
+    assert torch.equal(torch.cat(parts), whole)
+    assert train.read(ids[:0])["tokens"].shape == (0, 32)
+    with pytest.raises(IndexError):
+        train.read(np.array([train.samples]))
+
+
+def test_a_source_travels_to_another_process_without_its_tokens(text_spec: DataSpec) -> None:
+    train, _ = open_sources(text_spec, 7)
+    sent = pickle.dumps(train)
+    assert len(sent) < 1000
+    again = pickle.loads(sent)
+    assert again.fingerprint == train.fingerprint
+    assert torch.equal(again.read(np.array([3]))["labels"], train.read(np.array([3]))["labels"])
+
+
+def test_the_fingerprint_is_of_the_content(text_spec: DataSpec, tmp_path: Path) -> None:
+    from dataclasses import replace
+
+    train, validation = open_sources(text_spec, 7)
+    assert validation is not None and train.fingerprint != validation.fingerprint
+    elsewhere = replace(text_spec, cache_dir=str(tmp_path / ".other"))
+    assert open_sources(elsewhere, 8)[0].fingerprint == train.fingerprint
+    assert open_sources(replace(text_spec, seq_len=16), 7)[0].fingerprint != train.fingerprint
+    assert open_sources(replace(text_spec, validation_fraction=0.0), 7)[0].fingerprint != train.fingerprint
+
+
+def test_too_little_text(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("short")
+    with pytest.raises(DataError, match=r"6 tokens in 1 documents; a sample needs 65"):
+        open_sources(DataSpec(str(tmp_path / "a.txt"), seq_len=64, cache_dir=str(tmp_path / ".cache")), 7)
+    train, validation = open_sources(
+        DataSpec(str(tmp_path / "a.txt"), seq_len=5, cache_dir=str(tmp_path / ".cache")), 7
+    )
+    assert (train.samples, validation) == (1, None)
+
+
+# ---- digits ----
+
+
+def test_digits() -> None:
+    pytest.importorskip("sklearn")
+    train, validation = open_digits(0.2)
+    assert validation is not None and train.samples + validation.samples == 1797
+    assert 0.15 < validation.samples / 1797 < 0.25
+    batch = train.read(np.arange(5))
+    assert batch["images"].shape == (5, 1, 8, 8) and batch["images"].dtype == torch.float32
+    assert float(batch["images"].min()) == 0 and float(batch["images"].max()) == 1
+    assert batch["labels"].dtype == torch.int64 and set(batch["labels"].tolist()) <= set(range(10))
+    assert open_digits(0.0)[1] is None
+    # The labels stay with their images: a nearest-mean classifier is right far above chance.
+    means = np.stack([train.images[train.labels == digit].mean(0) for digit in range(10)])
+    distance = ((validation.images[:, None] - means[None]) ** 2).sum((2, 3, 4))
+    assert (distance.argmin(1) == validation.labels).mean() > 0.8
+
+
+# ---- a user's data set ----
+
+
+def test_augmentation_is_a_function_of_the_position() -> None:
+    source = MapSource(Noisy(), seed=3)
+    positions = np.arange(200, 230)
+    ids = sample_ids(3, positions, source.samples)
+    whole = source.read(ids, positions)
+    torch.manual_seed(99)
+    for start in range(0, 30, 4):
+        part = source.read(ids[start : start + 4], positions[start : start + 4])
+        assert all(torch.equal(part[name], whole[name][start : start + 4]) for name in whole)
+    assert len(set(whole["z"].tolist())) == 30
+    later = source.read(ids, positions + source.samples)
+    other = MapSource(Noisy(), seed=4).read(ids, positions)
+    for name in ("x", "y", "z"):
+        assert not torch.equal(later[name], whole[name]) and not torch.equal(other[name], whole[name])
+    assert torch.equal(source.read(ids)["x"], source.read(ids, ids)["x"])
+
+
+def test_the_global_generators_are_set_back_even_after_a_failure() -> None:
+    class Failing(Noisy):
+        fingerprint = "x"
+
+        def __getitem__(self, index: int) -> dict[str, Any]:
+            if index == 7:
+                raise KeyError("corrupt image")
+            return super().__getitem__(index)
+
+    def draw() -> tuple[float, float, float]:
+        return random.random(), float(np.random.rand()), float(torch.rand(1))
+
+    source = MapSource(Failing(), seed=1)
+    states = random.getstate(), np.random.get_state(), torch.get_rng_state()
+    expected = draw()
+    random.setstate(states[0])
+    np.random.set_state(states[1])
+    torch.set_rng_state(states[2])
+    source.read(np.arange(5))
+    with pytest.raises(DataError, match=r"sample 7 of Failing cannot be read\n.*KeyError: 'corrupt image'"):
+        source.read(np.arange(10))
+    assert draw() == expected
+
+
+def test_data_sets_that_cannot_be_used() -> None:
+    class Stream(torch.utils.data.IterableDataset[int]):
+        def __iter__(self) -> Any:
+            return iter(range(3))
+
+    class Ragged(Noisy):
+        fingerprint = "x"
+
+        def __getitem__(self, index: int) -> Any:
+            return torch.zeros(index + 1)
+
+    with pytest.raises(DataError, match="__len__"):
+        MapSource(Stream(), 1)
+    with pytest.raises(DataError, match="not a map-style data set"):
+        open_sources(3, 1)
+    with pytest.raises(DataError, match="is empty"):
+        MapSource([], 1)
+    with pytest.raises(DataError, match="do not make a batch"):
+        MapSource(Ragged(), 1).read(np.arange(3))
+
+
+def test_a_data_set_may_declare_what_it_is() -> None:
+    class Sequences(Noisy):
+        items_per_sample, unit, vocab, fingerprint = 16, "tokens", 100, "mine"
+
+    source = MapSource(Sequences(), 1)
+    assert (source.items_per_sample, source.unit, source.vocab) == (16, "tokens", 100)
+    assert source.fingerprint == "mine"
+
+
+def test_fingerprints_follow_the_content() -> None:
+    one, same, other = (MapSource(torch.arange(9.0) + offset, 1).fingerprint for offset in (0, 0, 1))
+    assert one == same != other
+    assert MapSource(list(range(8)), 1).fingerprint != MapSource(list(range(9)), 1).fingerprint
+    assert MapSource(Noisy(), 1).fingerprint == MapSource(Noisy(), 1).fingerprint
+
+
+def test_objects_and_pairs() -> None:
+    data = torch.utils.data.TensorDataset(torch.arange(10.0), torch.arange(10))
+    train, validation = open_sources((data, data), 1)
+    assert validation is not None and train.samples == 10
+    x, y = train.read(np.array([4, 2]))
+    assert x.tolist() == [4.0, 2.0] and y.tolist() == [4, 2]
+    assert open_sources((data, None), 1)[1] is None and open_sources(data, 1)[1] is None
+    assert open_sources(train, 1)[0] is train
+    with pytest.raises(DataError, match="a tuple of 3"):
+        open_sources((data, data, data), 1)
+
+
+FACTORIES = """
+from paceline.errors import DataError
+def one(length=4):
+    return list(range(length))
+def pair():
+    return [1, 2, 3], [4]
+def broken():
+    raise OSError("no such bucket")
+def refusing():
+    raise DataError("mine", "as it is", "change it")
+ready = [1, 2]
+"""
+
+
+def test_factories(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "some_data_sets.py").write_text(FACTORIES)
+    monkeypatch.syspath_prepend(str(tmp_path))
+
+    def opened(name: str, **arguments: Any) -> tuple[Source, Source | None]:
+        return open_sources(DataSpec(f"some_data_sets:{name}", arguments=arguments), 1)
+
+    assert opened("one", length=6)[0].samples == 6 and opened("one")[1] is None
+    train, validation = opened("pair")
+    assert validation is not None and (train.samples, validation.samples) == (3, 1)
+    assert opened("ready")[0].samples == 2
+    with pytest.raises(DataError, match="OSError: no such bucket"):
+        opened("broken")
+    with pytest.raises(DataError, match="unexpected keyword argument"):
+        opened("one", size=3)
+    with pytest.raises(DataError, match="mine"):
+        opened("refusing")
+    with pytest.raises(ConfigError, match="some_data_sets"):
+        opened("absent")
+    with pytest.raises(ConfigError, match="no module"):
+        open_sources(DataSpec("no_such_module_at_all:x"), 1)
+
+
+# ---- facts and the unigram bar ----
+
+
+def test_facts_of_text(text_spec: DataSpec) -> None:
+    facts = data_facts(text_spec)
+    train, validation = open_sources(text_spec, 7)
+    assert validation is not None
+    assert (facts.samples, facts.validation_samples) == (train.samples, validation.samples)
+    assert (facts.items_per_sample, facts.unit, facts.vocab) == (32, "tokens", 257)
+    assert facts.documents == 40 and facts.fingerprint == train.fingerprint and facts.notes == ()
+    assert facts.bytes == sum(path.stat().st_size for path in Path(text_spec.source).glob("*.txt"))
+    assert facts.description == f"{facts.bytes / 1000:.3g} kB of text in {Path(text_spec.source).name}"
+
+
+def test_facts_say_what_is_unexpected(text_spec: DataSpec) -> None:
+    from dataclasses import replace
+
+    (note,) = data_facts(replace(text_spec, validation_fraction=1e-9, seq_len=900)).notes
+    assert "no validation" in note and "a sample needs 901" in note
+    (note,) = data_facts(replace(text_spec, tokenizer="bpe", vocab=4096)).notes
+    assert "fewer than vocab = 4,096" in note
+
+
+def test_facts_of_other_data() -> None:
+    pytest.importorskip("sklearn")
+    digits = data_facts(DataSpec("digits"))
+    assert digits.description == "1,797 handwritten digits"
+    assert (digits.unit, digits.items_per_sample, digits.vocab, digits.bytes) == ("samples", 1, None, 0)
+    assert data_facts(Noisy()).description == "50 samples of Noisy"
+
+
+def test_planning_on_text_and_digits_needs_no_torch(text_spec: DataSpec) -> None:
+    code = (
+        "import sys\nfrom paceline.task.data.facts import data_facts\nfrom paceline.task.task import DataSpec\n"
+        "for spec in (DataSpec(sys.argv[1], cache_dir=sys.argv[2], seq_len=8), DataSpec('digits')):\n"
+        "    assert data_facts(spec).samples > 0\n"
+        "assert 'torch' not in sys.modules\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, text_spec.source, text_spec.cache_dir], capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_unigram_loss(text_spec: DataSpec) -> None:
+    train, validation = open_sources(text_spec, 7)
+    assert isinstance(train, TokenSource) and isinstance(validation, TokenSource)
+    counts = np.bincount(train.split.open(), minlength=257) + 1.0
+    assert np.array_equal(token_counts(train.split.open(), 257) + 1, counts)
+    negative_log = -np.log(counts / counts.sum())
+    for samples in (None, 2):
+        ids = np.arange(samples or validation.samples)
+        by_hand = float(negative_log[validation.read(ids)["labels"].numpy()].mean())
+        assert math.isclose(unigram_loss(train, validation, samples), by_hand, rel_tol=1e-12)
+    assert 1.5 < unigram_loss(train, validation) < math.log(257)
