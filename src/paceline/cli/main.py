@@ -64,6 +64,8 @@ def _dispatch(words: list[str]) -> int:
     if not words:
         print(_overview().format_help(), file=sys.stderr, end="")
         return 2
+    if words[0] == "help":
+        words = [*words[1:2], "--help"]
     verb = words[0]
     if verb in ("-h", "--help", "--version"):
         _overview().read([verb])

@@ -68,7 +68,9 @@ class Parser(argparse.ArgumentParser):
         if word.startswith("-") and word != "-":
             known = [name for name in self._option_string_actions if name.startswith("--")]
             name = word.partition("=")[0]
-            raise ConfigError(f"unknown option '{name}'", f"`{self.prog}` has no such option", suggestion(name, known))
+            longer = [option for option in known if option.startswith(name)]  # options are not abbreviated
+            fix = f"did you mean '{longer[0]}'?" if longer else suggestion(name, known)
+            raise ConfigError(f"unknown option '{name}'", f"`{self.prog}` has no such option", fix)
         because = f"`{self.prog}` takes no further argument"
         raise ConfigError(f"unexpected argument '{word}'", because, f"{self.prog} --help; quote values with spaces")
 

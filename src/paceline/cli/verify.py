@@ -12,7 +12,7 @@ from paceline.cli.output import print_json, say_to
 from paceline.cli.parser import add_spec_arguments, whole
 from paceline.errors import ConfigError, suggestion
 
-EXAMPLE = "paceline verify examples/stdlib-code.toml --layout dp_shard=2 --steps 3"
+EXAMPLE = "paceline verify examples/stdlib-code.toml --layout dp_shard=2 --steps 5"
 CODES = (3, 4, 5, 6)
 DTYPES = ("fp32", "bf16", "fp16", "fp64")
 
@@ -23,9 +23,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--layout", metavar="AXIS=N,...", help="the layout to prove, such as dp_shard=2; without it, the planner's"
     )
-    parser.add_argument("--steps", metavar="N", type=whole, default=2, help="optimizer updates to compare (default 2)")
-    dtypes_help = f"precisions to compare in, of {','.join(DTYPES)} (default fp32)"
-    parser.add_argument("--dtypes", metavar="LIST", default="fp32", help=dtypes_help)
+    parser.add_argument("--steps", metavar="N", type=whole, default=3, help="optimizer updates to compare (default 3)")
+    dtypes_help = f"precisions to compare in, of {','.join(DTYPES)} (default fp32,fp64)"
+    parser.add_argument("--dtypes", metavar="LIST", default="fp32,fp64", help=dtypes_help)
 
 
 def execute(options: argparse.Namespace) -> int:
@@ -37,10 +37,17 @@ def execute(options: argparse.Namespace) -> int:
         if dtype not in DTYPES:
             raise ConfigError(f"--dtypes: unknown precision '{dtype}'", "a list with commas", suggestion(dtype, DTYPES))
     spec = load_spec(options.spec, options.overrides)
-    from paceline.verify.start import verify_spec
+    from paceline.verify.start import failure_of, verify_spec, verify_text
 
     say = say_to(options.json)
     result: dict[str, Any] = verify_spec(spec, layout=options.layout, steps=options.steps, dtypes=dtypes, say=say)
     if options.json:
         print_json(result)
+        return 0 if result["equal"] else 4
+    for proof in result["layouts"]:
+        refused = proof["refused_because"]
+        say(f"verify   {proof['layout']}: {f'refused, {refused}' if refused else verify_text(proof)}")
+    for proof in result["layouts"]:
+        if not proof["equal"] and not proof["refused_because"]:
+            raise failure_of(proof)
     return 0 if result["equal"] else 4
