@@ -35,6 +35,8 @@ class BlockProfile:
     recomputable: bool = False  # whether activation checkpointing applies to the block
     open_axes: tuple[str, ...] = ("dp_replicate", "dp_shard")
     tied_to: str = ""  # the block that owns this block's shared weight, which is not counted here
+    transient_cap_elements: float = 0.0  # what the transient never exceeds, whatever the micro-batch (0: no cap)
+    fixed_elements: float = 0.0  # fp32 buffers from forward to backward whose size no micro-batch changes
 
 
 @dataclass(frozen=True)

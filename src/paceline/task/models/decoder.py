@@ -40,16 +40,17 @@ def rotary_frequencies(config: DecoderConfig, device: torch.device) -> Tensor:
 
 
 def rotary_tables(config: DecoderConfig, seq: int, device: torch.device, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Return cosines and sines, [seq, 1, head_dim] each: computed in fp32, given in `dtype`."""
+    """Return cosines and signed sines, [seq, 1, head_dim] each: computed in fp32, given in `dtype`."""
     positions = torch.arange(seq, dtype=torch.float32, device=device)
-    angles = torch.outer(positions, rotary_frequencies(config, device)).repeat(1, 2).unsqueeze(1)
-    return angles.cos().to(dtype), angles.sin().to(dtype)
+    angles = torch.outer(positions, rotary_frequencies(config, device)).unsqueeze(1)  # [seq, 1, head_dim / 2]
+    cos, sin = angles.cos().to(dtype), angles.sin().to(dtype)
+    return torch.cat((cos, cos), dim=-1), torch.cat((-sin, sin), dim=-1)
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Return queries or keys [rows, seq, heads, head_dim] turned by their positions; the halves are the pairs."""
     first, second = x.chunk(2, dim=-1)
-    return x * cos + torch.cat((-second, first), dim=-1) * sin
+    return torch.addcmul(x * cos, torch.cat((second, first), dim=-1), sin)
 
 
 class Attention(nn.Module):

@@ -1,0 +1,115 @@
+"""The profile of any module: traced once, block by block, on an example batch."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
+
+from paceline.errors import ConfigError
+from paceline.task.axes import BATCH_STATISTICS, CLOSED_AXES
+from paceline.task.models.blocks import find_blocks
+from paceline.task.models.build import has_batch_statistics
+from paceline.task.profile import BlockProfile, ModelProfile
+from paceline.task.tracing import Counts, trace
+
+REST = "rest"  # all that lies outside the repeated blocks, loss included
+
+
+def profile_module(
+    model: nn.Module,
+    example_batch: Any,
+    objective: Callable[[nn.Module, Any], tuple[Tensor, Tensor]],
+    items_per_sample: int | None = None,
+) -> ModelProfile:
+    """Return a module's profile per sample, from one forward pass of `objective(model, example_batch)`.
+
+    The first dimension of every tensor of the batch counts samples. The pass runs on fake tensors, so the model may
+    be on the meta device or larger than memory; one that asks for values (`.item()`, a mask's indices) is run for
+    real on a copy on the CPU. `items_per_sample` is what the loss counts; by default the labels of one sample. The
+    repeated blocks come first, then one block for the rest. Raises ConfigError where the model fails on the batch.
+    """
+    rows = _rows(example_batch)
+    blocks = find_blocks(model)
+    counts = _trace(model, blocks, example_batch, objective)
+    batch_statistics = has_batch_statistics(model)
+    axes = () if batch_statistics else ("dp_replicate", "dp_shard")
+    profiles: list[BlockProfile] = []
+    owners: dict[int, str] = {}
+    for (name, block), count in zip([*blocks, (REST, model)], counts, strict=True):
+        own = {id(parameter): parameter.numel() for parameter in block.parameters()}
+        parameters = sum(size for key, size in own.items() if key not in owners)
+        tied_to = next((owners[key] for key in own if key in owners and name != REST), "")
+        owners = {**dict.fromkeys(own, name), **owners}
+        profiles.append(_block(name, count, parameters, rows, axes, tied_to))
+    return ModelProfile(
+        name=type(model).__name__,
+        blocks=tuple(profiles),
+        tokens_per_sample=items_per_sample or _items(example_batch, rows),
+        source="traced",
+        closed_axes={**CLOSED_AXES, **(BATCH_STATISTICS if batch_statistics else {})},
+    )
+
+
+def _block(name: str, counts: Counts, parameters: int, rows: int, axes: tuple[str, ...], tied_to: str) -> BlockProfile:
+    """Return a block's profile per sample; fp32 elements of one kind count as two of the compute dtype in another."""
+    inputs = counts.input_elements / rows
+    return BlockProfile(
+        name=name,
+        kind="module",
+        parameters=parameters,
+        matmul_flops=counts.matmul_flops / rows,
+        attention_flops=counts.attention_flops / rows,
+        moved_elements=counts.moved_elements / rows,
+        saved_elements=counts.saved_elements / rows,
+        saved_fp32_elements=counts.saved_fp32_elements / rows,
+        selective_elements=counts.product_elements / rows + inputs,
+        input_elements=inputs,
+        transient_elements=counts.largest_elements / rows,
+        operators=counts.operators,
+        matmul_width=round(math.exp(counts.log_width / counts.matmul_flops)) if counts.matmul_flops else 1,
+        recomputable=name != REST,
+        open_axes=axes,
+        tied_to=tied_to,
+    )
+
+
+def _trace(
+    model: nn.Module, blocks: list[tuple[str, nn.Module]], batch: Any, objective: Callable[[nn.Module, Any], Any]
+) -> list[Counts]:
+    try:
+        return trace(model, blocks, batch, objective)
+    except Exception as fake_error:  # whatever a user's model raises on tensors without values
+        try:
+            return trace(model, blocks, batch, objective, fake=False)
+        except Exception as error:
+            raise ConfigError(
+                f"the model {type(model).__name__} cannot be traced",
+                f"its forward pass failed on a batch of the data, {type(error).__name__}: {error}; and on tensors "
+                f"without values, {type(fake_error).__name__}: {fake_error}",
+                "call the objective on the model and one batch in Python",
+            ) from error
+
+
+def _rows(batch: Any) -> int:
+    rows = {leaf.shape[0] for leaf in tree_leaves(batch) if isinstance(leaf, Tensor) and leaf.dim()}
+    if len(rows) != 1 or 0 in rows:
+        found = ", ".join(map(str, sorted(rows))) or "no tensor"
+        raise ConfigError(
+            f"the example batch has first dimensions of {found}", "the first dimension must count samples",
+            "batches whose tensors all have one row per sample",
+        )  # fmt: skip
+    return rows.pop()
+
+
+def _items(batch: Any, rows: int) -> int:
+    """Return the labels of one sample, or 1 where the batch does not say which part of it labels are."""
+    labels = batch.get("labels") if isinstance(batch, Mapping) else None
+    if isinstance(batch, tuple | list) and len(batch) == 2:
+        labels = batch[1]
+    if not isinstance(labels, Tensor) or labels.is_floating_point():
+        return 1
+    return labels.numel() // rows
