@@ -1,0 +1,226 @@
+"""Explain: a planned task in words. The headline for every run; everything the planner weighed for `--explain`."""
+
+from __future__ import annotations
+
+import math
+import textwrap
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from paceline.plan.cost.compute import calibration_note
+from paceline.plan.cost.inputs import Rates
+from paceline.plan.cost.total import MEMORY_ERROR, TIME_ERROR
+from paceline.plan.forecast import Estimate, Term
+from paceline.plan.search import HEADROOM, Candidate
+from paceline.task.task import ModelSpec
+from paceline.units import format_bytes, format_count, format_rate, format_seconds
+
+if TYPE_CHECKING:
+    from paceline.plan.session import Planned
+
+WIDTH = 100
+INDENT = " " * 9
+
+
+def headline_lines(planned: Planned) -> list[str]:
+    """Return the block that every run opens with: task, cluster, plan and price."""
+    others = f"best of {len(planned.search.candidates)} that fit, {len(planned.search.refused)} refused: --explain"
+    return [
+        f"task     {task_text(planned)}",
+        f"cluster  {cluster_text(planned)}",
+        f"plan     {planned.plan}",
+        f"{INDENT}{price_text(planned)}   ({others})",
+    ]
+
+
+def task_text(planned: Planned) -> str:
+    """Return the task in one line: model, data, batch, length and seed."""
+    task, facts = planned.spec.task, planned.facts
+    name = planned.profile.name
+    if isinstance(task.model, ModelSpec) and ":" not in task.model.name:
+        name = task.model.name
+    items = planned.batch_samples * facts.items_per_sample
+    steps = f"{planned.steps:,} step" + ("" if planned.steps == 1 else "s")
+    return f"{name} on {facts.description} · {items:,} {facts.unit}/step · {steps} · seed {task.seed}"
+
+
+def cluster_text(planned: Planned) -> str:
+    """Return the cluster in one line: devices, rates, links, and how they are known."""
+    cluster, precision = planned.cluster, planned.plan.precision
+    device = cluster.device
+    kind = device.kind if cluster.host else device.name
+    parts = [f"{'this machine: ' if cluster.host else ''}{cluster.devices} x {kind}"]
+    rates = [rate for _, rate in device.matmul_flops.get(precision, ())]
+    parts.append(f"{_rate(max(rates, default=math.nan), 'FLOP')} {precision}")
+    parts.append(f"{_rate(device.memory_bytes_per_second.value, 'B')} memory")
+    if cluster.devices > 1:
+        link = cluster.link(cluster.devices)
+        between = "ranks" if device.kind == "cpu" else "devices" if link.level == "node" else "nodes, per device"
+        latency = format_seconds(link.latency_seconds.value)
+        parts.append(f"{_rate(link.bytes_per_second.value, 'B')}, {latency} between {between}")
+    known = {"measured": "probed", "published": "published figures", "assumed": "assumed: `paceline probe` measures it"}
+    return f"{' · '.join(parts)} ({known.get(device.matmul_source, 'unknown figures')})"
+
+
+def price_text(planned: Planned) -> str:
+    """Return the forecast in one line: step time with its interval, memory, run time, energy and money."""
+    forecast = planned.forecast
+    step = forecast.step_seconds
+    return " · ".join([
+        f"{format_seconds(step.value)}/step{_percent(step)}",
+        f"{format_bytes(forecast.peak_bytes.value)}/device",
+        format_seconds(forecast.run_seconds.value),
+        _energy(forecast.kwh.value),
+        money_text(forecast.usd.value),
+    ])  # fmt: skip
+
+
+def money_text(usd: float) -> str:
+    """Return an amount of money; "price unknown" where there is none."""
+    if not math.isfinite(usd):
+        return "price unknown"
+    return f"${usd:,.0f}" if usd >= 100 else f"${usd:.2f}" if usd >= 0.005 or usd == 0 else "<$0.01"
+
+
+def _energy(kwh: float) -> str:
+    return f"{kwh:,.3g} kWh" if math.isfinite(kwh) else "energy unknown"
+
+
+def _percent(estimate: Estimate) -> str:
+    return f" ±{(estimate.high / estimate.value - 1) * 100:.0f}%" if math.isfinite(estimate.value) else ""
+
+
+def _rate(per_second: float, unit: str) -> str:
+    return format_rate(per_second, unit) if math.isfinite(per_second) else f"unknown {unit}/s"
+
+
+def explain_lines(planned: Planned) -> list[str]:
+    """Return all that the planner weighed, in 100 columns: the price by term, candidates, refusals, assumptions."""
+    return [
+        *_why(planned),
+        "",
+        *_terms("time per step", planned.forecast.time, format_seconds),
+        "",
+        *_terms("memory on the fullest device", planned.forecast.memory, format_bytes),
+        "",
+        *_totals(planned),
+        "",
+        *_intervals(planned),
+        "",
+        *_candidates(planned.search.candidates),
+        "",
+        *_refusals(planned),
+        "",
+        *_figures(planned),
+    ]
+
+
+def _why(planned: Planned) -> list[str]:
+    lines = _wrap("chosen   ", f"{planned.plan}")
+    lines += _wrap("because  ", planned.reason)
+    for remark in planned.remarks:
+        lines += _wrap("note     ", remark)
+    return lines
+
+
+def _terms(title: str, terms: Sequence[Term], show: Callable[[float], str]) -> list[str]:
+    total = sum(term.value for term in terms)
+    lines = [f"{title}: {show(total)}"]
+    for term in sorted(terms, key=lambda term: -term.value if math.isfinite(term.value) else -math.inf):
+        share = f"{term.value / total:4.0%}" if total and math.isfinite(total) else "   ?"
+        value = show(term.value) if math.isfinite(term.value) else "unknown"
+        lines += _wrap(f"  {share} {value:>9}  {term.name:24}", f" {term.formula} [{term.source}]", 40)
+    return lines
+
+
+def _totals(planned: Planned) -> list[str]:
+    forecast, cluster = planned.forecast, planned.cluster
+    peak = planned.peak_name(planned.plan.precision)
+    mfu = f"{forecast.mfu:.1%} {peak}" if math.isfinite(forecast.mfu) else f"unknown ({peak})"
+    price, watts = cluster.price_usd_per_device_hour, cluster.watts_per_device
+    unit = planned.facts.unit
+    lines = [f"the run: {forecast.steps:,} steps, {format_seconds(forecast.run_seconds.value)} of training"]
+    rows = [
+        ("throughput", f"{format_count(forecast.tokens_per_second)} {unit}/s"),
+        ("utilisation", f"{mfu}; model FLOPs are 3 x forward, attention as its causal half, no recompute"),
+        ("money", f"{money_text(forecast.usd.value)}; {_figure(price.value, '$', '/device-hour')} ({price.note})"),
+        ("energy", f"{_energy(forecast.kwh.value)}; {_figure(watts.value, '', ' W/device')} ({watts.note})"),
+        ("carbon", f"{forecast.carbon_g.value:,.3g} g CO2e" if math.isfinite(forecast.carbon_g.value)
+         else "unknown; set cluster.carbon_g_per_kwh"),
+        ("not in it", "start-up, evaluation and checkpoints"),
+    ]  # fmt: skip
+    for name, text in rows:
+        lines += _wrap(f"  {name:12}", text)
+    return lines
+
+
+def _figure(value: float, before: str, after: str) -> str:
+    return f"{before}{value:,.4g}{after}" if math.isfinite(value) else "unknown"
+
+
+def _intervals(planned: Planned) -> list[str]:
+    forecast, rates = planned.forecast, Rates(planned.cluster.device, planned.plan.precision)
+    errors = ", ".join(f"{error:.0%} for {source}" for source, error in TIME_ERROR.items() if source != "unknown")
+    step, peak = forecast.step_seconds, forecast.peak_bytes
+    text = (
+        f"time {format_seconds(step.low)} to {format_seconds(step.high)}: the model's own error by how each term is "
+        f"known ({errors}), weighted by the terms, joined with the spread of the probe's calibration steps "
+        f"(±{rates.relative_spread:.0%}). Memory {format_bytes(peak.low)} to {format_bytes(peak.high)}: "
+        f"±{MEMORY_ERROR:.0%}. A plan fits where the high end leaves {HEADROOM:.0%} of a device's memory free."
+    )
+    lines = _wrap("80 % intervals: ", text, 2)
+    if rates.calibration_ratios:
+        ratios = ", ".join(f"{ratio:.2f}" for ratio in rates.calibration_ratios)
+        note = f"measured steps over the sum of their parts: {ratios}; compute terms are{calibration_note(rates)}"
+        lines += _wrap("calibration: ", note, 2)
+    return lines
+
+
+def _candidates(candidates: Sequence[Candidate]) -> list[str]:
+    noun = "plan fits" if len(candidates) == 1 else "plans fit"
+    lines = [f"{len(candidates)} {noun}, best first:", "   step       memory     tokens/s  plan"]
+    for candidate in candidates:
+        forecast = candidate.forecast
+        lines += _wrap(
+            f"   {format_seconds(forecast.step_seconds.value):>9}  {format_bytes(forecast.peak_bytes.value):>9}"
+            f"  {format_count(forecast.tokens_per_second):>8}  ",
+            str(candidate.plan),
+            36,
+        )
+    return lines
+
+
+def _refusals(planned: Planned) -> list[str]:
+    refused = planned.search.refused
+    lines = [f"{len(refused)} refused:" if refused else "none refused"]
+    for refusal in refused:
+        lines += _wrap("   ", f"{refusal.plan}: {refusal.because}", 6)
+    return lines
+
+
+def _figures(planned: Planned) -> list[str]:
+    """Return the machine's figures with their sources, weakest knowledge included."""
+    device, cluster = planned.cluster.device, planned.cluster
+    lines = [f"figures of the cluster{f', probed {cluster.date}' if cluster.date else ''}:"]
+    figures = [
+        ("memory", device.memory_bytes, format_bytes),
+        ("memory bandwidth", device.memory_bytes_per_second, lambda value: format_rate(value, "B")),
+        ("operator launch", device.launch_seconds, format_seconds),
+        ("process", device.runtime_bytes, format_bytes),
+    ]
+    for link in cluster.links:
+        figures.append((f"link, {link.level}", link.bytes_per_second, lambda value: format_rate(value, "B")))
+        figures.append((f"hop, {link.level}", link.latency_seconds, format_seconds))
+    for name, figure, show in figures:
+        value = show(figure.value) if math.isfinite(figure.value) else "unknown"
+        lines += _wrap(f"  {name:18}{value:>12}  ", f"[{figure.source}] {figure.note}", 34)
+    return lines
+
+
+def _wrap(head: str, text: str, hanging: int | None = None) -> list[str]:
+    """Return `head` and `text` in lines of at most 100 columns; nothing is cut off."""
+    indent = " " * (len(head) if hanging is None else hanging)
+    wrapped = textwrap.wrap(
+        text, WIDTH, initial_indent=head, subsequent_indent=indent, break_on_hyphens=False, break_long_words=False
+    )
+    return wrapped or [head.rstrip()]

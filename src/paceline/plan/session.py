@@ -1,0 +1,110 @@
+"""Plan a task: from a spec to the plan and its price, with all that they were made from."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from paceline.cluster.cluster import Cluster
+from paceline.cluster.resolve import resolve_cluster
+from paceline.plan.cost.compute import matrix_peak
+from paceline.plan.cost.inputs import Context
+from paceline.plan.forecast import Forecast
+from paceline.plan.plan import Plan
+from paceline.plan.search import SearchResult, search
+from paceline.task.amounts import batch_samples, total_steps
+from paceline.task.data.facts import DataFacts, data_facts
+from paceline.task.profile import ModelProfile
+from paceline.task.task import ModelSpec, Task
+
+if TYPE_CHECKING:
+    from paceline.spec import Spec
+
+
+@dataclass(frozen=True)
+class Planned:
+    """A task on a cluster, planned: the choice, its price, and everything that both rest on."""
+
+    spec: Spec
+    cluster: Cluster
+    profile: ModelProfile
+    facts: DataFacts
+    search: SearchResult
+    plan: Plan
+    forecast: Forecast
+    batch_samples: int
+    steps: int
+    remarks: tuple[str, ...]
+
+    @property
+    def reason(self) -> str:
+        """Why this plan: the goal, how many others there were, and why this precision."""
+        goal = {"time": "fastest", "memory": "smallest", "money": "cheapest", "energy": "least energy"}
+        fit, refused = len(self.search.candidates), len(self.search.refused)
+        return f"{goal[self.spec.plan.goal]} of {fit} that fit, {refused} refused; {self.search.precision_because}"
+
+    @property
+    def threads(self) -> int:
+        """Compute threads of a CPU device; 0 for accelerators."""
+        return self.cluster.device.threads
+
+    def peak_flops(self, precision: str) -> float:
+        """Return one device's FLOP/s that utilisation divides by; NaN where unknown."""
+        return matrix_peak(self._context, precision)[0]
+
+    def peak_name(self, precision: str) -> str:
+        """Return what that peak is: published, or measured by the probe."""
+        return matrix_peak(self._context, precision)[1]
+
+    @property
+    def _context(self) -> Context:
+        return Context(self.profile, self.cluster, self.batch_samples, self.steps, self.spec.task.optimizer.name)
+
+
+def plan_task(spec: Spec, *, say: Callable[[str], None] | None = None) -> Planned:
+    """Return the best plan of a spec's task on its cluster, with its price. `say` hears of slow preparations.
+
+    Raises DoesNotFit where no plan fits, and the errors of data, model and cluster. Imports no torch for built-in
+    models and text.
+    """
+    task = spec.task
+    cluster, remarks = resolve_cluster(spec.cluster)
+    facts = data_facts(task.data, say)
+    profile = profile_task(task, facts)
+    batch = batch_samples(task, facts.items_per_sample)
+    steps = total_steps(task, batch, facts.items_per_sample, facts.samples)
+    found = search(profile, cluster, spec.plan, batch_samples=batch, steps=steps, optimizer=task.optimizer.name)
+    return Planned(
+        spec=spec,
+        cluster=cluster,
+        profile=profile,
+        facts=facts,
+        search=found,
+        plan=found.best.plan,
+        forecast=found.best.forecast,
+        batch_samples=batch,
+        steps=steps,
+        remarks=(*remarks, *facts.notes),
+    )
+
+
+def profile_task(task: Task, facts: DataFacts) -> ModelProfile:
+    """Return the model's profile: analytic for the built-in family on its own objective, else traced."""
+    if _is_built_in(task.model, task.objective, facts):
+        from paceline.task.models.sizes import resolve_decoder
+        from paceline.task.profile_analytic import profile_decoder
+
+        return profile_decoder(
+            resolve_decoder(task.model, facts.vocab or 0, facts.items_per_sample), facts.items_per_sample
+        )
+    from paceline.plan.trace import trace_task
+
+    return trace_task(task)
+
+
+def _is_built_in(model: Any, objective: Any, facts: DataFacts) -> bool:
+    from paceline.task.imports import is_import_path
+
+    named = isinstance(model, ModelSpec) and not is_import_path(model.name)
+    return named and facts.unit == "tokens" and objective in ("auto", "next_token")

@@ -1,0 +1,107 @@
+"""Profile a user's module: traced in a child process, so that planning never imports torch into this one.
+
+Where torch is already here, or the task holds Python objects that cannot travel, it is traced in this process.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from paceline import errors
+from paceline.errors import PacelineError
+from paceline.task.profile import BlockProfile, ModelProfile
+from paceline.task.task import DataSpec, ModelSpec, Task
+
+EXAMPLE_ROWS = 2  # samples in the example batch: enough to tell what grows with the batch
+
+
+def trace_task(task: Task) -> ModelProfile:
+    """Return the profile of a task's model on its own data and objective. Raises ConfigError where the model fails."""
+    travels = isinstance(task.model, ModelSpec) and isinstance(task.data, DataSpec) and isinstance(task.objective, str)
+    if not travels or "torch" in sys.modules:
+        return trace_here(task.model, task.data, task.objective, task.seed)
+    return _trace_in_child(task)
+
+
+def trace_here(model: Any, data: Any, objective: Any, seed: int) -> ModelProfile:
+    """Return the profile, traced in this process. Imports torch."""
+    import numpy as np
+
+    from paceline.task.data.source import open_sources
+    from paceline.task.models.build import build_model
+    from paceline.task.objective import resolve_objective
+    from paceline.task.profile_traced import profile_module
+
+    source, _ = open_sources(data, seed)
+    rows = np.arange(min(EXAMPLE_ROWS, source.samples), dtype=np.int64)
+    module = build_model(model, source.vocab or 0, source.items_per_sample, seed, device="meta")
+    batch = source.read(rows, rows)
+    return profile_module(module, batch, resolve_objective(objective, source.unit), source.items_per_sample)
+
+
+def _trace_in_child(task: Task) -> ModelProfile:
+    request = {
+        "model": dataclasses.asdict(task.model),
+        "data": dataclasses.asdict(task.data),
+        "objective": task.objective,
+        "seed": task.seed,
+        "path": sys.path,
+    }
+    with tempfile.TemporaryDirectory(prefix="paceline-trace-") as name:
+        ask, answer = Path(name) / "request.json", Path(name) / "answer.json"
+        ask.write_text(json.dumps(request), "utf-8")
+        child = subprocess.run(
+            [sys.executable, "-m", "paceline.plan.trace", str(ask), str(answer)],
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(part for part in sys.path if part)},
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+        )
+        if not answer.exists():
+            lines = child.stderr.strip().splitlines()
+            because = lines[-1] if lines else f"the tracing process ended with status {child.returncode}"
+            raise PacelineError("the model could not be profiled", because, "look at the model's forward pass")
+        result = json.loads(answer.read_text("utf-8"))
+    if "error" in result:
+        raise _rebuilt(result)
+    return profile_from_dict(result)
+
+
+def _rebuilt(record: dict[str, Any]) -> PacelineError:
+    """Return the child's error as what it was, so that it keeps its exit code."""
+    kind = getattr(errors, record["error"], PacelineError)
+    simple = isinstance(kind, type) and issubclass(kind, PacelineError) and kind.__init__ is PacelineError.__init__
+    return (kind if simple else errors.ConfigError)(record["what"], record["because"], record["try"])
+
+
+def profile_from_dict(record: dict[str, Any]) -> ModelProfile:
+    """Return the profile that `dataclasses.asdict` made plain."""
+    blocks = tuple(BlockProfile(**{**block, "open_axes": tuple(block["open_axes"])}) for block in record["blocks"])
+    return ModelProfile(**{**record, "blocks": blocks})
+
+
+def main() -> None:
+    """Trace the task of a request file and write the profile, or the error, to the answer file."""
+    request = json.loads(Path(sys.argv[1]).read_text("utf-8"))
+    sys.path[:] = request["path"]
+    data = DataSpec(**{**request["data"], "include": tuple(request["data"]["include"])})
+    try:
+        profile = trace_here(ModelSpec(**request["model"]), data, request["objective"], request["seed"])
+        answer = dataclasses.asdict(profile)
+    except PacelineError as error:
+        answer = error.as_dict()
+    partial = Path(sys.argv[2] + ".partial")
+    partial.write_text(json.dumps(answer), "utf-8")
+    partial.replace(sys.argv[2])
+
+
+if __name__ == "__main__":
+    main()
