@@ -179,7 +179,7 @@ def test_the_spec_reads_back_as_toml() -> None:
 
 
 @given(
-    st.lists(st.floats(-1e12, 1e12, allow_subnormal=False), min_size=1, max_size=20),
+    st.lists(st.floats(-1e150, 1e150), min_size=1, max_size=20),
     st.booleans(), st.booleans(),
 )  # fmt: skip
 def test_scales_show_every_value(values: list[float], zero: bool, log: bool) -> None:

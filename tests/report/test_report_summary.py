@@ -28,11 +28,9 @@ def small_run(seconds: list[float], **changes: Any) -> list[dict[str, Any]]:
     for index, total in enumerate(seconds, start=1):
         parts = {"data": 0.1, "forward_backward": total - 0.5, "reduce": 0.2, "optimizer": 0.15, "other": 0.05}
         out.time += total
-        out.records.append(
-            {"schema": 1, "kind": "step", "time": out.time, "attempt": 1, "step": index, "loss": 5.0 - index,
-             "weight": 100, "grad_norm": 1.0, "lr": 0.1, "seconds": {"total": total, **parts}, "tokens_per_second": 100 / total,
-             "peak_bytes": index}
-        )  # fmt: skip
+        measured = {"loss": 5.0 - index, "weight": 100, "peak_bytes": index, "grad_norm": 1.0, "lr": 0.1}
+        timed = {"seconds": {"total": total, **parts}, "tokens_per_second": 100 / total}
+        out.records.append({"kind": "step", "time": out.time, "attempt": 1, "step": index, **measured, **timed})
     return out.records
 
 

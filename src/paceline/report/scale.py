@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+LIMIT = 1e150
+
 
 @dataclass(frozen=True)
 class Scale:
@@ -20,7 +22,7 @@ class Scale:
         """Return the pixel of a value, held inside the axis."""
         value = min(max(value, self.low), self.high)
         if self.log:
-            share = math.log(value / self.low) / math.log(self.high / self.low)
+            share = (math.log(value) - math.log(self.low)) / (math.log(self.high) - math.log(self.low))
         else:
             share = (value - self.low) / (self.high - self.low)
         return self.start + share * (self.end - self.start)
@@ -52,12 +54,16 @@ def log_ticks(low: float, high: float) -> list[float]:
 def scale_for(
     values: list[float], start: float, end: float, *, zero: bool = False, log: bool = False, pad: float = 0.06
 ) -> Scale:
-    """Return a scale that shows all values with a margin; one value, or none, gets room around it."""
-    low, high = (min(values), max(values)) if values else (0.0, 1.0)
+    """Return a scale that shows all values with a margin; one value, or none, gets room around it.
+
+    Values beyond LIMIT, of a run that diverged, sit at its edge. Logarithms are taken only of positive values.
+    """
+    low, high = (max(min(values), -LIMIT), min(max(values), LIMIT)) if values else (0.0, 1.0)
     if log and low > 0:
+        low = max(low, 1 / LIMIT)
         if high < low * 1.01:
             low, high = low / 2, high * 2
-        margin = (high / low) ** pad
+        margin = math.exp(pad * (math.log(high) - math.log(low)))
         return Scale(low / margin, high * margin, start, end, log=True)
     if zero:
         low = min(0.0, low)
