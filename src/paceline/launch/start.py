@@ -3,25 +3,25 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
-import json
 import os
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from paceline.errors import MissingExtra, StorageError, VerificationFailed
+from paceline.errors import ConfigError, PacelineError, Requeue, StorageError
 from paceline.plan.explain import headline_lines
 from paceline.plan.session import Planned, plan_task
 from paceline.report.build import build_report, report_lines, write_report
+from paceline.run.arguments import run_directory
 from paceline.run.brief import BRIEF_VARIABLE, make_brief
+from paceline.run.handover import hand_over
 from paceline.run.journal import mark_end
+from paceline.run.place import ranks_from_environment
 from paceline.run.recovery.supervisor import Outcome, explain, supervise
-from paceline.run.world_place import ranks_from_environment
-from paceline.spec import Spec, spec_to_dict
-from paceline.verify.start import verify_planned, verify_text
+from paceline.spec import Spec
+from paceline.verify.start import failure_of, verify_planned, verify_text
 
 Say = Callable[[str], None]
 
@@ -29,25 +29,90 @@ Say = Callable[[str], None]
 def train(spec: Spec, say: Say = print) -> int:
     """Train the spec on this machine's devices, or as one rank of torchrun's or srun's; return the exit code.
 
-    Raises the PacelineError that stopped it where this process knows it.
+    Prints the plan and its price before, and the report after. Raises a PacelineError for what is wrong before
+    training starts; what goes wrong later is explained on stderr and in the report.
     """
     run_dir = run_directory(spec)
+    check_writable(run_dir)
     if ranks_from_environment(os.environ) is not None:
-        from paceline.run.run import train_here
-
-        train_here(spec)
-        return 0
-    _check_writable(run_dir)
+        return _as_one_rank(spec, run_dir, say)
     planned = plan_task(spec, say=say)
     for line in headline_lines(planned):
         say(line)
-    verified = _verify(planned, say)
+    verified = _verify(planned, say) if spec.run.verify and planned.plan.layout.devices > 1 else None
     outcome = _run(spec, planned, verified)
     if outcome.error is not None:
         mark_end(run_dir, outcome.exit_code, outcome.error)
-    with contextlib.suppress(StorageError):  # a run that failed before its first record has nothing to report
+    _report(run_dir, say)
+    explain(outcome)
+    return outcome.exit_code
+
+
+def check_writable(run_dir: Path) -> None:
+    """Raise StorageError where the run's directory cannot be written, before anything is computed."""
+    try:
+        run_dir.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=run_dir) as probe:
+            probe.write(b"0" * 4096)
+    except OSError as error:
+        raise StorageError(
+            f"cannot write to the run's directory {run_dir}", str(error), "free space or choose another run.dir"
+        ) from error
+
+
+def _verify(planned: Planned, say: Say) -> dict[str, Any]:
+    result = verify_planned(planned, steps=2, dtypes=("fp32",))
+    text = verify_text(result)
+    say(f"verify   {text}")
+    if not result["equal"]:
+        raise failure_of(result)
+    return {
+        "equal": True,
+        "seconds": result["seconds"],
+        "differences": result["differences"],
+        "dtype": "fp32",
+        "layout": result["ran_as"],
+        "text": text,
+    }
+
+
+def _run(spec: Spec, planned: Planned, verified: dict[str, Any] | None) -> Outcome:
+    """Train in this process on one device, in processes of their own on several."""
+    brief = make_brief(planned, verified)
+    if planned.plan.layout.devices == 1:
+        return _here(spec, brief)
+    with tempfile.TemporaryDirectory(prefix="paceline-spec-") as folder, brief.file() as path:
+        command = [sys.executable, "-m", "paceline.run.worker", str(hand_over(spec, Path(folder)))]
+        return supervise(command, planned.plan.layout.devices, {**os.environ, BRIEF_VARIABLE: path})
+
+
+def _here(spec: Spec, brief: Any) -> Outcome:
+    from paceline.run.run import train_here
+
+    try:
+        train_here(spec, brief)
+    except Requeue as stop:
+        return Outcome(stop.exit_code)
+    except PacelineError as error:
+        return Outcome(error.exit_code, error.as_dict())
+    return Outcome(0)
+
+
+def _as_one_rank(spec: Spec, run_dir: Path, say: Say) -> int:
+    from paceline.run.run import train_here
+
+    is_first = os.environ.get("RANK", os.environ.get("SLURM_PROCID")) == "0"
+    try:
+        train_here(spec)
+    finally:
+        if is_first:
+            _report(run_dir, say)
+    return 0
+
+
+def _report(run_dir: Path, say: Say) -> None:
+    # A run that failed before its first record has nothing to report.
+    with contextlib.suppress(StorageError, ConfigError):
         write_report(run_dir)
         for line in report_lines(build_report(run_dir)):
             say(line)
-    explain(outcome)
-    return outcome.exit_code

@@ -21,7 +21,7 @@ def make_spec(task: Task, plan: Any = "auto", cluster: Any = "auto", run: Any = 
         rest = {name: getattr(plan, name) for name in ("zero", "micro_batch", "recompute", "precision", "compile")}
         plan = PlanSpec(**layout, **rest)
     elif isinstance(plan, str):
-        plan = PlanSpec(**_assignments(plan))
+        plan = plan_spec(plan)
     elif isinstance(plan, dict):
         plan = PlanSpec(**plan)
     if isinstance(cluster, int):
@@ -34,10 +34,10 @@ def make_spec(task: Task, plan: Any = "auto", cluster: Any = "auto", run: Any = 
     return Spec(task=task, cluster=cluster, plan=plan, run=run)
 
 
-def _assignments(text: str) -> dict[str, Any]:
-    """Return the plan settings in "auto" or "dp_shard=2, precision=bf16"."""
+def plan_spec(text: str) -> PlanSpec:
+    """Return the constraints in "auto" or "dp_shard=2, precision=bf16"."""
     if text == "auto":
-        return {}
+        return PlanSpec()
     known = {field.name: field for field in dataclasses.fields(PlanSpec)}
     found: dict[str, Any] = {}
     for part in text.split(","):
@@ -49,7 +49,7 @@ def _assignments(text: str) -> dict[str, Any]:
                 '"auto", or for example "dp_shard=2, precision=bf16"',
             )
         found[name] = int(value) if value.isdigit() else {"true": True, "false": False}.get(value.lower(), value)
-    return found
+    return PlanSpec(**found)
 
 
 def run_directory(spec: Spec) -> Path:

@@ -16,8 +16,7 @@ from paceline.run.step import Stepper
 from paceline.run.world import World, build_mesh
 from paceline.task.data.source import Source
 from paceline.task.models.blocks import find_blocks
-from paceline.task.models.build import build_model
-from paceline.task.models.init import initialise
+from paceline.task.models.build import build_model, fill_weights
 from paceline.task.models.sizes import is_named
 from paceline.task.objective import resolve_objective
 from paceline.task.task import ModelSpec, Task
@@ -39,15 +38,15 @@ def assemble(task: Task, plan: Plan, world: World, source: Source, items_per_sam
     than one device's memory starts. Initial weights do not depend on the layout.
     """
     mesh = build_mesh(plan.layout, world)
-    family = isinstance(task.model, ModelSpec) and is_named(task.model.name) and not task.model.weights
+    family = isinstance(task.model, ModelSpec) and is_named(task.model.name)
     model = build_model(task.model, source.vocab or 0, items_per_sample, task.seed, device="meta" if family else "cpu")
     model.to(dtype=MASTER_DTYPES[plan.precision]).train()
     late = family and plan.layout.dp_shard > 1  # storage only once every rank knows its shard
     if not late:
-        _materialise(model, task.seed, family, world)
+        _materialise(model, task, family, world)
     gradients = apply_plan(model, [block for _, block in find_blocks(model)], plan, mesh)
     if late:
-        _materialise(model, task.seed, family, world)
+        _materialise(model, task, family, world)
     optimizer = build_optimizer(task.optimizer, model)
     objective = resolve_objective(task.objective, source.unit)
     stepper = Stepper(
@@ -65,11 +64,11 @@ def assemble(task: Task, plan: Plan, world: World, source: Source, items_per_sam
     return Assembled(model, optimizer, stepper)
 
 
-def _materialise(model: nn.Module, seed: int, family: bool, world: World) -> None:
+def _materialise(model: nn.Module, task: Task, family: bool, world: World) -> None:
     """Put the model on this rank's device with its initial weights: a family's are drawn, a user's are rank 0's."""
     if family:
         model.to_empty(device=world.device)
-        initialise(model, seed)
+        fill_weights(model, task.model, task.seed)
         return
     model.to(world.device)
     if world.size > 1:

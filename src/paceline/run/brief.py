@@ -89,8 +89,12 @@ def make_brief(planned: Planned, verified: dict[str, Any] | None = None) -> Brie
 def brief_from_json(text: str) -> Brief:
     """Return the brief that `to_json` wrote."""
     data = json.loads(text)
-    data["plan"] = Plan(**{**data["plan"], "layout": Layout(**data["plan"]["layout"])})
-    return Brief(**data)
+    return Brief(**{**data, "plan": plan_from_dict(data["plan"])})
+
+
+def plan_from_dict(data: dict[str, Any]) -> Plan:
+    """Return the plan that `dataclasses.asdict` took apart."""
+    return Plan(**{**data, "layout": Layout(**data["layout"])})
 
 
 def given_brief() -> Brief | None:

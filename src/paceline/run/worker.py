@@ -6,7 +6,6 @@ SPEC is a JSON file of a spec, or a file of a task that was pickled by `paceline
 from __future__ import annotations
 
 import ctypes
-import json
 import os
 import signal
 import sys
@@ -14,6 +13,7 @@ import traceback
 from pathlib import Path
 
 from paceline.errors import PacelineError, Requeue
+from paceline.run.handover import take_over
 from paceline.run.recovery.supervisor import report_error
 
 PR_SET_PDEATHSIG = 1
@@ -62,16 +62,8 @@ def main() -> int:
 
 def _train(path: Path) -> None:
     from paceline.run.run import train_here
-    from paceline.spec import Spec, spec_from_dict
 
-    if path.suffix == ".json":
-        spec = spec_from_dict(json.loads(path.read_text()))
-    else:
-        import cloudpickle
-
-        spec = cloudpickle.loads(path.read_bytes())
-    assert isinstance(spec, Spec)
-    train_here(spec)
+    train_here(take_over(path))
 
 
 if __name__ == "__main__":

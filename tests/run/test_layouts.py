@@ -1,0 +1,107 @@
+"""The same task on 1, 2 and 4 processes: dp_replicate, dp_shard in every ZeRO class, and their product."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+from distributed import run_ranks
+from tests_shared import Dropout, decoder_task, plan_of, run_steps
+from torch.distributed.tensor import DTensor
+
+from paceline.plan.layout import Layout
+from paceline.plan.plan import Plan
+from paceline.run.assemble import assemble
+from paceline.run.loader import BatchStream
+from paceline.run.world import join_world
+from paceline.task.task import Task
+
+STEPS = 50
+REPLICATED = [Layout(dp_replicate=2), Layout(dp_replicate=4)]
+SHARDED = [Layout(dp_shard=2), Layout(dp_shard=4), Layout(dp_replicate=2, dp_shard=2)]
+CASES = [(layout, 3) for layout in REPLICATED] + [(layout, zero) for layout in SHARDED for zero in (1, 2, 3)]
+
+
+def curve(task: Task, plan: Plan, steps: int) -> list[tuple[float, float, float]]:
+    """Return (loss, gradient norm, weight) of every step."""
+    stats, _ = run_steps(task, plan, steps)
+    return [(s.loss, s.grad_norm, s.weight) for s in stats]
+
+
+def weights_after(task: Task, plan: Plan, steps: int) -> dict[str, torch.Tensor]:
+    """Return the full weights after the steps."""
+    _, built = run_steps(task, plan, steps)
+    whole = {}
+    for name, parameter in built.model.named_parameters():
+        full = parameter.detach()
+        whole[name] = full.full_tensor() if hasattr(full, "full_tensor") else full
+    return whole
+
+
+def agree(curve: list[tuple], reference: list[tuple], relative: float) -> bool:
+    """Return whether two curves agree to a relative tolerance in every number."""
+    return all(
+        abs(ours - theirs) <= relative * abs(theirs)
+        for step, expected in zip(curve, reference, strict=True)
+        for ours, theirs in zip(step, expected, strict=True)
+    )
+
+
+@pytest.fixture(scope="module")
+def one_device() -> list[tuple]:
+    reference = curve(decoder_task(), plan_of(Layout()), STEPS)
+    assert reference[-1][0] < 0.7 * reference[0][0], "the reference learns"
+    return reference
+
+
+@pytest.mark.parametrize(("layout", "zero"), CASES, ids=str)
+def test_fifty_losses_lie_on_the_single_device_curve(layout: Layout, zero: int, one_device: list[tuple]) -> None:
+    ranks = run_ranks(curve, layout.devices, decoder_task(), plan_of(layout, zero=zero), STEPS)
+    assert all(rank == ranks[0] for rank in ranks), "all ranks report the same numbers"
+    assert agree(ranks[0], one_device, 1e-5)
+
+
+@pytest.mark.parametrize("layout", [Layout(dp_replicate=2), Layout(dp_shard=2)], ids=str)
+def test_dropout_masks_and_tied_weights_do_not_depend_on_the_layout(layout: Layout) -> None:
+    task = decoder_task(model=Dropout, objective="next_token")
+    # Two parts of 6 rows in micro-batches of 2: the same micro-batches as on one device.
+    single = weights_after(task, plan_of(Layout(), batch=12), 3)
+    for whole in run_ranks(weights_after, 2, task, plan_of(layout, batch=12), 3):
+        assert whole.keys() == single.keys()
+        for name, weight in whole.items():
+            torch.testing.assert_close(weight, single[name], rtol=1e-5, atol=1e-6)
+
+
+def test_more_ranks_than_rows() -> None:
+    task = decoder_task(global_batch=dataclasses.replace(decoder_task().global_batch, value=3))
+    single = curve(task, plan_of(Layout(), batch=3), 4)
+    for layout in (Layout(dp_replicate=4), Layout(dp_shard=4)):
+        ranks = run_ranks(curve, 4, task, plan_of(layout, batch=3), 4)
+        assert agree(ranks[0], single, 1e-5)
+
+
+def held_between_micro_batches(zero: int) -> tuple[int, int, int]:
+    """Return elements of (whole weights, whole gradients, all weights) on a rank between two micro-batches."""
+    task, plan, world = decoder_task(), plan_of(Layout(dp_shard=2), batch=8, zero=zero), join_world("cpu", threads=1)
+    built = assemble(task, plan, world, task.data, SEQ_LEN)
+    gradients = built.stepper.gradients
+    before, seen = gradients.before_micro_batch, []
+
+    def look(last: bool) -> None:
+        whole = [p for p in built.model.parameters() if not isinstance(p, DTensor)]
+        seen.append((sum(p.numel() for p in whole), sum(p.grad.numel() for p in whole if p.grad is not None)))
+        before(last)
+
+    gradients.before_micro_batch = look
+    stream = BatchStream(task.data, task.seed, plan, world.rank, world.device)
+    built.stepper.step(stream.at(0), 1e-3)
+    return *seen[1], sum(p.numel() for p in built.model.parameters())
+
+
+def test_zero_classes_keep_what_they_say_between_micro_batches() -> None:
+    held = {zero: run_ranks(held_between_micro_batches, 2, zero)[0] for zero in (1, 2, 3)}
+    everything = held[1][2]
+    assert held[1][:2] == (everything, everything), "ZeRO-1 keeps whole weights and whole gradients for the step"
+    assert held[2][:2] == (everything, 0), "ZeRO-2 keeps whole weights, its gradients are shards"
+    assert held[3][0] < everything and held[3][1] == 0, "ZeRO-3 has dropped the blocks' weights"

@@ -1,0 +1,198 @@
+"""One step against plain torch written out by hand, and what the step does with bad numbers and low precision."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import pytest
+import torch
+from tests_shared import SEQ_LEN, Dropout, decoder_task, plan_of, run_steps
+from torch import nn
+
+from paceline.errors import NumericalStop
+from paceline.plan.layout import Layout
+from paceline.run.assemble import assemble
+from paceline.run.loader import BatchStream, split_rows
+from paceline.run.precision import LossScaler
+from paceline.run.step import seed_at
+from paceline.run.world import join_world
+from paceline.task.data.order import sample_ids
+from paceline.task.models.build import build_model
+from paceline.task.task import OptimizerSpec
+
+
+def by_hand(task, steps: int, batch: int) -> tuple[list[float], list[float], nn.Module]:
+    """Train on whole batches with nothing but torch: one forward pass a step, mean over unmasked labels."""
+    model = build_model(task.model, task.data.vocab, SEQ_LEN, task.seed).train()
+    optimizer = torch.optim.AdamW(
+        [
+            {"params": [p for p in model.parameters() if p.dim() > 1], "weight_decay": task.optimizer.weight_decay},
+            {"params": [p for p in model.parameters() if p.dim() == 1], "weight_decay": 0.0},
+        ],
+        lr=task.optimizer.lr,
+        betas=(task.optimizer.beta1, task.optimizer.beta2),
+        eps=task.optimizer.eps,
+    )
+    losses, norms = [], []
+    for step in range(steps):
+        positions = torch.arange(step * batch, (step + 1) * batch).numpy()
+        rows = task.data.read(sample_ids(task.seed, positions, task.data.samples))
+        logits = model(rows["tokens"])
+        loss = nn.functional.cross_entropy(logits.flatten(0, 1), rows["labels"].flatten())
+        optimizer.zero_grad()
+        loss.backward()
+        norms.append(float(nn.utils.clip_grad_norm_(model.parameters(), task.optimizer.clip_norm)))
+        optimizer.step()
+        losses.append(float(loss.detach()))
+    return losses, norms, model
+
+
+@pytest.mark.parametrize("micro_batch", [13, 4, 1])
+def test_accumulation_with_uneven_weights_equals_one_whole_batch(micro_batch: int) -> None:
+    task = decoder_task()
+    losses, norms, model = by_hand(task, 5, 13)
+    stats, built = run_steps(task, plan_of(Layout(), micro_batch=micro_batch), 5)
+    assert [s.loss for s in stats] == pytest.approx(losses, rel=1e-6)
+    assert [s.grad_norm for s in stats] == pytest.approx(norms, rel=1e-5)
+    for (name, ours), (_, theirs) in zip(built.model.named_parameters(), model.named_parameters(), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-6, msg=name)
+
+
+@pytest.mark.parametrize("recompute", ["selective", "full"])
+def test_recompute_changes_no_number(recompute: str) -> None:
+    for task in (decoder_task(), decoder_task(model=Dropout, objective="next_token")):
+        plain, _ = run_steps(task, plan_of(Layout()), 3)
+        again, _ = run_steps(task, plan_of(Layout(), recompute=recompute), 3)
+        assert [s.loss for s in again] == [s.loss for s in plain]
+        assert [s.grad_norm for s in again] == pytest.approx([s.grad_norm for s in plain], rel=1e-6)
+
+
+def saved_elements(recompute: str) -> int:
+    """Return how many elements the forward pass keeps for the backward pass."""
+    task = decoder_task()
+    built = assemble(task, plan_of(Layout(), recompute=recompute), join_world("cpu"), task.data, SEQ_LEN)
+    rows = task.data.read(torch.arange(8).numpy())
+    kept: dict[int, int] = {}
+
+    def pack(tensor: torch.Tensor) -> torch.Tensor:
+        kept[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
+        loss_sum, _ = built.stepper.objective(built.model, rows)
+    del loss_sum
+    return sum(kept.values())
+
+
+def test_full_recompute_keeps_less_than_none() -> None:
+    assert saved_elements("full") < 0.6 * saved_elements("none")
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+def test_low_precision_follows_the_fp32_curve_with_fp32_weights(precision: str) -> None:
+    reference, _ = run_steps(decoder_task(), plan_of(Layout()), 12)
+    stats, built = run_steps(decoder_task(), plan_of(Layout(), precision=precision), 12)
+    assert {p.dtype for p in built.model.parameters()} == {torch.float32}
+    assert {p.grad.dtype for p in built.model.parameters()} == {torch.float32}
+    assert [s.loss for s in stats] == pytest.approx([s.loss for s in reference], rel=2e-2)
+    assert any(s.loss != r.loss for s, r in zip(stats, reference, strict=True)), "the compute dtype is really used"
+
+
+def test_compiled_blocks_compute_the_same() -> None:
+    task = decoder_task()
+    plain, _ = run_steps(task, plan_of(Layout(), batch=12), 3)
+    compiled, _ = run_steps(task, plan_of(Layout(), batch=12, compile=True), 3)
+    assert [s.loss for s in compiled] == pytest.approx([s.loss for s in plain], rel=1e-5)
+
+
+def test_sgd_equals_torch_by_hand() -> None:
+    task = decoder_task(optimizer=OptimizerSpec(name="sgd", lr=0.05, clip_norm=0.0, weight_decay=0.0))
+    stats, _ = run_steps(task, plan_of(Layout()), 3)
+    model = build_model(task.model, task.data.vocab, SEQ_LEN, task.seed)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    for step in range(3):
+        rows = task.data.read(sample_ids(7, torch.arange(step * 13, step * 13 + 13).numpy(), 1000))
+        loss = nn.functional.cross_entropy(model(rows["tokens"]).flatten(0, 1), rows["labels"].flatten())
+        assert stats[step].loss == pytest.approx(float(loss.detach()), rel=1e-6)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+
+
+def test_a_loss_that_is_not_a_number_stops_before_any_weight_changes() -> None:
+    task, plan = decoder_task(), plan_of(Layout())
+    _, built = run_steps(task, plan, 1)
+    sound = built.stepper.objective
+    before = [p.detach().clone() for p in built.model.parameters()]
+
+    def poisoned(model: nn.Module, batch: dict) -> tuple[torch.Tensor, int]:
+        loss_sum, weight = sound(model, batch)
+        return loss_sum * math.nan, weight
+
+    built.stepper.objective = poisoned
+    stream = BatchStream(task.data, task.seed, plan, 0, torch.device("cpu"))
+    with pytest.raises(NumericalStop, match="no weight was changed") as caught:
+        built.stepper.step(stream.at(13), 1e-3)
+    assert caught.value.exit_code == 6
+    assert all(torch.equal(a, b) for a, b in zip(before, built.model.parameters(), strict=True))
+
+
+def test_a_batch_without_items_is_refused() -> None:
+    def nothing(model: nn.Module, batch: dict) -> tuple[torch.Tensor, int]:
+        return model(batch["tokens"]).sum() * 0, 0
+
+    with pytest.raises(NumericalStop, match="no item to learn from"):
+        run_steps(decoder_task(objective=nothing), plan_of(Layout()), 1)
+
+
+def test_fp16_overflow_skips_the_update_and_halves_the_scale() -> None:
+    task = decoder_task()
+    plan = plan_of(Layout(), precision="fp16")
+    built = assemble(task, plan, join_world("cpu"), task.data, SEQ_LEN)
+    scaler = built.stepper.scaler
+    assert scaler is not None
+    scaler.scale = 2.0**40
+    before = [p.detach().clone() for p in built.model.parameters()]
+    stream = BatchStream(task.data, task.seed, plan, 0, torch.device("cpu"))
+    stats = built.stepper.step(stream.at(0), 1e-3)
+    assert not stats.updated
+    assert scaler.scale == 2.0**39
+    assert all(torch.equal(a, b) for a, b in zip(before, built.model.parameters(), strict=True))
+
+
+def test_loss_scale_grows_after_clean_steps_and_survives_a_checkpoint() -> None:
+    scaler = LossScaler(scale=4.0, patience=3)
+    for _ in range(3):
+        scaler.update(overflowed=False)
+    assert scaler.scale == 8.0
+    scaler.update(overflowed=False)
+    other = LossScaler()
+    other.load(scaler.state())
+    assert (other.scale, other.clean_steps) == (8.0, 1)
+
+
+def test_rows_are_split_evenly_and_completely() -> None:
+    for count in range(12):
+        for parts in range(1, 6):
+            split = split_rows(range(100, 100 + count), parts)
+            assert [row for part in split for row in part] == list(range(100, 100 + count))
+            assert max(map(len, split)) - min(map(len, split)) <= 1
+
+
+def test_seeds_differ_by_position_and_by_task() -> None:
+    seeds = {seed_at(seed, position) for seed in range(50) for position in range(200)}
+    assert len(seeds) == 50 * 200
+    assert all(0 <= seed < 2**63 for seed in seeds)
+
+
+def test_the_weight_may_be_a_number_or_a_tensor() -> None:
+    def as_number(model: nn.Module, batch: dict) -> tuple[torch.Tensor, int]:
+        labels = batch["labels"]
+        loss = nn.functional.cross_entropy(model(batch["tokens"]).flatten(0, 1), labels.flatten(), reduction="sum")
+        return loss, int((labels != -100).sum())
+
+    ours, _ = run_steps(decoder_task(objective=as_number), plan_of(Layout()), 2)
+    fused, _ = run_steps(decoder_task(), plan_of(Layout()), 2)
+    assert [s.loss for s in ours] == pytest.approx([s.loss for s in fused], rel=1e-6)
+    assert dataclasses.asdict(ours[0])["weight"] == fused[0].weight
