@@ -145,7 +145,7 @@ def test_examples_load_and_survive_a_round_trip(path: Path) -> None:
 
 NAMES = st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=20)
 PLAIN = st.recursive(
-    st.booleans() | st.integers(-(2**63), 2**63 - 1) | st.floats(allow_nan=False, allow_infinity=False) | NAMES,
+    st.booleans() | st.integers(-(2**63) + 1, 2**63 - 1) | st.floats(allow_nan=False, allow_infinity=False) | NAMES,
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(NAMES, inner, max_size=3),
     max_leaves=6,
 )

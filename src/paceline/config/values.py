@@ -59,6 +59,8 @@ def check_free(key: str, value: Any) -> None:
             check_free(f"{key}.{name}", item)
     elif isinstance(value, float) and not math.isfinite(value):
         raise ConfigError(f"{key} = {literal(value)} is not finite", "JSON has no such number", "a finite number")
+    elif isinstance(value, int) and value.bit_length() > 63:
+        raise ConfigError(f"{key} = {literal(value)} is out of range", "whole numbers have 64 bits", "text, in quotes")
     elif not isinstance(value, str | bool | int | float):
         raise ConfigError(f"{key} = {value} is a {type(value).__name__}", "it has no place in JSON", "put it in quotes")
 
@@ -182,8 +184,8 @@ def toml(value: Any) -> str:
     if isinstance(value, dict):
         items = ", ".join(f"{toml_key(name)} = {toml(item)}" for name, item in value.items())
         return f"{{ {items} }}" if items else "{}"
-    if isinstance(value, int) and abs(value) > _LARGEST:
-        return hex(value)  # Python refuses to write very long decimal numbers
+    if isinstance(value, int) and value.bit_length() > 4096:
+        return hex(value)  # only in messages: Python refuses to write thousands of decimal digits
     return repr(value) if isinstance(value, int | float) else str(value)
 
 
