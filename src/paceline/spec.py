@@ -90,10 +90,13 @@ def spec_to_dict(spec: Tables) -> dict[str, Any]:
     return {**plain.to_plain(table(), spec), **({"path": str(path.resolve())} if path else {})}
 
 
-def spec_from_dict(values: Mapping[str, Any], origin: str = "a record") -> Spec:
-    """Return the spec that `spec_to_dict` wrote, in any process: the user's code is found beside the spec file."""
+def spec_from_dict(values: Mapping[str, Any], path: Path | None = None, origin: str = "a record") -> Spec:
+    """Return the spec that `spec_to_dict` wrote, in any process: the user's code is found beside the spec file.
+
+    `path` is that file where the record's own "path" no longer holds.
+    """
     tables = {name: value for name, value in values.items() if name != "path"}
-    path = Path(values["path"]) if values.get("path") else None
+    path = path or (Path(values["path"]) if values.get("path") else None)
     return _finish(build.mapping_layer(table(), tables, lambda key: origin), path)
 
 
