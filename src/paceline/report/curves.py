@@ -126,16 +126,15 @@ def _slowest(records: Records, basis: Basis) -> tuple[SlowStep, ...]:
 def speed_of(records: Records, reference: Mapping[str, Any], basis: Basis) -> Speed:
     """Return step time, throughput and model FLOP utilisation over the basis' steps.
 
-    MFU = model FLOPs per step / (devices x published dense peak of the plan's precision x median step seconds), with
-    model FLOPs as forecast: 3 x forward, causal attention, no recompute.
+    MFU = model FLOPs per step / (devices x peak x median step seconds) is the forecast's MFU times forecast over
+    measured step seconds: FLOPs (3 x forward, causal attention, no recompute) and peak are the forecast's own.
     """
     totals, items = basis.steps.column("total"), _throughput(basis.steps)
-    forecast, cluster = table(reference.get("forecast")), table(reference.get("cluster"))
+    forecast, seconds = table(reference.get("forecast")), median(totals)
     precision = str(table(reference.get("plan")).get("precision", ""))
-    peak = number(table(table(cluster.get("device")).get("peak_flops")).get(precision))
-    devices = number(reference.get("world_size")) or number(cluster.get("devices"))
-    flops, seconds = number(forecast.get("model_flops_per_step")), median(totals)
-    known = peak and devices and flops and seconds
+    published = number(table(table(table(reference.get("cluster")).get("device")).get("peak_flops")).get(precision))
+    peak = f"the published dense {precision} peak" if published else "the best measured matrix rate"
+    mfu, expected = number(forecast.get("mfu")), number(table(forecast.get("step_seconds")).get("value"))
     return Speed(
         median_seconds=seconds,
         p5_seconds=_percentile(totals, 5),
@@ -143,11 +142,11 @@ def speed_of(records: Records, reference: Mapping[str, Any], basis: Basis) -> Sp
         items_per_second=median(items),
         p5_items_per_second=_percentile(items, 5),
         p95_items_per_second=_percentile(items, 95),
-        mfu=flops / (devices * peak * seconds) if peak and devices and flops and seconds else None,
-        mfu_forecast=number(forecast.get("mfu")),
-        mfu_convention=f"3 x forward FLOPs (causal attention, no recompute) over the {precision} dense peak"
-        if known
-        else "the device's peak is unknown",
+        mfu=None if mfu is None or expected is None or not seconds else mfu * expected / seconds,
+        mfu_forecast=mfu,
+        mfu_convention="the device's peak is unknown"
+        if mfu is None
+        else f"3 x forward FLOPs (causal attention, no recompute) over {peak}",
         slowest=_slowest(records, basis),
     )
 

@@ -14,7 +14,7 @@ from paceline.report.style import CSS
 from paceline.report.summary import Summary
 from paceline.units import format_count, format_seconds
 
-STATUS_STYLE = {"complete": "good", "requeue": "warn", "failed": "bad"}
+STATUS_STYLE = {"complete": "good", "requeue": "warn", "stopped": "warn", "failed": "bad"}
 NAMES = {"step time": "Step time", "memory": "Memory", "run time": "Run time", "money": "Money",
          "energy": "Energy"}  # fmt: skip
 

@@ -102,6 +102,15 @@ def attempts_of(records: Records) -> tuple[Attempt, ...]:
     return tuple(attempts)
 
 
+def _verify_seconds(records: Records) -> float:
+    """Return the seconds of proofs made after a start began; one made before its process started is not in its time."""
+    total = 0.0
+    for record in records.of("verify"):
+        began, ended = records.spans.get(record["attempt"], (0.0, 0.0))[0], number(record.get("time"))
+        total += min(number(record.get("seconds")) or 0.0, max(0.0, (began if ended is None else ended) - began))
+    return total
+
+
 def _seconds_of(records: Records, kind: str) -> float:
     return sum(number(record.get("seconds")) or 0.0 for record in records.of(kind))
 
@@ -120,7 +129,7 @@ def phases_of(records: Records, attempts: tuple[Attempt, ...]) -> tuple[Phase, .
         "lost work": (float(total[lost].sum()), "steps undone by an interruption and run again"),
         "evaluation": (_seconds_of(records, "evaluation"), "held-out loss"),
         "checkpoints": (_seconds_of(records, "checkpoint"), "writing and publishing"),
-        "verification": (_seconds_of(records, "verify"), "proving the plan equal to one device"),
+        "verification": (_verify_seconds(records), "proving the plan equal to one device"),
     }
     running = sum(attempt.seconds for attempt in attempts)
     gaps = [

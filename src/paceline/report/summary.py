@@ -122,6 +122,7 @@ def _status(end: Mapping[str, Any], done: int, planned: int | None, wall_seconds
     words = {
         "complete": f"Finished: {took}.",
         "requeue": f"Stopped early with a checkpoint, to be started again: {took}.",
+        "stopped": f"Stopped by its caller: {took}.",
         "failed": f"Failed after {took}.",
         UNFINISHED: f"No end on record (still running, or killed): {took} so far.",
     }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
@@ -41,9 +42,14 @@ class TensorBoardWriter:
             ) from error
 
     def record(self, record: Mapping[str, Any]) -> None:
-        """Write what TensorBoard can show of one journal record; other kinds and missing fields are passed over."""
+        """Write what TensorBoard can show of one journal record; other kinds and missing fields are passed over.
+
+        A record without `time` is taken to be written now.
+        """
         kind, step = record.get("kind"), number(record.get("step"))
-        moment = number(record.get("time")) or 0.0
+        moment = number(record.get("time"))
+        if moment is None:
+            moment = time.time()
         if step is not None:
             self._step = int(step)
         if kind == "run_started":
