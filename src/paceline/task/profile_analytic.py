@@ -20,6 +20,7 @@ from paceline.task.models.sizes import DecoderConfig
 from paceline.task.profile import BlockProfile, ModelProfile
 
 NORM_MOVES = 7  # per element: 1 for the mean square, 2 to scale it, 2 to weigh it, 2 to round it
+NORM_ROW_MOVES = 10  # per token: the mean square is scaled, shifted and inverted on its own
 NORM_OPERATORS = 9
 ROTARY_MOVES = 7  # per element of queries and keys: 2 for x * cos, 2 to swap halves, 3 to add the swapped times sin
 ROTARY_OPERATORS = 3
@@ -73,7 +74,7 @@ def _layer(config: DecoderConfig, seq: int) -> BlockProfile:
         matmul_flops=2.0 * seq * weights,
         attention_flops=2.0 * seq * seq * queries,  # two products of 2 seq^2 queries each, the causal half of them
         moved_elements=float(
-            seq * (2 * NORM_MOVES * hidden + ROTARY_MOVES * (queries + keys) + 5 * ffn + 2 * 3 * hidden)
+            seq * (2 * _norm_moves(hidden) + ROTARY_MOVES * (queries + keys) + 5 * ffn + 2 * 3 * hidden)
         ),
         saved_elements=float(seq * saved),
         saved_fp32_elements=float(seq * (2 + config.heads)),  # per token: two norms' scales, log-sum-exp per head
@@ -94,7 +95,7 @@ def _norm(config: DecoderConfig, seq: int) -> BlockProfile:
         parameters=config.hidden,
         matmul_flops=0.0,
         attention_flops=0.0,
-        moved_elements=float(NORM_MOVES * seq * config.hidden),
+        moved_elements=float(seq * _norm_moves(config.hidden)),
         saved_elements=float(seq * config.hidden),
         saved_fp32_elements=float(seq),
         selective_elements=float(seq * config.hidden),
@@ -130,6 +131,10 @@ def _head(config: DecoderConfig, seq: int) -> BlockProfile:
         transient_cap_elements=2.0 * chunk * vocab,
         fixed_elements=2.0 * vocab * hidden,  # the gradient of its weight summed over chunks, and one chunk's
     )
+
+
+def _norm_moves(hidden: int) -> int:
+    return NORM_MOVES * hidden + NORM_ROW_MOVES
 
 
 def _width(products: list[tuple[int, int]]) -> int:

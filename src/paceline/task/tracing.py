@@ -97,7 +97,9 @@ class _Recorder:
         self._current = [len(blocks)]  # a stack; the rest is last
         self._compute = compute
         held = [*model.parameters(), *model.buffers(), *(x for x in tree_leaves(batch) if isinstance(x, Tensor))]
-        self._held = {_address(tensor) for tensor in held}  # kept in any case: not an activation
+        # Kept in any case, so not an activation; and what was counted already, by purpose.
+        self._held = {_address(tensor) for tensor in held}
+        self._counted: set[tuple[str, int]] = set()
 
     def operators(self) -> AbstractContextManager:
         return _Hooked(self, _OperatorMode(self))
@@ -120,9 +122,9 @@ class _Recorder:
 
     def _is_new(self, tensor: Tensor, purpose: str) -> bool:
         key = (purpose, _address(tensor))
-        if key in self._held or _address(tensor) in self._held:
+        if key in self._counted or _address(tensor) in self._held:
             return False
-        self._held.add(key)
+        self._counted.add(key)
         self.now.storages.append(tensor.untyped_storage())
         return True
 
@@ -140,7 +142,8 @@ class _Hooked:
     """Enters a context with hooks on the blocks that tell the recorder where it is."""
 
     def __init__(self, recorder: _Recorder, inner: Any, inputs: bool = False) -> None:
-        self._recorder, self._inner, self._inputs, self._handles = recorder, inner, inputs, []
+        self._recorder, self._inner, self._inputs = recorder, inner, inputs
+        self._handles: list[Any] = []
 
     def __enter__(self) -> None:
         for index, block in enumerate(self._recorder._blocks):

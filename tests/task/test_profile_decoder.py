@@ -1,0 +1,139 @@
+"""The analytic profile against the model that is built: parameters, FLOPs, and what autograd really keeps."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+from torch.autograd.graph import saved_tensors_hooks
+from torch.utils.flop_counter import FlopCounterMode
+
+from paceline.task.models.build import build_model
+from paceline.task.models.decoder import Decoder
+from paceline.task.models.init import initialise
+from paceline.task.models.sizes import NAMED_SIZES, DecoderConfig, nominal_vocab
+from paceline.task.objective import next_token
+from paceline.task.profile_analytic import profile_decoder
+from paceline.task.profile_traced import REST, profile_module
+from paceline.task.task import ModelSpec
+
+ROWS, SEQ = 2, 48
+SHAPES = {
+    "tied, grouped": DecoderConfig("a", 64, 3, 4, 2, 16, 160, vocab=97, tied=True),
+    "untied": DecoderConfig("b", 48, 2, 4, 4, 12, 96, vocab=33, tied=False),
+}
+
+
+@pytest.fixture(params=SHAPES)
+def config(request: pytest.FixtureRequest) -> DecoderConfig:
+    return SHAPES[request.param]
+
+
+def batch(vocab: int) -> dict[str, torch.Tensor]:
+    tokens = torch.randint(0, vocab, (ROWS, SEQ), generator=torch.Generator().manual_seed(0))
+    return {"tokens": tokens, "labels": tokens}
+
+
+def saved_bytes(model: Decoder) -> dict[torch.dtype, int]:
+    """Return the bytes that autograd keeps in one real forward pass, by dtype; weights and the batch not counted."""
+    example = batch(model.config.vocab)
+    ours = {tensor.untyped_storage().data_ptr() for tensor in [*model.parameters(), *example.values()]}
+    kept: dict[int, torch.Tensor] = {}
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        kept[tensor.untyped_storage().data_ptr()] = tensor
+        return tensor
+
+    with saved_tensors_hooks(keep, lambda tensor: tensor):
+        loss_sum, _ = next_token(model, example)
+    assert loss_sum.requires_grad
+    found: dict[torch.dtype, int] = {}
+    for address, tensor in kept.items():
+        if address not in ours:
+            found[tensor.dtype] = found.get(tensor.dtype, 0) + tensor.untyped_storage().nbytes()
+    return found
+
+
+@pytest.mark.parametrize("name", NAMED_SIZES)
+def test_parameters_equal_the_built_model(name: str) -> None:
+    config = dataclasses.replace(NAMED_SIZES[name], vocab=nominal_vocab(NAMED_SIZES[name]))
+    model = build_model(ModelSpec(name=name), config.vocab, seq_len=128, seed=0, device="meta")
+    profile = profile_decoder(config, 128)
+    assert profile.parameters == sum(parameter.numel() for parameter in model.parameters()) == config.parameters
+    by_name = {block.name: block.parameters for block in profile.blocks}
+    for index, layer in enumerate(model.layers):
+        assert by_name[f"layers.{index}"] == sum(parameter.numel() for parameter in layer.parameters())
+
+
+def test_flops_equal_torchs_counter(config: DecoderConfig) -> None:
+    with torch.device("meta"):
+        model = Decoder(config)
+        tokens = torch.zeros(ROWS, SEQ, dtype=torch.int64)
+    with FlopCounterMode(display=False) as counter, torch.no_grad():
+        model(tokens)
+    profile = profile_decoder(config, SEQ)
+    # torch counts attention without regard to causality.
+    full = profile.forward_flops + sum(block.attention_flops for block in profile.blocks)
+    assert counter.get_total_flops() == pytest.approx(ROWS * full, rel=1e-9)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_saved_bytes_are_what_autograd_keeps(config: DecoderConfig, dtype: torch.dtype) -> None:
+    model = Decoder(config)
+    initialise(model, seed=0)
+    kept = saved_bytes(model.to(dtype))
+    profile = profile_decoder(config, SEQ)
+    compute = ROWS * sum(block.saved_elements for block in profile.blocks)
+    wide = ROWS * sum(block.saved_fp32_elements for block in profile.blocks)
+    fixed = (
+        sum(block.fixed_elements for block in profile.blocks) / 2
+    )  # the sum over chunks stays, its temporary does not
+    rotary = 2 * SEQ * config.head_dim  # the tables, shared by all layers and rows: not in the profile
+    if dtype == torch.bfloat16:
+        assert kept[torch.bfloat16] == 2 * (compute + rotary)
+        assert kept[torch.float32] == 4 * (wide + fixed)
+    else:
+        assert kept[torch.float32] == 4 * (compute + rotary + wide + fixed)
+    total = compute * dtype.itemsize + 4 * (wide + fixed)
+    assert sum(kept.values()) == pytest.approx(total, rel=0.05)
+
+
+def test_trace_agrees_with_the_formulas(config: DecoderConfig) -> None:
+    with torch.device("meta"):
+        model = Decoder(config)
+    analytic, traced = profile_decoder(config, SEQ), profile_module(model, batch(config.vocab), next_token)
+    assert traced.parameters == analytic.parameters
+    assert traced.tokens_per_sample == analytic.tokens_per_sample == SEQ
+    assert traced.forward_flops == pytest.approx(analytic.forward_flops, rel=1e-9)
+    assert traced.closed_axes == analytic.closed_axes
+    ours = {block.name: block for block in analytic.blocks}
+    assert [block.name for block in traced.blocks] == [name for name in ours if name.startswith("layers")] + [REST]
+    for theirs in traced.blocks[1:-1]:  # the first layer's also holds the rotary tables
+        mine = ours[theirs.name]
+        for field in ("parameters", "matmul_flops", "attention_flops", "saved_elements", "saved_fp32_elements",
+                      "selective_elements", "input_elements", "operators", "matmul_width"):  # fmt: skip
+            assert getattr(theirs, field) == getattr(mine, field), field
+        assert theirs.moved_elements == pytest.approx(mine.moved_elements, rel=0.02)
+        assert theirs.recomputable
+        assert mine.recomputable
+
+
+def test_selective_is_between_full_and_none() -> None:
+    for size in NAMED_SIZES.values():
+        profile = profile_decoder(dataclasses.replace(size, vocab=nominal_vocab(size)), 512)
+        layer = profile.blocks[1]
+        assert layer.input_elements < layer.selective_elements < layer.saved_elements
+
+
+def test_a_tied_heads_weight_is_counted_once_and_its_work_is_not() -> None:
+    tied = profile_decoder(SHAPES["tied, grouped"], SEQ)
+    untied = profile_decoder(dataclasses.replace(SHAPES["tied, grouped"], tied=False), SEQ)
+    assert tied.blocks[-1].tied_to == "embed_tokens"
+    assert untied.parameters - tied.parameters == 97 * 64
+    assert tied.forward_flops == untied.forward_flops
+
+
+def test_logits_are_capped_by_the_chunk() -> None:
+    head = profile_decoder(NAMED_SIZES["llama-1b"], 8192).blocks[-1]
+    assert head.transient_elements == head.transient_cap_elements < 2 * 8192 * 128_256

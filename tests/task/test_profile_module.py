@@ -1,0 +1,141 @@
+"""Traced profiles of modules that are not ours: a convolutional network, transformers, modules that need values."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from paceline.errors import ConfigError
+from paceline.task.objective import classification, next_token
+from paceline.task.profile_traced import REST, profile_module
+
+
+class Residual(nn.Module):
+    def __init__(self, width: int, norm: type[nn.Module] = nn.GroupNorm) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(width, width, 3, padding=1, bias=False)
+        self.norm = nn.GroupNorm(2, width) if norm is nn.GroupNorm else norm(width)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + torch.relu(self.norm(self.conv(x)))
+
+
+class Pool(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.mean((2, 3))
+
+
+def network(norm: type[nn.Module] = nn.GroupNorm) -> nn.Sequential:
+    return nn.Sequential(nn.Conv2d(1, 8, 1, bias=False), Residual(8, norm), Residual(8, norm), Pool(), nn.Linear(8, 10))
+
+
+IMAGES = {"images": torch.randn(4, 1, 8, 8), "labels": torch.zeros(4, dtype=torch.int64)}
+
+
+def test_a_convolutional_network() -> None:
+    model = network()
+    profile = profile_module(model, IMAGES, classification)
+    assert [block.name for block in profile.blocks] == ["1", "2", REST]
+    assert profile.parameters == sum(parameter.numel() for parameter in model.parameters())
+    assert profile.tokens_per_sample == 1
+    block, rest = profile.blocks[0], profile.blocks[-1]
+    assert block.matmul_flops == 2 * 8 * 8 * 9 * 64  # out x in x kernel x positions
+    assert rest.matmul_flops == 2 * 8 * 64 + 2 * 8 * 10
+    assert block.matmul_width == round((8 * 8 * 9) ** 0.5)
+    assert block.input_elements == 8 * 64
+    # Input of the convolution, its output (for the norm) and the relu's output.
+    assert block.saved_elements == pytest.approx(3 * 8 * 64, rel=0.05)
+    assert block.selective_elements == 2 * 8 * 64
+    assert block.attention_flops == 0
+    assert block.open_axes == ("dp_replicate", "dp_shard")
+
+
+def test_tracing_leaves_the_model_alone() -> None:
+    model = network(nn.BatchNorm2d)
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    torch.manual_seed(0)
+    expected = torch.rand(1)
+    torch.manual_seed(0)
+    profile_module(model, IMAGES, classification)
+    assert torch.equal(torch.rand(1), expected)
+    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
+    assert all(parameter.grad is None for parameter in model.parameters())
+    assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
+
+
+def test_batch_statistics_close_the_data_axes() -> None:
+    profile = profile_module(network(nn.BatchNorm2d), IMAGES, classification)
+    assert profile.closed_axes is not None
+    for axis in ("dp_replicate", "dp_shard", "accumulation"):
+        assert "BatchNorm" in profile.closed_axes[axis]
+        assert "GroupNorm" in profile.closed_axes[axis]
+    assert all(block.open_axes == () for block in profile.blocks)
+    assert "dp_shard" not in (profile_module(network(), IMAGES, classification).closed_axes or {})
+
+
+def test_counts_are_per_sample() -> None:
+    larger = {name: tensor.repeat(3, *[1] * (tensor.dim() - 1)) for name, tensor in IMAGES.items()}
+    once, thrice = (profile_module(network(), batch, classification) for batch in (IMAGES, larger))
+    for small, large in zip(once.blocks[:-1], thrice.blocks[:-1], strict=True):
+        assert small.matmul_flops == large.matmul_flops
+        assert small.operators == large.operators
+        assert small.saved_elements == pytest.approx(large.saved_elements, rel=0.01)
+
+
+def test_transformers_llama_has_the_flops_of_its_formula() -> None:
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    config = LlamaConfig(
+        hidden_size=32, intermediate_size=64, num_hidden_layers=3, num_attention_heads=4, num_key_value_heads=4,
+        vocab_size=40, tie_word_embeddings=True,
+    )  # fmt: skip
+    with torch.device("meta"):
+        model = LlamaForCausalLM(config)
+    tokens = torch.zeros(2, 16, dtype=torch.int64)
+    profile = profile_module(model, {"tokens": tokens, "labels": tokens}, next_token)
+    layer = profile.blocks[0]
+    assert [block.name for block in profile.blocks] == ["model.layers.0", "model.layers.1", "model.layers.2", REST]
+    assert profile.parameters == sum(parameter.numel() for parameter in model.parameters())
+    assert layer.matmul_flops == 2 * 16 * (4 * 32 * 32 + 3 * 32 * 64)
+    # On tensors without values transformers writes its causal mask out, and a mask's zeros cannot be counted.
+    assert layer.attention_flops == 2 * (2 * 16 * 16 * 32)
+    assert layer.saved_fp32_elements > 16 * 32  # its norms work in fp32
+    assert profile.tokens_per_sample == 16
+
+
+class AsksForValues(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(6, 6), nn.Linear(6, 3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layers(x) if x.abs().sum().item() > -1 else x
+
+
+def test_a_model_that_asks_for_values_runs_for_real() -> None:
+    batch = (torch.randn(5, 6), torch.zeros(5, dtype=torch.int64))
+    profile = profile_module(AsksForValues(), batch, classification)
+    assert profile.forward_flops == 2 * 6 * 6 + 2 * 6 * 3
+    assert [block.name for block in profile.blocks] == [REST]
+    assert not profile.blocks[0].recomputable
+
+
+def test_shared_weights_are_counted_once() -> None:
+    model = network()
+    model[2].conv.weight = model[1].conv.weight
+    profile = profile_module(model, IMAGES, classification)
+    assert profile.parameters == sum(parameter.numel() for parameter in model.parameters())
+    assert profile.blocks[1].tied_to == "1"
+
+
+def test_a_model_that_fails_is_refused_with_its_error() -> None:
+    with pytest.raises(ConfigError, match="shapes cannot be multiplied") as refusal:
+        profile_module(nn.Linear(3, 3), (torch.randn(2, 4), torch.zeros(2, dtype=torch.int64)), classification)
+    assert "Linear cannot be traced" in refusal.value.what
+
+
+@pytest.mark.parametrize("batch", [{"labels": 3}, (torch.zeros(2, 3), torch.zeros(4, dtype=torch.int64))])
+def test_batches_without_one_row_per_sample_are_refused(batch: object) -> None:
+    with pytest.raises(ConfigError, match="first dimension"):
+        profile_module(nn.Linear(3, 3), batch, classification)
