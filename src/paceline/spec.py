@@ -172,11 +172,6 @@ def check(spec: Spec) -> None:
     if schedule.decay is not None and schedule.kind != "wsd":
         _refuse(spec, "task.schedule.decay", literal(str(schedule.decay)),
                 f"the schedule '{schedule.kind}' has no separate decay", 'task.schedule.kind = "wsd"')  # fmt: skip
-    ramps = [("warmup", schedule.warmup), ("decay", schedule.decay)]
-    for name, amount in ramps:
-        if amount is not None and amount.unit == task.stop.unit and amount.value > task.stop.value:
-            _refuse(spec, f"task.schedule.{name}", literal(str(amount)), f"the run stops after {task.stop}",
-                    f"at most {task.stop}")  # fmt: skip
 
 
 def _refuse(spec: Spec, key: str, value: str, because: str, fix: str) -> None:
