@@ -169,7 +169,7 @@ def test_missing_and_broken_files(tmp_path: Path) -> None:
     with pytest.raises(StorageError, match="cannot be read as safetensors"):
         read_safetensors(tmp_path)
     (tmp_path / INDEX).write_text(json.dumps({"weight_map": []}))
-    with pytest.raises(StorageError, match="index.json cannot be read"):
+    with pytest.raises(StorageError, match=r"index\.json cannot be read"):
         read_safetensors(tmp_path)
 
 

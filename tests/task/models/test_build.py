@@ -1,0 +1,148 @@
+"""Building models: named sizes, factories, modules, weights, and the errors of each."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import nn
+
+from paceline.errors import ConfigError
+from paceline.task.models.build import build_model, fill_weights, has_batch_statistics
+from paceline.task.models.decoder import Decoder
+from paceline.task.models.huggingface import export_safetensors
+from paceline.task.models.init import initial_tensor
+from paceline.task.task import ModelSpec
+
+FACTORIES = """
+import torch
+from torch import nn
+
+def build(width=4):
+    return nn.Sequential(nn.Linear(width, width), nn.Dropout(0.5), nn.BatchNorm1d(width))
+
+def fails():
+    raise RuntimeError("no such width")
+
+def wrong():
+    return nn.Linear
+
+module = nn.Linear(2, 2)
+number = 3
+"""
+
+
+@pytest.fixture
+def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    (tmp_path / "model_factories.py").write_text(FACTORIES)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, "model_factories", raising=False)
+    return "model_factories"
+
+
+def same(one: nn.Module, other: nn.Module) -> bool:
+    ours, theirs = one.state_dict(), other.state_dict()
+    return ours.keys() == theirs.keys() and all(torch.equal(ours[name], theirs[name]) for name in ours)
+
+
+def test_a_named_size_has_weights_of_the_seed() -> None:
+    spec = ModelSpec(name="llama-1m", layers=1)
+    model = build_model(spec, data_vocab=257, seq_len=32, seed=3)
+    assert isinstance(model, Decoder)
+    weight = model.layers[0].mlp.down_proj.weight
+    assert torch.equal(weight, initial_tensor("layers.0.mlp.down_proj.weight", weight.shape, layers=1, seed=3))
+    assert same(model, build_model(spec, 257, 32, seed=3))
+    assert not same(model, build_model(spec, 257, 32, seed=4))
+
+
+def test_a_named_size_on_meta_takes_the_same_weights_later() -> None:
+    spec = ModelSpec(name="llama-1m", layers=1, tied=False)
+    model = build_model(spec, 257, 32, seed=3, device="meta")
+    assert all(parameter.is_meta for parameter in model.parameters())
+    model.to_empty(device="cpu")
+    fill_weights(model, spec, seed=3)
+    assert same(model, build_model(spec, 257, 32, seed=3))
+
+
+def test_a_factory_is_called_with_arguments_under_the_seed(module: str) -> None:
+    spec = ModelSpec(name=f"{module}:build", arguments={"width": 6})
+    torch.manual_seed(0)
+    expected = torch.rand(1)
+    torch.manual_seed(0)
+    model = build_model(spec, 0, 0, seed=1)
+    assert torch.equal(torch.rand(1), expected)
+    assert model[0].weight.shape == (6, 6)
+    assert same(model, build_model(spec, 0, 0, seed=1))
+    assert not same(model, build_model(spec, 0, 0, seed=2))
+    assert build_model(spec, 0, 0, seed=1, device="meta")[0].weight.is_meta
+
+
+def test_callables_and_modules() -> None:
+    model = build_model(lambda: nn.Linear(3, 3), 0, 0, seed=5)
+    assert same(model, build_model(lambda: nn.Linear(3, 3), 0, 0, seed=5))
+    assert build_model(model, 0, 0, seed=9) is model
+    copy = build_model(model, 0, 0, seed=9, device="meta")
+    assert copy.weight.is_meta
+    assert not model.weight.is_meta
+
+
+@pytest.mark.parametrize(
+    ("attribute", "because"),
+    [
+        ("fails", "RuntimeError in "),
+        ("wrong", "it must return a torch.nn.Module"),
+        ("number", "neither a module nor can it be called"),
+        ("biuld", "has no 'biuld'"),
+    ],
+)
+def test_factories_that_fail(module: str, attribute: str, because: str) -> None:
+    with pytest.raises(ConfigError) as refusal:
+        build_model(ModelSpec(name=f"{module}:{attribute}"), 0, 0, seed=0)
+    assert because in refusal.value.because
+
+
+def test_a_factory_refuses_unknown_arguments_and_overrides(module: str) -> None:
+    with pytest.raises(ConfigError, match="unexpected keyword argument 'depth'"):
+        build_model(ModelSpec(name=f"{module}:build", arguments={"depth": 2}), 0, 0, seed=0)
+    with pytest.raises(ConfigError, match=r"model\.hidden cannot change"):
+        build_model(ModelSpec(name=f"{module}:build", hidden=8), 0, 0, seed=0)
+
+
+def test_what_is_no_model_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"task\.model is of type int"):
+        build_model(3, 0, 0, seed=0)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="no model 'resnet'"):
+        build_model(ModelSpec(name="resnet"), 0, 0, seed=0)
+
+
+def test_a_named_size_starts_from_weights(tmp_path: Path) -> None:
+    spec = ModelSpec(name="llama-1m", layers=1)
+    source = build_model(spec, 257, 32, seed=3)
+    export_safetensors(source.state_dict(), source.config, tmp_path)
+    loaded = build_model(ModelSpec(name="llama-1m", layers=1, weights=str(tmp_path)), 257, 32, seed=8)
+    assert same(source, loaded)
+
+
+def test_a_users_model_starts_from_weights_with_its_buffers(module: str, tmp_path: Path) -> None:
+    source = build_model(ModelSpec(name=f"{module}:build"), 0, 0, seed=1)
+    source[2].running_mean.fill_(0.5)
+    path = tmp_path / "weights.safetensors"
+    save_file(source.state_dict(), path)
+    loaded = build_model(ModelSpec(name=f"{module}:build", weights=str(path)), 0, 0, seed=2)
+    assert same(source, loaded)
+
+
+def test_weights_without_a_rule_are_refused() -> None:
+    with pytest.raises(ConfigError, match="Linear has no rule"):
+        fill_weights(nn.Linear(2, 2), ModelSpec(name="a:b"), seed=0)
+
+
+def test_batch_statistics_depend_on_the_mode() -> None:
+    model = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
+    assert has_batch_statistics(model)
+    assert not has_batch_statistics(model.eval())
+    assert not has_batch_statistics(nn.Sequential(nn.GroupNorm(1, 2), nn.LayerNorm(2)))
+    assert not has_batch_statistics(nn.InstanceNorm1d(2, track_running_stats=True))

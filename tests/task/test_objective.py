@@ -1,0 +1,114 @@
+"""Objectives are sums with a weight, whatever the model returns and however the batch is cut."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from paceline.errors import ConfigError
+from paceline.task.models.build import build_model
+from paceline.task.objective import classification, next_token, resolve_objective
+from paceline.task.task import ModelSpec
+
+
+class Wrapped(nn.Module):
+    """Returns logits as transformers does, and takes its arguments."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+        self.seen: dict[str, Any] = {}
+
+    def forward(self, input_ids: torch.Tensor, use_cache: bool = True) -> SimpleNamespace:
+        self.seen = {"use_cache": use_cache}
+        return SimpleNamespace(logits=self.inner(input_ids))
+
+
+@pytest.fixture
+def tokens() -> dict[str, torch.Tensor]:
+    values = torch.randint(0, 257, (4, 9), generator=torch.Generator().manual_seed(0))
+    labels = values[:, 1:].clone()
+    labels[1, :5] = -100
+    return {"tokens": values[:, :-1], "labels": labels}
+
+
+def test_next_token_is_the_same_fused_plain_and_wrapped(tokens: dict[str, torch.Tensor]) -> None:
+    decoder = build_model(ModelSpec(name="llama-1m", layers=1), 257, 8, seed=0)
+    plain = nn.Sequential(decoder)
+    wrapped = Wrapped(decoder)
+    expected = F.cross_entropy(decoder(tokens["tokens"]).flatten(0, 1), tokens["labels"].flatten(), reduction="sum")
+    for model in (decoder, plain, wrapped):
+        loss_sum, weight = next_token(model, tokens)
+        torch.testing.assert_close(loss_sum, expected)
+        assert weight == 4 * 8 - 5
+    assert wrapped.seen == {"use_cache": False}
+
+
+def test_parts_of_a_batch_add_up(tokens: dict[str, torch.Tensor]) -> None:
+    decoder = build_model(ModelSpec(name="llama-1m", layers=1), 257, 8, seed=0).double()
+    whole, weight = next_token(decoder, tokens)
+    parts = [next_token(decoder, {name: rows[part] for name, rows in tokens.items()}) for part in ([0], [1, 2, 3])]
+    torch.testing.assert_close(sum(loss_sum for loss_sum, _ in parts), whole, rtol=1e-12, atol=0)
+    assert sum(count for _, count in parts) == weight
+
+
+@pytest.mark.parametrize("as_pair", [True, False])
+def test_classification(as_pair: bool) -> None:
+    model = nn.Sequential(nn.Flatten(), nn.Linear(4, 3))
+    images, labels = torch.randn(5, 1, 2, 2), torch.tensor([0, 1, 2, -100, 1])
+    batch = (images, labels) if as_pair else {"images": images, "labels": labels}
+    loss_sum, weight = classification(model, batch)
+    torch.testing.assert_close(loss_sum, F.cross_entropy(model(images), labels, reduction="sum"))
+    assert weight == 4
+
+
+def test_bf16_logits_give_an_fp32_loss() -> None:
+    model = nn.Linear(4, 3).bfloat16()
+    loss_sum, _ = classification(model, (torch.randn(5, 4).bfloat16(), torch.zeros(5, dtype=torch.int64)))
+    assert loss_sum.dtype == torch.float32
+
+
+def of_users(model: nn.Module, batch: Any) -> Any:
+    return model(batch).sum(), 1
+
+
+def test_objectives_are_resolved() -> None:
+    assert resolve_objective("auto", "tokens") is next_token
+    assert resolve_objective("auto", "samples") is classification
+    assert resolve_objective("classification", "tokens") is classification
+    assert resolve_objective(of_users, "tokens") is of_users
+    assert resolve_objective("torch.nn.functional:mse_loss", "samples") is F.mse_loss
+
+
+@pytest.mark.parametrize(
+    ("objective", "what"),
+    [
+        ("next_tokens", "no objective 'next_tokens'"),
+        (3, "of type int"),
+        ("math:pi", "of type float"),
+        ("math:tau2", "names no object"),
+    ],
+)
+def test_what_is_no_objective_is_refused(objective: Any, what: str) -> None:
+    with pytest.raises(ConfigError, match=what):
+        resolve_objective(objective, "tokens")
+
+
+@pytest.mark.parametrize(
+    ("objective", "model", "batch", "what"),
+    [
+        (next_token, nn.Identity(), {"tokens": torch.zeros(1, 1)}, 'no "labels"'),
+        (next_token, nn.Identity(), torch.zeros(1), 'no "tokens"'),
+        (classification, nn.Identity(), {"labels": torch.zeros(1)}, "with labels"),
+        (classification, nn.Identity(), [torch.zeros(1)], "of type list"),
+        (classification, nn.LSTM(2, 2), (torch.zeros(1, 2), torch.zeros(1)), "returned tuple"),
+    ],
+)
+def test_batches_and_outputs_that_do_not_suit(objective: Any, model: nn.Module, batch: Any, what: str) -> None:
+    with pytest.raises(ConfigError, match=what):
+        objective(model, batch)
