@@ -144,6 +144,7 @@ def test_a_byte_order_mark_is_no_text(tmp_path: Path) -> None:
 def test_a_missing_path_names_the_nearest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write(tmp_path / "books.txt", "x")
     assert "did you mean 'books.txt'?" in str(refusal(tmp_path / "book.txt"))
+    assert "the data source is empty" in str(refusal(""))
     assert "there is no folder" in str(refusal(tmp_path / "no" / "book.txt"))
     monkeypatch.chdir(tmp_path)
     assert "did you mean 'stdlib'?" in str(refusal("stdlb"))

@@ -197,6 +197,14 @@ def test_a_data_set_may_declare_what_it_is() -> None:
     source = MapSource(Sequences(), 1)
     assert (source.items_per_sample, source.unit, source.vocab) == (16, "tokens", 100)
     assert source.fingerprint == "mine"
+    Sequences.unit = "token"
+    with pytest.raises(DataError, match="did you mean 'tokens'"):
+        MapSource(Sequences(), 1)
+
+    class Foreign(Noisy):
+        vocab = {"a": 1}  # noqa: RUF012 (as text libraries have it)
+
+    assert MapSource(Foreign(), 1).vocab is None
 
 
 def test_fingerprints_follow_the_content() -> None:

@@ -58,6 +58,10 @@ def list_files(data: DataSpec) -> Listing:
     """
     if data.source == "stdlib":
         return _list_stdlib(data)
+    if not data.source:
+        raise DataError(
+            "the data source is empty", "task.data.source names no file", "'stdlib', or '.' for this folder"
+        )
     path = Path(data.source).expanduser()
     try:
         if path.is_dir():

@@ -82,9 +82,7 @@ def load_corpus(folder: Path) -> Corpus | None:
             train=splits["train"],
             validation=splits["validation"],
         )
-        intact = corpus.key == folder.name and all(
-            _intact(folder / name, record) for name, record in manifest["files"].items()
-        )
+        intact = all(_intact(folder / name, record) for name, record in manifest["files"].items())
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
     return corpus if intact else None

@@ -6,16 +6,19 @@ import hashlib
 import random
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch.utils.data import default_collate
 
-from paceline.errors import DataError
+from paceline.errors import DataError, suggestion
 from paceline.task.data.order import keyed
 
+Kind = TypeVar("Kind")
+
+UNITS = ("tokens", "samples")
 PROBES = 4  # samples whose content goes into the fingerprint
 
 
@@ -48,10 +51,16 @@ class MapSource:
         if self.samples < 1:
             raise DataError(f"{type(dataset).__name__} is empty", "its length is 0", "give it a sample")
         self.dataset, self.seed = dataset, seed
-        self.items_per_sample = int(getattr(dataset, "items_per_sample", 1))
-        self.unit = str(getattr(dataset, "unit", "samples"))
-        self.vocab: int | None = getattr(dataset, "vocab", None)
-        self.fingerprint = str(getattr(dataset, "fingerprint", "")) or self._probe()
+        self.items_per_sample = _declared(dataset, "items_per_sample", int) or 1
+        self.unit = _declared(dataset, "unit", str) or "samples"
+        self.vocab: int | None = _declared(dataset, "vocab", int)
+        if self.unit not in UNITS:
+            raise DataError(
+                f"{type(dataset).__name__}.unit = '{self.unit}' is not a unit",
+                "it says what the loss counts",
+                suggestion(self.unit, UNITS),
+            )
+        self.fingerprint = _declared(dataset, "fingerprint", str) or self._probe()
 
     def read(self, ids: npt.NDArray[Any], positions: npt.NDArray[Any] | None = None) -> Any:
         """Return the rows, collated. Without positions, a row's random numbers follow from its id."""
@@ -95,6 +104,12 @@ class MapSource:
             for part in _content(self.read(np.array([index]))):
                 digest.update(part)
         return digest.hexdigest()
+
+
+def _declared(dataset: Any, name: str, kind: type[Kind]) -> Kind | None:
+    """Return what the data set says of itself. A `vocab` that is an object of its own, say, is not meant for us."""
+    value = getattr(dataset, name, None)
+    return value if isinstance(value, kind) else None
 
 
 def _content(batch: Any) -> Iterator[bytes]:
