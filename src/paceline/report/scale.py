@@ -60,7 +60,7 @@ def scale_for(
     """
     low, high = (max(min(values), -LIMIT), min(max(values), LIMIT)) if values else (0.0, 1.0)
     if log and low > 0:
-        low = max(low, 1 / LIMIT)
+        low, high = max(low, 1 / LIMIT), max(high, 1 / LIMIT)
         if high < low * 1.01:
             low, high = low / 2, high * 2
         margin = math.exp(pad * (math.log(high) - math.log(low)))

@@ -68,9 +68,11 @@ def table_html(head: Sequence[str], rows: Sequence[Sequence[str]], numeric: Sequ
 
 
 def shown(value: Any) -> str:
-    """Return a journal value for people: text as it is, anything else as JSON with short numbers."""
+    """Return a journal value for people: text as it is, an object as its pairs, the rest as JSON, numbers short."""
     if isinstance(value, str):
         return value
+    if isinstance(value, dict):
+        return ", ".join(f"{name} {shown(item) or 'none'}" for name, item in value.items())
     return "" if value is None else json.dumps(_shortened(value), ensure_ascii=False)
 
 
