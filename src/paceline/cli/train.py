@@ -7,6 +7,7 @@ the same command again.
 from __future__ import annotations
 
 import argparse
+import os
 
 from paceline.cli.output import print_json, stdout_to_stderr
 from paceline.cli.parser import add_spec_arguments, whole
@@ -50,8 +51,13 @@ def execute(options: argparse.Namespace) -> int:
         return train(spec)
     from paceline.report.build import build_report
     from paceline.run.arguments import run_directory
+    from paceline.run.place import ranks_from_environment
 
     with stdout_to_stderr():
         code = train(spec)
-    print_json({"exit_code": code, "report": build_report(run_directory(spec)).as_dict()})
+    rank = (ranks_from_environment(os.environ) or (0,))[0]
+    if rank == 0:  # under torchrun every rank is here, and one object is wanted
+        run_dir = run_directory(spec)
+        report = build_report(run_dir).as_dict() if (run_dir / "journal").is_dir() else None
+        print_json({"exit_code": code, "run_dir": str(run_dir), "report": report})
     return code
