@@ -34,10 +34,12 @@ def figure(name: str, value: float) -> str:
 
 
 def signed_percent(ratio: float | None, digits: int = 1) -> str:
-    """Return a relative difference: "+1.6%", "-2.1%"; "unknown" for None."""
+    """Return a relative difference: "+1.6%", "-2.1%", "×118" from ten times on; "unknown" for None."""
     if ratio is None:
         return UNKNOWN
-    return f"{ratio:+,.0%}" if abs(ratio) >= 1 else f"{ratio:+.{digits}%}"
+    if ratio >= 9:
+        return f"×{ratio + 1:,.0f}"
+    return f"{ratio:+.0%}" if abs(ratio) >= 1 else f"{ratio:+.{digits}%}"
 
 
 def quantity(value: float | None, unit: str) -> str:

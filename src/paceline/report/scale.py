@@ -71,7 +71,8 @@ def scale_for(
         room = abs(high) / 10 or 1.0
         low, high = (0.0 if zero and high >= 0 else low - room), high + room
     margin = (high - low) * pad
-    return Scale(low if zero and low == 0 else low - margin, high + margin, start, end)
+    bottom = max(0.0, low - margin) if low >= 0 else low - margin  # what cannot be negative gets no negative axis
+    return Scale(bottom, high + margin, start, end)
 
 
 def ticks_of(scale: Scale, count: int = 5) -> list[float]:

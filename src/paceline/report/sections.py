@@ -81,7 +81,9 @@ def _shortened(value: Any) -> Any:
         return {key: _shortened(item) for key, item in value.items()}
     if isinstance(value, list):
         return [_shortened(item) for item in value]
-    return float(f"{value:.4g}") if isinstance(value, float) else value
+    if isinstance(value, float):
+        return int(value) if value.is_integer() and abs(value) < 2**53 else float(f"{value:.4g}")
+    return value
 
 
 def known(value: float | None, unit: str) -> str:
