@@ -23,6 +23,9 @@ from paceline.errors import ConfigError, PacelineError
 from paceline.units import format_bytes, format_rate, format_seconds
 
 
+LEAST_CORE_SHARE = 0.85
+
+
 def probe_machine(
     devices: int, kind: str = "cpu", say: Callable[[str], object] = print, seconds_budget: float = 15.0
 ) -> dict[str, Any]:
@@ -137,6 +140,7 @@ def combine(results: list[dict[str, Any]]) -> dict[str, Any]:
             max((result["blocks"][index] for result in results), key=lambda block: block["seconds"])
             for index in range(min(len(result["blocks"]) for result in results))
         ],
+        "core_share": min(result["core_share"] for result in results),
         "relative_spread": statistics.median(block["spread"] for result in results for block in result["blocks"]),
     }
     if ranks > 1:
@@ -179,6 +183,19 @@ def _link(results: list[dict[str, Any]], ranks: int) -> dict[str, Any]:
     }
 
 
+def is_disturbed(record: dict[str, Any]) -> bool:
+    """Return whether other processes took cores from a CPU probe, which makes its figures too low."""
+    return record["kind"] == "cpu" and record["core_share"] < LEAST_CORE_SHARE
+
+
+def disturbed_text(record: dict[str, Any]) -> str:
+    """Return what to tell of a disturbed probe."""
+    return (
+        f"the probe got only {record['core_share']:.0%} of its cores, so other processes were running: "
+        "its figures are too low; probe again when the machine is idle"
+    )
+
+
 def probe_lines(record: dict[str, Any]) -> list[str]:
     """Return the record as a table for people."""
     lines = []
@@ -204,6 +221,8 @@ def probe_lines(record: dict[str, Any]) -> list[str]:
         )
         latency = format_seconds(record["link"]["all_reduce_latency_seconds"])
         lines.append(f"  between devices        {latency} all-reduce of one number · {rates}")
+    if is_disturbed(record):
+        lines.append(f"  ! {disturbed_text(record)}")
     for step in record["calibration"]:
         rate = format_rate(3 * (step["matmul_flops"] + step["attention_flops"]) / step["seconds"], "FLOP")
         lines.append(

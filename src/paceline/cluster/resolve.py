@@ -24,7 +24,7 @@ from paceline.cluster.catalog import (
 )
 from paceline.cluster.cluster import CalibrationStep, Cluster, ClusterSpec, Device, Figure, Link
 from paceline.cluster.host import Host, read_host, torch_without_cuda, visible_gpus
-from paceline.cluster.probe import threads_per_device
+from paceline.cluster.probe import disturbed_text, is_disturbed, threads_per_device
 from paceline.cluster.store import probe_path, read_probe
 from paceline.errors import ConfigError
 
@@ -138,6 +138,8 @@ def _with_probe(
             because or f"not probed: `paceline probe` measures {cluster.devices} x {kind} in some 20 s and narrows this"
         )
         return cluster
+    if is_disturbed(record):
+        remarks.append(disturbed_text(record))
     return apply_probe(cluster, record)
 
 

@@ -129,7 +129,7 @@ def _terms(title: str, terms: Sequence[Term], show: Callable[[float], str]) -> l
     for term in sorted(terms, key=lambda term: -term.value if math.isfinite(term.value) else -math.inf):
         share = f"{term.value / total:4.0%}" if total and math.isfinite(total) else "   ?"
         value = show(term.value) if math.isfinite(term.value) else "unknown"
-        lines += _wrap(f"  {share} {value:>9}  {term.name:24}", f" {term.formula} [{term.source}]", 40)
+        lines += _wrap(f"  {share} {value:>9}  {term.name:24}  ", f"{term.formula} [{term.source}]", 44)
     return lines
 
 
@@ -178,14 +178,15 @@ def _intervals(planned: Planned) -> list[str]:
 
 def _candidates(candidates: Sequence[Candidate]) -> list[str]:
     noun = "plan fits" if len(candidates) == 1 else "plans fit"
-    lines = [f"{len(candidates)} {noun}, best first:", "   step       memory     tokens/s  plan"]
+    head = f"  {'step':>8}  {'memory':>9}  {'tokens/s':>8}  {'micro x accumulation':>20}  {'recompute':9}  layout"
+    lines = [f"{len(candidates)} {noun}, best first (within 2 % of the best, the plan with fewest surprises):", head]
     for candidate in candidates:
-        forecast = candidate.forecast
-        lines += _wrap(
-            f"   {format_seconds(forecast.step_seconds.value):>9}  {format_bytes(forecast.peak_bytes.value):>9}"
-            f"  {format_count(forecast.tokens_per_second):>8}  ",
-            str(candidate.plan),
-            36,
+        forecast, plan = candidate.forecast, candidate.plan
+        shown = str(plan.layout) + (f" ZeRO-{plan.zero}" if plan.layout.dp_shard > 1 else "")
+        lines.append(
+            f"  {format_seconds(forecast.step_seconds.value):>8}  {format_bytes(forecast.peak_bytes.value):>9}"
+            f"  {format_count(forecast.tokens_per_second):>8}  {f'{plan.micro_batch} x {plan.accumulation}':>20}"
+            f"  {plan.recompute:9}  {shown}"
         )
     return lines
 

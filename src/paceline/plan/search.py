@@ -10,14 +10,14 @@ from paceline.cluster.cluster import Cluster
 from paceline.errors import ConfigError, DoesNotFit
 from paceline.plan.cost.inputs import Context
 from paceline.plan.cost.total import price
-from paceline.plan.forecast import Estimate, Forecast
+from paceline.plan.forecast import Forecast
 from paceline.plan.layout import Layout, accumulation_for, factorisations
 from paceline.plan.plan import RECOMPUTE, Plan, PlanSpec
 from paceline.task.profile import ModelProfile
 from paceline.units import format_bytes, format_rate
 
 HEADROOM = 0.05  # of a device's memory, kept free: allocator rounding, other processes, evaluation
-TIE_RATIO = 1.01  # values closer than this are a tie: forecasts cannot tell them apart
+TIE_RATIO = 1.02  # values this close to the best are a tie: forecasts cannot tell them apart
 OPEN_AXES = ("dp_replicate", "dp_shard")
 CLOSED_AXES = ("cp", "tp", "pp", "ep")
 
@@ -79,7 +79,8 @@ def search(
             nearest = (forecast.peak_bytes.value, refused[-1])
     if not fits:
         raise _nothing_fits(profile, cluster, refused, nearest[1] if nearest else None)
-    fits.sort(key=lambda candidate: _rank(candidate, constraints.goal))
+    best = min(_goal_value(candidate.forecast, constraints.goal) for candidate in fits)
+    fits.sort(key=lambda candidate: _rank(candidate, constraints.goal, best))
     return SearchResult(fits[0], tuple(fits), tuple(refused), precision_because)
 
 
@@ -201,27 +202,26 @@ def _recompute_modes(context: Context, constraints: PlanSpec) -> tuple[str, ...]
     return (constraints.recompute,)
 
 
-def _rank(candidate: Candidate, goal: str) -> tuple[float, ...]:
-    """Return the sort key: the goal in steps of 1 %, then fewer surprises, then the exact values.
+def _goal_value(forecast: Forecast, goal: str) -> float:
+    """Return what the goal minimises; infinity where it is unknown.
+
+    On one cluster money and energy are proportional to time, so where they are unknown, time ranks the same.
+    """
+    asked = {"memory": forecast.peak_bytes, "money": forecast.usd, "energy": forecast.kwh}.get(goal)
+    value = forecast.step_seconds.value if asked is None or not math.isfinite(asked.value) else asked.value
+    return value if math.isfinite(value) else math.inf
+
+
+def _rank(candidate: Candidate, goal: str, best: float) -> tuple[float, ...]:
+    """Return the sort key: what is beyond a tie with the best, then fewer surprises.
 
     Surprises are, in falling weight: recompute, sharding classes that communicate more, memory.
     """
     forecast, plan = candidate.forecast, candidate.plan
-    value = {
-        "time": forecast.step_seconds,
-        "memory": forecast.peak_bytes,
-        "money": forecast.usd,
-        "energy": forecast.kwh,
-    }[goal]
-    # Money and energy are proportional to time on a given cluster, so where they are unknown, time ranks the same.
-    exact = _finite(value) if math.isfinite(value.value) else _finite(forecast.step_seconds)
-    coarse = round(math.log(exact) / math.log(TIE_RATIO)) if math.isfinite(exact) and exact > 0 else exact
+    value = _goal_value(forecast, goal)
+    beyond = 0.0 if not value > best * TIE_RATIO else value
     classes = plan.zero if plan.layout.dp_shard > 1 else 0
-    return (coarse, RECOMPUTE.index(plan.recompute), classes, forecast.peak_bytes.value, exact)
-
-
-def _finite(estimate: Estimate) -> float:
-    return estimate.value if math.isfinite(estimate.value) else math.inf
+    return (beyond, RECOMPUTE.index(plan.recompute), classes, forecast.peak_bytes.value, value)
 
 
 def _nothing_fits(

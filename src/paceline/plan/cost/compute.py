@@ -96,7 +96,7 @@ def _casts(context: Context, plan: Plan, rates: Rates) -> Term:
     add_bytes = 3 * state_bytes(plan) if plan.accumulation > 1 or (plan.layout.dp_replicate > 1 and not sharded) else 0
     seconds = plan.accumulation * context.parameters * (cast_bytes + add_bytes) / rates.memory_rate
     return Term(
-        "weight casts and gradient sums",
+        "casts and gradient sums",
         seconds,
         f"{plan.accumulation} micro-batches x parameters x ({cast_bytes:.3g} B cast + {add_bytes} B added) / bandwidth",
         rates.device.memory_bytes_per_second.source,
