@@ -19,14 +19,16 @@ from hypothesis import strategies as st
 
 from paceline.errors import StorageError
 from paceline.run.checkpoint import (
+    Manifest,
     find_latest,
     list_checkpoints,
     load_checkpoint,
     load_latest,
+    read_index,
     read_manifest,
     verify_checkpoint,
 )
-from paceline.run.checkpoint.manifest import MANIFEST_NAME
+from paceline.run.checkpoint.manifest import INDEX_NAME, MANIFEST_NAME, FileEntry
 
 SHARD = "shard-00000-of-00001.safetensors"
 
@@ -53,6 +55,11 @@ def _edit_step(path: Path) -> None:
 DAMAGE: dict[str, tuple[Callable[[Path], Any], str]] = {
     "a flipped bit": (_flip_last_bit, f"{SHARD} is damaged"),
     "a cut shard": (_cut_shard, f"{SHARD} has"),
+    "an edited index": (
+        lambda path: (path / INDEX_NAME).write_text((path / INDEX_NAME).read_text().replace("fp32", "fp23")),
+        "its content changed after it was written",
+    ),
+    "a missing index": (lambda path: (path / INDEX_NAME).unlink(), f"{INDEX_NAME} is missing"),
     "a missing shard": (lambda path: (path / SHARD).unlink(), f"{SHARD} is missing"),
     "no manifest": (lambda path: (path / MANIFEST_NAME).unlink(), "manifest.json is missing"),
     "an empty folder": (lambda path: [file.unlink() for file in path.iterdir()], "manifest.json is missing"),
@@ -136,70 +143,89 @@ def _save_two(root: str) -> None:
         save_sample(Path(root), step, "shard")
 
 
-def _forge(path: Path, change: Callable[[dict], Any]) -> None:
-    """Rewrite a manifest with a matching digest, as someone who knows the format can."""
-    document = json.loads((path / MANIFEST_NAME).read_text())
-    change(document["body"])
-    canonical = json.dumps(document["body"], sort_keys=True, separators=(",", ":"))
-    document["sha256"] = hashlib.sha256(canonical.encode()).hexdigest()
+def _forge(path: Path, change: Callable[[dict, dict], Any]) -> None:
+    """Rewrite manifest and index with matching digests, as someone who knows the format can."""
+    body = json.loads((path / MANIFEST_NAME).read_text())["body"]
+    tensors = json.loads((path / INDEX_NAME).read_text())
+    change(body, tensors)
+    index = json.dumps(tensors).encode()
+    (path / INDEX_NAME).write_bytes(index)
+    if isinstance(body["files"], dict) and INDEX_NAME in body["files"]:
+        body["files"][INDEX_NAME] = {"bytes": len(index), "sha256": hashlib.sha256(index).hexdigest()}
+    digest = hashlib.sha256(json.dumps(body, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+    document = {"format": "paceline-checkpoint", "version": 1, "sha256": digest, "body": body}
     (path / MANIFEST_NAME).write_text(json.dumps(document))
 
 
-def _rename_file(name: str) -> Callable[[dict], None]:
-    def change(body: dict) -> None:
+def _rename_file(name: str) -> Callable[[dict, dict], None]:
+    def change(body: dict, tensors: dict) -> None:
         body["files"][name] = body["files"].pop(SHARD)
-        for tensor in body["tensors"].values():
+        for tensor in tensors.values():
             for chunk in tensor["chunks"]:
                 chunk["file"] = name
 
     return change
 
 
-def _chunk(body: dict) -> dict:
-    return body["tensors"]["fp32"]["chunks"][0]
+def _tensor(**fields: Any) -> Callable[[dict, dict], None]:
+    return lambda body, tensors: tensors["fp32"].update(fields)
 
 
-FORGERIES: dict[str, tuple[Callable[[dict], Any], str]] = {
+def _chunk(**fields: Any) -> Callable[[dict, dict], None]:
+    return lambda body, tensors: tensors["fp32"]["chunks"][0].update(fields)
+
+
+HUGE = {"dtype": "float64", "shape": [2**50], "chunks": [
+    {"offsets": [0], "sizes": [2**50], "file": SHARD, "key": "x"}]}  # fmt: skip
+FORGERIES: dict[str, tuple[Callable[[dict, dict], Any], str]] = {
     "parent folder": (_rename_file("../../etc/passwd"), "is not the name of a shard"),
     "absolute path": (_rename_file("/etc/passwd"), "is not the name of a shard"),
     "newline in name": (_rename_file(SHARD + "\n"), "is not the name of a shard"),
-    "unlisted file": (lambda body: _chunk(body).update(file="other"), "is not among the files"),
-    "negative offset": (lambda body: _chunk(body).update(offsets=[-1, 0]), "is not a count"),
-    "float size": (lambda body: _chunk(body).update(sizes=[8.0, 6]), "is not a count"),
-    "true as a size": (lambda body: _chunk(body).update(sizes=[True, 6]), "is not a count"),
-    "size beyond 64 bits": (lambda body: body["tensors"]["fp32"].update(shape=[2**70, 6]), "is not a count"),
-    "chunk outside": (lambda body: _chunk(body).update(offsets=[1, 0]), "reaches outside"),
-    "too few dimensions": (lambda body: _chunk(body).update(offsets=[0], sizes=[48]), "number of dimensions"),
-    "hole": (lambda body: _chunk(body).update(sizes=[7, 6]), "do not add up"),
-    "no chunks": (lambda body: body["tensors"]["fp32"].update(chunks=[]), "do not add up"),
-    "unknown dtype": (lambda body: body["tensors"]["fp32"].update(dtype="__class__"), "unknown dtype"),
-    "huge shape": (
-        lambda body: body["tensors"].update(
-            x={"dtype": "float64", "shape": [2**50], "chunks": [
-                {"offsets": [0], "sizes": [2**50], "file": SHARD, "key": "x"}]}
-        ),
-        "bytes of tensors in a file of",
-    ),
-    "tensors as a list": (lambda body: body.update(tensors=[]), "'tensors' is not a dict"),
-    "chunk as a number": (lambda body: body["tensors"]["fp32"].update(chunks=[3]), "'offsets' is not a list"),
-    "digest of another kind": (lambda body: body["files"][SHARD].update(sha256="x"), "its sha256 is not one"),
-}  # fmt: skip
+    "no index": (lambda body, tensors: body["files"].pop(INDEX_NAME), "the manifest does not list it"),
+    "files as a list": (lambda body, tensors: body.update(files=[]), "'files' is not a dict"),
+    "step as a text": (lambda body, tensors: body.update(step="1"), "'step' is not a int"),
+    "digest of another kind": (lambda body, tensors: body["files"][SHARD].update(sha256="x"), "its sha256 is not one"),
+    "unlisted file": (_chunk(file="other"), "is not among the shards"),
+    "index as a shard": (_chunk(file=INDEX_NAME), "is not among the shards"),
+    "negative offset": (_chunk(offsets=[-1, 0]), "is not a count"),
+    "float size": (_chunk(sizes=[8.0, 6]), "is not a count"),
+    "true as a size": (_chunk(sizes=[True, 6]), "is not a count"),
+    "size beyond 64 bits": (_tensor(shape=[2**70, 6]), "is not a count"),
+    "chunk outside": (_chunk(offsets=[1, 0]), "reaches outside"),
+    "too few dimensions": (_chunk(offsets=[0], sizes=[48]), "number of dimensions"),
+    "hole": (_chunk(sizes=[7, 6]), "do not add up"),
+    "no chunks": (_tensor(chunks=[]), "do not add up"),
+    "unknown dtype": (_tensor(dtype="__class__"), "unknown dtype"),
+    "huge shape": (lambda body, tensors: tensors.update(x=HUGE), "bytes of tensors in a file of"),
+    "chunk as a number": (_tensor(chunks=[3]), "'offsets' is not a list"),
+    "tensor as a number": (lambda body, tensors: tensors.update(x=3), "'dtype' is not a str"),
+}
 
 
 @pytest.mark.parametrize("kind", FORGERIES)
-def test_a_forged_manifest_is_refused(tmp_path: Path, kind: str) -> None:
+def test_a_forgery_is_refused(tmp_path: Path, kind: str) -> None:
     change, message = FORGERIES[kind]
     path = save_sample(tmp_path, 1).path
     _forge(path, change)
     with pytest.raises(StorageError, match=message):
-        read_manifest(path)
+        read_index(path, read_manifest(path))
+
+
+def test_an_index_that_is_no_table_is_refused(tmp_path: Path) -> None:
+    path = save_sample(tmp_path, 1).path
+    for content in (b"[]", b"3", b"[" * 10**5):
+        (path / INDEX_NAME).write_bytes(content)
+        body = json.loads((path / MANIFEST_NAME).read_text())["body"]
+        files = {INDEX_NAME: FileEntry(len(content), hashlib.sha256(content).hexdigest())}
+        with pytest.raises(StorageError, match=INDEX_NAME):
+            read_index(path, Manifest(1, 1, body["created"], 1, files, {}))
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda body: _chunk(body).update(key="whole"), r"it holds F32\[3, 5\], not float32\[8, 6\]"),
-        (lambda body: _chunk(body).update(key="absent"), "absent"),
+        (_chunk(key="whole"), r"it holds F32\[3, 5\], not float32\[8, 6\]"),
+        (_chunk(key="absent"), "absent"),
     ],
 )
 def test_a_manifest_that_lies_about_a_shard_is_refused(tmp_path: Path, change: Callable, message: str) -> None:
@@ -213,7 +239,7 @@ def test_a_shard_that_is_no_safetensors_file_is_refused(tmp_path: Path) -> None:
     path = save_sample(tmp_path, 1).path
     garbage = b"\xff" * (path / SHARD).stat().st_size
     (path / SHARD).write_bytes(garbage)
-    _forge(path, lambda body: body["files"][SHARD].update(sha256=hashlib.sha256(garbage).hexdigest()))
+    _forge(path, lambda body, tensors: body["files"][SHARD].update(sha256=hashlib.sha256(garbage).hexdigest()))
     with pytest.raises(StorageError, match=f"cannot read .*{SHARD}"):
         load_sample(path)
 
@@ -236,19 +262,21 @@ def test_any_grid_of_chunks_is_accepted_and_any_shifted_one_refused(
     ]
     path.mkdir()
     entry = {"dtype": "float32", "shape": list(shape), "chunks": data.draw(st.permutations(chunks))}
-    body = {"step": 1, "sequence": 1, "created": "", "world_size": 1, "extra": {}, "tensors": {"x": entry},
-            "files": {SHARD: {"bytes": 4 * shape[0] * shape[1], "sha256": "0" * 64}}}  # fmt: skip
-    (path / MANIFEST_NAME).write_text(json.dumps({"format": "paceline-checkpoint", "version": 1, "body": body}))
-    _forge(path, lambda body: None)
-    assert read_manifest(path).tensors["x"].shape == shape
+    shard = {"bytes": 4 * shape[0] * shape[1], "sha256": "0" * 64}
+    body = {"step": 1, "sequence": 1, "created": "", "world_size": 1, "extra": {},
+            "files": {SHARD: shard, INDEX_NAME: {}}}  # fmt: skip
+    (path / MANIFEST_NAME).write_text(json.dumps({"body": body}))
+    (path / INDEX_NAME).write_text(json.dumps({"x": entry}))
+    _forge(path, lambda body, tensors: None)
+    assert read_index(path, read_manifest(path))["x"].shape == shape
 
     moved = data.draw(st.sampled_from(chunks))
     fits = [step for step in (-1, 1) if 0 <= moved["offsets"][0] + step <= shape[0] - moved["sizes"][0]]
     if fits:
         moved["offsets"] = [moved["offsets"][0] + data.draw(st.sampled_from(fits)), moved["offsets"][1]]
-        _forge(path, lambda body: body["tensors"]["x"].update(chunks=chunks))
+        _forge(path, lambda body, tensors: tensors["x"].update(chunks=chunks))
         with pytest.raises(StorageError, match="two chunks overlap"):
-            read_manifest(path)
+            read_index(path, read_manifest(path))
     shutil.rmtree(path)
 
 

@@ -58,10 +58,9 @@ def test_consolidate_refuses_what_is_damaged_absent_or_nowhere(tmp_path: Path) -
     assert not (tmp_path / "out").exists()
 
 
-def test_a_shard_is_a_plain_safetensors_file_whatever_the_size_of_pieces(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_shard_is_a_plain_file_whatever_the_size_of_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shards, "PIECE_BYTES", 8)  # many pieces, some of them short
+    monkeypatch.setattr(shards, "OVERLAP_BYTES", 5)
     tensors = {name: full(name) for name in KINDS}
     entries = [
         Entry(name, str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape), lambda tensor=tensor: tensor)

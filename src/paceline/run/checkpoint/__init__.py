@@ -6,7 +6,7 @@ Saved from any layout, loaded into any other. See manifest.py for the format and
 from paceline.run.checkpoint.export import consolidate, full_tensors
 from paceline.run.checkpoint.folder import Found, Listing, find_latest, list_checkpoints, verify_checkpoint
 from paceline.run.checkpoint.load import Loaded, load_checkpoint, load_latest
-from paceline.run.checkpoint.manifest import Manifest, read_manifest
+from paceline.run.checkpoint.manifest import Manifest, TensorEntry, read_index, read_manifest
 from paceline.run.checkpoint.save import CheckpointInfo, save_checkpoint
 from paceline.run.checkpoint.state import materialise_optimizer_state, training_state
 
@@ -16,6 +16,7 @@ __all__ = [
     "Listing",
     "Loaded",
     "Manifest",
+    "TensorEntry",
     "consolidate",
     "find_latest",
     "full_tensors",
@@ -23,6 +24,7 @@ __all__ = [
     "load_checkpoint",
     "load_latest",
     "materialise_optimizer_state",
+    "read_index",
     "read_manifest",
     "save_checkpoint",
     "training_state",

@@ -11,7 +11,7 @@ import torch
 
 from paceline.errors import StorageError
 from paceline.run.checkpoint.folder import verify_checkpoint
-from paceline.run.checkpoint.manifest import FileEntry, TensorEntry, read_manifest
+from paceline.run.checkpoint.manifest import FileEntry, TensorEntry, read_index, read_manifest
 from paceline.run.checkpoint.shards import Entry, ShardReader, write_shard
 from paceline.run.checkpoint.state import MODEL
 
@@ -22,7 +22,7 @@ def full_tensors(path: Path, prefix: str = MODEL) -> Iterator[tuple[str, torch.T
     Only one tensor is built at a time. Raises StorageError where the checkpoint is not complete.
     """
     shards = ShardReader(path)
-    for name, entry in read_manifest(path).tensors.items():
+    for name, entry in read_index(path, read_manifest(path)).items():
         if name.startswith(prefix):
             yield name.removeprefix(prefix), _whole(shards, entry)
 
@@ -37,7 +37,7 @@ def consolidate(path: Path, out: Path, prefix: str = MODEL, *, verify: bool = Tr
     shards = ShardReader(path)
     entries = [
         Entry(name.removeprefix(prefix), entry.dtype, entry.shape, partial(_whole, shards, entry))
-        for name, entry in manifest.tensors.items()
+        for name, entry in read_index(path, manifest).items()
         if name.startswith(prefix)
     ]
     if not entries:

@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from paceline.errors import StorageError
-from paceline.run.checkpoint.manifest import Manifest, read_manifest
+from paceline.run.checkpoint.manifest import Manifest, read_index, read_manifest
 
 _NAME = re.compile(r"step-([0-9]{8,})(?:\.([0-9]+))?")
 _PARTIAL = ".partial-"
@@ -94,6 +94,7 @@ def verify_checkpoint(path: Path) -> Manifest:
     manifest = read_manifest(path)
     check_lengths(path, manifest)
     verify_files(path, manifest, manifest.files)
+    read_index(path, manifest)
     return manifest
 
 

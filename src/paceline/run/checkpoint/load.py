@@ -28,7 +28,7 @@ from torch.futures import Future
 
 from paceline.errors import ConfigError, StorageError, suggestion
 from paceline.run.checkpoint.folder import check_lengths, list_checkpoints, verify_files
-from paceline.run.checkpoint.manifest import Manifest, TensorEntry, read_manifest
+from paceline.run.checkpoint.manifest import Index, Manifest, TensorEntry, read_index, read_manifest
 from paceline.run.checkpoint.ranks import Ranks, as_storage_error, single_process_is_meant
 from paceline.run.checkpoint.shards import ShardReader, dtype_name
 
@@ -98,7 +98,7 @@ def load_checkpoint(
     """
     path, ranks = Path(path), Ranks(process_group)
     what = f"{path} was not loaded"
-    manifest = _open_for(path, tensors, may_skip, ranks)
+    manifest, index = _open_for(path, tensors, may_skip, ranks)
     if verify:
         share = sorted(manifest.files)[ranks.rank :: ranks.size]
         ranks.agree(what, lambda: verify_files(path, manifest, share))
@@ -106,7 +106,7 @@ def load_checkpoint(
         with torch.no_grad(), single_process_is_meant():
             dcp.load(
                 {name: tensor.detach() for name, tensor in tensors.items()},
-                storage_reader=_Reader(path, manifest),
+                storage_reader=_Reader(path, index),
                 planner=dcp.DefaultLoadPlanner(flatten_state_dict=False, flatten_sharded_tensors=False),
                 process_group=process_group,
                 no_dist=ranks.alone,
@@ -124,13 +124,14 @@ def _open_for(path: Path, tensors: Mapping[str, torch.Tensor], may_skip: tuple[s
     def open_here() -> set[str]:
         manifest = read_manifest(path)
         check_lengths(path, manifest)
+        index = read_index(path, manifest)
         for name, tensor in tensors.items():
-            _check_tensor(path, name, tensor, manifest)
-        here.append(manifest)
+            _check_tensor(path, name, tensor, index)
+        here.append((manifest, index))
         return set(tensors)
 
     asked = set().union(*ranks.agree(f"{path} cannot be read", open_here))
-    unread = sorted(name for name in here[0].tensors if name not in asked and not name.startswith(may_skip))
+    unread = sorted(name for name in here[0][1] if name not in asked and not name.startswith(may_skip))
     if unread:
         also = f" and {len(unread) - 1} more" if len(unread) > 1 else ""
         raise ConfigError(
@@ -141,13 +142,13 @@ def _open_for(path: Path, tensors: Mapping[str, torch.Tensor], may_skip: tuple[s
     return here[0]
 
 
-def _check_tensor(path: Path, name: str, tensor: torch.Tensor, manifest: Manifest) -> None:
+def _check_tensor(path: Path, name: str, tensor: torch.Tensor, index: Index) -> None:
     """Raise ConfigError where the checkpoint does not hold this tensor as it is."""
-    stored = manifest.tensors.get(name)
+    stored = index.get(name)
     if stored is None:
         raise ConfigError(
             f"{path} holds no tensor '{name}'", "it was saved from another model or optimizer",
-            suggestion(name, manifest.tensors) if manifest.tensors else "load another checkpoint",
+            suggestion(name, index) if index else "load another checkpoint",
         )  # fmt: skip
     has = (dtype_name(tensor.dtype), tuple(tensor.shape))
     if has != (stored.dtype, stored.shape):
@@ -162,10 +163,10 @@ def _check_tensor(path: Path, name: str, tensor: torch.Tensor, manifest: Manifes
 
 @dataclass
 class _Reader(StorageReader):
-    """Reads one checkpoint for DCP, from a manifest that has been checked."""
+    """Reads one checkpoint for DCP, from an index that has been checked."""
 
     path: Path
-    manifest: Manifest
+    index: Index
 
     def reset(self, checkpoint_id: str | os.PathLike | None = None) -> None:
         """Do nothing: a reader serves one load."""
@@ -176,11 +177,11 @@ class _Reader(StorageReader):
         return True
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
-        """Return the manifest in DCP's terms."""
-        return Metadata({name: _metadata(entry) for name, entry in self.manifest.tensors.items()})
+        """Return the index in DCP's terms."""
+        return Metadata({name: _metadata(entry) for name, entry in self.index.items()})
 
     def set_up_storage_reader(self, metadata: Metadata, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
-        """Do nothing: the manifest is at hand."""
+        """Do nothing: the index is at hand."""
 
     def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
         """Return the plan as it is."""
@@ -194,7 +195,7 @@ class _Reader(StorageReader):
         """Copy every part in the plan into its place, file by file."""
         parts = []
         for item in plan.items:
-            entry = self.manifest.tensors[item.storage_index.fqn]
+            entry = self.index[item.storage_index.fqn]
             assert item.storage_index.index is not None
             if math.prod(item.lengths):
                 parts.append((entry.chunks[item.storage_index.index], entry.dtype, item))

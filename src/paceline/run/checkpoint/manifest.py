@@ -1,18 +1,22 @@
-"""The manifest of a checkpoint: which bytes of which file hold which part of which tensor.
+"""The manifest of a checkpoint and its index: which bytes of which file hold which part of which tensor.
 
-`manifest.json` is written last and makes a checkpoint complete. It is plain JSON:
+`manifest.json` is written last and makes a checkpoint complete. It is plain JSON and small:
 
     {"format": "paceline-checkpoint", "version": 1, "sha256": HEX, "body": {
         "step": 100, "sequence": 3, "created": "2026-01-31T12:00:00+00:00", "world_size": 2,
-        "files": {"shard-00000-of-00002.safetensors": {"bytes": 1234, "sha256": HEX}, ...},
-        "tensors": {NAME: {"dtype": "float32", "shape": [7, 3], "chunks": [
-            {"offsets": [0, 0], "sizes": [4, 3], "file": "shard-...", "key": NAME_IN_FILE}, ...]}, ...},
+        "files": {"shard-00000-of-00002.safetensors": {"bytes": 1234, "sha256": HEX}, ..., "tensors.json": {...}},
         "extra": {...}}}
 
-`sha256` is the digest of the body in its canonical form (keys sorted, no spaces, ASCII). `sequence` counts the
+Its `sha256` is the digest of the body in canonical form (keys sorted, no spaces, ASCII). `sequence` counts the
 checkpoints of a folder in the order of their publication: a run that went back to an earlier step continues it, so the
-newest checkpoint is the one with the highest sequence, not the highest step. What is read is never trusted: sizes,
-offsets, names and the cover of each tensor by its chunks are checked, and anything wrong is a StorageError.
+newest checkpoint is the one with the highest sequence, not the highest step. `tensors.json` is the index, one of the
+files whose digest the manifest holds:
+
+    {NAME: {"dtype": "float32", "shape": [7, 3], "chunks": [
+        {"offsets": [0, 0], "sizes": [4, 3], "file": "shard-...", "key": NAME_IN_FILE}, ...]}, ...}
+
+What is read is never trusted: names, sizes, offsets and the cover of each tensor by its chunks are checked, and
+anything wrong is a StorageError.
 """
 
 from __future__ import annotations
@@ -22,7 +26,8 @@ import json
 import math
 import re
 from bisect import bisect_right, insort
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -30,9 +35,10 @@ from typing import Any
 from paceline.errors import StorageError
 
 MANIFEST_NAME = "manifest.json"
+INDEX_NAME = "tensors.json"
 FORMAT = "paceline-checkpoint"
 VERSION = 1
-MAX_MANIFEST_BYTES = 2**30
+MAX_JSON_BYTES = 2**30
 MAX_DIMENSIONS = 64
 
 # torch's name of a dtype -> (its name in a safetensors header, bytes per element)
@@ -43,7 +49,7 @@ DTYPES = {
     "uint64": ("U64", 8), "uint32": ("U32", 4), "uint16": ("U16", 2), "bool": ("BOOL", 1),
 }  # fmt: skip
 
-_FILE_NAME = re.compile(r"shard-[0-9]{5}-of-[0-9]{5}\.safetensors")
+_SHARD_NAME = re.compile(r"shard-[0-9]{5}-of-[0-9]{5}\.safetensors")
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 
 
@@ -76,40 +82,57 @@ class TensorEntry:
 
 @dataclass(frozen=True)
 class Manifest:
-    """Everything a checkpoint says about itself; `extra` is the caller's JSON."""
+    """What a checkpoint says about itself; `extra` is the caller's JSON. `read_index` says which tensors it holds."""
 
     step: int
     sequence: int
     created: str
     world_size: int
     files: Mapping[str, FileEntry]
-    tensors: Mapping[str, TensorEntry]
     extra: Mapping[str, Any]
 
     @property
     def total_bytes(self) -> int:
-        """Return the length of all shards together."""
+        """Return the length of all files but the manifest."""
         return sum(entry.bytes for entry in self.files.values())
 
 
+Index = Mapping[str, TensorEntry]
+
+
 def encode_manifest(manifest: Manifest) -> bytes:
-    """Return the file's content. Raises ValueError or TypeError where `extra` is not JSON (NaN included)."""
+    """Return the content of manifest.json. Raises ValueError or TypeError where `extra` is not JSON (NaN included)."""
     body = asdict(manifest)
     document = {"format": FORMAT, "version": VERSION, "sha256": _digest(body), "body": body}
     return json.dumps(document, separators=(",", ":"), allow_nan=False).encode()
 
 
+def encode_index(index: Index) -> bytes:
+    """Return the content of tensors.json."""
+    table = {
+        name: {"dtype": entry.dtype, "shape": entry.shape, "chunks": [vars(chunk) for chunk in entry.chunks]}
+        for name, entry in index.items()
+    }
+    return json.dumps(table, separators=(",", ":")).encode()
+
+
 def read_manifest(path: Path) -> Manifest:
     """Return the manifest of the checkpoint folder `path`. Raises StorageError where it is missing, cut or altered."""
-    file = path / MANIFEST_NAME
-    try:
-        if file.stat().st_size > MAX_MANIFEST_BYTES:
-            raise _Refused(f"it is larger than {MAX_MANIFEST_BYTES} bytes")
-        return _decode(json.loads(file.read_bytes()))
-    except FileNotFoundError as error:
-        raise _unreadable(path, f"{MANIFEST_NAME} is missing, so the save was never completed") from error
-    except (OSError, ValueError, RecursionError) as error:
-        raise _unreadable(path, f"{MANIFEST_NAME}: {error}") from error
+    with _refusal(path, MANIFEST_NAME):
+        return _decode(json.loads(_content(path / MANIFEST_NAME)))
+
+
+def read_index(path: Path, manifest: Manifest) -> Index:
+    """Return the tensors in the checkpoint `path` by name. Raises StorageError where the index is not as written."""
+    with _refusal(path, INDEX_NAME):
+        content = _content(path / INDEX_NAME)
+        if INDEX_NAME not in manifest.files:
+            raise _Refused("the manifest does not list it")
+        if hashlib.sha256(content).hexdigest() != manifest.files[INDEX_NAME].sha256:
+            raise _Refused("its sha256 is not the manifest's, so its content changed after it was written")
+        index = {name: _tensor(name, entry, manifest.files) for name, entry in _table(json.loads(content)).items()}
+        _check_files_hold_chunks(manifest.files, index)
+        return index
 
 
 def dtype_bytes(dtype: str) -> int:
@@ -121,8 +144,21 @@ class _Refused(ValueError):
     """The manifest says something that cannot be."""
 
 
-def _unreadable(path: Path, because: str) -> StorageError:
-    return StorageError(f"{path} is not a complete checkpoint", because, "use an earlier checkpoint")
+@contextmanager
+def _refusal(path: Path, name: str) -> Iterator[None]:
+    """Turn whatever reading and checking the file raises into a StorageError about the checkpoint."""
+    try:
+        yield
+    except (OSError, ValueError, RecursionError) as error:
+        missing = isinstance(error, FileNotFoundError)
+        because = f"{name} is missing, so the save was never completed" if missing else f"{name}: {error}"
+        raise StorageError(f"{path} is not a complete checkpoint", because, "use an earlier checkpoint") from error
+
+
+def _content(file: Path) -> bytes:
+    if file.stat().st_size > MAX_JSON_BYTES:
+        raise _Refused(f"it is larger than {MAX_JSON_BYTES} bytes")
+    return file.read_bytes()
 
 
 def _digest(body: Any) -> str:
@@ -131,7 +167,7 @@ def _digest(body: Any) -> str:
 
 def _decode(document: Any) -> Manifest:
     """Return the manifest in a parsed document; every field is checked before it is used."""
-    if not isinstance(document, dict) or document.get("format") != FORMAT:
+    if _table(document).get("format") != FORMAT:
         raise _Refused(f"it does not say format {FORMAT!r}")
     if document.get("version") != VERSION:
         raise _Refused(f"version {document.get('version')!r} is not {VERSION}, the one this release reads")
@@ -139,17 +175,20 @@ def _decode(document: Any) -> Manifest:
     if document.get("sha256") != _digest(body):
         raise _Refused("its content does not match its digest: it was altered or damaged")
     files = {name: _file(name, entry) for name, entry in _typed(body, "files", dict).items()}
-    tensors = {name: _tensor(name, entry, files) for name, entry in _typed(body, "tensors", dict).items()}
-    _check_files_hold_chunks(files, tensors)
     return Manifest(
         step=_count(body, "step"),
         sequence=_count(body, "sequence"),
         created=_typed(body, "created", str),
         world_size=_count(body, "world_size"),
         files=files,
-        tensors=tensors,
         extra=_typed(body, "extra", dict),
     )
+
+
+def _table(document: Any) -> dict[str, Any]:
+    if not isinstance(document, dict):
+        raise _Refused(f"it is a {type(document).__name__}, not a table")
+    return document
 
 
 def _typed(holder: Any, key: str, kind: type) -> Any:
@@ -172,7 +211,7 @@ def _numbers(values: list[Any], what: str) -> tuple[int, ...]:
 
 
 def _file(name: str, entry: Any) -> FileEntry:
-    if not _FILE_NAME.fullmatch(name):
+    if name != INDEX_NAME and not _SHARD_NAME.fullmatch(name):
         raise _Refused(f"{name!r} is not the name of a shard")
     digest = _typed(entry, "sha256", str)
     if not _DIGEST.fullmatch(digest):
@@ -200,8 +239,8 @@ def _chunk(name: str, entry: Any, shape: tuple[int, ...], files: Mapping[str, Fi
     if any(offset + size > length for offset, size, length in zip(offsets, sizes, shape, strict=True)):
         raise _Refused(f"{name}: a chunk reaches outside of the tensor")
     file = _typed(entry, "file", str)
-    if file not in files:
-        raise _Refused(f"{name}: {file!r} is not among the files")
+    if file not in files or file == INDEX_NAME:
+        raise _Refused(f"{name}: {file!r} is not among the shards")
     return Chunk(offsets, sizes, file, _typed(entry, "key", str))
 
 
@@ -230,10 +269,10 @@ def _overlap(one: Chunk, two: Chunk) -> bool:
     return all(start < other + length and other < start + size for start, size, other, length in pairs)
 
 
-def _check_files_hold_chunks(files: Mapping[str, FileEntry], tensors: Mapping[str, TensorEntry]) -> None:
+def _check_files_hold_chunks(files: Mapping[str, FileEntry], index: Index) -> None:
     """Raise where chunks need more bytes than their file has, so that no shape can claim memory that no file backs."""
     needed = dict.fromkeys(files, 0)
-    for entry in tensors.values():
+    for entry in index.values():
         for chunk in entry.chunks:
             needed[chunk.file] += math.prod(chunk.sizes) * dtype_bytes(entry.dtype)
     for name, size in needed.items():

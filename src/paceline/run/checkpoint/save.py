@@ -31,20 +31,22 @@ from paceline.errors import StorageError
 from paceline.run.checkpoint import folder
 from paceline.run.checkpoint.manifest import (
     DTYPES,
+    INDEX_NAME,
     MANIFEST_NAME,
     Chunk,
     FileEntry,
     Manifest,
     TensorEntry,
+    encode_index,
     encode_manifest,
 )  # fmt: skip
 from paceline.run.checkpoint.ranks import Ranks, as_storage_error, single_process_is_meant
-from paceline.run.checkpoint.shards import Entry, dtype_name, write_shard
+from paceline.run.checkpoint.shards import Entry, dtype_name, write_file, write_shard
 
 
 @dataclass(frozen=True)
 class CheckpointInfo:
-    """A published checkpoint: its folder, the length of its shards, and this rank's time for the whole call.
+    """A published checkpoint: its folder, the length of its files, and this rank's time for the whole call.
 
     `removed` names the old checkpoints deleted after it; `kept` says why something that should go stayed.
     """
@@ -217,7 +219,7 @@ class _Writer(StorageWriter):
 
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
         """Make the partial folder, check the space, and give each rank its file. Called on rank 0."""
-        self._manifest(0, {}, {})  # `extra` must be JSON: better said before gigabytes are written
+        self._manifest(0, {})  # `extra` must be JSON: better said before gigabytes are written
         self.partial = folder.create_partial(self.root, self.step)
         self._check_space(sum(_chunk_bytes(item) for plan in plans for item in plan.items))
         shard = f"shard-{{:05d}}-of-{self.world_size:05d}.safetensors"
@@ -239,16 +241,14 @@ class _Writer(StorageWriter):
         """Write the manifest, publish, remove old checkpoints; leave the CheckpointInfo in `metadata` for all ranks."""
         assert self.partial is not None
         stored = {result.index: result.storage_data for of_rank in results for result in of_rank}
+        index = {name: _tensor_entry(name, entry, stored) for name, entry in metadata.state_dict_metadata.items()}
         files = {one.file: one.entry for one in stored.values()}
-        tensors = {name: _tensor_entry(name, md, stored) for name, md in metadata.state_dict_metadata.items()}
+        files[INDEX_NAME] = write_file(self.partial.folder / INDEX_NAME, encode_index(index))
         complete = folder.list_checkpoints(self.root).complete
         sequence = 1 + max((found.manifest.sequence for found in complete), default=0)
-        manifest, content = self._manifest(sequence, files, tensors)
+        manifest, content = self._manifest(sequence, files)
         folder.check_lengths(self.partial.folder, manifest)  # finds machines that do not share the folder
-        with (self.partial.folder / MANIFEST_NAME).open("xb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
+        write_file(self.partial.folder / MANIFEST_NAME, content)
         if self.fence is not None:
             self.fence()
         path = self.partial.publish(self.step)
@@ -263,11 +263,9 @@ class _Writer(StorageWriter):
             self.partial.discard()
             self.partial = None
 
-    def _manifest(
-        self, sequence: int, files: Mapping[str, FileEntry], tensors: Mapping[str, TensorEntry]
-    ) -> tuple[Manifest, bytes]:
+    def _manifest(self, sequence: int, files: Mapping[str, FileEntry]) -> tuple[Manifest, bytes]:
         created = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-        manifest = Manifest(self.step, sequence, created, self.world_size, files, tensors, dict(self.extra))
+        manifest = Manifest(self.step, sequence, created, self.world_size, files, dict(self.extra))
         try:
             return manifest, encode_manifest(manifest)
         except (TypeError, ValueError, RecursionError) as error:

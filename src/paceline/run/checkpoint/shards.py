@@ -26,6 +26,7 @@ from paceline.errors import StorageError
 from paceline.run.checkpoint.manifest import DTYPES, Chunk, FileEntry
 
 PIECE_BYTES = 64 * 2**20
+OVERLAP_BYTES = 2**20  # below, handing a piece to the hashing thread costs more than it saves
 
 
 @dataclass(frozen=True)
@@ -61,12 +62,25 @@ def write_shard(path: Path, entries: Sequence[Entry], metadata: dict[str, str] |
         file.write(header)
         for entry in ordered:
             for piece in _pieces(entry):
-                hashed = hasher.submit(digest.update, piece)
-                file.write(piece)
-                hashed.result()
+                if len(piece) < OVERLAP_BYTES:
+                    digest.update(piece)
+                    file.write(piece)
+                else:
+                    hashed = hasher.submit(digest.update, piece)
+                    file.write(piece)
+                    hashed.result()
         file.flush()
         os.fsync(file.fileno())
         return FileEntry(file.tell(), digest.hexdigest())
+
+
+def write_file(path: Path, content: bytes) -> FileEntry:
+    """Write a new file, flushed to disk, and return its length and digest. Raises OSError."""
+    with path.open("xb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    return FileEntry(len(content), hashlib.sha256(content).hexdigest())
 
 
 def _header(ordered: Sequence[Entry], metadata: dict[str, str] | None) -> bytes:
