@@ -116,10 +116,11 @@ def load_checkpoint(
     return dict(manifest.extra)
 
 
-def _open_for(path: Path, tensors: Mapping[str, torch.Tensor], may_skip: tuple[str, ...], ranks: Ranks) -> Manifest:
-    """Return the manifest once all ranks can read it and it holds what they ask for."""
-
-    here: list[Manifest] = []
+def _open_for(
+    path: Path, tensors: Mapping[str, torch.Tensor], may_skip: tuple[str, ...], ranks: Ranks
+) -> tuple[Manifest, Index]:
+    """Return manifest and index once all ranks can read them and they hold what the ranks ask for."""
+    here: list[tuple[Manifest, Index]] = []
 
     def open_here() -> set[str]:
         manifest = read_manifest(path)
