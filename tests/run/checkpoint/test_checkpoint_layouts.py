@@ -21,6 +21,7 @@ from paceline.run.checkpoint import (
     read_index,
     read_manifest,
     save_checkpoint,
+    shards,
     training_state,
     verify_checkpoint,
 )
@@ -120,6 +121,17 @@ def test_parameters_that_require_grad_and_strided_views(tmp_path: Path) -> None:
     loaded = {"weight": nn.Parameter(torch.zeros(3, 4)), "turned": torch.zeros(2, 3).t()}
     load_checkpoint(path, loaded)
     assert torch.equal(loaded["weight"], weight) and torch.equal(loaded["turned"], turned)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_tensors_on_a_device_come_and_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shards, "PIECE_BYTES", 16)
+    state = {name: tensor.cuda() for name, tensor in laid_out("plain").items()}
+    path = save_checkpoint(tmp_path, 1, state, {}, keep_last=1).path
+    load_sample(path)
+    blank = {name: torch.zeros_like(tensor) for name, tensor in state.items()}
+    load_checkpoint(path, blank)
+    assert all(tensor.is_cuda and torch.equal(tensor, state[name]) for name, tensor in blank.items())
 
 
 @pytest.mark.parametrize(

@@ -101,8 +101,10 @@ def save_checkpoint(
         raise as_storage_error(what, failures) from error
     except RuntimeError as error:  # from a collective: torch has no narrower type for a lost peer
         writer.abandon()
-        raise StorageError(
-            what, f"a rank stopped answering: {error}", "restart from the last checkpoint, which is intact"
+        raise StorageError(  # rank 0 may have published before it was lost
+            f"the save of step {step} in {root} did not finish",
+            f"a rank stopped answering: {error}",
+            "restart from the newest checkpoint there, which is intact",
         ) from error
     except BaseException:
         writer.abandon()
