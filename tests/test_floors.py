@@ -1,0 +1,218 @@
+"""The house keeps its floors: what each room may import, checked from the code's own imports.
+
+A room is a module or a package; its floor is stated once, in FLOORS. Imports may go sideways and down, never up, and
+no two modules may need each other while they are being imported. `if TYPE_CHECKING:` blocks never run, so they do not
+count; modules loaded by name do.
+"""
+
+from __future__ import annotations
+
+import ast
+import graphlib
+import json
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+import paceline
+
+ROOT = Path(paceline.__file__).parent
+LONGEST_FILE_LINES = 600
+
+# Room -> floor. The longest matching name decides.
+FLOORS: dict[str, float] = {
+    "paceline": 0,  # the lazy public names and __version__
+    "paceline.errors": 1,
+    "paceline.units": 1,
+    "paceline.config": 1,
+    # the specs: frozen data
+    "paceline.task.task": 2,
+    "paceline.task.amounts": 2,
+    "paceline.task.imports": 2,
+    "paceline.task.profile": 2,
+    "paceline.task.axes": 2,
+    "paceline.cluster.cluster": 2,
+    "paceline.plan.plan": 2,
+    "paceline.plan.layout": 2,
+    "paceline.plan.forecast": 2,
+    "paceline.run.spec": 2,
+    "paceline.spec": 2,
+    # what to learn, and on what
+    "paceline.task": 3,
+    "paceline.cluster": 3,
+    # how, and at what price
+    "paceline.plan": 3.5,
+    # doing it
+    "paceline.run": 4,
+    # what is built on a run
+    "paceline.report": 5,
+    "paceline.verify": 5,
+    "paceline.launch": 5,
+    "paceline.tune": 5,
+    "paceline.cli": 6,
+    "paceline.__main__": 6,
+}
+
+# Rooms whose modules import no torch while they are being imported: whoever plans or asks for help does not wait.
+TORCH_FREE = ("paceline.config", "paceline.errors", "paceline.units", "paceline.spec", "paceline.plan",
+              "paceline.cluster", "paceline.cli", "paceline.launch", "paceline.report")  # fmt: skip
+
+
+# What goes up all the same: (module, what it imports) -> why.
+EXCEPTIONS = {
+    ("paceline.run.recorder", "paceline.report.tensorboard"): "an exporter that a run feeds only where it is asked to",
+}
+
+
+@dataclass(frozen=True)
+class Import:
+    """One import statement: the module it names, where it stands, and whether it runs with the importing module."""
+
+    of: str
+    line: int
+    at_module_level: bool
+
+
+def module_name(path: Path) -> str:
+    parts = path.relative_to(ROOT.parent).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+SOURCES = {module_name(path): path for path in sorted(ROOT.rglob("*.py"))}
+
+
+def imports_of(module: str) -> list[Import]:
+    """Return the module's imports of anything, in order."""
+    path = SOURCES[module]
+    package = module if path.name == "__init__.py" else module.rpartition(".")[0]
+    found: list[Import] = []
+
+    def visit(node: ast.AST, at_module_level: bool) -> None:
+        for child in ast.iter_child_nodes(node):
+            if isinstance(child, ast.If) and "TYPE_CHECKING" in ast.unparse(child.test):
+                for alternative in child.orelse:
+                    visit(alternative, at_module_level)
+                continue
+            if isinstance(child, ast.Import):
+                found.extend(Import(alias.name, child.lineno, at_module_level) for alias in child.names)
+            elif isinstance(child, ast.ImportFrom):
+                base = child.module or ""
+                if child.level:
+                    above = package.split(".")[: len(package.split(".")) - child.level + 1]
+                    base = ".".join([*above, *filter(None, [base])])
+                for alias in child.names:  # `from package import module` imports the module
+                    full = f"{base}.{alias.name}"
+                    found.append(Import(full if full in SOURCES else base, child.lineno, at_module_level))
+            elif isinstance(child, ast.Call) and ast.unparse(child.func).endswith("import_module"):
+                named = [argument.value for argument in child.args if isinstance(argument, ast.Constant)]
+                found.extend(Import(name, child.lineno, at_module_level) for name in named if isinstance(name, str))
+            inside = isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
+            visit(child, at_module_level and not inside)
+
+    visit(ast.parse(path.read_text(encoding="utf-8")), True)
+    return found
+
+
+IMPORTS = {module: imports_of(module) for module in SOURCES}
+
+
+def floor_of(module: str) -> float:
+    rooms = [room for room in FLOORS if module == room or module.startswith(room + ".")]
+    return FLOORS[max(rooms, key=len)]
+
+
+def ours(name: str) -> bool:
+    return name == "paceline" or name.startswith("paceline.")
+
+
+def test_every_room_has_a_floor() -> None:
+    known = {room for room in FLOORS if room.count(".") == 1}
+    assert {".".join(module.split(".")[:2]) for module in SOURCES if "." in module} <= known
+
+
+@pytest.mark.parametrize("module", SOURCES)
+def test_imports_never_go_up(module: str) -> None:
+    up = [
+        f"line {found.line} imports {found.of} (floor {floor_of(found.of):g})"
+        for found in IMPORTS[module]
+        if ours(found.of) and floor_of(found.of) > floor_of(module) and (module, found.of) not in EXCEPTIONS
+    ]
+    assert not up, f"{module} is on floor {floor_of(module):g}"
+
+
+def test_exceptions_are_still_needed() -> None:
+    assert set(EXCEPTIONS) <= {(module, found.of) for module, imports in IMPORTS.items() for found in imports}
+
+
+def test_modules_do_not_need_each_other() -> None:
+    # A package's __init__ runs before its modules; where it is not empty, they must not need it back.
+    needs = {
+        module: {found.of for found in IMPORTS[module] if ours(found.of) and found.at_module_level} - {module}
+        for module in SOURCES
+    }
+    order = list(graphlib.TopologicalSorter(needs).static_order())  # raises CycleError, naming the cycle
+    assert set(order) >= set(SOURCES)
+
+
+@pytest.mark.parametrize("room", TORCH_FREE)
+def test_rooms_that_are_torch_free_stay_so_through_everything_they_import(room: str) -> None:
+    """Follow module-level imports from each module of the room: none may reach torch."""
+    seen: dict[str, str] = {}
+    pending = [(module, module) for module in SOURCES if module == room or module.startswith(room + ".")]
+    assert pending
+    while pending:
+        module, chain = pending.pop()
+        if module in seen:
+            continue
+        seen[module] = chain
+        for found in IMPORTS[module]:
+            if not found.at_module_level:
+                continue
+            assert found.of.split(".")[0] != "torch", f"{chain} imports {found.of} in line {found.line}"
+            if found.of in SOURCES:
+                pending.append((found.of, f"{chain} -> {found.of}"))
+
+
+def test_lower_rooms_know_no_package_but_the_standard_library() -> None:
+    """Units, errors, config and the specs are data: they need nothing installed."""
+    foreign = [
+        f"{module} imports {found.of}"
+        for module, imports in IMPORTS.items()
+        if floor_of(module) <= 2
+        for found in imports
+        if not ours(found.of) and found.of.split(".")[0] not in sys.stdlib_module_names
+    ]
+    assert not foreign
+
+
+def test_no_file_is_longer_than_a_reader_bears() -> None:
+    repository = Path(__file__).parents[1]
+    files = [path for folder in ("src", "tests", "benchmarks", "examples", "docs")
+             for path in (repository / folder).rglob("*.py")]  # fmt: skip
+    lines = {str(path.relative_to(repository)): len(path.read_text(encoding="utf-8").splitlines()) for path in files}
+    assert {name: count for name, count in lines.items() if count > LONGEST_FILE_LINES} == {}
+
+
+TELL = "\nimport json, sys; print(json.dumps([n for n in ('torch', 'numpy') if n in sys.modules]))"
+CLI = "from paceline.cli.main import main; main({})"
+PLAN = ["plan", "examples/stdlib-code.toml", "--set", "task.data.max_bytes=1 MB"]
+
+
+@pytest.mark.parametrize(
+    ("code", "forbidden"),
+    [("import paceline; paceline.Task, paceline.PacelineError", {"torch", "numpy"}),
+     (CLI.format(["plan", "--help"]), {"torch", "numpy"}),
+     (CLI.format(["train", "--help"]), {"torch", "numpy"}),
+     (CLI.format(["schema"]), {"torch", "numpy"}),
+     (CLI.format(PLAN), {"torch"})],
+    ids=["import", "plan --help", "train --help", "schema", "plan"],
+)  # fmt: skip
+def test_what_must_start_at_once_imports_nothing_heavy(code: str, forbidden: set[str]) -> None:
+    ran = subprocess.run(
+        [sys.executable, "-c", code + TELL], capture_output=True, text=True, cwd=Path(__file__).parents[1],
+        timeout=60, check=True,
+    )  # fmt: skip
+    assert not forbidden & set(json.loads(ran.stdout.splitlines()[-1]))
