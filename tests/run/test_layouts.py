@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 import torch
 from distributed import run_ranks
-from tests_shared import Dropout, decoder_task, plan_of, run_steps
+from tests_shared import SEQ_LEN, Dropout, decoder_task, plan_of, run_steps
 from torch.distributed.tensor import DTensor
 
 from paceline.plan.layout import Layout

@@ -12,7 +12,7 @@ from paceline.task.data.source import Source
 
 
 def evaluate(stepper: Stepper, source: Source, samples: int, data_rank: int) -> dict[str, float]:
-    """Return {loss, weight, seconds}: the mean loss per item over the first `samples` held-out samples."""
+    """Return {loss, weight, seconds}: the mean loss per item over `samples` held-out samples, always the same ones."""
     began = time.perf_counter()
     world, model = stepper.world, stepper.model
     was_training = model.training
@@ -20,7 +20,7 @@ def evaluate(stepper: Stepper, source: Source, samples: int, data_rank: int) -> 
     loss_sum = weight = 0.0
     with torch.no_grad():
         for batch in held_out_batches(source, samples, stepper.plan, data_rank, world.device):
-            loss, items = stepper.objective(model, batch.data)
+            loss, items = stepper.objective(model, stepper.for_model(batch.data))
             if batch.counts:
                 loss_sum += float(loss)
                 weight += float(items)

@@ -14,6 +14,8 @@ from paceline.plan.plan import Plan
 from paceline.task.data.order import sample_ids
 from paceline.task.data.source import Source
 
+HELD_OUT_SEED = 0
+
 
 @dataclass(frozen=True)
 class MicroBatch:
@@ -84,15 +86,21 @@ class BatchStream:
         return MicroBatch(data, ids if counts else ids[:0], first, counts)
 
 
+def held_out_ids(source: Source, samples: int) -> np.ndarray:
+    """Return the ids of the held-out samples that evaluations read: the same ones in every run and layout."""
+    return sample_ids(HELD_OUT_SEED, np.arange(min(samples, source.samples), dtype=np.int64), source.samples)
+
+
 def held_out_batches(
     source: Source, samples: int, plan: Plan, data_rank: int, device: torch.device
 ) -> list[MicroBatch]:
-    """Return a data rank's share of the first `samples` held-out samples; no sample is read twice."""
-    samples = min(samples, source.samples)
+    """Return a data rank's share of the evaluated samples; over all ranks each is read once."""
+    chosen = held_out_ids(source, samples)
+    samples = len(chosen)
     rows = rows_of(samples, plan.layout.data_degree, data_rank)
     largest = -(-samples // plan.layout.data_degree)
     batches = []
     for part in split_rows(rows, -(-largest // plan.micro_batch)):
-        ids = np.arange(part.start, part.stop, dtype=np.int64) if len(part) else np.zeros(1, dtype=np.int64)
+        ids = chosen[part.start : part.stop] if len(part) else chosen[:1]
         batches.append(MicroBatch(to_device(source.read(ids, ids), device), ids, part.start, len(part) > 0))
     return batches

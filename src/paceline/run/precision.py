@@ -50,7 +50,7 @@ def cast_unit(unit: nn.Module, dtype: torch.dtype, inner_units: set[nn.Module]) 
             for table, name, parameter in originals:
                 if parameter not in casts:
                     casts[parameter] = parameter.to(dtype)
-                table[name] = casts[parameter]  # type: ignore[assignment]
+                table[name] = casts[parameter]
             return forward(*args, **kwargs)
         finally:
             for table, name, parameter in originals:

@@ -9,12 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 from paceline import __version__
 from paceline.errors import PacelineError
 from paceline.run.brief import Brief
 from paceline.run.journal import Journal
 from paceline.run.memory import peak_bytes
+from paceline.run.recovery.supervisor import is_supervised
 from paceline.run.resume import Progress, Restored
 from paceline.run.status import StatusLine
 from paceline.run.step import StepStats
@@ -37,8 +39,9 @@ class Recorder:
         if self._tensorboard is not None:
             self._tensorboard.record({"kind": kind, **fields})
 
-    def started(self, progress: Progress, restored: Restored | None) -> None:
+    def started(self, progress: Progress, restored: Restored | None, unigram_loss: float | None) -> None:
         """Record what runs, on what, as planned, and from where it goes on."""
+        facts = {**self._brief.record["facts"], "unigram_loss": unigram_loss}
         self._write(
             "run_started",
             attempt=self._journal.attempt,
@@ -52,7 +55,7 @@ class Recorder:
             versions={"paceline": __version__, "torch": str(torch.__version__), "python": platform.python_version()},
             host=platform.node(),
             command=sys.argv,
-            **{key: value for key, value in self._brief.record.items() if key not in ("decisions", "verify")},
+            **{**{k: v for k, v in self._brief.record.items() if k not in ("decisions", "verify")}, "facts": facts},
         )
         for decision in self._brief.record.get("decisions", ()):
             self._journal.decision(**decision)
@@ -106,10 +109,15 @@ class Recorder:
         self.say(f"stop     {because}: step {step} is saved in {path}")
 
     def ended(self, status: str, step: int, seconds: float, error: BaseException | None = None) -> None:
-        """Record how this start ended. Only the first call counts."""
+        """Record how this start ended. Only the first call counts.
+
+        What a peer's death brought about is left to the supervisor, where there is one: it knows the cause.
+        """
         if self._ended:
             return
         self._ended = True
+        if is_echo(error) and is_supervised():
+            return
         details, code = describe(error)
         if error is not None and status == "failed":
             self._write("fault", what=details["what"], because=details["because"], rank=self._world.rank)
@@ -141,6 +149,11 @@ def describe(error: BaseException | None) -> tuple[dict[str, Any], int]:
     if isinstance(error, PacelineError):
         return error.as_dict(), code
     return {"error": type(error).__name__, "what": f"{type(error).__name__}: {error}", "because": "", "try": ""}, code
+
+
+def is_echo(error: BaseException | None) -> bool:
+    """Return whether the error only says that a peer has gone: the peer's own end is the cause."""
+    return isinstance(error, dist.DistError) or (isinstance(error, RuntimeError) and "gloo" in str(error))
 
 
 def _tensorboard(run_dir: Path) -> Any:

@@ -8,6 +8,8 @@ and the position.
 from __future__ import annotations
 
 import dataclasses
+import json
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,18 +23,22 @@ from paceline.plan.layout import Layout
 from paceline.plan.plan import Plan
 from paceline.run.checkpoint import (
     CheckpointInfo,
+    find_latest,
     load_latest,
     materialise_optimizer_state,
+    read_manifest,
     save_checkpoint,
     training_state,
 )
 from paceline.run.precision import LossScaler
 from paceline.run.world import World
 from paceline.spec import Spec, spec_to_dict
-from paceline.task.task import DataSpec
 
-# The parts of a Task that make it another experiment when they change.
-FIXED = ("model", "data", "objective", "global_batch", "seed", "optimizer.name")
+# The parts of a Task that make it another experiment when they change. The data may move: their content is compared.
+FIXED = (
+    "model.", "objective", "global_batch", "seed", "optimizer.name", "data.tokenizer", "data.seq_len", "data.vocab",
+    "data.validation_fraction",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -101,38 +107,48 @@ def restore(
     Raises ConfigError where the task is not the one that the checkpoint belongs to.
     """
     root = checkpoint_root(run_dir)
-    if not world.share("yes" if root.is_dir() else ""):
-        return None
+    newest = find_latest(root) if world.is_first and root.is_dir() else None
+    written = world.share(json.dumps(dict(read_manifest(newest).extra)) if newest else "")
+    changes = _check_same_experiment(spec, fingerprint, json.loads(written), run_dir) if written else []
     materialise_optimizer_state(optimizer)
     found = load_latest(root, training_state(model, optimizer))
     if found is None:
         return None
     path, extra, skipped = found
-    _check_same_experiment(spec_to_dict(spec)["task"], extra["spec"]["task"], run_dir)
-    if fingerprint != extra["data_fingerprint"] and isinstance(spec.task.data, DataSpec):
-        raise ConfigError(
-            f"{run_dir} was trained on other data",
-            f"fingerprint {extra['data_fingerprint']} in the checkpoint, {fingerprint} now",
-            "restore the data, or start a new run in another run.dir",
-        )
     if scaler is not None and extra["scaler"]:
         scaler.load(extra["scaler"])
-    notes = [f"skipped {reason}" for reason in skipped]
-    layout = dataclasses.asdict(plan.layout)
-    if extra["plan"]["layout"] != layout:
+    notes = [*(f"skipped {reason}" for reason in skipped), *changes]
+    if extra["plan"]["layout"] != dataclasses.asdict(plan.layout):
         notes.append(f"resharded from layout {Layout(**extra['plan']['layout'])} to {plan.layout}")
     return Restored(path, Progress(**extra["progress"]), notes)
 
 
-def _check_same_experiment(now: dict[str, Any], then: dict[str, Any], run_dir: Path) -> None:
-    """Raise ConfigError where a fixed part of the task differs, naming it."""
-    for key in FIXED:
-        new, old = now, then
-        for part in key.split("."):
-            new, old = new[part], old[part]
-        if new != old:
+def _check_same_experiment(spec: Spec, fingerprint: str, extra: dict[str, Any], run_dir: Path) -> list[str]:
+    """Return the changes to the task that a resume may make; raise ConfigError for one that it may not, naming it."""
+    now, then = dict(_flat(spec_to_dict(spec)["task"])), dict(_flat(extra["spec"]["task"]))
+    changes = []
+    for key in [key for key in {**then, **now} if now.get(key) != then.get(key)]:
+        change = f"task.{key} was {then.get(key)!r} and is now {now.get(key)!r}"
+        if key.startswith(FIXED):
             raise ConfigError(
                 f"{run_dir} holds a run of another task: task.{key} differs",
-                f"it was {old!r} and is now {new!r}",
+                change,
                 "undo the change, or start a new run in another run.dir",
             )
+        changes.append(change)
+    if fingerprint != extra["data_fingerprint"]:
+        raise ConfigError(
+            f"{run_dir} was trained on other data",
+            f"their fingerprint was {extra['data_fingerprint']} and is now {fingerprint}",
+            "restore the data, or start a new run in another run.dir",
+        )
+    return changes
+
+
+def _flat(values: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield (dotted key, value) of nested tables."""
+    for key, value in values.items():
+        if isinstance(value, dict):
+            yield from _flat(value, f"{prefix}{key}.")
+        else:
+            yield prefix + key, value

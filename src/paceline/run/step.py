@@ -23,10 +23,11 @@ from paceline.errors import NumericalStop
 from paceline.plan.plan import Plan
 from paceline.run.loader import MicroBatch, StepBatch
 from paceline.run.parallel.apply import Gradients
-from paceline.run.precision import LossScaler
+from paceline.run.precision import LossScaler, cast_floats
 from paceline.run.world import World
 
 Objective = Callable[[nn.Module, Any], tuple[torch.Tensor, Any]]
+CLIP_EPS = 1e-6  # as in torch.nn.utils.clip_grad_norm_, so that clipping equals torch's to the last digits
 _MASK_63 = (1 << 63) - 1
 
 
@@ -158,12 +159,16 @@ class Stepper:
         for index, micro in enumerate(micro_batches):
             self.gradients.before_micro_batch(last=index == len(micro_batches) - 1)
             torch.manual_seed(seed_at(self.seed, micro.position))
-            loss_sum, weight = self.objective(self.model, micro.data)
+            loss_sum, weight = self.objective(self.model, self.for_model(micro.data))
             (loss_sum * (down if micro.counts else 0.0)).backward()
             if micro.counts:
                 loss_total = loss_total + loss_sum.detach().double()
                 weight_total = weight_total + weight
         return loss_total, weight_total
+
+    def for_model(self, data: Any) -> Any:
+        """Return a batch in the model's precision: data sets give fp32, and only fp64 weights cannot take it."""
+        return cast_floats(data, torch.float64) if self.plan.precision == "fp64" else data
 
     def _local_squares(self) -> torch.Tensor:
         """Return this rank's contribution to the squared global norm of the unscaled gradients."""
@@ -187,8 +192,8 @@ class Stepper:
                 "lower task.optimizer.lr, lengthen task.schedule.warmup, or train with plan.precision=bf16 or fp32",
             )
         factor = correction
-        if 0 < self.clip_norm < norm:
-            factor *= self.clip_norm / norm
+        if self.clip_norm:
+            factor *= min(1.0, self.clip_norm / (norm + CLIP_EPS))
         if self.observe is not None:
             self.observe(correction)
         if factor != 1.0:

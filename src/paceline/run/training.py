@@ -11,7 +11,7 @@ from paceline.errors import ConfigError, Requeue
 from paceline.run.assemble import assemble
 from paceline.run.brief import Brief
 from paceline.run.evaluate import evaluate
-from paceline.run.loader import BatchStream, StepBatch
+from paceline.run.loader import BatchStream, StepBatch, held_out_ids
 from paceline.run.memory import held_bytes, peak_bytes
 from paceline.run.recorder import Recorder, SilentRecorder
 from paceline.run.recovery.signals import StopFlag
@@ -22,6 +22,8 @@ from paceline.run.world import World
 from paceline.spec import Spec
 from paceline.task.amounts import in_steps
 from paceline.task.data.source import open_sources
+from paceline.task.data.unigram import unigram_loss
+from paceline.task.data.windows import TokenSource
 from paceline.units import Amount, format_seconds
 
 
@@ -50,12 +52,19 @@ class Training:
         self._record: Recorder | SilentRecorder = SilentRecorder()
         if world.is_first:
             self._record = Recorder(run_dir, spec, brief, world, self._steps(spec.run.log_every) or 1)
-        self._record.started(self.progress, restored)
+        self._record.started(self.progress, restored, self._unigram_loss() if world.is_first else None)
 
     def _steps(self, amount: Amount | None) -> int | None:
         if amount is None:
             return None
         return in_steps(amount, self.brief.plan.batch_samples, self.brief.items_per_sample, self.source.samples)
+
+    def _unigram_loss(self) -> float | None:
+        """Return the bar that a language model must pass, on the samples that evaluations read."""
+        if isinstance(self.source, TokenSource) and isinstance(self.held_out, TokenSource):
+            ids = held_out_ids(self.held_out, self.spec.run.evaluate_samples)
+            return unigram_loss(self.source, self.held_out, ids)
+        return None
 
     # ---- the loop --------------------------------------------------------------------------------------------------
 

@@ -28,16 +28,9 @@ def end_with_parent() -> None:
             os.kill(os.getpid(), signal.SIGTERM)
 
 
-def is_echo(error: BaseException) -> bool:
-    """Return whether the error only says that a peer has gone: the peer's own error is the cause."""
-    import torch.distributed as dist
-
-    return isinstance(error, dist.DistError) or (isinstance(error, RuntimeError) and "gloo" in str(error))
-
-
 def guarded(work: object) -> int:
     """Call `work()` and return this process's exit code, leaving errors where the supervisor reads them."""
-    from paceline.run.recorder import describe
+    from paceline.run.recorder import describe, is_echo
 
     assert callable(work)
     try:
@@ -49,8 +42,8 @@ def guarded(work: object) -> int:
         details, code = describe(error)
         echo = is_echo(error)
         if not isinstance(error, PacelineError) and not echo:
-            traceback.print_exc()
-        report_error(error, {**details, "exit_code": code}, cause=not echo)
+            details["traceback"] = traceback.format_exc()
+        report_error({**details, "exit_code": code}, cause=not echo)
         return code
 
 

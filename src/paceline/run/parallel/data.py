@@ -54,7 +54,7 @@ class ShardedGradients:
 
     def zero(self) -> None:
         """Forget the last step's gradients."""
-        self._model.zero_grad(set_to_none=True)  # type: ignore[operator]
+        self._model.zero_grad(set_to_none=True)
 
     def before_micro_batch(self, last: bool) -> None:
         """Set what the coming backward pass communicates; `last` is the step's last micro-batch."""

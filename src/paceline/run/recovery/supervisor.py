@@ -115,6 +115,7 @@ def _outcome(processes: list[subprocess.Popen[bytes]], folder: Path) -> Outcome:
 def explain(outcome: Outcome) -> None:
     """Print the error of a group of processes to stderr, if there is one."""
     if outcome.error is not None:
+        print(outcome.error.get("traceback", ""), end="", file=sys.stderr)
         print(f"error: {_as_error(outcome.error)}", file=sys.stderr)
 
 
@@ -125,7 +126,12 @@ def _as_error(details: dict[str, object]) -> PacelineError:
     return PacelineError(what, str(details["because"]), str(details["try"]))
 
 
-def report_error(error: BaseException, details: dict[str, object], cause: bool) -> None:
+def is_supervised() -> bool:
+    """Return whether this process was started by a supervisor."""
+    return ERROR_FOLDER in os.environ
+
+
+def report_error(details: dict[str, object], cause: bool) -> None:
     """Leave a rank's error where the supervisor finds it; `cause` is False for what a peer's end brought about."""
     folder = os.environ.get(ERROR_FOLDER)
     if folder:

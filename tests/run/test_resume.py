@@ -1,0 +1,174 @@
+"""A run that is killed, stopped or moved to other machines goes on as if nothing had happened."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+from pathlib import Path
+
+import pytest
+from runs import as_json, paceline, records_of, start, steps_of, wait_for_step, write_spec
+
+LAYOUTS = {1: "", 2: "dp_shard = 2"}
+
+
+def curve(run_dir: Path) -> list[float]:
+    return [record["loss"] for record in steps_of(run_dir)]
+
+
+def samples(run_dir: Path) -> list[list[int]]:
+    return [record["sample_ids"] for record in steps_of(run_dir)]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("resume")
+
+
+@pytest.fixture(scope="module")
+def undisturbed(folder: Path) -> dict[int, Path]:
+    """Return run directories of an undisturbed run, by number of processes."""
+    done = {}
+    for devices, plan in LAYOUTS.items():
+        done[devices] = folder / f"undisturbed-{devices}"
+        ended = paceline("train", write_spec(folder, done[devices], devices, plan))
+        assert ended.returncode == 0, ended.stderr
+    return done
+
+
+def test_layouts_read_the_same_samples_and_each_once(undisturbed: dict[int, Path]) -> None:
+    one, two = samples(undisturbed[1]), samples(undisturbed[2])
+    assert one == two
+    assert len(one) == 16 and all(len(ids) == 14 for ids in one)
+    assert curve(undisturbed[2]) == pytest.approx(curve(undisturbed[1]), rel=1e-5)
+    positions = [(r["position_before"], r["position_after"]) for r in steps_of(undisturbed[1])]
+    assert positions == [(14 * step, 14 * (step + 1)) for step in range(16)]
+
+
+@pytest.mark.parametrize(("before", "after"), [(2, 2), (2, 1), (1, 2)])
+def test_sigkill_at_a_random_step_then_start_again(
+    folder: Path, undisturbed: dict[int, Path], before: int, after: int
+) -> None:
+    run_dir = folder / f"killed-{before}-{after}"
+    process = start("train", write_spec(folder, run_dir, before, LAYOUTS[before]))
+    wait_for_step(run_dir, random.Random(os.urandom(8)).randint(5, 11), process)
+    os.killpg(process.pid, signal.SIGKILL)  # the supervisor; its ranks are told to stop by the system
+    for rank in children_of(process.pid):
+        os.kill(rank, signal.SIGKILL)
+    process.wait()
+    wait_until_quiet(run_dir)
+    again = paceline("train", write_spec(folder, run_dir, after, LAYOUTS[after]))
+    assert again.returncode == 0, again.stderr
+    assert "resume   step" in again.stdout
+    assert samples(run_dir) == samples(undisturbed[1])
+    if before == after:
+        assert curve(run_dir) == curve(undisturbed[after]), "bit for bit on the same layout"
+    else:
+        assert curve(run_dir) == pytest.approx(curve(undisturbed[1]), rel=1e-5)
+        notes = [r["because"] for r in records_of(run_dir, "decision") if r["what"] == "resume"]
+        assert any("resharded" in note for note in notes)
+
+
+def children_of(pid: int) -> list[int]:
+    """Return the processes whose supervisor is `pid`, from their environment."""
+    found = []
+    for entry in Path("/proc").glob("[0-9]*"):
+        try:
+            environ = (entry / "environ").read_bytes()
+        except OSError:
+            continue  # it ended meanwhile, or is not ours
+        if f"PACELINE_PARENT={pid}\0".encode() in environ:
+            found.append(int(entry.name))
+    return found
+
+
+def wait_until_quiet(run_dir: Path) -> None:
+    """Return when no process has a file of the run open."""
+    for _ in range(3000):
+        users = []
+        for link in Path("/proc").glob("[0-9]*/fd/*"):
+            try:
+                if str(run_dir) in str(link.readlink()):
+                    users.append(link)
+            except OSError:
+                continue
+        if not users:
+            return
+    raise AssertionError(f"{run_dir} is still in use")
+
+
+def test_a_killed_rank_ends_the_run_with_its_signal_and_a_report(folder: Path) -> None:
+    run_dir = folder / "rank-killed"
+    process = start("train", write_spec(folder, run_dir, 2, "dp_replicate = 2", steps=5000))
+    wait_for_step(run_dir, 5, process)
+    os.kill(children_of(process.pid)[1], signal.SIGKILL)
+    _, stderr = process.communicate(timeout=60)
+    assert process.returncode == 128 + signal.SIGKILL
+    assert "SIGKILL" in stderr and "Traceback" not in stderr
+    end = records_of(run_dir, "run_ended")[-1]
+    assert (end["status"], end["exit_code"]) == ("failed", 137)
+    assert (run_dir / "report.html").stat().st_size > 1000
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_stop_signals_end_at_a_step_boundary_with_a_checkpoint(
+    folder: Path, undisturbed: dict[int, Path], number: signal.Signals
+) -> None:
+    run_dir = folder / f"stopped-{number.name}"
+    spec = write_spec(folder, run_dir, 2, LAYOUTS[2])
+    process = start("train", spec)
+    wait_for_step(run_dir, 6, process)
+    process.send_signal(number)
+    stdout, stderr = process.communicate(timeout=60)
+    assert process.returncode == 75, stderr
+    assert f"received {number.name}" in stdout
+    saved = records_of(run_dir, "checkpoint")[-1]
+    assert saved["step"] == steps_of(run_dir)[-1]["step"], "nothing that was trained is lost"
+    assert records_of(run_dir, "run_ended")[-1]["status"] == "requeue"
+    assert paceline("train", spec).returncode == 0
+    assert curve(run_dir) == curve(undisturbed[2])
+
+
+def test_a_time_limit_asks_to_be_queued_again(folder: Path) -> None:
+    run_dir = folder / "limited"
+    spec = write_spec(folder, run_dir, steps=100000)
+    ended = paceline("train", spec, "--set", "run.time_limit=1 s")
+    assert ended.returncode == 75, ended.stderr
+    assert "time limit" in ended.stdout
+    assert records_of(run_dir, "checkpoint")
+
+
+def test_a_complete_run_is_not_trained_again(folder: Path, undisturbed: dict[int, Path]) -> None:
+    before = curve(undisturbed[1])
+    ended = paceline("train", write_spec(folder, undisturbed[1]), "--json")
+    assert ended.returncode == 0, ended.stderr
+    assert as_json(ended.stdout)["exit_code"] == 0
+    assert curve(undisturbed[1]) == before
+
+
+def test_more_steps_continue_a_complete_run(folder: Path) -> None:
+    run_dir = folder / "longer"
+    assert paceline("train", write_spec(folder, run_dir, steps=6)).returncode == 0
+    ended = paceline("train", write_spec(folder, run_dir, steps=9))
+    assert ended.returncode == 0, ended.stderr
+    assert [r["step"] for r in steps_of(run_dir)] == list(range(1, 10))
+    assert records_of(run_dir, "run_started")[-1]["step"] == 6
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [("task.seed=8", "task.seed"), ("task.global_batch=15 samples", "task.global_batch"),
+     ("task.optimizer.name=sgd", "task.optimizer.name"), ("task.model.ffn=64", "task.model")],
+)  # fmt: skip
+def test_another_experiment_does_not_resume(
+    folder: Path, undisturbed: dict[int, Path], change: str, named: str
+) -> None:
+    ended = paceline("train", write_spec(folder, undisturbed[1]), "--set", change)
+    assert ended.returncode == 2
+    assert f"{named} differs" in ended.stderr and "Traceback" not in ended.stderr
+
+
+def test_keep_last_checkpoints(undisturbed: dict[int, Path]) -> None:
+    kept = sorted(path.name for path in (undisturbed[2] / "checkpoints").iterdir())
+    assert kept == ["step-00000008", "step-00000012", "step-00000016"]

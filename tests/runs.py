@@ -1,0 +1,108 @@
+"""Whole runs of the command line in processes of their own, on a tiny corpus, for tests."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from paceline.run.journal import final_steps, read_journal
+
+SPEC = """
+[task]
+name = "tiny"
+model = {{ name = "llama-1m", hidden = 32, layers = 2, heads = 4, kv_heads = 2, ffn = 48 }}
+data = {{ source = "{corpus}", seq_len = 16, validation_fraction = 0.2, cache_dir = "{cache}" }}
+optimizer = {{ lr = 3e-3 }}
+schedule = {{ kind = "constant" }}
+global_batch = "14 samples"
+stop = "{steps} steps"
+
+[cluster]
+device = "cpu"
+devices = {devices}
+
+[plan]
+precision = "fp32"
+{plan}
+
+[run]
+dir = "{run_dir}"
+record_samples = true
+verify = false
+checkpoint_every = "4 steps"
+evaluate_every = "none"
+log_every = "1 steps"
+"""
+
+
+def write_corpus(folder: Path) -> Path:
+    """Write a few dozen small documents with something to learn in them."""
+    corpus = folder / "corpus"
+    corpus.mkdir(exist_ok=True)
+    for number in range(40):
+        words = " ".join(f"{number * step % 97} plus {step} is {number * step % 97 + step}." for step in range(60))
+        (corpus / f"{number:02d}.txt").write_text(words)
+    return corpus
+
+
+def write_spec(folder: Path, run_dir: Path, devices: int = 1, plan: str = "", steps: int = 16) -> Path:
+    """Write a spec for a tiny decoder and return its path."""
+    path = folder / f"{run_dir.name}-{devices}.toml"
+    corpus = write_corpus(folder)
+    path.write_text(
+        SPEC.format(corpus=corpus, cache=folder / "cache", run_dir=run_dir, devices=devices, plan=plan, steps=steps)
+    )
+    return path
+
+
+def environment(**changes: str) -> dict[str, str]:
+    """Return an environment in which a run reads nothing of this machine's own state."""
+    kept = {k: v for k, v in os.environ.items() if k not in ("RANK", "WORLD_SIZE", "LOCAL_RANK")}
+    return {**kept, "OMP_NUM_THREADS": "1", **changes}
+
+
+def paceline(*arguments: Any, timeout: float = 120, **options: Any) -> subprocess.CompletedProcess[str]:
+    """Run the command line to its end and return how it ended."""
+    command = [sys.executable, "-m", "paceline", *map(str, arguments)]
+    options.setdefault("env", environment())
+    return subprocess.run(command, capture_output=True, text=True, timeout=timeout, **options)
+
+
+def start(*arguments: Any) -> subprocess.Popen[str]:
+    """Start the command line in the background."""
+    command = [sys.executable, "-m", "paceline", *map(str, arguments)]
+    return subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment(), process_group=0
+    )
+
+
+def steps_of(run_dir: Path) -> list[dict[str, Any]]:
+    """Return the step records that count, in order."""
+    return final_steps(list(read_journal(run_dir)))
+
+
+def records_of(run_dir: Path, kind: str) -> list[dict[str, Any]]:
+    """Return the records of one kind."""
+    return [record for record in read_journal(run_dir) if record["kind"] == kind]
+
+
+def wait_for_step(run_dir: Path, step: int, process: subprocess.Popen[str], timeout: float = 90) -> None:
+    """Return as soon as the journal holds the step."""
+    deadline = time.monotonic() + timeout
+    while time.monotonic() < deadline:
+        if any(record["step"] >= step for record in records_of(run_dir, "step")):
+            return
+        if process.poll() is not None:
+            raise AssertionError(f"ended before step {step}: {process.communicate()}")
+        time.sleep(0.01)
+    raise AssertionError(f"no step {step} in {timeout} s")
+
+
+def as_json(text: str) -> Any:
+    """Return the JSON on standard output."""
+    return json.loads(text)
