@@ -75,10 +75,11 @@ def find_entry(name: str) -> Entry:
     """Return the entry of a catalog name. Raises ConfigError with the nearest known name."""
     catalog = read_catalog()
     if name not in catalog:
+        family = [known for known in catalog if known.startswith(name.lower())]
         raise ConfigError(
             f"cluster.device = '{name}' is not in the catalog",
             "a device is 'auto', 'cpu', 'cuda' or a name of the catalog",
-            suggestion(name, ["auto", "cpu", "cuda", *catalog]),
+            " or ".join(family) or suggestion(name, ["auto", "cpu", "cuda", *catalog]),
         )
     return catalog[name]
 

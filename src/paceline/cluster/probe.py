@@ -22,7 +22,6 @@ from paceline.cluster.store import SCHEMA, probe_path, write_probe
 from paceline.errors import ConfigError, PacelineError
 from paceline.units import format_bytes, format_rate, format_seconds
 
-
 LEAST_CORE_SHARE = 0.85
 
 
@@ -192,7 +191,7 @@ def disturbed_text(record: dict[str, Any]) -> str:
     """Return what to tell of a disturbed probe."""
     return (
         f"the probe got only {record['core_share']:.0%} of its cores, so other processes were running: "
-        "its figures are too low; probe again when the machine is idle"
+        "some figures may be too low; probe again when the machine is idle"
     )
 
 

@@ -1,0 +1,76 @@
+"""A real probe of two ranks in a tiny budget, and how its failures are told."""
+
+import math
+
+import pytest
+
+from paceline.cluster import probe
+from paceline.cluster.cluster import ClusterSpec
+from paceline.cluster.probe import combine, probe_machine, threads_per_device
+from paceline.cluster.resolve import resolve_cluster
+from paceline.errors import ConfigError, PacelineError
+
+
+def test_two_ranks_are_measured_and_the_planner_uses_it(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    said: list[str] = []
+    record = probe_machine(2, "cpu", said.append, seconds_budget=0.2)
+    assert any("between devices" in line for line in said) and "stored" in said[-1]
+    for precision in ("fp32", "bf16", "fp64"):
+        assert all(rate > 1e7 for _, rate in record["matmul"][precision])
+    assert set(record["link"]["bytes_per_second"]) == {"all_reduce", "all_gather", "reduce_scatter"}
+    assert record["runtime_bytes"] > 1e8 and 0 < record["launch_seconds"] < 1e-2
+    cluster, _ = resolve_cluster(ClusterSpec("cpu", devices=2))
+    assert cluster.device.matmul_source == "measured" and cluster.date == record["date"]
+    small, large = (step for step in cluster.device.calibration if step.precision == "fp32")
+    assert small.width < large.width and small.operators == large.operators > 10
+    assert large.matmul_flops == 2 * 512 * 2 * (4 * 384**2 + 3 * 384 * 1024)  # tokens x layers x matrices
+
+
+def test_a_failing_rank_is_an_error_with_its_own_words(monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(probe.sys, "executable", "/bin/false")
+    with pytest.raises(PacelineError, match="process 0 failed"):
+        probe_machine(1, "cpu", lambda line: None, seconds_budget=0.2)
+
+
+def test_kinds_that_are_not_there():
+    with pytest.raises(ConfigError, match="cannot probe 'tpu'"):
+        probe_machine(1, "tpu", lambda line: None)
+    with pytest.raises(ConfigError, match="cannot probe 99 CUDA"):
+        probe_machine(99, "cuda", lambda line: None)
+
+
+def test_shares_of_threads():
+    assert [threads_per_device(8, devices) for devices in (1, 2, 3, 8, 9)] == [8, 4, 2, 1, 1]
+
+
+def test_the_slowest_rank_counts():
+    def result(scale: float) -> dict:
+        timed = {"seconds": 1e-3 * scale, "spread": 0.1, "repeats": 5}
+        rate = {"at": 64, "flops": 1e9 / scale, **timed}
+        sizes = [
+            {"collective": name, "bytes": 4e6, **timed, "seconds": 1e-2 * scale}
+            for name in ("all_reduce", "all_gather", "reduce_scatter")
+        ]
+        return {
+            "torch": "2",
+            "matmul": {"fp32": [rate]},
+            "attention": {"fp32": [rate]},
+            "memory": {name: {"bytes_per_second": 1e9 / scale} for name in ("triad", "elementwise")},
+            "launch": {"autograd": timed, "plain": timed},
+            "optimizer": {"bytes_per_second": 1e9 / scale},
+            "runtime_bytes": 100 * scale,
+            "blocks": [timed],
+            "core_share": 1 / scale,
+            "collectives": {"latency": timed, "sizes": sizes},
+        }
+
+    record = combine([result(1.0), result(2.0)])
+    assert record["matmul"]["fp32"] == [[64, 5e8]] and record["memory"]["triad"] == 5e8
+    assert record["launch_seconds"] == 2e-3 and record["runtime_bytes"] == 200 and record["core_share"] == 0.5
+    # an all-reduce of one number over two ranks is two hops; half of 4 MB twice, in 20 ms less those
+    assert record["link"]["hop_seconds"] == pytest.approx(1e-3)
+    assert record["link"]["bytes_per_second"]["all_reduce"] == pytest.approx(4e6 / (20e-3 - 2e-3))
+    assert record["link"]["bytes_per_second"]["all_gather"] == pytest.approx(2e6 / (20e-3 - 1e-3))
+    assert math.isclose(record["relative_spread"], 0.1)

@@ -1,0 +1,171 @@
+"""Resolving a `[cluster]` table: this machine, GPUs, probes, the catalog, and what the spec overrides."""
+
+import json
+import math
+import subprocess
+import sys
+
+import pytest
+
+from paceline.cluster import host, resolve
+from paceline.cluster.cluster import ClusterSpec
+from paceline.cluster.host import Gpu, Host
+from paceline.cluster.resolve import resolve_cluster
+from paceline.cluster.store import SCHEMA, probe_path, read_probe, write_probe
+from paceline.errors import ConfigError, StorageError
+
+HOST = Host("box", "A CPU", 8, 64 * 2**30)
+STEP = {
+    "precision": "fp32",
+    "width": 100,
+    "sequence": 128,
+    "seconds": 0.1,
+    "spread": 0.05,
+    "repeats": 9,
+    "parameters": 1000,
+    "matmul_flops": 1e9,
+    "attention_flops": 1e8,
+    "moved_elements": 1e6,
+    "operators": 40,
+}
+RECORD = {
+    "schema": SCHEMA,
+    "processor": "A CPU",
+    "kind": "cpu",
+    "date": "2026-01-01T00:00:00+00:00",
+    "core_share": 1.0,
+    "matmul": {"fp32": [[64, 1e11], [128, 2e11]]},
+    "attention": {"fp32": [[128, 5e10]]},
+    "memory": {"triad": 2e10, "elementwise": 4e10},
+    "launch_seconds": 2e-6,
+    "runtime_bytes": 3e8,
+    "optimizer_bytes_per_second": 3e10,
+    "relative_spread": 0.05,
+    "calibration": [STEP],
+    "link": {"hop_seconds": 5e-5, "bytes_per_second": {"all_reduce": 1e9, "all_gather": 8e8, "reduce_scatter": 5e8}},
+}
+
+
+@pytest.fixture
+def no_gpu(monkeypatch):
+    monkeypatch.setattr(resolve, "visible_gpus", list)
+    monkeypatch.setattr(resolve, "read_host", lambda: HOST)
+
+
+@pytest.fixture
+def two_gpus(monkeypatch):
+    def show(name="NVIDIA H200"):
+        monkeypatch.setattr(resolve, "visible_gpus", lambda: [Gpu(name, 150 * 10**9)] * 2)
+        monkeypatch.setattr(resolve, "read_host", lambda: HOST)
+        monkeypatch.setattr(resolve, "torch_without_cuda", lambda: False)
+
+    return show
+
+
+def test_cpu_devices_share_cores_and_memory(no_gpu, tmp_path):
+    cluster, remarks = resolve_cluster(ClusterSpec(devices=3), tmp_path)
+    assert (cluster.device.kind, cluster.devices, cluster.device.threads) == ("cpu", 3, 2)
+    assert cluster.device.memory_bytes.value == 64 * 2**30 // 3
+    assert cluster.device.matmul_source == "assumed" and math.isnan(cluster.price_usd_per_device_hour.value)
+    assert any("not probed" in remark for remark in remarks)
+    crowded, remarks = resolve_cluster(ClusterSpec("cpu", devices=9), tmp_path)
+    assert crowded.device.threads == 1 and any("take turns" in remark for remark in remarks)
+
+
+def test_a_stored_probe_replaces_assumptions(no_gpu, tmp_path):
+    write_probe(RECORD, probe_path("box", "cpu", 2, 4, tmp_path))
+    cluster, remarks = resolve_cluster(ClusterSpec(devices=2), tmp_path)
+    device = cluster.device
+    assert remarks == [] and device.matmul_source == "measured" and cluster.date.startswith("2026")
+    assert device.matmul_flops["fp32"] == ((64, 1e11), (128, 2e11)) and device.attention_flops["fp32"] == ((128, 5e10),)
+    assert device.memory_bytes_per_second.value == 2e10 and device.calibration[0].relative_spread == 0.05
+    assert cluster.links[0].collective_bytes_per_second["reduce_scatter"] == 5e8
+    assert resolve_cluster(ClusterSpec(devices=4), tmp_path)[0].device.matmul_source == "assumed"
+
+
+def test_a_probe_of_a_busy_machine_is_said_to_be_one(no_gpu, tmp_path):
+    write_probe({**RECORD, "core_share": 0.5}, probe_path("box", "cpu", 2, 4, tmp_path))
+    assert "50% of its cores" in resolve_cluster(ClusterSpec(devices=2), tmp_path)[1][0]
+
+
+@pytest.mark.parametrize(
+    "text", ["{", "[]", json.dumps({**RECORD, "schema": 0}), json.dumps({**RECORD, "processor": "B"})]
+)
+def test_a_probe_that_cannot_be_used_says_why(no_gpu, tmp_path, text):
+    path = probe_path("box", "cpu", 2, 4, tmp_path)
+    path.write_text(text if isinstance(text, str) else json.dumps(text))
+    cluster, remarks = resolve_cluster(ClusterSpec(devices=2), tmp_path)
+    assert cluster.device.matmul_source == "assumed" and "run `paceline probe` again" in remarks[0]
+    assert read_probe(tmp_path / "none.json", "A CPU") == (None, "")
+
+
+def test_a_probe_that_cannot_be_stored_is_an_error(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(StorageError, match="cannot store"):
+        write_probe(RECORD, tmp_path / "file" / "probe.json")
+
+
+def test_gpus_are_matched_in_the_catalog(two_gpus, tmp_path):
+    two_gpus()
+    cluster, _ = resolve_cluster(ClusterSpec(), tmp_path)
+    assert (cluster.devices, cluster.devices_per_node, cluster.device.name) == (2, 2, "NVIDIA H200 SXM5 141GB")
+    assert cluster.device.memory_bytes.value == 150e9 and cluster.device.memory_bytes.source == "measured"
+    with pytest.raises(ConfigError, match="machine with 2 GPU"):
+        resolve_cluster(ClusterSpec("cuda", devices=3), tmp_path)
+
+
+def test_an_unknown_gpu_is_unknown(two_gpus, tmp_path):
+    two_gpus("NVIDIA Quite New")
+    cluster, remarks = resolve_cluster(ClusterSpec(), tmp_path)
+    assert cluster.device.matmul_flops == {} and cluster.device.matmul_source == "unknown"
+    assert math.isnan(cluster.device.memory_bytes_per_second.value) and "not in the catalog" in remarks[0]
+
+
+def test_a_cpu_build_of_torch_cannot_use_a_gpu(two_gpus, monkeypatch, tmp_path):
+    two_gpus()
+    monkeypatch.setattr(resolve, "torch_without_cuda", lambda: True)
+    cluster, remarks = resolve_cluster(ClusterSpec(), tmp_path)
+    assert cluster.device.kind == "cpu" and "CPU-only build" in remarks[0]
+    with pytest.raises(ConfigError, match="without a usable GPU"):
+        resolve_cluster(ClusterSpec("cuda"), tmp_path)
+
+
+def test_catalog_clusters_have_nodes():
+    cluster, remarks = resolve_cluster(ClusterSpec("h100-sxm", devices=32))
+    assert cluster.devices_per_node == 8 and [link.level for link in cluster.links] == ["node", "network"]
+    assert cluster.host == "" and "nothing was measured" in remarks[0]
+    with pytest.raises(ConfigError, match="12 with 8 devices per node") as error:
+        resolve_cluster(ClusterSpec("h100-sxm", devices=12))
+    assert error.value.try_ == "devices = 8 or 16"
+    assert any("network between nodes is assumed" in text for text in resolve_cluster(ClusterSpec("l4", devices=16))[1])
+
+
+def test_the_spec_overrides_prices_power_and_memory():
+    spec = ClusterSpec(
+        "l4", 2, price_usd_per_device_hour=0.0, watts_per_device=90.0, carbon_g_per_kwh=50.0, memory_per_device=10**9
+    )
+    cluster, _ = resolve_cluster(spec)
+    assert cluster.price_usd_per_device_hour.value == 0.0 and cluster.watts_per_device.value == 90.0
+    assert cluster.carbon_g_per_kwh.value == 50.0 and cluster.device.memory_bytes.note == "from the spec"
+
+
+def test_cgroups_and_visible_devices_limit_the_machine(monkeypatch, tmp_path):
+    (tmp_path / "cpu.max").write_text("150000 100000")
+    (tmp_path / "memory.max").write_text("1000000")
+    monkeypatch.setattr(host, "_cgroup_folders", lambda: [tmp_path])
+    monkeypatch.setattr(host.os, "sched_getaffinity", lambda pid: set(range(8)), raising=False)
+    assert host.usable_cores() == 2 and host.usable_memory_bytes() == 1_000_000
+    gpus = [Gpu("a", 1), Gpu("b", 2), Gpu("c", 3)]
+    monkeypatch.setattr(host, "_gpus_of_nvidia_smi", lambda: gpus)
+    for visible, expected in (("2,0", "ca"), ("", ""), ("-1", ""), ("1,9,0", "b")):
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+        assert "".join(gpu.name for gpu in host.visible_gpus()) == expected
+
+
+def test_resolving_imports_no_torch():
+    code = (
+        "import sys; from paceline.cluster.resolve import ClusterSpec, resolve_cluster; resolve_cluster(ClusterSpec());"
+        "print('torch' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False"

@@ -1,0 +1,83 @@
+"""Time terms against sums done by hand, on a device with round numbers."""
+
+import dataclasses
+import math
+
+import pytest
+from plan_examples import cluster, plan, profile
+
+from paceline.cluster.cluster import CalibrationStep
+from paceline.plan.cost.compute import compute_terms, matrix_peak, optimizer_term
+from paceline.plan.cost.inputs import Context, Rates, interpolate
+from paceline.plan.layout import Layout
+
+
+def terms_of(context, chosen):
+    return {term.name: term for term in compute_terms(context, chosen)}
+
+
+def test_forward_backward_attention_and_moving_by_hand():
+    context = Context(profile(4), cluster(2), batch_samples=64, steps=1)
+    terms = terms_of(context, plan(Layout(dp_replicate=2), 8))
+    # 32 samples a device x 4 layers x 2e9 FLOPs / 1e11 FLOP/s
+    assert terms["products, forward"].value == pytest.approx(32 * 4 * 2e9 / 1e11)
+    assert terms["products, backward"].value == pytest.approx(2 * 32 * 4 * 2e9 / 1e11)
+    assert terms["attention"].value == pytest.approx(32 * 4 * 1e8 * 3.5 / 5e10)
+    assert terms["memory-bound operators"].value == pytest.approx(32 * 5 * 1e6 * 4 * 3 / 1e10)
+    assert terms["operator launches"].value == pytest.approx(4 * 3 * 5 * 30 * 1e-6)
+    # fp32 gradients of 5e6 parameters are added (read, read, write) in each of four micro-batches; nothing is cast
+    assert terms["casts and gradient sums"].value == pytest.approx(4 * 5e6 * 12 / 1e10)
+
+
+def test_recompute_repeats_the_blocks_only():
+    context = Context(profile(4), cluster(1), 8, 1)
+    full = terms_of(context, plan(Layout(), 8, 8, recompute="full"))["recompute"].value
+    assert full == pytest.approx(8 * 4 * (2e9 / 1e11 + 1e8 / 5e10 + 1e6 * 4 / 1e10))
+    selective = terms_of(context, plan(Layout(), 8, 8, recompute="selective"))["recompute"].value
+    assert selective == pytest.approx(8 * 4 * 1e6 * 4 / 1e10)
+
+
+def test_optimizer_moves_seven_values_and_clips_three_per_local_parameter():
+    context = Context(profile(4), cluster(4), 64, 1)
+    term = optimizer_term(context, plan(Layout(dp_replicate=2, dp_shard=2), 8))
+    assert term.value == pytest.approx(5e6 / 2 * 4 * (7 + 3) / 1e10)
+
+
+def test_calibration_turns_the_sum_of_parts_into_the_measured_step():
+    parts = 3 * 1e10 / 1e11 + 3.5 * 1e9 / 5e10 + 3 * 1e8 * 4 / 1e10 + 3 * 100 * 1e-6
+    step = CalibrationStep("fp32", 512, 256, 1.5 * parts + 28e6 / 1e10, 0.1, 1_000_000, 1e10, 1e9, 1e8, 100)
+    base = cluster(1)
+    device = dataclasses.replace(base.device, calibration=(step,))
+    assert Rates(device, "fp32").factor == pytest.approx(1.5)
+    assert Rates(device, "bf16").factor == pytest.approx(1.5)  # a precision without its own takes fp32's
+    plain = terms_of(Context(profile(), base, 8, 1), plan(Layout(), 8, 8))
+    scaled = terms_of(Context(profile(), dataclasses.replace(base, device=device), 8, 1), plan(Layout(), 8, 8))
+    for name in ("products, forward", "attention", "memory-bound operators", "operator launches"):
+        assert scaled[name].value == pytest.approx(1.5 * plain[name].value)
+    assert "1.50 (measured calibration step)" in scaled["attention"].formula
+
+
+def test_an_accelerator_hides_launches_behind_its_work():
+    slow_host = dataclasses.replace(cluster(1, "cuda").device.launch_seconds, value=1e-3)
+    base = cluster(1, "cuda")
+    tiny = profile(4, matmul_flops=1e3, attention_flops=0.0, moved_elements=1.0)
+    assert terms_of(Context(profile(4), base, 64, 1), plan(Layout(), 64))["operator launches"].value == 0
+    hosted = dataclasses.replace(base, device=dataclasses.replace(base.device, launch_seconds=slow_host))
+    launches = terms_of(Context(tiny, hosted, 1, 1), plan(Layout(), 1, 1))["operator launches"].value
+    assert launches == pytest.approx(3 * 150 * 1e-3, rel=0.01)
+
+
+def test_interpolation_is_exact_at_points_and_monotone_between():
+    points = ((64, 1e10), (256, 4e10), (1024, 5e10))
+    assert [interpolate(points, width) for width in (64, 256, 1024)] == pytest.approx([1e10, 4e10, 5e10])
+    assert interpolate(points, 128) == pytest.approx(2e10)
+    assert interpolate(points, 8) == 1e10 and interpolate(points, 9999) == 5e10
+    assert math.isnan(interpolate((), 64))
+
+
+def test_unknown_rates_stay_unknown():
+    context = Context(profile(), cluster(1), 8, 1)
+    terms = terms_of(context, plan(Layout(), 8, 8, precision="fp16"))
+    assert math.isnan(terms["products, forward"].value) and terms["products, forward"].source == "unknown"
+    assert math.isnan(matrix_peak(context, "fp16")[0])
+    assert matrix_peak(context, "bf16") == (4e11, "of measured matrix peak")

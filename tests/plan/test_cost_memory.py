@@ -1,0 +1,99 @@
+"""Memory terms: by hand, and the orders that must hold whatever the numbers."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from plan_examples import cluster, plan, profile
+
+from paceline.plan.cost.inputs import Context
+from paceline.plan.cost.memory import memory_terms
+from paceline.plan.layout import Layout
+
+
+def bytes_of(chosen, layers=4, devices=4, optimizer="adamw"):
+    context = Context(profile(layers), cluster(devices), chosen.batch_samples, 1, optimizer)
+    return {term.name: term.value for term in memory_terms(context, chosen)}
+
+
+def total(chosen, layers=4, devices=4):
+    return sum(bytes_of(chosen, layers, devices).values())
+
+
+def test_single_device_by_hand():
+    held = bytes_of(plan(Layout(), 2), devices=1)
+    assert held["weights"] == held["gradients"] == 4 * 5e6 and held["optimizer state"] == 8 * 5e6
+    assert held["activations"] == 2 * 5 * (4e5 * 4 + 1e5 * 4)
+    assert held["transients"] == 2 * 4 * 1e5 and held["weight copies"] == 0 and held["runtime"] == 1e8
+    assert bytes_of(plan(Layout(), 2), devices=1, optimizer="sgd")["optimizer state"] == 4 * 5e6
+
+
+def test_bf16_keeps_fp32_state_and_halves_activations():
+    held = bytes_of(plan(Layout(), 2, precision="bf16"), devices=1)
+    assert held["weights"] == 4 * 5e6 and held["weight copies"] == 2 * 5e6
+    assert held["activations"] == 2 * 5 * (4e5 * 2 + 1e5 * 4)
+
+
+def test_fp64_doubles_the_state():
+    held = bytes_of(plan(Layout(), 1, precision="fp64"), devices=1)
+    assert held["weights"] == 8 * 5e6 and held["optimizer state"] == 16 * 5e6
+
+
+def test_sharding_divides_the_state_and_gathers_two_units():
+    held = bytes_of(plan(Layout(dp_shard=4), 2))
+    assert held["weights"] == held["gradients"] == 5e6 and held["optimizer state"] == 2 * 5e6
+    assert held["weight copies"] == 4 * 3e6  # the root and two blocks
+    whole = bytes_of(plan(Layout(dp_shard=4), 2, zero=1))
+    assert whole["gradients"] == 4 * 5e6 * 1.25 and whole["weight copies"] == 4 * 5e6
+
+
+def test_recompute_keeps_inputs_and_one_working_block():
+    held = bytes_of(plan(Layout(), 1, recompute="full"), devices=1)["activations"]
+    assert held == (4e5 + 1e5) * 4 + 4 * 5e4 * 4 + (4e5 + 1e5) * 4  # embedding, four inputs, one block at work
+
+
+layouts = st.sampled_from([Layout(dp_replicate=4), Layout(dp_replicate=2, dp_shard=2), Layout(dp_shard=4)])
+chosen = st.builds(
+    plan,
+    layouts,
+    st.integers(1, 16),
+    zero=st.sampled_from([1, 2, 3]),
+    recompute=st.sampled_from(["none", "selective", "full"]),
+    precision=st.sampled_from(["fp32", "bf16"]),
+)
+
+
+@settings(max_examples=60)
+@given(chosen, st.integers(1, 8))
+def test_memory_grows_with_the_micro_batch(first, more):
+    second = plan(
+        first.layout,
+        first.micro_batch + more,
+        zero=first.zero,
+        recompute=first.recompute,
+        precision=first.precision,
+        accumulation=first.accumulation,
+    )
+    assert total(second) > total(first)
+
+
+@settings(max_examples=60)
+@given(st.integers(1, 8), st.sampled_from(["fp32", "bf16"]), st.sampled_from([2, 4]), st.integers(4, 12))
+def test_zero_classes_are_ordered(micro_batch, precision, shards, layers):
+    layout = Layout(dp_shard=shards)
+    by_class = [total(plan(layout, micro_batch, precision=precision, zero=zero), layers, shards) for zero in (1, 2, 3)]
+    assert by_class[0] > by_class[1] > by_class[2]
+
+
+@settings(max_examples=30)
+@given(layouts, st.integers(4, 16))
+def test_recompute_modes_are_ordered(layout, micro_batch):
+    none, selective, full = (
+        total(plan(layout, micro_batch, recompute=mode), layers=12) for mode in ("none", "selective", "full")
+    )
+    assert none > selective > full
+
+
+def test_terms_add_up_and_are_not_negative():
+    for value in bytes_of(plan(Layout(dp_replicate=2, dp_shard=2), 3, recompute="selective")).values():
+        assert value >= 0
+    assert total(plan(Layout(), 2), devices=1) == pytest.approx(sum(bytes_of(plan(Layout(), 2), devices=1).values()))

@@ -1,0 +1,82 @@
+"""Ring formulas and what each class of sharding communicates, by hand."""
+
+import dataclasses
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from plan_examples import cluster, plan, profile
+
+from paceline.cluster.cluster import ClusterSpec, Figure, Link
+from paceline.cluster.resolve import resolve_cluster
+from paceline.plan.cost.inputs import Context
+from paceline.plan.cost.network import LINK_EFFICIENCY, network_terms, ring, traffic
+from paceline.plan.layout import Layout
+
+
+@given(st.integers(2, 64))
+def test_ring_moves_and_hops(size):
+    group = ring(cluster(size), size, 1)
+    share = (size - 1) / size
+    assert group.seconds("all_gather", 1e9, 3) == pytest.approx(share * 1e9 / 1e9 + 3 * (size - 1) * 1e-4)
+    assert group.seconds("all_reduce", 1e9, 1) == pytest.approx(2 * share + 2 * (size - 1) * 1e-4)
+    assert ring(cluster(size), 1, 1).seconds("all_reduce", 1e9, 1) == 0
+
+
+def test_measured_rates_of_each_collective_are_used():
+    link = Link("process", Figure(0.0, "measured"), Figure(1e9, "measured"), {"reduce_scatter": 5e8})
+    group = ring(cluster(2, links=(link,)), 2, 1)
+    assert group.seconds("reduce_scatter", 1e9, 1) == pytest.approx(1.0)
+    assert group.seconds("all_gather", 1e9, 1) == pytest.approx(0.5)
+
+
+def test_classes_of_sharding_by_hand():
+    context = Context(profile(4), cluster(4), 64, 1)
+    layout = Layout(dp_shard=4)
+    rounds, share, copy = 4, 3 / 4, 2 / 1e10
+    parameters, root, hop = 5e6, 1e6, 3e-4  # three hops of a pass
+
+    def seconds(gathered, launches):
+        return share * gathered * 4 / 1e9 + launches * hop + gathered * 4 * copy
+
+    third = traffic(context, plan(layout, 4, zero=3))
+    assert third.gather_seconds == pytest.approx(seconds(rounds * (2 * (parameters - root) + root), rounds * 9))
+    assert third.reduce_seconds == pytest.approx(seconds(rounds * parameters, rounds * 5))
+    second = traffic(context, plan(layout, 4, zero=2))
+    assert second.gather_seconds == pytest.approx(seconds(parameters, 5))
+    assert second.reduce_seconds == pytest.approx(third.reduce_seconds)
+    first = traffic(context, plan(layout, 4, zero=1))
+    assert first.gather_seconds == pytest.approx(second.gather_seconds)
+    assert first.reduce_seconds == pytest.approx(seconds(parameters, 5))
+
+
+def test_copies_of_shards_reduce_the_shard_once_a_step():
+    context = Context(profile(4), cluster(4), 64, 1)
+    sharded = traffic(context, plan(Layout(dp_shard=2), 8, zero=1))
+    hybrid = traffic(context, plan(Layout(dp_replicate=2, dp_shard=2), 8, zero=1))
+    all_reduce = 2 * 0.5 * (5e6 / 2 * 4) / 1e9 + 5 * 2 * 1e-4
+    assert hybrid.reduce_seconds - sharded.reduce_seconds == pytest.approx(all_reduce)
+
+
+def test_nothing_is_hidden_on_cpus_and_much_on_accelerators():
+    chosen = plan(Layout(dp_shard=4), 4)
+    on_cpu = network_terms(Context(profile(4), cluster(4), 64, 1), chosen, 1e3)
+    on_gpu = network_terms(Context(profile(4), cluster(4, "cuda"), 64, 1), chosen, 1e3)
+    for exposed, whole in zip(on_gpu, on_cpu, strict=True):
+        assert exposed.value == pytest.approx(whole.value / 5)  # the first or last of five units
+    assert "not overlapped" in on_cpu[0].formula and "overlaps" in on_gpu[0].formula
+    busy = network_terms(Context(profile(4), cluster(4, "cuda"), 64, 1), chosen, 0.0)
+    assert [term.value for term in busy] == pytest.approx([term.value for term in on_cpu])
+    assert network_terms(Context(profile(4), cluster(1), 64, 1), plan(Layout(), 4), 1.0) == []
+
+
+def test_groups_across_nodes_share_their_adapters():
+    published, _ = resolve_cluster(ClusterSpec("h100-sxm", devices=16))
+    whole = ring(published, 16, 1)  # eight members a node bring eight adapters
+    assert whole.nodes == 2
+    assert whole.bytes_per_second["all_reduce"] == pytest.approx(8 * 50e9 * LINK_EFFICIENCY / 2)
+    strided = ring(published, 2, 8)  # one member a node
+    assert strided.bytes_per_second["all_reduce"] == pytest.approx(50e9 * LINK_EFFICIENCY / 2)
+    inside = ring(published, 8, 1)
+    assert inside.nodes == 1 and inside.bytes_per_second["all_reduce"] == pytest.approx(450e9 * LINK_EFFICIENCY)
+    assert dataclasses.replace(inside, size=1).seconds("all_reduce", 1, 1) == 0

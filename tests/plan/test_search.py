@@ -1,0 +1,185 @@
+"""The search: everything allowed is priced, everything else refused with a reason, and the order keeps the goal."""
+
+import dataclasses
+import math
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from plan_examples import cluster, plan, profile
+
+from paceline.cluster.cluster import Figure
+from paceline.errors import ConfigError, DoesNotFit
+from paceline.plan.cost.total import forecast_plan, money_energy_carbon, time_estimate
+from paceline.plan.forecast import Estimate, Term
+from paceline.plan.layout import Layout
+from paceline.plan.plan import PlanSpec
+from paceline.plan.search import HEADROOM, TIE_RATIO, micro_batches, search
+
+
+def found(constraints=None, where=None, model=None, batch=64, **changes):
+    return search(
+        model or profile(), where or cluster(), constraints or PlanSpec(**changes), batch_samples=batch, steps=10
+    )
+
+
+def test_all_layouts_classes_and_modes_are_priced():
+    plans = {candidate.plan for candidate in found().candidates}
+    assert {chosen.layout for chosen in plans} == {
+        Layout(dp_replicate=4),
+        Layout(dp_replicate=2, dp_shard=2),
+        Layout(dp_shard=4),
+    }
+    assert {chosen.zero for chosen in plans if chosen.layout.dp_shard > 1} == {1, 2, 3}
+    assert {chosen.recompute for chosen in plans} == {"none", "selective", "full"}
+    assert len(plans) == len(found().candidates)
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    st.sampled_from([1, 2, 3, 4, 6, 8]),
+    st.integers(8, 100),
+    st.sampled_from(["time", "memory", "money", "energy"]),
+    st.sampled_from([1e9, 64e9]),
+)
+def test_every_candidate_is_sound(devices, batch, goal, memory):
+    where = cluster(devices, memory_bytes=memory)
+    result = found(PlanSpec(goal=goal), where, batch=batch)
+    value = {
+        "time": lambda forecast: forecast.step_seconds,
+        "memory": lambda forecast: forecast.peak_bytes,
+        "money": lambda forecast: forecast.usd,
+        "energy": lambda forecast: forecast.kwh,
+    }[goal]
+    least = min(value(candidate.forecast).value for candidate in result.candidates)
+    assert value(result.best.forecast).value <= least * TIE_RATIO
+    for candidate in result.candidates:
+        chosen, forecast = candidate.plan, candidate.forecast
+        largest = -(-batch // chosen.layout.data_degree)
+        assert chosen.layout.devices == devices and chosen.layout.data_degree <= batch
+        assert (chosen.accumulation - 1) * chosen.micro_batch < largest <= chosen.accumulation * chosen.micro_batch
+        assert forecast.peak_bytes.high <= memory * (1 - HEADROOM)
+        for estimate in (forecast.step_seconds, forecast.peak_bytes, forecast.usd, forecast.kwh):
+            assert 0 < estimate.low < estimate.value < estimate.high
+        assert forecast.step_seconds.value == pytest.approx(sum(term.value for term in forecast.time))
+        assert forecast.peak_bytes.value == pytest.approx(sum(term.value for term in forecast.memory))
+
+
+def test_a_partial_plan_is_a_constraint():
+    result = found(dp_shard=2, zero=2, micro_batch=8, recompute="full", precision="fp32")
+    assert [str(c.plan) for c in result.candidates] == [
+        "dp_replicate=2 dp_shard=2 · ZeRO-2 · micro-batch 8 x 2 accumulation · fp32 · full recompute"
+    ]
+
+
+def test_closed_axes_are_refused_once_each_with_their_reason():
+    refused = {str(refusal.plan.layout): refusal.because for refusal in found().refused}
+    assert refused["dp_replicate=2 tp=2"] == "no rules"
+    assert len(refused) == 4 and all(refused.values())
+    assert found(where=cluster(1)).refused == ()
+
+
+def test_a_demanded_closed_axis_names_itself():
+    with pytest.raises(DoesNotFit, match=r"plan\.tp = 2") as error:
+        found(tp=2)
+    assert error.value.because == "no rules" and error.value.exit_code == 3
+
+
+def test_contradictions_are_config_errors():
+    with pytest.raises(ConfigError, match=r"plan\.dp_shard = 3 with 4 device"):
+        found(dp_shard=3)
+    blocks = tuple(dataclasses.replace(block, recomputable=False) for block in profile().blocks)
+    flat = dataclasses.replace(profile(), blocks=blocks)
+    with pytest.raises(ConfigError, match="recompute = 'full'"):
+        found(model=flat, recompute="full")
+    assert {c.plan.recompute for c in found(model=flat).candidates} == {"none"}
+
+
+def test_what_does_not_fit_is_refused_in_numbers_and_alone_is_an_error():
+    tight = cluster(4, memory_bytes=2.2e8)
+    result = found(where=tight)
+    because = [refusal.because for refusal in result.refused if "usable" in refusal.because]
+    assert because and all("MiB" in text or "GiB" in text for text in because)
+    with pytest.raises(DoesNotFit, match="none of") as error:
+        found(where=cluster(4, memory_bytes=1.1e8))
+    assert "the smallest" in error.value.because and error.value.try_
+
+
+def test_more_devices_than_samples():
+    with pytest.raises(DoesNotFit, match="does not fit"):
+        found(batch=3)
+
+
+def test_a_micro_batch_larger_than_the_part_is_refused():
+    with pytest.raises(DoesNotFit) as error:
+        found(micro_batch=17)
+    assert "16 sample(s) at most" in error.value.because
+
+
+def test_batch_statistics_leave_one_device_and_one_micro_batch():
+    why = "BatchNorm statistics"
+    model = dataclasses.replace(
+        profile(), closed_axes={"dp_replicate": why, "dp_shard": why, "accumulation": why, "tp": "no rules"}
+    )
+    result = found(where=cluster(1), model=model, batch=8)
+    assert {c.plan.micro_batch for c in result.candidates} == {8}
+    assert any(refusal.because == why for refusal in result.refused)
+    with pytest.raises(DoesNotFit):
+        found(model=model)
+
+
+def test_precision_follows_the_measured_rates():
+    assert found().best.plan.precision == "bf16" and "measured" in found().precision_because
+    slow = cluster(4)
+    rates = {"fp32": ((64, 1e11),), "bf16": ((64, 1e10),)}
+    slow = dataclasses.replace(slow, device=dataclasses.replace(slow.device, matmul_flops=rates))
+    assert found(where=slow).best.plan.precision == "fp32" and "not faster" in found(where=slow).precision_because
+    assert found(precision="fp16").best.plan.precision == "fp16"
+
+
+def test_unknown_figures_still_give_a_plan_and_are_unknown():
+    unknown = Figure(math.nan, "unknown")
+    base = cluster(2)
+    device = dataclasses.replace(
+        base.device, matmul_flops={}, matmul_source="unknown", memory_bytes=unknown, attention_flops={}
+    )
+    result = found(where=dataclasses.replace(base, device=device, price_usd_per_device_hour=unknown))
+    forecast = result.best.forecast
+    assert math.isnan(forecast.step_seconds.value) and math.isnan(forecast.usd.value) and math.isnan(forecast.mfu)
+    assert forecast.peak_bytes.value > 0 and result.best.plan.precision == "fp32"
+
+
+@given(st.integers(1, 1000), st.integers(1, 16))
+def test_micro_batches_are_within_the_part(batch, degree):
+    largest = -(-batch // degree)
+    choices = micro_batches(batch, degree)
+    assert choices[0] == 1 and choices[-1] == largest and len(set(choices)) == len(choices) <= 32
+    assert micro_batches(batch, degree, 5) == (5,)
+
+
+def test_money_energy_and_carbon_by_hand():
+    where = cluster(4, carbon_g_per_kwh=Figure(400.0, "published"))
+    hour = Estimate(3600.0, 3000.0, 4320.0, "measured")
+    usd, kwh, carbon = money_energy_carbon(where, hour)
+    assert usd.value == pytest.approx(8.0) and usd.high == pytest.approx(9.6)
+    assert kwh.value == pytest.approx(2.0) and kwh.high > 2.4
+    assert carbon.value == pytest.approx(800.0) and carbon.source == "published"
+    assert math.isnan(money_energy_carbon(cluster(4), hour)[2].value)
+
+
+def test_intervals_widen_with_weaker_sources():
+    by_source = [time_estimate((Term("a", 2.0, "", source),), 0.0) for source in ("measured", "published", "assumed")]
+    assert [round(e.high / e.value - 1, 3) for e in by_source] == [0.2, 0.35, 0.6]
+    spread = time_estimate((Term("a", 2.0, "", "measured"),), 0.15)
+    assert spread.high / spread.value - 1 == pytest.approx(0.25)
+    small = time_estimate((Term("a", 99.0, "", "measured"), Term("b", 1.0, "", "assumed")), 0.0)
+    assert small.source == "measured" and small.high / small.value - 1 == pytest.approx(0.204)
+
+
+def test_forecast_of_a_given_plan():
+    chosen = plan(Layout(dp_replicate=4), 4)
+    forecast = forecast_plan(profile(), cluster(), chosen, batch_samples=64, steps=100)
+    assert forecast.run_seconds.value == pytest.approx(100 * forecast.step_seconds.value)
+    assert forecast.tokens_per_second == pytest.approx(64 * 256 / forecast.step_seconds.value)
+    assert forecast.model_flops_per_step == pytest.approx(3 * 64 * 4 * 2.1e9)
+    assert forecast.mfu == pytest.approx(forecast.model_flops_per_step / forecast.step_seconds.value / 4 / 1e11)
