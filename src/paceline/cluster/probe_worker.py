@@ -60,6 +60,8 @@ class Rank:
         # With one thread a core's own time is the time of the work, whatever else the machine is doing meanwhile.
         own_time = self.kind == "cpu" and request["threads"] == 1
         self.clock = time.process_time if own_time else time.perf_counter
+        # A budget this small is for trying the probe out: only the smallest sizes are measured.
+        self.trial = request["seconds_budget"] < 1
         self.slot_seconds = request["seconds_budget"] / 100  # some 60 measurements, and the import of torch
 
     def synchronize(self) -> None:
@@ -110,8 +112,9 @@ def matmul_rates(rank: Rank) -> dict[str, list[dict[str, float]]]:
     import torch
     from torch.nn.functional import linear
 
-    rows, widths = (CPU_ROWS, CPU_WIDTHS) if rank.kind == "cpu" else (CUDA_ROWS, CUDA_WIDTHS)
+    rows, all_widths = (CPU_ROWS, CPU_WIDTHS) if rank.kind == "cpu" else (CUDA_ROWS, CUDA_WIDTHS)
     rates: dict[str, list[dict[str, float]]] = {}
+    widths = all_widths[:2] if rank.trial else all_widths
     for precision, name in DTYPES.items():
         points: list[dict[str, float]] = []
         for width in widths:
@@ -145,7 +148,7 @@ def attention_rates(rank: Rank, dtypes: dict[str, str]) -> dict[str, list[dict[s
     rates: dict[str, list[dict[str, float]]] = {}
     for precision, name in dtypes.items():
         rates[precision] = []
-        for sequence in sequences:
+        for sequence in sequences[:1] if rank.trial else sequences:
             shape = (tokens // sequence, heads, sequence, head_width)
             heads_of = [
                 torch.randn(shape, device=rank.device).to(getattr(torch, name)).requires_grad_() for _ in range(3)
@@ -167,7 +170,7 @@ def memory_rates(rank: Rank) -> dict[str, dict[str, float]]:
     """Return bytes per second of a triad and of one elementwise operator with a new output, far beyond the caches."""
     import torch
 
-    elements = (16 if rank.kind == "cpu" else 256) * 2**20
+    elements = (16 if rank.kind == "cpu" else 256) * (2**14 if rank.trial else 2**20)
     first, second = (torch.ones(elements, device=rank.device) for _ in range(2))
     out = torch.empty_like(first)
     triad = rank.time(lambda: torch.add(first, second, alpha=3.0, out=out))
@@ -207,7 +210,8 @@ def collective_times(rank: Rank) -> dict[str, Any]:
         return {}
     one = torch.ones(1, device=rank.device)
     result: dict[str, Any] = {"latency": rank.time(lambda: dist.all_reduce(one), repeats=60), "sizes": []}
-    for mebibytes in (4, 16) if rank.kind == "cpu" else (16, 256):
+    sizes = (4, 16) if rank.kind == "cpu" else (16, 256)
+    for mebibytes in sizes[:1] if rank.trial else sizes:
         elements = mebibytes * 2**18 // rank.ranks * rank.ranks
         whole = torch.ones(elements, device=rank.device)
         part = torch.ones(elements // rank.ranks, device=rank.device)
@@ -280,9 +284,13 @@ def measure(request: dict[str, Any], rank: int, folder: Path) -> dict[str, Any]:
     result["runtime_bytes"] = resident_bytes(here.kind)
     result["collectives"] = collective_times(here)
     result["matmul"] = matmul_rates(here)
-    blocks = CPU_BLOCKS if here.kind == "cpu" else CUDA_BLOCKS
+    blocks = (CPU_BLOCKS if here.kind == "cpu" else CUDA_BLOCKS)[: 1 if here.trial else 2]
     # A precision slower than fp32 (fp16 on most CPUs) is not worth timing; the forecaster takes fp32's calibration.
-    rates = {name: points[-1]["flops"] for name, points in result["matmul"].items() if len(points) > 2}
+    rates = {
+        name: points[-1]["flops"]
+        for name, points in result["matmul"].items()
+        if len(points) == len(result["matmul"]["fp32"])
+    }
     usable = [name for name in ("fp32", "bf16", "fp16") if not here.any(rates.get(name, 0.0) < rates["fp32"] / 1.5)]
     result["attention"] = attention_rates(here, {name: DTYPES[name] for name in [*usable, "fp64"]})
     result["blocks"] = block_times(here, blocks, BLOCK_LAYERS, {name: DTYPES[name] for name in usable})
