@@ -16,12 +16,12 @@ from paceline.task.profile import BlockProfile, ModelProfile
 BYTES = {"fp32": 4, "bf16": 2, "fp16": 2, "fp64": 8}
 STATE_VALUES = {"adamw": 2, "sgd": 1}  # optimizer state values per parameter: two moments; momentum
 
-# Dense products reach this part of a published peak when wide, half of it at HALF_WIDTH: A100 with FSDP, 125M to 3B
-# parameters, reaches 46 to 60 % of peak over a whole step (LLM Foundry's MPT table).
-PRODUCT_EFFICIENCY = 0.78
+# Width at which products reach half of what wide ones sustain of a published peak (fitted with the shares in cluster/
+# catalog.py on LLM Foundry's MPT table).
 HALF_WIDTH = 150
-# FlashAttention-2 reaches 50 to 73 % of an A100's peak, forward and backward (Dao 2023, arXiv:2307.08691, figure 4).
-ATTENTION_EFFICIENCY = 0.5
+# Attention's rate over what products sustain: FlashAttention-2 reaches 50 to 73 % of an A100's peak (Dao 2023,
+# arXiv:2307.08691, figure 4) and about 35 % of an H100's (Shah et al. 2024, arXiv:2407.08608, section 1).
+ATTENTION_OVER_PRODUCTS = 0.64
 # Attention on a CPU nobody has probed, as a part of its rate of products; probed CPUs show 0.1 to 0.5.
 CPU_ATTENTION_EFFICIENCY = 0.4
 MEMORY_EFFICIENCY = 0.8  # of a published bandwidth, as streaming kernels reach it
@@ -74,7 +74,7 @@ class Rates:
         points = self.device.matmul_flops.get(self.precision, ())
         if self.device.matmul_source != "published":
             return interpolate(points, width)
-        return interpolate(points, width) * PRODUCT_EFFICIENCY * width / (width + HALF_WIDTH)
+        return interpolate(points, width) * self.device.sustained_share * width / (width + HALF_WIDTH)
 
     def attention_rate(self, sequence: int) -> float:
         """Return FLOP/s of causal attention over forward and backward; NaN where unknown."""
@@ -82,7 +82,11 @@ class Rates:
         if measured:
             return interpolate(measured, sequence)
         peak = max((rate for _, rate in self.device.matmul_flops.get(self.precision, ())), default=math.nan)
-        return peak * (CPU_ATTENTION_EFFICIENCY if self.device.kind == "cpu" else ATTENTION_EFFICIENCY)
+        return peak * (
+            CPU_ATTENTION_EFFICIENCY
+            if self.device.kind == "cpu"
+            else ATTENTION_OVER_PRODUCTS * self.device.sustained_share
+        )
 
     @cached_property
     def product_source(self) -> str:
