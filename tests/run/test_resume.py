@@ -159,7 +159,7 @@ def test_more_steps_continue_a_complete_run(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "named"),
     [("task.seed=8", "task.seed"), ("task.global_batch=15 samples", "task.global_batch"),
-     ("task.optimizer.name=sgd", "task.optimizer.name"), ("task.model.ffn=64", "task.model")],
+     ("task.optimizer.name=sgd", "task.optimizer.name"), ("task.model.ffn=64", "task.model.ffn")],
 )  # fmt: skip
 def test_another_experiment_does_not_resume(
     folder: Path, undisturbed: dict[int, Path], change: str, named: str

@@ -12,10 +12,12 @@ from __future__ import annotations
 import dataclasses
 import os
 import sys
+from pathlib import Path
 from typing import Any
 
 from paceline.cluster.cluster import ClusterSpec
 from paceline.errors import ConfigError
+from paceline.plan.explain import headline_lines
 from paceline.plan.plan import Plan, PlanSpec
 from paceline.plan.session import plan_task
 from paceline.run.arguments import make_spec, run_directory
@@ -47,7 +49,7 @@ class Run(Training):
         spec = make_spec(task, plan, cluster, run)
         brief = given_brief()
         if brief is None and ranks_from_environment(os.environ) is None:
-            brief = make_brief(plan_task(spec, say=print))
+            brief = _planned(spec)
             if brief.plan.layout.devices > 1:
                 start_script_again(brief)
         self._open(spec, brief)
@@ -94,14 +96,21 @@ def _plan_for(spec: Spec, devices: int) -> str:
             f"start {spec.cluster.devices} processes, or leave cluster.devices unset",
         )
     there = dataclasses.replace(spec.cluster, devices=devices)
-    return make_brief(plan_task(dataclasses.replace(spec, cluster=there), say=print)).to_json()
+    return _planned(dataclasses.replace(spec, cluster=there)).to_json()
+
+
+def _planned(spec: Spec) -> Brief:
+    """Plan, say so, and return the brief."""
+    planned = plan_task(spec, say=print)
+    print("\n".join(headline_lines(planned)), flush=True)
+    return make_brief(planned)
 
 
 def start_script_again(brief: Brief) -> None:
     """Start the running script once per device, wait for the processes and exit as they did. Does not return."""
     import __main__
 
-    if not hasattr(__main__, "__file__") or sys.flags.interactive:
+    if not Path(getattr(__main__, "__file__", "")).is_file() or sys.flags.interactive:
         raise ConfigError(
             f"a Run over {brief.plan.layout.devices} devices cannot start from a notebook or a prompt",
             "its loop would have to run in every process, and only a script can be started again",
