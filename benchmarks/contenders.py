@@ -111,7 +111,7 @@ def bare(pacer: Pacer, job: Job) -> None:
     """A loop by hand: plain modules, DistributedDataParallel for several processes."""
     torch.set_num_threads(job.threads)
     model = job.decoder()
-    wrapped = model
+    wrapped: Any = model
     if job.processes > 1:
         dist.init_process_group("gloo")
         wrapped = nn.parallel.DistributedDataParallel(model, gradient_as_bucket_view=True)
@@ -139,11 +139,11 @@ def bare_sharded(pacer: Pacer, job: Job) -> None:
 
     torch.set_num_threads(job.threads)
     dist.init_process_group("gloo")
-    model = job.decoder()
+    model: Any = job.decoder()
     policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
     options: dict[str, Any] = {"mp_policy": policy} if job.precision == "bf16" else {}
-    for layer in model.layers:  # type: ignore[union-attr]
-        fully_shard(layer, **options)  # type: ignore[arg-type]
+    for layer in model.layers:
+        fully_shard(layer, **options)
     sharded: Any = fully_shard(model, **options)
     optimizer = adamw(sharded)
     pacer.ready()
@@ -196,7 +196,7 @@ def paceline_loop(pacer: Pacer, job: Job, axis: str) -> None:
 
 def accelerate_loop(pacer: Pacer, job: Job) -> None:
     """Hugging Face Accelerate, as its guide to gradient accumulation writes it."""
-    from accelerate import Accelerator
+    from accelerate import Accelerator  # type: ignore[import-untyped]
 
     torch.set_num_threads(job.threads)
     accelerator = Accelerator(cpu=True, gradient_accumulation_steps=job.accumulation)

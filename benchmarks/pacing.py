@@ -22,9 +22,10 @@ ROUND_SECONDS = 300.0
 
 @dataclass(frozen=True)
 class Turn:
-    """One rank's part of a round: the wall time of its steps and its loss in the last of them."""
+    """One rank's part of a round: the wall and CPU time of its steps and its loss in the last of them."""
 
     seconds: float
+    cpu_seconds: float
     loss: float
 
 
@@ -34,7 +35,7 @@ class Pacer:
     def __init__(self, pipe: Connection) -> None:
         self._pipe = pipe
         self._left = 0
-        self._began = 0.0
+        self._began = self._cpu_began = 0.0
 
     def ready(self) -> None:
         """Say that everything is built, and wait for the first turn. Call it right before the loop."""
@@ -46,13 +47,13 @@ class Pacer:
         self._left -= 1
         if self._left > 0:
             return True
-        seconds = time.perf_counter() - self._began
-        self._pipe.send(Turn(seconds, loss()))
+        seconds, cpu_seconds = time.perf_counter() - self._began, time.process_time() - self._cpu_began
+        self._pipe.send(Turn(seconds, cpu_seconds, loss()))
         return self._wait()
 
     def _wait(self) -> bool:
         self._left = self._pipe.recv()
-        self._began = time.perf_counter()
+        self._began, self._cpu_began = time.perf_counter(), time.process_time()
         return self._left > 0
 
 
@@ -82,11 +83,12 @@ class Contender:
         self._answers(START_SECONDS)
 
     def turn(self, steps: int) -> Turn:
-        """Let all ranks run `steps` steps; return the time of the slowest and the mean of their losses."""
+        """Let all ranks run `steps` steps; return the time of the slowest, all CPU time, the mean loss."""
         for pipe in self._pipes:
             pipe.send(steps)
         turns = self._answers(ROUND_SECONDS)
-        return Turn(max(t.seconds for t in turns), sum(t.loss for t in turns) / len(turns))
+        loss = sum(t.loss for t in turns) / len(turns)
+        return Turn(max(t.seconds for t in turns), sum(t.cpu_seconds for t in turns), loss)
 
     def close(self) -> None:
         """End the contender's processes."""
