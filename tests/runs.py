@@ -25,6 +25,7 @@ stop = "{steps} steps"
 [cluster]
 device = "cpu"
 devices = {devices}
+probe = false
 
 [plan]
 precision = "fp32"

@@ -57,7 +57,7 @@ task = paceline.Task(
 directory, plan, devices = sys.argv[1], sys.argv[2], int(sys.argv[3])
 '''
 LOOP = """
-cluster = {"device": "cpu", "devices": devices}
+cluster = {"device": "cpu", "devices": devices, "probe": False}
 run = paceline.Run(task, plan=plan, cluster=cluster, run={"dir": directory, "record_samples": True})
 losses = []
 for batch in run:
@@ -66,7 +66,7 @@ for batch in run:
 print("rank", run.world.rank, "of", run.world.size, "ended at", len(losses))
 """
 FIT = """
-cluster = {"device": "cpu", "devices": devices}
+cluster = {"device": "cpu", "devices": devices, "probe": False}
 summary = paceline.fit(task, plan=plan, cluster=cluster, run={"dir": directory, "record_samples": True})
 print("fit ended", summary.status)
 """

@@ -22,6 +22,7 @@ class ClusterSpec:
         None, "carbon intensity of the electricity; unset means unknown", minimum=0.0
     )
     memory_per_device: int = option(0, "overrides the memory of a device (0 keeps it)", quantity="bytes", minimum=0)
+    probe: bool = option(True, "let `train` measure this machine once, before it plans on it for the first time")
 
 
 @dataclass(frozen=True)

@@ -63,18 +63,19 @@ def resolve_cluster(spec: ClusterSpec, probes: Path | None = None) -> tuple[Clus
 def _this_cpu(spec: ClusterSpec, probes: Path | None, remarks: list[str]) -> Cluster:
     host = read_host()
     devices = spec.devices or 1
-    threads = threads_per_device(host.cores, devices)
-    if devices > host.cores:
-        remarks.append(f"{devices} CPU devices share {host.cores} core(s): they will take turns")
-    memory = Figure(host.memory_bytes // devices, "measured", f"this machine's usable memory over {devices} device(s)")
+    here = _per_node(spec, devices)
+    threads = threads_per_device(host.cores, here)
+    if here > host.cores:
+        remarks.append(f"{here} CPU devices share {host.cores} core(s): they will take turns")
+    memory = Figure(host.memory_bytes // here, "measured", f"this machine's usable memory over {here} device(s)")
     cluster = Cluster(
         device=assumed_cpu(host.processor, threads, memory),
         devices=devices,
-        devices_per_node=devices,
+        devices_per_node=here,
         links=(CPU_LINK,),
         price_usd_per_device_hour=NO_PRICE,
         watts_per_device=Figure(
-            CPU_WATTS_PER_CORE * host.cores / devices, "assumed", f"{CPU_WATTS_PER_CORE:g} W per core under load"
+            CPU_WATTS_PER_CORE * host.cores / here, "assumed", f"{CPU_WATTS_PER_CORE:g} W per core under load"
         ),
         carbon_g_per_kwh=UNKNOWN,
         host=host.name,
@@ -85,11 +86,13 @@ def _this_cpu(spec: ClusterSpec, probes: Path | None, remarks: list[str]) -> Clu
 def _this_gpu(spec: ClusterSpec, probes: Path | None, remarks: list[str]) -> Cluster:
     gpus, host = visible_gpus(), read_host()
     devices = spec.devices or len(gpus)
-    if devices > len(gpus):
+    here = _per_node(spec, devices)
+    if here > len(gpus):
         raise ConfigError(
             f"cluster.devices = {devices} on a machine with {len(gpus)} GPU(s)",
             f"the driver shows this process {len(gpus)} GPU(s) named {gpus[0].name}",
-            f"devices = {len(gpus)}, or a catalog name as cluster.device to plan for another machine",
+            f"devices = {len(gpus)}, devices_per_node = {len(gpus)} for several machines like this one, or a catalog"
+            " name as cluster.device to plan for another machine",
         )
     entry = match_driver_name(gpus[0].name)
     if entry is None:
@@ -105,20 +108,14 @@ def _this_gpu(spec: ClusterSpec, probes: Path | None, remarks: list[str]) -> Clu
     smallest = min(gpu.memory_bytes for gpu in gpus)
     if smallest:
         device = dataclasses.replace(device, memory_bytes=Figure(smallest, "measured", "as the driver reports"))
-    cluster = Cluster(device, devices, devices, links, price, watts, UNKNOWN, host=host.name)
+    cluster = Cluster(device, devices, here, links, price, watts, UNKNOWN, host=host.name)
     return _with_probe(cluster, host, "cuda", 0, probes, remarks)
 
 
 def _published(spec: ClusterSpec, remarks: list[str]) -> Cluster:
     entry = find_entry(spec.device)
     devices = spec.devices or 1
-    per_node = min(devices, spec.devices_per_node or entry.devices_per_node)
-    if devices % per_node:
-        raise ConfigError(
-            f"cluster.devices = {devices} with {per_node} devices per node",
-            "the nodes of a cluster are alike",
-            f"devices = {devices - devices % per_node} or {devices + per_node - devices % per_node}",
-        )
+    per_node = _per_node(spec, devices, entry.devices_per_node)
     links = published_links(entry)
     remarks.append(f"{entry.title}: published figures ({entry.source}); nothing was measured")
     if devices > per_node and links[1].bytes_per_second.source == "assumed":
@@ -126,6 +123,23 @@ def _published(spec: ClusterSpec, remarks: list[str]) -> Cluster:
     return Cluster(
         published_device(entry), devices, per_node, links, published_price(entry), published_watts(entry), UNKNOWN
     )
+
+
+def _per_node(spec: ClusterSpec, devices: int, usual: int = 0) -> int:
+    """Return the devices of one node: the spec's, or what is usual (0: all on one). Nodes of a cluster are alike."""
+    per_node = min(devices, spec.devices_per_node or usual or devices)
+    if devices % per_node:
+        raise ConfigError(
+            f"cluster.devices = {devices} with {per_node} devices per node",
+            "the nodes of a cluster are alike",
+            f"devices = {devices - devices % per_node} or {devices + per_node - devices % per_node}",
+        )
+    return per_node
+
+
+def is_unprobed(cluster: Cluster) -> bool:
+    """Return whether the cluster is this machine and `paceline probe` has not measured it."""
+    return bool(cluster.host) and cluster.devices == cluster.devices_per_node and not cluster.date
 
 
 def _with_probe(

@@ -10,6 +10,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from paceline.cluster.probe import probe_machine
+from paceline.cluster.resolve import is_unprobed
 from paceline.errors import ConfigError, PacelineError, Requeue, StorageError
 from paceline.plan.explain import headline_lines
 from paceline.plan.session import Planned, plan_task
@@ -36,7 +38,7 @@ def train(spec: Spec, say: Say = print) -> int:
     check_writable(run_dir)
     if ranks_from_environment(os.environ) is not None:
         return _as_one_rank(spec, run_dir, say)
-    planned = plan_task(spec, say=say)
+    planned = _plan(spec, say)
     for line in headline_lines(planned):
         say(line)
     verified = _verify(planned, say) if spec.run.verify and planned.plan.layout.devices > 1 else None
@@ -46,6 +48,20 @@ def train(spec: Spec, say: Say = print) -> int:
     _report(run_dir, say)
     explain(outcome)
     return outcome.exit_code
+
+
+def _plan(spec: Spec, say: Say) -> Planned:
+    """Plan, on a machine that has been measured."""
+    planned = plan_task(spec, say=say)
+    if not (spec.cluster.probe and is_unprobed(planned.cluster)):
+        return planned
+    say("probe    measuring this machine once, about 15 s; `paceline probe` does it again")
+    try:
+        probe_machine(planned.cluster.devices, planned.cluster.device.kind, say=lambda line: None)
+    except StorageError as error:  # a cache that cannot be written costs a better forecast, not the run
+        say(f"probe    {error.what}: {error.because}; going on with assumed figures")
+        return planned
+    return plan_task(spec, say=say)
 
 
 def check_writable(run_dir: Path) -> None:

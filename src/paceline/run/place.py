@@ -5,6 +5,7 @@ Reading these variables needs no torch; nothing else in the package takes orders
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 
 from paceline.errors import ConfigError
@@ -19,6 +20,23 @@ def ranks_from_environment(environ: Mapping[str, str]) -> tuple[int, int, int] |
     return None
 
 
+def ranks_per_node(environ: Mapping[str, str], world_size: int) -> int:
+    """Return how many of the ranks share this machine."""
+    if "LOCAL_WORLD_SIZE" in environ:
+        return int(environ["LOCAL_WORLD_SIZE"])
+    # Slurm writes "4(x2),3": four tasks on each of two nodes, three on the next.
+    return int(re.split(r"[(,]", environ.get("SLURM_STEP_TASKS_PER_NODE", str(world_size)))[0])
+
+
+def first_host(nodes: str) -> str:
+    """Return the first host name of a Slurm node list such as "gpu[03-07,9],login1"."""
+    match = re.match(r"([^\[,]+)(?:\[([^\],-]+)[^\]]*\]([^,]*))?", nodes)
+    if not match:
+        raise ConfigError(f"'{nodes}' is not a Slurm node list", "it names no host", "set MASTER_ADDR and MASTER_PORT")
+    prefix, first, suffix = match.groups()
+    return prefix + (first or "") + (suffix or "")
+
+
 def rendezvous_from(environ: Mapping[str, str]) -> str:
     """Return an init_method URL from what torchrun or srun provide."""
     if "PACELINE_RENDEZVOUS" in environ:
@@ -26,7 +44,7 @@ def rendezvous_from(environ: Mapping[str, str]) -> str:
     if "MASTER_ADDR" in environ and "MASTER_PORT" in environ:
         return "env://"
     if "SLURM_STEP_NODELIST" in environ:
-        first = environ.get("SLURM_LAUNCH_NODE_IPADDR", "127.0.0.1")
+        first = first_host(environ["SLURM_STEP_NODELIST"])
         # One port per job, from the range that is neither privileged nor ephemeral.
         return f"tcp://{first}:{20000 + int(environ.get('SLURM_JOB_ID', '0')) % 10000}"
     raise ConfigError(

@@ -22,7 +22,7 @@ from paceline.plan.plan import Plan, PlanSpec
 from paceline.plan.session import plan_task
 from paceline.run.arguments import make_spec, run_directory
 from paceline.run.brief import BRIEF_VARIABLE, Brief, brief_from_json, given_brief, make_brief
-from paceline.run.place import ranks_from_environment
+from paceline.run.place import ranks_from_environment, ranks_per_node
 from paceline.run.recovery.supervisor import explain, supervise
 from paceline.run.spec import RunSpec
 from paceline.run.training import Training
@@ -82,8 +82,9 @@ def _device_of(spec: Spec, brief: Brief | None) -> tuple[str, int]:
     import torch
 
     if spec.cluster.device == "cpu" or not torch.cuda.is_available():
-        local = int(os.environ.get("LOCAL_WORLD_SIZE", os.environ.get("SLURM_NTASKS_PER_NODE", "1")))
-        return "cpu", max(1, len(os.sched_getaffinity(0)) // local)
+        place = ranks_from_environment(os.environ)
+        here = ranks_per_node(os.environ, place[1]) if place else 1
+        return "cpu", max(1, len(os.sched_getaffinity(0)) // here)
     return "cuda", 0
 
 
@@ -95,7 +96,7 @@ def _plan_for(spec: Spec, devices: int) -> str:
             f"{devices} processes were started",
             f"start {spec.cluster.devices} processes, or leave cluster.devices unset",
         )
-    there = dataclasses.replace(spec.cluster, devices=devices)
+    there = dataclasses.replace(spec.cluster, devices=devices, devices_per_node=ranks_per_node(os.environ, devices))
     return _planned(dataclasses.replace(spec, cluster=there)).to_json()
 
 

@@ -1,0 +1,61 @@
+"""How a process finds its place under torchrun and under srun."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from runs import environment, steps_of, write_spec
+
+from paceline.errors import ConfigError
+from paceline.run.place import first_host, ranks_from_environment, ranks_per_node, rendezvous_from
+
+TORCHRUN = {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4"}
+SRUN = {"SLURM_PROCID": "3", "SLURM_STEP_NUM_TASKS": "6", "SLURM_LOCALID": "0", "SLURM_STEP_TASKS_PER_NODE": "3(x2)"}
+
+
+def test_places() -> None:
+    assert ranks_from_environment(TORCHRUN) == (5, 8, 1)
+    assert ranks_from_environment(SRUN) == (3, 6, 0)
+    assert ranks_from_environment({}) is None
+    assert ranks_from_environment({"SLURM_PROCID": "0"}) is None, "a batch script is not a step"
+    assert ranks_per_node(TORCHRUN, 8) == 4
+    assert ranks_per_node(SRUN, 6) == 3
+    assert ranks_per_node({}, 2) == 2
+
+
+@pytest.mark.parametrize(
+    ("nodes", "first"),
+    [("gpu[03-07,9],login1", "gpu03"), ("n1", "n1"), ("n1,n2", "n1"), ("a[7,9-12]", "a7"), ("r[1-2]-ib,x", "r1-ib")],
+)
+def test_first_host_of_a_node_list(nodes: str, first: str) -> None:
+    assert first_host(nodes) == first
+
+
+def test_rendezvous() -> None:
+    assert rendezvous_from({"PACELINE_RENDEZVOUS": "file:///x"}) == "file:///x"
+    assert rendezvous_from({"MASTER_ADDR": "a", "MASTER_PORT": "1"}) == "env://"
+    assert rendezvous_from({"SLURM_STEP_NODELIST": "n[1-4]", "SLURM_JOB_ID": "12345"}) == "tcp://n1:22345"
+    with pytest.raises(ConfigError, match="cannot find each other"):
+        rendezvous_from({})
+
+
+def test_srun_starts_a_run(tmp_path: Path) -> None:
+    """Two processes with the variables that srun sets train one run together."""
+    spec = write_spec(tmp_path, tmp_path / "run", devices=2, plan="dp_shard = 2", steps=3)
+    shared = {"SLURM_STEP_NUM_TASKS": "2", "SLURM_STEP_NODELIST": "localhost", "SLURM_JOB_ID": "4711",
+              "SLURM_STEP_TASKS_PER_NODE": "2", "GLOO_SOCKET_IFNAME": "lo"}  # fmt: skip
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "-m", "paceline", "train", str(spec)], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+            text=True, env=environment(**shared, SLURM_PROCID=str(rank), SLURM_LOCALID=str(rank)),
+        )
+        for rank in range(2)
+    ]  # fmt: skip
+    for process in ranks:
+        _, stderr = process.communicate(timeout=90)
+        assert process.returncode == 0, stderr
+    assert [record["step"] for record in steps_of(tmp_path / "run")] == [1, 2, 3]
+    assert (tmp_path / "run" / "report.html").exists()
