@@ -73,17 +73,18 @@ class BatchStream:
         """Return this rank's part of the global batch that starts at `position`."""
         plan = self.plan
         rows = rows_of(plan.batch_samples, plan.layout.data_degree, self.data_rank)
-        parts = split_rows(rows, plan.accumulation)
-        micro_batches = tuple(self._read(position, part) for part in parts)
+        # Where a rank has no row, the batch's first one stands in.
+        positions = position + np.arange(rows.start, rows.stop, dtype=np.int64) if rows else np.array([position])
+        ids = sample_ids(self.seed, positions, self.source.samples)
+        parts = split_rows(range(len(rows)), plan.accumulation)
+        micro_batches = tuple(self._read(ids, positions, part) for part in parts)
         return StepBatch(position // plan.batch_samples + 1, position, plan.batch_samples, micro_batches)
 
-    def _read(self, position: int, rows: range) -> MicroBatch:
-        counts = len(rows) > 0
-        first = position + (rows.start if counts else 0)
-        positions = np.arange(first, first + max(len(rows), 1), dtype=np.int64)
-        ids = sample_ids(self.seed, positions, self.source.samples)
-        data = to_device(self.source.read(ids, positions), self.device)
-        return MicroBatch(data, ids if counts else ids[:0], first, counts)
+    def _read(self, ids: np.ndarray, positions: np.ndarray, part: range) -> MicroBatch:
+        counts = len(part) > 0
+        taken = slice(part.start, part.stop) if counts else slice(0, 1)
+        data = to_device(self.source.read(ids[taken], positions[taken]), self.device)
+        return MicroBatch(data, ids[taken] if counts else ids[:0], int(positions[taken.start]), counts)
 
 
 def held_out_ids(source: Source, samples: int) -> np.ndarray:

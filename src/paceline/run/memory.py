@@ -13,11 +13,10 @@ _STATUS = Path("/proc/self/status")
 
 
 def _kib_of(field: str) -> int | None:
-    if _STATUS.exists():
-        for line in _STATUS.read_text().splitlines():
-            if line.startswith(field + ":"):
-                return int(line.split()[1])
-    return None
+    if not _STATUS.exists():
+        return None
+    _, found, rest = _STATUS.read_bytes().partition(f"\n{field}:".encode())
+    return int(rest.split(maxsplit=1)[0]) if found else None
 
 
 def peak_bytes(device: torch.device) -> int:

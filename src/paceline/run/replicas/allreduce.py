@@ -109,9 +109,13 @@ class LocalGradients:
 
     model: nn.Module
 
+    def __post_init__(self) -> None:
+        self._parameters = list(self.model.parameters())
+
     def zero(self) -> None:
         """Forget the last step's gradients."""
-        self.model.zero_grad(set_to_none=True)
+        for parameter in self._parameters:
+            parameter.grad = None
 
     def before_micro_batch(self, last: bool) -> None:
         """Nothing to prepare."""
