@@ -1,0 +1,161 @@
+"""Writes the reference pages that the code itself states: docs/reference/cli.md, spec.md and exit-codes.md.
+
+`python docs/scripts/write_reference.py` writes them; a test compares them with what the code says now.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+from collections.abc import Iterator
+from pathlib import Path
+
+from paceline.cli.main import VERBS
+from paceline.cli.parser import EXIT_CODES, Parser, add_common_arguments
+from paceline.config.shape import Option, Table
+from paceline.config.values import UNSET, literal, plain
+from paceline.spec import table
+
+REFERENCE = Path(__file__).parents[1] / "reference"
+NOTE = "<!-- Written by docs/scripts/write_reference.py from the code; edit the code instead. -->"
+
+CLI_HEAD = """
+Every verb takes `--help`, which imports no torch, and `--json`, which writes one JSON object to standard output, also
+for errors; messages for people then go to standard error. Options are not abbreviated. An error says what happened,
+because of what, and what to try. Colour is used on a terminal only, and not where `NO_COLOR` is set.
+"""
+
+EXIT_HEAD = """
+Schedulers and scripts can act on how a command ended. With `--json` the same number stands in the object's `exit_code`.
+"""
+
+EXIT_TAIL = """
+**75 is the one to act on.** `paceline train` ends with it after SIGTERM, SIGINT or SIGUSR1, and at `run.time_limit`:
+the ranks have agreed on the step, a checkpoint is saved, and the same command goes on from there. 74 and 75 are
+EX_IOERR and EX_TEMPFAIL of `sysexits.h`.
+
+<!-- not run: needs Slurm -->
+```bash
+paceline train spec.toml
+if [ $? -eq 75 ]; then scontrol requeue "$SLURM_JOB_ID"; fi
+```
+"""
+
+SPEC_HEAD = """
+A spec file is TOML with four tables: `[task]`, `[cluster]`, `[plan]` and `[run]`. Every option has a default. On the
+command line, `--set KEY=VALUE` replaces one value: `--set task.optimizer.lr=1e-3`.
+[Spec files](../guide/spec-files.md) tells how they are read.
+"""
+
+KIND_TEXT = {
+    "text": "text", "texts": "list of texts", "whole": "whole number", "number": "number", "flag": "true or false",
+    "amount": "amount", "duration": 'duration, "2 h"', "bytes": 'size, "24 GiB"', "free": "table of your own",
+}  # fmt: skip
+
+
+def pages() -> dict[str, str]:
+    """Return file name to content of every page that is written from the code."""
+    return {"cli.md": cli_page(), "spec.md": spec_page(), "exit-codes.md": exit_codes_page()}
+
+
+def cli_page() -> str:
+    """Return the reference of the verbs and their options."""
+    lines = [NOTE, "", "# Command line", *CLI_HEAD.split("\n")]
+    lines += ["| verb | what it does |", "|---|---|"]
+    lines += [f"| [`{verb}`](#paceline-{verb}) | {purpose} |" for verb, purpose in VERBS.items()]
+    for verb in VERBS:
+        lines += ["", *verb_lines(verb)]
+    return "\n".join(lines) + "\n"
+
+
+def verb_lines(verb: str) -> Iterator[str]:
+    """Yield the section of one verb."""
+    module = importlib.import_module(f"paceline.cli.{verb}")
+    parser = Parser(prog=f"paceline {verb}", add_help=False)
+    module.add_arguments(parser)
+    add_common_arguments(parser)
+    yield from (f"## `paceline {verb}`", "", *(module.__doc__ or "").strip().split("\n"), "")
+    yield from ("| argument | meaning |", "|---|---|")
+    for action in parser._actions:  # argparse offers no public way to read a parser's arguments
+        yield f"| `{_argument(action)}` | {cell(action.help or '')} |"
+    example = "\n".join(f"$ {line}" for line in module.EXAMPLE.split("\n"))
+    yield from ("", "```console", example, "```", "")
+    codes = ", ".join(f"{code} {EXIT_CODES[code].partition(':')[0]}" for code in sorted({0, *module.CODES}))
+    yield f"Ends with: {codes}; [any verb](exit-codes.md) may end with 1, 2 or 130."
+
+
+def _argument(action: argparse.Action) -> str:
+    if not action.option_strings:
+        return str(action.metavar or action.dest) if action.required else f"[{action.metavar or action.dest}]"
+    choices = "{" + ",".join(map(str, action.choices)) + "}" if action.choices else ""
+    takes = action.metavar or choices if action.nargs != 0 else ""
+    return " ".join(filter(None, [", ".join(action.option_strings), str(takes)]))
+
+
+def exit_codes_page() -> str:
+    """Return the reference of exit codes."""
+    rows = [f"| {code} | {meaning} |" for code, meaning in sorted(EXIT_CODES.items())]
+    return "\n".join([NOTE, "", "# Exit codes", EXIT_HEAD, "| code | meaning |", "|---:|---|", *rows, EXIT_TAIL])
+
+
+def spec_page() -> str:
+    """Return the reference of all options of spec files."""
+    lines = [NOTE, "", "# Spec options", *SPEC_HEAD.split("\n")]
+    for name, member in table().members.items():
+        assert isinstance(member, Table)
+        lines += _table_lines(name, member)
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def _table_lines(key: str, spec: Table) -> Iterator[str]:
+    yield from (f"## `[{key}]`", "", f"{spec.doc[0].upper()}{spec.doc[1:].rstrip('.')}.", "")
+    if spec.shorthand:
+        parent, _, name = key.rpartition(".")
+        yield from (f'In a file, `{name} = "x"` in `[{parent}]` is short for `{key}.{spec.shorthand} = "x"`.', "")
+    yield from ("| option | takes | default | meaning |", "|---|---|---|---|")
+    for option in spec.members.values():
+        if isinstance(option, Option):
+            yield f"| `{option.name}` | {cell(takes(option))} | {cell(default(option))} | {cell(option.doc)} |"
+    yield ""
+    for name, member in spec.members.items():
+        if isinstance(member, Table):
+            yield from _table_lines(f"{key}.{name}", member)
+
+
+def takes(option: Option) -> str:
+    """Return what values an option takes, in words."""
+    text = KIND_TEXT[option.kind]
+    if option.choices:
+        text = ", ".join(f"`{choice}`" for choice in option.choices)
+    if option.kind == "amount":
+        text = f"amount in {', '.join(option.units)}"
+    bounds = []
+    if option.above is not None:
+        bounds.append(f"above {option.above:g}")
+    if option.minimum is not None:
+        bounds.append(f"at least {option.minimum:g}")
+    if option.maximum is not None:
+        bounds.append(f"at most {option.maximum:g}")
+    if option.optional:
+        bounds.append(f'or "{UNSET}"')
+    return ", ".join([text, *bounds])
+
+
+def default(option: Option) -> str:
+    """Return an option's default as TOML."""
+    return "unset" if option.default is None else f"`{literal(plain(option, option.default))}`"
+
+
+def cell(text: str) -> str:
+    """Return the text fit for a cell of a Markdown table."""
+    return " ".join(text.split()).replace("|", "\\|").replace("<", "&lt;")
+
+
+def main() -> None:
+    """Write the pages."""
+    for name, content in pages().items():
+        (REFERENCE / name).write_text(content, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

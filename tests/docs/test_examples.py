@@ -1,0 +1,174 @@
+"""What the documentation shows works: every command and every Python block in it is run, on a tiny task.
+
+All pages share one folder with a copy of examples/, made small by SMALLER. The rules:
+
+- A line `$ COMMAND` is run, each once, with the exit code 0; `<!-- exit 2 -->` before its block asks for another.
+  The lines below it are what it prints: the first word of each must begin a line of what is really printed.
+- A TOML block is read as a spec. A Python block is executed; it knows the names of the blocks above it.
+- `<!-- file: train.py -->` before a block writes it to that file instead, for commands further down.
+- `<!-- not run: REASON -->` leaves a block alone; `<!-- deep -->` leaves it to `make test-deep`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from paceline.spec import parse_spec
+
+ROOT = Path(__file__).parents[2]
+PAGES = [*sorted((ROOT / "docs").rglob("*.md")), ROOT / "README.md", ROOT / "CONTRIBUTING.md"]
+COMMAND_SECONDS = 120
+KINDS = ("console", "python", "toml")
+TRAIN = "paceline train examples/stdlib-code.toml"  # pages look at what this leaves in runs/stdlib-code
+SMALLER = {
+    "stdlib-code.toml": {
+        'model = "llama-3m"': 'model = { name = "llama-1m", hidden = 32, layers = 2, heads = 4, kv_heads = 2, ffn = 48 }',
+        '"8192 tokens"': '"512 tokens"',
+        '"300 steps"': '"6 steps"',
+        "seq_len = 256": 'seq_len = 64\nmax_bytes = "300 kB"',
+        '"30 steps"': '"2 steps"',
+        '"10 steps"': '"2 steps"',
+        '"100 steps"': '"3 steps"',
+    },
+    "digits.toml": {'"10 epochs"': '"6 steps"', '"20 steps"': '"2 steps"', '"50 steps"': '"3 steps"'},
+}
+BLOCK = re.compile(r"(?:^<!-- (?P<mark>[^\n]*?) -->\n+)?^```(?P<kind>\w+)[^\n]*\n(?P<text>.*?)^```$", re.M | re.S)
+
+
+@dataclass(frozen=True)
+class Block:
+    """A fenced block of a page: its language, its text, and the mark in the comment before it."""
+
+    page: Path
+    line: int
+    kind: str
+    text: str
+    mark: str
+
+    def __str__(self) -> str:
+        return f"{self.page.relative_to(ROOT)}:{self.line}"
+
+
+def blocks_of(page: Path) -> list[Block]:
+    text = page.read_text(encoding="utf-8")
+    return [
+        Block(page, text.count("\n", 0, found.start("kind")) + 1, found["kind"], found["text"], found["mark"] or "")
+        for found in BLOCK.finditer(text)
+    ]
+
+
+BLOCKS = [block for page in PAGES if page.exists() for block in blocks_of(page)]
+
+
+def cases() -> Iterator[object]:
+    """Yield the blocks to run, each command once, as pytest parameters."""
+    seen: set[str] = set()
+    for block in BLOCKS:
+        if block.kind not in KINDS or block.mark.startswith("not run"):
+            continue
+        if block.kind == "console" and block.text in seen:
+            continue
+        seen.add(block.text)
+        marks = [pytest.mark.deep] if block.mark == "deep" else []
+        yield pytest.param(block, id=str(block), marks=marks)
+
+
+class Checkout:
+    """A folder like a checkout with small examples, and what the commands run in it have printed."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._endings: dict[str, tuple[int, str]] = {}
+
+    def run(self, command: str) -> tuple[int, str]:
+        """Run a command, if it was not run before, and return its exit code and all that it printed."""
+        if command not in self._endings:
+            path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+            ran = subprocess.run(
+                ["bash", "-c", command], cwd=self.folder, env={**os.environ, "PATH": path, "OMP_NUM_THREADS": "1"},
+                capture_output=True, text=True, timeout=COMMAND_SECONDS,
+            )  # fmt: skip
+            self._endings[command] = (ran.returncode, ran.stdout + ran.stderr)
+        return self._endings[command]
+
+
+@pytest.fixture(scope="module")
+def checkout(tmp_path_factory: pytest.TempPathFactory) -> Checkout:
+    """Return a checkout in which the example has been trained."""
+    folder = tmp_path_factory.mktemp("docs")
+    (folder / "examples").mkdir()
+    for path in (ROOT / "examples").glob("*.*"):
+        text = path.read_text(encoding="utf-8")
+        for shown, small in SMALLER.get(path.name, {}).items():
+            assert shown in text, f"{path.name} no longer has {shown}"
+            text = text.replace(shown, small)
+        (folder / "examples" / path.name).write_text(text, encoding="utf-8")
+    made = Checkout(folder)
+    code, printed = made.run(TRAIN)
+    assert code == 0, printed
+    return made
+
+
+@pytest.fixture(scope="module")
+def names() -> dict[Path, dict[str, object]]:
+    """Return the names that each page's Python blocks have defined so far."""
+    return {}
+
+
+@pytest.mark.parametrize("block", cases())
+def test_what_is_shown_works(
+    block: Block, checkout: Checkout, names: dict[Path, dict[str, object]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(checkout.folder)
+    if block.mark.startswith("file: "):
+        Path(block.mark.removeprefix("file: ")).write_text(block.text, encoding="utf-8")
+    if block.kind == "toml":
+        parse_spec(block.text, str(block))
+    elif block.kind == "console":
+        code = int(block.mark.removeprefix("exit ")) if block.mark.startswith("exit ") else 0
+        for command, shown in commands(block.text):
+            check(command, shown, code, *checkout.run(command))
+    elif not block.mark.startswith("file: "):
+        space = names.setdefault(block.page, {"__name__": "page"})
+        with contextlib.redirect_stdout(io.StringIO()):
+            exec(compile(block.text, str(block), "exec"), space)
+
+
+def commands(text: str) -> Iterator[tuple[str, list[str]]]:
+    """Yield each command of a console block with the lines that it is shown to print."""
+    for part in re.split(r"^\$ ", text, flags=re.M)[1:]:
+        command, *shown = part.replace("\\\n", " ").splitlines()
+        yield command, shown
+
+
+def check(command: str, shown: list[str], expected: int, code: int, printed: str) -> None:
+    """Fail unless the command ended as the page says, and printed lines that begin like those shown."""
+    assert code == expected, f"$ {command}\n{printed}"
+    begins = {line.split()[0] for line in printed.splitlines() if line.strip()}
+    for line in filter(str.strip, shown):
+        word = line.split()[0]
+        assert word in begins | {"..."} or _is_number(word), f"$ {command}\nnothing begins like: {line}\n{printed}"
+
+
+def _is_number(word: str) -> bool:
+    return bool(re.fullmatch(r"[-+$]?[\d.,]+%?", word))
+
+
+def test_reasons_are_given_and_marks_are_known() -> None:
+    known = re.compile(r"not run: \S.*|deep|exit \d+|file: [\w./-]+|Written by .*|")
+    assert [str(block) for block in BLOCKS if not known.fullmatch(block.mark)] == []
+
+
+def test_every_command_is_in_a_block_that_is_run() -> None:
+    shells = [block for block in BLOCKS if block.kind in ("bash", "sh", "shell", "text")]
+    assert [str(block) for block in shells if not block.mark.startswith("not run")] == []

@@ -1,0 +1,71 @@
+"""The reference pages that are written from the code are current, and the pages link to what is there."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+import paceline
+from paceline.spec import table
+
+ROOT = Path(__file__).parents[2]
+DOCS = ROOT / "docs"
+PAGES = [*sorted(DOCS.rglob("*.md")), *sorted(ROOT.glob("*.md"))]
+
+
+def writer() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("write_reference", DOCS / "scripts" / "write_reference.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+WRITTEN = writer().pages()
+
+
+@pytest.mark.parametrize("name", WRITTEN)
+def test_written_pages_are_current(name: str) -> None:
+    on_disk = (DOCS / "reference" / name).read_text(encoding="utf-8")
+    assert on_disk == WRITTEN[name], "run: python docs/scripts/write_reference.py"
+
+
+def test_every_option_is_in_the_reference_with_its_documentation() -> None:
+    page = WRITTEN["spec.md"]
+    for key, option in table().options():
+        assert option.doc, f"{'.'.join(key)} has no documentation"
+        assert f"| `{key[-1]}` |" in page
+
+
+def test_the_reference_of_the_python_interface_names_all_of_it() -> None:
+    page = (DOCS / "reference" / "python-api.md").read_text(encoding="utf-8")
+    assert [name for name in paceline.__all__ if f"`{name}" not in page] == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_lead_somewhere(page: Path) -> None:
+    text = re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.S)
+    broken = []
+    for target in re.findall(r"\]\(([^)\s]+)\)", text):
+        path, _, anchor = target.partition("#")
+        if re.match(r"[a-z]+:", target):
+            continue
+        found = (page.parent / path).resolve() if path else page
+        if not found.exists() or (anchor and anchor not in anchors(found)):
+            broken.append(target)
+    assert not broken
+
+
+def anchors(page: Path) -> set[str]:
+    """Return the anchors of a page's headings, as Markdown renderers make them."""
+    headings = re.findall(r"^#+ (.*)$", page.read_text(encoding="utf-8"), flags=re.M)
+    return {re.sub(r"\s+", "-", re.sub(r"[^\w\s-]", "", heading.lower()).strip()) for heading in headings}
+
+
+def test_every_page_is_in_the_table_of_contents() -> None:
+    listed = set(re.findall(r"[\w/-]+\.md", (ROOT / "mkdocs.yml").read_text(encoding="utf-8")))
+    assert {str(page.relative_to(DOCS)) for page in DOCS.rglob("*.md")} == listed
