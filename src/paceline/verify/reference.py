@@ -1,24 +1,26 @@
 """The reference: the same steps on one device, written plainly with torch alone.
 
-It shares the model, the objective, the sample order and the learning rate with the run, and nothing else: no
-sharding, no accumulation scheme, no loss scaling, no code of `run/step.py`.
+It shares the model, the objective, the sample order, the seed of a micro-batch and the learning rate with the run, and
+nothing else: no loader, no sharding, no accumulation scheme, no loss scaling.
 """
 
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
 from paceline.plan.layout import rows_of
 from paceline.plan.plan import Plan
-from paceline.run.loader import BatchStream
 from paceline.run.precision import MASTER_DTYPES, cast_floats
 from paceline.run.schedule import learning_rate
 from paceline.run.step import seed_at
+from paceline.task.data.order import sample_ids
 from paceline.task.data.source import Source
 from paceline.task.models.build import build_model
 from paceline.task.objective import resolve_objective
@@ -57,14 +59,13 @@ def reference_steps(
     results = []
     for step in range(1, steps + 1):
         optimizer.zero_grad(set_to_none=True)
-        losses, weights, ids = [], [], []
-        for position, sample_ids, data in _micro_batches(task, plan, source, step):
+        losses, weights = [], []
+        for position, data in _micro_batches(task, plan, source, step):
             torch.manual_seed(seed_at(task.seed, position))
             loss_sum, weight = objective(model, cast_floats(data, MASTER_DTYPES[plan.precision]))
             loss_sum.backward()
             losses.append(float(loss_sum.detach()))
             weights.append(float(weight))
-            ids += sample_ids
         total = sum(weights)
         trained = {name: p for name, p in model.named_parameters() if p.grad is not None}
         for parameter in trained.values():
@@ -85,21 +86,31 @@ def reference_steps(
                 gradients=gradients,
                 weights={name: p.detach().clone() for name, p in model.named_parameters()},
                 buffers={name: b.detach().clone() for name, b in model.named_buffers()},
-                ids=ids,
+                ids=_ids(task, source, _positions(plan, step)).tolist(),
             )
         )
     return results
 
 
-def _micro_batches(task: Task, plan: Plan, source: Source, step: int) -> Any:
-    """Yield (position of the first row, sample ids, data) of every micro-batch of a step, in the order of the rows."""
+def _positions(plan: Plan, step: int) -> np.ndarray:
+    """Return the positions of a step's samples, int64 [batch]."""
+    return np.arange((step - 1) * plan.batch_samples, step * plan.batch_samples, dtype=np.int64)
+
+
+def _ids(task: Task, source: Source, positions: np.ndarray) -> np.ndarray:
+    return sample_ids(task.seed, positions, source.samples)
+
+
+def _micro_batches(task: Task, plan: Plan, source: Source, step: int) -> Iterator[tuple[int, Any]]:
+    """Yield (position of the first row, data) of every micro-batch of a step, in the order of the rows."""
+    positions = _positions(plan, step)
     for data_rank in range(plan.layout.data_degree):
-        if not rows_of(plan.batch_samples, plan.layout.data_degree, data_rank):
-            continue
-        stream = BatchStream(source, task.seed, plan, data_rank, torch.device("cpu"))
-        for micro in stream.at((step - 1) * plan.batch_samples).micro_batches:
-            if micro.counts:
-                yield micro.position, micro.ids.tolist(), micro.data
+        rows = rows_of(plan.batch_samples, plan.layout.data_degree, data_rank)
+        for part in range(plan.accumulation):
+            cut = rows[len(rows) * part // plan.accumulation : len(rows) * (part + 1) // plan.accumulation]
+            if len(cut):
+                at = positions[cut.start : cut.stop]
+                yield int(at[0]), source.read(_ids(task, source, at), at)
 
 
 def _optimizer(spec: OptimizerSpec, model: nn.Module) -> torch.optim.Optimizer:

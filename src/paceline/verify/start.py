@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import os
 import sys
@@ -12,16 +13,19 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from paceline.errors import PacelineError, VerificationFailed
-from paceline.plan.plan import Plan
-from paceline.plan.session import Planned, plan_task
+from paceline.errors import DoesNotFit, PacelineError, VerificationFailed
+from paceline.plan.layout import Layout
+from paceline.plan.plan import Plan, PlanSpec
+from paceline.plan.search import OPEN_AXES
+from paceline.plan.session import Planned, plan_task, profile_task
 from paceline.run.arguments import plan_spec
 from paceline.run.handover import hand_over
 from paceline.run.recovery.supervisor import supervise
 from paceline.spec import Spec
-from paceline.verify.twin import twin_layout, twin_plan, twin_task
+from paceline.task.data.facts import data_facts
+from paceline.verify.tolerance import DTYPES, QUANTITIES, larger
+from paceline.verify.twin import LARGEST_MICRO_BATCH, twin_layout, twin_plan, twin_task
 
-DTYPES = ("fp32", "fp64")
 STEPS = 3
 Say = Callable[[str], None]
 
@@ -36,28 +40,83 @@ def verify_spec(
 ) -> dict[str, Any]:
     """Return whether the spec's plan, or the given layout ("dp_shard=2"), equals one device.
 
-    The result is {equal, layouts: [{layout, equal, seconds, steps, dtypes, differences, first_difference}]}.
+    The result is {equal, layouts: [{layout, ran_as, equal, seconds, steps, dtypes, differences, first_difference,
+    refused_because}]}. A layout that cannot be had is not an error: it says in `refused_because` why not. One that is
+    given need not fit this machine, since its twin is what runs.
     """
-    if layout is not None:
-        asked = plan_spec(layout)
-        devices = max(1, asked.dp_replicate) * max(1, asked.dp_shard)
-        cluster = dataclasses.replace(spec.cluster, devices=devices)
-        spec = dataclasses.replace(spec, plan=asked, cluster=cluster)
-    planned = plan_task(spec, say=say)
-    result = verify_planned(planned, steps=steps, dtypes=dtypes)
+    began = time.perf_counter()
+    try:
+        if layout is None:
+            planned = plan_task(spec, say=say)
+            result = verify_planned(planned, steps=steps, dtypes=dtypes)
+        else:
+            plan, vocab = plan_layout(spec, plan_spec(layout), say)
+            result = verify_plan(spec, plan, vocab, steps=steps, dtypes=dtypes)
+    except DoesNotFit as refusal:
+        asked = spec.plan if layout is None else plan_spec(layout)
+        result = refused(str(degrees_of(asked)), refusal, steps, time.perf_counter() - began)
     return {"equal": result["equal"], "layouts": [result]}
 
 
+def degrees_of(asked: PlanSpec) -> Layout:
+    """Return the layout that constraints state, with 1 for every axis they leave open."""
+    return Layout(**{field.name: max(1, getattr(asked, field.name)) for field in dataclasses.fields(Layout)})
+
+
+def plan_layout(spec: Spec, asked: PlanSpec, say: Say | None = None) -> tuple[Plan, int | None]:
+    """Return a plan of exactly the layout asked for, without asking what fits, and the data's vocabulary.
+
+    What `asked` leaves open is the spec's. Raises DoesNotFit for an axis that is closed to the model, with the reason.
+    """
+    layout, default = degrees_of(asked), PlanSpec()
+    facts = data_facts(spec.task.data, say)
+    closed = profile_task(spec.task, facts).closed_axes or {}
+    for axis in (field.name for field in dataclasses.fields(Layout)):
+        if getattr(layout, axis) > 1 and (axis in closed or axis not in OPEN_AXES):
+            because = closed.get(axis, "this version computes the data axes dp_replicate and dp_shard only")
+            raise DoesNotFit(f"{axis} = {getattr(layout, axis)} cannot be had", because, "dp_replicate or dp_shard")
+
+    def chosen(name: str) -> Any:
+        value = getattr(asked, name)
+        return value if value != getattr(default, name) else getattr(spec.plan, name)
+
+    whole_batch = "accumulation" in closed
+    recompute = chosen("recompute")
+    plan = Plan(
+        layout=layout,
+        zero=chosen("zero") or 3,
+        micro_batch=LARGEST_MICRO_BATCH if whole_batch else chosen("micro_batch") or 1,
+        accumulation=1 if whole_batch else 2,
+        recompute="none" if recompute == "auto" else recompute,
+    )
+    return plan, facts.vocab
+
+
+def refused(layout: str, refusal: PacelineError, steps: int, seconds: float) -> dict[str, Any]:
+    """Return the record of a layout that cannot be had, in the shape of a proof."""
+    return {
+        "layout": layout, "ran_as": None, "equal": False, "seconds": seconds, "steps": steps, "dtypes": {},
+        "differences": {}, "first_difference": None,
+        "refused_because": f"{refusal.what}: {refusal.because}" if refusal.because else refusal.what,
+    }  # fmt: skip
+
+
 def verify_planned(planned: Planned, *, steps: int = STEPS, dtypes: Sequence[str] = DTYPES) -> dict[str, Any]:
-    """Return the proof of one planned task: the worst differences over all dtypes, and the first that is too large."""
+    """Return the proof of one planned task."""
+    return verify_plan(planned.spec, planned.plan, planned.facts.vocab, steps=steps, dtypes=dtypes)
+
+
+def verify_plan(
+    spec: Spec, plan: Plan, data_vocab: int | None, *, steps: int = STEPS, dtypes: Sequence[str] = DTYPES
+) -> dict[str, Any]:
+    """Return the proof of a plan: the worst differences over all dtypes, and the first that is too large."""
     began = time.perf_counter()
-    plan = planned.plan
-    task = twin_task(planned.spec.task, plan, planned.facts.vocab)
-    plans = [twin_plan(plan, dtype) for dtype in dtypes]
-    results = run_twin(dataclasses.replace(planned.spec, task=task), plans, steps)
+    task = twin_task(spec.task, plan, data_vocab)
+    results = run_twin(dataclasses.replace(spec, task=task), [twin_plan(plan, dtype) for dtype in dtypes], steps)
     wrong = next((result for result in results if not result["equal"]), None)
     differences = {
-        quantity: max(result["differences"][quantity] for result in results) for quantity in results[0]["differences"]
+        quantity: functools.reduce(larger, (result["differences"][quantity] for result in results))
+        for quantity in QUANTITIES
     }
     return {
         "layout": str(plan.layout),
@@ -116,6 +175,6 @@ def failure_of(result: dict[str, Any]) -> VerificationFailed:
     first = result["first_difference"]
     return VerificationFailed(
         f"layout {result['layout']} does not compute the numbers of one device",
-        f"{verify_text(result)}; likely cause: {first['likely']}",
+        f"{verify_text(result)}; likely cause ({first['family']}): {first['likely']}",
         "paceline verify SPEC --json for every quantity; --no-verify trains all the same",
     )

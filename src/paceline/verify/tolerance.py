@@ -2,25 +2,35 @@
 
 A difference is relative: the norm of (layout - reference) over the norm of the reference, per tensor, where a tensor's
 norm counts as at least FLOOR times that of all tensors of its kind together, since rounding noise in a gradient that is
-zero by construction (a key's bias under softmax) is not a difference.
+zero by construction (a key's bias under softmax) is not a difference. For samples it is the part of them that differs.
 """
 
 from __future__ import annotations
 
+import math
+
 FLOOR = 1e-4
 
-# quantity -> dtype -> largest relative difference allowed
+# quantity -> dtype -> largest relative difference allowed; in order of cause, which is the order of the report.
 TOLERANCES = {
-    "loss": {"fp64": 1e-12, "fp32": 1e-5},
+    "samples": {"fp64": 0.0, "fp32": 0.0},
+    "initial": {"fp64": 0.0, "fp32": 0.0},
     "weight": {"fp64": 0.0, "fp32": 0.0},
+    "loss": {"fp64": 1e-12, "fp32": 1e-5},
     "gradients": {"fp64": 1e-10, "fp32": 1e-4},
     "grad_norm": {"fp64": 1e-10, "fp32": 1e-5},
     "weights": {"fp64": 1e-10, "fp32": 1e-4},
     "buffers": {"fp64": 1e-10, "fp32": 1e-4},
 }
 QUANTITIES = tuple(TOLERANCES)
+DTYPES = ("fp32", "fp64")
 
 
 def tolerance(quantity: str, dtype: str) -> float:
     """Return the largest relative difference at which a quantity counts as equal."""
     return TOLERANCES[quantity][dtype]
+
+
+def larger(a: float, b: float) -> float:
+    """Return the larger of two relative differences, of which one that is not a number is the largest."""
+    return a if math.isnan(a) or a >= b else b

@@ -14,7 +14,8 @@ from paceline.plan.plan import Plan
 from paceline.task.models.sizes import is_named, resolve_decoder
 from paceline.task.task import DataSpec, ModelSpec, Task
 
-LARGEST_WORLD = 8
+SMALLEST_WORLD, LARGEST_WORLD = 4, 8
+LARGEST_MICRO_BATCH = 4  # rows of the twin's batch that a rank has at most
 HEAD_DIM = 8
 SEQ_LEN = 24
 LARGEST_VOCAB = 521  # a prime: uneven over every number of shards
@@ -55,9 +56,13 @@ def twin_model(model: ModelSpec, data_vocab: int, task: Task) -> ModelSpec:
 
 
 def twin_layout(layout: Layout) -> Layout:
-    """Return the layout with its degrees lowered, the largest first, until it fits LARGEST_WORLD processes."""
+    """Return the layout with its degrees lowered, the largest first, until two per axis are left or 4 processes in all.
+
+    Two of an axis compute what any number does; more of them only take longer to start.
+    """
     degrees = {field.name: getattr(layout, field.name) for field in dataclasses.fields(layout)}
-    while Layout(**degrees).devices > LARGEST_WORLD:
+    axes = sum(degree > 1 for axis, degree in degrees.items() if axis != "ep")
+    while Layout(**degrees).devices > min(LARGEST_WORLD, max(SMALLEST_WORLD, 2**axes)):
         axis = max((a for a in degrees if a != "ep"), key=lambda a: degrees[a])
         degrees[axis] = max(d for d in range(1, degrees[axis]) if degrees[axis] % d == 0)
     return Layout(**degrees)
@@ -72,7 +77,8 @@ def twin_plan(plan: Plan, dtype: str) -> Plan:
     """Return the plan for the twin at a dtype in which rounding does not hide mistakes."""
     layout = twin_layout(plan.layout)
     batch = twin_batch(layout)
-    micro_batch = 2 if plan.accumulation > 1 or plan.micro_batch < 4 else 4
+    whole = plan.accumulation == 1 and plan.micro_batch >= LARGEST_MICRO_BATCH
+    micro_batch = LARGEST_MICRO_BATCH if whole else 2
     return dataclasses.replace(
         plan,
         layout=layout,
