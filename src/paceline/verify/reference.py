@@ -17,8 +17,8 @@ from paceline.plan.layout import rows_of
 from paceline.plan.plan import Plan
 from paceline.run.loader import BatchStream
 from paceline.run.precision import MASTER_DTYPES, cast_floats
+from paceline.run.rng import seed_at
 from paceline.run.schedule import learning_rate
-from paceline.run.step import seed_at
 from paceline.task.data.source import Source
 from paceline.task.models.build import build_model
 from paceline.task.objective import resolve_objective
