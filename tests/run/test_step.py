@@ -15,7 +15,7 @@ from paceline.plan.layout import Layout
 from paceline.run.assemble import assemble
 from paceline.run.loader import BatchStream, split_rows
 from paceline.run.precision import LossScaler
-from paceline.run.step import seed_at
+from paceline.run.rng import seed_at
 from paceline.run.world import join_world
 from paceline.task.data.order import sample_ids
 from paceline.task.models.build import build_model
@@ -80,7 +80,7 @@ def saved_elements(recompute: str) -> int:
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
-        loss_sum, _ = built.stepper.objective(built.model, rows)
+        loss_sum, _ = built.stepper.passes.objective(built.model, rows)
     del loss_sum
     return sum(kept.values())
 
@@ -123,14 +123,14 @@ def test_sgd_equals_torch_by_hand() -> None:
 def test_a_loss_that_is_not_a_number_stops_before_any_weight_changes() -> None:
     task, plan = decoder_task(), plan_of(Layout())
     _, built = run_steps(task, plan, 1)
-    sound = built.stepper.objective
+    sound = built.stepper.passes.objective
     before = [p.detach().clone() for p in built.model.parameters()]
 
     def poisoned(model: nn.Module, batch: dict) -> tuple[torch.Tensor, int]:
         loss_sum, weight = sound(model, batch)
         return loss_sum * math.nan, weight
 
-    built.stepper.objective = poisoned
+    built.stepper.passes.objective = poisoned
     stream = BatchStream(task.data, task.seed, plan, 0, torch.device("cpu"))
     with pytest.raises(NumericalStop, match="no weight was changed") as caught:
         built.stepper.step(stream.at(13), 1e-3)

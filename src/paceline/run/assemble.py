@@ -10,7 +10,8 @@ from torch import nn
 
 from paceline.plan.plan import Plan
 from paceline.run.optimizer import build_optimizer
-from paceline.run.parallel.apply import apply_plan
+from paceline.run.parallel.apply import apply_plan, is_sharded
+from paceline.run.passes import SequentialPasses
 from paceline.run.precision import MASTER_DTYPES, scaler_for
 from paceline.run.step import Stepper
 from paceline.run.world import World, build_mesh
@@ -41,17 +42,24 @@ def assemble(task: Task, plan: Plan, world: World, source: Source, items_per_sam
     family = isinstance(task.model, ModelSpec) and is_named(task.model.name)
     model = build_model(task.model, source.vocab or 0, items_per_sample, task.seed, device="meta" if family else "cpu")
     model.to(dtype=MASTER_DTYPES[plan.precision]).train()
-    late = family and plan.layout.dp_shard > 1  # storage only once every rank knows its shard
+    late = family and is_sharded(plan)  # storage only once every rank knows its shard
     if not late:
         _materialise(model, task, family, world)
     gradients = apply_plan(model, [block for _, block in find_blocks(model)], plan, mesh)
     if late:
         _materialise(model, task, family, world)
     optimizer = build_optimizer(task.optimizer, model)
-    objective = resolve_objective(task.objective, source.unit)
+    passes = SequentialPasses(
+        model=model,
+        objective=resolve_objective(task.objective, source.unit),
+        gradients=gradients,
+        plan=plan,
+        device=world.device,
+        seed=task.seed,
+    )
     stepper = Stepper(
         model=model,
-        objective=objective,
+        passes=passes,
         optimizer=optimizer,
         gradients=gradients,
         scaler=scaler_for(plan.precision),
@@ -59,7 +67,6 @@ def assemble(task: Task, plan: Plan, world: World, source: Source, items_per_sam
         world=world,
         items_per_sample=items_per_sample,
         clip_norm=task.optimizer.clip_norm,
-        seed=task.seed,
     )
     return Assembled(model, optimizer, stepper)
 

@@ -17,13 +17,9 @@ def evaluate(stepper: Stepper, source: Source, samples: int, data_rank: int) -> 
     world, model = stepper.world, stepper.model
     was_training = model.training
     model.eval()
-    loss_sum = weight = 0.0
     with torch.no_grad():
-        for batch in held_out_batches(source, samples, stepper.plan, data_rank, world.device):
-            loss, items = stepper.objective(model, stepper.for_model(batch.data))
-            if batch.counts:
-                loss_sum += float(loss)
-                weight += float(items)
+        batches = held_out_batches(source, samples, stepper.plan, data_rank, world.device)
+        loss_sum, weight = stepper.passes.evaluate(batches)
     model.train(was_training)
     loss_sum, weight = world.sum([loss_sum, weight])
     return {"loss": loss_sum / weight, "weight": weight, "seconds": time.perf_counter() - began}

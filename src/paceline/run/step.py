@@ -21,14 +21,13 @@ from torch.distributed.tensor import DTensor
 
 from paceline.errors import NumericalStop
 from paceline.plan.plan import Plan
-from paceline.run.loader import MicroBatch, StepBatch
+from paceline.run.loader import StepBatch
 from paceline.run.parallel.apply import Gradients
-from paceline.run.precision import LossScaler, cast_floats
+from paceline.run.passes import Passes
+from paceline.run.precision import LossScaler
 from paceline.run.world import World
 
-Objective = Callable[[nn.Module, Any], tuple[torch.Tensor, Any]]
 CLIP_EPS = 1e-6  # as in torch.nn.utils.clip_grad_norm_, so that clipping equals torch's to the last digits
-_MASK_63 = (1 << 63) - 1
 
 
 @dataclass(frozen=True)
@@ -45,28 +44,6 @@ class StepStats:
     seconds: dict[str, float]  # phases of rank 0; `total` is their sum
     updated: bool  # False where an fp16 overflow skipped the update
     stop_requested: bool  # any rank asked to stop
-
-
-def seed_at(seed: int, position: int) -> int:
-    """Return the RNG seed of the micro-batch whose first sample is at `position` (splitmix64 of both).
-
-    Dropout masks so depend on the samples, not on ranks or restarts.
-    """
-    mixed = (seed * 0x9E3779B97F4A7C15 + position * 0xBF58476D1CE4E5B9) & 0xFFFFFFFFFFFFFFFF
-    mixed = ((mixed ^ (mixed >> 30)) * 0xBF58476D1CE4E5B9) & 0xFFFFFFFFFFFFFFFF
-    mixed = ((mixed ^ (mixed >> 27)) * 0x94D049BB133111EB) & 0xFFFFFFFFFFFFFFFF
-    return (mixed ^ (mixed >> 31)) & _MASK_63
-
-
-def seed_device(seed: int, device: torch.device) -> None:
-    """Seed the random numbers of the CPU and of `device`.
-
-    torch.manual_seed also notes a seed for every kind of accelerator that is not in use, each with a stack trace for
-    later error messages, which takes half a millisecond.
-    """
-    torch.default_generator.manual_seed(seed)
-    if device.type == "cuda":
-        torch.cuda.default_generators[device.index].manual_seed(seed)
 
 
 class PhaseClock:
@@ -100,7 +77,7 @@ class Stepper:
     """Runs steps of one assembled model. Stateless but for the model, the optimizer and the loss scaler."""
 
     model: nn.Module
-    objective: Objective
+    passes: Passes
     optimizer: torch.optim.Optimizer
     gradients: Gradients
     scaler: LossScaler | None
@@ -108,7 +85,6 @@ class Stepper:
     world: World
     items_per_sample: int
     clip_norm: float
-    seed: int
     # Called with the complete gradients' factor before they are scaled; `verify` looks at gradients here.
     observe: Callable[[float], None] | None = None
 
@@ -126,7 +102,8 @@ class Stepper:
         """
         clock = PhaseClock(self.world.device)
         self.gradients.zero()
-        loss_sum, weight = self._accumulate(batch.micro_batches)
+        down = (self.scaler.scale if self.scaler else 1.0) / self._expected_weight
+        loss_sum, weight = self.passes.accumulate(batch.micro_batches, down)
         clock.mark("forward_backward")
         self.gradients.finish()
         squares = self._local_squares()
@@ -162,34 +139,27 @@ class Stepper:
             stop_requested=stop > 0,
         )
 
-    def _accumulate(self, micro_batches: tuple[MicroBatch, ...]) -> tuple[Any, Any]:
-        """Run forward and backward of all micro-batches; return this rank's loss sum and weight."""
-        down = (self.scaler.scale if self.scaler else 1.0) / self._expected_weight
-        loss_total: Any = 0.0
-        weight_total: Any = 0.0
-        for index, micro in enumerate(micro_batches):
-            self.gradients.before_micro_batch(last=index == len(micro_batches) - 1)
-            seed_device(seed_at(self.seed, micro.position), self.world.device)
-            loss_sum, weight = self.objective(self.model, self.for_model(micro.data))
-            (loss_sum * (down if micro.counts else 0.0)).backward()
-            if micro.counts:
-                loss_total = loss_total + loss_sum.detach().double()
-                weight_total = weight_total + weight
-        return loss_total, weight_total
-
-    def for_model(self, data: Any) -> Any:
-        """Return a batch in the model's precision: data sets give fp32, and only fp64 weights cannot take it."""
-        return cast_floats(data, torch.float64) if self.plan.precision == "fp64" else data
-
     def _local_squares(self) -> torch.Tensor:
         """Return this rank's contribution to the squared global norm of the unscaled gradients."""
-        gradients = [_local(p.grad) for p in self._parameters if p.grad is not None]
-        gradients = [g for g in gradients if g.numel()]
-        if not gradients:
-            return torch.zeros((), dtype=torch.float64, device=self.world.device)
-        norm = torch.nn.utils.get_total_norm(gradients, error_if_nonfinite=False)
-        # Copies hold equal gradients, so each contributes its share of the sum over all ranks.
-        return norm.double().square() / self.plan.layout.dp_replicate
+        by_copies: dict[int, list[torch.Tensor]] = {}
+        for parameter in self._parameters:
+            if parameter.grad is not None and (local := _local(parameter.grad)).numel():
+                by_copies.setdefault(self._copies(parameter), []).append(local)
+        total = torch.zeros((), dtype=torch.float64, device=self.world.device)
+        for copies, gradients in by_copies.items():
+            norm = torch.nn.utils.get_total_norm(gradients, error_if_nonfinite=False)
+            # Copies hold equal gradients, so each contributes its share of the sum over all ranks.
+            total += norm.double().square() / copies
+        return total
+
+    def _copies(self, parameter: torch.Tensor) -> int:
+        """Return how many ranks hold the same part of a parameter."""
+        holders = self.world.size // self.plan.layout.pp  # a parameter lives on the ranks of one stage
+        if not isinstance(parameter, DTensor):
+            return holders
+        mesh = parameter.device_mesh
+        shards = math.prod(mesh.size(i) for i, place in enumerate(parameter.placements) if place.is_shard())
+        return holders // shards
 
     def _update(self, step: int, loss: float, norm: float, correction: float, lr: float) -> bool:
         """Scale, clip and apply the gradients; return whether weights changed."""

@@ -106,7 +106,10 @@ def leave_world() -> None:
 
 
 def build_mesh(layout: Layout, world: World) -> DeviceMesh | None:
-    """Return the device mesh of a layout (axes of degree one included), or None for a world of one."""
+    """Return the device mesh of a layout (axes of degree one included), or None for a world of one.
+
+    Beside the layout's own axes it has `fsdp`, the flattened `dp_shard` and `cp`: ranks that share one copy's state.
+    """
     if layout.devices != world.size:
         raise ConfigError(
             f"the plan needs {layout.devices} processes and {world.size} are running",
@@ -116,4 +119,6 @@ def build_mesh(layout: Layout, world: World) -> DeviceMesh | None:
     if world.size == 1:
         return None
     shape = layout.mesh_shape
-    return init_device_mesh(world.device.type, tuple(shape.values()), mesh_dim_names=tuple(shape))
+    mesh = init_device_mesh(world.device.type, tuple(shape.values()), mesh_dim_names=tuple(shape))
+    mesh["dp_shard", "cp"]._flatten("fsdp")
+    return mesh

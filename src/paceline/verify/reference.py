@@ -18,8 +18,8 @@ from torch import nn
 from paceline.plan.layout import rows_of
 from paceline.plan.plan import Plan
 from paceline.run.precision import MASTER_DTYPES, cast_floats
+from paceline.run.rng import seed_at
 from paceline.run.schedule import learning_rate
-from paceline.run.step import seed_at
 from paceline.task.data.order import sample_ids
 from paceline.task.data.source import Source
 from paceline.task.models.build import build_model

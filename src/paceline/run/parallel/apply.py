@@ -28,6 +28,16 @@ class Gradients(Protocol):
         """Return once the sums are complete."""
 
 
+def is_sharded(plan: Plan) -> bool:
+    """Return whether FSDP2 holds the weights: where ranks share a copy's state, or an axis splits the model itself.
+
+    In the second case it also sums gradients over `dp_replicate`, since it knows how to do that for split weights.
+    """
+    layout = plan.layout
+    splits_model = layout.tp > 1 or layout.pp > 1 or layout.ep > 1
+    return layout.dp_shard * layout.cp > 1 or (splits_model and layout.dp_replicate > 1)
+
+
 def apply_plan(model: nn.Module, blocks: list[nn.Module], plan: Plan, mesh: DeviceMesh | None) -> Gradients:
     """Change `model` in place into what `plan` asks for and return how its gradients are summed.
 
@@ -35,7 +45,7 @@ def apply_plan(model: nn.Module, blocks: list[nn.Module], plan: Plan, mesh: Devi
     single device.
     """
     compute, master = COMPUTE_DTYPES[plan.precision], MASTER_DTYPES[plan.precision]
-    sharded = mesh is not None and plan.layout.dp_shard > 1
+    sharded = mesh is not None and is_sharded(plan)
     if compute != master and not sharded:
         for unit in [*blocks, model]:
             cast_unit(unit, compute, set(blocks) - {unit})
@@ -48,6 +58,6 @@ def apply_plan(model: nn.Module, blocks: list[nn.Module], plan: Plan, mesh: Devi
         assert mesh is not None
         shard(model, blocks, mesh, plan.layout, plan.zero, compute, master)
         return ShardedGradients(model, plan.zero, replicated=plan.layout.dp_replicate > 1)
-    if mesh is not None:
+    if mesh is not None and plan.layout.dp_replicate > 1:
         return ReducedGradients(model, mesh.get_group("dp_replicate"))
     return LocalGradients(model)

@@ -28,8 +28,11 @@ def shard(
     compute_dtype: torch.dtype,
     master_dtype: torch.dtype,
 ) -> None:
-    """Shard the blocks and then the rest of the model over `dp_shard`, with copies over `dp_replicate`."""
-    axes = mesh["dp_replicate", "dp_shard"] if layout.dp_replicate > 1 else mesh["dp_shard"]
+    """Shard the blocks and then the rest of the model over `fsdp` (dp_shard x cp), with copies over `dp_replicate`.
+
+    Ranks of one `cp` group hold parts of the same sequences: their gradients are summed like those of other samples.
+    """
+    axes = mesh["dp_replicate", "fsdp"] if layout.dp_replicate > 1 else mesh["fsdp"]
     policy = MixedPrecisionPolicy(
         param_dtype=None if compute_dtype == master_dtype else compute_dtype, reduce_dtype=master_dtype
     )
