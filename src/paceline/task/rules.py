@@ -1,0 +1,85 @@
+"""Rules: what a model declares so that it can be split along the model axes (tensor, pipeline, expert).
+
+    RULES = Rules(
+        tensor={"layers.*.mlp.up_proj": "column", "layers.*.mlp.down_proj": "row"},
+        first=("embed_tokens",), blocks="layers", last=("norm", "lm_head"),
+    )
+
+Patterns are module names in which `*` stands for one part. A built-in family brings its rules; a user's module names
+them in an attribute `paceline_rules`; a Hugging Face model's are read from its own plans.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from paceline.errors import ConfigError, suggestion
+
+# style -> what happens to the module's weight over the tensor axis
+STYLES = {
+    "column": "output features are split; the input is whole",
+    "row": "input features are split; the outputs are summed",
+    "vocabulary": "rows of the vocabulary are split: of an embedding, or of the head and its loss",
+    "sequence": "the weight is whole; the activation is split along the sequence",
+    "expert": "whole experts are spread over the expert axis",
+    "replicated": "the weight is whole, and so is the activation",
+}
+
+
+@dataclass(frozen=True)
+class Rules:
+    """How a model's modules may be split, and the chain in which a sample passes them."""
+
+    tensor: Mapping[str, str] = field(default_factory=dict)  # pattern of module names -> style
+    first: tuple[str, ...] = ()  # modules that only the first pipeline stage has
+    blocks: str = ""  # the container of the repeated blocks
+    last: tuple[str, ...] = ()  # modules that only the last pipeline stage has
+
+    def __post_init__(self) -> None:
+        for pattern, style in self.tensor.items():
+            if style not in STYLES:
+                raise ConfigError(f"rule '{pattern}': unknown style '{style}'", "", suggestion(style, STYLES))
+
+    def style_of(self, name: str) -> str | None:
+        """Return the style of the module with this name, None where no rule speaks of it."""
+        return next((style for pattern, style in self.tensor.items() if matches(pattern, name)), None)
+
+    def check(self, names: Iterable[str]) -> None:
+        """Raise ConfigError for a rule that matches no module: a misspelt rule must not split nothing in silence."""
+        names = list(names)
+        for pattern in [*self.tensor, *self.first, *filter(None, [self.blocks]), *self.last]:
+            if not any(matches(pattern, name) for name in names):
+                raise ConfigError(
+                    f"rule '{pattern}' matches no module",
+                    "a rule that splits nothing is a mistake",
+                    suggestion(pattern, {re.sub(r"\.\d+(?=\.|$)", ".*", name) for name in names if name}),
+                )
+
+
+def matches(pattern: str, name: str) -> bool:
+    """Return whether a module name fits a pattern; `*` stands for one dotted part."""
+    parts, wanted = name.split("."), pattern.split(".")
+    return len(parts) == len(wanted) and all(w in ("*", p) for w, p in zip(wanted, parts, strict=True))
+
+
+DECODER = Rules(
+    tensor={
+        "embed_tokens": "vocabulary",
+        "layers.*.input_layernorm": "sequence",
+        "layers.*.self_attn.q_proj": "column",
+        "layers.*.self_attn.k_proj": "column",
+        "layers.*.self_attn.v_proj": "column",
+        "layers.*.self_attn.o_proj": "row",
+        "layers.*.post_attention_layernorm": "sequence",
+        "layers.*.mlp.gate_proj": "column",
+        "layers.*.mlp.up_proj": "column",
+        "layers.*.mlp.down_proj": "row",
+        "norm": "sequence",
+        "lm_head": "vocabulary",
+    },
+    first=("embed_tokens",),
+    blocks="layers",
+    last=("norm", "lm_head"),
+)
