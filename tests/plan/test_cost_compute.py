@@ -8,7 +8,8 @@ from plan_examples import cluster, plan, profile
 
 from paceline.cluster.cluster import CalibrationStep
 from paceline.plan.cost.compute import compute_terms, matrix_peak, optimizer_term
-from paceline.plan.cost.inputs import Context, Rates, interpolate
+from paceline.plan.cost.inputs import Context
+from paceline.plan.cost.rates import Rates, interpolate
 from paceline.plan.layout import Layout
 
 

@@ -10,7 +10,8 @@ from plan_examples import cluster, plan, profile
 from paceline.cluster.cluster import ClusterSpec, Figure, Link
 from paceline.cluster.resolve import resolve_cluster
 from paceline.plan.cost.inputs import Context
-from paceline.plan.cost.network import LINK_EFFICIENCY, network_terms, ring, traffic
+from paceline.plan.cost.network import network_terms, traffic
+from paceline.plan.cost.ring import LINK_EFFICIENCY, ring
 from paceline.plan.layout import Layout
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from paceline.plan.cost.compute import calibration_note
-from paceline.plan.cost.inputs import Rates
+from paceline.plan.cost.rates import Rates
 from paceline.plan.cost.total import MEMORY_ERROR, TIME_ERROR
 from paceline.plan.forecast import Estimate, Term
 from paceline.plan.search import HEADROOM, Candidate

@@ -7,7 +7,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 
 from paceline.config.fields import option
@@ -51,6 +52,31 @@ class Layout:
         return self.dp_replicate * self.dp_shard
 
     @property
+    def state_degree(self) -> int:
+        """The number of devices that one copy's state is sharded over: `dp_shard` and `cp` together."""
+        return self.dp_shard * self.cp
+
+    @property
+    def is_sharded(self) -> bool:
+        """Whether weights are held in shards: several devices share one copy's state, or copies of a split model."""
+        return self.state_degree > 1 or (self.dp_replicate > 1 and max(self.tp, self.pp, self.ep) > 1)
+
+    def group(self, axis: str) -> tuple[int, int]:
+        """Return (size, ranks from one member to the next) of the groups along a mesh axis.
+
+        Besides the mesh's own axes there are `fsdp` (dp_shard x cp), and inside it `ep` (its inner part) and
+        `expert_shard` (the outer part, over which one part of the experts is sharded).
+        """
+        if axis == "fsdp":
+            return self.state_degree, self.tp
+        if axis == "ep":
+            return self.ep, self.tp
+        if axis == "expert_shard":
+            return self.state_degree // self.ep, self.tp * self.ep
+        inner = MESH_ORDER[MESH_ORDER.index(axis) + 1 :]
+        return getattr(self, axis), math.prod(getattr(self, name) for name in inner)
+
+    @property
     def mesh_shape(self) -> dict[str, int]:
         """Axis name to degree, in the mesh's order, outermost first."""
         return {axis: getattr(self, axis) for axis in MESH_ORDER}
@@ -82,6 +108,26 @@ def factorisations(devices: int, axes: tuple[str, ...]) -> Iterator[Layout]:
     for degree in (d for d in range(1, devices + 1) if devices % d == 0):
         for layout in factorisations(devices // degree, rest):
             yield Layout(**{**{field.name: getattr(layout, field.name) for field in fields(layout)}, axis: degree})
+
+
+def layouts_over(devices: int, degrees: Mapping[str, Sequence[int]]) -> Iterator[Layout]:
+    """Yield every layout of exactly `devices` devices whose degrees are among those given; axes left out stay at 1."""
+    allowed = {axis: sorted(set(degrees.get(axis, (1,)))) for axis in (*MESH_ORDER, "ep")}
+
+    def spread(rest: int, axes: tuple[str, ...]) -> Iterator[dict[str, int]]:
+        if not axes:
+            if rest == 1:
+                yield {}
+            return
+        for degree in allowed[axes[0]]:
+            if rest % degree == 0:
+                for others in spread(rest // degree, axes[1:]):
+                    yield {axes[0]: degree, **others}
+
+    for mesh in spread(devices, ("dp_replicate", "dp_shard", "cp", "tp", "pp")):
+        for ep in allowed["ep"]:
+            if (mesh["dp_shard"] * mesh["cp"]) % ep == 0:
+                yield Layout(**mesh, ep=ep)
 
 
 def rows_of(batch_samples: int, data_degree: int, data_rank: int) -> range:

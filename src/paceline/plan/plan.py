@@ -9,6 +9,7 @@ from paceline.plan.layout import Layout
 
 PRECISIONS = ("fp32", "bf16", "fp16", "fp64")
 RECOMPUTE = ("none", "selective", "full")
+SCHEDULES = ("1f1b", "interleaved", "zero-bubble", "gpipe")
 
 
 @dataclass(frozen=True)
@@ -33,6 +34,9 @@ class PlanSpec:
         "auto", "dtype of forward and backward; weights and optimizer state stay fp32", choices=("auto", *PRECISIONS)
     )
     compile: bool = option(False, "compile each block with torch.compile")
+    schedule: str = option(
+        "auto", "order in which pipeline stages run micro-batches", choices=("auto", *SCHEDULES)
+    )
     goal: str = option("time", "what the planner minimises", choices=("time", "memory", "money", "energy"))
 
 
@@ -48,12 +52,32 @@ class Plan:
     recompute: str = "none"  # none, selective, full
     precision: str = "fp32"  # fp32, bf16, fp16, fp64
     compile: bool = False
+    schedule: str = "1f1b"  # order in which pipeline stages run micro-batches
+    stages: tuple[int, ...] = ()  # repeated blocks of each stage; stage i runs on pipeline rank i mod pp
+
+    @property
+    def chunks(self) -> int:
+        """The number of stages that each pipeline rank runs."""
+        return max(1, len(self.stages) // self.layout.pp)
 
     def __str__(self) -> str:
         parts = [str(self.layout)]
-        if self.layout.dp_shard > 1:
+        if self.layout.state_degree > 1:
             parts.append(f"ZeRO-{self.zero}")
+        if self.layout.pp > 1:
+            parts.append(self.schedule + (f", blocks {stages_text(self.stages)}" if self.stages else ""))
         parts.append(f"micro-batch {self.micro_batch} x {self.accumulation} accumulation")
         parts.append(self.precision)
         parts.append("no recompute" if self.recompute == "none" else f"{self.recompute} recompute")
         return " · ".join([*parts, *(["compiled"] if self.compile else [])])
+
+
+def stages_text(stages: tuple[int, ...]) -> str:
+    """Return how blocks are spread over stages, runs of equal ones joined: "31+3x32+31"."""
+    runs: list[list[int]] = []
+    for blocks in stages:
+        if runs and runs[-1][1] == blocks:
+            runs[-1][0] += 1
+        else:
+            runs.append([1, blocks])
+    return "+".join(f"{count}x{blocks}" if count > 1 else str(blocks) for count, blocks in runs)

@@ -36,6 +36,12 @@ class BlockProfile:
     open_axes: tuple[str, ...] = ("dp_replicate", "dp_shard")
     tied_to: str = ""  # the block that owns this block's shared weight, which is not counted here
     transient_cap_elements: float = 0.0  # what the transient never exceeds, whatever the micro-batch (0: no cap)
+    kv_elements: float = 0.0  # keys and values that attention reads; part of `saved_elements`
+    heads: int = 0  # attention heads, and those of keys and values; 0: no attention, or unknown
+    kv_heads: int = 0
+    experts: int = 0  # routed experts; 0: none
+    expert_parameters: int = 0  # parameters of the routed experts; part of `parameters`
+    routed_elements: float = 0.0  # elements sent to routed experts: tokens x experts per token x width
     fixed_elements: float = 0.0  # fp32 buffers from forward to backward whose size no micro-batch changes
 
 

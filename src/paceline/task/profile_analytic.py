@@ -85,6 +85,9 @@ def _layer(config: DecoderConfig, seq: int) -> BlockProfile:
         operators=2 * NORM_OPERATORS + 2 * ROTARY_OPERATORS + len(products) + 5,
         matmul_width=_width(products),
         recomputable=True,
+        kv_elements=2.0 * seq * keys,
+        heads=config.heads,
+        kv_heads=config.kv_heads,
     )
 
 

@@ -1,42 +1,80 @@
 """What a step holds at its peak, in bytes on the fullest device, by component.
 
 The classes of sharding follow Rajbhandari et al. 2020 (ZeRO, arXiv:1910.02054, section 5) as FSDP2 carries them out:
-weights rest as fp32 shards in every class and are gathered in the compute dtype.
+weights rest as fp32 shards in every class and are gathered in the compute dtype. `tp` divides all that a block holds
+but the gathered inputs of its products; `cp` divides all that grows with tokens but gathered keys and values; a
+pipeline stage keeps what its micro-batches in flight have saved (Korthikanti et al. 2022, arXiv:2205.05198, section
+4). Norms' weights, whole on every tensor rank, are counted as if divided: they are a ten-thousandth of a block.
 """
 
 from __future__ import annotations
 
-from paceline.plan.cost.compute import state_bytes
-from paceline.plan.cost.inputs import BYTES, STATE_VALUES, Context
+from paceline.plan.cost.compute import held_text, state_bytes
+from paceline.plan.cost.inputs import Context
 from paceline.plan.cost.network import BUCKET_BYTES
+from paceline.plan.cost.parts import Part, Stage
+from paceline.plan.cost.rates import BYTES, STATE_VALUES
 from paceline.plan.forecast import Term
 from paceline.plan.plan import Plan
+from paceline.task.profile import BlockProfile
 
 # What allocators keep beyond what is in use, as a part of activations and transients. CPU: eight runs of small decoders
 # on one machine missed 16 to 20 % of large sums and more of small ones. CUDA: the caching allocator's rounding.
 ALLOCATOR_SHARE = {"cpu": 0.20, "cuda": 0.10}
+GATHERED_INPUTS = 2  # of a block's products, kept whole over tp for their gradients: attention's and the feed-forward's
 
 
 def memory_terms(context: Context, plan: Plan) -> list[Term]:
-    """Return bytes per component; they add up to the peak."""
-    size, shards = state_bytes(plan), plan.layout.dp_shard
-    parameters = context.parameters
-    over = f" / dp_shard {shards}" if shards > 1 else ""
+    """Return bytes per component on the fullest device; they add up to the peak."""
+    stages = context.stages(plan)
+    if len(stages) == 1:
+        return _stage_terms(context, plan, stages[0])
+    # Of equal stages the first holds the most micro-batches.
+    return max((_stage_terms(context, plan, stage) for stage in stages), key=lambda terms: sum(t.value for t in terms))
+
+
+def in_flight(plan: Plan, rank: int) -> float:
+    """Return how many micro-batches' activations a pipeline rank holds at most, in units of all its chunks.
+
+    GPipe holds all; 1F1B as many as there are ranks from here on (Narayanan et al. 2021, arXiv:2104.04473, section
+    2.2); interleaved, the warm-up chunks of torch.distributed.pipelining and one more.
+    """
+    ranks, count, chunks = plan.layout.pp, plan.accumulation, plan.chunks
+    if ranks == 1:
+        return 1.0
+    if plan.schedule == "gpipe":
+        return float(count)
+    if plan.schedule == "1f1b":
+        return float(min(count, ranks - rank))
+    per_round = count // max(1, count // ranks)
+    ahead = 1 if plan.schedule == "zero-bubble" else 2
+    warm_up = min(count * chunks, (chunks - 1) * per_round + ahead * (ranks - 1 - rank))
+    return min(count * chunks, warm_up + 1) / chunks
+
+
+def _stage_terms(context: Context, plan: Plan, stage: Stage) -> list[Term]:
+    part, layout = stage.part, plan.layout
+    size, shards = state_bytes(plan), layout.state_degree
+    parameters = part.parameters / layout.tp
+    over = held_text(plan) + (f" / dp_shard{' x cp' if layout.cp > 1 else ''} {shards}" if shards > 1 else "")
     values = STATE_VALUES[context.optimizer]
     terms = [
-        Term("weights", size * parameters / shards, f"{size} B x {parameters:,} parameters{over}", "measured"),
-        _gradients(context, plan),
+        Term("weights", size * parameters / shards, f"{size} B x {part.parameters:,} parameters{over}", "measured"),
+        _gradients(plan, parameters),
         Term(
             "optimizer state",
             values * size * parameters / shards,
             f"{values} values x {size} B x parameters{over} ({context.optimizer})",
             "measured",
         ),
-        _compute_copies(context, plan),
-        _activations(context, plan),
-        _transients(context, plan),
-        _buffers(context, plan),
+        _compute_copies(plan, part, in_flight(plan, stage.first)),
+        _activations(plan, part, in_flight(plan, stage.first)),
+        _transients(plan, part),
+        _buffers(context, plan, part),
     ]
+    if fixed := sum(block.fixed_elements * number for block, number in part.shapes):
+        text = f"{max(4, BYTES[plan.precision])} B x gradients of the loss, from forward to backward{_over_tp(plan)}"
+        terms.append(Term("loss buffers", max(4, BYTES[plan.precision]) * fixed / layout.tp, text, "measured"))
     short_lived = sum(term.value for term in terms if term.name in ("activations", "transients"))
     kept = ALLOCATOR_SHARE[context.cluster.device.kind]
     terms.append(Term("allocator buffers", kept * short_lived, f"{kept:.0%} of activations and transients", "assumed"))
@@ -44,77 +82,108 @@ def memory_terms(context: Context, plan: Plan) -> list[Term]:
     return [*terms, Term("runtime", runtime.value, runtime.note or "process before any tensor", runtime.source)]
 
 
-def _gradients(context: Context, plan: Plan) -> Term:
-    size, shards = state_bytes(plan), plan.layout.dp_shard
+def _over_tp(plan: Plan) -> str:
+    return f" / tp {plan.layout.tp}" if plan.layout.tp > 1 else ""
+
+
+def _gradients(plan: Plan, parameters: float) -> Term:
+    size, shards = state_bytes(plan), plan.layout.state_degree
     # ZeRO-1 adds up whole gradients over micro-batches; with a single one they are scattered as they come.
     whole = shards == 1 or (plan.zero == 1 and plan.accumulation > 1)
     divided = 1 if whole else shards
-    text = f"{size} B x parameters" + ("" if whole else f" / dp_shard {shards}")
+    text = f"{size} B x parameters{held_text(plan)}" + ("" if whole else f" / dp_shard {shards}")
     if whole and shards > 1:
         text += ", whole until the last micro-batch (ZeRO-1), and this device's shard"
-        return Term("gradients", size * context.parameters * (1 + 1 / shards), text, "measured")
-    return Term("gradients", size * context.parameters / divided, text, "measured")
+        return Term("gradients", size * parameters * (1 + 1 / shards), text, "measured")
+    return Term("gradients", size * parameters / divided, text, "measured")
 
 
-def _compute_copies(context: Context, plan: Plan) -> Term:
+def _compute_copies(plan: Plan, part: Part, flying: float) -> Term:
     """Return weights in the compute dtype beside the fp32 ones: gathered, or cast and saved for the backward pass."""
-    size = BYTES[plan.precision]
-    if plan.layout.dp_shard == 1:
+    size, layout = BYTES[plan.precision], plan.layout
+    parameters, root = part.parameters / layout.tp, part.root_parameters / layout.tp
+    largest = part.largest_unit(layout.ep) / layout.tp
+    here = held_text(plan)
+    if not layout.is_sharded:
         if size >= 4:
             return Term("weight copies", 0.0, "none: computes on the weights themselves", "measured")
         if plan.recompute == "none":
-            return Term("weight copies", size * context.parameters, f"{size} B x parameters, cast", "measured")
-        held = min(context.parameters, context.root_parameters + context.largest_unit)
-        return Term("weight copies", size * held, f"{size} B x (root + largest block), cast again", "measured")
+            times = f"{flying:g} micro-batches in flight x " if flying > 1 else ""
+            text = f"{times}{size} B x parameters{here}, cast"
+            return Term("weight copies", flying * size * parameters, text, "measured")
+        held = min(parameters, root + largest)
+        return Term("weight copies", size * held, f"{size} B x (root + largest block){here}, cast again", "measured")
+    gathered = parameters - part.expert_parameters * (1 - 1 / layout.ep) / layout.tp
     if plan.zero == 3:
-        held = min(context.parameters, context.root_parameters + 2 * context.largest_unit)
-        return Term("weight copies", size * held, f"{size} B x (root + 2 largest blocks), gathered", "measured")
-    return Term("weight copies", size * context.parameters, f"{size} B x parameters, gathered for the step", "measured")
+        held = min(gathered, root + 2 * largest)
+        return Term("weight copies", size * held, f"{size} B x (root + 2 largest blocks){here}, gathered", "measured")
+    return Term("weight copies", size * gathered, f"{size} B x parameters{here}, gathered for the step", "measured")
 
 
-def _activations(context: Context, plan: Plan) -> Term:
+def _saved(block: BlockProfile, plan: Plan) -> float:
+    """Return the bytes that a block keeps of one sample for its backward pass, without recompute, on one device."""
+    size, tp, cp = BYTES[plan.precision], plan.layout.tp, plan.layout.cp
+    inputs = GATHERED_INPUTS * block.input_elements if block.recomputable else 0.0
+    split = max(0.0, block.saved_elements - inputs - block.kv_elements)
+    kept = split / (tp * cp) + inputs / cp + block.kv_elements / tp if tp * cp > 1 else block.saved_elements
+    return size * kept + max(4, size) * block.saved_fp32_elements / (tp * cp)
+
+
+def _activations(plan: Plan, part: Part, flying: float) -> Term:
     size, samples = BYTES[plan.precision], plan.micro_batch
-    wide = max(4, size)
+    spread = plan.layout.tp * plan.layout.cp
     kept, working = 0.0, 0.0
-    for block in context.profile.blocks:
-        full = size * block.saved_elements + wide * block.saved_fp32_elements
+    for block, number in part.shapes:
+        full = _saved(block, plan)
         if plan.recompute == "none" or not block.recomputable:
-            kept += full
-        elif plan.recompute == "selective":
-            kept += size * block.selective_elements
-            working = max(working, full - size * block.selective_elements)
-        else:
-            kept += size * block.input_elements
-            working = max(working, full)
+            kept += number * full
+            continue
+        elements = block.selective_elements if plan.recompute == "selective" else block.input_elements
+        kept += number * size * elements / spread
+        working = max(working, full - size * elements / spread if plan.recompute == "selective" else full)
     text = f"{samples} samples x saved values ({size} B, fp32 where kept so)"
+    if spread > 1:
+        text += f" over cp {plan.layout.cp} x tp {plan.layout.tp}, gathered ones whole"
+    if flying != 1:
+        text += f", {flying:.3g} micro-batches in flight"
     if plan.recompute != "none":
         text += f", {plan.recompute} recompute: kept ones and one block's all"
-    return Term("activations", samples * (kept + working), text, "measured")
+    return Term("activations", samples * (flying * kept + working), text, "measured")
 
 
-def _transients(context: Context, plan: Plan) -> Term:
-    wide = max(4, BYTES[plan.precision])
-    largest = max(block.transient_elements for block in context.profile.blocks)
-    return Term(
-        "transients",
-        plan.micro_batch * wide * largest,
-        "largest short-lived buffers of a block (loss, products)",
-        "measured",
-    )
+def _transients(plan: Plan, part: Part) -> Term:
+    wide, tp = max(4, BYTES[plan.precision]), plan.layout.tp
+
+    def elements(block: BlockProfile) -> float:
+        grown = plan.micro_batch * block.transient_elements / plan.layout.cp
+        return (min(grown, block.transient_cap_elements) if block.transient_cap_elements else grown) / tp
+
+    largest = max(elements(block) for block, _ in part.shapes)
+    return Term("transients", wide * largest, "largest short-lived buffers of a block (loss, products)", "measured")
 
 
-def _buffers(context: Context, plan: Plan) -> Term:
+def _buffers(context: Context, plan: Plan, part: Part) -> Term:
     """Return buffers that collectives read and write besides what they produce."""
     size, layout = state_bytes(plan), plan.layout
-    if layout.dp_shard > 1:
-        compute = BYTES[plan.precision]
-        held = (2 * size + compute) * context.largest_unit
-        return Term(
-            "communication buffers",
-            held,
-            f"({size} + {size} + {compute}) B x largest unit: gradients in and out",
-            "assumed",
-        )
-    if layout.dp_replicate > 1:
-        return Term("communication buffers", min(BUCKET_BYTES, size * context.parameters), "one bucket", "assumed")
-    return Term("communication buffers", 0.0, "none: one device", "measured")
+    compute = BYTES[plan.precision]
+    held, parts = 0.0, []
+    if layout.is_sharded:
+        held += (2 * size + compute) * part.largest_unit(layout.ep) / layout.tp
+        parts.append(f"({size} + {size} + {compute}) B x largest unit{held_text(plan)}: gradients in and out")
+    elif layout.dp_replicate > 1:
+        held += min(BUCKET_BYTES, size * part.parameters / layout.tp)
+        parts.append("one bucket")
+    stream = plan.micro_batch * compute * context.stream_elements / layout.cp
+    if layout.tp > 1:
+        held += 2 * stream
+        parts.append("the stream gathered and before it is scattered")
+    if layout.ep > 1 and part.routers:
+        most = max(block.routed_elements for block, _ in part.shapes)
+        held += 2 * plan.micro_batch * compute * most / layout.cp
+        parts.append("a block's routed tokens, sent and received")
+    if layout.pp > 1:  # torch.distributed.pipelining sets one aside for each micro-batch and stage, in both directions
+        held += 2 * plan.accumulation * plan.chunks * stream / layout.tp
+        parts.append(f"2 x {plan.accumulation * plan.chunks} received streams")
+    if not parts:
+        return Term("communication buffers", 0.0, "none: one device", "measured")
+    return Term("communication buffers", held, "; ".join(parts), "assumed")

@@ -1,7 +1,7 @@
-"""What a step communicates: ring collectives over the data axes of the mesh, and what of it computing hides.
+"""What a step communicates over the data axes of the mesh, and what of it computing hides.
 
-A ring over n ranks moves (n - 1) / n of the buffer in n - 1 hops for an all-gather or a reduce-scatter, and twice that
-for an all-reduce, which is optimal in bandwidth (Patarasu & Yuan 2009; Thakur, Rabenseifner & Gropp 2005).
+Pipeline stages and tensor ranks each communicate their own weights; the routed experts of a group of `ep` devices are
+shared out, so only devices with the same experts gather and reduce those.
 """
 
 from __future__ import annotations
@@ -9,57 +9,13 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from paceline.cluster.cluster import Cluster
-from paceline.plan.cost.compute import state_bytes
-from paceline.plan.cost.inputs import BYTES, Context, weakest
+from paceline.plan.cost.compute import held_text, state_bytes
+from paceline.plan.cost.inputs import Context
+from paceline.plan.cost.rates import BYTES, weakest
 from paceline.plan.forecast import Term
 from paceline.plan.plan import Plan
 
-# What collectives reach of a published link, inside a node and over k nodes: LINK / (1 + log2 k). Read off measured
-# bus bandwidths: 8 x A100 NVLink 230 of 300 GB/s (vTrain's nccl-tests); 8 x H100 nodes over EFA, 256 MB, 361, 160,
-# 100, 85, 65, 33 GB/s over 2 to 64 nodes for all-reduce, 185 to 11 for all-gather (Ultra-Scale Playbook).
-LINK_EFFICIENCY = 0.75
 BUCKET_BYTES = 25 * 2**20  # gradients of plain copies are reduced in buckets of this size
-
-
-@dataclass(frozen=True)
-class Ring:
-    """The ring that a group of `size` devices, `stride` ranks apart, forms: its bandwidth and latency."""
-
-    size: int
-    nodes: int
-    bytes_per_second: dict[str, float]
-    pass_latency_seconds: float  # of size - 1 hops
-    source: str
-
-    def seconds(self, collective: str, total_bytes: float, launches: float) -> float:
-        """Return the seconds of `launches` collectives that together cover `total_bytes`."""
-        if self.size == 1:
-            return 0.0
-        passes = 2 if collective == "all_reduce" else 1
-        wire = passes * (self.size - 1) / self.size * total_bytes / self.bytes_per_second[collective]
-        return wire + passes * launches * self.pass_latency_seconds
-
-
-def ring(cluster: Cluster, size: int, stride: int) -> Ring:
-    """Return the ring of a group. Groups `stride` apart run at once and share their nodes' adapters."""
-    per_node = max(1, min(size, cluster.devices_per_node // stride))
-    nodes = -(-size // per_node)
-    near, far = cluster.links[0], cluster.links[-1]
-    names = ("all_reduce", "all_gather", "reduce_scatter")
-    inside = {
-        name: near.collective_bytes_per_second.get(name)
-        or near.bytes_per_second.value * (LINK_EFFICIENCY if near.bytes_per_second.source == "published" else 1.0)
-        for name in names
-    }
-    near_latency = near.latency_seconds.value
-    if nodes == 1:
-        return Ring(size, 1, inside, (size - 1) * near_latency, near.bytes_per_second.source)
-    # Every member brings its adapter's share; a chain through the node's members joins them.
-    across = per_node * far.bytes_per_second.value * LINK_EFFICIENCY / (1 + math.log2(nodes))
-    latency = (size - nodes) * near_latency + (nodes - 1) * far.latency_seconds.value
-    source = weakest(far.bytes_per_second.source, near.bytes_per_second.source if per_node > 1 else "measured")
-    return Ring(size, nodes, {name: min(inside[name], across) for name in names}, latency, source)
 
 
 @dataclass(frozen=True)
@@ -75,42 +31,42 @@ class Traffic:
 
 def traffic(context: Context, plan: Plan) -> Traffic:
     """Return what a step communicates. The classes follow the table in run/parallel/data.py."""
-    layout = plan.layout
-    shard = ring(context.cluster, layout.dp_shard, 1)
-    copies = ring(context.cluster, layout.dp_replicate, layout.dp_shard)
-    parameters, units = context.parameters, context.units
-    gather_seconds, gather_text, reduce_parts = 0.0, "", []
-    rounds = plan.accumulation
-    if layout.dp_shard > 1:
-        compute_bytes, blocks = BYTES[plan.precision], parameters - context.root_parameters
-        if plan.zero == 3:  # the root unit stays gathered from forward to backward
-            gathered, launches = rounds * (2 * blocks + context.root_parameters), rounds * (2 * units - 1)
-            gather_text = f"{rounds} micro-batches x all-gather in forward and backward"
-        else:
-            gathered, launches = parameters, units
-            gather_text = "one all-gather per step"
+    layout, part, rounds = plan.layout, context.heaviest(plan), plan.accumulation
+    shard, copies = (context.ring(plan, axis) for axis in ("fsdp", "dp_replicate"))
+    experts = part.expert_parameters / layout.tp / layout.ep
+    dense, root = (part.parameters - part.expert_parameters) / layout.tp, part.root_parameters / layout.tp
+    memory_rate = context.rates(plan.precision).memory_rate
+    gather_seconds, gather_text, reduce_parts, reduce_seconds = 0.0, "", [], 0.0
+    if shard.size > 1:
+        compute_bytes, size = BYTES[plan.precision], state_bytes(plan)
+        # The root unit stays gathered from forward to backward.
+        passes = 2 * rounds if plan.zero == 3 else 1
+        gathered = passes * dense - (rounds * root if plan.zero == 3 else 0.0)
+        launches = rounds * (2 * part.units - 1) if plan.zero == 3 else part.units
         gather_seconds = shard.seconds("all_gather", gathered * compute_bytes, launches)
-        gather_seconds += 2 * gathered * compute_bytes / context.rates(plan.precision).memory_rate
-        gather_text += f" over {shard.size} ({compute_bytes} B/parameter), and a copy out of the buffer"
         times = rounds if plan.zero >= 2 else 1
-        size = state_bytes(plan)
-        reduce_seconds = shard.seconds("reduce_scatter", times * parameters * size, times * units)
-        reduce_seconds += 2 * times * parameters * size / context.rates(plan.precision).memory_rate
+        reduce_seconds = shard.seconds("reduce_scatter", times * dense * size, times * part.units)
+        if experts:
+            same = context.ring(plan, "expert_shard")
+            gather_seconds += same.seconds("all_gather", passes * experts * compute_bytes, passes * part.routers)
+            reduce_seconds += same.seconds("reduce_scatter", times * experts * size, times * part.routers)
+        gather_seconds += 2 * (gathered + passes * experts) * compute_bytes / memory_rate
+        reduce_seconds += 2 * times * (dense + experts) * size / memory_rate
+        how = f"{rounds} micro-batches x all-gather in forward and backward" if plan.zero == 3 else "one all-gather"
+        gather_text = f"{how}{' per step' if plan.zero < 3 else ''} over {shard.size} ({compute_bytes} B/parameter)"
+        gather_text += f"{held_text(plan)}, and a copy out of the buffer"
         reduce_parts.append(f"{times} x reduce-scatter over {shard.size} ({size} B/parameter)")
-    else:
-        reduce_seconds = 0.0
-    if layout.dp_replicate > 1:
-        total = parameters * state_bytes(plan) / layout.dp_shard
-        launches = units if layout.dp_shard > 1 else math.ceil(total / BUCKET_BYTES)
+    if copies.size > 1:
+        total = part.parameters / layout.tp * state_bytes(plan) / layout.state_degree
+        launches = part.units if layout.is_sharded else math.ceil(total / BUCKET_BYTES)
         reduce_seconds += copies.seconds("all_reduce", total, launches)
-        reduce_parts.append(
-            f"one all-reduce of the {'shard' if layout.dp_shard > 1 else 'gradients'} over {copies.size}"
-        )
+        what = "shard" if layout.state_degree > 1 else "gradients"
+        reduce_parts.append(f"one all-reduce of the {what} over {copies.size}")
     return Traffic(
         gather_seconds,
         gather_text,
         reduce_seconds,
-        " + ".join(reduce_parts),
+        " + ".join(reduce_parts) + (held_text(plan) if reduce_parts else ""),
         weakest(*(group.source for group in (shard, copies) if group.size > 1), "measured"),
     )
 
@@ -127,8 +83,8 @@ def network_terms(context: Context, plan: Plan, forward_backward_seconds: float)
     moved = traffic(context, plan)
     gather, reduce, how = moved.gather_seconds, moved.reduce_seconds, "not overlapped (CPU)"
     if context.cluster.device.kind != "cpu":
-        ends = 1 / max(1, context.units)
-        reduces_always = plan.layout.dp_shard > 1 and plan.zero >= 2
+        ends = 1 / max(1, context.heaviest(plan).units)
+        reduces_always = plan.layout.state_degree > 1 and plan.zero >= 2
         window = 2 / 3 * forward_backward_seconds / (1 if reduces_always else plan.accumulation)
         gather_window = forward_backward_seconds / (1 if plan.zero == 3 else plan.accumulation)
         # Both share the links: the backward pass hides reduction first, and gathering takes what is left.

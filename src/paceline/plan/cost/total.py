@@ -6,9 +6,11 @@ import math
 
 from paceline.cluster.cluster import Cluster
 from paceline.plan.cost.compute import compute_terms, fixed_term, matrix_peak, optimizer_term
-from paceline.plan.cost.inputs import Context, weakest
+from paceline.plan.cost.axes import axis_terms, bubble_terms
+from paceline.plan.cost.inputs import Context
 from paceline.plan.cost.memory import memory_terms
 from paceline.plan.cost.network import network_terms
+from paceline.plan.cost.rates import weakest
 from paceline.plan.forecast import Estimate, Forecast, Term
 from paceline.plan.plan import Plan
 from paceline.task.profile import ModelProfile
@@ -36,8 +38,10 @@ def forecast_plan(
 def price(context: Context, plan: Plan) -> Forecast:
     """Return what a plan will take, from a context that many plans share."""
     compute = compute_terms(context, plan)
+    inside = axis_terms(context, plan)
+    bubble = bubble_terms(context, plan, compute, inside)
     network = network_terms(context, plan, sum(term.value for term in compute))
-    time = (*compute, *network, optimizer_term(context, plan), fixed_term(context, plan))
+    time = (*compute, *inside, *bubble, *network, optimizer_term(context, plan), fixed_term(context, plan))
     memory = tuple(memory_terms(context, plan))
     step = time_estimate(time, context.rates(plan.precision).relative_spread)
     run = _scaled(step, context.steps)

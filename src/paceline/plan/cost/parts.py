@@ -1,0 +1,226 @@
+"""The part of a model that one device computes: the whole chain, or the blocks of its pipeline stages.
+
+Blocks of one shape are counted, not listed, so that pricing a plan does not depend on the model's depth.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cached_property
+
+from paceline.task.profile import BlockProfile, ModelProfile
+
+# Collectives over tp of one forward pass, each of the whole stream, with the sequence split between regions: a gather
+# before and a reduce-scatter after attention and after the feed-forward; the embedding's sum; the head's gather.
+# The backward pass has the same with the two kinds swapped (Korthikanti et al. 2022, arXiv:2205.05198, figure 5).
+TENSOR_COLLECTIVES = {"embedding": 1, "decoder": 4, "module": 4, "head": 1, "norm": 0}
+
+
+@dataclass(frozen=True)
+class Counts:
+    """Counts of one sample's forward pass over some blocks, products grouped by their width."""
+
+    matmul: tuple[tuple[int, float], ...]  # (width, FLOPs)
+    attention_flops: float
+    moved_elements: float
+    operators: int
+
+
+def count(blocks: Iterable[BlockProfile]) -> Counts:
+    """Return the sums over the blocks."""
+    blocks = tuple(blocks)
+    by_width: dict[int, float] = {}
+    for block in blocks:
+        if block.matmul_flops:
+            by_width[block.matmul_width] = by_width.get(block.matmul_width, 0.0) + block.matmul_flops
+    return Counts(
+        tuple(sorted(by_width.items())),
+        sum(block.attention_flops for block in blocks),
+        sum(block.moved_elements for block in blocks),
+        sum(block.operators for block in blocks),
+    )
+
+
+@dataclass(frozen=True)
+class Part:
+    """Some blocks of a chain. `tied_parameters` are those of a shared weight whose owner is in another part."""
+
+    blocks: tuple[BlockProfile, ...]
+    tied_parameters: int = 0
+
+    @cached_property
+    def shapes(self) -> tuple[tuple[BlockProfile, int], ...]:
+        """The different blocks, and how many there are of each."""
+        counted = Counter(dataclasses.replace(block, name="") for block in self.blocks)
+        return tuple(counted.items())
+
+    @cached_property
+    def counts(self) -> Counts:
+        """Counts of all blocks."""
+        return count(self.blocks)
+
+    @cached_property
+    def recomputable_counts(self) -> Counts:
+        """Counts of the blocks that activation checkpointing applies to."""
+        return count(self.recomputable)
+
+    @cached_property
+    def recomputable(self) -> tuple[BlockProfile, ...]:
+        """The blocks that activation checkpointing applies to; they are also the units of sharding."""
+        return tuple(block for block in self.blocks if block.recomputable)
+
+    @cached_property
+    def parameters(self) -> int:
+        """All parameters, shared ones once."""
+        return self.tied_parameters + sum(block.parameters for block in self.blocks)
+
+    @cached_property
+    def expert_parameters(self) -> int:
+        """Parameters of routed experts."""
+        return sum(block.expert_parameters for block in self.blocks)
+
+    @cached_property
+    def root_parameters(self) -> int:
+        """Parameters outside the repeated blocks: one unit of sharding of its own."""
+        return self.parameters - sum(block.parameters for block in self.recomputable)
+
+    @cached_property
+    def units(self) -> int:
+        """Units of sharding: each repeated block, and the rest."""
+        return len(self.recomputable) + (1 if self.root_parameters else 0)
+
+    def largest_unit(self, ep: int = 1) -> float:
+        """Return the parameters of the largest unit of sharding on a device that has one in `ep` of its experts."""
+        held = (block.parameters - block.expert_parameters * (1 - 1 / ep) for block, _ in self._repeated)
+        return max([*held, self.root_parameters])
+
+    @cached_property
+    def _repeated(self) -> tuple[tuple[BlockProfile, int], ...]:
+        return tuple((block, number) for block, number in self.shapes if block.recomputable)
+
+    @cached_property
+    def tensor_collectives(self) -> tuple[int, int]:
+        """Collectives over tp of one forward pass: all of them, and those that recompute runs again."""
+        every = sum(TENSOR_COLLECTIVES.get(block.kind, 0) * number for block, number in self.shapes)
+        return every, sum(TENSOR_COLLECTIVES.get(block.kind, 0) * number for block, number in self._repeated)
+
+    @cached_property
+    def kv_elements(self) -> float:
+        """Keys and values of one sample over all blocks."""
+        return sum(block.kv_elements for block in self.blocks)
+
+    @cached_property
+    def attentions(self) -> int:
+        """Blocks that have keys and values."""
+        return sum(1 for block in self.blocks if block.kv_elements)
+
+    @cached_property
+    def routed_elements(self) -> float:
+        """Elements of one sample sent to routed experts over all blocks."""
+        return sum(block.routed_elements for block in self.blocks)
+
+    @cached_property
+    def routers(self) -> int:
+        """Blocks that have routed experts."""
+        return sum(1 for block in self.blocks if block.routed_elements)
+
+    @cached_property
+    def has_head(self) -> bool:
+        """Whether the loss is computed here."""
+        return any(block.kind == "head" for block in self.blocks)
+
+
+@dataclass(frozen=True)
+class Stage:
+    """The part of a pipeline rank, with the first rank that has a part of this shape and how many ranks do."""
+
+    part: Part
+    first: int
+    ranks: int
+
+
+def whole(profile: ModelProfile) -> Part:
+    """Return all blocks as one part."""
+    return Part(profile.blocks)
+
+
+def split_stages(profile: ModelProfile, stages: tuple[int, ...], ranks: int) -> tuple[Stage, ...]:
+    """Return the different parts of `ranks` pipeline ranks. `stages[i]` repeated blocks are stage i, on rank i mod ranks.
+
+    What comes before the repeated blocks belongs to the first stage, what comes after them to the last.
+    """
+    cuts = [0]
+    repeated = [index for index, block in enumerate(profile.blocks) if block.recomputable]
+    for taken in _running(stages)[:-1]:
+        cuts.append(repeated[taken])
+    cuts.append(len(profile.blocks))
+    pieces = [profile.blocks[begin:end] for begin, end in zip(cuts, cuts[1:], strict=False)]
+    found: dict[object, Stage] = {}
+    owners = {block.name: block for block in profile.blocks}
+    for rank in range(ranks):
+        blocks = tuple(block for piece in pieces[rank::ranks] for block in piece)
+        names = {block.name for block in blocks}
+        tied = sum(owners[block.tied_to].parameters for block in blocks if block.tied_to and block.tied_to not in names)
+        part = Part(blocks, tied)
+        key = (frozenset(part.shapes), tied)
+        seen = found.get(key)
+        found[key] = Stage(seen.part, seen.first, seen.ranks + 1) if seen else Stage(part, rank, 1)
+    return tuple(found.values())
+
+
+def _running(values: tuple[int, ...]) -> list[int]:
+    sums = [0]
+    for value in values:
+        sums.append(sums[-1] + value)
+    return sums[1:]
+
+
+def balanced_stages(profile: ModelProfile, count_of_stages: int) -> tuple[int, ...]:
+    """Return the repeated blocks of each stage so that the slowest stage does the least work, every stage at least one.
+
+    Work is FLOPs; what precedes the repeated blocks weighs on the first stage and what follows them on the last. A
+    block without any FLOPs anywhere counts by its parameters. Raises ValueError with fewer blocks than stages.
+    """
+    blocks = profile.blocks
+    repeated = [index for index, block in enumerate(blocks) if block.recomputable]
+    if len(repeated) < count_of_stages:
+        raise ValueError(f"{len(repeated)} repeated blocks cannot fill {count_of_stages} stages")
+    flops = [block.matmul_flops + block.attention_flops for block in blocks]
+    work = flops if sum(flops) else [float(block.parameters) for block in blocks]
+    before, after = sum(work[: repeated[0]]), sum(work[repeated[-1] + 1 :])
+    costs = [sum(work[begin:end]) for begin, end in zip(repeated, [*repeated[1:], repeated[-1] + 1], strict=True)]
+    low, high = max([*costs, 0.0]), sum(costs) + before + after
+    best = _filled(costs, high, before, after, count_of_stages)
+    for _ in range(50):
+        middle = (low + high) / 2
+        tried = _filled(costs, middle, before, after, count_of_stages)
+        if tried is None:
+            low = middle
+        else:
+            best, high = tried, middle
+    assert best is not None
+    return best
+
+
+def _filled(costs: list[float], limit: float, before: float, after: float, stages: int) -> tuple[int, ...] | None:
+    """Return stages of at most `limit` work each, every stage with a block, or None where that cannot be.
+
+    Filled from the end, so that the slack comes to the first stages: those hold the most micro-batches.
+    """
+    sizes: list[int] = []
+    left = len(costs)
+    for stage in range(stages - 1, -1, -1):
+        work = after if stage == stages - 1 else 0.0
+        work += before if stage == 0 else 0.0
+        taken = 0
+        while left - taken > stage and (taken == 0 or stage == 0 or work + costs[left - taken - 1] <= limit):
+            taken += 1
+            work += costs[left - taken]
+        if work > limit * (1 + 1e-9) and stages > 1:
+            return None
+        sizes.append(taken)
+        left -= taken
+    return tuple(reversed(sizes))
