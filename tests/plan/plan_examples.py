@@ -38,9 +38,15 @@ def block(name: str, kind: str = "decoder", recomputable: bool = True, **changes
 def profile(layers: int = 4, **changes: float) -> ModelProfile:
     blocks = [block("embedding", "embedding", False, matmul_flops=0.0, attention_flops=0.0)]
     blocks += [block(f"layers.{index}", **changes) for index in range(layers)]
-    return ModelProfile(
-        "round", tuple(blocks), tokens_per_sample=256, source="analytic", closed_axes={"tp": "no rules"}
-    )
+    closed = dict.fromkeys(("cp", "tp", "pp", "ep"), "no rules")
+    return ModelProfile("round", tuple(blocks), tokens_per_sample=256, source="analytic", closed_axes=closed)
+
+
+def opened(model: ModelProfile | None = None, *axes: str) -> ModelProfile:
+    """Return the profile with every axis open, or only those named."""
+    model = model or profile()
+    closed = {axis: why for axis, why in (model.closed_axes or {}).items() if axes and axis not in axes}
+    return dataclasses.replace(model, closed_axes=closed)
 
 
 def cluster(devices: int = 4, kind: str = "cpu", memory_bytes: float = 64e9, **changes: object) -> Cluster:

@@ -14,7 +14,8 @@ from paceline.plan.cost.total import forecast_plan, money_energy_carbon, time_es
 from paceline.plan.forecast import Estimate, Term
 from paceline.plan.layout import Layout
 from paceline.plan.plan import PlanSpec
-from paceline.plan.search import HEADROOM, TIE_RATIO, micro_batches, search
+from paceline.plan.search import HEADROOM, TIE_RATIO, search
+from paceline.plan.space import micro_batches
 
 
 def found(constraints=None, where=None, model=None, batch=64, **changes):
@@ -119,7 +120,7 @@ def test_a_micro_batch_larger_than_the_part_is_refused():
 def test_batch_statistics_leave_one_device_and_one_micro_batch():
     why = "BatchNorm statistics"
     model = dataclasses.replace(
-        profile(), closed_axes={"dp_replicate": why, "dp_shard": why, "accumulation": why, "tp": "no rules"}
+        profile(), closed_axes={**profile().closed_axes, "dp_replicate": why, "dp_shard": why, "accumulation": why}
     )
     result = found(where=cluster(1), model=model, batch=8)
     assert {c.plan.micro_batch for c in result.candidates} == {8}

@@ -11,6 +11,7 @@ from paceline.plan.cost.compute import calibration_note
 from paceline.plan.cost.rates import Rates
 from paceline.plan.cost.total import MEMORY_ERROR, TIME_ERROR
 from paceline.plan.forecast import Estimate, Term
+from paceline.plan.plan import Plan
 from paceline.plan.search import HEADROOM, Candidate
 from paceline.task.task import ModelSpec
 from paceline.units import format_bytes, format_count, format_rate, format_seconds
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from paceline.plan.session import Planned
 
 WIDTH = 100
+LISTED = 200  # candidates that `--explain` prints; the rest is counted
 INDENT = " " * 9
 
 
@@ -107,7 +109,7 @@ def explain_lines(planned: Planned) -> list[str]:
         "",
         *_intervals(planned),
         "",
-        *_candidates(planned.search.candidates),
+        *_candidates(planned.search.candidates, planned.search.unpriced),
         "",
         *_refusals(planned),
         "",
@@ -176,26 +178,41 @@ def _intervals(planned: Planned) -> list[str]:
     return lines
 
 
-def _candidates(candidates: Sequence[Candidate]) -> list[str]:
+def _candidates(candidates: Sequence[Candidate], unpriced: int) -> list[str]:
     noun = "plan fits" if len(candidates) == 1 else "plans fit"
     head = f"  {'step':>8}  {'memory':>9}  {'tokens/s':>8}  {'micro x accumulation':>20}  {'recompute':9}  layout"
     lines = [f"{len(candidates)} {noun}, best first (within 2 % of the best, the plan with fewest surprises):", head]
-    for candidate in candidates:
+    for candidate in candidates[:LISTED]:
         forecast, plan = candidate.forecast, candidate.plan
-        shown = str(plan.layout) + (f" ZeRO-{plan.zero}" if plan.layout.dp_shard > 1 else "")
+        shown = str(plan.layout) + (f" ZeRO-{plan.zero}" if plan.layout.state_degree > 1 else "")
+        if plan.layout.pp > 1:
+            shown += f" {plan.schedule}" + (f" x {plan.virtual_stages}" if plan.virtual_stages > 1 else "")
         lines.append(
             f"  {format_seconds(forecast.step_seconds.value):>8}  {format_bytes(forecast.peak_bytes.value):>9}"
             f"  {format_count(forecast.tokens_per_second):>8}  {f'{plan.micro_batch} x {plan.accumulation}':>20}"
             f"  {plan.recompute:9}  {shown}"
         )
+    if len(candidates) > LISTED:
+        lines.append(f"  and {len(candidates) - LISTED:,} more; --json has them all")
+    if unpriced:
+        noun = "layout" if unpriced == 1 else "layouts"
+        text = "not priced: their arithmetic and the communication inside it alone take longer, or promise least"
+        lines += _wrap("  ", f"{unpriced:,} {noun} {text}", 4)
     return lines
 
 
 def _refusals(planned: Planned) -> list[str]:
+    """Return one line for each reason, with the first plan that it speaks of and how many others."""
     refused = planned.search.refused
-    lines = [f"{len(refused)} refused:" if refused else "none refused"]
+    lines = [f"{len(refused):,} refused:" if refused else "none refused"]
+    reasons: dict[str, list[Plan]] = {}
     for refusal in refused:
-        lines += _wrap("   ", f"{refusal.plan}: {refusal.because}", 6)
+        reasons.setdefault(refusal.because, []).append(refusal.plan)
+    for because, plans in list(reasons.items())[:LISTED]:
+        others = f" (and {len(plans) - 1} more)" if len(plans) > 1 else ""
+        lines += _wrap("   ", f"{plans[0]}{others}: {because}", 6)
+    if len(reasons) > LISTED:
+        lines.append(f"   and {len(reasons) - LISTED:,} more")
     return lines
 
 

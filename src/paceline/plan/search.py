@@ -2,24 +2,36 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 from paceline.cluster.cluster import Cluster
-from paceline.errors import ConfigError, DoesNotFit
+from paceline.errors import DoesNotFit
+from paceline.plan.cost.bound import least_seconds
 from paceline.plan.cost.inputs import Context
-from paceline.plan.cost.total import price
-from paceline.plan.forecast import Forecast
-from paceline.plan.layout import Layout, accumulation_for, factorisations
+from paceline.plan.cost.memory import memory_terms
+from paceline.plan.cost.total import memory_estimate, money_energy_carbon, price
+from paceline.plan.forecast import Estimate, Forecast, Term
+from paceline.plan.layout import Layout
 from paceline.plan.plan import RECOMPUTE, Plan, PlanSpec
+from paceline.plan.refusals import pipeline_stages
+from paceline.plan.space import (
+    MODEL_AXES,
+    Refusal,
+    allowed_layouts,
+    base_plan,
+    pipelines,
+    plans_of,
+    recompute_modes,
+)
 from paceline.task.profile import ModelProfile
 from paceline.units import format_bytes, format_rate
 
 HEADROOM = 0.05  # of a device's memory, kept free: allocator rounding, other processes, evaluation
 TIE_RATIO = 1.02  # values this close to the best are a tie: forecasts cannot tell them apart
-OPEN_AXES = ("dp_replicate", "dp_shard")
-CLOSED_AXES = ("cp", "tp", "pp", "ep")
+PRICED_IN_FULL = 1_500  # plans; beyond them, only layouts that could still be the best are priced
+PRICED_AT_MOST = 3_000  # plans, most promising layouts first
 
 
 @dataclass(frozen=True)
@@ -31,21 +43,17 @@ class Candidate:
 
 
 @dataclass(frozen=True)
-class Refusal:
-    """A plan that was not taken, and why."""
-
-    plan: Plan
-    because: str
-
-
-@dataclass(frozen=True)
 class SearchResult:
-    """The best plan, all that fit in order, all that were refused, and why the precision is what it is."""
+    """The best plan, all that fit in order, all that were refused, and why the precision is what it is.
+
+    `unpriced` layouts of a large space were left out, since they compute for longer than the best plan takes.
+    """
 
     best: Candidate
     candidates: tuple[Candidate, ...]
     refused: tuple[Refusal, ...]
     precision_because: str
+    unpriced: int = 0
 
 
 def search(
@@ -64,24 +72,122 @@ def search(
     """
     context = Context(profile, cluster, batch_samples, steps, optimizer)
     precision, precision_because = choose_precision(context, constraints.precision)
-    refused = list(_closed(context, constraints, precision))
+    refused: list[Refusal] = []
     fits: list[Candidate] = []
-    nearest: tuple[float, Refusal] | None = None
-    layouts = _layouts(cluster.devices, constraints)
-    for plan in _plans(context, constraints, layouts, precision, refused):
-        forecast = price(context, plan)
-        because = memory_refusal(forecast, cluster)
-        if not because:
-            fits.append(Candidate(plan, forecast))
+    base = base_plan(constraints, precision, batch_samples)
+    modes = recompute_modes(context, constraints)
+    layouts = allowed_layouts(context, constraints, base, refused)
+    best, priced, unpriced = math.inf, 0, 0
+    nearest = Nearest()
+    scale = _per_second(context, constraints.goal)
+    for bound, layout in _most_promising(context, constraints, base, layouts):
+        hopeless = best * TIE_RATIO if priced > PRICED_IN_FULL else math.inf
+        if priced > PRICED_AT_MOST or bound * scale > hopeless:
+            unpriced += 1
             continue
-        refused.append(Refusal(plan, because))
-        if nearest is None or forecast.peak_bytes.value < nearest[0]:
-            nearest = (forecast.peak_bytes.value, refused[-1])
+        every_plan = max(getattr(layout, axis) for axis in MODEL_AXES) == 1 or constraints.goal == "memory"
+        groups = [group for group in plans_of(context, constraints, layout, base, modes, refused) if group]
+        if not every_plan:
+            groups = [group for group in groups if not least_seconds(context, group[0]) * scale > hopeless]
+            groups = _possible(context, groups, refused, nearest)
+        ample: list[Plan] = []  # plans beside which more recompute and sharding only cost time
+        for group in groups:
+            if not every_plan and any(_lighter(plan, group[0]) for plan in ample):
+                continue
+            fitting = 0
+            for plan in group:
+                memory = tuple(memory_terms(context, plan))
+                because = memory_refusal(memory, cluster)
+                if because:
+                    refused.append(Refusal(plan, because))
+                    nearest.offer(memory, refused[-1])
+                    if _grows(plan):
+                        break  # larger micro-batches need more
+                    continue
+                fits.append(Candidate(plan, price(context, plan, memory)))
+                best = min(best, _goal_value(fits[-1].forecast, constraints.goal))
+                fitting += 1
+                priced += 1
+            if fitting == len(group):
+                ample.append(group[0])
     if not fits:
-        raise _nothing_fits(profile, cluster, refused, nearest[1] if nearest else None)
-    best = min(_goal_value(candidate.forecast, constraints.goal) for candidate in fits)
+        raise _nothing_fits(profile, cluster, refused, nearest.refusal)
     fits.sort(key=lambda candidate: _rank(candidate, constraints.goal, best))
-    return SearchResult(fits[0], tuple(fits), tuple(refused), precision_because)
+    return SearchResult(fits[0], tuple(fits), tuple(refused), precision_because, unpriced)
+
+
+def _most_promising(
+    context: Context, constraints: PlanSpec, base: Plan, layouts: list[Layout]
+) -> list[tuple[float, Layout]]:
+    """Return the layouts with what none of their plans undercuts in the goal, the least first, as far as it is known."""
+    found = []
+    for layout in layouts:
+        bounds: list[float] = []
+        for schedule, several, stages in pipelines(context, constraints, layout):
+            plan = dataclasses.replace(base, layout=layout, schedule=schedule, virtual_stages=several, stages=stages)
+            if not pipeline_stages(plan, context.profile):
+                bounds.append(least_seconds(context, plan))
+        least = min(bounds, default=math.inf)
+        found.append((least, layout))
+    if constraints.goal == "memory":  # time bounds nothing there
+        return [(-math.inf, layout) for _, layout in found]
+    return sorted(found, key=lambda pair: (not math.isfinite(pair[0]), pair[0]))
+
+
+def _possible(context: Context, groups: list[list[Plan]], refused: list[Refusal], nearest: Nearest) -> list[list[Plan]]:
+    """Return the groups of which at least the smallest micro-batch fits.
+
+    The leanest are tried first: what recomputes or shards less than one that does not fit is left out unpriced.
+    """
+    kept: list[list[Plan]] = []
+    too_large: list[Plan] = []
+    for group in reversed(groups):
+        plan = group[0]
+        # Recompute saves nothing on a stage of one block, whose values are all there while it is recomputed.
+        several = min(plan.stages, default=context.profile.repeated_blocks) > 1
+        if any(_lighter(plan, other) and (several or plan.recompute == other.recompute) for other in too_large):
+            continue
+        memory = tuple(memory_terms(context, plan))
+        because = memory_refusal(memory, context.cluster)
+        if because and _grows(plan):
+            too_large.append(plan)
+            refused.append(Refusal(plan, because))
+            nearest.offer(memory, refused[-1])
+        else:
+            kept.append(group)
+    return kept[::-1]
+
+
+def _per_second(context: Context, goal: str) -> float:
+    """Return what the goal counts for a second per step, as `_goal_value` does."""
+    usd, kwh, _ = money_energy_carbon(context.cluster, Estimate(float(context.steps), 0.0, 0.0, "measured"))
+    value = {"money": usd.value, "energy": kwh.value}.get(goal, math.nan)
+    return value if math.isfinite(value) else 1.0
+
+
+@dataclass
+class Nearest:
+    """The refused plan that needs the least memory."""
+
+    refusal: Refusal | None = None
+    peak_bytes: float = math.inf
+
+    def offer(self, memory: tuple[Term, ...], refusal: Refusal) -> None:
+        """Take the plan if it needs less than the one so far."""
+        peak = sum(term.value for term in memory)
+        if peak < self.peak_bytes:
+            self.refusal, self.peak_bytes = refusal, peak
+
+
+def _lighter(plan: Plan, other: Plan) -> bool:
+    """Return whether a plan of the same layout shards and recomputes no more than another: it is never slower."""
+    same = (plan.schedule, plan.stages) == (other.schedule, other.stages)
+    return same and plan.zero <= other.zero and RECOMPUTE.index(plan.recompute) <= RECOMPUTE.index(other.recompute)
+
+
+def _grows(plan: Plan) -> bool:
+    """Return whether memory grows with the micro-batch: ZeRO-1 holds less once a single one is left to sum up."""
+    return not (plan.zero == 1 and plan.layout.state_degree > 1)
 
 
 def choose_precision(context: Context, asked: str) -> tuple[str, str]:
@@ -99,107 +205,18 @@ def choose_precision(context: Context, asked: str) -> tuple[str, str]:
     return "fp32", f"fp32: bf16 is not faster here ({format_rate(bf16, 'FLOP')} at width {widest}, {source})"
 
 
-def memory_refusal(forecast: Forecast, cluster: Cluster) -> str:
+def memory_refusal(memory: tuple[Term, ...], cluster: Cluster) -> str:
     """Return why a plan's memory does not fit, in numbers; empty where it fits or the device's memory is unknown."""
     usable = cluster.device.memory_bytes.value * (1 - HEADROOM)
-    if not forecast.peak_bytes.high > usable:
+    peak = memory_estimate(memory)
+    if not peak.high > usable:
         return ""
-    largest = sorted(forecast.memory, key=lambda term: -term.value)[:2]
+    largest = sorted(memory, key=lambda term: -term.value)[:2]
     parts = ", ".join(f"{term.name} {format_bytes(term.value)}" for term in largest)
     return (
-        f"needs up to {format_bytes(forecast.peak_bytes.high)} of {format_bytes(usable)} usable per device "
+        f"needs up to {format_bytes(peak.high)} of {format_bytes(usable)} usable per device "
         f"({HEADROOM:.0%} headroom kept); {parts}"
     )
-
-
-def _layouts(devices: int, constraints: PlanSpec) -> list[Layout]:
-    """Return the layouts over the open axes that keep the constraints. Raises where there are none."""
-    wanted = {axis: getattr(constraints, axis) for axis in OPEN_AXES}
-    layouts = [
-        layout
-        for layout in factorisations(devices, OPEN_AXES)
-        if all(not degree or getattr(layout, axis) == degree for axis, degree in wanted.items())
-    ]
-    if not layouts:
-        asked = " and ".join(f"plan.{axis} = {degree}" for axis, degree in wanted.items() if degree)
-        product = math.prod(degree for degree in wanted.values() if degree)
-        raise ConfigError(
-            f"{asked} with {devices} device(s)",
-            "dp_replicate x dp_shard must be the number of devices",
-            f"cluster.devices = {product}" if product > 1 else "leave them unset: the planner chooses",
-        )
-    return layouts
-
-
-def _closed(context: Context, constraints: PlanSpec, precision: str) -> Iterator[Refusal]:
-    """Yield one refusal per axis that is closed to the model. Raises DoesNotFit where the spec demands one."""
-    reasons = context.profile.closed_axes or {}
-    devices = context.cluster.devices
-    factor = next((n for n in range(2, devices + 1) if devices % n == 0), 2)
-    for axis in CLOSED_AXES:
-        because = reasons.get(axis, "this version computes the data axes dp_replicate and dp_shard only")
-        demanded = getattr(constraints, axis)
-        if demanded > 1:
-            raise DoesNotFit(
-                f"plan.{axis} = {demanded} cannot be had", because, f"leave plan.{axis} unset, or use dp_shard"
-            )
-        if devices > 1:
-            spread = {"dp_shard": factor, "ep": factor} if axis == "ep" else {axis: factor}
-            rest = {} if axis == "ep" else {"dp_replicate": devices // factor}
-            yield Refusal(Plan(Layout(**spread, **rest), precision=precision), because)
-
-
-def _plans(
-    context: Context, constraints: PlanSpec, layouts: list[Layout], precision: str, refused: list[Refusal]
-) -> Iterator[Plan]:
-    """Yield the plans to price; what is refused without a price goes to `refused`."""
-    closed, batch = context.profile.closed_axes or {}, context.batch_samples
-    modes = _recompute_modes(context, constraints)
-    for layout in layouts:
-        shown = Plan(layout, micro_batch=1, batch_samples=batch, precision=precision)
-        axis = next((axis for axis in OPEN_AXES if getattr(layout, axis) > 1 and axis in closed), None)
-        if axis:
-            refused.append(Refusal(shown, closed[axis]))
-            continue
-        if layout.data_degree > batch:
-            because = f"a global batch of {batch} sample(s) leaves some of {layout.data_degree} devices without any"
-            refused.append(Refusal(shown, because))
-            continue
-        classes = (constraints.zero,) if constraints.zero else (1, 2, 3)
-        for zero in classes if layout.dp_shard > 1 else (3,):
-            for micro_batch in micro_batches(batch, layout.data_degree, constraints.micro_batch):
-                accumulation = accumulation_for(batch, layout.data_degree, micro_batch)
-                largest = -(-batch // layout.data_degree)
-                plan = Plan(layout, zero, micro_batch, accumulation, batch, "none", precision, constraints.compile)
-                if micro_batch > largest:
-                    refused.append(Refusal(plan, f"a device's part of the batch is {largest} sample(s) at most"))
-                elif accumulation > 1 and "accumulation" in closed:
-                    refused.append(Refusal(plan, closed["accumulation"]))
-                else:
-                    for mode in modes:
-                        yield Plan(layout, zero, micro_batch, accumulation, batch, mode, precision, constraints.compile)
-
-
-def micro_batches(batch_samples: int, data_degree: int, demanded: int = 0) -> tuple[int, ...]:
-    """Return the micro-batches worth pricing: even parts of a device's share, powers of two, and the whole share."""
-    if demanded:
-        return (demanded,)
-    largest = -(-batch_samples // data_degree)
-    parts = {-(-largest // count) for count in range(1, 17)}
-    powers = {2**exponent for exponent in range(largest.bit_length())}
-    return tuple(sorted(parts | powers))
-
-
-def _recompute_modes(context: Context, constraints: PlanSpec) -> tuple[str, ...]:
-    if constraints.recompute == "auto":
-        return RECOMPUTE if context.recomputable else ("none",)
-    if constraints.recompute != "none" and not context.recomputable:
-        raise ConfigError(
-            f"plan.recompute = '{constraints.recompute}' with the model {context.profile.name}",
-            "activation checkpointing works on repeated blocks, and none were found in this model",
-            'recompute = "none", or hold the repeated layers in an nn.ModuleList',
-        )
-    return (constraints.recompute,)
 
 
 def _goal_value(forecast: Forecast, goal: str) -> float:
@@ -215,13 +232,15 @@ def _goal_value(forecast: Forecast, goal: str) -> float:
 def _rank(candidate: Candidate, goal: str, best: float) -> tuple[float, ...]:
     """Return the sort key: what is beyond a tie with the best, then fewer surprises.
 
-    Surprises are, in falling weight: recompute, sharding classes that communicate more, memory.
+    Surprises are, in falling weight: axes that split the model or a sequence, recompute, sharding classes that
+    communicate more, memory.
     """
     forecast, plan = candidate.forecast, candidate.plan
     value = _goal_value(forecast, goal)
     beyond = 0.0 if not value > best * TIE_RATIO else value
-    classes = plan.zero if plan.layout.dp_shard > 1 else 0
-    return (beyond, RECOMPUTE.index(plan.recompute), classes, forecast.peak_bytes.value, value)
+    classes = plan.zero if plan.layout.state_degree > 1 else 0
+    axes = sum(getattr(plan.layout, axis) > 1 for axis in MODEL_AXES)
+    return (beyond, axes, RECOMPUTE.index(plan.recompute), classes, forecast.peak_bytes.value, value)
 
 
 def _nothing_fits(

@@ -7,6 +7,7 @@ backward pass does twice the matrix FLOPs of the forward pass.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 
 @dataclass(frozen=True)
@@ -55,12 +56,17 @@ class ModelProfile:
     source: str  # "analytic" or "traced"
     closed_axes: dict[str, str] | None = None  # axis -> why it is closed and which rule would open it
 
-    @property
+    @cached_property
     def parameters(self) -> int:
         """The number of parameters, shared ones counted once."""
         return sum(block.parameters for block in self.blocks)
 
-    @property
+    @cached_property
+    def repeated_blocks(self) -> int:
+        """The number of repeated blocks: what activation checkpointing and pipeline stages are made of."""
+        return sum(block.recomputable for block in self.blocks)
+
+    @cached_property
     def forward_flops(self) -> float:
         """FLOPs of one sample's forward pass: products with weights plus attention as computed (causal half)."""
         return sum(block.matmul_flops + block.attention_flops for block in self.blocks)

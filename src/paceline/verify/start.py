@@ -16,7 +16,7 @@ from typing import Any
 from paceline.errors import DoesNotFit, PacelineError, VerificationFailed
 from paceline.plan.layout import Layout
 from paceline.plan.plan import Plan, PlanSpec
-from paceline.plan.search import OPEN_AXES
+from paceline.plan.refusals import layout_refusal
 from paceline.plan.session import Planned, plan_task, profile_task
 from paceline.run.arguments import plan_spec
 from paceline.run.handover import hand_over
@@ -70,11 +70,11 @@ def plan_layout(spec: Spec, asked: PlanSpec, say: Say | None = None) -> tuple[Pl
     """
     layout, default = degrees_of(asked), PlanSpec()
     facts = data_facts(spec.task.data, say)
-    closed = profile_task(spec.task, facts).closed_axes or {}
-    for axis in (field.name for field in dataclasses.fields(Layout)):
-        if getattr(layout, axis) > 1 and (axis in closed or axis not in OPEN_AXES):
-            because = closed.get(axis, "this version computes the data axes dp_replicate and dp_shard only")
-            raise DoesNotFit(f"{axis} = {getattr(layout, axis)} cannot be had", because, "dp_replicate or dp_shard")
+    profile = profile_task(spec.task, facts)
+    closed = profile.closed_axes or {}
+    because = layout_refusal(Plan(layout), profile)
+    if because:
+        raise DoesNotFit(f"{layout} cannot be had", because, "dp_replicate or dp_shard")
 
     def chosen(name: str) -> Any:
         value = getattr(asked, name)

@@ -93,8 +93,8 @@ def _sends(context: Context, plan: Plan) -> Term:
     """Return what sending the stream from stage to stage takes: not hidden, each micro-batch there and back."""
     rate, latency, source = hop(context.cluster, *plan.layout.group("pp"))
     micro = _stream_bytes(context, plan) / plan.layout.tp / plan.accumulation
-    count = 2 * (plan.accumulation * plan.chunks + plan.layout.pp - 1)
-    text = f"2 x ({plan.accumulation} micro-batches x {plan.chunks} + {plan.layout.pp} - 1) x {micro:.3g} B to a stage"
+    count = 2 * (plan.accumulation * plan.virtual_stages + plan.layout.pp - 1)
+    text = f"2 x ({plan.accumulation} micro-batches x {plan.virtual_stages} + {plan.layout.pp} - 1) x {micro:.3g} B to a stage"
     return Term("pipeline sends", count * (micro / rate + latency), text, source)
 
 
@@ -112,9 +112,9 @@ def bubble_terms(context: Context, plan: Plan, compute: list[Term], inside: list
     slowest = context.busy_seconds(context.slowest(plan), plan)
     all_work = sum(context.busy_seconds(stage.part, plan) * stage.ranks for stage in stages) / slowest
     share = IDLE_SHARE[plan.schedule]
-    seconds = (all_work - 1) * own / plan.accumulation / plan.chunks * share
+    seconds = (all_work - 1) * own / plan.accumulation / plan.virtual_stages * share
     waits = f"{all_work - 1:.3g} micro-batches in the other stages"
-    text = f"{waits} of {plan.accumulation}" + (f" / {plan.chunks} chunks" if plan.chunks > 1 else "")
+    text = f"{waits} of {plan.accumulation}" + (f" / {plan.virtual_stages} chunks" if plan.virtual_stages > 1 else "")
     text += f" x {share:.2f} idle" if share < 1 else ""
     source = max(compute, key=lambda term: term.value).source
     return [Term("pipeline bubble", seconds, f"{text}, {plan.schedule}", source)]

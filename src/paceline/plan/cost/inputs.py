@@ -9,10 +9,11 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from paceline.cluster.cluster import Cluster
-from paceline.plan.cost.parts import Counts, Part, Stage, balanced_stages, split_stages, whole
+from paceline.plan.cost.parts import Counts, Part, Stage, split_stages, whole
 from paceline.plan.cost.rates import ATTENTION_PASSES, Rates
 from paceline.plan.cost.ring import Ring, ring
 from paceline.plan.plan import Plan
+from paceline.plan.split import split_by_cost
 from paceline.task.profile import ModelProfile
 
 
@@ -65,17 +66,17 @@ class Context:
         ranks = plan.layout.pp
         if ranks == 1:
             return self._one_stage
-        sizes = plan.stages or self.balanced(ranks)
+        sizes = plan.stages or self.split(ranks * plan.virtual_stages)
         key = (sizes, ranks)
         if key not in self._stages:
             self._stages[key] = split_stages(self.profile, sizes, ranks)
         return self._stages[key]
 
-    def balanced(self, stages: int) -> tuple[int, ...]:
-        """Return the repeated blocks of each of so many stages, split by cost."""
-        if stages not in self._balanced:
-            self._balanced[stages] = balanced_stages(self.profile, stages)
-        return self._balanced[stages]
+    def split(self, stages: int) -> tuple[int, ...]:
+        """Return the repeated blocks of each of so many stages, split by cost; () where there are too few blocks."""
+        if stages not in self._splits:
+            self._splits[stages] = split_by_cost(self.profile, stages)
+        return self._splits[stages]
 
     @cached_property
     def _one_stage(self) -> tuple[Stage, ...]:
@@ -86,7 +87,7 @@ class Context:
         return {}
 
     @cached_property
-    def _balanced(self) -> dict[int, tuple[int, ...]]:
+    def _splits(self) -> dict[int, tuple[int, ...]]:
         return {}
 
     def ring(self, plan: Plan, axis: str) -> Ring:

@@ -39,7 +39,7 @@ def in_flight(plan: Plan, rank: int) -> float:
     GPipe holds all; 1F1B as many as there are ranks from here on (Narayanan et al. 2021, arXiv:2104.04473, section
     2.2); interleaved, the warm-up chunks of torch.distributed.pipelining and one more.
     """
-    ranks, count, chunks = plan.layout.pp, plan.accumulation, plan.chunks
+    ranks, count, chunks = plan.layout.pp, plan.accumulation, plan.virtual_stages
     if ranks == 1:
         return 1.0
     if plan.schedule == "gpipe":
@@ -182,8 +182,8 @@ def _buffers(context: Context, plan: Plan, part: Part) -> Term:
         held += 2 * plan.micro_batch * compute * most / layout.cp
         parts.append("a block's routed tokens, sent and received")
     if layout.pp > 1:  # torch.distributed.pipelining sets one aside for each micro-batch and stage, in both directions
-        held += 2 * plan.accumulation * plan.chunks * stream / layout.tp
-        parts.append(f"2 x {plan.accumulation * plan.chunks} received streams")
+        held += 2 * plan.accumulation * plan.virtual_stages * stream / layout.tp
+        parts.append(f"2 x {plan.accumulation * plan.virtual_stages} received streams")
     if not parts:
         return Term("communication buffers", 0.0, "none: one device", "measured")
     return Term("communication buffers", held, "; ".join(parts), "assumed")

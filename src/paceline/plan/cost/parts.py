@@ -6,6 +6,7 @@ Blocks of one shape are counted, not listed, so that pricing a plan does not dep
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -154,10 +155,9 @@ def split_stages(profile: ModelProfile, stages: tuple[int, ...], ranks: int) -> 
     """
     cuts = [0]
     repeated = [index for index, block in enumerate(profile.blocks) if block.recomputable]
-    for taken in _running(stages)[:-1]:
-        cuts.append(repeated[taken])
+    cuts += [repeated[taken] for taken in itertools.accumulate(stages[:-1])]
     cuts.append(len(profile.blocks))
-    pieces = [profile.blocks[begin:end] for begin, end in zip(cuts, cuts[1:], strict=False)]
+    pieces = [profile.blocks[begin:end] for begin, end in itertools.pairwise(cuts)]
     found: dict[object, Stage] = {}
     owners = {block.name: block for block in profile.blocks}
     for rank in range(ranks):
@@ -169,58 +169,3 @@ def split_stages(profile: ModelProfile, stages: tuple[int, ...], ranks: int) -> 
         seen = found.get(key)
         found[key] = Stage(seen.part, seen.first, seen.ranks + 1) if seen else Stage(part, rank, 1)
     return tuple(found.values())
-
-
-def _running(values: tuple[int, ...]) -> list[int]:
-    sums = [0]
-    for value in values:
-        sums.append(sums[-1] + value)
-    return sums[1:]
-
-
-def balanced_stages(profile: ModelProfile, count_of_stages: int) -> tuple[int, ...]:
-    """Return the repeated blocks of each stage so that the slowest stage does the least work, every stage at least one.
-
-    Work is FLOPs; what precedes the repeated blocks weighs on the first stage and what follows them on the last. A
-    block without any FLOPs anywhere counts by its parameters. Raises ValueError with fewer blocks than stages.
-    """
-    blocks = profile.blocks
-    repeated = [index for index, block in enumerate(blocks) if block.recomputable]
-    if len(repeated) < count_of_stages:
-        raise ValueError(f"{len(repeated)} repeated blocks cannot fill {count_of_stages} stages")
-    flops = [block.matmul_flops + block.attention_flops for block in blocks]
-    work = flops if sum(flops) else [float(block.parameters) for block in blocks]
-    before, after = sum(work[: repeated[0]]), sum(work[repeated[-1] + 1 :])
-    costs = [sum(work[begin:end]) for begin, end in zip(repeated, [*repeated[1:], repeated[-1] + 1], strict=True)]
-    low, high = max([*costs, 0.0]), sum(costs) + before + after
-    best = _filled(costs, high, before, after, count_of_stages)
-    for _ in range(50):
-        middle = (low + high) / 2
-        tried = _filled(costs, middle, before, after, count_of_stages)
-        if tried is None:
-            low = middle
-        else:
-            best, high = tried, middle
-    assert best is not None
-    return best
-
-
-def _filled(costs: list[float], limit: float, before: float, after: float, stages: int) -> tuple[int, ...] | None:
-    """Return stages of at most `limit` work each, every stage with a block, or None where that cannot be.
-
-    Filled from the end, so that the slack comes to the first stages: those hold the most micro-batches.
-    """
-    sizes: list[int] = []
-    left = len(costs)
-    for stage in range(stages - 1, -1, -1):
-        work = after if stage == stages - 1 else 0.0
-        work += before if stage == 0 else 0.0
-        taken = 0
-        while left - taken > stage and (taken == 0 or stage == 0 or work + costs[left - taken - 1] <= limit):
-            taken += 1
-            work += costs[left - taken]
-        if work > limit * (1 + 1e-9) and stages > 1:
-            return None
-        sizes.append(taken)
-        left -= taken
-    return tuple(reversed(sizes))

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from functools import cached_property
 
-from paceline.cluster.cluster import SOURCES, CalibrationStep, Cluster, Device, Figure
+from paceline.cluster.cluster import SOURCES, CalibrationStep, Device, Figure
 from paceline.plan.cost.parts import Counts
 
 BYTES = {"fp32": 4, "bf16": 2, "fp16": 2, "fp64": 8}
@@ -144,5 +144,3 @@ def interpolate(points: tuple[tuple[int, float], ...], at: float) -> float:
         return below[1]
     share = math.log(at / below[0]) / math.log(above[0] / below[0])
     return math.exp(math.log(below[1]) * (1 - share) + math.log(above[1]) * share)
-
-

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 
 from paceline.cluster.cluster import Cluster
-from paceline.plan.cost.compute import compute_terms, fixed_term, matrix_peak, optimizer_term
 from paceline.plan.cost.axes import axis_terms, bubble_terms
+from paceline.plan.cost.compute import compute_terms, fixed_term, matrix_peak, optimizer_term
 from paceline.plan.cost.inputs import Context
 from paceline.plan.cost.memory import memory_terms
 from paceline.plan.cost.network import network_terms
@@ -35,14 +35,14 @@ def forecast_plan(
     return price(Context(profile, cluster, batch_samples, steps, optimizer), plan)
 
 
-def price(context: Context, plan: Plan) -> Forecast:
-    """Return what a plan will take, from a context that many plans share."""
+def price(context: Context, plan: Plan, memory: tuple[Term, ...] | None = None) -> Forecast:
+    """Return what a plan will take, from a context that many plans share; `memory` where its terms are known."""
     compute = compute_terms(context, plan)
     inside = axis_terms(context, plan)
     bubble = bubble_terms(context, plan, compute, inside)
     network = network_terms(context, plan, sum(term.value for term in compute))
     time = (*compute, *inside, *bubble, *network, optimizer_term(context, plan), fixed_term(context, plan))
-    memory = tuple(memory_terms(context, plan))
+    memory = memory or tuple(memory_terms(context, plan))
     step = time_estimate(time, context.rates(plan.precision).relative_spread)
     run = _scaled(step, context.steps)
     flops = 3 * context.profile.forward_flops * context.batch_samples

@@ -1,0 +1,102 @@
+"""What cannot be had, by name: one function per known limit. Imports no torch.
+
+A function takes a plan and the model's profile and returns why the plan cannot run, or None. The search asks every
+function in `REFUSALS` about each degree of each axis alone, and then about whole plans, before it prices any. A limit
+that belongs to torch is held by a test that fails when torch learns it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from paceline.plan.plan import Plan
+from paceline.task.profile import ModelProfile
+
+INTERLEAVED = ("interleaved", "zero-bubble")  # schedules that may run several stages on each device
+
+Limit = Callable[[Plan, ModelProfile], str | None]
+
+
+def closed_axis(plan: Plan, profile: ModelProfile) -> str | None:
+    """Return why an axis is closed to the model, where the plan uses it."""
+    closed = profile.closed_axes or {}
+    used = (axis for axis in ("dp_replicate", "dp_shard", "cp", "tp", "pp", "ep") if getattr(plan.layout, axis) > 1)
+    return next((closed[axis] for axis in used if axis in closed), None)
+
+
+def attention_heads(plan: Plan, profile: ModelProfile) -> str | None:
+    """Tensor ranks share whole heads, of queries and of keys and values alike."""
+    tp = plan.layout.tp
+    for count, what in ((_common(profile, "heads"), "heads"), (_common(profile, "kv_heads"), "key/value heads")):
+        if tp > 1 and count % tp:
+            return f"{count} {what} cannot be shared by tp = {tp}: it must divide {count}"
+    return None
+
+
+def context_chunks(plan: Plan, profile: ModelProfile) -> str | None:
+    """Each of the devices of a sequence has two chunks of it, one from either end, so that all see as many keys."""
+    cp, tokens = plan.layout.cp, profile.tokens_per_sample
+    if cp > 1 and tokens % (2 * cp):
+        return f"a sequence of {tokens} tokens cannot be cut into 2 x cp = {2 * cp} equal chunks"
+    return None
+
+
+def experts(plan: Plan, profile: ModelProfile) -> str | None:
+    """Devices of an expert group share whole experts."""
+    ep, counts = plan.layout.ep, {block.experts for block in profile.blocks if block.experts}
+    if ep > 1 and not counts:
+        return "the model has no routed experts to spread"
+    odd = next((count for count in counts if count % ep), None)
+    return f"{odd} experts cannot be shared by ep = {ep}: it must divide {odd}" if odd else None
+
+
+def pipeline_stages(plan: Plan, profile: ModelProfile) -> str | None:
+    """Every stage has a block, and only the interleaved schedules run several stages on a device."""
+    pp, count = plan.layout.pp, plan.layout.pp * plan.virtual_stages
+    if pp == 1:
+        return None if plan.virtual_stages == 1 else "virtual stages need a pipeline of pp > 1"
+    blocks = profile.repeated_blocks
+    if blocks < count:
+        return f"the model's {blocks} blocks are fewer than {count} pipeline stages"
+    if plan.virtual_stages > 1 and plan.schedule not in INTERLEAVED:
+        return f"the schedule {plan.schedule} runs one stage per device; interleaved and zero-bubble run several"
+    if plan.stages and (len(plan.stages) != count or sum(plan.stages) != blocks or min(plan.stages) < 1):
+        return f"stages of {', '.join(map(str, plan.stages))} blocks are not {count} stages of the model's {blocks}"
+    return None
+
+
+def pipeline_micro_batches(plan: Plan, profile: ModelProfile) -> str | None:
+    """A pipeline needs a micro-batch per device, and interleaved ones take them in rounds of equal size."""
+    pp, count = plan.layout.pp, plan.accumulation
+    if pp == 1:
+        return None
+    if count < pp:
+        return f"{count} micro-batches do not fill a pipeline of {pp} stages"
+    rounds = count // pp
+    if plan.schedule in INTERLEAVED and count % rounds:
+        return f"{count} micro-batches are not {rounds} equal rounds, which the {plan.schedule} schedule takes"
+    return None
+
+
+# Limits of the model, which hold for the layout alone, and of the whole plan. Add a limit here and nowhere else.
+LAYOUT_REFUSALS: tuple[Limit, ...] = (closed_axis, attention_heads, context_chunks, experts)
+PLAN_REFUSALS: tuple[Limit, ...] = (pipeline_stages, pipeline_micro_batches)
+
+
+def layout_refusal(plan: Plan, profile: ModelProfile) -> str | None:
+    """Return the first reason for which the plan's layout cannot be had, or None."""
+    return next((because for limit in LAYOUT_REFUSALS if (because := limit(plan, profile))), None)
+
+
+def refusal(plan: Plan, profile: ModelProfile) -> str | None:
+    """Return the first reason for which the plan cannot be had, or None."""
+    for limit in (*LAYOUT_REFUSALS, *PLAN_REFUSALS):
+        because = limit(plan, profile)
+        if because:
+            return because
+    return None
+
+
+def _common(profile: ModelProfile, field: str) -> int:
+    """Return the smallest count among the blocks that have one; 0 where none has, which everything divides."""
+    return min((value for block in profile.blocks if (value := getattr(block, field))), default=0)

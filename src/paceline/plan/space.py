@@ -1,0 +1,207 @@
+"""The space of plans: which degrees, layouts and whole plans a task, a cluster and a spec's constraints allow."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from paceline.errors import ConfigError, DoesNotFit
+from paceline.plan.cost.inputs import Context
+from paceline.plan.layout import Layout, accumulation_for, layouts_over
+from paceline.plan.plan import RECOMPUTE, Plan, PlanSpec
+from paceline.plan.refusals import INTERLEAVED, PLAN_REFUSALS, layout_refusal, pipeline_stages
+
+DATA_AXES = ("dp_replicate", "dp_shard")
+MODEL_AXES = ("cp", "tp", "pp", "ep")
+TRIED_SCHEDULES = ("1f1b", "interleaved")  # without being asked: GPipe holds more and gains nothing
+UNMENTIONED = "this version computes the data axes dp_replicate and dp_shard only"
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """A plan that was not taken, and why."""
+
+    plan: Plan
+    because: str
+
+
+def base_plan(constraints: PlanSpec, precision: str, batch_samples: int) -> Plan:
+    """Return a plan with all that the constraints settle and no search is made over."""
+    return Plan(precision=precision, compile=constraints.compile, batch_samples=batch_samples)
+
+
+def alone(axis: str, degree: int) -> Layout:
+    """Return the layout of one axis alone: the least that uses it."""
+    return Layout(dp_shard=degree, ep=degree) if axis == "ep" else Layout(**{axis: degree})
+
+
+def allowed_layouts(context: Context, constraints: PlanSpec, base: Plan, refused: list[Refusal]) -> list[Layout]:
+    """Return the layouts of exactly the cluster's devices that keep the constraints and that the model allows.
+
+    A degree that the model cannot have is refused once, whatever the other axes. Raises DoesNotFit for a demanded axis
+    that cannot be had, and ConfigError for degrees that do not make the number of devices.
+    """
+    devices, closed = context.cluster.devices, context.profile.closed_axes or {}
+    divisors = [degree for degree in range(1, devices + 1) if devices % degree == 0]
+    degrees: dict[str, list[int]] = {}
+    for axis in (*DATA_AXES, *MODEL_AXES):
+        demanded = getattr(constraints, axis)
+        if axis in MODEL_AXES and axis in closed:
+            _check_demand(axis, demanded, closed[axis])
+            if devices > 1:
+                refused.append(_closed_refusal(axis, devices, closed[axis], base))
+            degrees[axis] = [1]
+            continue
+        degrees[axis] = []
+        for degree in [demanded] if demanded else divisors if axis != "ep" or _has_experts(context) else [1]:
+            plan = dataclasses.replace(base, layout=alone(axis, degree), accumulation=degree)
+            because = layout_refusal(plan, context.profile) or pipeline_stages(plan, context.profile)
+            if because is None:
+                degrees[axis].append(degree)
+                continue
+            _check_demand(axis, demanded if axis in MODEL_AXES else 0, because)
+            refused.append(Refusal(plan, because))
+    layouts = list(layouts_over(devices, degrees))
+    if not layouts:
+        wanted = {axis: [getattr(constraints, axis)] if getattr(constraints, axis) else divisors for axis in degrees}
+        wanted |= {axis: [1] for axis in MODEL_AXES if axis in closed}
+        if not any(True for _ in layouts_over(devices, wanted)):
+            raise _contradiction(constraints, devices)
+    return _with_enough_samples(layouts, base, refused)
+
+
+def _has_experts(context: Context) -> bool:
+    return any(block.experts for block in context.profile.blocks)
+
+
+def _check_demand(axis: str, demanded: int, because: str) -> None:
+    if demanded > 1:
+        raise DoesNotFit(
+            f"plan.{axis} = {demanded} cannot be had", because, f"leave plan.{axis} unset, or use dp_shard"
+        )
+
+
+def _closed_refusal(axis: str, devices: int, because: str, base: Plan) -> Refusal:
+    factor = next(degree for degree in range(2, devices + 1) if devices % degree == 0)
+    rest = {} if axis == "ep" else {"dp_replicate": devices // factor}
+    layout = dataclasses.replace(alone(axis, factor), **rest)
+    return Refusal(dataclasses.replace(base, layout=layout, batch_samples=1), because)
+
+
+def _contradiction(constraints: PlanSpec, devices: int) -> ConfigError:
+    axes = {axis: getattr(constraints, axis) for axis in (*DATA_AXES, *MODEL_AXES) if getattr(constraints, axis)}
+    asked = " and ".join(f"plan.{axis} = {degree}" for axis, degree in axes.items())
+    product = math.prod(degree for axis, degree in axes.items() if axis != "ep")
+    return ConfigError(
+        f"{asked or 'the open axes'} with {devices} device(s)",
+        "dp_replicate x dp_shard x cp x tp x pp must be the number of devices, and ep must divide dp_shard x cp",
+        f"cluster.devices = {product}" if product > 1 else "leave them unset: the planner chooses",
+    )
+
+
+def _with_enough_samples(layouts: list[Layout], base: Plan, refused: list[Refusal]) -> list[Layout]:
+    """Return the layouts in which every data rank has a sample; each data degree that is too large is refused once."""
+    batch, kept, told = base.batch_samples, [], set()
+    for layout in layouts:
+        if layout.data_degree <= batch:
+            kept.append(layout)
+        elif layout.data_degree not in told:
+            told.add(layout.data_degree)
+            because = f"a global batch of {batch} sample(s) leaves some of {layout.data_degree} devices without any"
+            refused.append(Refusal(dataclasses.replace(base, layout=layout), because))
+    return kept
+
+
+def recompute_modes(context: Context, constraints: PlanSpec) -> tuple[str, ...]:
+    """Return the modes of activation checkpointing to price. Raises ConfigError for one the model cannot have."""
+    if constraints.recompute == "auto":
+        return RECOMPUTE if context.recomputable else ("none",)
+    if constraints.recompute != "none" and not context.recomputable:
+        raise ConfigError(
+            f"plan.recompute = '{constraints.recompute}' with the model {context.profile.name}",
+            "activation checkpointing works on repeated blocks, and none were found in this model",
+            'recompute = "none", or hold the repeated layers in an nn.ModuleList',
+        )
+    return (constraints.recompute,)
+
+
+def micro_batches(batch_samples: int, data_degree: int, demanded: int = 0) -> tuple[int, ...]:
+    """Return the micro-batches worth pricing: even parts of a device's share, powers of two, and the whole share."""
+    if demanded:
+        return (demanded,)
+    largest = -(-batch_samples // data_degree)
+    parts = {-(-largest // count) for count in range(1, 17)}
+    powers = {2**exponent for exponent in range(largest.bit_length())}
+    return tuple(sorted(parts | powers))
+
+
+def rungs(batch_samples: int, data_degree: int, demanded: int = 0) -> tuple[int, ...]:
+    """Return fewer micro-batches, where plans are many: powers of two and the whole share."""
+    if demanded:
+        return (demanded,)
+    largest = -(-batch_samples // data_degree)
+    return tuple(sorted({largest, *(2**exponent for exponent in range(largest.bit_length()))}))
+
+
+def pipelines(context: Context, constraints: PlanSpec, layout: Layout) -> list[tuple[str, int, tuple[int, ...]]]:
+    """Return the (schedule, stages per device, blocks of every stage) to price: one that means nothing without `pp`."""
+    if layout.pp == 1:
+        return [("1f1b", 1, ())]
+    found = []
+    for schedule in TRIED_SCHEDULES if constraints.schedule == "auto" else (constraints.schedule,):
+        several = constraints.virtual_stages or (2 if schedule == "interleaved" else 1)
+        if constraints.schedule == "auto" and several > 1 and schedule not in INTERLEAVED:
+            continue
+        stages = parse_stages(constraints.stages) or context.split(layout.pp * several)
+        found.append((schedule, several, stages))
+    return found
+
+
+def parse_stages(text: str) -> tuple[int, ...]:
+    """Return the blocks of every stage from "3+2x4+3"; () for an empty text. Raises ConfigError."""
+    sizes: list[int] = []
+    for part in text.replace(" ", "").split("+") if text.strip() else []:
+        times, _, size = part.rpartition("x")
+        if not size.isdigit() or (times and not times.isdigit()):
+            raise ConfigError(f"plan.stages = '{text}'", "it lists the blocks of every pipeline stage", '"3+2x4+3"')
+        sizes += [int(size)] * int(times or 1)
+    return tuple(sizes)
+
+
+def plans_of(
+    context: Context, constraints: PlanSpec, layout: Layout, base: Plan, modes: tuple[str, ...], refused: list[Refusal]
+) -> Iterator[list[Plan]]:
+    """Yield the plans of a layout, those that differ in the micro-batch alone together, smallest first.
+
+    What a whole plan cannot be is refused without a price: once for each schedule and reason.
+    """
+    batch, closed = base.batch_samples, context.profile.closed_axes or {}
+    largest = -(-batch // layout.data_degree)
+    classes = ((constraints.zero,) if constraints.zero else (1, 2, 3)) if layout.state_degree > 1 else (3,)
+    choices = micro_batches if max(layout.cp, layout.tp, layout.pp, layout.ep) == 1 else rungs
+    sizes = choices(batch, layout.data_degree, constraints.micro_batch)
+    told: set[str] = set()
+    for (schedule, several, stages), zero, mode in itertools.product(
+        pipelines(context, constraints, layout), classes, modes
+    ):
+        shown = dataclasses.replace(
+            base, layout=layout, zero=zero, recompute=mode, schedule=schedule, virtual_stages=several, stages=stages
+        )
+        group = []
+        for size in sizes:
+            accumulation = accumulation_for(batch, layout.data_degree, size)
+            plan = dataclasses.replace(shown, micro_batch=size, accumulation=accumulation)
+            because = next((text for limit in PLAN_REFUSALS if (text := limit(plan, context.profile))), None)
+            if size > largest:
+                because = f"a device's part of the batch is {largest} sample(s) at most"
+            elif accumulation > 1 and "accumulation" in closed:
+                because = closed["accumulation"]
+            if because is None:
+                group.append(plan)
+            elif because not in told:
+                told.add(because)
+                refused.append(Refusal(plan, because))
+        yield group
