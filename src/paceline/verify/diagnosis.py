@@ -75,10 +75,10 @@ def diagnose(wrong: list[Difference], compared: int, plan: Plan, traits: Traits)
 
 
 def _samples(first: Difference) -> Diagnosis:
-    if first.ratio < 1:
-        return Diagnosis("batch not as asked", f"{1 - first.ratio:.0%} of the global batch is never read: rows dropped")
     if not first.copies_agree:
         return Diagnosis("sample order", "several ranks read the same samples")
+    if first.ratio < 1:
+        return Diagnosis("batch not as asked", f"{1 - first.ratio:.0%} of the global batch is never read: rows dropped")
     return Diagnosis("sample order", "other samples are read than belong to these positions")
 
 
@@ -142,7 +142,9 @@ def _norm(first: Difference, plan: Plan) -> Diagnosis:
         return Diagnosis("gradient norm", "ranks clip by different norms: that of their own shard is not summed")
     squared = _degree(first.ratio**2, plan)
     named = f": its square is off by {squared}" if squared else ""
-    return Diagnosis("gradient norm", f"gradients are right, their norm is {first.ratio:.4g} times too large{named}")
+    return Diagnosis(
+        "gradient norm", f"gradients are right, their norm is {first.ratio:.4g} times the reference's{named}"
+    )
 
 
 def _update(same: list[Difference], traits: Traits) -> Diagnosis:
