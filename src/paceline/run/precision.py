@@ -69,7 +69,7 @@ def cast_reads(unit: nn.Module, dtype: torch.dtype, inner_units: set[nn.Module])
     for module in _modules_outside(unit, inner_units):
         names = tuple(name for name, p in module._parameters.items() if p is not None and p.is_floating_point())
         if names:
-            module.__class__ = _reading_in(type(module), names, dtype)
+            module.__class__ = _reading_in(module.__class__, names, dtype)
     forward = unit.forward
 
     def forward_in_compute_dtype(*args: Any, **kwargs: Any) -> Any:
@@ -79,7 +79,7 @@ def cast_reads(unit: nn.Module, dtype: torch.dtype, inner_units: set[nn.Module])
 
 
 @functools.cache
-def _reading_in(kind: type[nn.Module], names: tuple[str, ...], dtype: torch.dtype) -> type[nn.Module]:
+def _reading_in(kind: Any, names: tuple[str, ...], dtype: torch.dtype) -> type[nn.Module]:
     """Return a subclass of a module class whose parameters `names` read as casts; the same one for like modules."""
 
     def reader(name: str) -> property:
