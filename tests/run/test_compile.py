@@ -10,7 +10,6 @@ from paceline.plan.layout import Layout
 from paceline.run.assemble import assemble
 from paceline.run.world import join_world
 
-
 DEEP = pytest.mark.deep  # compiling takes seconds
 
 

@@ -69,7 +69,8 @@ def cast_reads(unit: nn.Module, dtype: torch.dtype, inner_units: set[nn.Module])
     for module in _modules_outside(unit, inner_units):
         names = tuple(name for name, p in module._parameters.items() if p is not None and p.is_floating_point())
         if names:
-            module.__class__ = _reading_in(module.__class__, names, dtype)
+            kind: Any = type(module)
+            module.__class__ = _reading_in(kind, names, dtype)
     forward = unit.forward
 
     def forward_in_compute_dtype(*args: Any, **kwargs: Any) -> Any:
