@@ -6,11 +6,14 @@ Runs both in small real processes on this machine, and names the first tensor th
 from __future__ import annotations
 
 import argparse
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from paceline.cli.output import print_json, say_to
+from paceline.cli.output import print_json, say_to, table_lines
 from paceline.cli.parser import add_spec_arguments, whole
-from paceline.errors import ConfigError, suggestion
+from paceline.errors import ConfigError, VerificationFailed, suggestion
+
+if TYPE_CHECKING:
+    from paceline.spec import Spec
 
 EXAMPLE = "paceline verify examples/stdlib-code.toml --layout dp_shard=2 --steps 5"
 CODES = (3, 4, 5, 6)
@@ -23,20 +26,28 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--layout", metavar="AXIS=N,...", help="the layout to prove, such as dp_shard=2; without it, the planner's"
     )
+    parser.add_argument(
+        "--all", metavar="N", type=whole, default=0, dest="largest", help="every layout of 2 to N ranks, each in fp64"
+    )
     parser.add_argument("--steps", metavar="N", type=whole, default=3, help="optimizer updates to compare (default 3)")
-    dtypes_help = f"precisions to compare in, of {','.join(DTYPES)} (default fp32,fp64)"
-    parser.add_argument("--dtypes", metavar="LIST", default="fp32,fp64", help=dtypes_help)
+    dtypes_help = f"precisions to compare in, of {','.join(DTYPES)} (default fp32,fp64; with --all fp64)"
+    parser.add_argument("--dtypes", metavar="LIST", default="", help=dtypes_help)
 
 
 def execute(options: argparse.Namespace) -> int:
     """Run `paceline verify`: 0 where the layout equals one device, 4 where it does not, 3 where it cannot be had."""
     from paceline.spec import load_spec
 
-    dtypes = tuple(part.strip() for part in options.dtypes.split(","))
+    listed = options.dtypes or ("fp64" if options.largest else "fp32,fp64")
+    dtypes = tuple(part.strip() for part in listed.split(","))
     for dtype in dtypes:
         if dtype not in DTYPES:
             raise ConfigError(f"--dtypes: unknown precision '{dtype}'", "a list with commas", suggestion(dtype, DTYPES))
+    if options.largest and options.layout:
+        raise ConfigError("--all and --layout exclude each other", "--all proves every layout", "one of the two")
     spec = load_spec(options.spec, options.overrides)
+    if options.largest:
+        return _every_layout(spec, options, dtypes)
     from paceline.verify.start import failure_of, verify_spec, verify_text
 
     say = say_to(options.json)
@@ -52,4 +63,36 @@ def execute(options: argparse.Namespace) -> int:
     for proof in result["layouts"]:
         if not proof["equal"] and not proof["refused_because"]:
             raise failure_of(proof)
+    return code
+
+
+def _every_layout(spec: Spec, options: argparse.Namespace, dtypes: tuple[str, ...]) -> int:
+    """Prove every layout and print the table: 0 where all that can be had are equal, 4 where one is not."""
+    from paceline.verify.every import table_rows, verify_all
+    from paceline.verify.start import failure_of
+
+    say = say_to(options.json)
+    result = verify_all(spec, options.largest, steps=options.steps, dtypes=dtypes, say=say)
+    refusals = [proof for proof in result["layouts"] if proof["refused_because"]]
+    code = 0 if result["equal"] else 3 if len(refusals) == len(result["layouts"]) else 4
+    if options.json:
+        print_json(result)
+        return code
+    for line in table_lines(table_rows(result["layouts"])):
+        say(line)
+    for proof in refusals:
+        say(f"refused  {proof['layout']}: {proof['refused_because']}")
+    wrong = [proof for proof in result["layouts"] if not proof["equal"] and not proof["refused_because"]]
+    for proof in wrong:
+        if proof["error"]:
+            say(f"failed   {proof['layout']}: {proof['error']}")
+    if wrong:
+        first = next((proof for proof in wrong if proof["first_difference"]), None)
+        raise (
+            failure_of(first)
+            if first
+            else VerificationFailed(
+                f"layout {wrong[0]['layout']} cannot be proven", str(wrong[0]["error"]), "the traceback above"
+            )
+        )
     return code

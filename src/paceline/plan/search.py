@@ -119,7 +119,7 @@ def search(
 def _most_promising(
     context: Context, constraints: PlanSpec, base: Plan, layouts: list[Layout]
 ) -> list[tuple[float, Layout]]:
-    """Return the layouts with what none of their plans undercuts in the goal, the least first, as far as it is known."""
+    """Return (seconds per step that none of its plans undercuts, layout), the least first, as far as that is known."""
     found = []
     for layout in layouts:
         bounds: list[float] = []

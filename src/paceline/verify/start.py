@@ -4,13 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import json
-import os
-import sys
-import tempfile
 import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 from paceline.errors import DoesNotFit, PacelineError, VerificationFailed
@@ -19,10 +14,10 @@ from paceline.plan.plan import Plan, PlanSpec
 from paceline.plan.refusals import layout_refusal
 from paceline.plan.session import Planned, plan_task, profile_task
 from paceline.run.arguments import plan_spec
-from paceline.run.handover import hand_over
-from paceline.run.recovery.supervisor import supervise
 from paceline.spec import Spec
 from paceline.task.data.facts import data_facts
+from paceline.task.profile import ModelProfile
+from paceline.verify.group import Job, run_jobs
 from paceline.verify.tolerance import DTYPES, QUANTITIES, larger
 from paceline.verify.twin import LARGEST_MICRO_BATCH, twin_layout, twin_plan, twin_task
 
@@ -68,28 +63,36 @@ def plan_layout(spec: Spec, asked: PlanSpec, say: Say | None = None) -> tuple[Pl
 
     What `asked` leaves open is the spec's. Raises DoesNotFit for an axis that is closed to the model, with the reason.
     """
-    layout, default = degrees_of(asked), PlanSpec()
     facts = data_facts(spec.task.data, say)
-    profile = profile_task(spec.task, facts)
-    closed = profile.closed_axes or {}
+    return exact_plan(spec, asked, profile_task(spec.task, facts)), facts.vocab
+
+
+def exact_plan(spec: Spec, asked: PlanSpec, profile: ModelProfile) -> Plan:
+    """Return a plan of exactly the layout asked for; what `asked` leaves open is the spec's. Raises DoesNotFit."""
+    layout, default, closed = degrees_of(asked), PlanSpec(), profile.closed_axes or {}
+    for axis in (field.name for field in dataclasses.fields(Layout)):
+        if getattr(layout, axis) > 1 and axis in closed:
+            raise DoesNotFit(
+                f"{axis} = {getattr(layout, axis)} cannot be had", closed[axis], "dp_replicate or dp_shard"
+            )
     because = layout_refusal(Plan(layout), profile)
     if because:
-        raise DoesNotFit(f"{layout} cannot be had", because, "dp_replicate or dp_shard")
+        raise DoesNotFit(f"{layout} cannot be had", because, "another degree")
 
     def chosen(name: str) -> Any:
         value = getattr(asked, name)
         return value if value != getattr(default, name) else getattr(spec.plan, name)
 
     whole_batch = "accumulation" in closed
-    recompute = chosen("recompute")
-    plan = Plan(
+    recompute, schedule = chosen("recompute"), chosen("schedule")
+    return Plan(
         layout=layout,
         zero=chosen("zero") or 3,
         micro_batch=LARGEST_MICRO_BATCH if whole_batch else chosen("micro_batch") or 1,
         accumulation=1 if whole_batch else 2,
         recompute="none" if recompute == "auto" else recompute,
+        schedule="1f1b" if schedule == "auto" else schedule,
     )
-    return plan, facts.vocab
 
 
 def refused(layout: str, refusal: PacelineError, steps: int, seconds: float) -> dict[str, Any]:
@@ -111,8 +114,22 @@ def verify_plan(
 ) -> dict[str, Any]:
     """Return the proof of a plan: the worst differences over all dtypes, and the first that is too large."""
     began = time.perf_counter()
-    task = twin_task(spec.task, plan, data_vocab)
-    results = run_twin(dataclasses.replace(spec, task=task), [twin_plan(plan, dtype) for dtype in dtypes], steps)
+    results = []
+    for result in run_jobs(jobs_of(spec, plan, data_vocab, dtypes), steps):
+        if isinstance(result, PacelineError):
+            raise result
+        results.append(result)
+    return proof_of(plan, str(twin_layout(plan.layout)), results, steps, time.perf_counter() - began)
+
+
+def jobs_of(spec: Spec, plan: Plan, data_vocab: int | None, dtypes: Sequence[str], *, exact: bool = False) -> list[Job]:
+    """Return what to run for a plan: its twin, once in every dtype. `exact` keeps the degrees of its layout."""
+    twin = dataclasses.replace(spec, task=twin_task(spec.task, plan, data_vocab, exact=exact))
+    return [Job(twin, twin_plan(plan, dtype, exact=exact)) for dtype in dtypes]
+
+
+def proof_of(plan: Plan, ran_as: str, results: Sequence[dict[str, Any]], steps: int, seconds: float) -> dict[str, Any]:
+    """Return the record of a plan from its results in every dtype."""
     wrong = next((result for result in results if not result["equal"]), None)
     differences = {
         quantity: functools.reduce(larger, (result["differences"][quantity] for result in results))
@@ -120,38 +137,15 @@ def verify_plan(
     }
     return {
         "layout": str(plan.layout),
-        "ran_as": str(twin_layout(plan.layout)),
+        "ran_as": ran_as,
         "equal": wrong is None,
-        "seconds": time.perf_counter() - began,
+        "seconds": seconds,
         "steps": steps,
         "dtypes": {result["dtype"]: result["differences"] for result in results},
         "differences": differences,
         "first_difference": wrong and {**wrong["first_difference"], "dtype": wrong["dtype"]},
         "refused_because": None,
     }
-
-
-def run_twin(spec: Spec, plans: Sequence[Plan], steps: int) -> list[dict[str, Any]]:
-    """Compare the plans, which must share one number of ranks, with the reference in processes of their own."""
-    with tempfile.TemporaryDirectory(prefix="paceline-verify-") as name:
-        folder = Path(name)
-        request = {
-            "spec": str(hand_over(spec, folder)),
-            "plans": [dataclasses.asdict(p) for p in plans],
-            "steps": steps,
-        }
-        (folder / "request.json").write_text(json.dumps(request))
-        result = folder / "result.json"
-        command = [sys.executable, "-m", "paceline.verify.worker", str(folder / "request.json"), str(result)]
-        # The proof needs no speed and no GPU; one thread a rank keeps it light and repeatable.
-        environ = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
-        outcome = supervise(command, plans[0].layout.devices, environ)
-        if outcome.exit_code:
-            details = outcome.error or {"what": "a process of the proof ended", "because": "", "try": ""}
-            failure = PacelineError(str(details["what"]), str(details["because"]), str(details["try"]))
-            failure.exit_code = outcome.exit_code
-            raise failure
-        return json.loads(result.read_text())
 
 
 def verify_text(result: dict[str, Any]) -> str:

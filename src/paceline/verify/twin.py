@@ -23,9 +23,12 @@ LARGEST_VOCAB = 521  # a prime: uneven over every number of shards, where the da
 TWIN_EPS = 1e-4
 
 
-def twin_task(task: Task, plan: Plan, data_vocab: int | None) -> Task:
-    """Return the task, small enough to check. A user's own module and data are used as they are."""
-    batch = twin_batch(plan.layout)
+def twin_task(task: Task, plan: Plan, data_vocab: int | None, *, exact: bool = False) -> Task:
+    """Return the task, small enough to check. A user's own module and data are used as they are.
+
+    `exact` keeps the layout's degrees as they are instead of lowering them.
+    """
+    batch = twin_batch(plan.layout if exact else twin_layout(plan.layout))
     small: dict[str, Any] = {"optimizer": dataclasses.replace(task.optimizer, eps=max(task.optimizer.eps, TWIN_EPS))}
     small["global_batch"] = dataclasses.replace(task.global_batch, value=batch, unit="samples")
     if isinstance(task.data, DataSpec) and data_vocab is not None:
@@ -71,12 +74,12 @@ def twin_layout(layout: Layout) -> Layout:
 
 def twin_batch(layout: Layout) -> int:
     """Return a global batch that leaves the ranks with different numbers of rows, in two micro-batches or more."""
-    return twin_layout(layout).data_degree * 4 - 1
+    return layout.data_degree * 4 - 1
 
 
-def twin_plan(plan: Plan, dtype: str) -> Plan:
+def twin_plan(plan: Plan, dtype: str, *, exact: bool = False) -> Plan:
     """Return the plan for the twin at a dtype in which rounding does not hide mistakes."""
-    layout = twin_layout(plan.layout)
+    layout = plan.layout if exact else twin_layout(plan.layout)
     batch = twin_batch(layout)
     whole = plan.accumulation == 1 and plan.micro_batch >= LARGEST_MICRO_BATCH
     micro_batch = LARGEST_MICRO_BATCH if whole else 2

@@ -1,7 +1,7 @@
 """The process of one rank of a proof: `python -m paceline.verify.worker REQUEST RESULT`.
 
-REQUEST is a JSON file of {spec: file of the twin's spec, plans, steps}; rank 0 writes the list of results, one per
-plan, to RESULT. The plans share one world, so that processes are started once.
+REQUEST is a JSON file of {jobs: [{spec: file of the twin's spec, plan}], steps}; rank 0 adds a line of JSON to RESULT
+for each job when it is done. The jobs share one world, so that processes are started once.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ import json
 import os
 import sys
 from pathlib import Path
-from typing import Any
 
 from paceline.run.brief import plan_from_dict
 from paceline.run.handover import take_over
@@ -32,14 +31,18 @@ def _compare_all(request_path: Path, result_path: Path) -> None:
 
     torch.use_deterministic_algorithms(True, warn_only=True)
     request = json.loads(request_path.read_text())
-    task = take_over(Path(request["spec"])).task
     world = join_world("cpu", threads=1)
-    source, _ = open_sources(task.data, task.seed)
-    results: list[dict[str, Any]] = []
-    for plan in map(plan_from_dict, request["plans"]):
-        results.append(compare(task, plan, world, source, source.items_per_sample, request["steps"]))
-    if world.is_first:
-        result_path.write_text(json.dumps(results))
+    at, task, source = "", None, None
+    for job in request["jobs"]:
+        if job["spec"] != at:
+            at, task = job["spec"], take_over(Path(job["spec"])).task
+            source, _ = open_sources(task.data, task.seed)
+        assert task is not None and source is not None
+        plan = plan_from_dict(job["plan"])
+        result = compare(task, plan, world, source, source.items_per_sample, request["steps"])
+        if world.is_first:
+            with result_path.open("a") as file:
+                file.write(json.dumps(result) + "\n")
     world.wait()
     leave_world()
 

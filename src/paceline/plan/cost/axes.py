@@ -94,7 +94,7 @@ def _sends(context: Context, plan: Plan) -> Term:
     rate, latency, source = hop(context.cluster, *plan.layout.group("pp"))
     micro = _stream_bytes(context, plan) / plan.layout.tp / plan.accumulation
     count = 2 * (plan.accumulation * plan.virtual_stages + plan.layout.pp - 1)
-    text = f"2 x ({plan.accumulation} micro-batches x {plan.virtual_stages} + {plan.layout.pp} - 1) x {micro:.3g} B to a stage"
+    text = f"{count} sends of {micro:.3g} B: {plan.accumulation} micro-batches there and back, and filling"
     return Term("pipeline sends", count * (micro / rate + latency), text, source)
 
 

@@ -113,7 +113,8 @@ def _casts(plan: Plan, rates: Rates, part: Part) -> Term:
     return Term(
         "casts and gradient sums",
         seconds,
-        f"{plan.accumulation} micro-batches x parameters{held_text(plan)} x ({cast_bytes:.3g} B cast + {add_bytes} B added) / bandwidth",
+        f"{plan.accumulation} micro-batches x parameters{held_text(plan)} x ({cast_bytes:.3g} B cast + {add_bytes} B"
+        " added) / bandwidth",
         rates.device.memory_bytes_per_second.source,
     )
 
@@ -141,7 +142,8 @@ def optimizer_term(context: Context, plan: Plan) -> Term:
     size = state_bytes(plan)
     seconds = share * size * (values / rates.optimizer_rate.value + 3 / rates.memory_rate)
     over = " x cp" if plan.layout.cp > 1 else ""
-    text = f"parameters{held_text(plan)} / dp_shard{over} x {size} B x ({values} updated / update rate + 3 clipped / memory bandwidth)"
+    text = f"parameters{held_text(plan)} / dp_shard{over} x {size} B"
+    text += f" x ({values} updated / update rate + 3 clipped / memory bandwidth)"
     return Term("optimizer", seconds, text, rates.optimizer_rate.source)
 
 

@@ -1,0 +1,98 @@
+"""Every layout of a task up to a number of ranks, each held against one device: `paceline verify --all N`."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from paceline.errors import DoesNotFit, PacelineError
+from paceline.plan.layout import Layout, layouts_over
+from paceline.plan.plan import Plan, PlanSpec
+from paceline.plan.session import profile_task
+from paceline.plan.space import DATA_AXES, MODEL_AXES, alone
+from paceline.spec import Spec
+from paceline.task.data.facts import data_facts
+from paceline.task.profile import ModelProfile
+from paceline.verify.group import run_jobs
+from paceline.verify.start import STEPS, Say, exact_plan, jobs_of, proof_of, refused
+
+ALL_DTYPES = ("fp64",)  # the strictest proof; others cost as much again and show what it shows
+
+
+def verify_all(
+    spec: Spec, largest: int, *, steps: int = STEPS, dtypes: Sequence[str] = ALL_DTYPES, say: Say | None = None
+) -> dict[str, Any]:
+    """Return {equal, layouts}: whether every layout of 2 to `largest` ranks that can be had equals one device.
+
+    Each layout runs with its own degrees, on the twin of the task. Those that cannot be had say why in
+    `refused_because`; an axis that is closed to the model is refused once. One that ends in an error has it in `error`
+    and is not equal. Processes are started once for each number of ranks.
+    """
+    facts = data_facts(spec.task.data, say)
+    profile = profile_task(spec.task, facts)
+    proofs: list[dict[str, Any]] = [
+        refused(str(alone(axis, 2)), DoesNotFit(f"{axis} = 2 cannot be had", profile.closed_axes[axis]), steps, 0.0)
+        for axis in (*DATA_AXES, *MODEL_AXES)
+        if profile.closed_axes and axis in profile.closed_axes
+    ]
+    for ranks in range(2, largest + 1):
+        plans = []
+        for layout in every_layout(profile, ranks):
+            try:
+                plans.append(exact_plan(spec, PlanSpec(**dataclasses.asdict(layout)), profile))
+            except DoesNotFit as refusal:
+                proofs.append(refused(str(layout), refusal, steps, 0.0))
+        if plans:
+            if say:
+                say(f"verify   {len(plans)} layout{'s' if len(plans) > 1 else ''} of {ranks} ranks")
+            proofs += _prove(spec, plans, facts.vocab, steps, dtypes)
+    tried = [proof for proof in proofs if not proof["refused_because"]]
+    return {"equal": bool(tried) and all(proof["equal"] for proof in tried), "layouts": proofs}
+
+
+def every_layout(profile: ModelProfile, ranks: int) -> list[Layout]:
+    """Return every layout of so many ranks over the axes that are open to the model."""
+    closed = profile.closed_axes or {}
+    divisors = [degree for degree in range(1, ranks + 1) if ranks % degree == 0]
+    axes = [axis for axis in (*DATA_AXES, *MODEL_AXES) if axis not in closed]
+    if not any(block.experts for block in profile.blocks):
+        axes = [axis for axis in axes if axis != "ep"]
+    return list(layouts_over(ranks, dict.fromkeys(axes, divisors)))
+
+
+def _prove(
+    spec: Spec, plans: Sequence[Plan], data_vocab: int | None, steps: int, dtypes: Sequence[str]
+) -> list[dict[str, Any]]:
+    """Return the records of plans of one number of ranks, proven in one group of processes."""
+    began = time.perf_counter()
+    jobs = [job for plan in plans for job in jobs_of(spec, plan, data_vocab, dtypes, exact=True)]
+    results = run_jobs(jobs, steps)
+    own = sum(result["seconds"] for result in results if not isinstance(result, PacelineError))
+    shared = max(0.0, time.perf_counter() - began - own) / len(plans)  # starting processes, by layout
+    proofs = []
+    for index, plan in enumerate(plans):
+        ours = results[index * len(dtypes) : (index + 1) * len(dtypes)]
+        errors = [result for result in ours if isinstance(result, PacelineError)]
+        good = [result for result in ours if not isinstance(result, PacelineError)]
+        seconds = shared + sum(result["seconds"] for result in good)
+        if errors:
+            error = f"{errors[0].what}: {errors[0].because}" if errors[0].because else errors[0].what
+            failed = refused(str(plan.layout), errors[0], steps, seconds)
+            proofs.append({**failed, "ran_as": str(plan.layout), "refused_because": None, "error": error})
+        else:
+            proofs.append({**proof_of(plan, str(plan.layout), good, steps, seconds), "error": None})
+    return proofs
+
+
+def table_rows(proofs: Sequence[dict[str, Any]]) -> list[tuple[str, ...]]:
+    """Return the records as rows of text, with a heading."""
+    rows: list[tuple[str, ...]] = [("layout", "equal", "loss", "gradients", "grad norm", "weights", "seconds")]
+    for proof in proofs:
+        if proof["refused_because"]:
+            continue
+        worst = proof["differences"]
+        sizes = [f"{worst[name]:.0e}" if worst else "-" for name in ("loss", "gradients", "grad_norm", "weights")]
+        rows.append((proof["layout"], "yes" if proof["equal"] else "NO", *sizes, f"{proof['seconds']:.1f}"))
+    return rows
