@@ -14,8 +14,9 @@ from paceline.plan.cost.total import forecast_plan, money_energy_carbon, time_es
 from paceline.plan.forecast import Estimate, Term
 from paceline.plan.layout import Layout
 from paceline.plan.plan import PlanSpec
-from paceline.plan.search import HEADROOM, TIE_RATIO, search
+from paceline.plan.search import HEADROOM, search
 from paceline.plan.space import micro_batches
+from paceline.plan.walk import TIE_RATIO
 
 
 def found(constraints=None, where=None, model=None, batch=64, **changes):

@@ -151,9 +151,11 @@ def pipelines(context: Context, constraints: PlanSpec, layout: Layout) -> list[t
     if layout.pp == 1:
         return [("1f1b", 1, ())]
     found = []
+    blocks = context.profile.repeated_blocks
     for schedule in TRIED_SCHEDULES if constraints.schedule == "auto" else (constraints.schedule,):
         several = constraints.virtual_stages or (2 if schedule == "interleaved" else 1)
-        if constraints.schedule == "auto" and several > 1 and schedule not in INTERLEAVED:
+        asked = constraints.schedule != "auto"
+        if not asked and ((several > 1 and schedule not in INTERLEAVED) or layout.pp * several > blocks):
             continue
         stages = parse_stages(constraints.stages) or context.split(layout.pp * several)
         found.append((schedule, several, stages))
@@ -176,7 +178,7 @@ def plans_of(
 ) -> Iterator[list[Plan]]:
     """Yield the plans of a layout, those that differ in the micro-batch alone together, smallest first.
 
-    What a whole plan cannot be is refused without a price: once for each schedule and reason.
+    What a whole plan cannot be is refused without a price, once for each reason where no micro-batch is left.
     """
     batch, closed = base.batch_samples, context.profile.closed_axes or {}
     largest = -(-batch // layout.data_degree)
@@ -190,7 +192,7 @@ def plans_of(
         shown = dataclasses.replace(
             base, layout=layout, zero=zero, recompute=mode, schedule=schedule, virtual_stages=several, stages=stages
         )
-        group = []
+        group, reasons = [], []
         for size in sizes:
             accumulation = accumulation_for(batch, layout.data_degree, size)
             plan = dataclasses.replace(shown, micro_batch=size, accumulation=accumulation)
@@ -201,7 +203,9 @@ def plans_of(
                 because = closed["accumulation"]
             if because is None:
                 group.append(plan)
-            elif because not in told:
-                told.add(because)
-                refused.append(Refusal(plan, because))
+            else:
+                reasons.append(Refusal(plan, because))
+        if (not group or "accumulation" in closed) and reasons and reasons[0].because not in told:
+            told.add(reasons[0].because)
+            refused.append(reasons[0])
         yield group

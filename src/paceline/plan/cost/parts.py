@@ -149,7 +149,7 @@ def whole(profile: ModelProfile) -> Part:
 
 
 def split_stages(profile: ModelProfile, stages: tuple[int, ...], ranks: int) -> tuple[Stage, ...]:
-    """Return the different parts of `ranks` pipeline ranks: stage i has `stages[i]` blocks and runs on rank i mod ranks.
+    """Return the different parts of `ranks` pipeline ranks: stage i has `stages[i]` blocks, on rank i mod ranks.
 
     What comes before the repeated blocks belongs to the first stage, what comes after them to the last.
     """

@@ -1,0 +1,301 @@
+"""The model axes' terms: against sums done by hand on round numbers, and the orders that hold whatever they are."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from itertools import pairwise
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from plan_examples import block, cluster, measured, plan, profile
+
+from paceline.cluster.cluster import Link
+from paceline.plan.cost.axes import axis_terms, bubble_terms
+from paceline.plan.cost.bound import least_seconds
+from paceline.plan.cost.compute import compute_terms, optimizer_term
+from paceline.plan.cost.inputs import Context
+from paceline.plan.cost.memory import in_flight, memory_terms
+from paceline.plan.cost.network import network_terms, traffic
+from paceline.plan.cost.ring import LINK_EFFICIENCY, hop, ring
+from paceline.plan.cost.total import price
+from paceline.plan.layout import Layout
+from paceline.report.compare import memory_group, time_group
+from paceline.task.profile import ModelProfile
+
+NEAR, FAR = Link("node", measured(1e-6), measured(1e11)), Link("network", measured(1e-5), measured(1e10))
+
+
+def model(layers: int = 4, **changes: float) -> ModelProfile:
+    """Embedding, layers with attention, and a head, all of the same stream of 5e4 elements."""
+    base = profile(layers, kv_elements=2e4, **changes)
+    head = block("head", "head", False, attention_flops=0.0)
+    return dataclasses.replace(base, blocks=(*base.blocks, head))
+
+
+def context_of(layout: Layout, shape: ModelProfile | None = None, batch: int = 64, **changes: object) -> Context:
+    return Context(shape or model(), cluster(layout.devices, **changes), batch, 1)
+
+
+def inside(layout: Layout, shape: ModelProfile | None = None, **changes: object) -> dict[str, float]:
+    chosen = plan(layout, 8, **changes)
+    return {term.name: term.value for term in axis_terms(context_of(layout, shape), chosen)}
+
+
+def held(chosen: object, shape: ModelProfile | None = None) -> dict[str, float]:
+    return {t.name: t.value for t in memory_terms(context_of(chosen.layout, shape), chosen)}
+
+
+def seconds(chosen: object, shape: ModelProfile | None = None) -> dict[str, float]:
+    return {t.name: t.value for t in price(context_of(chosen.layout, shape), chosen).time}
+
+
+# Tensor
+
+
+def test_tensor_ranks_share_arithmetic_and_state() -> None:
+    alone, shared = seconds(plan(Layout(), 8)), seconds(plan(Layout(tp=4), 8))
+    for name in ("products, forward", "products, backward", "attention", "memory-bound operators", "optimizer"):
+        assert shared[name] == pytest.approx(alone[name] / 4)
+    alone, shared = held(plan(Layout(), 8)), held(plan(Layout(tp=4), 8))
+    for name in ("weights", "gradients", "optimizer state", "transients"):
+        assert shared[name] == pytest.approx(alone[name] / 4)
+
+
+def test_tensor_communication_by_hand() -> None:
+    # 64 samples, 8 micro-batches, stream 5e4 x 4 B: per pass the embedding 1, four layers 4 each, the head 1.
+    stream, count, ring_share = 64 * 5e4 * 4, 2 * (1 + 4 * 4 + 1), 3 / 4
+    wire = count * ring_share * stream / 1e9
+    hops = 8 * count * 3 * 1e-4
+    loss = 2 * ring_share * 3 * 4 * 64 * 256 / 1e9 + 2 * 3 * 8 * 3 * 1e-4
+    assert inside(Layout(tp=4))["tensor communication"] == pytest.approx(wire + hops + loss)
+    again = (4 * 4 * ring_share * stream / 1e9) + 8 * 4 * 4 * 3 * 1e-4
+    assert inside(Layout(tp=4), recompute="full")["tensor communication"] == pytest.approx(wire + hops + loss + again)
+
+
+def test_tensor_ranks_keep_gathered_inputs_whole() -> None:
+    got = held(plan(Layout(tp=4), 1))["activations"]
+    # Layers: 4e5 saved, of which two inputs of 5e4 stay whole; embedding and head are divided; fp32 ones too.
+    layer = (4e5 - 2 * 5e4) / 4 + 2 * 5e4
+    assert got == pytest.approx(4 * (4 * layer + 2 * 4e5 / 4) + 4 * 6 * 1e5 / 4)
+    full = held(plan(Layout(tp=4), 1, recompute="full"))["activations"]
+    assert full == pytest.approx(4 * (4 * 5e4 / 4 + 2 * 1e5) + 4 * 2 * 1e5 / 4 + (4 * layer + 4 * 1e5 / 4))
+
+
+def test_split_products_are_narrower_and_slower() -> None:
+    rates = {"fp32": ((128, 1e10), (256, 2e10), (512, 4e10))}
+    where = cluster(4)
+    where = dataclasses.replace(where, device=dataclasses.replace(where.device, matmul_flops=rates))
+    whole = Context(model(), where, 64, 1).rates("fp32").product_seconds(Context(model(), where, 64, 1).all_counts)
+    split = Context(model(), where, 64, 1).rates("fp32").product_seconds(Context(model(), where, 64, 1).all_counts, 4)
+    assert split == pytest.approx(whole / 4 * 2)  # one of two widths over 4: the mean is halved, and so is the rate
+
+
+# Context
+
+
+def test_context_ranks_share_tokens_and_not_weights_by_hand() -> None:
+    alone, shared = seconds(plan(Layout(), 8)), seconds(plan(Layout(cp=4), 8))
+    for name in ("products, forward", "attention", "memory-bound operators"):
+        assert shared[name] == pytest.approx(alone[name] / 4)
+    state = held(plan(Layout(cp=4), 8))
+    assert state["weights"] == 4 * 6e6 / 4, "ZeRO shards them over dp_shard x cp"
+    kv = held(plan(Layout(cp=4), 1))["activations"]
+    layer = (4e5 - 2e4) / 4 + 2e4
+    assert kv == pytest.approx(4 * (4 * layer + 2 * 4e5 / 4) + 4 * 6 * 1e5 / 4)
+
+
+def test_context_communication_by_hand() -> None:
+    moved = 64 * 4 * 2e4 * 4
+    once = 3 / 4 * moved / 1e9 + 8 * 4 * 3 * 1e-4
+    assert inside(Layout(cp=4))["context communication"] == pytest.approx(2 * once)
+    assert inside(Layout(cp=4), recompute="full")["context communication"] == pytest.approx(3 * once)
+    both = inside(Layout(cp=2, tp=2))["context communication"]
+    assert both == pytest.approx(2 * (1 / 2 * moved / 2 / 1e9 + 8 * 4 * 1e-4))
+
+
+# Experts
+
+
+def mixture() -> ModelProfile:
+    return model(experts=8, expert_parameters=800_000, routed_elements=1e5)
+
+
+def test_expert_traffic_by_hand() -> None:
+    got = inside(Layout(dp_shard=4, ep=4), mixture())["expert all-to-all"]
+    moved = 16 * 4 * 1e5 * 4  # a data rank has 16 samples in two micro-batches
+    assert got == pytest.approx(4 * (3 / 4 * moved / 1e9 + 2 * 4 * 3 * 1e-4))
+    assert "expert all-to-all" not in inside(Layout(dp_shard=4), mixture())
+
+
+def test_experts_are_gathered_where_they_are_and_no_further() -> None:
+    layout = Layout(dp_shard=4, ep=4)
+    context = context_of(layout, mixture())
+    spread, plain = traffic(context, plan(layout, 16, zero=1)), traffic(context, plan(Layout(dp_shard=4), 16, zero=1))
+    dense, experts = 6e6 - 4 * 8e5, 4 * 8e5
+    wire = 3 / 4 * dense * 4 / 1e9 + 5 * 3 * 1e-4  # a group of one has nothing to gather
+    assert spread.gather_seconds == pytest.approx(wire + 2 * (dense + experts / 4) * 4 / 1e10)
+    assert spread.gather_seconds < plain.gather_seconds and spread.reduce_seconds < plain.reduce_seconds
+
+
+def test_experts_state_and_copies() -> None:
+    spread, plain = held(plan(Layout(dp_shard=4, ep=4), 8), mixture()), held(plan(Layout(dp_shard=4), 8), mixture())
+    assert spread["weights"] == plain["weights"], "ZeRO divides them either way"
+    # Gathered are the root's 2e6 parameters and two blocks' 1e6, of which 8e5 are experts, a quarter of them here.
+    largest = max(2e6, 2e5 + 8e5 / 4)
+    assert plain["weight copies"] == 4 * min(6e6, 2e6 + 2 * 2e6)
+    assert spread["weight copies"] == pytest.approx(4 * min(6e6 - 4 * 8e5 * 3 / 4, 2e6 + 2 * largest))
+
+
+# Pipeline
+
+
+def test_the_bubble_of_equal_stages_is_p_minus_one_over_m() -> None:
+    equal = ModelProfile("equal", tuple(block(f"layers.{i}") for i in range(8)), 256, "analytic", {})
+    context = Context(equal, cluster(4), 64, 1)
+    for schedule, several, share in (
+        ("1f1b", 1, 1.0), ("gpipe", 1, 1.0), ("interleaved", 2, 0.5), ("zero-bubble", 1, 1 / 3),
+    ):  # fmt: skip
+        chosen = plan(Layout(pp=4), 4, schedule=schedule, virtual_stages=several)
+        compute, sends = compute_terms(context, chosen), axis_terms(context, chosen)
+        (bubble,) = bubble_terms(context, chosen, compute, sends)
+        work = sum(term.value for term in compute)
+        assert bubble.value == pytest.approx(share * 3 / 16 * work), schedule
+
+
+def test_the_slowest_stage_sets_the_pace() -> None:
+    chosen = plan(Layout(pp=2), 8, stages=(1, 3))
+    context = context_of(chosen.layout)
+    products = compute_terms(context, chosen)[0].value
+    assert products == pytest.approx(64 * 4 * 2e9 / 1e11), "three layers and the head"
+    (bubble,) = bubble_terms(context, chosen, compute_terms(context, chosen), [])
+    other = context.busy_seconds(context.stages(chosen)[0].part, chosen)
+    slowest = context.busy_seconds(context.slowest(chosen), chosen)
+    work = sum(term.value for term in compute_terms(context, chosen))
+    assert bubble.value == pytest.approx(other / slowest * work / 8)
+
+
+def test_sends_by_hand() -> None:
+    got = inside(Layout(pp=4, tp=2))["pipeline sends"]
+    micro = 8 * 5e4 * 4 / 2
+    assert got == pytest.approx(2 * (8 + 3) * (micro / 1e9 + 1e-4))
+
+
+def test_stages_hold_their_own_weights_and_micro_batches_in_flight() -> None:
+    chosen = plan(Layout(pp=2), 4, stages=(2, 2))
+    got = held(chosen)
+    assert got["weights"] == 4 * 3e6
+    assert got["activations"] == pytest.approx(4 * 2 * 3 * (4e5 + 1e5) * 4), "the first stage has two in flight"
+    assert [in_flight(plan(Layout(pp=4), 4), rank) for rank in range(4)] == [4, 3, 2, 1]
+    assert in_flight(plan(Layout(pp=4), 4, schedule="gpipe"), 3) == 16
+    interleaved = plan(Layout(pp=4), 4, schedule="interleaved", virtual_stages=2)
+    # Rank 0 warms up with 4 chunks of the first round and 2 x 3 more, and holds one more: 11 of 2 a micro-batch.
+    assert [in_flight(interleaved, rank) for rank in range(4)] == [5.5, 4.5, 3.5, 2.5]
+    assert in_flight(plan(Layout(), 4), 0) == 1
+
+
+def test_a_tied_head_holds_its_own_copy_of_the_weight() -> None:
+    shape = model()
+    tied = dataclasses.replace(shape.blocks[-1], parameters=0, tied_to="embedding")
+    shape = dataclasses.replace(shape, blocks=(*shape.blocks[:-1], tied))
+    context = context_of(Layout(pp=2), shape)
+    parts = [stage.part for stage in context.stages(plan(Layout(pp=2), 8, stages=(2, 2)))]
+    assert [part.parameters for part in parts] == [3_000_000, 3_000_000] and shape.parameters == 5_000_000
+
+
+# Links
+
+
+def test_each_axis_takes_the_link_that_its_group_crosses() -> None:
+    layout = Layout(dp_replicate=2, dp_shard=2, cp=2, tp=4, pp=2, ep=2)
+    groups = {axis: layout.group(axis) for axis in ("tp", "cp", "dp_shard", "dp_replicate", "pp", "fsdp", "ep")}
+    assert groups == {
+        "tp": (4, 1), "cp": (2, 4), "dp_shard": (2, 8), "dp_replicate": (2, 16), "pp": (2, 32), "fsdp": (4, 4),
+        "ep": (2, 4),
+    }  # fmt: skip
+    assert layout.group("expert_shard") == (2, 8)
+    where = cluster(64, "cuda", devices_per_node=8, links=(NEAR, FAR))
+    assert ring(where, *groups["tp"]).nodes == ring(where, *groups["cp"]).nodes == 1
+    assert ring(where, *groups["fsdp"]).nodes == 2 and ring(where, *groups["dp_replicate"]).nodes == 2
+    assert hop(where, *groups["pp"])[:2] == (1e10, 1e-5) and hop(where, 4, 2)[:2] == (1e11, 1e-6)
+
+
+def test_all_to_all_leaves_the_node_through_its_own_adapter() -> None:
+    where = cluster(16, "cuda", devices_per_node=8, links=(NEAR, FAR))
+    rate = ring(where, 16, 1).bytes_per_second["all_to_all"]
+    assert rate == pytest.approx(15 / (8 / (1e10 * LINK_EFFICIENCY)))
+    assert ring(where, 8, 1).bytes_per_second["all_to_all"] == 1e11
+
+
+def test_tensor_ranks_across_nodes_cost_more() -> None:
+    where = cluster(16, "cuda", devices_per_node=8, links=(NEAR, FAR))
+    context = Context(model(), where, 64, 1)
+    near, far = (axis_terms(context, plan(layout, 8))[0].value for layout in (Layout(dp_shard=2, tp=8), Layout(tp=16)))
+    assert far > 2 * near
+
+
+# Orders that hold whatever the numbers
+
+layouts = st.sampled_from(
+    [Layout(tp=4), Layout(cp=4), Layout(pp=4), Layout(dp_shard=2, tp=2), Layout(cp=2, tp=2), Layout(pp=2, tp=2),
+     Layout(dp_replicate=2, pp=2), Layout(dp_shard=2, pp=2), Layout(dp_replicate=2, tp=2), Layout(dp_shard=2, cp=2)]
+)  # fmt: skip
+settings_of_a_plan = {
+    "zero": st.sampled_from([1, 2, 3]),
+    "recompute": st.sampled_from(["none", "selective", "full"]),
+    "precision": st.sampled_from(["fp32", "bf16"]),
+}
+
+
+@settings(max_examples=80, deadline=None)
+@given(layouts, st.sampled_from([1, 2, 4]), st.fixed_dictionaries(settings_of_a_plan))
+def test_prices_are_positive_add_up_and_keep_the_bound(layout: Layout, micro_batch: int, changes: dict) -> None:
+    chosen = plan(layout, micro_batch, **changes)
+    context = context_of(layout)
+    forecast = price(context, chosen)
+    assert all(term.value >= 0 and math.isfinite(term.value) for term in (*forecast.time, *forecast.memory))
+    assert forecast.step_seconds.value == pytest.approx(sum(term.value for term in forecast.time))
+    assert least_seconds(context, chosen) <= forecast.step_seconds.value * (1 + 1e-9)
+
+
+@settings(max_examples=40, deadline=None)
+@given(layouts, st.fixed_dictionaries(settings_of_a_plan), st.integers(6, 12))
+def test_state_is_divided_by_every_axis_but_copies(layout: Layout, changes: dict, layers: int) -> None:
+    shape = model(layers * 4)
+    whole = held(plan(Layout(dp_replicate=layout.devices), 1, **changes), shape)["optimizer state"]
+    got = held(plan(layout, 1, **changes), shape)["optimizer state"]
+    share = got / whole * layout.devices / layout.dp_replicate
+    assert share == pytest.approx(1, rel=0.2), "stages are not quite equal"
+
+
+@pytest.mark.parametrize("recompute", ["none", "selective", "full"])
+def test_more_of_an_axis_computes_and_holds_less(recompute: str) -> None:
+    shape = model(16)
+    for axis in ("tp", "cp", "pp"):
+        chosen = [plan(Layout(**{axis: degree}), 1, recompute=recompute) for degree in (1, 2, 4, 8)]
+        work = [sum(t.value for t in compute_terms(context_of(p.layout, shape), p)) for p in chosen]
+        assert all(later < before for before, later in pairwise(work)), axis
+        # In flight, a pipeline's first stage holds as many layers as a device without one.
+        short_lived = [held(p, shape)["activations"] for p in chosen]
+        assert axis == "pp" or all(later < before for before, later in pairwise(short_lived)), axis
+        optimizer = [optimizer_term(context_of(p.layout, shape), p).value for p in chosen]
+        assert all(later < before for before, later in pairwise(optimizer)), axis
+
+
+def test_more_micro_batches_mean_less_bubble() -> None:
+    shape = model(8)
+    bubbles = [seconds(plan(Layout(pp=4), size), shape)["pipeline bubble"] for size in (16, 8, 4, 2, 1)]
+    assert all(later < before for before, later in pairwise(bubbles))
+
+
+def test_terms_are_named_so_that_the_right_clock_measures_them() -> None:
+    layout = Layout(dp_shard=2, cp=2, tp=2, pp=2, ep=2)
+    context = context_of(layout, mixture())
+    chosen = plan(layout, 1)
+    names = {term.name: time_group(term.name) for term in price(context, chosen).time}
+    inside_names = ("tensor communication", "context communication", "expert all-to-all", "pipeline sends")
+    assert {names[name] for name in (*inside_names, "gradient reduction", "parameter gathering")} == {"reduce"}
+    assert names["pipeline bubble"] == "forward_backward"
+    assert memory_group("loss buffers") == memory_group("communication buffers") == memory_group("activations")
+    assert network_terms(context, chosen, 0.0)

@@ -1,0 +1,158 @@
+"""The search over open axes: opening one is all it takes, limits are refused by name, and large spaces stay fast."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+
+import pytest
+from plan_examples import cluster, opened, profile
+
+from paceline.cluster.cluster import ClusterSpec
+from paceline.cluster.resolve import resolve_cluster
+from paceline.errors import ConfigError, DoesNotFit
+from paceline.plan.layout import MESH_ORDER, layouts_over
+from paceline.plan.plan import Plan, PlanSpec
+from paceline.plan.search import SearchResult, search
+from paceline.task.models.sizes import resolve_decoder
+from paceline.task.profile import ModelProfile
+from paceline.task.profile_analytic import profile_decoder
+from paceline.task.task import ModelSpec
+
+SHAPE = opened(profile(8, heads=8, kv_heads=4, kv_elements=2e4))
+MIXTURE = opened(profile(8, heads=8, kv_heads=4, experts=8, expert_parameters=800_000, routed_elements=1e5))
+
+
+def found(model: ModelProfile = SHAPE, devices: int = 8, batch: int = 64, **changes: object) -> SearchResult:
+    where = changes.pop("where", None) or cluster(devices)
+    return search(model, where, PlanSpec(**changes), batch_samples=batch, steps=10)
+
+
+def llama(name: str, seq_len: int = 8192) -> ModelProfile:
+    model = profile_decoder(resolve_decoder(ModelSpec(name), 0, seq_len), seq_len)
+    return dataclasses.replace(model, closed_axes={"ep": "no experts"})
+
+
+def h100(devices: int):
+    return resolve_cluster(ClusterSpec(device="h100-sxm", devices=devices))[0]
+
+
+def test_every_axis_that_is_open_is_tried_and_multiplies_to_the_devices() -> None:
+    plans = [candidate.plan for candidate in found().candidates]
+    used = {axis for chosen in plans for axis in MESH_ORDER if getattr(chosen.layout, axis) > 1}
+    assert used == set(MESH_ORDER) and all(chosen.layout.devices == 8 for chosen in plans)
+    assert all(chosen.layout.ep == 1 for chosen in plans)
+    assert {chosen.schedule for chosen in plans if chosen.layout.pp > 1} == {"1f1b", "interleaved"}
+    assert len(set(plans)) == len(plans)
+
+
+@pytest.mark.parametrize("axis", ["cp", "tp", "pp"])
+def test_opening_one_axis_is_all_it_takes(axis: str) -> None:
+    result = found(opened(profile(8), axis))
+    used = {a for c in result.candidates for a in ("cp", "tp", "pp", "ep") if getattr(c.plan.layout, a) > 1}
+    assert used == {axis}
+    assert [r.because for r in result.refused].count("no rules") == 3
+
+
+def test_experts_are_spread_where_there_are_some() -> None:
+    spread = {c.plan.layout.ep for c in found(MIXTURE).candidates}
+    assert spread == {1, 2, 4, 8}
+
+
+def test_limits_are_refused_once_by_name() -> None:
+    result = found(devices=16)
+    because = [refusal.because for refusal in result.refused]
+    assert because.count("4 key/value heads cannot be shared by tp = 8: it must divide 4") == 1
+    assert sum("blocks are fewer than 16 pipeline stages" in text for text in because) == 1
+    assert all(c.plan.layout.tp <= 4 and c.plan.layout.pp <= 8 for c in result.candidates)
+
+
+def test_a_pipeline_gets_enough_micro_batches_and_a_split() -> None:
+    for candidate in found(batch=24).candidates:
+        chosen = candidate.plan
+        if chosen.layout.pp > 1:
+            assert chosen.accumulation >= chosen.layout.pp
+            assert sum(chosen.stages) == 8 and len(chosen.stages) == chosen.layout.pp * chosen.virtual_stages
+            if chosen.schedule == "interleaved":
+                assert chosen.accumulation % (chosen.accumulation // chosen.layout.pp) == 0
+
+
+@pytest.mark.parametrize(
+    ("changes", "check"),
+    [
+        ({"tp": 2, "pp": 2}, lambda p: p.layout.tp == 2 and p.layout.pp == 2),
+        ({"cp": 4}, lambda p: p.layout.cp == 4),
+        ({"pp": 2, "schedule": "gpipe"}, lambda p: p.schedule == "gpipe"),
+        ({"pp": 4, "schedule": "zero-bubble"}, lambda p: p.schedule == "zero-bubble"),
+        ({"pp": 2, "schedule": "interleaved", "virtual_stages": 4}, lambda p: p.virtual_stages == 4),
+        ({"pp": 2, "stages": "5+3", "schedule": "1f1b"}, lambda p: p.stages == (5, 3)),
+        ({"cp": 2, "zero": 1, "recompute": "full"}, lambda p: p.zero == 1 or p.layout.state_degree == 1),
+    ],
+    ids=str,
+)
+def test_constraints_are_kept(changes: dict, check) -> None:
+    result = found(**changes)
+    assert result.candidates and all(check(candidate.plan) for candidate in result.candidates)
+
+
+def test_what_is_demanded_and_cannot_be_had() -> None:
+    with pytest.raises(DoesNotFit, match=r"plan\.tp = 8") as error:
+        found(tp=8)
+    assert "4 key/value heads" in error.value.because
+    with pytest.raises(DoesNotFit, match=r"plan\.ep = 2"):
+        found(ep=2)
+    with pytest.raises(ConfigError, match=r"plan\.tp = 4 and plan\.pp = 4"):
+        found(tp=4, pp=4)
+    with pytest.raises(DoesNotFit) as error:
+        found(pp=8, micro_batch=16)
+    assert "do not fill a pipeline of 8" in error.value.because
+
+
+def test_a_model_too_large_for_the_data_axes_is_split() -> None:
+    result = search(llama("llama-70b"), h100(64), PlanSpec(), batch_samples=512, steps=10)
+    layout = result.best.plan.layout
+    assert max(layout.tp, layout.pp, layout.cp) > 1
+
+
+def test_small_models_on_one_node_stay_with_the_data_axes() -> None:
+    small = profile_decoder(resolve_decoder(ModelSpec("llama-124m", vocab=50_257), 0, 1024), 1024)
+    result = search(
+        dataclasses.replace(small, closed_axes={"ep": "no experts"}), h100(8), PlanSpec(), batch_samples=512, steps=10
+    )
+    layout = result.best.plan.layout
+    assert layout.tp == layout.pp == layout.cp == 1
+
+
+def test_tensor_ranks_stay_inside_a_node_at_scale() -> None:
+    began = time.process_time()
+    result = search(llama("llama-405b"), h100(16_384), PlanSpec(), batch_samples=2048, steps=10)
+    layout = result.best.plan.layout
+    assert layout.tp == 8 and layout.pp >= 8 and result.unpriced > 0
+    assert result.best.forecast.mfu > 0.2
+    assert time.process_time() - began < 10, "an order of magnitude: benchmarks print what it really takes"
+
+
+def test_the_most_promising_layouts_are_priced_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    from paceline.plan import walk as module
+
+    every = search(llama("llama-8b"), h100(64), PlanSpec(), batch_samples=512, steps=10)
+    for name in ("PRICED_IN_FULL", "PRICED_AT_MOST"):
+        monkeypatch.setattr(module, name, 10**9)
+    full = search(llama("llama-8b"), h100(64), PlanSpec(), batch_samples=512, steps=10)
+    assert every.unpriced > 0 and full.unpriced == 0
+    assert every.best.plan == full.best.plan
+
+
+def test_layouts_are_each_there_once() -> None:
+    degrees = dict.fromkeys((*MESH_ORDER, "ep"), (1, 2, 4, 8))
+    layouts = list(layouts_over(8, degrees))
+    assert len(set(layouts)) == len(layouts) and all(layout.devices == 8 for layout in layouts)
+    assert sum(layout.ep == 1 for layout in layouts) == 35, "ways to write 2^3 as five ordered factors"
+    assert list(layouts_over(6, {"tp": [1, 2]})) == []
+
+
+def test_plans_say_what_is_new() -> None:
+    from paceline.plan.layout import Layout
+
+    chosen = Plan(Layout(cp=2, pp=2), 3, 1, 4, 8, schedule="interleaved", virtual_stages=2, stages=(1, 2, 2, 1))
+    assert "ZeRO-3 · interleaved, 4 stages, blocks 1+2x2+1 · micro-batch 1 x 4" in str(chosen)
