@@ -7,13 +7,16 @@ import os
 from pathlib import Path
 
 import pytest
-from plan_examples import block, opened, profile
 from runs import as_json, paceline, write_spec
 
 from paceline.errors import PacelineError
 from paceline.plan.layout import MESH_ORDER, Layout
 from paceline.plan.plan import Plan
 from paceline.spec import load_spec
+from paceline.task.models.sizes import resolve_decoder
+from paceline.task.profile import ModelProfile
+from paceline.task.profile_analytic import profile_decoder
+from paceline.task.task import ModelSpec
 from paceline.verify.every import every_layout, table_rows
 from paceline.verify.group import Job, run_jobs
 from paceline.verify.start import jobs_of
@@ -39,18 +42,19 @@ def spec(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_spec(folder, folder / "run")
 
 
+def decoder(closed: tuple[str, ...] = (), experts: int = 0) -> ModelProfile:
+    model = profile_decoder(resolve_decoder(ModelSpec("llama-1m"), 257, 64), 64)
+    blocks = tuple(dataclasses.replace(block, experts=experts) for block in model.blocks)
+    return dataclasses.replace(model, blocks=blocks, closed_axes=dict.fromkeys(closed, "no rules"))
+
+
 def test_every_layout_of_open_axes_and_no_other() -> None:
-    assert [str(layout) for layout in every_layout(profile(), 4)] == [
-        "dp_shard=4",
-        "dp_replicate=2 dp_shard=2",
-        "dp_replicate=4",
-    ]
-    eight = every_layout(opened(), 8)
-    assert len(eight) == len(set(eight)) == 35 and {a for x in eight for a in MESH_ORDER if getattr(x, a) > 1} == set(
-        MESH_ORDER
-    )
-    mixture = dataclasses.replace(opened(), blocks=(block("layers.0", experts=4),))
-    assert {layout.ep for layout in every_layout(mixture, 4)} == {1, 2, 4}
+    data = every_layout(decoder(("cp", "tp", "pp", "ep")), 4)
+    assert [str(layout) for layout in data] == ["dp_shard=4", "dp_replicate=2 dp_shard=2", "dp_replicate=4"]
+    eight = every_layout(decoder(), 8)
+    assert len(eight) == len(set(eight)) == 35 and all(layout.ep == 1 for layout in eight)
+    assert {axis for layout in eight for axis in MESH_ORDER if getattr(layout, axis) > 1} == set(MESH_ORDER)
+    assert {layout.ep for layout in every_layout(decoder(experts=4), 4)} == {1, 2, 4}
 
 
 def test_all_layouts_of_three_ranks_in_one_table(spec: Path) -> None:
