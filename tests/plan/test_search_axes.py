@@ -11,6 +11,7 @@ from plan_examples import cluster, opened, profile
 from paceline.cluster.cluster import ClusterSpec
 from paceline.cluster.resolve import resolve_cluster
 from paceline.errors import ConfigError, DoesNotFit
+from paceline.plan import refusals
 from paceline.plan.layout import MESH_ORDER, layouts_over
 from paceline.plan.plan import Plan, PlanSpec
 from paceline.plan.search import SearchResult, search
@@ -65,6 +66,18 @@ def test_limits_are_refused_once_by_name() -> None:
     assert because.count("4 key/value heads cannot be shared by tp = 8: it must divide 4") == 1
     assert sum("blocks are fewer than 16 pipeline stages" in text for text in because) == 1
     assert all(c.plan.layout.tp <= 4 and c.plan.layout.pp <= 8 for c in result.candidates)
+
+
+def test_a_limit_of_a_whole_layout_is_asked_about_every_composition(monkeypatch: pytest.MonkeyPatch) -> None:
+    def never_both(chosen: Plan, model: ModelProfile) -> str | None:
+        return "tp and cp do not mix" if min(chosen.layout.tp, chosen.layout.cp) > 1 else None
+
+    monkeypatch.setattr(refusals, "LAYOUT_REFUSALS", (*refusals.LAYOUT_REFUSALS, never_both))
+    result = found()
+    assert [refusal.because for refusal in result.refused].count("tp and cp do not mix") == 1
+    layouts = {candidate.plan.layout for candidate in result.candidates}
+    assert any(x.tp > 1 for x in layouts) and any(x.cp > 1 for x in layouts)
+    assert not any(min(x.tp, x.cp) > 1 for x in layouts)
 
 
 def test_a_pipeline_gets_enough_micro_batches_and_a_split() -> None:

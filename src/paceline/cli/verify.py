@@ -31,14 +31,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--steps", metavar="N", type=whole, default=3, help="optimizer updates to compare (default 3)")
     dtypes_help = f"precisions to compare in, of {','.join(DTYPES)} (default fp32,fp64; with --all fp64)"
-    parser.add_argument("--dtypes", metavar="LIST", default="", help=dtypes_help)
+    parser.add_argument("--dtypes", metavar="LIST", default=None, help=dtypes_help)
 
 
 def execute(options: argparse.Namespace) -> int:
     """Run `paceline verify`: 0 where the layout equals one device, 4 where it does not, 3 where it cannot be had."""
     from paceline.spec import load_spec
 
-    listed = options.dtypes or ("fp64" if options.largest else "fp32,fp64")
+    listed = ("fp64" if options.largest else "fp32,fp64") if options.dtypes is None else options.dtypes
     dtypes = tuple(part.strip() for part in listed.split(","))
     for dtype in dtypes:
         if dtype not in DTYPES:

@@ -1,8 +1,8 @@
 """What cannot be had, by name: one function per known limit. Imports no torch.
 
-A function takes a plan and the model's profile and returns why the plan cannot run, or None. The search asks every
-function in `REFUSALS` about each degree of each axis alone, and then about whole plans, before it prices any. A limit
-that belongs to torch is held by a test that fails when torch learns it.
+A function takes a plan and the model's profile and returns why the plan cannot run, or None. The search asks those of
+`LAYOUT_REFUSALS` about each degree of each axis alone and then about whole layouts, and those of `PLAN_REFUSALS` about
+whole plans, before it prices any. A limit that belongs to torch is held by a test that fails when torch learns it.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def context_chunks(plan: Plan, profile: ModelProfile) -> str | None:
 
 def experts(plan: Plan, profile: ModelProfile) -> str | None:
     """Devices of an expert group share whole experts."""
-    ep, counts = plan.layout.ep, {block.experts for block in profile.blocks if block.experts}
+    ep, counts = plan.layout.ep, {block.experts for block in profile.shapes if block.experts}
     if ep > 1 and not counts:
         return "the model has no routed experts to spread"
     odd = next((count for count in counts if count % ep), None)
@@ -99,4 +99,4 @@ def refusal(plan: Plan, profile: ModelProfile) -> str | None:
 
 def _common(profile: ModelProfile, field: str) -> int:
     """Return the smallest count among the blocks that have one; 0 where none has, which everything divides."""
-    return min((value for block in profile.blocks if (value := getattr(block, field))), default=0)
+    return min((value for block in profile.shapes if (value := getattr(block, field))), default=0)

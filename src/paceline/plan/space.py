@@ -70,11 +70,11 @@ def allowed_layouts(context: Context, constraints: PlanSpec, base: Plan, refused
         wanted |= {axis: [1] for axis in MODEL_AXES if axis in closed}
         if not any(True for _ in layouts_over(devices, wanted)):
             raise _contradiction(constraints, devices)
-    return _with_enough_samples(layouts, base, refused)
+    return _sound(context, layouts, base, refused)
 
 
 def _has_experts(context: Context) -> bool:
-    return any(block.experts for block in context.profile.blocks)
+    return any(block.experts for block in context.profile.shapes)
 
 
 def _check_demand(axis: str, demanded: int, because: str) -> None:
@@ -102,16 +102,22 @@ def _contradiction(constraints: PlanSpec, devices: int) -> ConfigError:
     )
 
 
-def _with_enough_samples(layouts: list[Layout], base: Plan, refused: list[Refusal]) -> list[Layout]:
-    """Return the layouts in which every data rank has a sample; each data degree that is too large is refused once."""
+def _sound(context: Context, layouts: list[Layout], base: Plan, refused: list[Refusal]) -> list[Layout]:
+    """Return the layouts that the model allows as a whole and that leave no data rank without samples.
+
+    Each reason is told once, and so is each data degree that is too large.
+    """
     batch, kept, told = base.batch_samples, [], set()
     for layout in layouts:
-        if layout.data_degree <= batch:
-            kept.append(layout)
-        elif layout.data_degree not in told:
-            told.add(layout.data_degree)
+        plan = dataclasses.replace(base, layout=layout)
+        because = layout_refusal(plan, context.profile)
+        if layout.data_degree > batch:
             because = f"a global batch of {batch} sample(s) leaves some of {layout.data_degree} devices without any"
-            refused.append(Refusal(dataclasses.replace(base, layout=layout), because))
+        if because is None:
+            kept.append(layout)
+        elif because not in told:
+            told.add(because)
+            refused.append(Refusal(plan, because))
     return kept
 
 

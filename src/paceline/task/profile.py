@@ -6,7 +6,7 @@ backward pass does twice the matrix FLOPs of the forward pass.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 
@@ -60,6 +60,11 @@ class ModelProfile:
     def parameters(self) -> int:
         """The number of parameters, shared ones counted once."""
         return sum(block.parameters for block in self.blocks)
+
+    @cached_property
+    def shapes(self) -> tuple[BlockProfile, ...]:
+        """The different blocks of the chain, each once, without a name."""
+        return tuple(dict.fromkeys(replace(block, name="") for block in self.blocks))
 
     @cached_property
     def repeated_blocks(self) -> int:

@@ -28,7 +28,8 @@ def twin_task(task: Task, plan: Plan, data_vocab: int | None, *, exact: bool = F
 
     `exact` keeps the layout's degrees as they are instead of lowering them.
     """
-    batch = twin_batch(plan.layout if exact else twin_layout(plan.layout))
+    layout = plan.layout if exact else twin_layout(plan.layout)
+    batch = twin_batch(layout)
     small: dict[str, Any] = {"optimizer": dataclasses.replace(task.optimizer, eps=max(task.optimizer.eps, TWIN_EPS))}
     small["global_batch"] = dataclasses.replace(task.global_batch, value=batch, unit="samples")
     if isinstance(task.data, DataSpec) and data_vocab is not None:

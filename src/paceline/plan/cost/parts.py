@@ -17,7 +17,7 @@ from paceline.task.profile import BlockProfile, ModelProfile
 # Collectives over tp of one forward pass, each of the whole stream, with the sequence split between regions: a gather
 # before and a reduce-scatter after attention and after the feed-forward; the embedding's sum; the head's gather.
 # The backward pass has the same with the two kinds swapped (Korthikanti et al. 2022, arXiv:2205.05198, figure 5).
-TENSOR_COLLECTIVES = {"embedding": 1, "decoder": 4, "module": 4, "head": 1, "norm": 0}
+TENSOR_COLLECTIVES = {"embedding": 1, "decoder": 4, "experts": 4, "module": 4, "head": 1, "norm": 0}
 
 
 @dataclass(frozen=True)
