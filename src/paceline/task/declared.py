@@ -1,0 +1,98 @@
+"""The rules that a model declares: its own `paceline_rules`, or those that a Hugging Face model ships. No torch here.
+
+A user's module says them in a class or instance attribute, in a dozen lines:
+
+    class Net(nn.Module):
+        paceline_rules = Rules(
+            tensor={"embed": "vocabulary", "layers.*.up": "column", "layers.*.down": "row"},
+        )
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from paceline.errors import ConfigError
+from paceline.task.rules import Rules, matches
+
+ATTRIBUTE = "paceline_rules"
+
+# transformers' styles (ALL_PARALLEL_STYLES) that are ours under another name.
+HF_STYLES = {
+    "colwise": "column",
+    "rowwise": "row",
+    "colwise_gather_output": "gathered",
+    "colwise_rep": "gathered",  # its name before version 5
+    "replicated_with_grad_allreduce": "summed",
+}
+
+
+def declared_rules(model: Any) -> Rules | None:
+    """Return the rules that a module declares, None where it declares none. Raises ConfigError for other things."""
+    rules = getattr(model, ATTRIBUTE, None)
+    if rules is None:
+        return hf_rules(model)
+    if not isinstance(rules, Rules):
+        raise ConfigError(
+            f"{type(model).__name__}.{ATTRIBUTE} is of type {type(rules).__name__}", "it must be Rules",
+            "from paceline.task.rules import Rules",
+        )  # fmt: skip
+    return rules
+
+
+def hf_rules(model: Any) -> Rules | None:
+    """Return the rules in a Hugging Face causal model's own plans, None for a model without any.
+
+    Read are `config.base_model_tp_plan`, the class's `_tp_plan` and `config.base_model_pp_plan`. The embedding and the
+    head are split by vocabulary, which those plans leave whole. `closed` names what in them is not known here.
+    """
+    plan = getattr(getattr(model, "config", None), "base_model_tp_plan", None)
+    if not isinstance(plan, Mapping) or not plan:
+        return None
+    prefix = getattr(model, "base_model_prefix", "")
+    inner = hasattr(model, prefix) and bool(prefix)
+    theirs = {f"{prefix}.{pattern}" if inner else pattern: style for pattern, style in plan.items()}
+    theirs |= getattr(type(model), "_tp_plan", None) or {}
+    names = [name for name, _ in model.named_modules()]
+    theirs = {pattern: style for pattern, style in theirs.items() if any(matches(pattern, name) for name in names)}
+    unknown = sorted({style for style in theirs.values() if style not in HF_STYLES})
+    if unknown:
+        because = f"its own plan uses {', '.join(map(repr, unknown))}, which Paceline does not know"
+        return Rules(closed={"tp": because})
+    tensor = {pattern: HF_STYLES[style] for pattern, style in theirs.items()}
+    tensor |= {_name_of(model, found): "vocabulary" for found in _ends(model)}
+    config = model.config
+    counts = {"heads": config.num_attention_heads, "kv_heads": getattr(config, "num_key_value_heads", None)}
+    closed = {}
+    if getattr(config, "attention_dropout", 0.0):
+        closed["tp"] = f"attention_dropout = {config.attention_dropout} acts on heads that are spread: 0 opens it"
+    return Rules(tensor, **_chain(model, prefix, inner), counts={n: c for n, c in counts.items() if c}, closed=closed)
+
+
+def _ends(model: Any) -> list[Any]:
+    """Return the embedding and the head, where they are plain layers; of tied ones both or neither."""
+    ends = [getattr(model, ask)() for ask in ("get_input_embeddings", "get_output_embeddings") if hasattr(model, ask)]
+    ends = [end for end in ends if end is not None]
+    plain = [end for end in ends if type(end).forward.__module__.startswith("torch.nn.modules")]
+    tied = len(ends) == 2 and ends[0].weight is ends[1].weight
+    return [] if tied and len(plain) < 2 else plain
+
+
+def _chain(model: Any, prefix: str, inner: bool) -> dict[str, Any]:
+    """Return the chain of blocks in the pipeline plan: what comes before the one list, the list, and what after."""
+    plan = getattr(model.config, "base_model_pp_plan", None) or {}
+    base = getattr(model, prefix) if inner else model
+    parts = [name for name in plan if hasattr(base, name)]
+    lists = [name for name in parts if type(getattr(base, name)).__name__ == "ModuleList"]
+    if len(lists) != 1:
+        return {}
+    at = parts.index(lists[0])
+    named = [f"{prefix}.{name}" if inner else name for name in parts]
+    head = getattr(model, "get_output_embeddings", lambda: None)()
+    last = [*named[at + 1 :], *([_name_of(model, head)] if head is not None else [])]
+    return {"first": tuple(named[:at]), "blocks": named[at], "last": tuple(last)}
+
+
+def _name_of(model: Any, module: Any) -> str:
+    return next(name for name, found in model.named_modules() if found is module)
