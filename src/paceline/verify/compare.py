@@ -95,12 +95,12 @@ def _step(
     first = (step - 1) * plan.batch_samples
     batch = stream.at(first)
     read = [(micro.position, micro.ids.tolist()) for micro in batch.micro_batches if micro.counts]
-    samples = sample_differences(read, expected.ids, first, step, world)
+    samples = sample_differences(read, expected.ids, first, step, world, plan.layout)
     lr = learning_rate(task.schedule, task.optimizer.lr, step, steps, 0, 1)
     stats = built.stepper.step(batch, lr)
     ours = {"weight": stats.weight, "loss": stats.loss, "grad_norm": stats.grad_norm}
     theirs = {name: getattr(expected, name) for name in ours}
-    weight, loss, norm = number_differences(ours, theirs, step, world, plan.layout)
+    weight, loss, norm = number_differences(ours, theirs, step, world)
     weights, buffers = dict(built.model.named_parameters()), dict(built.model.named_buffers())
     return [
         samples,

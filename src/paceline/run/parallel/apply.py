@@ -12,7 +12,7 @@ from paceline.errors import ConfigError
 from paceline.plan.plan import Plan
 from paceline.run.parallel.data import ShardedGradients, shard
 from paceline.run.parallel.tensor import SummedGradients, split_layers
-from paceline.run.precision import COMPUTE_DTYPES, MASTER_DTYPES, cast_unit
+from paceline.run.precision import COMPUTE_DTYPES, MASTER_DTYPES, cast_reads, cast_unit
 from paceline.run.recompute import checkpoint_block
 from paceline.run.replicas.allreduce import LocalGradients, ReducedGradients
 from paceline.task.declared import declared_rules
@@ -71,8 +71,11 @@ def _apply_whole(model: nn.Module, blocks: list[nn.Module], plan: Plan, mesh: De
     compute, master = COMPUTE_DTYPES[plan.precision], MASTER_DTYPES[plan.precision]
     sharded = mesh is not None and is_sharded(plan)
     if compute != master and not sharded:
-        for unit in [*blocks, model]:
-            cast_unit(unit, compute, set(blocks) - {unit})
+        # The compiler cannot follow a swap of weights inside a recomputed part, and would leave the block uncompiled.
+        cast_block = cast_reads if plan.compile and plan.recompute != "none" else cast_unit
+        for block in blocks:
+            cast_block(block, compute, set(blocks) - {block})
+        cast_unit(model, compute, set(blocks) - {model})
     for block in blocks:
         checkpoint_block(block, plan.recompute)
     if plan.compile:
