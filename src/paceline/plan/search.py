@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from paceline.cluster.cluster import Cluster
 from paceline.errors import ConfigError, DoesNotFit
+from paceline.plan import tensor
 from paceline.plan.cost.inputs import Context
 from paceline.plan.cost.total import price
 from paceline.plan.forecast import Forecast
@@ -18,8 +19,9 @@ from paceline.units import format_bytes, format_rate
 
 HEADROOM = 0.05  # of a device's memory, kept free: allocator rounding, other processes, evaluation
 TIE_RATIO = 1.02  # values this close to the best are a tie: forecasts cannot tell them apart
-OPEN_AXES = ("dp_replicate", "dp_shard")
-CLOSED_AXES = ("cp", "tp", "pp", "ep")
+OPEN_AXES = ("dp_replicate", "dp_shard", "tp")
+CLOSED_AXES = ("cp", "pp", "ep")
+MODEL_AXES = ("tp",)  # open to models whose rules open them
 
 
 @dataclass(frozen=True)
@@ -67,7 +69,7 @@ def search(
     refused = list(_closed(context, constraints, precision))
     fits: list[Candidate] = []
     nearest: tuple[float, Refusal] | None = None
-    layouts = _layouts(cluster.devices, constraints)
+    layouts = _layouts(cluster.devices, constraints, open_axes(profile))
     for plan in _plans(context, constraints, layouts, precision, refused):
         forecast = price(context, plan)
         because = memory_refusal(forecast, cluster)
@@ -112,12 +114,18 @@ def memory_refusal(forecast: Forecast, cluster: Cluster) -> str:
     )
 
 
-def _layouts(devices: int, constraints: PlanSpec) -> list[Layout]:
+def open_axes(profile: ModelProfile) -> tuple[str, ...]:
+    """Return the axes that this version computes and the model's rules open; data axes need no rules."""
+    closed = profile.closed_axes or {}
+    return tuple(axis for axis in OPEN_AXES if axis not in MODEL_AXES or axis not in closed)
+
+
+def _layouts(devices: int, constraints: PlanSpec, axes: tuple[str, ...]) -> list[Layout]:
     """Return the layouts over the open axes that keep the constraints. Raises where there are none."""
-    wanted = {axis: getattr(constraints, axis) for axis in OPEN_AXES}
+    wanted = {axis: getattr(constraints, axis) for axis in axes}
     layouts = [
         layout
-        for layout in factorisations(devices, OPEN_AXES)
+        for layout in factorisations(devices, axes)
         if all(not degree or getattr(layout, axis) == degree for axis, degree in wanted.items())
     ]
     if not layouts:
@@ -125,7 +133,7 @@ def _layouts(devices: int, constraints: PlanSpec) -> list[Layout]:
         product = math.prod(degree for degree in wanted.values() if degree)
         raise ConfigError(
             f"{asked} with {devices} device(s)",
-            "dp_replicate x dp_shard must be the number of devices",
+            f"{' x '.join(axes)} must be the number of devices",
             f"cluster.devices = {product}" if product > 1 else "leave them unset: the planner chooses",
         )
     return layouts
@@ -136,7 +144,8 @@ def _closed(context: Context, constraints: PlanSpec, precision: str) -> Iterator
     reasons = context.profile.closed_axes or {}
     devices = context.cluster.devices
     factor = next((n for n in range(2, devices + 1) if devices % n == 0), 2)
-    for axis in CLOSED_AXES:
+    opened = open_axes(context.profile)
+    for axis in (axis for axis in (*CLOSED_AXES, *MODEL_AXES) if axis not in opened):
         because = reasons.get(axis, "this version computes the data axes dp_replicate and dp_shard only")
         demanded = getattr(constraints, axis)
         if demanded > 1:
@@ -160,6 +169,9 @@ def _plans(
         axis = next((axis for axis in OPEN_AXES if getattr(layout, axis) > 1 and axis in closed), None)
         if axis:
             refused.append(Refusal(shown, closed[axis]))
+            continue
+        if because := tensor.refusal(layout, context.profile):
+            refused.append(Refusal(shown, because))
             continue
         if layout.data_degree > batch:
             because = f"a global batch of {batch} sample(s) leaves some of {layout.data_degree} devices without any"

@@ -14,7 +14,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from paceline.errors import ConfigError
-from paceline.task.rules import Rules, matches
+from paceline.task.profile import TensorLimits
+from paceline.task.rules import SPREAD, Rules, matches
 
 ATTRIBUTE = "paceline_rules"
 
@@ -39,6 +40,32 @@ def declared_rules(model: Any) -> Rules | None:
             "from paceline.task.rules import Rules",
         )  # fmt: skip
     return rules
+
+
+def tensor_axis(model: Any) -> tuple[TensorLimits | None, str]:
+    """Return what a degree of the tensor axis must respect, or (None, why the model's own rules do not open it)."""
+    rules = declared_rules(model)
+    if rules is None or not rules.tensor or "tp" in rules.closed:
+        return None, rules.closed.get("tp", "") if rules else ""
+    modules = dict(model.named_modules())
+    rules.check(modules)
+    counts, dimensions, widths = dict(rules.counts), [], set()
+    for name, module in modules.items():
+        style = rules.style_of(name)
+        if type(module).__name__.startswith("Dropout") and module.p > 0 and rules.splits_sequence:
+            return (
+                None,
+                f"dropout '{name}' would act on a part of the sequence: 0 opens it, or rules without 'sequence'",
+            )
+        if style not in SPREAD:
+            continue
+        dimensions.append(module.weight.shape[SPREAD[style]])
+        if SPREAD[style] == 0:
+            widths.add(module.weight.shape[1])
+        if style == "gathered":
+            counts[f"features of {name}"] = module.weight.shape[0]
+    limits = TensorLimits(counts, min(dimensions, default=1), tuple(sorted(widths)), rules.splits_sequence)
+    return limits, ""
 
 
 def hf_rules(model: Any) -> Rules | None:

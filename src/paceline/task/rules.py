@@ -28,6 +28,8 @@ STYLES = {
     "summed": "the weight is whole, the activation is split otherwise: a norm of single heads",
     "gathered": "output features are split and then gathered",
 }
+# Style -> the dimension of a weight [out, in] that is spread over the tensor axis; the other styles leave it whole.
+SPREAD = {"column": 0, "gathered": 0, "vocabulary": 0, "row": 1}
 
 
 @dataclass(frozen=True)

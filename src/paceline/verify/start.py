@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.errors import DoesNotFit, PacelineError, VerificationFailed
+from paceline.plan import tensor
 from paceline.plan.layout import Layout
 from paceline.plan.plan import Plan, PlanSpec
 from paceline.plan.search import OPEN_AXES
@@ -70,11 +71,14 @@ def plan_layout(spec: Spec, asked: PlanSpec, say: Say | None = None) -> tuple[Pl
     """
     layout, default = degrees_of(asked), PlanSpec()
     facts = data_facts(spec.task.data, say)
-    closed = profile_task(spec.task, facts).closed_axes or {}
+    profile = profile_task(spec.task, facts)
+    closed = profile.closed_axes or {}
     for axis in (field.name for field in dataclasses.fields(Layout)):
         if getattr(layout, axis) > 1 and (axis in closed or axis not in OPEN_AXES):
             because = closed.get(axis, "this version computes the data axes dp_replicate and dp_shard only")
             raise DoesNotFit(f"{axis} = {getattr(layout, axis)} cannot be had", because, "dp_replicate or dp_shard")
+    if because := tensor.refusal(layout, profile):
+        raise DoesNotFit(f"tp = {layout.tp} cannot be had", because, "a degree that divides these")
 
     def chosen(name: str) -> Any:
         value = getattr(asked, name)

@@ -36,10 +36,8 @@ from torch.nn.modules.dropout import _DropoutNd
 from paceline.errors import ConfigError
 from paceline.task.models.collectives import add, gather, join, part, scatter, share
 from paceline.task.models.vocabulary import as_spread_logits, first_row, local_weight, partial_embedding
-from paceline.task.rules import Rules
+from paceline.task.rules import SPREAD, Rules
 
-# Style -> the dimension of a weight [out, in] that is spread.
-SPREAD = {"column": 0, "gathered": 0, "vocabulary": 0, "row": 1}
 COVERS_CHILDREN = ("replicated", "expert")
 
 
@@ -174,9 +172,7 @@ def _check_layer(name: str, module: nn.Module, style: str) -> None:
         )  # fmt: skip
 
 
-def _spread_weight(
-    name: str, module: nn.Module, dim: int, mesh: DeviceMesh, spread: dict[int, nn.Parameter]
-) -> None:
+def _spread_weight(name: str, module: nn.Module, dim: int, mesh: DeviceMesh, spread: dict[int, nn.Parameter]) -> None:
     """Put this rank's part of a layer's weight in its place, as a DTensor."""
     weight = module.weight
     assert isinstance(weight, nn.Parameter)
