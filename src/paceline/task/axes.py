@@ -5,8 +5,8 @@ from __future__ import annotations
 _LATER = "needs rules for this model, which come with a later version; dp_replicate and dp_shard need none"
 
 CLOSED_AXES = {
-    "tp": "splitting a layer's matrices needs rules for this model: an attribute `paceline_rules` that names its column, "
-    "row and vocabulary layers; dp_replicate and dp_shard need none",
+    "tp": "splitting a layer's matrices needs rules for this model: an attribute `paceline_rules` that names its"
+    " column, row and vocabulary layers; dp_replicate and dp_shard need none",
     "pp": f"splitting the chain of blocks into stages {_LATER}",
     "cp": f"splitting a sequence {_LATER}",
     "ep": f"spreading experts {_LATER}",

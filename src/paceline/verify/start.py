@@ -77,8 +77,8 @@ def plan_layout(spec: Spec, asked: PlanSpec, say: Say | None = None) -> tuple[Pl
         if getattr(layout, axis) > 1 and (axis in closed or axis not in OPEN_AXES):
             because = closed.get(axis, "this version computes the data axes dp_replicate and dp_shard only")
             raise DoesNotFit(f"{axis} = {getattr(layout, axis)} cannot be had", because, "dp_replicate or dp_shard")
-    if because := tensor.refusal(layout, profile):
-        raise DoesNotFit(f"tp = {layout.tp} cannot be had", because, "a degree that divides these")
+    if refusal := tensor.refusal(layout, profile):
+        raise DoesNotFit(f"tp = {layout.tp} cannot be had", refusal, "a degree that divides these")
 
     def chosen(name: str) -> Any:
         value = getattr(asked, name)

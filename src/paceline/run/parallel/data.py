@@ -50,8 +50,8 @@ def shard(
 def _dimension(parameter: nn.Parameter) -> Shard | None:
     """Return the dimension to shard, None for the first.
 
-    A matrix whose rows are split over another axis is sharded by columns: cutting the rows twice works in torch for even
-    parts only, and leaves DTensors whose full tensor takes a collective per cut.
+    A matrix whose rows are split over another axis is sharded by columns: torch cuts rows twice for even parts only and
+    makes DTensors of it whose full tensor takes one collective after the other.
     """
     rows_split = isinstance(parameter, DTensor) and any(place.is_shard(0) for place in parameter.placements)
     return Shard(1) if rows_split and parameter.dim() > 1 else None

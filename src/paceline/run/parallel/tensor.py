@@ -77,7 +77,7 @@ def split_layers(model: nn.Module, rules: Rules, mesh: DeviceMesh) -> list[str]:
     rules.check(modules)
     region = Region(mesh.get_group(), rules.splits_sequence)
     model.register_forward_pre_hook(lambda *_: region.forget())
-    spread: dict[int, nn.Parameter] = {}  # by the parameter that was there before: a tied one is spread once
+    spread: dict[nn.Parameter, nn.Parameter] = {}  # a tied one is spread once
     summed: set[str] = set()
     for name, module in modules.items():
         style = rules.style_of(name)
@@ -172,11 +172,13 @@ def _check_layer(name: str, module: nn.Module, style: str) -> None:
         )  # fmt: skip
 
 
-def _spread_weight(name: str, module: nn.Module, dim: int, mesh: DeviceMesh, spread: dict[int, nn.Parameter]) -> None:
-    """Put this rank's part of a layer's weight in its place, as a DTensor."""
+def _spread_weight(
+    name: str, module: nn.Module, dim: int, mesh: DeviceMesh, spread: dict[nn.Parameter, nn.Parameter]
+) -> None:
+    """Put this rank's part of a layer's weight in its place, as a DTensor; `spread` holds what replaced what."""
     weight = module.weight
     assert isinstance(weight, nn.Parameter)
-    if id(weight) not in spread:
+    if weight not in spread:
         parts = weight.detach().chunk(mesh.size(), dim)
         if len(parts) < mesh.size():
             raise ConfigError(
@@ -184,27 +186,25 @@ def _spread_weight(name: str, module: nn.Module, dim: int, mesh: DeviceMesh, spr
                 f"tp = {len(parts)} at most, or no rule for it",
             )  # fmt: skip
         own = parts[mesh.get_local_rank()].clone(memory_format=torch.contiguous_format)
-        local = DTensor.from_local(
-            own, mesh, [Shard(dim)], run_check=False, shape=weight.shape, stride=weight.contiguous().stride()
-        )
-        spread[id(weight)] = nn.Parameter(local, requires_grad=weight.requires_grad)
-        spread[id(spread[id(weight)])] = spread[id(weight)]
-        spread.setdefault(-id(weight), weight)  # keeps the old one alive, so that no other gets its id
-    module.weight = spread[id(weight)]
-    if not module.weight.placements[0].is_shard(dim):
+        stride = weight.contiguous().stride()
+        local = DTensor.from_local(own, mesh, [Shard(dim)], run_check=False, shape=weight.shape, stride=stride)
+        spread[weight] = nn.Parameter(local, requires_grad=weight.requires_grad)
+    module.weight = spread[weight]
+    if not isinstance(module.weight, DTensor) or not module.weight.placements[0].is_shard(dim):
         raise ConfigError(
             f"rule for '{name}'", "its weight is tied to one that is split the other way", "one style for both"
         )
 
 
-def _check_ties(model: nn.Module, spread: dict[int, nn.Parameter]) -> None:
+def _check_ties(model: nn.Module, spread: dict[nn.Parameter, nn.Parameter]) -> None:
     """Raise ConfigError where a weight that was spread is still held whole by a module without a rule."""
-    left = [name for name, p in model.named_parameters(remove_duplicate=False) if -id(p) in spread]
+    left = [name for name, p in model.named_parameters(remove_duplicate=False) if p in spread]
     if left:
         raise ConfigError(
-            f"'{left[0]}' is tied to a weight that is spread over tp", "it has no rule, and so would drift away from it",
+            f"'{left[0]}' is tied to a weight that is spread over tp",
+            "it has no rule, and so would drift away from it",
             "the same rule for both modules",
-        )  # fmt: skip
+        )
 
 
 def _check_complete(modules: dict[str, nn.Module], rules: Rules) -> None:
@@ -216,7 +216,7 @@ def _check_complete(modules: dict[str, nn.Module], rules: Rules) -> None:
         if next(module.parameters(recurse=False), None) is not None and not covered:
             raise ConfigError(
                 f"no rule for '{name or 'the model itself'}', which has parameters",
-                "the sequence is split over tp, so their gradients are parts of a sum or whole, and only a rule can tell",
+                "the sequence is split over tp: their gradients are parts of a sum or whole, and only a rule can tell",
                 "a rule 'sequence' or 'replicated' for it",
             )  # fmt: skip
 

@@ -14,7 +14,7 @@ conjugates these are):
 | join     | split -> whole   | all-gather     | whole -> split    | nothing        |
 | part     | whole -> split   | nothing        | split -> whole    | all-gather     |
 
-`gather` belongs before ranks that compute different things with the whole, `join` before ranks that all compute the same.
+`gather` belongs before ranks that compute different things with the whole, `join` before ranks that compute the same.
 """
 
 from __future__ import annotations
