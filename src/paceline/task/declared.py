@@ -88,7 +88,10 @@ def hf_rules(model: Any) -> Rules | None:
         because = f"its own plan uses {', '.join(map(repr, unknown))}, which Paceline does not know"
         return Rules(closed={"tp": because})
     tensor = {pattern: HF_STYLES[style] for pattern, style in theirs.items()}
-    tensor |= {_name_of(model, found): "vocabulary" for found in _ends(model)}
+    ends = [_name_of(model, end) for end in _ends(model)]
+    spread = _spread_by_vocabulary(model)
+    tensor = {pattern: style for pattern, style in tensor.items() if pattern not in ends}
+    tensor |= {_name_of(model, end): "vocabulary" for end in spread}
     config = model.config
     counts = {"heads": config.num_attention_heads, "kv_heads": getattr(config, "num_key_value_heads", None)}
     closed = {}
@@ -98,9 +101,14 @@ def hf_rules(model: Any) -> Rules | None:
 
 
 def _ends(model: Any) -> list[Any]:
-    """Return the embedding and the head, where they are plain layers; of tied ones both or neither."""
-    ends = [getattr(model, ask)() for ask in ("get_input_embeddings", "get_output_embeddings") if hasattr(model, ask)]
-    ends = [end for end in ends if end is not None]
+    """Return the embedding and the head, as far as the model has them."""
+    asked = ("get_input_embeddings", "get_output_embeddings")
+    return [end for end in (getattr(model, ask, lambda: None)() for ask in asked) if end is not None]
+
+
+def _spread_by_vocabulary(model: Any) -> list[Any]:
+    """Return those of embedding and head that can be spread: plain layers; of tied ones both or neither."""
+    ends = _ends(model)
     plain = [end for end in ends if type(end).forward.__module__.startswith("torch.nn.modules")]
     tied = len(ends) == 2 and ends[0].weight is ends[1].weight
     return [] if tied and len(plain) < 2 else plain
