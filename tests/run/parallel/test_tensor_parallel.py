@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -123,6 +125,32 @@ def test_weights_logits_and_the_stream_are_parts() -> None:
         assert found["own"] - found["vectors"] == pytest.approx(matrices / 2, rel=0.01)
 
 
+def activations_left(task: Task) -> list[int]:
+    """Return how many activations are alive after each of three steps, without the help of the collector."""
+    plan, world = plan_of(TP2), join_world("cpu", threads=1)
+    built = assemble(task, plan, world, task.data, SEQ_LEN)
+    alive: list[weakref.ref[Any]] = []
+    for layer in built.model.modules():
+        layer.register_forward_hook(
+            lambda _m, _i, out: alive.append(weakref.ref(out[0] if isinstance(out, tuple) else out))
+        )
+    gc.collect()
+    gc.disable()
+    stream = BatchStream(task.data, task.seed, plan, 0, world.device)
+    found = []
+    for step in range(3):
+        built.stepper.step(stream.at(step * plan.batch_samples), 1e-3)
+        found.append(sum(ref() is not None for ref in alive))
+    gc.enable()
+    return found
+
+
+@pytest.mark.parametrize("task", [small_decoder(), decoder_task(model=tensor_models.Whole, objective="next_token")])
+def test_no_activation_outlives_its_step(task: Task) -> None:
+    for found in run_ranks(activations_left, 2, task):
+        assert found[0] == found[-1] == 0
+
+
 def save_or_load(root: str, layout: Layout, load: bool) -> dict[str, torch.Tensor]:
     """Train two steps and save, or load without a step; return the full state."""
     task, plan, world = small_decoder(tied=False), plan_of(layout), join_world("cpu", threads=1)
@@ -154,7 +182,8 @@ def test_a_checkpoint_loads_into_any_other_layout(tmp_path: Path, before: Layout
 @pytest.mark.parametrize(
     ("kind", "reason"),
     [("SequenceDropout", "split along the sequence"), ("InnerDropout", "split by features"),
-     ("HalfTied", "tied to a weight that is spread"), ("Forgotten", "no rule for 'layers.0.norm2'"), ("Misfit", "rule 'row' for 'norm'"),
+     ("HalfTied", "tied to a weight that is spread"), ("Forgotten", "no rule for 'layers.0.norm2'"),
+     ("Misfit", "rule 'row' for 'norm'"),
      ("phi3", "rowwise_split_input")],
 )  # fmt: skip
 def test_what_would_compute_something_else_is_an_error(kind: str, reason: str) -> None:

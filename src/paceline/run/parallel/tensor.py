@@ -41,26 +41,35 @@ from paceline.task.rules import SPREAD, Rules
 COVERS_CHILDREN = ("replicated", "expert")
 
 
+ENTERED = "_paceline_entered"  # attribute of an activation that several layers read
+
+
 @dataclass
 class Region:
-    """What the layers of one model share about the axis: its group, and the input that several of them read."""
+    """What the layers of one model share about the axis."""
 
     group: dist.ProcessGroup
     splits_sequence: bool
-    inside: bool = False  # between a column's layer and the row's that follows it
-    _entered: tuple[Any, ...] = field(default=(None,) * 4, repr=False)  # input, its version, grad mode; what came of it
+    has_dropout: bool = False
+    inside: bool = False  # between a column's layer and the row's that follows it; kept for dropout alone
 
     def enter(self, x: Tensor) -> Tensor:
-        """Return the whole `x` for layers that each compute a part: communicated once for all that read the same."""
-        source, version, grad_mode, entered = self._entered
-        if source is not x or version != x._version or grad_mode != torch.is_grad_enabled():
-            entered = gather(x, self.group) if self.splits_sequence else share(x, self.group)
-            self._entered = (x, x._version, torch.is_grad_enabled(), entered)
+        """Return the whole `x` for layers that each compute a part: communicated once for all that read the same.
+
+        What came of `x` is kept with it, and so no longer than it.
+        """
+        state = (x._version, torch.is_grad_enabled())
+        kept = getattr(x, ENTERED, None)
+        if kept is not None and kept[0] == state:
+            return kept[1]
+        entered = gather(x, self.group) if self.splits_sequence else share(x, self.group)
+        setattr(x, ENTERED, (state, entered))
         return entered
 
-    def forget(self) -> None:
-        """Let go of the shared input."""
-        self.inside, self._entered = False, (None,) * 4
+    def mark(self, inside: bool) -> None:
+        """Note where the forward pass is. Without dropout nothing changes, so that compiled blocks have no effects."""
+        if self.has_dropout:
+            self.inside = inside
 
     def leave(self, x: Tensor) -> Tensor:
         """Return the sum of the ranks' partial `x`: whole, or this rank's part of the sequence."""
@@ -76,7 +85,7 @@ def split_layers(model: nn.Module, rules: Rules, mesh: DeviceMesh) -> list[str]:
     modules = dict(model.named_modules())
     rules.check(modules)
     region = Region(mesh.get_group(), rules.splits_sequence)
-    model.register_forward_pre_hook(lambda *_: region.forget())
+    model.register_forward_pre_hook(lambda *_: region.mark(inside=False))
     spread: dict[nn.Parameter, nn.Parameter] = {}  # a tied one is spread once
     summed: set[str] = set()
     for name, module in modules.items():
@@ -104,12 +113,12 @@ def split_layers(model: nn.Module, rules: Rules, mesh: DeviceMesh) -> list[str]:
 
 def _column(layer: nn.Linear, region: Region, x: Tensor) -> Tensor:
     entered = region.enter(x)
-    region.inside = True
+    region.mark(inside=True)
     return F.linear(entered, local_weight(layer.weight), _own_bias(layer, region))
 
 
 def _row(layer: nn.Linear, region: Region, x: Tensor) -> Tensor:
-    region.forget()
+    region.mark(inside=False)
     out = region.leave(F.linear(x, local_weight(layer.weight)))
     return out if layer.bias is None else out + layer.bias
 
@@ -224,6 +233,8 @@ def _check_complete(modules: dict[str, nn.Module], rules: Rules) -> None:
 def _guard_dropout(name: str, module: _DropoutNd, rules: Rules, region: Region) -> None:
     """Make dropout on a part of an activation an error: its mask would not be that of a single device."""
 
+    region.has_dropout |= module.p > 0
+
     def refuse(dropout: _DropoutNd, *_: Any) -> None:
         if dropout.training and dropout.p > 0 and (region.splits_sequence or region.inside):
             where = "along the sequence" if region.splits_sequence and not region.inside else "by features"
@@ -249,6 +260,7 @@ class SummedGradients:
     model: nn.Module
     names: list[str]
     group: dist.ProcessGroup
+    _parameters: list[nn.Parameter] = field(default_factory=list)
 
     def zero(self) -> None:
         """Forget the last step's gradients."""
@@ -261,11 +273,13 @@ class SummedGradients:
     def finish(self) -> None:
         """Return once the sums are complete: one all-reduce per dtype."""
         self.inner.finish()
+        if not self._parameters:  # not before: building without storage and sharding make others
+            parameters = dict(self.model.named_parameters())
+            self._parameters = [parameters[name] for name in self.names]
         by_dtype: dict[torch.dtype, list[Tensor]] = {}
-        for name in self.names:
-            grad = self.model.get_parameter(name).grad
-            if grad is not None:
-                local = grad.to_local() if isinstance(grad, DTensor) else grad
+        for parameter in self._parameters:
+            if parameter.grad is not None:
+                local = parameter.grad.to_local() if isinstance(parameter.grad, DTensor) else parameter.grad
                 by_dtype.setdefault(local.dtype, []).append(local)
         for gradients in by_dtype.values():
             flat = torch.cat([grad.reshape(-1) for grad in gradients])
