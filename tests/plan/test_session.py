@@ -32,7 +32,8 @@ def test_headline_has_the_look_of_the_product(text):
     assert cluster.startswith("cluster  this machine: 2 x cpu · ") and "between ranks" in cluster
     assert plan == f"plan     {planned.plan}"
     assert price.startswith("         ") and "/step ±" in price and "/device · " in price and "$" in price
-    assert f"best of {len(planned.search.candidates)} that fit, 4 refused: --explain" in price
+    fit, refused = len(planned.search.candidates), len(planned.search.refused)
+    assert f"best of {fit} that fit, {refused} refused: --explain" in price
 
 
 @pytest.mark.parametrize("device", ["cpu", "h100-sxm"])
@@ -60,8 +61,9 @@ def test_reason_threads_and_peak_are_there_for_the_run(text):
 def test_too_little_memory_and_closed_axes_raise(text):
     with pytest.raises(DoesNotFit, match="does not fit"):
         planned_with(text, "cluster.device=cpu", "cluster.memory_per_device=10 MB")
-    with pytest.raises(DoesNotFit, match="tp = 2"):
-        planned_with(text, "cluster.device=h100-sxm", "cluster.devices=2", "plan.tp=2")
+    with pytest.raises(DoesNotFit, match="kv_heads = 2 cannot be shared evenly by tp = 4"):
+        planned_with(text, "cluster.device=h100-sxm", "cluster.devices=4", "plan.tp=4")
+    assert planned_with(text, "cluster.device=h100-sxm", "cluster.devices=2", "plan.tp=2").plan.layout.tp == 2
 
 
 def test_planning_a_built_in_model_imports_no_torch(text):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from paceline.plan import tensor
 from paceline.plan.plan import Plan
 from paceline.task.profile import ModelProfile
 
@@ -31,6 +32,11 @@ def attention_heads(plan: Plan, profile: ModelProfile) -> str | None:
         if tp > 1 and count % tp:
             return f"{count} {what} cannot be shared by tp = {tp}: it must divide {count}"
     return None
+
+
+def tensor_parts(plan: Plan, profile: ModelProfile) -> str | None:
+    """Tensor ranks each have a part of every split layer, and of the sequence between the layers."""
+    return tensor.refusal(plan.layout, profile)
 
 
 def context_chunks(plan: Plan, profile: ModelProfile) -> str | None:
@@ -79,7 +85,7 @@ def pipeline_micro_batches(plan: Plan, profile: ModelProfile) -> str | None:
 
 
 # Limits of the model, which hold for the layout alone, and of the whole plan. Add a limit here and nowhere else.
-LAYOUT_REFUSALS: tuple[Limit, ...] = (closed_axis, attention_heads, context_chunks, experts)
+LAYOUT_REFUSALS: tuple[Limit, ...] = (closed_axis, attention_heads, tensor_parts, context_chunks, experts)
 PLAN_REFUSALS: tuple[Limit, ...] = (pipeline_stages, pipeline_micro_batches)
 
 

@@ -16,7 +16,7 @@ from typing import Any
 
 from paceline import errors
 from paceline.errors import PacelineError
-from paceline.task.profile import BlockProfile, ModelProfile
+from paceline.task.profile import BlockProfile, ModelProfile, TensorLimits
 from paceline.task.task import DataSpec, ModelSpec, Task
 
 EXAMPLE_ROWS = 2  # samples in the example batch: enough to tell what grows with the batch
@@ -85,7 +85,9 @@ def _rebuilt(record: dict[str, Any]) -> PacelineError:
 def profile_from_dict(record: dict[str, Any]) -> ModelProfile:
     """Return the profile that `dataclasses.asdict` made plain."""
     blocks = tuple(BlockProfile(**{**block, "open_axes": tuple(block["open_axes"])}) for block in record["blocks"])
-    return ModelProfile(**{**record, "blocks": blocks})
+    limits = record.get("tensor_limits")
+    limits = limits and TensorLimits(**{**limits, "widths": tuple(limits["widths"])})
+    return ModelProfile(**{**record, "blocks": blocks, "tensor_limits": limits})
 
 
 def main() -> None:

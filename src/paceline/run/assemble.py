@@ -42,7 +42,7 @@ def assemble(task: Task, plan: Plan, world: World, source: Source, items_per_sam
     family = isinstance(task.model, ModelSpec) and is_named(task.model.name)
     model = build_model(task.model, source.vocab or 0, items_per_sample, task.seed, device="meta" if family else "cpu")
     model.to(dtype=MASTER_DTYPES[plan.precision]).train()
-    late = family and is_sharded(plan)  # storage only once every rank knows its shard
+    late = family and (is_sharded(plan) or plan.layout.tp > 1)  # storage only once every rank knows its shard
     if not late:
         _materialise(model, task, family, world)
     gradients = apply_plan(model, [block for _, block in find_blocks(model)], plan, mesh)

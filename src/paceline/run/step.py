@@ -159,7 +159,7 @@ class Stepper:
         if not isinstance(parameter, DTensor):
             return holders
         mesh = parameter.device_mesh
-        shards = math.prod(mesh.size(i) for i, place in enumerate(parameter.placements) if place.is_shard())
+        shards = math.prod(mesh.size(i) for i, place in enumerate(parameter.placements) if not place.is_replicate())
         return holders // shards
 
     def _update(self, step: int, loss: float, norm: float, correction: float, lr: float) -> bool:

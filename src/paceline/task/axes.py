@@ -5,7 +5,8 @@ from __future__ import annotations
 _LATER = "needs rules for this model, which come with a later version; dp_replicate and dp_shard need none"
 
 CLOSED_AXES = {
-    "tp": f"splitting a layer's matrices {_LATER}",
+    "tp": "splitting a layer's matrices needs rules for this model: an attribute `paceline_rules` that names its"
+    " column, row and vocabulary layers; dp_replicate and dp_shard need none",
     "pp": f"splitting the chain of blocks into stages {_LATER}",
     "cp": f"splitting a sequence {_LATER}",
     "ep": f"spreading experts {_LATER}",
@@ -17,3 +18,8 @@ BATCH_STATISTICS = {
     "dp_shard": _BATCH_STATISTICS.format(part="device's part of the batch"),
     "accumulation": _BATCH_STATISTICS.format(part="micro-batch"),  # not an axis, but closed all the same
 }
+
+
+def closed_axes(*opened: str) -> dict[str, str]:
+    """Return axis -> why it is closed, for a model whose rules open the given axes."""
+    return {axis: because for axis, because in CLOSED_AXES.items() if axis not in opened}

@@ -13,10 +13,12 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 from paceline.errors import ConfigError, suggestion
 from paceline.task.imports import is_import_path, load_object
 from paceline.task.models.decoder import Decoder
+from paceline.task.models.vocabulary import spread_logits_cross_entropy_sum
 
 Objective = Callable[[nn.Module, Any], tuple[Tensor, Tensor]]
 
@@ -93,6 +95,8 @@ def resolve_objective(objective: Any, source_unit: str) -> Objective:
 
 def _summed_cross_entropy(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
     """Return cross-entropy [..., classes] against [...], summed in fp32 at least, and the count of labels."""
+    if isinstance(logits, DTensor):  # a head whose classes are spread over ranks
+        return spread_logits_cross_entropy_sum(logits, labels)
     wide = torch.promote_types(logits.dtype, torch.float32)
     loss = F.cross_entropy(logits.flatten(0, -2).to(wide), labels.flatten(), ignore_index=-100, reduction="sum")
     return loss, (labels != -100).sum()

@@ -6,7 +6,7 @@ backward pass does twice the matrix FLOPs of the forward pass.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 
@@ -47,6 +47,16 @@ class BlockProfile:
 
 
 @dataclass(frozen=True)
+class TensorLimits:
+    """What the degree of the tensor axis must respect in a model whose rules open it."""
+
+    counts: dict[str, int] = field(default_factory=dict)  # what it must divide, by name: heads, say
+    smallest_split: int = 1  # the smallest dimension of a weight that is split
+    widths: tuple[int, ...] = ()  # second dimensions of weights whose first is split: dp_shard * cp divides them
+    splits_sequence: bool = False  # whether it must divide a sample's positions
+
+
+@dataclass(frozen=True)
 class ModelProfile:
     """A chain of blocks, in the order in which a sample passes them."""
 
@@ -55,6 +65,7 @@ class ModelProfile:
     tokens_per_sample: int  # items the loss counts per sample at most: sequence length, or 1
     source: str  # "analytic" or "traced"
     closed_axes: dict[str, str] | None = None  # axis -> why it is closed and which rule would open it
+    tensor_limits: TensorLimits | None = None
 
     @cached_property
     def parameters(self) -> int:

@@ -14,10 +14,10 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from paceline.task.axes import CLOSED_AXES
+from paceline.task.axes import closed_axes
 from paceline.task.models.chunks import loss_chunk_tokens
 from paceline.task.models.sizes import DecoderConfig
-from paceline.task.profile import BlockProfile, ModelProfile
+from paceline.task.profile import BlockProfile, ModelProfile, TensorLimits
 
 NORM_MOVES = 7  # per element: 1 for the mean square, 2 to scale it, 2 to weigh it, 2 to round it
 NORM_ROW_MOVES = 10  # per token: the mean square is scaled, shifted and inverted on its own
@@ -36,7 +36,13 @@ def profile_decoder(config: DecoderConfig, seq_len: int) -> ModelProfile:
         blocks=(_embedding(config, seq_len), *layers, _norm(config, seq_len), _head(config, seq_len)),
         tokens_per_sample=seq_len,
         source="analytic",
-        closed_axes=dict(CLOSED_AXES),
+        closed_axes=closed_axes("tp"),
+        tensor_limits=TensorLimits(
+            counts={"heads": config.heads, "kv_heads": config.kv_heads},
+            smallest_split=min(config.vocab, config.kv_width, config.ffn),
+            widths=(config.hidden,),
+            splits_sequence=True,
+        ),
     )
 
 

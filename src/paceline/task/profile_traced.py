@@ -10,7 +10,8 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from paceline.errors import ConfigError
-from paceline.task.axes import BATCH_STATISTICS, CLOSED_AXES
+from paceline.task.axes import BATCH_STATISTICS, closed_axes
+from paceline.task.declared import tensor_axis
 from paceline.task.models.blocks import find_blocks
 from paceline.task.models.build import has_batch_statistics
 from paceline.task.profile import BlockProfile, ModelProfile
@@ -37,6 +38,8 @@ def profile_module(
     counts = _trace(model, blocks, example_batch, objective)
     batch_statistics = has_batch_statistics(model)
     axes = () if batch_statistics else ("dp_replicate", "dp_shard")
+    limits, because = tensor_axis(model)
+    opened, tensor_closed = (("tp",), {}) if limits else ((), {"tp": because} if because else {})
     profiles: list[BlockProfile] = []
     owners: dict[int, str] = {}
     for (name, block), count in zip([*blocks, (REST, model)], counts, strict=True):
@@ -50,7 +53,8 @@ def profile_module(
         blocks=tuple(profiles),
         tokens_per_sample=items_per_sample or _items(example_batch, rows),
         source="traced",
-        closed_axes={**CLOSED_AXES, **(BATCH_STATISTICS if batch_statistics else {})},
+        closed_axes={**closed_axes(*opened), **tensor_closed, **(BATCH_STATISTICS if batch_statistics else {})},
+        tensor_limits=limits,
     )
 
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from paceline.errors import ConfigError, suggestion
 
@@ -25,7 +25,11 @@ STYLES = {
     "sequence": "the weight is whole; the activation is split along the sequence",
     "expert": "whole experts are spread over the expert axis",
     "replicated": "the weight is whole, and so is the activation",
+    "summed": "the weight is whole, the activation is split otherwise: a norm of single heads",
+    "gathered": "output features are split and then gathered",
 }
+# Style -> the dimension of a weight [out, in] that is spread over the tensor axis; the other styles leave it whole.
+SPREAD = {"column": 0, "gathered": 0, "vocabulary": 0, "row": 1}
 
 
 @dataclass(frozen=True)
@@ -36,11 +40,19 @@ class Rules:
     first: tuple[str, ...] = ()  # modules that only the first pipeline stage has
     blocks: str = ""  # the container of the repeated blocks
     last: tuple[str, ...] = ()  # modules that only the last pipeline stage has
+    # What the tensor axis must divide, by name: {"heads": 8}. A split through a head computes something else.
+    counts: Mapping[str, int] = field(default_factory=dict)
+    closed: Mapping[str, str] = field(default_factory=dict)  # axis that these rules do not open -> why
 
     def __post_init__(self) -> None:
         for pattern, style in self.tensor.items():
             if style not in STYLES:
                 raise ConfigError(f"rule '{pattern}': unknown style '{style}'", "", suggestion(style, STYLES))
+
+    @property
+    def splits_sequence(self) -> bool:
+        """Whether the activation between layers is split along the sequence over the tensor axis."""
+        return "sequence" in self.tensor.values()
 
     def style_of(self, name: str) -> str | None:
         """Return the style of the module with this name, None where no rule speaks of it."""
@@ -83,3 +95,12 @@ DECODER = Rules(
     blocks="layers",
     last=("norm", "lm_head"),
 )
+
+
+def decoder_rules(tied: bool, heads: int, kv_heads: int) -> Rules:
+    """Return the rules of a built-in decoder of this shape; a tied one has no module for its head."""
+    counts = {"heads": heads, "kv_heads": kv_heads}
+    if not tied:
+        return replace(DECODER, counts=counts)
+    tensor = {pattern: style for pattern, style in DECODER.tensor.items() if pattern != "lm_head"}
+    return replace(DECODER, tensor=tensor, last=("norm",), counts=counts)

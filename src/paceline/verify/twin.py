@@ -33,18 +33,20 @@ def twin_task(task: Task, plan: Plan, data_vocab: int | None, *, exact: bool = F
     small: dict[str, Any] = {"optimizer": dataclasses.replace(task.optimizer, eps=max(task.optimizer.eps, TWIN_EPS))}
     small["global_batch"] = dataclasses.replace(task.global_batch, value=batch, unit="samples")
     if isinstance(task.data, DataSpec) and data_vocab is not None:
-        small["data"] = dataclasses.replace(task.data, seq_len=min(SEQ_LEN, task.data.seq_len))
+        small["data"] = dataclasses.replace(
+            task.data, seq_len=_shared(min(SEQ_LEN, task.data.seq_len), twin_layout(plan.layout))
+        )
     if isinstance(task.model, ModelSpec) and is_named(task.model.name):
-        small["model"] = twin_model(task.model, data_vocab or 0, task)
+        small["model"] = twin_model(task.model, data_vocab or 0, task, twin_layout(plan.layout).tp)
     return dataclasses.replace(task, **small)
 
 
-def twin_model(model: ModelSpec, data_vocab: int, task: Task) -> ModelSpec:
-    """Return a narrow, shallow model of the same family, head ratio and weight tying."""
+def twin_model(model: ModelSpec, data_vocab: int, task: Task, tp: int = 1) -> ModelSpec:
+    """Return a narrow, shallow model of the same family, head ratio and weight tying, which `tp` ranks can share."""
     seq_len = task.data.seq_len if isinstance(task.data, DataSpec) else SEQ_LEN
     full = resolve_decoder(model, data_vocab, seq_len)
     ratio = full.heads // full.kv_heads
-    kv_heads = 2 if full.kv_heads > 1 else 1
+    kv_heads = max(2, tp) if full.kv_heads > 1 else 1
     heads = ratio * kv_heads
     hidden = heads * (HEAD_DIM if heads <= MANY_HEADS else HEAD_DIM // 2)
     return dataclasses.replace(
@@ -58,6 +60,12 @@ def twin_model(model: ModelSpec, data_vocab: int, task: Task) -> ModelSpec:
         tied=full.tied,
         weights="",
     )
+
+
+def _shared(seq_len: int, layout: Layout) -> int:
+    """Return the length of a sample that the ranks which share it can cut evenly."""
+    ranks = layout.tp * layout.cp
+    return max(ranks, seq_len - seq_len % ranks)
 
 
 def twin_layout(layout: Layout) -> Layout:

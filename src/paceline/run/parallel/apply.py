@@ -1,4 +1,4 @@
-"""The one order in which a plan is applied to a model: precision, recompute, compile, shard, replicas."""
+"""The one order in which a plan is applied to a model: tensor, precision, recompute, compile, shard, replicas."""
 
 from __future__ import annotations
 
@@ -8,11 +8,14 @@ import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
+from paceline.errors import ConfigError
 from paceline.plan.plan import Plan
 from paceline.run.parallel.data import ShardedGradients, shard
+from paceline.run.parallel.tensor import SummedGradients, split_layers
 from paceline.run.precision import COMPUTE_DTYPES, MASTER_DTYPES, cast_reads, cast_unit
 from paceline.run.recompute import checkpoint_block
 from paceline.run.replicas.allreduce import LocalGradients, ReducedGradients
+from paceline.task.declared import declared_rules
 
 
 class Gradients(Protocol):
@@ -44,6 +47,27 @@ def apply_plan(model: nn.Module, blocks: list[nn.Module], plan: Plan, mesh: Devi
     `blocks` are the model's repeated blocks: the units of recompute, compilation and sharding. The mesh is None for a
     single device.
     """
+    parts = _split_layers(model, plan, mesh)
+    gradients = _apply_whole(model, blocks, plan, mesh)
+    return SummedGradients(gradients, model, parts, mesh.get_group("tp")) if mesh is not None and parts else gradients
+
+
+def _split_layers(model: nn.Module, plan: Plan, mesh: DeviceMesh | None) -> list[str]:
+    """Apply the tensor axis and return the names of the parameters whose gradients are parts of a sum over it."""
+    if mesh is None or plan.layout.tp == 1:
+        return []
+    rules = declared_rules(model)
+    if rules is None or not rules.tensor:
+        raise ConfigError(
+            f"tp = {plan.layout.tp} with a {type(model).__name__}",
+            (rules.closed.get("tp") if rules else None) or "it declares no rules for the tensor axis",
+            "an attribute `paceline_rules` that names its column, row and vocabulary layers",
+        )
+    return split_layers(model, rules, mesh["tp"])
+
+
+def _apply_whole(model: nn.Module, blocks: list[nn.Module], plan: Plan, mesh: DeviceMesh | None) -> Gradients:
+    """Apply what treats every layer alike and return how gradients are summed over the data axes."""
     compute, master = COMPUTE_DTYPES[plan.precision], MASTER_DTYPES[plan.precision]
     sharded = mesh is not None and is_sharded(plan)
     if compute != master and not sharded:

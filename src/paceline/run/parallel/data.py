@@ -15,6 +15,7 @@ import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor, Shard
 
 from paceline.plan.layout import Layout
 
@@ -39,11 +40,21 @@ def shard(
     for unit in [*blocks, model]:
         # The root's weights are used last in forward and first in backward: dropping them between gains nothing.
         drop = zero == 3 and unit is not model
-        fully_shard(unit, mesh=axes, mp_policy=policy, reshard_after_forward=drop)
+        fully_shard(unit, mesh=axes, mp_policy=policy, reshard_after_forward=drop, shard_placement_fn=_dimension)
     for module in model.modules():
         if isinstance(module, FSDPModule):
             module.set_gradient_divide_factor(1.0)
             module.set_force_sum_reduction_for_comms(True)  # gloo has neither AVG nor PREMUL_SUM
+
+
+def _dimension(parameter: nn.Parameter) -> Shard | None:
+    """Return the dimension to shard, None for the first.
+
+    A matrix whose rows are split over another axis is sharded by columns: torch cuts rows twice for even parts only and
+    makes DTensors of it whose full tensor takes one collective after the other.
+    """
+    rows_split = isinstance(parameter, DTensor) and any(place.is_shard(0) for place in parameter.placements)
+    return Shard(1) if rows_split and parameter.dim() > 1 else None
 
 
 class ShardedGradients:

@@ -125,10 +125,12 @@ class LocalGradients:
     model: nn.Module
 
     def __post_init__(self) -> None:
-        self._parameters = list(self.model.parameters())
+        self._parameters: list[nn.Parameter] = []
 
     def zero(self) -> None:
         """Forget the last step's gradients."""
+        # Not before the first step: a model built without storage has other parameters once it has any.
+        self._parameters = self._parameters or list(self.model.parameters())
         for parameter in self._parameters:
             parameter.grad = None
 

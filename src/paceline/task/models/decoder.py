@@ -16,9 +16,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from paceline.task.models.loss import cross_entropy_sum
+from paceline.task.models.loss import cross_entropy_sum, head_logits
 from paceline.task.models.norm import RMSNorm
 from paceline.task.models.sizes import DecoderConfig
+from paceline.task.rules import Rules, decoder_rules
 
 
 def rotary_frequencies(config: DecoderConfig, device: torch.device) -> Tensor:
@@ -117,6 +118,11 @@ class Decoder(nn.Module):
         if not config.tied:
             self.lm_head = nn.Linear(config.hidden, config.vocab, bias=False)
 
+    @property
+    def paceline_rules(self) -> Rules:
+        """How the model may be split."""
+        return decoder_rules(self.config.tied, self.config.heads, self.config.kv_heads)
+
     @overload
     def forward(self, tokens: Tensor, labels: None = None) -> Tensor: ...
 
@@ -137,5 +143,5 @@ class Decoder(nn.Module):
         head = self.embed_tokens.weight if self.config.tied else self.lm_head.weight  # [vocab, hidden]
         x = x.to(head.dtype)
         if labels is None:
-            return F.linear(x, head)
-        return cross_entropy_sum(x.flatten(0, 1), head, labels.flatten())
+            return head_logits(x, head, tokens.shape[1])
+        return cross_entropy_sum(x, head, labels)

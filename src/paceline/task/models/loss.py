@@ -5,20 +5,31 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 
 from paceline.task.models.chunks import loss_chunk_tokens
+from paceline.task.models.vocabulary import spread_cross_entropy_sum, spread_logits
 
 IGNORED = -100  # labels of this value count neither in the loss nor in the weight
 
 
 def cross_entropy_sum(hidden: Tensor, head: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-    """Return (loss_sum, weight) for `hidden` [tokens, width], `head` [vocab, width] and int64 `labels` [tokens].
+    """Return (loss_sum, weight) for `hidden` [..., width], `head` [vocab, width] and int64 `labels` [...].
 
     The loss is summed over labels other than -100 in fp32 (fp64 for fp64 inputs); `weight` is how many there are.
+    A head that is a DTensor has its rows spread over ranks; `hidden` may then be split along the sequence.
     """
-    loss = _LinearCrossEntropy.apply(hidden, head, labels, torch.is_grad_enabled())
+    if isinstance(head, DTensor):
+        return spread_cross_entropy_sum(hidden, head, labels)
+    loss = _LinearCrossEntropy.apply(hidden.flatten(0, -2), head, labels.flatten(), torch.is_grad_enabled())
     return loss, (labels != IGNORED).sum()
+
+
+def head_logits(hidden: Tensor, head: Tensor, seq: int) -> Tensor:
+    """Return logits [rows, seq, vocab]; for a head spread over ranks a DTensor spread in the same way."""
+    return spread_logits(hidden, head, seq) if isinstance(head, DTensor) else F.linear(hidden, head)
 
 
 class _LinearCrossEntropy(torch.autograd.Function):

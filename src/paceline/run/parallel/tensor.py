@@ -1,0 +1,289 @@
+"""The tensor axis: layers whose matrices are spread over ranks, as a model's rules say.
+
+| style      | weight           | input              | output                                          |
+|------------|------------------|--------------------|-------------------------------------------------|
+| column     | rows spread      | whole              | features spread                                 |
+| row        | columns spread   | features spread    | summed                                          |
+| vocabulary | rows spread      | tokens, or whole   | summed (embedding), spread logits (head)        |
+| gathered   | rows spread      | whole              | whole                                           |
+| sequence   | whole            | split by sequence  | split by sequence                               |
+| summed     | whole            | spread in any way  | spread in the same way                          |
+| replicated | whole            | whole              | whole                                           |
+
+Where the rules have a `sequence` module, the activation between layers is split along the sequence: what is summed is
+reduce-scattered, and what must be whole is gathered once for all layers that read it. Otherwise it is whole.
+
+Spread weights become DTensors on the tensor axis, so that sharding, checkpoints and the gradient norm know their parts.
+All other parameters stay as they are; the gradients of those that see only a part of the activations are summed
+over the axis once a step. Biases are whole: a column's layer takes its part of it, a row's adds it after the sum.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Shard
+from torch.nn.modules.dropout import _DropoutNd
+
+from paceline.errors import ConfigError
+from paceline.task.models.collectives import add, gather, join, part, scatter, share
+from paceline.task.models.vocabulary import as_spread_logits, first_row, local_weight, partial_embedding
+from paceline.task.rules import SPREAD, Rules
+
+COVERS_CHILDREN = ("replicated", "expert")
+
+
+ENTERED = "_paceline_entered"  # attribute of an activation that several layers read
+
+
+@dataclass
+class Region:
+    """What the layers of one model share about the axis."""
+
+    group: dist.ProcessGroup
+    splits_sequence: bool
+    has_dropout: bool = False
+    inside: bool = False  # between a column's layer and the row's that follows it; kept for dropout alone
+
+    def enter(self, x: Tensor) -> Tensor:
+        """Return the whole `x` for layers that each compute a part: communicated once for all that read the same.
+
+        What came of `x` is kept with it, and so no longer than it.
+        """
+        state = (x._version, torch.is_grad_enabled())
+        kept = getattr(x, ENTERED, None)
+        if kept is not None and kept[0] == state:
+            return kept[1]
+        entered = gather(x, self.group) if self.splits_sequence else share(x, self.group)
+        setattr(x, ENTERED, (state, entered))
+        return entered
+
+    def mark(self, inside: bool) -> None:
+        """Note where the forward pass is. Without dropout nothing changes, so that compiled blocks have no effects."""
+        if self.has_dropout:
+            self.inside = inside
+
+    def leave(self, x: Tensor) -> Tensor:
+        """Return the sum of the ranks' partial `x`: whole, or this rank's part of the sequence."""
+        return scatter(x, self.group) if self.splits_sequence else add(x, self.group)
+
+
+def split_layers(model: nn.Module, rules: Rules, mesh: DeviceMesh) -> list[str]:
+    """Spread the model's layers over the one axis of `mesh` in place, as the rules say.
+
+    The weights of all ranks must be equal, or still without storage. Returns the names of the whole parameters whose
+    gradients must be summed over the axis. Raises ConfigError for rules that do not fit the model, or an uneven shape.
+    """
+    modules = dict(model.named_modules())
+    rules.check(modules)
+    region = Region(mesh.get_group(), rules.splits_sequence)
+    model.register_forward_pre_hook(lambda *_: region.mark(inside=False))
+    spread: dict[nn.Parameter, nn.Parameter] = {}  # a tied one is spread once
+    summed: set[str] = set()
+    for name, module in modules.items():
+        style = rules.style_of(name)
+        if style in SPREAD:
+            _check_layer(name, module, style)
+            _spread_weight(name, module, SPREAD[style], mesh, spread)
+            if getattr(module, "bias", None) is not None and (style != "row" or region.splits_sequence):
+                summed.add(f"{name}.bias")
+            module.forward = functools.partial(FORWARD[style, type(module).forward], module, region)
+        elif style in ("sequence", "summed"):
+            summed |= {f"{name}.{own}" if name else own for own, _ in module.named_parameters()}
+        elif style == "replicated" and region.splits_sequence:
+            module.forward = functools.partial(_on_the_whole, module.forward, region)
+        if isinstance(module, _DropoutNd):
+            _guard_dropout(name, module, rules, region)
+    _check_ties(model, spread)
+    if region.splits_sequence:
+        _check_complete(modules, rules)
+    return [name for name, _ in model.named_parameters() if name in summed]
+
+
+# ---- the layers ----------------------------------------------------------------------------------------------------
+
+
+def _column(layer: nn.Linear, region: Region, x: Tensor) -> Tensor:
+    entered = region.enter(x)
+    region.mark(inside=True)
+    return F.linear(entered, local_weight(layer.weight), _own_bias(layer, region))
+
+
+def _row(layer: nn.Linear, region: Region, x: Tensor) -> Tensor:
+    region.mark(inside=False)
+    out = region.leave(F.linear(x, local_weight(layer.weight)))
+    return out if layer.bias is None else out + layer.bias
+
+
+def _gathered(layer: nn.Linear, region: Region, x: Tensor) -> Tensor:
+    out = F.linear(region.enter(x), local_weight(layer.weight), _own_bias(layer, region))
+    return join(out.transpose(-1, -2), region.group).transpose(-1, -2)
+
+
+def _head(layer: nn.Linear, region: Region, x: Tensor) -> Tensor:
+    assert isinstance(layer.weight, DTensor)
+    logits = F.linear(region.enter(x), local_weight(layer.weight), _own_bias(layer, region))
+    return as_spread_logits(logits, layer.weight.shape[0], layer.weight)
+
+
+def _embedding(layer: nn.Embedding, region: Region, tokens: Tensor) -> Tensor:
+    first = first_row(layer.weight.shape[0], region.group)
+    return region.leave(partial_embedding(tokens, local_weight(layer.weight), first, layer.padding_idx))
+
+
+def _own_bias(layer: nn.Linear, region: Region) -> Tensor | None:
+    """Return this rank's part of a whole bias: its gradient is zero elsewhere, and summed over ranks complete."""
+    if layer.bias is None:
+        return None
+    rows = layer.weight.to_local().shape[0] if isinstance(layer.weight, DTensor) else layer.weight.shape[0]
+    return layer.bias.narrow(0, first_row(layer.bias.shape[0], region.group), rows)
+
+
+def _on_the_whole(forward: Callable[..., Any], region: Region, x: Tensor, *args: Any, **kwargs: Any) -> Any:
+    """Run a module on the whole of a split activation and return this rank's part of what it returns first."""
+    out = forward(join(x, region.group), *args, **kwargs)
+    if isinstance(out, tuple):
+        return (part(out[0], region.group), *out[1:])
+    return part(out, region.group)
+
+
+FORWARD: dict[tuple[str, Any], Callable[..., Tensor]] = {
+    ("column", nn.Linear.forward): _column,
+    ("row", nn.Linear.forward): _row,
+    ("gathered", nn.Linear.forward): _gathered,
+    ("vocabulary", nn.Linear.forward): _head,
+    ("vocabulary", nn.Embedding.forward): _embedding,
+}
+
+
+# ---- weights and checks --------------------------------------------------------------------------------------------
+
+
+def _check_layer(name: str, module: nn.Module, style: str) -> None:
+    if (style, type(module).forward) not in FORWARD:
+        fitting = "an nn.Linear or nn.Embedding" if style == "vocabulary" else "an nn.Linear"
+        raise ConfigError(
+            f"rule '{style}' for '{name}', a {type(module).__name__}", f"the style is for {fitting}",
+            "another style, or no rule for it",
+        )  # fmt: skip
+    if isinstance(module, nn.Embedding) and (module.max_norm is not None or module.sparse or module.scale_grad_by_freq):
+        raise ConfigError(
+            f"rule '{style}' for '{name}'", "it renormalises, counts tokens or has sparse gradients, over all its rows",
+            "a plain nn.Embedding, or no rule for it",
+        )  # fmt: skip
+
+
+def _spread_weight(
+    name: str, module: nn.Module, dim: int, mesh: DeviceMesh, spread: dict[nn.Parameter, nn.Parameter]
+) -> None:
+    """Put this rank's part of a layer's weight in its place, as a DTensor; `spread` holds what replaced what."""
+    weight = module.weight
+    assert isinstance(weight, nn.Parameter)
+    if weight not in spread:
+        parts = weight.detach().chunk(mesh.size(), dim)
+        if len(parts) < mesh.size():
+            raise ConfigError(
+                f"'{name}' over tp = {mesh.size()}", f"{weight.shape[dim]} features give some ranks none",
+                f"tp = {len(parts)} at most, or no rule for it",
+            )  # fmt: skip
+        own = parts[mesh.get_local_rank()].clone(memory_format=torch.contiguous_format)
+        stride = weight.contiguous().stride()
+        local = DTensor.from_local(own, mesh, [Shard(dim)], run_check=False, shape=weight.shape, stride=stride)
+        spread[weight] = nn.Parameter(local, requires_grad=weight.requires_grad)
+    module.weight = spread[weight]
+    if not isinstance(module.weight, DTensor) or not module.weight.placements[0].is_shard(dim):
+        raise ConfigError(
+            f"rule for '{name}'", "its weight is tied to one that is split the other way", "one style for both"
+        )
+
+
+def _check_ties(model: nn.Module, spread: dict[nn.Parameter, nn.Parameter]) -> None:
+    """Raise ConfigError where a weight that was spread is still held whole by a module without a rule."""
+    left = [name for name, p in model.named_parameters(remove_duplicate=False) if p in spread]
+    if left:
+        raise ConfigError(
+            f"'{left[0]}' is tied to a weight that is spread over tp",
+            "it has no rule, and so would drift away from it",
+            "the same rule for both modules",
+        )
+
+
+def _check_complete(modules: dict[str, nn.Module], rules: Rules) -> None:
+    """Raise ConfigError for a module with parameters that the rules do not speak of, where the sequence is split."""
+    for name, module in modules.items():
+        parts = name.split(".")
+        above = [".".join(parts[:count]) for count in range(1, len(parts))]
+        covered = any(rules.style_of(outer) in COVERS_CHILDREN for outer in above) or rules.style_of(name)
+        if next(module.parameters(recurse=False), None) is not None and not covered:
+            raise ConfigError(
+                f"no rule for '{name or 'the model itself'}', which has parameters",
+                "the sequence is split over tp: their gradients are parts of a sum or whole, and only a rule can tell",
+                "a rule 'sequence' or 'replicated' for it",
+            )  # fmt: skip
+
+
+def _guard_dropout(name: str, module: _DropoutNd, rules: Rules, region: Region) -> None:
+    """Make dropout on a part of an activation an error: its mask would not be that of a single device."""
+
+    region.has_dropout |= module.p > 0
+
+    def refuse(dropout: _DropoutNd, *_: Any) -> None:
+        if dropout.training and dropout.p > 0 and (region.splits_sequence or region.inside):
+            where = "along the sequence" if region.splits_sequence and not region.inside else "by features"
+            raise ConfigError(
+                f"dropout '{name}' under tp", f"it acts on an activation that is split {where}, where every rank would"
+                " draw the mask of another part", "dropout 0, or rules that leave this activation whole",
+            )  # fmt: skip
+
+    parts = name.split(".")
+    above = [".".join(parts[:count]) for count in range(1, len(parts) + 1)]
+    if not any(rules.style_of(outer) == "replicated" for outer in above):
+        module.register_forward_pre_hook(refuse)
+
+
+# ---- gradients -----------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class SummedGradients:
+    """Gradients that come together as `inner` says, and then are summed over the tensor axis where they are parts."""
+
+    inner: Any  # Gradients
+    model: nn.Module
+    names: list[str]
+    group: dist.ProcessGroup
+    _parameters: list[nn.Parameter] = field(default_factory=list)
+
+    def zero(self) -> None:
+        """Forget the last step's gradients."""
+        self.inner.zero()
+
+    def before_micro_batch(self, last: bool) -> None:
+        """Prepare the coming backward pass."""
+        self.inner.before_micro_batch(last)
+
+    def finish(self) -> None:
+        """Return once the sums are complete: one all-reduce per dtype."""
+        self.inner.finish()
+        if not self._parameters:  # not before: building without storage and sharding make others
+            parameters = dict(self.model.named_parameters())
+            self._parameters = [parameters[name] for name in self.names]
+        by_dtype: dict[torch.dtype, list[Tensor]] = {}
+        for parameter in self._parameters:
+            if parameter.grad is not None:
+                local = parameter.grad.to_local() if isinstance(parameter.grad, DTensor) else parameter.grad
+                by_dtype.setdefault(local.dtype, []).append(local)
+        for gradients in by_dtype.values():
+            flat = torch.cat([grad.reshape(-1) for grad in gradients])
+            dist.all_reduce(flat, group=self.group)
+            totals = flat.split([grad.numel() for grad in gradients])
+            for grad, total in zip(gradients, totals, strict=True):
+                grad.copy_(total.view(grad.shape))

@@ -1,0 +1,133 @@
+"""The rules that a model declares: its own `paceline_rules`, or those that a Hugging Face model ships. No torch here.
+
+A user's module says them in a class or instance attribute, in a dozen lines:
+
+    class Net(nn.Module):
+        paceline_rules = Rules(
+            tensor={"embed": "vocabulary", "layers.*.up": "column", "layers.*.down": "row"},
+        )
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from paceline.errors import ConfigError
+from paceline.task.profile import TensorLimits
+from paceline.task.rules import SPREAD, Rules, matches
+
+ATTRIBUTE = "paceline_rules"
+
+# transformers' styles (ALL_PARALLEL_STYLES) that are ours under another name.
+HF_STYLES = {
+    "colwise": "column",
+    "rowwise": "row",
+    "colwise_gather_output": "gathered",
+    "colwise_rep": "gathered",  # its name before version 5
+    "replicated_with_grad_allreduce": "summed",
+}
+
+
+def declared_rules(model: Any) -> Rules | None:
+    """Return the rules that a module declares, None where it declares none. Raises ConfigError for other things."""
+    rules = getattr(model, ATTRIBUTE, None)
+    if rules is None:
+        return hf_rules(model)
+    if not isinstance(rules, Rules):
+        raise ConfigError(
+            f"{type(model).__name__}.{ATTRIBUTE} is of type {type(rules).__name__}", "it must be Rules",
+            "from paceline.task.rules import Rules",
+        )  # fmt: skip
+    return rules
+
+
+def tensor_axis(model: Any) -> tuple[TensorLimits | None, str]:
+    """Return what a degree of the tensor axis must respect, or (None, why the model's own rules do not open it)."""
+    rules = declared_rules(model)
+    if rules is None or not rules.tensor or "tp" in rules.closed:
+        return None, rules.closed.get("tp", "") if rules else ""
+    modules = dict(model.named_modules())
+    rules.check(modules)
+    counts, dimensions, widths = dict(rules.counts), [], set()
+    for name, module in modules.items():
+        style = rules.style_of(name)
+        if type(module).__name__.startswith("Dropout") and module.p > 0 and rules.splits_sequence:
+            return (
+                None,
+                f"dropout '{name}' would act on a part of the sequence: 0 opens it, or rules without 'sequence'",
+            )
+        if style not in SPREAD:
+            continue
+        dimensions.append(module.weight.shape[SPREAD[style]])
+        if SPREAD[style] == 0:
+            widths.add(module.weight.shape[1])
+        if style == "gathered":
+            counts[f"features of {name}"] = module.weight.shape[0]
+    limits = TensorLimits(counts, min(dimensions, default=1), tuple(sorted(widths)), rules.splits_sequence)
+    return limits, ""
+
+
+def hf_rules(model: Any) -> Rules | None:
+    """Return the rules in a Hugging Face causal model's own plans, None for a model without any.
+
+    Read are `config.base_model_tp_plan`, the class's `_tp_plan` and `config.base_model_pp_plan`. The embedding and the
+    head are split by vocabulary, which those plans leave whole. `closed` names what in them is not known here.
+    """
+    plan = getattr(getattr(model, "config", None), "base_model_tp_plan", None)
+    if not isinstance(plan, Mapping) or not plan:
+        return None
+    prefix = getattr(model, "base_model_prefix", "")
+    inner = hasattr(model, prefix) and bool(prefix)
+    theirs = {f"{prefix}.{pattern}" if inner else pattern: style for pattern, style in plan.items()}
+    theirs |= getattr(type(model), "_tp_plan", None) or {}
+    names = [name for name, _ in model.named_modules()]
+    theirs = {pattern: style for pattern, style in theirs.items() if any(matches(pattern, name) for name in names)}
+    unknown = sorted({style for style in theirs.values() if style not in HF_STYLES})
+    if unknown:
+        because = f"its own plan uses {', '.join(map(repr, unknown))}, which Paceline does not know"
+        return Rules(closed={"tp": because})
+    tensor = {pattern: HF_STYLES[style] for pattern, style in theirs.items()}
+    ends = [_name_of(model, end) for end in _ends(model)]
+    spread = _spread_by_vocabulary(model)
+    tensor = {pattern: style for pattern, style in tensor.items() if pattern not in ends}
+    tensor |= {_name_of(model, end): "vocabulary" for end in spread}
+    config = model.config
+    counts = {"heads": config.num_attention_heads, "kv_heads": getattr(config, "num_key_value_heads", None)}
+    closed = {}
+    if getattr(config, "attention_dropout", 0.0):
+        closed["tp"] = f"attention_dropout = {config.attention_dropout} acts on heads that are spread: 0 opens it"
+    return Rules(tensor, **_chain(model, prefix, inner), counts={n: c for n, c in counts.items() if c}, closed=closed)
+
+
+def _ends(model: Any) -> list[Any]:
+    """Return the embedding and the head, as far as the model has them."""
+    asked = ("get_input_embeddings", "get_output_embeddings")
+    return [end for end in (getattr(model, ask, lambda: None)() for ask in asked) if end is not None]
+
+
+def _spread_by_vocabulary(model: Any) -> list[Any]:
+    """Return those of embedding and head that can be spread: plain layers; of tied ones both or neither."""
+    ends = _ends(model)
+    plain = [end for end in ends if type(end).forward.__module__.startswith("torch.nn.modules")]
+    tied = len(ends) == 2 and ends[0].weight is ends[1].weight
+    return [] if tied and len(plain) < 2 else plain
+
+
+def _chain(model: Any, prefix: str, inner: bool) -> dict[str, Any]:
+    """Return the chain of blocks in the pipeline plan: what comes before the one list, the list, and what after."""
+    plan = getattr(model.config, "base_model_pp_plan", None) or {}
+    base = getattr(model, prefix) if inner else model
+    parts = [name for name in plan if hasattr(base, name)]
+    lists = [name for name in parts if type(getattr(base, name)).__name__ == "ModuleList"]
+    if len(lists) != 1:
+        return {}
+    at = parts.index(lists[0])
+    named = [f"{prefix}.{name}" if inner else name for name in parts]
+    head = getattr(model, "get_output_embeddings", lambda: None)()
+    last = [*named[at + 1 :], *([_name_of(model, head)] if head is not None else [])]
+    return {"first": tuple(named[:at]), "blocks": named[at], "last": tuple(last)}
+
+
+def _name_of(model: Any, module: Any) -> str:
+    return next(name for name, found in model.named_modules() if found is module)
