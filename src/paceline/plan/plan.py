@@ -9,6 +9,7 @@ from paceline.plan.layout import Layout
 
 PRECISIONS = ("fp32", "bf16", "fp16", "fp64")
 RECOMPUTE = ("none", "selective", "full")
+CP_METHODS = ("gather", "ring")
 
 
 @dataclass(frozen=True)
@@ -33,6 +34,9 @@ class PlanSpec:
         "auto", "dtype of forward and backward; weights and optimizer state stay fp32", choices=("auto", *PRECISIONS)
     )
     compile: bool = option(False, "compile each block with torch.compile")
+    cp_method: str = option(
+        "gather", "how keys reach the ranks that share a sequence: all at once, or in a ring", choices=CP_METHODS
+    )
     goal: str = option("time", "what the planner minimises", choices=("time", "memory", "money", "energy"))
 
 
@@ -48,11 +52,14 @@ class Plan:
     recompute: str = "none"  # none, selective, full
     precision: str = "fp32"  # fp32, bf16, fp16, fp64
     compile: bool = False
+    cp_method: str = "gather"  # gather, ring: how keys reach the ranks that share a sequence
 
     def __str__(self) -> str:
         parts = [str(self.layout)]
-        if self.layout.dp_shard > 1:
+        if self.layout.dp_shard * self.layout.cp > 1:
             parts.append(f"ZeRO-{self.zero}")
+        if self.layout.cp > 1 and self.cp_method != "gather":
+            parts.append(f"{self.cp_method} attention")
         parts.append(f"micro-batch {self.micro_batch} x {self.accumulation} accumulation")
         parts.append(self.precision)
         parts.append("no recompute" if self.recompute == "none" else f"{self.recompute} recompute")

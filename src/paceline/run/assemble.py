@@ -11,6 +11,7 @@ from torch import nn
 from paceline.plan.plan import Plan
 from paceline.run.optimizer import build_optimizer
 from paceline.run.parallel.apply import apply_plan, is_sharded
+from paceline.run.parallel.context import part_of
 from paceline.run.passes import SequentialPasses
 from paceline.run.precision import MASTER_DTYPES, scaler_for
 from paceline.run.step import Stepper
@@ -56,6 +57,8 @@ def assemble(task: Task, plan: Plan, world: World, source: Source, items_per_sam
         plan=plan,
         device=world.device,
         seed=task.seed,
+        take_part=part_of(plan, world.rank),
+        part=plan.layout.coordinates(world.rank)["cp"],
     )
     stepper = Stepper(
         model=model,

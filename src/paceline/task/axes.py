@@ -4,10 +4,15 @@ from __future__ import annotations
 
 _LATER = "needs rules for this model, which come with a later version; dp_replicate and dp_shard need none"
 
+SEQUENCE_RULE = (
+    "ranks share a sequence only where the model says where its tokens meet: forward(tokens, positions=None, mask=None), "
+    "and attention through paceline.task.models.attention.CausalAttention"
+)
+
 CLOSED_AXES = {
     "tp": f"splitting a layer's matrices {_LATER}",
     "pp": f"splitting the chain of blocks into stages {_LATER}",
-    "cp": f"splitting a sequence {_LATER}",
+    "cp": SEQUENCE_RULE,
     "ep": f"spreading experts {_LATER}",
 }
 

@@ -1,4 +1,4 @@
-"""The one order in which a plan is applied to a model: precision, recompute, compile, shard, replicas."""
+"""The one order in which a plan is applied to a model: context, precision, recompute, compile, shard, replicas."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from paceline.plan.plan import Plan
+from paceline.run.parallel.context import share_sequences
 from paceline.run.parallel.data import ShardedGradients, shard
 from paceline.run.precision import COMPUTE_DTYPES, MASTER_DTYPES, cast_unit
 from paceline.run.recompute import checkpoint_block
@@ -46,6 +47,7 @@ def apply_plan(model: nn.Module, blocks: list[nn.Module], plan: Plan, mesh: Devi
     """
     compute, master = COMPUTE_DTYPES[plan.precision], MASTER_DTYPES[plan.precision]
     sharded = mesh is not None and is_sharded(plan)
+    share_sequences(model, plan, mesh)
     if compute != master and not sharded:
         for unit in [*blocks, model]:
             cast_unit(unit, compute, set(blocks) - {unit})
