@@ -18,8 +18,8 @@ from paceline.units import format_bytes, format_rate
 
 HEADROOM = 0.05  # of a device's memory, kept free: allocator rounding, other processes, evaluation
 TIE_RATIO = 1.02  # values this close to the best are a tie: forecasts cannot tell them apart
-OPEN_AXES = ("dp_replicate", "dp_shard")
-CLOSED_AXES = ("cp", "tp", "pp", "ep")
+OPEN_AXES = ("dp_replicate", "dp_shard", "cp")
+CLOSED_AXES = ("tp", "pp", "ep")
 
 
 @dataclass(frozen=True)
@@ -166,7 +166,7 @@ def _plans(
             refused.append(Refusal(shown, because))
             continue
         classes = (constraints.zero,) if constraints.zero else (1, 2, 3)
-        for zero in classes if layout.dp_shard > 1 else (3,):
+        for zero in classes if layout.dp_shard * layout.cp > 1 else (3,):
             for micro_batch in micro_batches(batch, layout.data_degree, constraints.micro_batch):
                 accumulation = accumulation_for(batch, layout.data_degree, micro_batch)
                 largest = -(-batch // layout.data_degree)
@@ -220,7 +220,7 @@ def _rank(candidate: Candidate, goal: str, best: float) -> tuple[float, ...]:
     forecast, plan = candidate.forecast, candidate.plan
     value = _goal_value(forecast, goal)
     beyond = 0.0 if not value > best * TIE_RATIO else value
-    classes = plan.zero if plan.layout.dp_shard > 1 else 0
+    classes = plan.zero if plan.layout.dp_shard * plan.layout.cp > 1 else 0
     return (beyond, RECOMPUTE.index(plan.recompute), classes, forecast.peak_bytes.value, value)
 
 

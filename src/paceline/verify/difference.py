@@ -69,15 +69,19 @@ def number_differences(
 
 
 def sample_differences(
-    ours: list[tuple[int, list[int]]], reference: list[int], first: int, step: int, world: World
+    ours: list[tuple[int, list[int]]], reference: list[int], first: int, step: int, world: World, layout: Layout
 ) -> Difference:
     """Return how far the sample ids that the ranks read are from the reference's. Every rank calls it.
 
     `ours` is this rank's list of (position of the first row, ids); `reference` holds the ids of the positions from
-    `first` on. The relative difference is the part of positions that were not read, read twice, or read another sample.
+    `first` on; ranks that share samples must read the same ones, which count once. The relative difference is the part of positions that were not read, read twice, or read another sample.
     """
     read: dict[int, list[tuple[int, int]]] = {}
-    for rank, runs in enumerate(world.gather(ours)):
+    everyone = world.gather(ours)
+    for rank, runs in enumerate(everyone):
+        owner = next(r for r in range(rank + 1) if layout.data_rank(r) == layout.data_rank(rank))
+        if owner != rank and runs == everyone[owner]:
+            continue
         for position, ids in runs:
             for offset, sample in enumerate(ids):
                 read.setdefault(position + offset, []).append((rank, sample))

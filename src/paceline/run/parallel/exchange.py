@@ -14,6 +14,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+# torch 2.13 gave the collectives of single tensors new names, and the old ones a warning.
+all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+
 
 @dataclass(frozen=True)
 class Block:
@@ -51,7 +55,7 @@ class Gathered:
         self._group, self._rank, self._ranks = group, group.rank(), group.size()
         own = torch.stack((k, v))  # [2, rows, kv_heads, 2 chunks, head_dim]
         self._all = own.new_empty(self._ranks, *own.shape)
-        self._work = dist.all_gather_into_tensor(self._all.flatten(0, 1), own, group, async_op=True)
+        self._work = all_gather(self._all.flatten(0, 1), own, group, async_op=True)
         self._chunk = k.shape[2] // 2
         self._late = False
 
@@ -82,7 +86,7 @@ class Gathered:
     def result(self) -> tuple[Tensor, Tensor]:
         """Return this rank's sums."""
         own = torch.empty_like(self._sums[0])
-        dist.reduce_scatter_tensor(own, self._sums.flatten(0, 1), group=self._group)
+        reduce_scatter(own, self._sums.flatten(0, 1), group=self._group)
         return own[0], own[1]
 
 

@@ -27,7 +27,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.distributed_c10d import _resolve_process_group
 
-from paceline.run.parallel.exchange import METHODS
+from paceline.run.parallel.exchange import METHODS, all_gather, reduce_scatter
 from paceline.run.parallel.kernels import Merged, attend, attend_backward
 from paceline.task.models.attention import AttentionFunction, scaled_attention
 
@@ -80,8 +80,7 @@ def sequence_attention_backward(
     by_q = by_q.to(lse.dtype)
     exchange.begin(by_k, by_v)
     for block in exchange.blocks():
-        seen = (_seeing(tensor, block.late) for tensor in (grad, q, out, lse.contiguous()))
-        grad_seen, q_seen, out_seen, lse_seen = seen
+        grad_seen, q_seen, out_seen, lse_seen = (_seeing(x, block.late) for x in (grad, q, out, lse))
         part, by_k, by_v = attend_backward(
             grad_seen, q_seen, block.k, block.v, out_seen, lse_seen.contiguous(), causal=False
         )
@@ -141,7 +140,7 @@ def whole_sequence(part: Tensor, group: str) -> Tensor:
     ranks = _resolve_process_group(group)
     chunks = part.unflatten(3, (2, -1)).movedim(3, 0).contiguous()  # [2 chunks, 2, rows, heads, c, head_dim]
     everything = chunks.new_empty(ranks.size(), *chunks.shape)
-    dist.all_gather_into_tensor(everything.flatten(0, 1), chunks, ranks)
+    all_gather(everything.flatten(0, 1), chunks, ranks)
     ordered = torch.cat((everything[:, 0], everything[:, 1].flip(0)))  # [2 ranks, 2, rows, heads, c, head_dim]
     return ordered.movedim(0, 3).flatten(3, 4).contiguous()
 
@@ -155,7 +154,7 @@ def whole_sequence_backward(grad: Tensor, group: str) -> Tensor:
     first, second = ordered.chunk(2)
     everything = torch.stack((first, second.flip(0)), dim=1).contiguous()  # [ranks, 2 chunks, 2, rows, heads, c, ...]
     own = torch.empty_like(everything[0])
-    dist.reduce_scatter_tensor(own, everything.flatten(0, 1), group=ranks)
+    reduce_scatter(own, everything.flatten(0, 1), group=ranks)
     return own.movedim(0, 3).flatten(3, 4).to(grad.dtype).contiguous()
 
 
