@@ -50,14 +50,15 @@ def assemble(task: Task, plan: Plan, world: World, source: Source, items_per_sam
     if late:
         _materialise(model, task, family, world)
     optimizer = build_optimizer(task.optimizer, model)
+    objective = resolve_objective(task.objective, source.unit)
     passes = SequentialPasses(
         model=model,
-        objective=resolve_objective(task.objective, source.unit),
+        objective=objective,
         gradients=gradients,
         plan=plan,
         device=world.device,
         seed=task.seed,
-        take_part=part_of(plan, world.rank),
+        take_part=part_of(plan, world.rank, objective),
         part=plan.layout.coordinates(world.rank)["cp"],
     )
     stepper = Stepper(

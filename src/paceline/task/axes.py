@@ -5,8 +5,9 @@ from __future__ import annotations
 _LATER = "needs rules for this model, which come with a later version; dp_replicate and dp_shard need none"
 
 SEQUENCE_RULE = (
-    "ranks share a sequence only where the model says where its tokens meet: forward(tokens, positions=None, mask=None), "
-    "and attention through paceline.task.models.attention.CausalAttention"
+    "ranks share sequences where the model says how its tokens meet (forward(tokens, positions=None, mask=None), and "
+    "attention through paceline.task.models.attention.CausalAttention) and the objective is a sum over tokens "
+    "(next_token, or one of your own with an attribute sums_over_tokens = True)"
 )
 
 CLOSED_AXES = {

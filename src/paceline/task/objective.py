@@ -67,6 +67,15 @@ def classification(model: nn.Module, batch: Any) -> tuple[Tensor, Tensor]:
     return _summed_cross_entropy(_logits(model(batch[0])), batch[1])
 
 
+def takes_sequence_parts(objective: Objective) -> bool:
+    """Return whether the sum over parts of the sequences is the sum over whole ones, for an objective given such parts.
+
+    True of next_token, and of a function that says so itself by an attribute `sums_over_tokens = True`: its loss is a
+    sum over tokens with the labels that the batch gives, and it hands the batch's "positions" and "mask" to the model.
+    """
+    return objective is next_token or bool(getattr(objective, "sums_over_tokens", False))
+
+
 BUILT_IN: dict[str, Objective] = {"next_token": next_token, "classification": classification}
 DEFAULT_FOR_UNIT = {"tokens": "next_token", "samples": "classification"}
 

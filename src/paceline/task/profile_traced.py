@@ -11,8 +11,10 @@ from torch.utils._pytree import tree_leaves
 
 from paceline.errors import ConfigError
 from paceline.task.axes import BATCH_STATISTICS, CLOSED_AXES
+from paceline.task.models.attention import can_share_sequences
 from paceline.task.models.blocks import find_blocks
 from paceline.task.models.build import has_batch_statistics
+from paceline.task.objective import takes_sequence_parts
 from paceline.task.profile import BlockProfile, ModelProfile
 from paceline.task.tracing import Counts, trace
 
@@ -36,6 +38,9 @@ def profile_module(
     blocks = find_blocks(model)
     counts = _trace(model, blocks, example_batch, objective)
     batch_statistics = has_batch_statistics(model)
+    closed = {**CLOSED_AXES, **(BATCH_STATISTICS if batch_statistics else {})}
+    if can_share_sequences(model) and takes_sequence_parts(objective):
+        del closed["cp"]
     axes = () if batch_statistics else ("dp_replicate", "dp_shard")
     profiles: list[BlockProfile] = []
     owners: dict[int, str] = {}
@@ -50,7 +55,7 @@ def profile_module(
         blocks=tuple(profiles),
         tokens_per_sample=items_per_sample or _items(example_batch, rows),
         source="traced",
-        closed_axes={**CLOSED_AXES, **(BATCH_STATISTICS if batch_statistics else {})},
+        closed_axes=closed,
     )
 
 

@@ -74,7 +74,8 @@ def sample_differences(
     """Return how far the sample ids that the ranks read are from the reference's. Every rank calls it.
 
     `ours` is this rank's list of (position of the first row, ids); `reference` holds the ids of the positions from
-    `first` on; ranks that share samples must read the same ones, which count once. The relative difference is the part of positions that were not read, read twice, or read another sample.
+    `first` on. Ranks that share samples must read the same ones, which then count once. The relative difference is the
+    part of positions that were not read, read twice, or read another sample.
     """
     read: dict[int, list[tuple[int, int]]] = {}
     everyone = world.gather(ours)

@@ -18,6 +18,7 @@ from paceline.run.parallel.sequence_attention import shared_attention
 from paceline.run.parallel.zigzag import SequencePart
 from paceline.task.axes import SEQUENCE_RULE
 from paceline.task.models.attention import CausalAttention, can_share_sequences
+from paceline.task.objective import Objective, takes_sequence_parts
 
 
 def share_sequences(model: nn.Module, plan: Plan, mesh: DeviceMesh | None) -> None:
@@ -33,7 +34,12 @@ def share_sequences(model: nn.Module, plan: Plan, mesh: DeviceMesh | None) -> No
             module.over_ranks = attention
 
 
-def part_of(plan: Plan, rank: int) -> Callable[[Any], Any]:
+def part_of(plan: Plan, rank: int, objective: Objective) -> Callable[[Any], Any]:
     """Return what takes a rank's part of a batch along the sequence; the whole batch where none is shared."""
     cp = plan.layout.cp
-    return SequencePart(plan.layout.coordinates(rank)["cp"], cp) if cp > 1 else lambda data: data
+    if cp == 1:
+        return lambda data: data
+    if not takes_sequence_parts(objective):
+        name = getattr(objective, "__name__", repr(objective))
+        raise ConfigError(f"cp = {cp} with the objective {name}", SEQUENCE_RULE, "plan.cp = 1")
+    return SequencePart(plan.layout.coordinates(rank)["cp"], cp)

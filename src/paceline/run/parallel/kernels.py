@@ -1,11 +1,12 @@
 """Attention over one block of keys, with the log-sum-exp that lets blocks be merged, and its backward pass.
 
-Softmax over blocks of keys (Milakov & Gimelshein 2018, arXiv:1805.02867; Dao et al. 2022, arXiv:2205.14135, section 3.1):
-with out_i and lse_i of block i, lse = log sum exp(lse_i) and out = sum out_i exp(lse_i - lse). In the backward pass each
-block's gradients follow from the *merged* out and lse, by the block's own kernel (Liu et al. 2023, arXiv:2310.01889).
+Softmax over blocks of keys (Milakov & Gimelshein 2018, arXiv:1805.02867; Dao et al. 2022, arXiv:2205.14135, section
+3.1): with out_i and lse_i of block i, lse = log sum exp(lse_i) and out = sum out_i exp(lse_i - lse). In the backward
+pass each block's gradients follow from the *merged* out and lse, by the block's own kernel (Liu et al. 2023,
+arXiv:2310.01889).
 
-torch's public attention returns no log-sum-exp; the operators below it do. Where torch has no such operator for a device
-and dtype, the same is computed in plain torch.
+torch's public attention returns no log-sum-exp; the operators below it do. Where torch has no such operator for a
+device and dtype, the same is computed in plain torch.
 """
 
 from __future__ import annotations

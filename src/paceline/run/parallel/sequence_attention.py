@@ -9,10 +9,10 @@ Every rank holds queries, keys and values of the two chunks that zigzag.py gives
 So no mask is ever made, and every rank computes 2c^2 (ranks - 1) scores beside its own. Two methods bring the keys
 (exchange.py):
 
-`gather`  all of them at once, while the rank attends to its own; they are gathered again, not kept, for the backward pass
-          (Llama 3, Dubey et al. 2024, arXiv:2407.21783, section 3.3.2);
-`ring`    one rank's after the other's, each while the one before is used (Liu et al. 2023, arXiv:2310.01889): less memory,
-          more messages.
+`gather`  all of them at once, while the rank attends to its own; they are gathered again, not kept, for the backward
+          pass (Llama 3, Dubey et al. 2024, arXiv:2407.21783, section 3.3.2);
+`ring`    one rank's after the other's, each while the one before is used (Liu et al. 2023, arXiv:2310.01889): less
+          memory, more messages.
 
 Gradients of keys and values are summed over ranks in fp32 at least. As operators, not autograd functions, they are one
 unit to recompute, which keeps their output, and to compilation, which does not look inside.
@@ -20,7 +20,7 @@ unit to recompute, which keeps their output, and to compilation, which does not 
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
@@ -57,7 +57,7 @@ def sequence_attention(q: Tensor, k: Tensor, v: Tensor, group: str, method: str)
 
     `group` is the name of the process group of the ranks that share the sequences.
     """
-    exchange = METHODS[method](k, v, _resolve_process_group(group))
+    exchange = METHODS[method](k, v, _group(group))
     merged = Merged(*attend(q, k, v, causal=True))
     for block in exchange.blocks():
         merged.add(*attend(_seeing(q, block.late), block.k, block.v, causal=False))
@@ -75,7 +75,7 @@ def sequence_attention_backward(
     grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, group: str, method: str
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the gradients of this rank's q, k and v."""
-    exchange = METHODS[method](k, v, _resolve_process_group(group))
+    exchange = METHODS[method](k, v, _group(group))
     by_q, by_k, by_v = attend_backward(grad, q, k, v, out, lse, causal=True)
     by_q = by_q.to(lse.dtype)
     exchange.begin(by_k, by_v)
@@ -114,6 +114,7 @@ def _backward(ctx: Any, grad: Tensor, unused: Any) -> tuple[Tensor | None, ...]:
 
 
 sequence_attention.register_autograd(_backward, setup_context=_keep_for_backward)
+OPERATOR = torch.ops.paceline.sequence_attention.default  # as selective recompute sees it
 
 
 # ---- attention with a mask: over the whole sequence's keys ---------------------------------------------------------
@@ -137,7 +138,7 @@ def _masked(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, group: dist.ProcessGr
 @torch.library.custom_op("paceline::whole_sequence", mutates_args=(), schema="(Tensor part, str group) -> Tensor")
 def whole_sequence(part: Tensor, group: str) -> Tensor:
     """Return [2, rows, heads, 2c * ranks, head_dim], in the order of the sequence, of every rank's [..., 2c, ...]."""
-    ranks = _resolve_process_group(group)
+    ranks = _group(group)
     chunks = part.unflatten(3, (2, -1)).movedim(3, 0).contiguous()  # [2 chunks, 2, rows, heads, c, head_dim]
     everything = chunks.new_empty(ranks.size(), *chunks.shape)
     all_gather(everything.flatten(0, 1), chunks, ranks)
@@ -145,10 +146,12 @@ def whole_sequence(part: Tensor, group: str) -> Tensor:
     return ordered.movedim(0, 3).flatten(3, 4).contiguous()
 
 
-@torch.library.custom_op("paceline::whole_sequence_backward", mutates_args=(), schema="(Tensor grad, str group) -> Tensor")
+@torch.library.custom_op(
+    "paceline::whole_sequence_backward", mutates_args=(), schema="(Tensor grad, str group) -> Tensor"
+)
 def whole_sequence_backward(grad: Tensor, group: str) -> Tensor:
     """Return this rank's part of the sum over ranks of the gradients of whole sequences; summed in fp32 at least."""
-    ranks = _resolve_process_group(group)
+    ranks = _group(group)
     wide = grad.to(torch.promote_types(grad.dtype, torch.float32))
     ordered = wide.unflatten(3, (2 * ranks.size(), -1)).movedim(3, 0)
     first, second = ordered.chunk(2)
@@ -161,13 +164,13 @@ def whole_sequence_backward(grad: Tensor, group: str) -> Tensor:
 @whole_sequence.register_fake
 def _(part: Tensor, group: str) -> Tensor:
     *outer, tokens, width = part.shape
-    return part.new_empty(*outer, tokens * _resolve_process_group(group).size(), width)
+    return part.new_empty(*outer, tokens * _group(group).size(), width)
 
 
 @whole_sequence_backward.register_fake
 def _(grad: Tensor, group: str) -> Tensor:
     *outer, tokens, width = grad.shape
-    return grad.new_empty(*outer, tokens // _resolve_process_group(group).size(), width)
+    return grad.new_empty(*outer, tokens // _group(group).size(), width)
 
 
 def _keep_group(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -179,6 +182,11 @@ def _whole_backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
 
 
 whole_sequence.register_autograd(_whole_backward, setup_context=_keep_group)
+
+
+def _group(name: str) -> dist.ProcessGroup:
+    """Return the process group of this name: operators take numbers, strings and tensors, but no groups."""
+    return _resolve_process_group(cast(Any, name))
 
 
 def _seeing(x: Tensor, late: bool) -> Tensor:

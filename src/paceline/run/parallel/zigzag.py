@@ -50,8 +50,8 @@ class SequencePart:
         if not isinstance(batch, Mapping) or not isinstance(batch.get("tokens"), Tensor) or batch["tokens"].dim() != 2:
             raise ConfigError(
                 "the batch cannot be shared along the sequence",
-                f"cp = {self.ranks} needs a mapping with \"tokens\" [rows, seq], and got a {type(batch).__name__}",
-                "plan.cp = 1, or data that give \"tokens\" and \"labels\"",
+                f'cp = {self.ranks} needs a mapping with "tokens" [rows, seq], and got a {type(batch).__name__}',
+                'plan.cp = 1, or data that give "tokens" and "labels"',
             )
         tokens = batch["tokens"]
         rows, seq = tokens.shape

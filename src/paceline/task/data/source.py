@@ -54,9 +54,7 @@ def open_sources(data: Any, seed: int, say: Say | None = None) -> tuple[Source, 
     return token_sources(open_corpus(data, say), data.seq_len, data.cross_documents)
 
 
-def token_sources(
-    corpus: Corpus, seq_len: int, cross_documents: bool = True
-) -> tuple[TokenSource, TokenSource | None]:
+def token_sources(corpus: Corpus, seq_len: int, cross_documents: bool = True) -> tuple[TokenSource, TokenSource | None]:
     """Return the windows of a corpus: (train, validation or None). Raises DataError where `train` has none."""
     train = TokenSource(corpus.train, corpus.vocab, seq_len, cross_documents)
     enough = corpus.validation.windows(seq_len) > 0
