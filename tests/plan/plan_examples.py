@@ -39,7 +39,11 @@ def profile(layers: int = 4, **changes: float) -> ModelProfile:
     blocks = [block("embedding", "embedding", False, matmul_flops=0.0, attention_flops=0.0)]
     blocks += [block(f"layers.{index}", **changes) for index in range(layers)]
     return ModelProfile(
-        "round", tuple(blocks), tokens_per_sample=256, source="analytic", closed_axes={"tp": "no rules"}
+        "round",
+        tuple(blocks),
+        tokens_per_sample=256,
+        source="analytic",
+        closed_axes={"tp": "no rules", "cp": "no rules"},
     )
 
 

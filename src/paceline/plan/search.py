@@ -20,6 +20,7 @@ HEADROOM = 0.05  # of a device's memory, kept free: allocator rounding, other pr
 TIE_RATIO = 1.02  # values this close to the best are a tie: forecasts cannot tell them apart
 OPEN_AXES = ("dp_replicate", "dp_shard", "cp")
 CLOSED_AXES = ("tp", "pp", "ep")
+ON_DEMAND_AXES = ("cp",)  # taken only where the spec demands them
 
 
 @dataclass(frozen=True)
@@ -114,18 +115,19 @@ def memory_refusal(forecast: Forecast, cluster: Cluster) -> str:
 
 def _layouts(devices: int, constraints: PlanSpec) -> list[Layout]:
     """Return the layouts over the open axes that keep the constraints. Raises where there are none."""
-    wanted = {axis: getattr(constraints, axis) for axis in OPEN_AXES}
+    wanted = {axis: getattr(constraints, axis) or (1 if axis in ON_DEMAND_AXES else 0) for axis in OPEN_AXES}
     layouts = [
         layout
         for layout in factorisations(devices, OPEN_AXES)
         if all(not degree or getattr(layout, axis) == degree for axis, degree in wanted.items())
     ]
     if not layouts:
-        asked = " and ".join(f"plan.{axis} = {degree}" for axis, degree in wanted.items() if degree)
+        given = {axis: getattr(constraints, axis) for axis in OPEN_AXES}
+        asked = " and ".join(f"plan.{axis} = {degree}" for axis, degree in given.items() if degree)
         product = math.prod(degree for degree in wanted.values() if degree)
         raise ConfigError(
             f"{asked} with {devices} device(s)",
-            "dp_replicate x dp_shard must be the number of devices",
+            "dp_replicate x dp_shard x cp must be the number of devices",
             f"cluster.devices = {product}" if product > 1 else "leave them unset: the planner chooses",
         )
     return layouts
@@ -136,7 +138,7 @@ def _closed(context: Context, constraints: PlanSpec, precision: str) -> Iterator
     reasons = context.profile.closed_axes or {}
     devices = context.cluster.devices
     factor = next((n for n in range(2, devices + 1) if devices % n == 0), 2)
-    for axis in CLOSED_AXES:
+    for axis in [*CLOSED_AXES, *(axis for axis in ON_DEMAND_AXES if axis in reasons)]:
         because = reasons.get(axis, "this version computes the data axes dp_replicate and dp_shard only")
         demanded = getattr(constraints, axis)
         if demanded > 1:
