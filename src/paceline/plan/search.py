@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -172,14 +173,17 @@ def _plans(
             for micro_batch in micro_batches(batch, layout.data_degree, constraints.micro_batch):
                 accumulation = accumulation_for(batch, layout.data_degree, micro_batch)
                 largest = -(-batch // layout.data_degree)
-                plan = Plan(layout, zero, micro_batch, accumulation, batch, "none", precision, constraints.compile)
+                plan = Plan(
+                    layout, zero, micro_batch, accumulation, batch, "none", precision, constraints.compile,
+                    constraints.cp_method,
+                )  # fmt: skip
                 if micro_batch > largest:
                     refused.append(Refusal(plan, f"a device's part of the batch is {largest} sample(s) at most"))
                 elif accumulation > 1 and "accumulation" in closed:
                     refused.append(Refusal(plan, closed["accumulation"]))
                 else:
                     for mode in modes:
-                        yield Plan(layout, zero, micro_batch, accumulation, batch, mode, precision, constraints.compile)
+                        yield dataclasses.replace(plan, recompute=mode)
 
 
 def micro_batches(batch_samples: int, data_degree: int, demanded: int = 0) -> tuple[int, ...]:

@@ -88,6 +88,7 @@ def plan_layout(spec: Spec, asked: PlanSpec, say: Say | None = None) -> tuple[Pl
         micro_batch=LARGEST_MICRO_BATCH if whole_batch else chosen("micro_batch") or 1,
         accumulation=1 if whole_batch else 2,
         recompute="none" if recompute == "auto" else recompute,
+        cp_method=chosen("cp_method"),
     )
     return plan, facts.vocab
 

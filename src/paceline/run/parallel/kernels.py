@@ -41,7 +41,7 @@ def attend_backward(
     if _has_flash(q, k, v, causal):
         unused = torch.zeros(2, dtype=torch.uint64, device=q.device)  # the state of dropout, of which there is none
         return aten._scaled_dot_product_flash_attention_backward(
-            grad, q, k, v, out, lse, None, None, q.shape[2], k.shape[2], 0.0, causal, unused, unused[:1]
+            grad, q, k, v, out, lse, None, None, q.shape[2], k.shape[2], 0.0, causal, unused, unused
         )
     return plain_attend_backward(grad, q, k, v, out, lse, causal)
 
