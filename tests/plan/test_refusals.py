@@ -21,7 +21,6 @@ SHAPE = opened(profile(6, heads=8, kv_heads=2, experts=6))
         (Layout(tp=3), "8 heads cannot be shared by tp = 3: it must divide 8"),
         (Layout(tp=4), "2 key/value heads cannot be shared by tp = 4: it must divide 2"),
         (Layout(cp=8), None),
-        (Layout(cp=3), "a sequence of 256 tokens cannot be cut into 2 x cp = 6 equal chunks"),
         (Layout(dp_shard=3, ep=3), None),
         (Layout(dp_shard=4, ep=4), "6 experts cannot be shared by ep = 4: it must divide 6"),
     ],

@@ -107,6 +107,17 @@ def test_what_does_not_fit_is_refused_in_numbers_and_alone_is_an_error():
     assert "the smallest" in error.value.because and error.value.try_
 
 
+def test_cp_is_taken_where_it_is_demanded_and_open():
+    model = dataclasses.replace(profile(), closed_axes={"tp": "no rules"})
+    assert all(candidate.plan.layout.cp == 1 for candidate in found(model=model).candidates)
+    result = found(PlanSpec(cp=2, cp_method="ring"), model=model)
+    layouts = {(c.plan.layout.cp, c.plan.cp_method) for c in result.candidates}
+    assert layouts == {(2, "ring")} and "ring attention" in str(result.best.plan)
+    assert {c.plan.zero for c in result.candidates} == {1, 2, 3}, "ranks of cp share state"
+    with pytest.raises(DoesNotFit, match=r"plan.cp = 2 cannot be had"):
+        found(PlanSpec(cp=2))
+
+
 def test_more_devices_than_samples():
     with pytest.raises(DoesNotFit, match="does not fit"):
         found(batch=3)

@@ -10,6 +10,7 @@ from paceline.plan.layout import Layout
 PRECISIONS = ("fp32", "bf16", "fp16", "fp64")
 RECOMPUTE = ("none", "selective", "full")
 SCHEDULES = ("gpipe", "1f1b", "interleaved", "zero-bubble")
+CP_METHODS = ("gather", "ring")
 
 
 @dataclass(frozen=True)
@@ -37,6 +38,9 @@ class PlanSpec:
     schedule: str = option("auto", "order in which a pipeline runs micro-batches", choices=("auto", *SCHEDULES))
     virtual_stages: int = option(0, "pipeline stages per device (0: 2 where interleaved, else 1)", minimum=0)
     stages: str = option("", 'blocks of each pipeline stage, such as "3+2" (empty: split by cost)')
+    cp_method: str = option(
+        "gather", "how keys reach the ranks that share a sequence: all at once, or in a ring", choices=CP_METHODS
+    )
     goal: str = option("time", "what the planner minimises", choices=("time", "memory", "money", "energy"))
 
 
@@ -55,6 +59,7 @@ class Plan:
     schedule: str = "1f1b"  # of the pipeline: gpipe, 1f1b, interleaved, zero-bubble
     virtual_stages: int = 1  # pipeline stages per device
     stages: tuple[int, ...] = ()  # blocks of every pipeline stage, in order; empty: as even as can be
+    cp_method: str = "gather"  # gather, ring: how keys reach the ranks that share a sequence
 
     def __str__(self) -> str:
         parts = [str(self.layout)]
@@ -63,6 +68,8 @@ class Plan:
         if self.layout.pp > 1:
             split = f", blocks {stages_text(self.stages)}" if self.stages else ""
             parts.append(f"{self.schedule}, {self.layout.pp * self.virtual_stages} stages{split}")
+        if self.layout.cp > 1 and self.cp_method != "gather":
+            parts.append(f"{self.cp_method} attention")
         parts.append(f"micro-batch {self.micro_batch} x {self.accumulation} accumulation")
         parts.append(self.precision)
         parts.append("no recompute" if self.recompute == "none" else f"{self.recompute} recompute")

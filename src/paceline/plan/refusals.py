@@ -39,14 +39,6 @@ def tensor_parts(plan: Plan, profile: ModelProfile) -> str | None:
     return tensor.refusal(plan.layout, profile)
 
 
-def context_chunks(plan: Plan, profile: ModelProfile) -> str | None:
-    """Each of the devices of a sequence has two chunks of it, one from either end, so that all see as many keys."""
-    cp, tokens = plan.layout.cp, profile.tokens_per_sample
-    if cp > 1 and tokens % (2 * cp):
-        return f"a sequence of {tokens} tokens cannot be cut into 2 x cp = {2 * cp} equal chunks"
-    return None
-
-
 def experts(plan: Plan, profile: ModelProfile) -> str | None:
     """Devices of an expert group share whole experts."""
     ep, counts = plan.layout.ep, {block.experts for block in profile.shapes if block.experts}
@@ -85,7 +77,7 @@ def pipeline_micro_batches(plan: Plan, profile: ModelProfile) -> str | None:
 
 
 # Limits of the model, which hold for the layout alone, and of the whole plan. Add a limit here and nowhere else.
-LAYOUT_REFUSALS: tuple[Limit, ...] = (closed_axis, attention_heads, tensor_parts, context_chunks, experts)
+LAYOUT_REFUSALS: tuple[Limit, ...] = (closed_axis, attention_heads, tensor_parts, experts)
 PLAN_REFUSALS: tuple[Limit, ...] = (pipeline_stages, pipeline_micro_batches)
 
 

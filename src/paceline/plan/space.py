@@ -30,7 +30,12 @@ class Refusal:
 
 def base_plan(constraints: PlanSpec, precision: str, batch_samples: int) -> Plan:
     """Return a plan with all that the constraints settle and no search is made over."""
-    return Plan(precision=precision, compile=constraints.compile, batch_samples=batch_samples)
+    return Plan(
+        precision=precision,
+        compile=constraints.compile,
+        batch_samples=batch_samples,
+        cp_method=constraints.cp_method,
+    )
 
 
 def alone(axis: str, degree: int) -> Layout:

@@ -18,7 +18,10 @@ def make_spec(task: Task, plan: Any = "auto", cluster: Any = "auto", run: Any = 
     """Return the spec that Python arguments describe; each takes the typed spec, a dict of it, or a shorthand."""
     if isinstance(plan, Plan):
         layout = dataclasses.asdict(plan.layout)
-        rest = {name: getattr(plan, name) for name in ("zero", "micro_batch", "recompute", "precision", "compile")}
+        rest = {
+            name: getattr(plan, name)
+            for name in ("zero", "micro_batch", "recompute", "precision", "compile", "cp_method")
+        }
         plan = PlanSpec(**layout, **rest)
     elif isinstance(plan, str):
         plan = plan_spec(plan)

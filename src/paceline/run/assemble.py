@@ -11,6 +11,7 @@ from torch import nn
 from paceline.plan.plan import Plan
 from paceline.run.optimizer import build_optimizer
 from paceline.run.parallel.apply import apply_plan, is_sharded
+from paceline.run.parallel.context import part_of
 from paceline.run.passes import SequentialPasses
 from paceline.run.precision import MASTER_DTYPES, scaler_for
 from paceline.run.step import Stepper
@@ -49,13 +50,16 @@ def assemble(task: Task, plan: Plan, world: World, source: Source, items_per_sam
     if late:
         _materialise(model, task, family, world)
     optimizer = build_optimizer(task.optimizer, model)
+    objective = resolve_objective(task.objective, source.unit)
     passes = SequentialPasses(
         model=model,
-        objective=resolve_objective(task.objective, source.unit),
+        objective=objective,
         gradients=gradients,
         plan=plan,
         device=world.device,
         seed=task.seed,
+        take_part=part_of(plan, world.rank, objective),
+        part=plan.layout.coordinates(world.rank)["cp"],
     )
     stepper = Stepper(
         model=model,

@@ -40,6 +40,7 @@ class SequentialPasses:
     seed: int
     # Takes this rank's part of a batch along the sequence, where ranks share sequences.
     take_part: Callable[[Any], Any] = lambda data: data
+    part: int = 0  # which part that is: ranks that share a row draw random numbers of their own
 
     def accumulate(self, micro_batches: Sequence[MicroBatch], down: float) -> tuple[Any, Any]:
         """Run forward and backward of all micro-batches; return this rank's share of the loss sum and the weight."""
@@ -47,7 +48,7 @@ class SequentialPasses:
         weight_total: Any = 0.0
         for index, micro in enumerate(micro_batches):
             self.gradients.before_micro_batch(last=index == len(micro_batches) - 1)
-            seed_device(seed_at(self.seed, micro.position), self.device)
+            seed_device(seed_at(self.seed, micro.position, self.part), self.device)
             loss_sum, weight = self._forward(micro)
             (loss_sum * (down if micro.counts else 0.0)).backward()
             if micro.counts:

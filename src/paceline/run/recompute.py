@@ -17,6 +17,8 @@ from torch.utils.checkpoint import (
     create_selective_checkpoint_contexts,
 )
 
+from paceline.run.parallel.sequence_attention import OPERATOR
+
 # Outputs that cost more to compute again than to keep.
 KEPT_OPERATORS = (
     "mm",
@@ -40,7 +42,7 @@ def _policy(kept: frozenset[Any], context: Any, operator: Any, *args: Any, **kwa
 def kept_operators() -> frozenset[Any]:
     """Return the operators of this torch version whose outputs selective recompute keeps."""
     found = [getattr(torch.ops.aten, name).default for name in KEPT_OPERATORS if hasattr(torch.ops.aten, name)]
-    return frozenset(found)
+    return frozenset([*found, OPERATOR])
 
 
 def checkpoint_block(block: nn.Module, mode: str) -> None:

@@ -4,11 +4,17 @@ from __future__ import annotations
 
 _LATER = "needs rules for this model, which come with a later version; dp_replicate and dp_shard need none"
 
+SEQUENCE_RULE = (
+    "ranks share sequences where the model says how its tokens meet (forward(tokens, positions=None, mask=None), and "
+    "attention through paceline.task.models.attention.CausalAttention) and the objective is a sum over tokens "
+    "(next_token, or one of your own with an attribute sums_over_tokens = True)"
+)
+
 CLOSED_AXES = {
     "tp": "splitting a layer's matrices needs rules for this model: an attribute `paceline_rules` that names its"
     " column, row and vocabulary layers; dp_replicate and dp_shard need none",
     "pp": f"splitting the chain of blocks into stages {_LATER}",
-    "cp": f"splitting a sequence {_LATER}",
+    "cp": SEQUENCE_RULE,
     "ep": f"spreading experts {_LATER}",
 }
 

@@ -18,6 +18,7 @@ from torch.distributed.tensor import DTensor
 from paceline.errors import ConfigError, suggestion
 from paceline.task.imports import is_import_path, load_object
 from paceline.task.models.decoder import Decoder
+from paceline.task.models.documents import document_mask, document_positions
 from paceline.task.models.vocabulary import spread_logits_cross_entropy_sum
 
 Objective = Callable[[nn.Module, Any], tuple[Tensor, Tensor]]
@@ -29,12 +30,17 @@ def next_token(model: nn.Module, batch: Mapping[str, Tensor]) -> tuple[Tensor, T
     `batch` holds "tokens" and "labels", int64 [rows, seq]; labels are the next tokens already. The built-in decoder
     computes its loss without whole logits; any other model gets the tokens alone and returns logits
     [rows, seq, vocab], as a tensor or as an output with `.logits`.
+
+    It may hold "documents" too, int64 [rows, seq]: tokens then see only those of their own document, in which positions
+    restart. Where ranks share sequences it holds "positions" and perhaps "mask" instead, made from the whole rows.
     """
     tokens, labels = _field(batch, "tokens"), _field(batch, "labels")
+    options = _placement(model, batch)
     if isinstance(model, Decoder):  # FSDP2 and cast units keep the class; calling the module runs their hooks
-        return model(tokens, labels=labels)
+        return model(tokens, labels=labels, **options)
     # A transformers model would fill a cache for generation, which recompute would then fill twice.
-    options = {"use_cache": False} if "use_cache" in inspect.signature(type(model).forward).parameters else {}
+    if "use_cache" in inspect.signature(type(model).forward).parameters:
+        options["use_cache"] = False
     return _summed_cross_entropy(_logits(model(tokens, **options)), labels)
 
 
@@ -61,6 +67,15 @@ def classification(model: nn.Module, batch: Any) -> tuple[Tensor, Tensor]:
             "an objective of your own: package.module:function",
         )
     return _summed_cross_entropy(_logits(model(batch[0])), batch[1])
+
+
+def takes_sequence_parts(objective: Objective) -> bool:
+    """Return whether the sum over parts of the sequences is the sum over whole ones, for an objective given such parts.
+
+    True of next_token, and of a function that says so itself by an attribute `sums_over_tokens = True`: its loss is a
+    sum over tokens with the labels that the batch gives, and it hands the batch's "positions" and "mask" to the model.
+    """
+    return objective is next_token or bool(getattr(objective, "sums_over_tokens", False))
 
 
 BUILT_IN: dict[str, Objective] = {"next_token": next_token, "classification": classification}
@@ -91,6 +106,23 @@ def resolve_objective(objective: Any, source_unit: str) -> Objective:
             )  # fmt: skip
         return found
     raise ConfigError(f"there is no objective '{name}'", "", suggestion(name, ["auto", *BUILT_IN]))
+
+
+def _placement(model: nn.Module, batch: Mapping[str, Tensor]) -> dict[str, Any]:
+    """Return what the batch says of where its tokens stand and what they see, as arguments for the model."""
+    found = {name: batch[name] for name in ("positions", "mask") if name in batch}
+    if "documents" in batch:
+        documents = batch["documents"]
+        found = {"positions": document_positions(documents), "mask": document_mask(documents)}
+    if found:
+        known = inspect.signature(type(model).forward).parameters
+        if missing := [name for name in found if name not in known]:
+            raise ConfigError(
+                f"{type(model).__name__} takes no argument '{missing[0]}'",
+                "the batch says where its tokens stand: documents are packed into rows, or ranks share sequences",
+                "forward(self, tokens, positions=None, mask=None), or data without documents",
+            )
+    return found
 
 
 def _summed_cross_entropy(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:

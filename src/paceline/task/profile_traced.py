@@ -12,8 +12,10 @@ from torch.utils._pytree import tree_leaves
 from paceline.errors import ConfigError
 from paceline.task.axes import BATCH_STATISTICS, closed_axes
 from paceline.task.declared import tensor_axis
+from paceline.task.models.attention import can_share_sequences
 from paceline.task.models.blocks import find_blocks
 from paceline.task.models.build import has_batch_statistics
+from paceline.task.objective import takes_sequence_parts
 from paceline.task.profile import BlockProfile, ModelProfile
 from paceline.task.tracing import Counts, trace
 
@@ -39,7 +41,9 @@ def profile_module(
     batch_statistics = has_batch_statistics(model)
     axes = () if batch_statistics else ("dp_replicate", "dp_shard")
     limits, because = tensor_axis(model)
-    opened, tensor_closed = (("tp",), {}) if limits else ((), {"tp": because} if because else {})
+    takes_parts = can_share_sequences(model) and takes_sequence_parts(objective)
+    opened = [*(["tp"] if limits else []), *(["cp"] if takes_parts else [])]
+    tensor_closed = {"tp": because} if because and not limits else {}
     profiles: list[BlockProfile] = []
     owners: dict[int, str] = {}
     for (name, block), count in zip([*blocks, (REST, model)], counts, strict=True):

@@ -43,6 +43,10 @@ class DataSpec:
     )
     vocab: int = option(4096, "size of a trained BPE vocabulary", minimum=258)
     seq_len: int = option(512, "tokens per sample", minimum=1)
+    cross_documents: bool = option(
+        True,
+        "whether tokens see other documents of their sample; if not, each sees its own, and positions restart",
+    )
     text_field: str = option("text", "the field or column of JSONL and Parquet that holds the text")
     include: tuple[str, ...] = option(
         (), "file name patterns to read from a folder, such as '*.py'; empty reads all known kinds"

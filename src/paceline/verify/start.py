@@ -92,6 +92,7 @@ def exact_plan(spec: Spec, asked: PlanSpec, profile: ModelProfile) -> Plan:
         accumulation=1 if whole_batch else 2,
         recompute="none" if recompute == "auto" else recompute,
         schedule="1f1b" if schedule == "auto" else schedule,
+        cp_method=chosen("cp_method"),
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import pickle
 import random
@@ -318,3 +319,17 @@ def test_unigram_loss(text_spec: DataSpec) -> None:
         by_hand = float(negative_log[validation.read(ids)["labels"].numpy()].mean())
         assert math.isclose(unigram_loss(train, validation, None if samples is None else ids), by_hand, rel_tol=1e-12)
     assert 1.5 < unigram_loss(train, validation) < math.log(257)
+
+
+def test_documents_that_do_not_mix_are_numbered(text_spec: DataSpec) -> None:
+    mixed, _ = open_sources(text_spec, 7)
+    apart, held_out = open_sources(dataclasses.replace(text_spec, cross_documents=False), 7)
+    assert isinstance(apart, TokenSource) and held_out is not None and "documents" in held_out.read(np.arange(1))
+    ids = np.array([3, 0, apart.samples - 1])
+    batch = pickle.loads(pickle.dumps(apart)).read(ids)
+    assert "documents" not in mixed.read(ids)
+    assert all(batch[name].equal(entry) for name, entry in mixed.read(ids).items())
+    end = int(apart.split.open()[-1])  # every document ends with the same token, which opens the next one
+    for tokens, documents in zip(batch["tokens"], batch["documents"], strict=True):
+        begins = (documents[1:] != documents[:-1]).nonzero().flatten() + 1
+        assert begins.tolist() == [place for place in range(1, 32) if int(tokens[place]) == end]

@@ -1,4 +1,4 @@
-"""The one order in which a plan is applied to a model: tensor, precision, recompute, compile, shard, replicas."""
+"""The one order in which a plan is applied to a model: tensor, context, precision, recompute, compile, shard, replicas."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from paceline.errors import ConfigError
 from paceline.plan.plan import Plan
+from paceline.run.parallel.context import share_sequences
 from paceline.run.parallel.data import ShardedGradients, shard
 from paceline.run.parallel.tensor import SummedGradients, split_layers
 from paceline.run.precision import COMPUTE_DTYPES, MASTER_DTYPES, cast_reads, cast_unit
@@ -70,6 +71,7 @@ def _apply_whole(model: nn.Module, blocks: list[nn.Module], plan: Plan, mesh: De
     """Apply what treats every layer alike and return how gradients are summed over the data axes."""
     compute, master = COMPUTE_DTYPES[plan.precision], MASTER_DTYPES[plan.precision]
     sharded = mesh is not None and is_sharded(plan)
+    share_sequences(model, plan, mesh)
     if compute != master and not sharded:
         # The compiler cannot follow a swap of weights inside a recomputed part, and would leave the block uncompiled.
         cast_block = cast_reads if plan.compile and plan.recompute != "none" else cast_unit

@@ -51,14 +51,14 @@ def open_sources(data: Any, seed: int, say: Say | None = None) -> tuple[Source, 
         return _wrap_pair(_call_factory(data), seed)
     if data.source == "digits":
         return open_digits(data.validation_fraction)
-    return token_sources(open_corpus(data, say), data.seq_len)
+    return token_sources(open_corpus(data, say), data.seq_len, data.cross_documents)
 
 
-def token_sources(corpus: Corpus, seq_len: int) -> tuple[TokenSource, TokenSource | None]:
+def token_sources(corpus: Corpus, seq_len: int, cross_documents: bool = True) -> tuple[TokenSource, TokenSource | None]:
     """Return the windows of a corpus: (train, validation or None). Raises DataError where `train` has none."""
-    train = TokenSource(corpus.train, corpus.vocab, seq_len)
+    train = TokenSource(corpus.train, corpus.vocab, seq_len, cross_documents)
     enough = corpus.validation.windows(seq_len) > 0
-    return train, TokenSource(corpus.validation, corpus.vocab, seq_len) if enough else None
+    return train, TokenSource(corpus.validation, corpus.vocab, seq_len, cross_documents) if enough else None
 
 
 def _call_factory(data: DataSpec) -> Any:

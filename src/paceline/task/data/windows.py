@@ -16,15 +16,18 @@ class TokenSource:
     """Sample i is the tokens [i * seq_len, (i + 1) * seq_len) of a split; its labels are the tokens after each of them.
 
     Each token of the split is thus a label once (the first and the last few excepted). Windows run across documents,
-    which the end-of-document token separates.
+    which the end-of-document token separates. Without `cross_documents` a batch says which document each token is of:
+    the end-of-document token then opens the document after it, so that its label, that document's first token, and all
+    others are predicted from their own document alone.
     """
 
     unit = "tokens"
 
-    def __init__(self, split: TokenSplit, vocab: int, seq_len: int) -> None:
+    def __init__(self, split: TokenSplit, vocab: int, seq_len: int, cross_documents: bool = True) -> None:
         """Map the split. Raises DataError where it does not make one sample."""
         self.split, self.items_per_sample = split, seq_len
         self.vocab: int | None = vocab
+        self.cross_documents = cross_documents
         self.samples = split.windows(seq_len)
         if not self.samples:
             raise DataError(
@@ -36,6 +39,8 @@ class TokenSource:
             )
         self.fingerprint = hashlib.blake2b(f"{split.digest} {seq_len}".encode(), digest_size=16).hexdigest()
         tokens = split.open()
+        # Where documents begin: at the end-of-document token before them.
+        self._begins = None if cross_documents else split.offsets()[1:] - 1
         # One row per sample, each starting where the label of the last token of the one before lies.
         self._windows = np.lib.stride_tricks.as_strided(
             tokens,
@@ -45,16 +50,23 @@ class TokenSource:
         )
 
     def read(self, ids: npt.NDArray[Any], positions: npt.NDArray[Any] | None = None) -> Any:
-        """Return {"tokens", "labels"}: two int64 tensors [rows, seq_len]. Positions do not matter."""
+        """Return {"tokens", "labels"}: int64 tensors [rows, seq_len]; and "documents" where they do not mix.
+
+        Positions do not matter.
+        """
         import torch
 
         assert ids.size == 0 or ids.min() >= 0, "a sample id is negative"
         rows = self._windows[ids]
-        return {
+        batch = {
             "tokens": torch.from_numpy(rows[:, :-1].astype(np.int64)),
             "labels": torch.from_numpy(rows[:, 1:].astype(np.int64)),
         }
+        if self._begins is not None:
+            places = ids.astype(np.int64)[:, None] * self.items_per_sample + np.arange(self.items_per_sample)
+            batch["documents"] = torch.from_numpy(np.searchsorted(self._begins, places, side="right").astype(np.int64))
+        return batch
 
     def __reduce__(self) -> tuple[Any, ...]:
         # A process that receives the source maps the files again; the tokens themselves do not travel.
-        return TokenSource, (self.split, self.vocab, self.items_per_sample)
+        return TokenSource, (self.split, self.vocab, self.items_per_sample, self.cross_documents)

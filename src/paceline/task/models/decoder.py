@@ -16,6 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from paceline.task.models.attention import CausalAttention
 from paceline.task.models.loss import cross_entropy_sum, head_logits
 from paceline.task.models.norm import RMSNorm
 from paceline.task.models.sizes import DecoderConfig
@@ -40,10 +41,13 @@ def rotary_frequencies(config: DecoderConfig, device: torch.device) -> Tensor:
     return (1 - kept) * frequencies / scaling.factor + kept * frequencies
 
 
-def rotary_tables(config: DecoderConfig, seq: int, device: torch.device, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Return cosines and signed sines, [seq, 1, head_dim] each: computed in fp32, given in `dtype`."""
-    positions = torch.arange(seq, dtype=torch.float32, device=device)
-    angles = torch.outer(positions, rotary_frequencies(config, device)).unsqueeze(1)  # [seq, 1, head_dim / 2]
+def rotary_tables(config: DecoderConfig, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Return cosines and signed sines, [..., seq, 1, head_dim] each, of `positions` [..., seq].
+
+    Computed in fp32, given in `dtype`.
+    """
+    angles = positions.float().unsqueeze(-1) * rotary_frequencies(config, positions.device)
+    angles = angles.unsqueeze(-2)  # [..., seq, 1, head_dim / 2]
     cos, sin = angles.cos().to(dtype), angles.sin().to(dtype)
     return torch.cat((cos, cos), dim=-1), torch.cat((-sin, sin), dim=-1)
 
@@ -60,19 +64,20 @@ class Attention(nn.Module):
     def __init__(self, config: DecoderConfig) -> None:
         super().__init__()
         self.head_dim = config.head_dim
-        self.grouped = config.kv_heads != config.heads
+        self.attend = CausalAttention()
         self.q_proj = nn.Linear(config.hidden, config.q_width, bias=False)
         self.k_proj = nn.Linear(config.hidden, config.kv_width, bias=False)
         self.v_proj = nn.Linear(config.hidden, config.kv_width, bias=False)
         self.o_proj = nn.Linear(config.q_width, config.hidden, bias=False)
 
-    def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:  # x [rows, seq, hidden]
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Return [rows, seq, hidden] for x of that shape; `mask` as in CausalAttention."""
         q = self.q_proj(x).unflatten(-1, (-1, self.head_dim))  # [rows, seq, heads, head_dim]
         k = self.k_proj(x).unflatten(-1, (-1, self.head_dim))  # [rows, seq, kv_heads, head_dim]
         v = self.v_proj(x).unflatten(-1, (-1, self.head_dim))
         q, k = rotate(q, cos, sin), rotate(k, cos, sin)
         q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)  # [rows, heads, seq, head_dim]
-        out = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=self.grouped)
+        out = self.attend(q, k, v, mask)
         return self.o_proj(out.transpose(1, 2).flatten(2))  # [rows, seq, hidden]
 
 
@@ -99,10 +104,11 @@ class DecoderLayer(nn.Module):
         self.post_attention_layernorm = RMSNorm(config.hidden, config.norm_eps)
         self.mlp = FeedForward(config)
 
-    def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:  # [rows, seq, hidden]
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Return the stream [rows, seq, hidden] after this layer; `mask` as in CausalAttention."""
         dtype = self.input_layernorm.weight.dtype
         x, cos, sin = x.to(dtype), cos.to(dtype), sin.to(dtype)
-        x = x + self.self_attn(self.input_layernorm(x), cos, sin)
+        x = x + self.self_attn(self.input_layernorm(x), cos, sin, mask)
         return x + self.mlp(self.post_attention_layernorm(x))
 
 
@@ -124,21 +130,35 @@ class Decoder(nn.Module):
         return decoder_rules(self.config.tied, self.config.heads, self.config.kv_heads)
 
     @overload
-    def forward(self, tokens: Tensor, labels: None = None) -> Tensor: ...
+    def forward(
+        self, tokens: Tensor, labels: None = None, positions: Tensor | None = None, mask: Tensor | None = None
+    ) -> Tensor: ...
 
     @overload
-    def forward(self, tokens: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]: ...
+    def forward(
+        self, tokens: Tensor, labels: Tensor, positions: Tensor | None = None, mask: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]: ...
 
-    def forward(self, tokens: Tensor, labels: Tensor | None = None) -> Tensor | tuple[Tensor, Tensor]:
+    def forward(
+        self,
+        tokens: Tensor,
+        labels: Tensor | None = None,
+        positions: Tensor | None = None,
+        mask: Tensor | None = None,
+    ) -> Tensor | tuple[Tensor, Tensor]:
         """Return logits [rows, seq, vocab]; with `labels`, (loss_sum, weight) without ever holding all logits.
 
         `tokens` and `labels` are int64 [rows, seq]; labels are the next tokens, -100 is ignored. `loss_sum` is the
         summed cross-entropy in nats, an fp32 scalar (fp64 for an fp64 model); `weight` counts the labels.
+        `positions` [rows, seq] or [seq] say where the tokens stand, by default 0, 1, 2, ...; `mask` [rows, 1, seq,
+        keys] which keys each token sees, by default all up to its own.
         """
         x = self.embed_tokens(tokens)  # [rows, seq, hidden]
-        cos, sin = rotary_tables(self.config, tokens.shape[1], x.device, x.dtype)
+        if positions is None:
+            positions = torch.arange(tokens.shape[1], device=x.device)
+        cos, sin = rotary_tables(self.config, positions, x.dtype)
         for layer in self.layers:
-            x = layer(x, cos, sin)
+            x = layer(x, cos, sin, mask)
         x = self.norm(x)
         head = self.embed_tokens.weight if self.config.tied else self.lm_head.weight  # [vocab, hidden]
         x = x.to(head.dtype)

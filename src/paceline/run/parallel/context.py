@@ -1,0 +1,45 @@
+"""The context axis (`cp`): ranks that share sequences, and what a model and its batches need for that.
+
+Weights are as on the data axes: `fsdp` spans dp_shard x cp, so gradients of a rank's part of the sequences are summed
+like those of other samples, and losses and weights are sums over each rank's own labels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+
+from paceline.errors import ConfigError
+from paceline.plan.plan import Plan
+from paceline.run.parallel.sequence_attention import shared_attention
+from paceline.run.parallel.zigzag import SequencePart
+from paceline.task.axes import SEQUENCE_RULE
+from paceline.task.models.attention import CausalAttention, can_share_sequences
+from paceline.task.objective import Objective, takes_sequence_parts
+
+
+def share_sequences(model: nn.Module, plan: Plan, mesh: DeviceMesh | None) -> None:
+    """Make the model's attention reach over the ranks that share its sequences, in place."""
+    if plan.layout.cp == 1:
+        return
+    assert mesh is not None
+    if not can_share_sequences(model):
+        raise ConfigError(f"cp = {plan.layout.cp} with the model {type(model).__name__}", SEQUENCE_RULE, "plan.cp = 1")
+    attention = shared_attention(mesh.get_group("cp"), plan.cp_method)
+    for module in model.modules():
+        if isinstance(module, CausalAttention):
+            module.over_ranks = attention
+
+
+def part_of(plan: Plan, rank: int, objective: Objective) -> Callable[[Any], Any]:
+    """Return what takes a rank's part of a batch along the sequence; the whole batch where none is shared."""
+    cp = plan.layout.cp
+    if cp == 1:
+        return lambda data: data
+    if not takes_sequence_parts(objective):
+        name = getattr(objective, "__name__", repr(objective))
+        raise ConfigError(f"cp = {cp} with the objective {name}", SEQUENCE_RULE, "plan.cp = 1")
+    return SequencePart(plan.layout.coordinates(rank)["cp"], cp)
