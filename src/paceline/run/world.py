@@ -106,9 +106,10 @@ def leave_world() -> None:
 
 
 def build_mesh(layout: Layout, world: World) -> DeviceMesh | None:
-    """Return the device mesh of a layout (axes of degree one included), or None for a world of one.
+    """Return the device mesh of a layout, or None for a world of one.
 
-    Beside the layout's own axes it has `fsdp`, the flattened `dp_shard` and `cp`: ranks that share one copy's state.
+    Its axes are pp, dp_replicate, fsdp and tp, those of degree one included. `fsdp` is dp_shard x cp: the ranks that share
+    one copy's state, whichever of the two makes them.
     """
     if layout.devices != world.size:
         raise ConfigError(
@@ -118,7 +119,16 @@ def build_mesh(layout: Layout, world: World) -> DeviceMesh | None:
         )
     if world.size == 1:
         return None
-    shape = layout.mesh_shape
-    mesh = init_device_mesh(world.device.type, tuple(shape.values()), mesh_dim_names=tuple(shape))
-    mesh["dp_shard", "cp"]._flatten("fsdp")
-    return mesh
+    shape = {
+        "pp": layout.pp,
+        "dp_replicate": layout.dp_replicate,
+        "fsdp": layout.dp_shard * layout.cp,
+        "tp": layout.tp,
+    }
+    return init_device_mesh(world.device.type, tuple(shape.values()), mesh_dim_names=tuple(shape))
+
+
+def context_group(mesh: DeviceMesh, layout: Layout) -> dist.ProcessGroup:
+    """Return the group of the ranks that share this rank's sequences."""
+    inner = mesh["fsdp"]._unflatten("fsdp", (layout.dp_shard, layout.cp), ("dp_shard", "cp"))
+    return inner["cp"].get_group()

@@ -16,6 +16,7 @@ from paceline.errors import ConfigError
 from paceline.plan.plan import Plan
 from paceline.run.parallel.sequence_attention import shared_attention
 from paceline.run.parallel.zigzag import SequencePart
+from paceline.run.world import context_group
 from paceline.task.axes import SEQUENCE_RULE
 from paceline.task.models.attention import CausalAttention, can_share_sequences
 from paceline.task.objective import Objective, takes_sequence_parts
@@ -28,7 +29,7 @@ def share_sequences(model: nn.Module, plan: Plan, mesh: DeviceMesh | None) -> No
     assert mesh is not None
     if not can_share_sequences(model):
         raise ConfigError(f"cp = {plan.layout.cp} with the model {type(model).__name__}", SEQUENCE_RULE, "plan.cp = 1")
-    attention = shared_attention(mesh.get_group("cp"), plan.cp_method)
+    attention = shared_attention(context_group(mesh, plan.layout), plan.cp_method)
     for module in model.modules():
         if isinstance(module, CausalAttention):
             module.over_ranks = attention

@@ -195,5 +195,8 @@ def _seeing(x: Tensor, late: bool) -> Tensor:
 
 
 def _by_token(x: Tensor) -> Tensor:
-    """Return [rows, heads, tokens, width] laid out token by token, as the projections make and take it."""
-    return x.transpose(1, 2).contiguous().transpose(1, 2)
+    """Return a copy of [rows, heads, tokens, width] laid out token by token, as the projections make and take it.
+
+    Always a copy: an operator's outputs may share no memory, and those of a single head would.
+    """
+    return x.transpose(1, 2).clone(memory_format=torch.contiguous_format).transpose(1, 2)
