@@ -108,8 +108,8 @@ def leave_world() -> None:
 def build_mesh(layout: Layout, world: World) -> DeviceMesh | None:
     """Return the device mesh of a layout, or None for a world of one.
 
-    Its axes are pp, dp_replicate, fsdp and tp, those of degree one included. `fsdp` is dp_shard x cp: the ranks that share
-    one copy's state, whichever of the two makes them.
+    Its axes are pp, dp_replicate, fsdp and tp, those of degree one included. `fsdp` is dp_shard x cp: the ranks that
+    share one copy's state, whichever of the two makes them.
     """
     if layout.devices != world.size:
         raise ConfigError(

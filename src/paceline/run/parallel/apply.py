@@ -1,4 +1,4 @@
-"""The one order in which a plan is applied to a model: tensor, context, precision, recompute, compile, shard, replicas."""
+"""The one order in which a plan is applied: tensor, context, precision, recompute, compile, shard, replicas."""
 
 from __future__ import annotations
 
