@@ -13,6 +13,7 @@ from paceline.run.optimizer import build_optimizer
 from paceline.run.parallel.apply import apply_plan, is_sharded
 from paceline.run.passes import SequentialPasses
 from paceline.run.precision import MASTER_DTYPES, scaler_for
+from paceline.run.routing import watch_routing
 from paceline.run.step import Stepper
 from paceline.run.world import World, build_mesh
 from paceline.task.data.source import Source
@@ -49,6 +50,7 @@ def assemble(task: Task, plan: Plan, world: World, source: Source, items_per_sam
     if late:
         _materialise(model, task, family, world)
     optimizer = build_optimizer(task.optimizer, model)
+    routing = watch_routing(model, plan)
     passes = SequentialPasses(
         model=model,
         objective=resolve_objective(task.objective, source.unit),
@@ -56,6 +58,7 @@ def assemble(task: Task, plan: Plan, world: World, source: Source, items_per_sam
         plan=plan,
         device=world.device,
         seed=task.seed,
+        **({"after_forward": routing.collect} if routing else {}),
     )
     stepper = Stepper(
         model=model,
@@ -67,6 +70,7 @@ def assemble(task: Task, plan: Plan, world: World, source: Source, items_per_sam
         world=world,
         items_per_sample=items_per_sample,
         clip_norm=task.optimizer.clip_norm,
+        routing=routing,
     )
     return Assembled(model, optimizer, stepper)
 

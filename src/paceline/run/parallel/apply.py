@@ -10,6 +10,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from paceline.plan.plan import Plan
 from paceline.run.parallel.data import ShardedGradients, shard
+from paceline.run.parallel.expert import spread_experts
 from paceline.run.precision import COMPUTE_DTYPES, MASTER_DTYPES, cast_unit
 from paceline.run.recompute import checkpoint_block
 from paceline.run.replicas.allreduce import LocalGradients, ReducedGradients
@@ -44,6 +45,7 @@ def apply_plan(model: nn.Module, blocks: list[nn.Module], plan: Plan, mesh: Devi
     `blocks` are the model's repeated blocks: the units of recompute, compilation and sharding. The mesh is None for a
     single device.
     """
+    separate = spread_experts(model, mesh, plan.layout) if mesh is not None and plan.layout.ep > 1 else {}
     compute, master = COMPUTE_DTYPES[plan.precision], MASTER_DTYPES[plan.precision]
     sharded = mesh is not None and is_sharded(plan)
     if compute != master and not sharded:
@@ -56,7 +58,7 @@ def apply_plan(model: nn.Module, blocks: list[nn.Module], plan: Plan, mesh: Devi
             block.forward = torch.compile(block.forward)  # inside the hooks that sharding adds
     if sharded:
         assert mesh is not None
-        shard(model, blocks, mesh, plan.layout, plan.zero, compute, master)
+        shard(model, blocks, mesh, plan.layout, plan.zero, compute, master, separate)
         return ShardedGradients(model, plan.zero, replicated=plan.layout.dp_replicate > 1)
     if mesh is not None and plan.layout.dp_replicate > 1:
         return ReducedGradients(model, mesh.get_group("dp_replicate"))

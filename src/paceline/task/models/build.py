@@ -18,7 +18,8 @@ from paceline.task.imports import is_import_path, load_object
 from paceline.task.models.decoder import Decoder
 from paceline.task.models.huggingface import HEAD, LazyTensors, check_hf_config, read_safetensors, to_hf_state
 from paceline.task.models.init import fill, initialise, named_parameters
-from paceline.task.models.sizes import resolve_decoder
+from paceline.task.models.moe import MoEDecoder
+from paceline.task.models.sizes import MoEConfig, resolve_decoder
 from paceline.task.task import ModelSpec
 
 Model = ModelSpec | nn.Module | Callable[[], nn.Module]
@@ -52,7 +53,7 @@ def build_model(model: Model, data_vocab: int, seq_len: int, seed: int, device: 
         return built
     config = resolve_decoder(model, data_vocab, seq_len)
     with torch.device("meta"):
-        decoder = Decoder(config)
+        decoder = MoEDecoder(config) if isinstance(config, MoEConfig) else Decoder(config)
     if device == "meta":
         return decoder
     decoder.to_empty(device=device)
@@ -165,9 +166,9 @@ def _seeded(seed: int) -> Iterator[None]:
 
 
 def _refuse_overrides(spec: ModelSpec) -> None:
-    given = [name for name in ("hidden", "layers", "heads", "kv_heads", "ffn", "vocab") if getattr(spec, name)]
-    if spec.tied is not None:
-        given.append("tied")
+    names = ("hidden", "layers", "heads", "kv_heads", "ffn", "experts", "top_k", "balance", "vocab")
+    given = [name for name in names if getattr(spec, name)]
+    given += [name for name in ("tied", "balance_weight") if getattr(spec, name) is not None]
     if given:
         raise ConfigError(
             f"model.{given[0]} cannot change the model '{spec.name}'", "overrides apply to named sizes only",

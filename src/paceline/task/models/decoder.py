@@ -133,6 +133,10 @@ class Decoder(nn.Module):
         cos, sin = rotary_tables(self.config, tokens.shape[1], x.device, x.dtype)
         for layer in self.layers:
             x = layer(x, cos, sin)
+        return self.finish(x, labels)
+
+    def finish(self, x: Tensor, labels: Tensor | None) -> Tensor | tuple[Tensor, Tensor]:
+        """Return what `forward` does, from the output of the last layer [rows, seq, hidden]."""
         x = self.norm(x)
         head = self.embed_tokens.weight if self.config.tied else self.lm_head.weight  # [vocab, hidden]
         x = x.to(head.dtype)
