@@ -45,7 +45,7 @@ def apply_plan(model: nn.Module, blocks: list[nn.Module], plan: Plan, mesh: Devi
     `blocks` are the model's repeated blocks: the units of recompute, compilation and sharding. The mesh is None for a
     single device.
     """
-    separate = spread_experts(model, mesh, plan.layout) if mesh is not None and plan.layout.ep > 1 else {}
+    placed = spread_experts(model, mesh, plan.layout) if mesh is not None and plan.layout.ep > 1 else None
     compute, master = COMPUTE_DTYPES[plan.precision], MASTER_DTYPES[plan.precision]
     sharded = mesh is not None and is_sharded(plan)
     if compute != master and not sharded:
@@ -58,7 +58,7 @@ def apply_plan(model: nn.Module, blocks: list[nn.Module], plan: Plan, mesh: Devi
             block.forward = torch.compile(block.forward)  # inside the hooks that sharding adds
     if sharded:
         assert mesh is not None
-        shard(model, blocks, mesh, plan.layout, plan.zero, compute, master, separate)
+        shard(model, blocks, mesh, plan.layout, plan.zero, compute, master, placed)
         return ShardedGradients(model, plan.zero, replicated=plan.layout.dp_replicate > 1)
     if mesh is not None and plan.layout.dp_replicate > 1:
         return ReducedGradients(model, mesh.get_group("dp_replicate"))

@@ -12,12 +12,12 @@ Gradients are summed over ranks, never averaged: the step divides once, by the g
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
-from torch.distributed.tensor import Shard
 
 from paceline.plan.layout import Layout
 
@@ -30,23 +30,22 @@ def shard(
     zero: int,
     compute_dtype: torch.dtype,
     master_dtype: torch.dtype,
-    separate: Mapping[nn.Module, DeviceMesh] | None = None,
+    placed: Mapping[nn.Parameter, Any] | None = None,
 ) -> None:
     """Shard the blocks and then the rest of the model over `fsdp` (dp_shard x cp), with copies over `dp_replicate`.
 
-    Modules in `separate` are spread over part of those ranks already and are sharded over the mesh given with each,
-    along the second dimension of their weights. Ranks of one `cp` group hold parts of the same sequences: their gradients are summed like those of other samples.
+    Parameters in `placed` go where their entry says instead, a placement as fully_shard's `shard_placement_fn` takes
+    it. Ranks of one `cp` group hold parts of the same sequences: their gradients are summed like those of other samples.
     """
     axes = mesh["dp_replicate", "fsdp"] if layout.dp_replicate > 1 else mesh["fsdp"]
     policy = MixedPrecisionPolicy(
         param_dtype=None if compute_dtype == master_dtype else compute_dtype, reduce_dtype=master_dtype
     )
-    separate = separate or {}
-    for unit in [*separate, *blocks, model]:
+    options: dict[str, Any] = {"shard_placement_fn": placed.get} if placed else {}
+    for unit in [*blocks, model]:
         # The root's weights are used last in forward and first in backward: dropping them between gains nothing.
         drop = zero == 3 and unit is not model
-        along = {"shard_placement_fn": lambda parameter: Shard(1)} if unit in separate else {}
-        fully_shard(unit, mesh=separate.get(unit, axes), mp_policy=policy, reshard_after_forward=drop, **along)
+        fully_shard(unit, mesh=axes, mp_policy=policy, reshard_after_forward=drop, **options)
     for module in model.modules():
         if isinstance(module, FSDPModule):
             module.set_gradient_divide_factor(1.0)

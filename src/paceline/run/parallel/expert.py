@@ -19,6 +19,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp._fully_shard._fsdp_common import FSDPMeshInfo, HSDPMeshInfo, ShardPlacementResult
 from torch.distributed.tensor import DTensor, Shard
 
 from paceline.errors import ConfigError
@@ -28,25 +29,31 @@ from paceline.task.models.moe import Experts
 EXPERT_DIM, OUT_DIM = 0, 1  # of stacked weights [experts, out, in]: split over `ep`, sharded over `expert_shard`
 
 
-def spread_experts(model: nn.Module, mesh: DeviceMesh, layout: Layout) -> dict[nn.Module, DeviceMesh]:
-    """Split every layer's experts over `ep` and return, per module of experts, the mesh that it is to be sharded over.
+def spread_experts(
+    model: nn.Module, mesh: DeviceMesh, layout: Layout
+) -> dict[nn.Parameter, ShardPlacementResult]:
+    """Split every layer's experts over `ep` and return where FSDP2 is to shard each of their weights.
 
-    Weights may be on the meta device. Raises ConfigError where a model has no experts, or not a multiple of ep.
+    They stay in the sharding unit of their block, so that nothing is gathered inside a block, where selective recompute
+    could not follow. Weights may be on the meta device. Raises ConfigError where a model has no experts, or not a multiple of ep.
     """
     found = {name: module for name, module in model.named_modules() if isinstance(module, Experts)}
     if not found:
         raise ConfigError(f"layout ep = {layout.ep}", "the model has no experts to spread", "ep = 1")
     axes = expert_mesh(mesh, layout)
     exchange = AllToAll(axes["ep"].get_group())
+    place = _placement(axes, layout)
+    placed: dict[nn.Parameter, ShardPlacementResult] = {}
     for name, experts in found.items():
         _check_even(name, experts, layout)
         for key, weight in list(experts.named_parameters(recurse=False)):
             part = weight.detach().tensor_split(layout.ep, dim=EXPERT_DIM)[axes["ep"].get_local_rank()].clone()
             spread = DTensor.from_local(part, axes["ep"], [Shard(EXPERT_DIM)], run_check=False)
-            experts.register_parameter(key, nn.Parameter(spread, requires_grad=weight.requires_grad))
+            parameter = nn.Parameter(spread, requires_grad=weight.requires_grad)
+            experts.register_parameter(key, parameter)
+            placed[parameter] = place
         experts.exchange = exchange
-    shared = axes["dp_replicate", "expert_shard"] if layout.dp_replicate > 1 else axes["expert_shard"]
-    return dict.fromkeys(found.values(), shared)
+    return placed
 
 
 def expert_mesh(mesh: DeviceMesh, layout: Layout) -> DeviceMesh:
@@ -56,6 +63,19 @@ def expert_mesh(mesh: DeviceMesh, layout: Layout) -> DeviceMesh:
     """
     remaining = layout.dp_shard * layout.cp // layout.ep
     return mesh["dp_replicate", "fsdp"]._unflatten("fsdp", (remaining, layout.ep), ("expert_shard", "ep"))
+
+
+def _placement(axes: DeviceMesh, layout: Layout) -> ShardPlacementResult:
+    """Return the second dimension over `expert_shard`, with copies over `dp_replicate`.
+
+    torch documents this result of `shard_placement_fn`, for experts, but exports its name from a private module only.
+    """
+    info = (
+        HSDPMeshInfo(axes["dp_replicate", "expert_shard"], shard_mesh_dim=1, replicate_mesh_dim=0)
+        if layout.dp_replicate > 1
+        else FSDPMeshInfo(axes["expert_shard"], shard_mesh_dim=0)
+    )
+    return ShardPlacementResult(Shard(OUT_DIM), info)
 
 
 @dataclass(frozen=True)
