@@ -10,6 +10,7 @@ from paceline.cluster.cluster import Cluster
 from paceline.errors import ConfigError, DoesNotFit
 from paceline.plan.cost.inputs import Context
 from paceline.plan.cost.total import price
+from paceline.plan.experts import with_experts
 from paceline.plan.forecast import Forecast
 from paceline.plan.layout import Layout, accumulation_for, factorisations
 from paceline.plan.plan import RECOMPUTE, Plan, PlanSpec
@@ -67,7 +68,7 @@ def search(
     refused = list(_closed(context, constraints, precision))
     fits: list[Candidate] = []
     nearest: tuple[float, Refusal] | None = None
-    layouts = _layouts(cluster.devices, constraints)
+    layouts = with_experts(_layouts(cluster.devices, constraints), profile, constraints.ep)
     for plan in _plans(context, constraints, layouts, precision, refused):
         forecast = price(context, plan)
         because = memory_refusal(forecast, cluster)
@@ -136,7 +137,7 @@ def _closed(context: Context, constraints: PlanSpec, precision: str) -> Iterator
     reasons = context.profile.closed_axes or {}
     devices = context.cluster.devices
     factor = next((n for n in range(2, devices + 1) if devices % n == 0), 2)
-    for axis in CLOSED_AXES:
+    for axis in CLOSED_AXES if not context.profile.experts else CLOSED_AXES[:-1]:
         because = reasons.get(axis, "this version computes the data axes dp_replicate and dp_shard only")
         demanded = getattr(constraints, axis)
         if demanded > 1:

@@ -20,7 +20,7 @@ class BlockProfile:
     """
 
     name: str
-    kind: str  # "embedding", "decoder", "norm", "head", "module"
+    kind: str  # "embedding", "decoder", "experts", "norm", "head", "module"
     parameters: int
     matmul_flops: float
     attention_flops: float
@@ -37,6 +37,11 @@ class BlockProfile:
     tied_to: str = ""  # the block that owns this block's shared weight, which is not counted here
     transient_cap_elements: float = 0.0  # what the transient never exceeds, whatever the micro-batch (0: no cap)
     fixed_elements: float = 0.0  # fp32 buffers from forward to backward whose size no micro-batch changes
+    experts: int = 0  # of a mixture of experts; 0 for every other block
+    expert_parameters: int = 0  # those of the parameters that lie in experts, which `ep` spreads
+    active_parameters: int = 0  # parameters that one token passes (0: all)
+    expert_widths: tuple[int, ...] = ()  # output widths of an expert's matrices
+    routed_elements: float = 0.0  # elements of a sample that are sent to experts, once for each that a token passes
 
 
 @dataclass(frozen=True)
@@ -53,6 +58,26 @@ class ModelProfile:
     def parameters(self) -> int:
         """The number of parameters, shared ones counted once."""
         return sum(block.parameters for block in self.blocks)
+
+    @property
+    def active_parameters(self) -> int:
+        """The number of parameters that one token passes: all but the experts that it is not sent to."""
+        return sum(block.active_parameters or block.parameters for block in self.blocks)
+
+    @property
+    def experts(self) -> int:
+        """The number of experts of a layer, 0 for a model without."""
+        return max(block.experts for block in self.blocks)
+
+    @property
+    def expert_parameters(self) -> int:
+        """The number of parameters in experts."""
+        return sum(block.expert_parameters for block in self.blocks)
+
+    @property
+    def expert_widths(self) -> tuple[int, ...]:
+        """The output widths of an expert's matrices."""
+        return next((block.expert_widths for block in self.blocks if block.expert_widths), ())
 
     @property
     def forward_flops(self) -> float:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.errors import DoesNotFit, PacelineError, VerificationFailed
+from paceline.plan.experts import refusal
 from paceline.plan.layout import Layout
 from paceline.plan.plan import Plan, PlanSpec
 from paceline.plan.search import OPEN_AXES
@@ -70,9 +71,13 @@ def plan_layout(spec: Spec, asked: PlanSpec, say: Say | None = None) -> tuple[Pl
     """
     layout, default = degrees_of(asked), PlanSpec()
     facts = data_facts(spec.task.data, say)
-    closed = profile_task(spec.task, facts).closed_axes or {}
+    profile = profile_task(spec.task, facts)
+    closed = profile.closed_axes or {}
+    if because := refusal(layout, profile):
+        raise DoesNotFit(f"ep = {layout.ep} cannot be had", because, "dp_replicate or dp_shard")
+    open_axes = (*OPEN_AXES, "ep")
     for axis in (field.name for field in dataclasses.fields(Layout)):
-        if getattr(layout, axis) > 1 and (axis in closed or axis not in OPEN_AXES):
+        if getattr(layout, axis) > 1 and (axis in closed or axis not in open_axes):
             because = closed.get(axis, "this version computes the data axes dp_replicate and dp_shard only")
             raise DoesNotFit(f"{axis} = {getattr(layout, axis)} cannot be had", because, "dp_replicate or dp_shard")
 

@@ -226,6 +226,10 @@ class Context:
         """Parameters of the largest unit of sharding."""
         return max([block.parameters for block in self.recomputable] + [self.root_parameters])
 
+    def gathered_share(self, plan: Plan) -> float:
+        """Return the part of the parameters that sharding still gathers where experts are spread: not others' experts."""
+        return 1 - self.profile.expert_parameters / self.parameters * (1 - 1 / plan.layout.ep)
+
     def device_samples(self, plan: Plan) -> int:
         """Return the samples per step on the device with the largest part of the batch."""
         return -(-self.batch_samples // plan.layout.data_degree)

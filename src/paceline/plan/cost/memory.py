@@ -68,8 +68,10 @@ def _compute_copies(context: Context, plan: Plan) -> Term:
         return Term("weight copies", size * held, f"{size} B x (root + largest block), cast again", "measured")
     if plan.zero == 3:
         held = min(context.parameters, context.root_parameters + 2 * context.largest_unit)
+        held *= context.gathered_share(plan)
         return Term("weight copies", size * held, f"{size} B x (root + 2 largest blocks), gathered", "measured")
-    return Term("weight copies", size * context.parameters, f"{size} B x parameters, gathered for the step", "measured")
+    whole = context.parameters * context.gathered_share(plan)
+    return Term("weight copies", size * whole, f"{size} B x parameters, gathered for the step", "measured")
 
 
 def _activations(context: Context, plan: Plan) -> Term:
@@ -108,7 +110,7 @@ def _buffers(context: Context, plan: Plan) -> Term:
     size, layout = state_bytes(plan), plan.layout
     if layout.dp_shard > 1:
         compute = BYTES[plan.precision]
-        held = (2 * size + compute) * context.largest_unit
+        held = (2 * size + compute) * context.largest_unit * context.gathered_share(plan)
         return Term(
             "communication buffers",
             held,

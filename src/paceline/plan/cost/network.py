@@ -106,10 +106,11 @@ def traffic(context: Context, plan: Plan) -> Traffic:
         reduce_parts.append(
             f"one all-reduce of the {'shard' if layout.dp_shard > 1 else 'gradients'} over {copies.size}"
         )
+    moved = context.gathered_share(plan)
     return Traffic(
-        gather_seconds,
+        moved * gather_seconds,
         gather_text,
-        reduce_seconds,
+        moved * reduce_seconds,
         " + ".join(reduce_parts),
         weakest(*(group.source for group in (shard, copies) if group.size > 1), "measured"),
     )

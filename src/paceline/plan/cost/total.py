@@ -6,6 +6,7 @@ import math
 
 from paceline.cluster.cluster import Cluster
 from paceline.plan.cost.compute import compute_terms, fixed_term, matrix_peak, optimizer_term
+from paceline.plan.cost.experts import exchange_terms
 from paceline.plan.cost.inputs import Context, weakest
 from paceline.plan.cost.memory import memory_terms
 from paceline.plan.cost.network import network_terms
@@ -36,7 +37,7 @@ def forecast_plan(
 def price(context: Context, plan: Plan) -> Forecast:
     """Return what a plan will take, from a context that many plans share."""
     compute = compute_terms(context, plan)
-    network = network_terms(context, plan, sum(term.value for term in compute))
+    network = network_terms(context, plan, sum(term.value for term in compute)) + exchange_terms(context, plan)
     time = (*compute, *network, optimizer_term(context, plan), fixed_term(context, plan))
     memory = tuple(memory_terms(context, plan))
     step = time_estimate(time, context.rates(plan.precision).relative_spread)
