@@ -69,7 +69,8 @@ def test_recompute_routes_again_as_before_and_counts_once(recompute: str) -> Non
 
 def test_every_zero_class_and_fp32() -> None:
     layout = Layout(dp_shard=2, ep=2)
-    plans = [plan_of(layout, precision="fp64", zero=zero) for zero in (1, 2)] + [plan_of(layout), plan_of(layout, micro_batch=16)]
+    plans = [plan_of(layout, precision="fp64", zero=zero) for zero in (1, 2)]
+    plans += [plan_of(layout), plan_of(layout, micro_batch=16)]
     prove(2, [(moe_task(), plan) for plan in plans])
 
 

@@ -22,8 +22,8 @@ def refusal(layout: Layout, profile: ModelProfile) -> str | None:
     uneven = [width for width in profile.expert_widths if width % remaining]
     if uneven:
         return (
-            f"experts of width {uneven[0]} cannot be sharded over dp_shard x cp / ep = {remaining} devices: FSDP2 shards"
-            " a dimension other than the first evenly or not at all"
+            f"experts of width {uneven[0]} cannot be sharded over dp_shard x cp / ep = {remaining} devices:"
+            " FSDP2 shards a dimension other than the first evenly or not at all"
         )
     return None
 

@@ -58,7 +58,7 @@ def assemble(task: Task, plan: Plan, world: World, source: Source, items_per_sam
         plan=plan,
         device=world.device,
         seed=task.seed,
-        **({"after_forward": routing.collect} if routing else {}),
+        after_forward=routing.collect if routing else None,
     )
     stepper = Stepper(
         model=model,

@@ -41,7 +41,7 @@ class SequentialPasses:
     # Takes this rank's part of a batch along the sequence, where ranks share sequences.
     take_part: Callable[[Any], Any] = lambda data: data
     # Called after the forward pass of each micro-batch that counts: routers are watched here.
-    after_forward: Callable[[], None] = lambda: None
+    after_forward: Callable[[], None] | None = None
 
     def accumulate(self, micro_batches: Sequence[MicroBatch], down: float) -> tuple[Any, Any]:
         """Run forward and backward of all micro-batches; return this rank's share of the loss sum and the weight."""
@@ -55,7 +55,8 @@ class SequentialPasses:
             if micro.counts:
                 loss_total = loss_total + loss_sum.detach().double()
                 weight_total = weight_total + weight
-                self.after_forward()
+                if self.after_forward is not None:
+                    self.after_forward()
         return self._share(loss_total), self._share(weight_total)
 
     def evaluate(self, micro_batches: Sequence[MicroBatch]) -> tuple[float, float]:

@@ -42,7 +42,7 @@ def counted_choices(model: nn.Module) -> Iterator[Counts]:
 
 
 def move_biases(model: nn.Module, counts: Counts) -> None:
-    """Move each router's selection bias by the config's rate: up for experts below the mean load, down for those above."""
+    """Move each router's selection bias by the config's rate: up for experts below the mean load, down above it."""
     config = getattr(model, "config", None)
     for name, router in routers(model).items():
         if router.e_score_correction_bias is None:

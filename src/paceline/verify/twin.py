@@ -57,7 +57,7 @@ def twin_model(model: ModelSpec, data_vocab: int, task: Task, ep: int = 1) -> Mo
     )
 
 
-def _twin_experts(full: DecoderConfig, ep: int) -> dict[str, int]:
+def _twin_experts(full: DecoderConfig, ep: int) -> dict[str, Any]:
     if not isinstance(full, MoEConfig):
         return {}
     experts = ep * -(-min(full.experts, LARGEST_EXPERTS) // ep)

@@ -100,7 +100,8 @@ def test_the_balance_is_load_balancing_loss_func_of_each_sequence_and_layer(dtyp
     # Two ranks with half of each sequence: their parts add up.
     halves = [slice(0, 8), slice(8, 20)]
     whole = {6: counts, 1: torch.tensor(20.0)}
-    parts = [sequence_balance(probabilities[:, half], counts, lambda t: whole[t.shape[-1] if t.dim() else 1]) for half in halves]
+    over = lambda t: whole[t.shape[-1] if t.dim() else 1]  # noqa: E731
+    parts = [sequence_balance(probabilities[:, half], counts, over) for half in halves]
     torch.testing.assert_close(sum(parts), ours)
 
 
@@ -128,7 +129,7 @@ def test_a_bias_chooses_and_does_not_weigh() -> None:
     model = built(config)
     router = routers(model)["layers.0.mlp.gate"]
     x = torch.randn(2, 5, 32)
-    probabilities, weights, chosen = router(x)
+    probabilities, _, chosen = router(x)
     assert router.e_score_correction_bias is not None
     router.e_score_correction_bias[3] = 10.0
     _, biased, forced = router(x)

@@ -227,7 +227,7 @@ class Context:
         return max([block.parameters for block in self.recomputable] + [self.root_parameters])
 
     def gathered_share(self, plan: Plan) -> float:
-        """Return the part of the parameters that sharding still gathers where experts are spread: not others' experts."""
+        """Return the part of the parameters that sharding gathers: where experts are spread, not others' experts."""
         return 1 - self.profile.expert_parameters / self.parameters * (1 - 1 / plan.layout.ep)
 
     def device_samples(self, plan: Plan) -> int:

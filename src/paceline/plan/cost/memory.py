@@ -68,8 +68,8 @@ def _compute_copies(context: Context, plan: Plan) -> Term:
         return Term("weight copies", size * held, f"{size} B x (root + largest block), cast again", "measured")
     if plan.zero == 3:
         held = min(context.parameters, context.root_parameters + 2 * context.largest_unit)
-        held *= context.gathered_share(plan)
-        return Term("weight copies", size * held, f"{size} B x (root + 2 largest blocks), gathered", "measured")
+        here = held * context.gathered_share(plan)
+        return Term("weight copies", size * here, f"{size} B x (root + 2 largest blocks), gathered", "measured")
     whole = context.parameters * context.gathered_share(plan)
     return Term("weight copies", size * whole, f"{size} B x parameters, gathered for the step", "measured")
 

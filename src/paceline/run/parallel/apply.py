@@ -10,7 +10,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from paceline.plan.plan import Plan
 from paceline.run.parallel.data import ShardedGradients, shard
-from paceline.run.parallel.expert import spread_experts
+from paceline.run.parallel.expert import share_sequences, spread_experts
 from paceline.run.precision import COMPUTE_DTYPES, MASTER_DTYPES, cast_unit
 from paceline.run.recompute import checkpoint_block
 from paceline.run.replicas.allreduce import LocalGradients, ReducedGradients
@@ -46,6 +46,8 @@ def apply_plan(model: nn.Module, blocks: list[nn.Module], plan: Plan, mesh: Devi
     single device.
     """
     placed = spread_experts(model, mesh, plan.layout) if mesh is not None and plan.layout.ep > 1 else None
+    if mesh is not None and plan.layout.cp > 1:
+        share_sequences(model, mesh.get_group("cp"))
     compute, master = COMPUTE_DTYPES[plan.precision], MASTER_DTYPES[plan.precision]
     sharded = mesh is not None and is_sharded(plan)
     if compute != master and not sharded:

@@ -34,8 +34,8 @@ def shard(
 ) -> None:
     """Shard the blocks and then the rest of the model over `fsdp` (dp_shard x cp), with copies over `dp_replicate`.
 
-    Parameters in `placed` go where their entry says instead, a placement as fully_shard's `shard_placement_fn` takes
-    it. Ranks of one `cp` group hold parts of the same sequences: their gradients are summed like those of other samples.
+    Ranks of one `cp` group hold parts of the same sequences: their gradients are summed like those of other samples.
+    Parameters in `placed` go where their entry says instead: a result of fully_shard's `shard_placement_fn`.
     """
     axes = mesh["dp_replicate", "fsdp"] if layout.dp_replicate > 1 else mesh["fsdp"]
     policy = MixedPrecisionPolicy(

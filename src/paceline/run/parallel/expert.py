@@ -24,18 +24,16 @@ from torch.distributed.tensor import DTensor, Shard
 
 from paceline.errors import ConfigError
 from paceline.plan.layout import Layout
-from paceline.task.models.moe import Experts
+from paceline.task.models.moe import Experts, MoE, MoEDecoder
 
 EXPERT_DIM, OUT_DIM = 0, 1  # of stacked weights [experts, out, in]: split over `ep`, sharded over `expert_shard`
 
 
-def spread_experts(
-    model: nn.Module, mesh: DeviceMesh, layout: Layout
-) -> dict[nn.Parameter, ShardPlacementResult]:
+def spread_experts(model: nn.Module, mesh: DeviceMesh, layout: Layout) -> dict[nn.Parameter, ShardPlacementResult]:
     """Split every layer's experts over `ep` and return where FSDP2 is to shard each of their weights.
 
     They stay in the sharding unit of their block, so that nothing is gathered inside a block, where selective recompute
-    could not follow. Weights may be on the meta device. Raises ConfigError where a model has no experts, or not a multiple of ep.
+    could not follow. Weights may be on the meta device. Raises ConfigError for a model whose experts cannot be spread.
     """
     found = {name: module for name, module in model.named_modules() if isinstance(module, Experts)}
     if not found:
@@ -54,6 +52,22 @@ def spread_experts(
             placed[parameter] = place
         experts.exchange = exchange
     return placed
+
+
+def share_sequences(model: nn.Module, group: dist.ProcessGroup) -> None:
+    """Make balance losses those of whole sequences where the ranks of `group` hold parts of the same sequences.
+
+    Counts are summed without gradient: the part of the loss that has one is a sum over each rank's own tokens.
+    """
+
+    def over_sequence(counts: Tensor) -> Tensor:
+        total = counts.detach().clone()
+        dist.all_reduce(total, group=group)
+        return total
+
+    for module in model.modules():
+        if isinstance(module, MoE | MoEDecoder):
+            module.over_sequence = over_sequence
 
 
 def expert_mesh(mesh: DeviceMesh, layout: Layout) -> DeviceMesh:
@@ -108,16 +122,14 @@ class AllToAll:
 def exchange_rows(rows: Tensor, out_sizes: list[int], in_sizes: list[int], group: dist.ProcessGroup) -> Tensor:
     """Return what the ranks of `group` send to this one, [sum(out_sizes), hidden], in rank order.
 
-    `in_sizes` says how many of `rows` go to each rank, `out_sizes` how many come from each. Gradients take the way back.
+    `in_sizes` says how many of `rows` go to each rank, `out_sizes` how many come from each. Gradients go back.
     """
     return _ExchangeRows.apply(rows, out_sizes, in_sizes, group)
 
 
 class _ExchangeRows(torch.autograd.Function):
     @staticmethod
-    def forward(
-        ctx: Any, rows: Tensor, out_sizes: list[int], in_sizes: list[int], group: dist.ProcessGroup
-    ) -> Tensor:
+    def forward(ctx: Any, rows: Tensor, out_sizes: list[int], in_sizes: list[int], group: dist.ProcessGroup) -> Tensor:
         ctx.sizes, ctx.group = (out_sizes, in_sizes), group
         return _all_to_all(rows, out_sizes, in_sizes, group)
 

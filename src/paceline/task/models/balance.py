@@ -28,11 +28,12 @@ def expert_counts(chosen: Tensor, experts: int) -> Tensor:
 
 
 def sequence_balance(probabilities: Tensor, counts: Tensor, over_sequence: SequenceSum | None = None) -> Tensor:
-    """Return the balance loss of each row, [rows]: experts x sum over experts of (tokens that chose it x mean probability).
+    """Return the balance loss of each row, [rows]: experts x the sum over experts of load x mean probability.
 
-    `probabilities` [rows, seq, experts] are the router's softmax, `counts` [rows, experts] as of `expert_counts`. An
-    even load gives top_k, all tokens on the same experts give as much as `experts`. Gradients flow through the
-    probabilities alone. Where ranks share sequences, `over_sequence` sums over them, and their results add up.
+    Load is the part of the row's tokens that chose the expert. `probabilities` [rows, seq, experts] are the router's
+    softmax, `counts` [rows, experts] as of `expert_counts`. An even load gives top_k, all tokens on the same experts
+    give as much as `experts`. Gradients flow through the probabilities alone. Where ranks share sequences,
+    `over_sequence` sums over them, and their results add up.
     """
     experts, tokens = probabilities.shape[2], float(probabilities.shape[1])
     if over_sequence is not None:

@@ -121,7 +121,9 @@ def _aliases(model: nn.Module) -> Iterator[str]:
         yield from model.state_dict(keep_vars=True)
 
 
-def _check_names(targets: dict[str, Tensor], stored: LazyTensors | StackedExperts, aliases: set[str], path: str) -> None:
+def _check_names(
+    targets: dict[str, Tensor], stored: LazyTensors | StackedExperts, aliases: set[str], path: str
+) -> None:
     missing = [name for name in targets if name not in stored]
     unexpected = [name for name in stored if name not in targets and name not in aliases]
     shapes = [

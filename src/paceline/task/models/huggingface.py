@@ -1,7 +1,7 @@
 """Weights in Hugging Face's names and files: mapping, safetensors export and reading, checks against a config.json.
 
-Our decoder's names are LlamaForCausalLM's without the prefix `model.`; the head has none in either. Those of mixtures of
-experts are in huggingface_moe.py.
+Our decoder's names are LlamaForCausalLM's without the prefix `model.`; the head has none in either. Experts' names
+are in huggingface_moe.py.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def to_hf_config(config: DecoderConfig, dtype: str = "float32") -> dict[str, Any
 def export_safetensors(
     state: Mapping[str, Tensor], config: DecoderConfig, folder: str | Path, shard_bytes: int = SHARD_BYTES
 ) -> Path:
-    """Write weights and config.json so that `AutoModelForCausalLM.from_pretrained(folder)` loads them; return the folder.
+    """Write weights and config.json for `AutoModelForCausalLM.from_pretrained(folder)`; return the folder.
 
     `state` has our names and full tensors. Above `shard_bytes` the weights go to several files and an index. Every
     file is complete or absent. Raises StorageError where the folder cannot be written.

@@ -189,7 +189,7 @@ class MoEDecoder(Decoder):
 
 
 def _record(told: list[Routed], balance: Tensor) -> Tensor:
-    """Return fp64 [layers with experts, experts + 2]: tokens per expert, entropy and balance x items, summed over rows."""
+    """Return sums over rows, fp64 [layers with experts, experts + 2]: tokens per expert, entropy, balance x items."""
     with torch.no_grad():
         counts = torch.stack([routed.counts.sum(dim=0) for routed in told]).double()
         entropy = torch.stack([routed.entropy.sum() for routed in told]).double()

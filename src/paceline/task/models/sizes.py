@@ -166,6 +166,14 @@ def _mixtral(
     )  # fmt: skip
 
 
+def _deepseek(name: str, hidden: int, layers: int, heads: int, ffn: int, expert_ffn: int) -> MoEConfig:
+    return MoEConfig(
+        name, hidden, layers, heads, heads, hidden // heads, ffn, vocab=102_400, tied=False, norm_eps=1e-6,
+        max_seq=4096, experts=64, top_k=6, expert_ffn=expert_ffn, shared_ffn=2 * expert_ffn, dense_layers=1,
+        renormalise=False, balance_weight=0.001,
+    )  # fmt: skip
+
+
 _SIZES: tuple[DecoderConfig, ...] = (
     _small("llama-1m", 128, 5, 4, 2, 384),
     _small("llama-3m", 256, 4, 4, 2, 704),
@@ -181,10 +189,7 @@ _SIZES: tuple[DecoderConfig, ...] = (
     MoEConfig("moe-2m", 128, 5, 4, 2, 32, ffn=96, experts=8, top_k=2, expert_ffn=96),
     _mixtral("mixtral-8x7b", 4096, 32, 32, 14336, vocab=32_000, max_seq=32_768, balance_weight=0.02),  # v0.1
     _mixtral("mixtral-8x22b", 6144, 56, 48, 16384, vocab=32_000, max_seq=65_536, balance_weight=0.001),  # v0.1
-    MoEConfig(  # deepseek-moe-16b-base: 64 routed experts and two shared ones, the first layer dense
-        "deepseek-moe-16b", 2048, 28, 16, 16, 128, ffn=10944, vocab=102_400, tied=False, norm_eps=1e-6, max_seq=4096,
-        experts=64, top_k=6, expert_ffn=1408, shared_ffn=2816, dense_layers=1, renormalise=False, balance_weight=0.001,
-    ),  # fmt: skip
+    _deepseek("deepseek-moe-16b", 2048, 28, 16, 10944, 1408),  # deepseek-moe-16b-base
 )
 NAMED_SIZES: dict[str, DecoderConfig] = {size.name: size for size in _SIZES}
 
