@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from distributed import run_ranks
 from test_layouts import agree, curve, weights_after
 from tests_shared import SEQ_LEN, VOCAB, decoder_task, plan_of, run_steps
@@ -18,8 +19,11 @@ from paceline.plan.layout import Layout
 from paceline.plan.plan import Plan
 from paceline.run.assemble import assemble
 from paceline.run.checkpoint import load_checkpoint, materialise_optimizer_state, save_checkpoint, training_state
+from paceline.run.parallel.expert import AllToAll, share_sequences
 from paceline.run.world import join_world
-from paceline.task.models.moe import Experts
+from paceline.task.models.init import initialise
+from paceline.task.models.moe import Experts, MoEDecoder
+from paceline.task.models.sizes import MoEConfig, resolve_decoder
 from paceline.task.task import ModelSpec, Task
 from paceline.verify.compare import compare
 
@@ -161,3 +165,52 @@ def test_experts_are_found_by_their_class() -> None:
     names = [name for name, module in built.model.named_modules() if isinstance(module, Experts)]
     assert names == ["layers.1.mlp.experts", "layers.2.mlp.experts"], "the first layer is dense"
     assert weights_after(SHARED, plan_of(Layout()), 1).keys() == dict(built.model.named_parameters()).keys()
+
+
+def halved_sequences(config: MoEConfig) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the balance of this rank's half of two sequences, and the router's gradient of its sum over ranks."""
+    rank = dist.get_rank()
+    model = MoEDecoder(config)
+    initialise(model, seed=1)
+    share_sequences(model, dist.group.WORLD)
+    layer = model.double().layers[0].mlp
+    x = torch.randn(2, 10, config.hidden, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
+    _, routed = layer(x[:, 5 * rank : 5 * rank + 5])
+    routed.balance.sum().backward()
+    gradient = layer.gate.weight.grad
+    dist.all_reduce(gradient)
+    return routed.balance.detach(), gradient
+
+
+def test_ranks_that_share_sequences_balance_whole_ones() -> None:
+    config = resolve_decoder(ModelSpec("moe-2m", **{**SMALL, "layers": 1}), VOCAB, SEQ_LEN)
+    assert isinstance(config, MoEConfig)
+    parts = run_ranks(halved_sequences, 2, config)
+    model = MoEDecoder(config)
+    initialise(model, seed=1)
+    layer = model.double().layers[0].mlp
+    x = torch.randn(2, 10, config.hidden, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
+    _, routed = layer(x)
+    routed.balance.sum().backward()
+    torch.testing.assert_close(sum(balance for balance, _ in parts), routed.balance.detach())
+    torch.testing.assert_close(parts[0][1], layer.gate.weight.grad)
+
+
+def travelled() -> None:
+    """Assert that rows reach the ranks of their experts and come back, however uneven, and gradients likewise."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+    exchange = AllToAll(dist.group.WORLD)
+    for counts in ([3, 0, 1, 2], [0, 0, 0, 7] if rank else [0, 0, 0, 0], [0, 0, 0, 0]):
+        total = torch.tensor(counts)
+        expert = torch.arange(2 * size).repeat_interleave(total)
+        rows = torch.stack([expert.double(), torch.arange(len(expert)).double() + 100 * rank], dim=1).requires_grad_()
+        there, held, ticket = exchange.dispatch(rows, total)
+        assert torch.equal(there[:, 0].detach(), torch.arange(2 * rank, 2 * rank + 2).repeat_interleave(held).double())
+        back = exchange.combine(there * 3, ticket)
+        assert torch.equal(back, rows * 3)
+        (back * rows.detach()).sum().backward()
+        assert rows.grad is not None and torch.equal(rows.grad, 3 * rows.detach())
+
+
+def test_rows_travel_to_their_experts_and_back_with_their_gradients() -> None:
+    run_ranks(travelled, 2)

@@ -11,6 +11,7 @@ import torch
 from decoders import batch
 
 from paceline.errors import ConfigError
+from paceline.task.models import products
 from paceline.task.models.balance import bias_step, expert_counts, sequence_balance
 from paceline.task.models.build import build_model, load_weights
 from paceline.task.models.huggingface import export_safetensors, from_hf_state, to_hf_config, to_hf_state
@@ -166,6 +167,26 @@ def test_experts_without_tokens_get_zero_gradients() -> None:
         expert_products(rows, torch.tensor(counts), gate_up, down).sum().backward()
         assert gate_up.grad is not None and down.grad is not None
         assert not gate_up.grad[1].any()
+
+
+def test_grouped_products_equal_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    if not hasattr(torch.nn.functional, "grouped_mm"):
+        pytest.skip("this torch has no grouped products")
+    generator = torch.Generator().manual_seed(4)
+    rows, gate_up, down = (
+        torch.randn(shape, generator=generator).bfloat16().requires_grad_()
+        for shape in ((9, 16), (3, 32, 16), (3, 16, 16))
+    )
+    counts = torch.tensor([4, 0, 5])
+    assert not products.has_grouped_products(rows, gate_up, down), "on a CPU the loop is taken"
+    results = []
+    for grouped in (False, True):
+        monkeypatch.setattr(products, "has_grouped_products", lambda *tensors, grouped=grouped: grouped)
+        out = expert_products(rows, counts, gate_up, down)
+        gradients = torch.autograd.grad(out, (rows, gate_up, down), torch.ones_like(out))
+        results.append((out, *gradients))
+    for loop, kernel in zip(*results, strict=True):
+        torch.testing.assert_close(kernel, loop, rtol=2e-2, atol=1e-1)
 
 
 def test_published_shapes_have_their_published_sizes() -> None:
