@@ -12,6 +12,8 @@ import torch.distributed as dist
 from distributed import run_ranks
 from test_layouts import agree, curve, weights_after
 from tests_shared import SEQ_LEN, VOCAB, decoder_task, plan_of, run_steps
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Shard
 
 from paceline.errors import ConfigError
@@ -214,3 +216,16 @@ def travelled() -> None:
 
 def test_rows_travel_to_their_experts_and_back_with_their_gradients() -> None:
     run_ranks(travelled, 2)
+
+
+def sharded_unevenly() -> None:
+    layer = torch.nn.Linear(4, 3, bias=False)
+    mesh = init_device_mesh("cpu", (2,))
+    fully_shard(layer, mesh=mesh, shard_placement_fn=lambda parameter: Shard(1))
+    fully_shard(torch.nn.Linear(3, 4, bias=False), mesh=mesh, shard_placement_fn=lambda parameter: Shard(1))
+
+
+def test_torch_still_cannot_shard_a_later_dimension_unevenly() -> None:
+    """Once it can, `plan.experts.refusal` need not ask for widths that divide."""
+    with pytest.raises(NotImplementedError, match="uneven sharding on dim 1"):
+        run_ranks(sharded_unevenly, 2)

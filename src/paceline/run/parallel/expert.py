@@ -19,7 +19,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp._fully_shard._fsdp_common import FSDPMeshInfo, HSDPMeshInfo, ShardPlacementResult
 from torch.distributed.tensor import DTensor, Shard
 
 from paceline.errors import ConfigError
@@ -29,7 +28,7 @@ from paceline.task.models.moe import Experts, MoE, MoEDecoder
 EXPERT_DIM, OUT_DIM = 0, 1  # of stacked weights [experts, out, in]: split over `ep`, sharded over `expert_shard`
 
 
-def spread_experts(model: nn.Module, mesh: DeviceMesh, layout: Layout) -> dict[nn.Parameter, ShardPlacementResult]:
+def spread_experts(model: nn.Module, mesh: DeviceMesh, layout: Layout) -> dict[nn.Parameter, Any]:
     """Split every layer's experts over `ep` and return where FSDP2 is to shard each of their weights.
 
     They stay in the sharding unit of their block, so that nothing is gathered inside a block, where selective recompute
@@ -41,7 +40,7 @@ def spread_experts(model: nn.Module, mesh: DeviceMesh, layout: Layout) -> dict[n
     axes = expert_mesh(mesh, layout)
     exchange = AllToAll(axes["ep"].get_group())
     place = _placement(axes, layout)
-    placed: dict[nn.Parameter, ShardPlacementResult] = {}
+    placed: dict[nn.Parameter, Any] = {}
     for name, experts in found.items():
         _check_even(name, experts, layout)
         for key, weight in list(experts.named_parameters(recurse=False)):
@@ -79,11 +78,18 @@ def expert_mesh(mesh: DeviceMesh, layout: Layout) -> DeviceMesh:
     return mesh["dp_replicate", "fsdp"]._unflatten("fsdp", (remaining, layout.ep), ("expert_shard", "ep"))
 
 
-def _placement(axes: DeviceMesh, layout: Layout) -> ShardPlacementResult:
-    """Return the second dimension over `expert_shard`, with copies over `dp_replicate`.
+def _placement(axes: DeviceMesh, layout: Layout) -> Any:
+    """Return FSDP2's placement of the second dimension over `expert_shard`, with copies over `dp_replicate`.
 
     torch documents this result of `shard_placement_fn`, for experts, but exports its name from a private module only.
     """
+    try:
+        from torch.distributed.fsdp._fully_shard._fsdp_common import FSDPMeshInfo, HSDPMeshInfo, ShardPlacementResult
+    except ImportError as error:
+        raise ConfigError(
+            f"layout ep = {layout.ep} with torch {torch.__version__}",
+            f"its FSDP2 cannot shard the weights of one unit over different ranks: {error}", "torch 2.13, or ep = 1",
+        ) from error  # fmt: skip
     info = (
         HSDPMeshInfo(axes["dp_replicate", "expert_shard"], shard_mesh_dim=1, replicate_mesh_dim=0)
         if layout.dp_replicate > 1
