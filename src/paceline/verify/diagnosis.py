@@ -131,8 +131,8 @@ def _gradients(same: list[Difference], compared: int, plan: Plan, traits: Traits
         likely = f"every gradient is {ratios[0]:.4g} times the reference's" + (f": {named}" if named else "")
         return Diagnosis("gradient scale", likely)
     if not all(d.copies_agree for d in same):
-        part = "some gradients" if len(same) < compared else "gradients"
-        return Diagnosis("gradients not summed", f"copies hold different {part}: {_names(same)} are not reduced")
+        part = "some of the" if len(same) < compared else "the"
+        return Diagnosis("gradients not summed", f"copies differ in {part} gradients, not reduced: {_names(same)}")
     small, large = BF16_ROUNDING
     if all(small < d.relative < large and abs(d.ratio - 1) < large for d in same) and len(same) > compared // 2:
         return Diagnosis("half-reduced precision", "differences have the size of bf16 rounding: gradients are rounded")

@@ -31,19 +31,39 @@ class Stored(Protocol):
     def shape(self, name: str) -> tuple[int, ...]: ...
 
 
-def split_experts(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return a state under the names of Mixtral's files: stacked experts one by one (as views), the router renamed."""
-    files: dict[str, Tensor] = {}
-    for name, tensor in state.items():
-        stacked = _STACKED.match(name)
-        if stacked is None:
-            files[name.replace(".mlp.", ".block_sparse_moe.")] = tensor
-            continue
-        for index, expert in enumerate(tensor):
-            parts = _PARTS[stacked[2]]
-            for part, matrix in zip(parts, expert.chunk(len(parts)), strict=True):
-                files[f"{stacked[1]}block_sparse_moe.experts.{index}.{part}.weight"] = matrix
-    return files
+class SplitExperts(Mapping[str, Tensor]):
+    """A state of ours under the names of Mixtral's files: stacked experts one by one, the router renamed.
+
+    The state may be lazy: one stacked tensor is held at a time.
+    """
+
+    def __init__(self, state: Mapping[str, Tensor], experts: int) -> None:
+        self._state = state
+        self._places: dict[str, tuple[str, int, int]] = {}  # file's name -> (ours, expert or -1, which of its parts)
+        self._held: tuple[str, Tensor] | None = None
+        for name in state:
+            stacked = _STACKED.match(name)
+            if stacked is None:
+                self._places[name.replace(".mlp.", ".block_sparse_moe.")] = (name, -1, 0)
+                continue
+            for index in range(experts):
+                for place, part in enumerate(_PARTS[stacked[2]]):
+                    self._places[f"{stacked[1]}block_sparse_moe.experts.{index}.{part}.weight"] = (name, index, place)
+
+    def __getitem__(self, name: str) -> Tensor:
+        ours, expert, place = self._places[name]
+        if expert < 0:
+            return self._state[ours]
+        if self._held is None or self._held[0] != ours:
+            self._held = (ours, self._state[ours])
+        parts = 2 if ours.endswith("gate_up_proj") else 1
+        return self._held[1][expert].chunk(parts)[place]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._places)
+
+    def __len__(self) -> int:
+        return len(self._places)
 
 
 class StackedExperts(Mapping[str, Tensor]):
