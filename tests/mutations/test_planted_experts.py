@@ -37,12 +37,12 @@ def scaled_expert_gradients(patch: Patch) -> None:
 
 
 def norm_of_the_dense_group(patch: Patch) -> None:
-    copies = Stepper._copies
+    copies = Stepper._copies_of
 
     def wrong(self: Stepper, parameter: torch.Tensor) -> int:
         return copies(self, parameter) * (self.plan.layout.ep if parameter.dim() == 3 else 1)
 
-    patch.setattr(Stepper, "_copies", wrong)
+    patch.setattr(Stepper, "_copies_of", wrong)
 
 
 def counts_doubled(patch: Patch) -> None:

@@ -50,7 +50,7 @@ def twin_model(model: ModelSpec, data_vocab: int, task: Task, ep: int = 1) -> Mo
         heads=heads,
         kv_heads=kv_heads,
         layers=min(full.layers, 3),
-        ffn=hidden * 2 + 8,
+        ffn=hidden // 4 + 8 if isinstance(full, MoEConfig) else hidden * 2 + 8,
         **_twin_experts(full, ep),
         vocab=max(data_vocab, min(full.vocab, LARGEST_VOCAB)) | 1,  # odd: shards of the embedding differ in rows
         tied=full.tied,
