@@ -129,10 +129,12 @@ def test_one_device_is_equal_to_itself_up_to_the_order_of_sums() -> None:
 
 def test_tolerances_are_what_is_promised() -> None:
     assert {quantity: by["fp64"] for quantity, by in TOLERANCES.items()} == {
-        "samples": 0.0, "initial": 0.0, "weight": 0.0, "loss": 1e-12, "gradients": 1e-10, "grad_norm": 1e-10,
+        "samples": 0.0, "initial": 0.0, "weight": 0.0, "router": 0.0,
+        "loss": 1e-12, "gradients": 1e-10, "grad_norm": 1e-10,
         "weights": 1e-10, "buffers": 1e-10,
     }  # fmt: skip
     assert {quantity: by["fp32"] for quantity, by in TOLERANCES.items()} == {
-        "samples": 0.0, "initial": 0.0, "weight": 0.0, "loss": 1e-5, "gradients": 1e-4, "grad_norm": 1e-5,
+        "samples": 0.0, "initial": 0.0, "weight": 0.0, "router": 0.0,
+        "loss": 1e-5, "gradients": 1e-4, "grad_norm": 1e-5,
         "weights": 1e-4, "buffers": 1e-4,
     }  # fmt: skip

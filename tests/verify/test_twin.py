@@ -17,6 +17,8 @@ from paceline.verify.twin import LARGEST_WORLD, twin_batch, twin_layout, twin_pl
 @pytest.mark.parametrize("name", NAMED_SIZES)
 @pytest.mark.parametrize("vocab", [VOCAB, 257, 4096, 50_257])
 def test_structure_is_kept_and_size_is_not(name: str, vocab: int) -> None:
+    if 0 < NAMED_SIZES[name].vocab < vocab:
+        pytest.skip("the published vocabulary has fewer values than these data")
     task = Task(model=ModelSpec(name), data=DataSpec(seq_len=4096))
     twin = twin_task(task, Plan(Layout(dp_shard=2)), vocab)
     full, small = resolve_decoder(task.model, vocab, 4096), resolve_decoder(twin.model, vocab, twin.data.seq_len)

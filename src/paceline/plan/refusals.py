@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from paceline.plan import tensor
+from paceline.plan import experts, tensor
 from paceline.plan.plan import Plan
 from paceline.task.profile import ModelProfile
 
@@ -39,13 +39,9 @@ def tensor_parts(plan: Plan, profile: ModelProfile) -> str | None:
     return tensor.refusal(plan.layout, profile)
 
 
-def experts(plan: Plan, profile: ModelProfile) -> str | None:
-    """Devices of an expert group share whole experts."""
-    ep, counts = plan.layout.ep, {block.experts for block in profile.shapes if block.experts}
-    if ep > 1 and not counts:
-        return "the model has no routed experts to spread"
-    odd = next((count for count in counts if count % ep), None)
-    return f"{odd} experts cannot be shared by ep = {ep}: it must divide {odd}" if odd else None
+def expert_parts(plan: Plan, profile: ModelProfile) -> str | None:
+    """Devices of an expert group share whole experts, and those of one expert even parts of its width."""
+    return experts.refusal(plan.layout, profile)
 
 
 def pipeline_stages(plan: Plan, profile: ModelProfile) -> str | None:
@@ -77,7 +73,7 @@ def pipeline_micro_batches(plan: Plan, profile: ModelProfile) -> str | None:
 
 
 # Limits of the model, which hold for the layout alone, and of the whole plan. Add a limit here and nowhere else.
-LAYOUT_REFUSALS: tuple[Limit, ...] = (closed_axis, attention_heads, tensor_parts, experts)
+LAYOUT_REFUSALS: tuple[Limit, ...] = (closed_axis, attention_heads, tensor_parts, expert_parts)
 PLAN_REFUSALS: tuple[Limit, ...] = (pipeline_stages, pipeline_micro_batches)
 
 

@@ -92,12 +92,14 @@ def plan_task(spec: Spec, *, say: Callable[[str], None] | None = None) -> Planne
 def profile_task(task: Task, facts: DataFacts) -> ModelProfile:
     """Return the model's profile: analytic for the built-in family on its own objective, else traced."""
     if _is_built_in(task.model, task.objective, facts):
-        from paceline.task.models.sizes import resolve_decoder
+        from paceline.task.models.sizes import MoEConfig, resolve_decoder
         from paceline.task.profile_analytic import profile_decoder
+        from paceline.task.profile_moe import profile_moe
 
-        return profile_decoder(
-            resolve_decoder(task.model, facts.vocab or 0, facts.items_per_sample), facts.items_per_sample
-        )
+        config = resolve_decoder(task.model, facts.vocab or 0, facts.items_per_sample)
+        if isinstance(config, MoEConfig):
+            return profile_moe(config, facts.items_per_sample)
+        return profile_decoder(config, facts.items_per_sample)
     from paceline.plan.trace import trace_task
 
     return trace_task(task)

@@ -14,6 +14,7 @@ from paceline.run.parallel.apply import apply_plan, is_sharded
 from paceline.run.parallel.context import part_of
 from paceline.run.passes import SequentialPasses
 from paceline.run.precision import MASTER_DTYPES, scaler_for
+from paceline.run.routing import watch_routing
 from paceline.run.step import Stepper
 from paceline.run.world import World, build_mesh
 from paceline.task.data.source import Source
@@ -51,6 +52,7 @@ def assemble(task: Task, plan: Plan, world: World, source: Source, items_per_sam
         _materialise(model, task, family, world)
     optimizer = build_optimizer(task.optimizer, model)
     objective = resolve_objective(task.objective, source.unit)
+    routing = watch_routing(model, plan)
     passes = SequentialPasses(
         model=model,
         objective=objective,
@@ -60,6 +62,7 @@ def assemble(task: Task, plan: Plan, world: World, source: Source, items_per_sam
         seed=task.seed,
         take_part=part_of(plan, world.rank, objective),
         part=plan.layout.coordinates(world.rank)["cp"],
+        after_forward=routing.collect if routing else None,
     )
     stepper = Stepper(
         model=model,
@@ -71,6 +74,7 @@ def assemble(task: Task, plan: Plan, world: World, source: Source, items_per_sam
         world=world,
         items_per_sample=items_per_sample,
         clip_norm=task.optimizer.clip_norm,
+        routing=routing,
     )
     return Assembled(model, optimizer, stepper)
 

@@ -72,6 +72,8 @@ class Recorder:
         optional: dict[str, Any] = {}
         if loss_scale is not None:
             optional |= {"loss_scale": loss_scale, "updated": stats.updated}
+        if stats.router is not None:
+            optional["router"] = stats.router.as_dict()
         if sample_ids is not None:
             optional["sample_ids"] = sample_ids
         self._write(

@@ -25,6 +25,7 @@ from paceline.run.loader import StepBatch
 from paceline.run.parallel.apply import Gradients
 from paceline.run.passes import Passes
 from paceline.run.precision import LossScaler
+from paceline.run.routing import RouterStats, RouterWatch
 from paceline.run.world import World
 
 CLIP_EPS = 1e-6  # as in torch.nn.utils.clip_grad_norm_, so that clipping equals torch's to the last digits
@@ -44,6 +45,7 @@ class StepStats:
     seconds: dict[str, float]  # phases of rank 0; `total` is their sum
     updated: bool  # False where an fp16 overflow skipped the update
     stop_requested: bool  # any rank asked to stop
+    router: RouterStats | None = None  # of a model with experts
 
 
 class PhaseClock:
@@ -87,6 +89,7 @@ class Stepper:
     clip_norm: float
     # Called with the complete gradients' factor before they are scaled; `verify` looks at gradients here.
     observe: Callable[[float], None] | None = None
+    routing: RouterWatch | None = None
 
     def __post_init__(self) -> None:
         expected = self.plan.batch_samples * self.items_per_sample
@@ -111,7 +114,8 @@ class Stepper:
         if while_busy is not None:
             while_busy()
         local = [*_floats(loss_sum, weight, squares), float(stop_requested)]
-        loss_total, weight_total, square_total, stop = self.world.sum(local)
+        routed = self.routing.take() if self.routing else []
+        loss_total, weight_total, square_total, stop, *routed = self.world.sum([*local, *routed])
         clock.mark("reduce")
         scale = self.scaler.scale if self.scaler else 1.0
         if weight_total <= 0:
@@ -124,6 +128,7 @@ class Stepper:
         correction = self._expected_weight / weight_total / scale
         norm = math.sqrt(square_total) * correction if square_total >= 0 else math.nan
         updated = self._update(batch.step, loss, norm, correction, lr)
+        router = self.routing.finish(routed, weight_total, updated) if self.routing else None
         clock.mark("optimizer")
         if self.world.device.type == "cuda":
             torch.cuda.synchronize(self.world.device)
@@ -138,6 +143,7 @@ class Stepper:
             seconds=clock.seconds(),
             updated=updated,
             stop_requested=stop > 0,
+            router=router,
         )
 
     def _local_squares(self) -> torch.Tensor:

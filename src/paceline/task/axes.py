@@ -15,7 +15,7 @@ CLOSED_AXES = {
     " column, row and vocabulary layers; dp_replicate and dp_shard need none",
     "pp": f"splitting the chain of blocks into stages {_LATER}",
     "cp": SEQUENCE_RULE,
-    "ep": f"spreading experts {_LATER}",
+    "ep": "the model has no experts to spread; the sizes moe-2m and mixtral-8x7b, among others, have",
 }
 
 _BATCH_STATISTICS = "BatchNorm statistics would be computed over each {part}; try GroupNorm"

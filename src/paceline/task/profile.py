@@ -21,7 +21,7 @@ class BlockProfile:
     """
 
     name: str
-    kind: str  # "embedding", "decoder", "norm", "head", "module"
+    kind: str  # "embedding", "decoder", "experts", "norm", "head", "module"
     parameters: int
     matmul_flops: float
     attention_flops: float
@@ -40,10 +40,12 @@ class BlockProfile:
     kv_elements: float = 0.0  # keys and values that attention reads; part of `saved_elements`
     heads: int = 0  # attention heads, and those of keys and values; 0: no attention, or unknown
     kv_heads: int = 0
-    experts: int = 0  # routed experts; 0: none
-    expert_parameters: int = 0  # parameters of the routed experts; part of `parameters`
-    routed_elements: float = 0.0  # elements sent to routed experts: tokens x experts per token x width
     fixed_elements: float = 0.0  # fp32 buffers from forward to backward whose size no micro-batch changes
+    experts: int = 0  # of a mixture of experts; 0 for every other block
+    expert_parameters: int = 0  # those of the parameters that lie in experts, which `ep` spreads
+    active_parameters: int = 0  # parameters that one token passes (0: all)
+    expert_widths: tuple[int, ...] = ()  # output widths of an expert's matrices
+    routed_elements: float = 0.0  # elements of a sample that are sent to experts, once for each that a token passes
 
 
 @dataclass(frozen=True)
@@ -81,6 +83,16 @@ class ModelProfile:
     def repeated_blocks(self) -> int:
         """The number of repeated blocks: what activation checkpointing and pipeline stages are made of."""
         return sum(block.recomputable for block in self.blocks)
+
+    @property
+    def active_parameters(self) -> int:
+        """The number of parameters that one token passes: all but the experts that it is not sent to."""
+        return sum(block.active_parameters or block.parameters for block in self.blocks)
+
+    @property
+    def expert_widths(self) -> tuple[int, ...]:
+        """The output widths of an expert's matrices."""
+        return next((block.expert_widths for block in self.blocks if block.expert_widths), ())
 
     @cached_property
     def forward_flops(self) -> float:

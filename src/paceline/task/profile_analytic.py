@@ -29,7 +29,7 @@ ROTARY_TABLE_OPERATORS = 15
 
 def profile_decoder(config: DecoderConfig, seq_len: int) -> ModelProfile:
     """Return the profile of a decoder on samples of `seq_len` tokens: embedding, layers, norm, head."""
-    layer = _layer(config, seq_len)
+    layer = decoder_layer(config, seq_len)
     layers = [replace(layer, name=f"layers.{index}") for index in range(config.layers)]
     return ModelProfile(
         name=config.name,
@@ -64,7 +64,8 @@ def _embedding(config: DecoderConfig, seq: int) -> BlockProfile:
     )
 
 
-def _layer(config: DecoderConfig, seq: int) -> BlockProfile:
+def decoder_layer(config: DecoderConfig, seq: int) -> BlockProfile:
+    """Return the profile of one layer of attention and feed-forward."""
     hidden, ffn, queries, keys = config.hidden, config.ffn, config.q_width, config.kv_width
     products = [(hidden, queries), (hidden, keys), (hidden, keys), (queries, hidden), *3 * [(hidden, ffn)]]
     weights = sum(inner * outer for inner, outer in products)

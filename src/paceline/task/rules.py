@@ -104,3 +104,13 @@ def decoder_rules(tied: bool, heads: int, kv_heads: int) -> Rules:
         return replace(DECODER, counts=counts)
     tensor = {pattern: style for pattern, style in DECODER.tensor.items() if pattern != "lm_head"}
     return replace(DECODER, tensor=tensor, last=("norm",), counts=counts)
+
+
+def moe_rules(*, dense_layers: bool, shared_experts: bool) -> Rules:
+    """Return the rules of a decoder with experts: routers stay whole, dense and shared feed-forwards split as usual."""
+    feed_forward = "layers.*.mlp."
+    tensor = {name: style for name, style in DECODER.tensor.items() if not name.startswith(feed_forward)}
+    tensor |= {feed_forward + "gate": "replicated", feed_forward + "experts": "expert"}
+    for prefix in [feed_forward] * dense_layers + [feed_forward + "shared_experts."] * shared_experts:
+        tensor |= {prefix + "gate_proj": "column", prefix + "up_proj": "column", prefix + "down_proj": "row"}
+    return Rules(tensor=tensor, first=DECODER.first, blocks=DECODER.blocks, last=DECODER.last)

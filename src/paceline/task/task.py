@@ -23,7 +23,18 @@ class ModelSpec:
     layers: int = option(0, "overrides the number of decoder layers", minimum=0)
     heads: int = option(0, "overrides the number of attention heads", minimum=0)
     kv_heads: int = option(0, "overrides the number of key/value heads", minimum=0)
-    ffn: int = option(0, "overrides the width of the feed-forward layer", minimum=0)
+    ffn: int = option(0, "overrides the width of the feed-forward layer, or of one expert", minimum=0)
+    experts: int = option(0, "overrides the number of experts of a layer, of sizes that have them", minimum=0)
+    top_k: int = option(0, "overrides the number of experts that a token passes", minimum=0)
+    balance: str = option(
+        "",
+        "how the load of experts is kept even: 'sequence' (an auxiliary loss per sequence), 'bias' (a selection bias"
+        " that follows the load, no auxiliary loss) or 'none'; empty keeps the named size's choice",
+        choices=("", "sequence", "bias", "none"),
+    )
+    balance_weight: float | None = option(
+        None, "overrides the weight of the auxiliary loss of balance 'sequence'", minimum=0.0
+    )
     vocab: int = option(0, "overrides the vocabulary; 0 takes the tokenizer's for the small sizes", minimum=0)
     tied: bool | None = option(None, "whether embedding and head share one weight; unset keeps the named size's choice")
     weights: str = option("", "a safetensors file or folder to start from, in Hugging Face's names")

@@ -17,8 +17,10 @@ from paceline.run.assemble import Assembled, assemble
 from paceline.run.loader import BatchStream
 from paceline.run.precision import MASTER_DTYPES
 from paceline.run.schedule import learning_rate
+from paceline.run.step import StepStats
 from paceline.run.world import World
 from paceline.task.data.source import Source
+from paceline.task.models.moe import routers
 from paceline.task.task import Task
 from paceline.verify.diagnosis import Traits, diagnose, traits_of
 from paceline.verify.difference import Difference, number_differences, sample_differences, tensor_differences
@@ -120,12 +122,20 @@ def _step(
     return [
         samples,
         weight,
+        *tensor_differences("router", _loads(built, stats), expected.router, step, world, plan.layout),
         loss,
         *gradients,
         norm,
         *tensor_differences("weights", weights, expected.weights, step, world, plan.layout),
         *tensor_differences("buffers", buffers, expected.buffers, step, world, plan.layout),
     ]
+
+
+def _loads(built: Assembled, stats: StepStats) -> dict[str, torch.Tensor]:
+    """Return the tokens per expert that a step reports, by router."""
+    counts = stats.router.counts if stats.router else ()
+    names = routers(built.model)
+    return {name: torch.tensor(row, dtype=torch.float64) for name, row in zip(names, counts, strict=True)}
 
 
 def _state(model: torch.nn.Module) -> dict[str, torch.Tensor]:

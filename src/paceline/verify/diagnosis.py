@@ -63,6 +63,8 @@ def diagnose(wrong: list[Difference], compared: int, plan: Plan, traits: Traits)
         return _initial(same)
     if first.quantity == "weight":
         return _weight(first)
+    if first.quantity == "router":
+        return _router(first, plan)
     if first.quantity == "loss":
         return _loss(wrong, plan, traits)
     if first.quantity == "gradients":
@@ -71,7 +73,16 @@ def diagnose(wrong: list[Difference], compared: int, plan: Plan, traits: Traits)
         return _norm(first, plan)
     if first.quantity == "weights":
         return _update(same, traits)
+    if first.name.endswith("e_score_correction_bias"):
+        return Diagnosis("router statistics", "a selection bias follows other loads than those of the global batch")
     return Diagnosis("batch-norm statistics", "a buffer depends on each rank's own part of the batch")
+
+
+def _router(first: Difference, plan: Plan) -> Diagnosis:
+    if abs(first.ratio - 1) < 1e-6:
+        return Diagnosis("router statistics", "tokens go to other experts than on one device")
+    by = _degree(first.ratio, plan) or "recompute counted twice, stand-in rows counted, or ranks left out"
+    return Diagnosis("router statistics", f"{first.ratio:.4g} times as many tokens are counted: {by}")
 
 
 def _samples(first: Difference) -> Diagnosis:

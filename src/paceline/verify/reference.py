@@ -25,6 +25,7 @@ from paceline.task.data.source import Source
 from paceline.task.models.build import build_model
 from paceline.task.objective import resolve_objective
 from paceline.task.task import OptimizerSpec, Task
+from paceline.verify.router import counted_choices, move_biases
 
 
 @dataclass(frozen=True)
@@ -38,6 +39,7 @@ class ReferenceStep:
     weights: dict[str, torch.Tensor]
     buffers: dict[str, torch.Tensor]
     ids: list[int]
+    router: dict[str, torch.Tensor]  # tokens per expert, by router; empty for a model without experts
 
 
 def reference_model(task: Task, source: Source, items_per_sample: int, dtype: torch.dtype) -> nn.Module:
@@ -60,12 +62,13 @@ def reference_steps(
     for step in range(1, steps + 1):
         optimizer.zero_grad(set_to_none=True)
         losses, weights = [], []
-        for position, data in _micro_batches(task, plan, source, step):
-            torch.manual_seed(seed_at(task.seed, position))
-            loss_sum, weight = objective(model, cast_floats(data, MASTER_DTYPES[plan.precision]))
-            loss_sum.backward()
-            losses.append(float(loss_sum.detach()))
-            weights.append(float(weight))
+        with counted_choices(model) as router:
+            for position, data in _micro_batches(task, plan, source, step):
+                torch.manual_seed(seed_at(task.seed, position))
+                loss_sum, weight = objective(model, cast_floats(data, MASTER_DTYPES[plan.precision]))
+                loss_sum.backward()
+                losses.append(float(loss_sum.detach()))
+                weights.append(float(weight))
         total = sum(weights)
         trained = {name: p for name, p in model.named_parameters() if p.grad is not None}
         for parameter in trained.values():
@@ -78,6 +81,7 @@ def reference_steps(
         for group in optimizer.param_groups:
             group["lr"] = learning_rate(task.schedule, task.optimizer.lr, step, steps, 0, 1)
         optimizer.step()
+        move_biases(model, router)
         results.append(
             ReferenceStep(
                 loss=sum(losses) / total,
@@ -87,6 +91,7 @@ def reference_steps(
                 weights={name: p.detach().clone() for name, p in model.named_parameters()},
                 buffers={name: b.detach().clone() for name, b in model.named_buffers()},
                 ids=_ids(task, source, _positions(plan, step)).tolist(),
+                router=router,
             )
         )
     return results

@@ -16,6 +16,7 @@ TOLERANCES = {
     "samples": {"fp64": 0.0, "fp32": 0.0},
     "initial": {"fp64": 0.0, "fp32": 0.0},
     "weight": {"fp64": 0.0, "fp32": 0.0},
+    "router": {"fp64": 0.0, "fp32": 0.0},  # tokens per expert
     "loss": {"fp64": 1e-12, "fp32": 1e-5},
     "gradients": {"fp64": 1e-10, "fp32": 1e-4},
     "grad_norm": {"fp64": 1e-10, "fp32": 1e-5},

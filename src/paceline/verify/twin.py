@@ -11,13 +11,14 @@ from typing import Any
 
 from paceline.plan.layout import Layout, accumulation_for
 from paceline.plan.plan import Plan
-from paceline.task.models.sizes import is_named, resolve_decoder
+from paceline.task.models.sizes import DecoderConfig, MoEConfig, is_named, resolve_decoder
 from paceline.task.task import DataSpec, ModelSpec, Task
 
 SMALLEST_WORLD, LARGEST_WORLD = 4, 8
 LARGEST_MICRO_BATCH = 4  # rows of the twin's batch that a rank has at most
 HEAD_DIM, MANY_HEADS = 8, 16
 SEQ_LEN = 24
+LARGEST_EXPERTS = 8
 LARGEST_VOCAB = 521  # a prime: uneven over every number of shards, where the data's own is not larger
 # Adam divides by |g| + eps: with a tiny eps it turns rounding noise in near-zero gradients into whole updates.
 TWIN_EPS = 1e-4
@@ -37,16 +38,16 @@ def twin_task(task: Task, plan: Plan, data_vocab: int | None, *, exact: bool = F
             task.data, seq_len=_shared(min(SEQ_LEN, task.data.seq_len), twin_layout(plan.layout))
         )
     if isinstance(task.model, ModelSpec) and is_named(task.model.name):
-        small["model"] = twin_model(task.model, data_vocab or 0, task, twin_layout(plan.layout).tp)
+        small["model"] = twin_model(task.model, data_vocab or 0, task, twin_layout(plan.layout))
     return dataclasses.replace(task, **small)
 
 
-def twin_model(model: ModelSpec, data_vocab: int, task: Task, tp: int = 1) -> ModelSpec:
-    """Return a narrow, shallow model of the same family, head ratio and weight tying, which `tp` ranks can share."""
+def twin_model(model: ModelSpec, data_vocab: int, task: Task, layout: Layout) -> ModelSpec:
+    """Return a narrow, shallow model of the same family, head ratio and weight tying, which `layout` can split."""
     seq_len = task.data.seq_len if isinstance(task.data, DataSpec) else SEQ_LEN
     full = resolve_decoder(model, data_vocab, seq_len)
     ratio = full.heads // full.kv_heads
-    kv_heads = max(2, tp) if full.kv_heads > 1 else 1
+    kv_heads = max(2, layout.tp) if full.kv_heads > 1 else 1
     heads = ratio * kv_heads
     hidden = heads * (HEAD_DIM if heads <= MANY_HEADS else HEAD_DIM // 2)
     return dataclasses.replace(
@@ -55,7 +56,8 @@ def twin_model(model: ModelSpec, data_vocab: int, task: Task, tp: int = 1) -> Mo
         heads=heads,
         kv_heads=kv_heads,
         layers=min(full.layers, 3),
-        ffn=hidden * 2 + 8,
+        ffn=hidden // 4 + 8 if isinstance(full, MoEConfig) else hidden * 2 + 8,
+        **_twin_experts(full, layout.ep),
         vocab=max(data_vocab, min(full.vocab, LARGEST_VOCAB)) | 1,  # odd: shards of the embedding differ in rows
         tied=full.tied,
         weights="",
@@ -68,6 +70,13 @@ def _shared(seq_len: int, layout: Layout) -> int:
     return max(ranks, seq_len - seq_len % ranks)
 
 
+def _twin_experts(full: DecoderConfig, ep: int) -> dict[str, Any]:
+    if not isinstance(full, MoEConfig):
+        return {}
+    experts = ep * -(-min(full.experts, LARGEST_EXPERTS) // ep)
+    return {"experts": experts, "top_k": min(full.top_k, max(1, experts // 2))}
+
+
 def twin_layout(layout: Layout) -> Layout:
     """Return the layout with its degrees lowered, the largest first, until two per axis are left or 4 processes in all.
 
@@ -75,10 +84,20 @@ def twin_layout(layout: Layout) -> Layout:
     """
     degrees = {field.name: getattr(layout, field.name) for field in dataclasses.fields(layout)}
     axes = sum(degree > 1 for axis, degree in degrees.items() if axis != "ep")
+    degrees["ep"] = 1
     while Layout(**degrees).devices > min(LARGEST_WORLD, max(SMALLEST_WORLD, 2**axes)):
         axis = max((a for a in degrees if a != "ep"), key=lambda a: degrees[a])
         degrees[axis] = max(d for d in range(1, degrees[axis]) if degrees[axis] % d == 0)
+    degrees["ep"] = _twin_ep(layout, degrees["dp_shard"] * degrees["cp"])
     return Layout(**degrees)
+
+
+def _twin_ep(layout: Layout, devices: int) -> int:
+    """Return a degree of `ep` over so many devices: above one, and below all, where the layout's is."""
+    shared = layout.ep < layout.dp_shard * layout.cp  # several devices hold the same experts
+    fitting = [degree for degree in range(2, devices + 1) if devices % degree == 0]
+    fitting = [degree for degree in fitting if degree < devices or not shared] or fitting
+    return 1 if layout.ep == 1 else max((degree for degree in fitting if degree <= layout.ep), default=fitting[0])
 
 
 def twin_batch(layout: Layout) -> int:

@@ -23,7 +23,7 @@ PUBLISHED = {
 }
 
 
-@pytest.mark.parametrize("name", NAMED_SIZES)
+@pytest.mark.parametrize("name", [name for name in NAMED_SIZES if name.startswith("llama")])
 def test_the_name_tells_the_parameter_count(name: str) -> None:
     number, unit = re.fullmatch(r"llama-(\d+)([mb])", name).groups()
     size = dataclasses.replace(NAMED_SIZES[name], vocab=nominal_vocab(NAMED_SIZES[name]))

@@ -12,10 +12,12 @@ from paceline.errors import ConfigError
 from paceline.plan.plan import Plan
 from paceline.run.parallel.context import share_sequences
 from paceline.run.parallel.data import ShardedGradients, shard
+from paceline.run.parallel.expert import balance_shared_sequences, spread_experts
 from paceline.run.parallel.tensor import SummedGradients, split_layers
 from paceline.run.precision import COMPUTE_DTYPES, MASTER_DTYPES, cast_reads, cast_unit
 from paceline.run.recompute import checkpoint_block
 from paceline.run.replicas.allreduce import LocalGradients, ReducedGradients
+from paceline.run.world import context_group
 from paceline.task.declared import declared_rules
 
 
@@ -69,6 +71,9 @@ def _split_layers(model: nn.Module, plan: Plan, mesh: DeviceMesh | None) -> list
 
 def _apply_whole(model: nn.Module, blocks: list[nn.Module], plan: Plan, mesh: DeviceMesh | None) -> Gradients:
     """Apply what treats every layer alike and return how gradients are summed over the data axes."""
+    placed = spread_experts(model, mesh, plan.layout) if mesh is not None and plan.layout.ep > 1 else None
+    if mesh is not None and plan.layout.cp > 1:
+        balance_shared_sequences(model, context_group(mesh, plan.layout))
     compute, master = COMPUTE_DTYPES[plan.precision], MASTER_DTYPES[plan.precision]
     sharded = mesh is not None and is_sharded(plan)
     share_sequences(model, plan, mesh)
@@ -85,7 +90,7 @@ def _apply_whole(model: nn.Module, blocks: list[nn.Module], plan: Plan, mesh: De
             block.forward = torch.compile(block.forward)  # inside the hooks that sharding adds
     if sharded:
         assert mesh is not None
-        shard(model, blocks, mesh, plan.layout, plan.zero, compute, master)
+        shard(model, blocks, mesh, plan.layout, plan.zero, compute, master, placed)
         return ShardedGradients(model, plan.zero, replicated=plan.layout.dp_replicate > 1)
     if mesh is not None and plan.layout.dp_replicate > 1:
         return ReducedGradients(model, mesh.get_group("dp_replicate"))

@@ -11,6 +11,9 @@ Gradients are summed over ranks, never averaged: the step divides once, by the g
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
@@ -28,19 +31,26 @@ def shard(
     zero: int,
     compute_dtype: torch.dtype,
     master_dtype: torch.dtype,
+    placed: Mapping[nn.Parameter, Any] | None = None,
 ) -> None:
     """Shard the blocks and then the rest of the model over `fsdp` (dp_shard x cp), with copies over `dp_replicate`.
 
     Ranks of one `cp` group hold parts of the same sequences: their gradients are summed like those of other samples.
+    Parameters in `placed` go where their entry says instead: a result of fully_shard's `shard_placement_fn`.
     """
     axes = mesh["dp_replicate", "fsdp"] if layout.dp_replicate > 1 else mesh["fsdp"]
     policy = MixedPrecisionPolicy(
         param_dtype=None if compute_dtype == master_dtype else compute_dtype, reduce_dtype=master_dtype
     )
+    elsewhere = placed or {}
+
+    def placement(parameter: nn.Parameter) -> Any:
+        return elsewhere[parameter] if parameter in elsewhere else _dimension(parameter)
+
     for unit in [*blocks, model]:
         # The root's weights are used last in forward and first in backward: dropping them between gains nothing.
         drop = zero == 3 and unit is not model
-        fully_shard(unit, mesh=axes, mp_policy=policy, reshard_after_forward=drop, shard_placement_fn=_dimension)
+        fully_shard(unit, mesh=axes, mp_policy=policy, reshard_after_forward=drop, shard_placement_fn=placement)
     for module in model.modules():
         if isinstance(module, FSDPModule):
             module.set_gradient_divide_factor(1.0)

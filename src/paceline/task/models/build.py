@@ -16,9 +16,11 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from paceline.errors import ConfigError
 from paceline.task.imports import is_import_path, load_object
 from paceline.task.models.decoder import Decoder
-from paceline.task.models.huggingface import HEAD, LazyTensors, check_hf_config, read_safetensors, to_hf_state
+from paceline.task.models.huggingface import HEAD, PREFIX, LazyTensors, check_hf_config, read_safetensors, to_hf_state
+from paceline.task.models.huggingface_moe import StackedExperts
 from paceline.task.models.init import fill, initialise, named_parameters
-from paceline.task.models.sizes import resolve_decoder
+from paceline.task.models.moe import MoEDecoder
+from paceline.task.models.sizes import MoEConfig, resolve_decoder
 from paceline.task.task import ModelSpec
 
 Model = ModelSpec | nn.Module | Callable[[], nn.Module]
@@ -52,7 +54,7 @@ def build_model(model: Model, data_vocab: int, seq_len: int, seed: int, device: 
         return built
     config = resolve_decoder(model, data_vocab, seq_len)
     with torch.device("meta"):
-        decoder = Decoder(config)
+        decoder = MoEDecoder(config) if isinstance(config, MoEConfig) else Decoder(config)
     if device == "meta":
         return decoder
     decoder.to_empty(device=device)
@@ -86,11 +88,16 @@ def load_weights(model: nn.Module, path: str) -> None:
 
     Raises ConfigError naming what is missing, unexpected, of another shape, or of another decoder's config.json.
     """
-    stored = read_safetensors(path)
+    stored: LazyTensors | StackedExperts = read_safetensors(path)
     targets: dict[str, Tensor] = dict(named_parameters(model))
     if isinstance(model, Decoder):
         if Path(path).expanduser().is_dir():
             check_hf_config(model.config, path)
+        if isinstance(model, MoEDecoder):
+            stored = StackedExperts(stored)
+            for name, bias in model.named_buffers():  # of routers; they begin at zero where none are stored
+                bias.zero_()
+                targets |= {name: bias} if PREFIX + name in stored else {}
         targets = to_hf_state(targets)
     else:
         persistent = model.state_dict(keep_vars=True)
@@ -114,7 +121,9 @@ def _aliases(model: nn.Module) -> Iterator[str]:
         yield from model.state_dict(keep_vars=True)
 
 
-def _check_names(targets: dict[str, Tensor], stored: LazyTensors, aliases: set[str], path: str) -> None:
+def _check_names(
+    targets: dict[str, Tensor], stored: LazyTensors | StackedExperts, aliases: set[str], path: str
+) -> None:
     missing = [name for name in targets if name not in stored]
     unexpected = [name for name in stored if name not in targets and name not in aliases]
     shapes = [
@@ -165,9 +174,9 @@ def _seeded(seed: int) -> Iterator[None]:
 
 
 def _refuse_overrides(spec: ModelSpec) -> None:
-    given = [name for name in ("hidden", "layers", "heads", "kv_heads", "ffn", "vocab") if getattr(spec, name)]
-    if spec.tied is not None:
-        given.append("tied")
+    names = ("hidden", "layers", "heads", "kv_heads", "ffn", "experts", "top_k", "balance", "vocab")
+    given = [name for name in names if getattr(spec, name)]
+    given += [name for name in ("tied", "balance_weight") if getattr(spec, name) is not None]
     if given:
         raise ConfigError(
             f"model.{given[0]} cannot change the model '{spec.name}'", "overrides apply to named sizes only",

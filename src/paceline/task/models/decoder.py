@@ -153,15 +153,23 @@ class Decoder(nn.Module):
         `positions` [rows, seq] or [seq] say where the tokens stand, by default 0, 1, 2, ...; `mask` [rows, 1, seq,
         keys] which keys each token sees, by default all up to its own.
         """
+        x, cos, sin = self.begin(tokens, positions)
+        for layer in self.layers:
+            x = layer(x, cos, sin, mask)
+        return self.finish(x, labels, tokens.shape[1])
+
+    def begin(self, tokens: Tensor, positions: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the first layer's input [rows, seq, hidden] and the rotary tables of the tokens' positions."""
         x = self.embed_tokens(tokens)  # [rows, seq, hidden]
         if positions is None:
             positions = torch.arange(tokens.shape[1], device=x.device)
-        cos, sin = rotary_tables(self.config, positions, x.dtype)
-        for layer in self.layers:
-            x = layer(x, cos, sin, mask)
+        return x, *rotary_tables(self.config, positions, x.dtype)
+
+    def finish(self, x: Tensor, labels: Tensor | None, seq: int) -> Tensor | tuple[Tensor, Tensor]:
+        """Return what `forward` does, from the output of the last layer [rows, seq, hidden]."""
         x = self.norm(x)
         head = self.embed_tokens.weight if self.config.tied else self.lm_head.weight  # [vocab, hidden]
         x = x.to(head.dtype)
         if labels is None:
-            return head_logits(x, head, tokens.shape[1])
+            return head_logits(x, head, seq)
         return cross_entropy_sum(x, head, labels)

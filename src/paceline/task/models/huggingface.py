@@ -1,6 +1,7 @@
 """Weights in Hugging Face's names and files: mapping, safetensors export and reading, checks against a config.json.
 
-Our decoder's names are LlamaForCausalLM's without the prefix `model.`; the head has none in either.
+Our decoder's names are LlamaForCausalLM's without the prefix `model.`; the head has none in either. Experts' names
+are in huggingface_moe.py.
 """
 
 from __future__ import annotations
@@ -13,7 +14,8 @@ from typing import Any
 from torch import Tensor
 
 from paceline.errors import ConfigError, StorageError
-from paceline.task.models.sizes import DecoderConfig
+from paceline.task.models.huggingface_moe import SplitExperts, mixtral_config
+from paceline.task.models.sizes import DecoderConfig, MoEConfig
 
 PREFIX = "model."
 HEAD = "lm_head.weight"
@@ -37,7 +39,7 @@ def from_hf_state(state: Mapping[str, Tensor], tied: bool = False) -> dict[str, 
 
 
 def to_hf_config(config: DecoderConfig, dtype: str = "float32") -> dict[str, Any]:
-    """Return the content of the config.json that LlamaForCausalLM reads."""
+    """Return the content of the config.json that LlamaForCausalLM reads, or MixtralForCausalLM."""
     rope: dict[str, Any] = {"rope_type": "default"}
     if config.rope_scaling is not None:
         scaling = config.rope_scaling
@@ -46,7 +48,7 @@ def to_hf_config(config: DecoderConfig, dtype: str = "float32") -> dict[str, Any
             "high_freq_factor": scaling.high_freq_factor,
             "original_max_position_embeddings": scaling.original_max_seq,
         }  # fmt: skip
-    return {
+    llama = {
         "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_act": "silu", "dtype": dtype,
         "hidden_size": config.hidden, "num_hidden_layers": config.layers, "num_attention_heads": config.heads,
         "num_key_value_heads": config.kv_heads, "head_dim": config.head_dim, "intermediate_size": config.ffn,
@@ -56,12 +58,13 @@ def to_hf_config(config: DecoderConfig, dtype: str = "float32") -> dict[str, Any
         "rope_parameters": {**rope, "rope_theta": config.rope_theta},  # transformers 5
         "rope_theta": config.rope_theta, "rope_scaling": None if config.rope_scaling is None else rope,  # 4
     }  # fmt: skip
+    return {**llama, **mixtral_config(config)} if isinstance(config, MoEConfig) else llama
 
 
 def export_safetensors(
     state: Mapping[str, Tensor], config: DecoderConfig, folder: str | Path, shard_bytes: int = SHARD_BYTES
 ) -> Path:
-    """Write weights and config.json so that `LlamaForCausalLM.from_pretrained(folder)` loads them; return the folder.
+    """Write weights and config.json for `AutoModelForCausalLM.from_pretrained(folder)`; return the folder.
 
     `state` has our names and full tensors, and may be lazy: no more than one file's tensors are held at a time. Above
     `shard_bytes` the weights go to several files and an index. Every file is complete or absent. Raises StorageError
@@ -70,6 +73,9 @@ def export_safetensors(
     from safetensors.torch import save_file
 
     folder = Path(folder)
+    config_json = to_hf_config(config)  # says so where there is no such model
+    if isinstance(config, MoEConfig):
+        state = SplitExperts(state, config.experts)
     ours = {_hf_name(name): name for name in state}
     sizes, dtypes = {}, set()
     for name in ours:
@@ -88,7 +94,8 @@ def export_safetensors(
             _write_json(folder / INDEX, {"metadata": {"total_size": sum(sizes.values())}, "weight_map": weight_map})
         else:
             (folder / INDEX).unlink(missing_ok=True)  # of an earlier export, and would take precedence
-        _write_json(folder / "config.json", to_hf_config(config, dtypes.pop() if len(dtypes) == 1 else "float32"))
+        dtype = dtypes.pop() if len(dtypes) == 1 else "float32"
+        _write_json(folder / "config.json", {**config_json, "dtype": dtype, "torch_dtype": dtype})
     except OSError as error:
         raise StorageError(f"cannot export weights to {folder}", str(error), "a folder with room to write") from error
     return folder
@@ -197,8 +204,8 @@ def check_hf_config(config: DecoderConfig, folder: str | Path) -> None:
         raise StorageError(f"{path} cannot be read", str(error), "a fresh copy of the file") from error
     ours = to_hf_config(config)
     keys = ["model_type", "hidden_act", "num_attention_heads", "num_key_value_heads", "rms_norm_eps", "attention_bias",
-            "mlp_bias", "tie_word_embeddings"]  # fmt: skip
-    pairs = {key: (ours[key], theirs[key]) for key in keys if theirs.get(key) is not None}
+            "mlp_bias", "tie_word_embeddings", "num_experts_per_tok"]  # fmt: skip
+    pairs = {key: (ours.get(key), theirs[key]) for key in keys if theirs.get(key) is not None}
     their_rope = theirs.get("rope_parameters") or {
         "rope_theta": theirs.get("rope_theta", 10_000.0), **(theirs.get("rope_scaling") or {})
     }  # fmt: skip

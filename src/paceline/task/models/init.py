@@ -16,7 +16,7 @@ from paceline.task.models.decoder import Decoder
 
 STD = 0.02  # Radford et al. 2019 (GPT-2), as in Llama
 # Products that add to the residual stream are scaled down, so that its variance does not grow with depth (GPT-2, 2.3).
-RESIDUAL_OUTPUTS = ("o_proj.weight", "down_proj.weight")
+RESIDUAL_OUTPUTS = ("o_proj.weight", "down_proj.weight", "experts.down_proj")
 
 
 def parameter_seed(name: str, seed: int) -> int:
@@ -54,6 +54,8 @@ def initialise(model: Decoder, seed: int) -> None:
     """Fill every parameter of a decoder, one at a time: ordinary tensors and DTensors, whatever they held before."""
     for name, parameter in named_parameters(model):
         fill(parameter, initial_tensor(name, parameter.shape, model.config.layers, seed))
+    for buffer in model.buffers():  # the selection biases of routers, which begin at zero
+        buffer.zero_()
 
 
 def named_parameters(model: nn.Module) -> list[tuple[str, nn.Parameter]]:

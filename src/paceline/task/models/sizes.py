@@ -1,8 +1,9 @@
-"""Named sizes of the built-in decoder family, and how a spec's overrides change them. Imports no torch.
+"""Named sizes of the built-in decoder families, and how a spec's overrides change them. Imports no torch.
 
 Sizes from 1b up are the published shapes of Meta's Llama 3.1 and 3.2 (the config.json of each release on the Hugging
 Face hub). The small ones take the data's vocabulary, so their names count parameters at `nominal_vocab`: 257 (bytes)
-up to 30m, GPT-2's 50,257 for 124m and 350m.
+up to 30m, GPT-2's 50,257 for 124m and 350m. The decoders with experts have Mixtral's structure, or DeepSeekMoE's with
+shared experts; their published shapes are those of the releases named beside them.
 """
 
 from __future__ import annotations
@@ -82,6 +83,66 @@ class DecoderConfig:
         return embeddings + self.layers * self.layer_parameters + self.hidden
 
 
+BALANCES = ("sequence", "bias", "none")
+
+
+@dataclass(frozen=True)
+class MoEConfig(DecoderConfig):
+    """The shape of a decoder whose feed-forward layers are mixtures of experts.
+
+    `ffn` is the width of the first `dense_layers` layers, which have no experts; `expert_ffn` that of one expert and
+    `shared_ffn` that of the shared experts together, which every token passes (0: none).
+    """
+
+    experts: int = 8
+    top_k: int = 2  # experts that a token passes
+    expert_ffn: int = 0
+    shared_ffn: int = 0
+    dense_layers: int = 0
+    renormalise: bool = True  # whether the weights of a token's experts are scaled to add up to one
+    balance: str = "sequence"  # how the load of experts is kept even: see task/models/balance.py
+    balance_weight: float = 0.01  # of the auxiliary loss, with balance "sequence"
+    bias_rate: float = 0.001  # step of the selection bias, with balance "bias"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 1 <= self.top_k <= self.experts:
+            raise ConfigError(
+                f"model {self.name}: {self.top_k} experts per token of {self.experts}",
+                "a token passes at least one expert and each at most once", f"top_k = {min(2, self.experts)}",
+            )  # fmt: skip
+        if self.balance not in BALANCES:
+            raise ConfigError(f"model {self.name}: balance = '{self.balance}'", "", suggestion(self.balance, BALANCES))
+
+    @property
+    def routed_layers(self) -> int:
+        """Layers that have experts."""
+        return self.layers - self.dense_layers
+
+    @property
+    def expert_parameters(self) -> int:
+        """Parameters of the routed experts of one layer: what expert parallelism spreads."""
+        return self.experts * 3 * self.hidden * self.expert_ffn
+
+    @property
+    def routed_layer_parameters(self) -> int:
+        """Parameters of one layer with experts: attention, norms, router, routed and shared experts."""
+        dense = self.layer_parameters - 3 * self.hidden * self.ffn
+        return dense + self.experts * self.hidden + self.expert_parameters + 3 * self.hidden * self.shared_ffn
+
+    @property
+    def parameters(self) -> int:
+        """Parameters of the whole model, a tied embedding counted once."""
+        extra = self.routed_layers * (self.routed_layer_parameters - self.layer_parameters)
+        return super().parameters + extra
+
+    @property
+    def active_parameters(self) -> int:
+        """Parameters that one token passes: all but the experts it is not sent to."""
+        idle = (self.experts - self.top_k) * 3 * self.hidden * self.expert_ffn
+        return self.parameters - self.routed_layers * idle
+
+
 def _small(name: str, hidden: int, layers: int, heads: int, kv_heads: int, ffn: int) -> DecoderConfig:
     return DecoderConfig(name, hidden, layers, heads, kv_heads, hidden // heads, ffn)
 
@@ -96,7 +157,24 @@ def _llama3(
     )  # fmt: skip
 
 
-_SIZES = (
+def _mixtral(
+    name: str, hidden: int, layers: int, heads: int, ffn: int, *, vocab: int, max_seq: int, balance_weight: float
+) -> MoEConfig:
+    return MoEConfig(
+        name, hidden, layers, heads, kv_heads=8, head_dim=hidden // heads, ffn=ffn, vocab=vocab, tied=False,
+        rope_theta=1e6, max_seq=max_seq, experts=8, top_k=2, expert_ffn=ffn, balance_weight=balance_weight,
+    )  # fmt: skip
+
+
+def _deepseek(name: str, hidden: int, layers: int, heads: int, ffn: int, expert_ffn: int) -> MoEConfig:
+    return MoEConfig(
+        name, hidden, layers, heads, heads, hidden // heads, ffn, vocab=102_400, tied=False, norm_eps=1e-6,
+        max_seq=4096, experts=64, top_k=6, expert_ffn=expert_ffn, shared_ffn=2 * expert_ffn, dense_layers=1,
+        renormalise=False, balance_weight=0.001,
+    )  # fmt: skip
+
+
+_SIZES: tuple[DecoderConfig, ...] = (
     _small("llama-1m", 128, 5, 4, 2, 384),
     _small("llama-3m", 256, 4, 4, 2, 704),
     _small("llama-11m", 384, 6, 6, 2, 1280),
@@ -108,6 +186,10 @@ _SIZES = (
     _llama3("llama-8b", 4096, 32, 32, 14336),  # Llama-3.1-8B
     _llama3("llama-70b", 8192, 80, 64, 28672),  # Llama-3.1-70B
     _llama3("llama-405b", 16384, 126, 128, 53248),  # Llama-3.1-405B
+    MoEConfig("moe-2m", 128, 5, 4, 2, 32, ffn=96, experts=8, top_k=2, expert_ffn=96),
+    _mixtral("mixtral-8x7b", 4096, 32, 32, 14336, vocab=32_000, max_seq=32_768, balance_weight=0.02),  # v0.1
+    _mixtral("mixtral-8x22b", 6144, 56, 48, 16384, vocab=32_000, max_seq=65_536, balance_weight=0.001),  # v0.1
+    _deepseek("deepseek-moe-16b", 2048, 28, 16, 10944, 1408),  # deepseek-moe-16b-base
 )
 NAMED_SIZES: dict[str, DecoderConfig] = {size.name: size for size in _SIZES}
 
@@ -118,7 +200,7 @@ def nominal_vocab(size: DecoderConfig) -> int:
 
 
 def is_named(name: str) -> bool:
-    """Return whether `name` is a named size of the built-in family."""
+    """Return whether `name` is a named size of a built-in family."""
     return name in NAMED_SIZES
 
 
@@ -138,7 +220,7 @@ def resolve_decoder(spec: ModelSpec, data_vocab: int, seq_len: int) -> DecoderCo
             f"model {spec.name} takes no arguments, given {', '.join(sorted(spec.arguments))}",
             "`arguments` are for a factory of your own", "the overrides hidden, layers, heads, kv_heads, ffn, vocab",
         )  # fmt: skip
-    base = NAMED_SIZES[spec.name]
+    base = _with_experts(NAMED_SIZES[spec.name], spec)
     hidden, heads = spec.hidden or base.hidden, spec.heads or base.heads
     if hidden % heads:
         fitting = hidden // heads * heads or heads
@@ -153,11 +235,36 @@ def resolve_decoder(spec: ModelSpec, data_vocab: int, seq_len: int) -> DecoderCo
         heads=heads,
         kv_heads=spec.kv_heads or base.kv_heads,
         head_dim=hidden // heads,
-        ffn=spec.ffn or base.ffn,
+        ffn=base.ffn if isinstance(base, MoEConfig) else spec.ffn or base.ffn,
         vocab=_vocab(spec, base, data_vocab),
         tied=base.tied if spec.tied is None else spec.tied,
         max_seq=_max_seq(base, seq_len),
     )
+
+
+def _with_experts(base: DecoderConfig, spec: ModelSpec) -> DecoderConfig:
+    """Return the named size with the spec's overrides of what only mixtures of experts have.
+
+    `ffn` then is the width of one expert; the widths of dense layers and shared experts follow in proportion.
+    """
+    names = ("experts", "top_k", "balance", "balance_weight")
+    given = {name: value for name in names if (value := getattr(spec, name)) not in (0, "", None)}
+    if spec.balance_weight is not None:
+        given["balance_weight"] = spec.balance_weight
+    if not isinstance(base, MoEConfig):
+        if given:
+            raise ConfigError(
+                f"model {spec.name} takes no {', '.join(given)}", "it has no experts",
+                f"a size that has: {', '.join(size.name for size in _SIZES if isinstance(size, MoEConfig))}",
+            )  # fmt: skip
+        return base
+    if spec.ffn:
+        given["expert_ffn"] = spec.ffn
+        given["shared_ffn"] = spec.ffn * (base.shared_ffn // base.expert_ffn)
+        given["ffn"] = spec.ffn * max(1, round(base.ffn / base.expert_ffn))
+    if spec.layers:
+        given["dense_layers"] = min(base.dense_layers, spec.layers - 1)
+    return dataclasses.replace(base, **given)
 
 
 def _vocab(spec: ModelSpec, base: DecoderConfig, data_vocab: int) -> int:

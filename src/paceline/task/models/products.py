@@ -1,0 +1,35 @@
+"""The products of many experts, each on its own rows: one grouped kernel where the device has it, else one by one."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+
+def expert_products(rows: Tensor, counts: Tensor, gate_up: Tensor, down: Tensor) -> Tensor:
+    """Return SwiGLU of each row by its expert, [tokens, hidden].
+
+    `rows` [tokens, hidden] are sorted by expert, `counts` [experts] int64 says how many each has (none is allowed);
+    `gate_up` is [experts, 2 x width, hidden] with the gate first, `down` [experts, hidden, width].
+    """
+    if has_grouped_products(rows, gate_up, down):
+        ends = counts.cumsum(0).to(torch.int32)
+        gate, up = F.grouped_mm(rows, gate_up.transpose(1, 2), offs=ends).chunk(2, dim=-1)
+        return F.grouped_mm(F.silu(gate) * up, down.transpose(1, 2), offs=ends)
+    results = []
+    for part, widen, narrow in zip(rows.split(counts.tolist()), gate_up.unbind(), down.unbind(), strict=True):
+        gate, up = F.linear(part, widen).chunk(2, dim=-1)
+        results.append(F.linear(F.silu(gate) * up, narrow))
+    return torch.cat(results)
+
+
+def has_grouped_products(rows: Tensor, *weights: Tensor) -> bool:
+    """Return whether torch's grouped kernel takes these: bf16 on CUDA from compute capability 8.0, aligned widths."""
+    return (
+        rows.is_cuda
+        and hasattr(F, "grouped_mm")
+        and all(tensor.dtype == torch.bfloat16 for tensor in (rows, *weights))
+        and all(size % 8 == 0 for weight in weights for size in weight.shape[1:])  # rows of 16 bytes
+        and torch.cuda.get_device_capability(rows.device) >= (8, 0)
+    )

@@ -1,0 +1,231 @@
+"""Mixtures of experts in every layout: equal to one device, whatever is composed with the expert axis."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from distributed import run_ranks
+from test_layouts import agree, curve, weights_after
+from tests_shared import SEQ_LEN, VOCAB, decoder_task, plan_of, run_steps
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor, Shard
+
+from paceline.errors import ConfigError
+from paceline.plan.layout import Layout
+from paceline.plan.plan import Plan
+from paceline.run.assemble import assemble
+from paceline.run.checkpoint import load_checkpoint, materialise_optimizer_state, save_checkpoint, training_state
+from paceline.run.parallel.expert import AllToAll, balance_shared_sequences
+from paceline.run.world import join_world
+from paceline.task.models.init import initialise
+from paceline.task.models.moe import Experts, MoEDecoder
+from paceline.task.models.sizes import MoEConfig, resolve_decoder
+from paceline.task.task import ModelSpec, Task
+from paceline.verify.compare import compare
+
+SMALL = {"hidden": 32, "layers": 3, "heads": 4, "kv_heads": 2, "ffn": 24, "vocab": VOCAB}
+EP = {
+    2: [Layout(dp_shard=2, ep=2)],
+    4: [Layout(dp_shard=4, ep=2), Layout(dp_shard=4, ep=4), Layout(dp_replicate=2, dp_shard=2, ep=2)],
+}
+
+
+def moe_task(name: str = "moe-2m", **changes: Any) -> Task:
+    """Return a decoder of 8 experts, small enough for a proof in a test."""
+    return decoder_task(model=ModelSpec(name, **{**SMALL, "experts": 8, "top_k": 2, **changes}))
+
+
+SHARED = moe_task("deepseek-moe-16b", top_k=3)  # a dense first layer, shared experts, weights as the softmax gives them
+BIASED = moe_task(balance="bias")
+
+
+def proofs(cases: list[tuple[Task, Plan]], steps: int) -> list[dict[str, Any]]:
+    """Compare each task and plan with one device, in this world."""
+    world = join_world("cpu", threads=1)
+    return [compare(task, plan, world, task.data, SEQ_LEN, steps) for task, plan in cases]
+
+
+def prove(devices: int, cases: list[tuple[Task, Plan]], steps: int = 2) -> list[dict[str, Any]]:
+    """Assert that all cases are equal to one device, and return their proofs."""
+    found = run_ranks(proofs, devices, cases, steps)[0]
+    for (task, plan), proof in zip(cases, found, strict=True):
+        assert proof["equal"], (task.model, str(plan), proof["first_difference"])
+    return found
+
+
+@pytest.mark.parametrize("devices", [1, 2, 4])
+def test_expert_layouts_equal_one_device_in_fp64_with_router_statistics_and_biases(devices: int) -> None:
+    layouts = EP.get(devices, [Layout()])
+    cases = [(task, plan_of(layout, precision="fp64")) for layout in layouts for task in (moe_task(), BIASED, SHARED)]
+    for proof in prove(devices, cases):
+        assert proof["differences"]["router"] == 0, "every expert got the tokens that it got on one device"
+
+
+@pytest.mark.parametrize("recompute", ["selective", "full"])
+def test_recompute_routes_again_as_before_and_counts_once(recompute: str) -> None:
+    layouts = [Layout(dp_shard=2), Layout(dp_shard=2, ep=2)]
+    prove(2, [(BIASED, plan_of(layout, precision="fp64", recompute=recompute)) for layout in layouts])
+
+
+def test_every_zero_class_and_fp32() -> None:
+    layout = Layout(dp_shard=2, ep=2)
+    plans = [plan_of(layout, precision="fp64", zero=zero) for zero in (1, 2)]
+    plans += [plan_of(layout), plan_of(layout, micro_batch=16)]
+    prove(2, [(moe_task(), plan) for plan in plans])
+
+
+def test_copies_of_the_whole_model_and_more_ranks_than_rows() -> None:
+    few = dataclasses.replace(BIASED, global_batch=dataclasses.replace(BIASED.global_batch, value=3))
+    layouts = [Layout(dp_replicate=4), Layout(dp_shard=4, ep=4), Layout(dp_replicate=2, dp_shard=2, ep=2)]
+    prove(4, [(few, plan_of(layout, batch=3, precision="fp64")) for layout in layouts])
+
+
+@pytest.mark.parametrize("layout", [Layout(dp_shard=2, ep=2), Layout(dp_replicate=2)], ids=str)
+def test_bf16_lies_on_the_curve_of_one_device(layout: Layout) -> None:
+    single = curve(moe_task(), plan_of(Layout(), precision="bf16"), 5)
+    ranks = run_ranks(curve, layout.devices, moe_task(), plan_of(layout, precision="bf16", recompute="full"), 5)
+    assert all(rank == ranks[0] for rank in ranks)
+    assert agree(ranks[0], single, 0.02)
+
+
+def held(plan: Plan) -> tuple[dict[str, int], list[Any]]:
+    """Return elements per name of the experts' weights on this rank, and how they are placed."""
+    _, built = run_steps(moe_task(), plan, 1)
+    experts = {name: p for name, p in built.model.named_parameters() if ".experts." in name}
+    assert all(isinstance(p, DTensor) for p in experts.values())
+    return {n: p.to_local().numel() for n, p in experts.items()}, [p.placements for p in experts.values()]
+
+
+def test_a_rank_holds_its_share_of_whole_experts() -> None:
+    for counts, placements in run_ranks(held, 4, plan_of(Layout(dp_shard=4, ep=2))):
+        assert counts["layers.0.mlp.experts.down_proj"] == 8 * 32 * 24 // 4
+        assert all(place == (Shard(1), Shard(0)) for place in placements)
+
+
+def saved_and_loaded(task: Task, first: Plan, then: Plan | None, folder: Path) -> dict[str, torch.Tensor]:
+    """Save after two steps under `first`, or load it under `then`; return the whole model's state."""
+    world = join_world("cpu", threads=1)
+    if then is None:
+        _, built = run_steps(task, first, 2, world)
+        save_checkpoint(folder, 2, training_state(built.model, built.optimizer), {}, keep_last=1)
+    else:
+        built = assemble(task, then, world, task.data, SEQ_LEN)
+        materialise_optimizer_state(built.optimizer)
+        load_checkpoint(next(folder.glob("step-*")), training_state(built.model, built.optimizer))
+    state = training_state(built.model, built.optimizer)
+    return {name: t.full_tensor() if isinstance(t, DTensor) else t.clone() for name, t in state.items()}
+
+
+def test_checkpoints_go_from_any_expert_layout_to_any_other(tmp_path: Path) -> None:
+    ep2, ep4, one = Layout(dp_shard=2, ep=2), Layout(dp_shard=4, ep=2), Layout()
+    wrote = run_ranks(saved_and_loaded, 2, BIASED, plan_of(ep2), None, tmp_path)[0]
+    assert any(name.endswith("e_score_correction_bias") for name in wrote)
+    for layout in (one, ep4, Layout(dp_replicate=2)):
+        read = run_ranks(saved_and_loaded, layout.devices, BIASED, plan_of(ep2), plan_of(layout), tmp_path)[-1]
+        assert read.keys() == wrote.keys()
+        assert all(torch.equal(read[name], wrote[name]) for name in wrote), layout
+
+
+def test_a_bias_moves_the_load_and_no_loss_is_added() -> None:
+    stats, built = run_steps(moe_task(balance="bias"), plan_of(Layout()), 3)
+    assert built.stepper.routing is not None
+    first, last = stats[0].router, stats[-1].router
+    assert first is not None and last is not None
+    tokens = 13 * SEQ_LEN
+    assert [sum(row) for row in first.counts] == [2 * tokens] * 3 and first.dropped == 0
+    assert all(0 < entropy <= 1 for entropy in last.entropy)
+    biases = [b for name, b in built.model.named_buffers()]
+    assert len(biases) == 3 and all(0.0005 < float(b.abs().max()) <= 0.0031 for b in biases)
+    plain, _ = run_steps(moe_task(balance="none"), plan_of(Layout()), 1)
+    assert plain[0].loss == stats[0].loss, "the first step routes as without a balance"
+    with_loss, _ = run_steps(moe_task(balance_weight=0.5), plan_of(Layout()), 1)
+    assert with_loss[0].router is not None
+    assert with_loss[0].loss == pytest.approx(plain[0].loss + 0.5 * with_loss[0].router.balance, rel=1e-6)
+
+
+def spread(task: Task, plan: Plan) -> None:
+    assemble(task, plan, join_world("cpu", threads=1), task.data, SEQ_LEN)
+
+
+@pytest.mark.parametrize(
+    ("task", "because"),
+    [(moe_task(experts=5), "5 experts"), (decoder_task(), "no experts to spread")], ids=["uneven", "none"],
+)  # fmt: skip
+def test_what_cannot_be_spread_is_refused(task: Task, because: str) -> None:
+    with pytest.raises(ConfigError, match=because):
+        run_ranks(spread, 2, task, plan_of(Layout(dp_shard=2, ep=2)))
+
+
+def test_experts_are_found_by_their_class() -> None:
+    _, built = run_steps(SHARED, plan_of(Layout()), 1)
+    names = [name for name, module in built.model.named_modules() if isinstance(module, Experts)]
+    assert names == ["layers.1.mlp.experts", "layers.2.mlp.experts"], "the first layer is dense"
+    assert weights_after(SHARED, plan_of(Layout()), 1).keys() == dict(built.model.named_parameters()).keys()
+
+
+def halved_sequences(config: MoEConfig) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the balance of this rank's half of two sequences, and the router's gradient of its sum over ranks."""
+    rank = dist.get_rank()
+    model = MoEDecoder(config)
+    initialise(model, seed=1)
+    balance_shared_sequences(model, dist.group.WORLD)
+    layer = model.double().layers[0].mlp
+    x = torch.randn(2, 10, config.hidden, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
+    _, routed = layer(x[:, 5 * rank : 5 * rank + 5])
+    routed.balance.sum().backward()
+    gradient = layer.gate.weight.grad
+    dist.all_reduce(gradient)
+    return routed.balance.detach(), gradient
+
+
+def test_ranks_that_balance_shared_sequences_balance_whole_ones() -> None:
+    config = resolve_decoder(ModelSpec("moe-2m", **{**SMALL, "layers": 1}), VOCAB, SEQ_LEN)
+    assert isinstance(config, MoEConfig)
+    parts = run_ranks(halved_sequences, 2, config)
+    model = MoEDecoder(config)
+    initialise(model, seed=1)
+    layer = model.double().layers[0].mlp
+    x = torch.randn(2, 10, config.hidden, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
+    _, routed = layer(x)
+    routed.balance.sum().backward()
+    torch.testing.assert_close(sum(balance for balance, _ in parts), routed.balance.detach())
+    torch.testing.assert_close(parts[0][1], layer.gate.weight.grad)
+
+
+def travelled() -> None:
+    """Assert that rows reach the ranks of their experts and come back, however uneven, and gradients likewise."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+    exchange = AllToAll(dist.group.WORLD)
+    for counts in ([3, 0, 1, 2], [0, 0, 0, 7] if rank else [0, 0, 0, 0], [0, 0, 0, 0]):
+        total = torch.tensor(counts)
+        expert = torch.arange(2 * size).repeat_interleave(total)
+        rows = torch.stack([expert.double(), torch.arange(len(expert)).double() + 100 * rank], dim=1).requires_grad_()
+        there, held, ticket = exchange.dispatch(rows, total)
+        assert torch.equal(there[:, 0].detach(), torch.arange(2 * rank, 2 * rank + 2).repeat_interleave(held).double())
+        back = exchange.combine(there * 3, ticket)
+        assert torch.equal(back, rows * 3)
+        (back * rows.detach()).sum().backward()
+        assert rows.grad is not None and torch.equal(rows.grad, 3 * rows.detach())
+
+
+def test_rows_travel_to_their_experts_and_back_with_their_gradients() -> None:
+    run_ranks(travelled, 2)
+
+
+def sharded_unevenly() -> None:
+    layer = torch.nn.Linear(4, 3, bias=False)
+    mesh = init_device_mesh("cpu", (2,))
+    fully_shard(layer, mesh=mesh, shard_placement_fn=lambda parameter: Shard(1))
+    fully_shard(torch.nn.Linear(3, 4, bias=False), mesh=mesh, shard_placement_fn=lambda parameter: Shard(1))
+
+
+def test_torch_still_cannot_shard_a_later_dimension_unevenly() -> None:
+    """Once it can, `plan.experts.refusal` need not ask for widths that divide."""
+    with pytest.raises(NotImplementedError, match="uneven sharding on dim 1"):
+        run_ranks(sharded_unevenly, 2)
