@@ -10,7 +10,7 @@ def refusal(layout: Layout, profile: ModelProfile) -> str | None:
     """Return why a layout cannot spread the model's experts, or None where it can or does not."""
     if layout.ep == 1:
         return None
-    count = max(block.experts for block in profile.blocks)
+    count = profile.experts
     if not count:
         return "the model has no experts to spread"
     if count % layout.ep:

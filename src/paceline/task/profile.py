@@ -90,6 +90,16 @@ class ModelProfile:
         return sum(block.active_parameters or block.parameters for block in self.blocks)
 
     @property
+    def expert_parameters(self) -> int:
+        """The number of parameters in experts."""
+        return sum(block.expert_parameters for block in self.blocks)
+
+    @property
+    def experts(self) -> int:
+        """The number of experts of a layer, 0 for a model without."""
+        return max(block.experts for block in self.blocks)
+
+    @property
     def expert_widths(self) -> tuple[int, ...]:
         """The output widths of an expert's matrices."""
         return next((block.expert_widths for block in self.blocks if block.expert_widths), ())

@@ -19,9 +19,9 @@ from paceline.task.models.decoder import Decoder, DecoderLayer, FeedForward
 from paceline.task.models.loss import IGNORED
 from paceline.task.models.products import expert_products
 from paceline.task.models.sizes import DecoderConfig, MoEConfig
+from paceline.task.rules import Rules, moe_rules
 
 ENTROPY, BALANCE = -2, -1  # columns of `MoEDecoder.routed` after one per expert
-from paceline.task.rules import Rules, moe_rules
 
 
 class Routed(NamedTuple):
@@ -105,12 +105,6 @@ class MoE(nn.Module):
         self.shared_experts = FeedForward(_shared(config)) if config.shared_ffn else None
         self.over_sequence: SequenceSum | None = None  # set where ranks share sequences
 
-    @property
-    def paceline_rules(self) -> Rules:
-        """How the model may be split."""
-        config = self.config
-        return moe_rules(dense_layers=config.dense_layers > 0, shared_experts=config.shared_ffn > 0)
-
     def forward(self, x: Tensor) -> tuple[Tensor, Routed]:  # [rows, seq, hidden]
         """Return the output [rows, seq, hidden] and what the router did."""
         probabilities, weights, chosen = self.gate(x)
@@ -168,6 +162,12 @@ class MoEDecoder(Decoder):
         super().__init__(config)
         self.layers = nn.ModuleList(RoutedLayer(config, index) for index in range(config.layers))
         self.over_sequence: SequenceSum | None = None  # set where ranks share sequences
+
+    @property
+    def paceline_rules(self) -> Rules:
+        """How the model may be split."""
+        config = self.config
+        return moe_rules(dense_layers=config.dense_layers > 0, shared_experts=config.shared_ffn > 0)
 
     def forward(  # type: ignore[override]
         self,
