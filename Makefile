@@ -28,8 +28,8 @@ test: lint  ## lint, types and the tests
 test-deep: $(VENV)/.test  ## the heavier sweeps too
 	$(BIN) -m pytest
 
-bench: $(VENV)/.bench  ## every figure in the documentation, measured on this machine
-	$(BIN) -m benchmarks
+bench: $(VENV)/.bench  ## the benchmarks, on this machine (ARGS=--quick for a short look)
+	@for script in $$(grep -l __main__ benchmarks/*.py); do echo "== $$script"; $(BIN) $$script $(ARGS); done
 
 lint: $(VENV)/.test  ## ruff and mypy
 	$(BIN) -m ruff check .
@@ -42,7 +42,7 @@ format: $(VENV)/.test  ## let ruff rewrite what it can
 
 docs: $(VENV)/.docs  ## the documentation as a site in site/
 	$(BIN) docs/scripts/write_reference.py
-	$(BIN) -m mkdocs build --strict
+	NO_MKDOCS_2_WARNING=1 $(BIN) -m mkdocs build --strict
 
 clean:  ## remove what the other targets made, but neither runs/ nor the virtual environment
 	rm -rf site build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

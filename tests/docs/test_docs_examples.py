@@ -32,7 +32,8 @@ KINDS = ("console", "python", "toml")
 TRAIN = "paceline train examples/stdlib-code.toml"  # pages look at what this leaves in runs/stdlib-code
 SMALLER = {
     "stdlib-code.toml": {
-        'model = "llama-3m"': 'model = { name = "llama-1m", hidden = 32, layers = 2, heads = 4, kv_heads = 2, ffn = 48 }',
+        'model = "llama-3m"': 'model = { name = "llama-1m", hidden = 32, layers = 2, ffn = 48 }',
+        "devices = 2": "devices = 2\nprobe = false",
         '"8192 tokens"': '"512 tokens"',
         '"300 steps"': '"6 steps"',
         "seq_len = 256": 'seq_len = 64\nmax_bytes = "300 kB"',
@@ -40,7 +41,12 @@ SMALLER = {
         '"10 steps"': '"2 steps"',
         '"100 steps"': '"3 steps"',
     },
-    "digits.toml": {'"10 epochs"': '"6 steps"', '"20 steps"': '"2 steps"', '"50 steps"': '"3 steps"'},
+    "digits.toml": {
+        "devices = 2": "devices = 2\nprobe = false",
+        '"10 epochs"': '"6 steps"',
+        '"20 steps"': '"2 steps"',
+        '"50 steps"': '"3 steps"',
+    },
 }
 BLOCK = re.compile(r"(?:^<!-- (?P<mark>[^\n]*?) -->\n+)?^```(?P<kind>\w+)[^\n]*\n(?P<text>.*?)^```$", re.M | re.S)
 

@@ -10,7 +10,9 @@ from types import ModuleType
 import pytest
 
 import paceline
+from paceline.cluster.catalog import read_catalog
 from paceline.spec import table
+from paceline.verify.tolerance import TOLERANCES
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -44,6 +46,17 @@ def test_every_option_is_in_the_reference_with_its_documentation() -> None:
 def test_the_reference_of_the_python_interface_names_all_of_it() -> None:
     page = (DOCS / "reference" / "python-api.md").read_text(encoding="utf-8")
     assert [name for name in paceline.__all__ if f"`{name}" not in page] == []
+
+
+def test_the_guide_shows_the_tolerances_that_are_applied() -> None:
+    page = (DOCS / "guide" / "verifying.md").read_text(encoding="utf-8")
+    shown = re.findall(r"^\| `(\w+)` \| [^|]* \| (\S+) \| (\S+) \|$", page, flags=re.M)
+    assert shown == [(name, f"{limits['fp32']:g}", f"{limits['fp64']:g}") for name, limits in TOLERANCES.items()]
+
+
+def test_the_guide_lists_the_whole_catalog() -> None:
+    page = (DOCS / "guide" / "planning.md").read_text(encoding="utf-8")
+    assert [name for name in read_catalog() if f"`{name}`" not in page] == []
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))

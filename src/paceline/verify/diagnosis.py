@@ -1,0 +1,169 @@
+"""Diagnosis: from what differs, the family of mistakes that it usually comes from.
+
+The families are those in which distributed training has gone wrong silently before (docs/planted-bugs.md lists them,
+with a planted example of each). A diagnosis is a guess and says so; the quantity and the tensor are facts.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from torch import nn
+
+from paceline.plan.plan import Plan
+from paceline.verify.difference import Difference
+
+BF16_ROUNDING = (2.0**-12, 2.0**-6)  # relative differences of a few values rounded to 8 bits of mantissa
+
+
+@dataclass(frozen=True)
+class Traits:
+    """What about the model makes some mistakes possible."""
+
+    has_dropout: bool
+    has_batch_statistics: bool
+    vectors: frozenset[str]  # names of parameters of fewer than two dimensions
+    tied: frozenset[str]  # names of parameters that are used under more than one name
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """The family of mistakes, and the likely one in a sentence."""
+
+    family: str
+    likely: str
+
+
+def traits_of(model: nn.Module) -> Traits:
+    """Return the traits of a model that is not laid out yet."""
+    modules = list(model.modules())
+    first_names = {name for name, _ in model.named_parameters()}
+    every_name = model.named_parameters(remove_duplicate=False)
+    shared = {id(parameter) for name, parameter in every_name if name not in first_names}
+    return Traits(
+        has_dropout=any(isinstance(m, nn.modules.dropout._DropoutNd) and m.p > 0 for m in modules),
+        has_batch_statistics=any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in modules),
+        vectors=frozenset(name for name, p in model.named_parameters() if p.dim() < 2),
+        tied=frozenset(name for name, p in model.named_parameters() if id(p) in shared),
+    )
+
+
+def diagnose(wrong: list[Difference], compared: int, plan: Plan, traits: Traits) -> Diagnosis:
+    """Return the likely cause of the differences that are too large, which come in order of cause.
+
+    `wrong` are those of the first step that has any; `compared` is how many gradients were compared in a step.
+    """
+    first = wrong[0]
+    same = [difference for difference in wrong if difference.quantity == first.quantity]
+    if first.quantity == "samples":
+        return _samples(first)
+    if first.quantity == "initial":
+        return _initial(same)
+    if first.quantity == "weight":
+        return _weight(first)
+    if first.quantity == "loss":
+        return _loss(wrong, plan, traits)
+    if first.quantity == "gradients":
+        return _gradients(same, compared, plan, traits)
+    if first.quantity == "grad_norm":
+        return _norm(first, plan)
+    if first.quantity == "weights":
+        return _update(same, traits)
+    return Diagnosis("batch-norm statistics", "a buffer depends on each rank's own part of the batch")
+
+
+def _samples(first: Difference) -> Diagnosis:
+    if first.ratio < 1:
+        return Diagnosis("batch not as asked", f"{1 - first.ratio:.0%} of the global batch is never read: rows dropped")
+    if not first.copies_agree:
+        return Diagnosis("sample order", "several ranks read the same samples")
+    return Diagnosis("sample order", "other samples are read than belong to these positions")
+
+
+def _initial(same: list[Difference]) -> Diagnosis:
+    changed = [d for d in same if not math.isfinite(d.relative)]
+    if changed:
+        return Diagnosis("tied weights", f"{changed[0].name} is a weight of its own here, or is missing: was it tied?")
+    if not all(d.copies_agree for d in same):
+        return Diagnosis("initial weights", "ranks start from different weights: drawn from a seed of their own")
+    return Diagnosis("initial weights", "the weights at the start depend on the layout")
+
+
+def _weight(first: Difference) -> Diagnosis:
+    if first.ratio > 1:
+        likely = f"{first.ratio:.4g} times as many items are counted: a padding mask is lost, or stand-in rows count"
+        return Diagnosis("padding and label masks", likely)
+    return Diagnosis(
+        "loss normalisation", "fewer items are counted than the batch holds: means are averaged as if of equal weight"
+    )
+
+
+def _loss(wrong: list[Difference], plan: Plan, traits: Traits) -> Diagnosis:
+    first = wrong[0]
+    if not any(d.quantity == "gradients" for d in wrong):
+        by = _degree(first.ratio, plan) or "the normalisation of the logged loss"
+        return Diagnosis("reported loss", f"only the reported loss is off, by a factor {first.ratio:.4g}: {by}")
+    if traits.has_dropout:
+        return Diagnosis("dropout", "same samples, same weights, another loss: dropout masks depend on the rank")
+    if traits.has_batch_statistics:
+        return Diagnosis("batch-norm statistics", "normalisation uses each rank's own part of the batch")
+    return Diagnosis("labels", "same samples, same weights, another loss: labels or positions are shifted")
+
+
+def _gradients(same: list[Difference], compared: int, plan: Plan, traits: Traits) -> Diagnosis:
+    first = same[0]
+    ratios = [d.ratio for d in same]
+    if all(d.is_scaled for d in same) and max(ratios) - min(ratios) < 1e-3 * abs(ratios[0]) and len(same) > 1:
+        named = _degree(ratios[0], plan)
+        likely = f"every gradient is {ratios[0]:.4g} times the reference's" + (f": {named}" if named else "")
+        return Diagnosis("gradient scale", likely)
+    if not all(d.copies_agree for d in same):
+        part = "some gradients" if len(same) < compared else "gradients"
+        return Diagnosis("gradients not summed", f"copies hold different {part}: {_names(same)} are not reduced")
+    small, large = BF16_ROUNDING
+    if all(small < d.relative < large and abs(d.ratio - 1) < large for d in same) and len(same) > compared // 2:
+        return Diagnosis("half-reduced precision", "differences have the size of bf16 rounding: gradients are rounded")
+    if traits.tied and {d.name for d in same} <= traits.tied:
+        return Diagnosis("tied weights", f"only {_names(same)} differs, which is used in two places")
+    if traits.has_dropout:
+        return Diagnosis("dropout", "the loss is right and gradients are not: the backward pass draws other masks")
+    if first.step > 1:
+        return Diagnosis("state between steps", "right in the first step: gradients of the last step are kept, or lost")
+    likely = (
+        "the loss is right and sums are not: parts are left out, averaged as equals, or clipped before they are summed"
+    )
+    return Diagnosis("gradient normalisation", likely)
+
+
+def _norm(first: Difference, plan: Plan) -> Diagnosis:
+    if not first.copies_agree:
+        return Diagnosis("gradient norm", "ranks clip by different norms: that of their own shard is not summed")
+    squared = _degree(first.ratio**2, plan)
+    named = f": its square is off by {squared}" if squared else ""
+    return Diagnosis("gradient norm", f"gradients are right, their norm is {first.ratio:.4g} times too large{named}")
+
+
+def _update(same: list[Difference], traits: Traits) -> Diagnosis:
+    if not all(d.copies_agree for d in same):
+        return Diagnosis("update", "copies drift apart: not every rank makes the same update")
+    if all(d.name in traits.vectors for d in same):
+        return Diagnosis("optimizer groups", f"only {_names(same)} differ: weight decay on norms or biases?")
+    return Diagnosis(
+        "optimizer", "gradients and norm are right, weights are not: lr, betas, eps, decay or clipping differ"
+    )
+
+
+def _degree(factor: float, plan: Plan) -> str:
+    """Return which degree of the plan a factor is, or the inverse of; empty where it is none."""
+    degrees = {**plan.layout.mesh_shape, "data": plan.layout.data_degree, "accumulation": plan.accumulation}
+    for name, degree in degrees.items():
+        if degree > 1 and any(abs(factor / by - 1) < 1e-3 for by in (degree, 1 / degree)):
+            return f"the {name} degree {degree}" + (" inverted" if factor < 1 else "")
+    return ""
+
+
+def _names(same: Iterable[Difference], most: int = 3) -> str:
+    names = [d.name for d in same]
+    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")

@@ -1,0 +1,150 @@
+"""Difference: how far one number or tensor of a layout is from the reference. Plain data, found on all ranks alike."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch.distributed.tensor import DTensor, distribute_tensor
+
+from paceline.plan.layout import Layout
+from paceline.run.world import World
+from paceline.verify.tolerance import FLOOR
+
+
+@dataclass(frozen=True)
+class Difference:
+    """How far one tensor or number is from the reference, on the rank where it is farthest."""
+
+    quantity: str
+    name: str
+    step: int  # 0 before the first
+    rank: int
+    relative: float
+    ratio: float  # size of ours over size of the reference's; an axis degree here means a scale bug
+    ours: float  # the element that differs most
+    reference: float
+    copies_agree: bool = True  # whether ranks that hold copies of the same part hold the same numbers
+
+    @property
+    def is_scaled(self) -> bool:
+        """Whether ours is the reference times one factor, and nothing else."""
+        off = abs(self.ratio - 1)
+        return off > 1e-6 and abs(self.relative - off) < 1e-3 * off
+
+
+def tensor_differences(
+    quantity: str,
+    ours: Mapping[str, torch.Tensor],
+    reference: Mapping[str, torch.Tensor],
+    step: int,
+    world: World,
+    layout: Layout,
+) -> list[Difference]:
+    """Return one Difference per tensor, from the rank where it is largest. Every rank calls it."""
+    total = math.sqrt(sum(float(tensor.double().square().sum()) for tensor in reference.values()))
+    local = []
+    for name, expected in reference.items():
+        if name not in ours:
+            local.append((math.inf, 0.0, math.nan, float(expected.abs().max()) if expected.numel() else 0.0))
+            continue
+        mine, part = _parts(ours[name].detach(), expected)
+        local.append(_measure(mine.double(), part.double(), FLOOR * total))
+    extra = [name for name in ours if name not in reference]
+    local += [(math.inf, math.inf, math.nan, math.nan)] * len(extra)
+    return _worst(quantity, [*reference, *extra], local, step, world, layout)
+
+
+def number_differences(
+    ours: Mapping[str, float], reference: Mapping[str, float], step: int, world: World, layout: Layout
+) -> list[Difference]:
+    """Return one Difference per number that every rank reports; the name is the quantity too. Every rank calls it."""
+    local = []
+    for name, expected in reference.items():
+        relative = abs(ours[name] - expected) / max(abs(expected), 1e-300)
+        local.append((relative, ours[name] / expected if expected else math.nan, ours[name], expected))
+    return _worst("", list(reference), local, step, world, layout)
+
+
+def sample_differences(
+    ours: list[tuple[int, list[int]]], reference: list[int], first: int, step: int, world: World
+) -> Difference:
+    """Return how far the sample ids that the ranks read are from the reference's. Every rank calls it.
+
+    `ours` is this rank's list of (position of the first row, ids); `reference` holds the ids of the positions from
+    `first` on. The relative difference is the part of positions that were not read, read twice, or read another sample.
+    """
+    read: dict[int, list[tuple[int, int]]] = {}
+    for rank, runs in enumerate(world.gather(ours)):
+        for position, ids in runs:
+            for offset, sample in enumerate(ids):
+                read.setdefault(position + offset, []).append((rank, sample))
+    wanted = {first + offset: sample for offset, sample in enumerate(reference)}
+    wrong = [at for at in sorted({*wanted, *read}) if [s for _, s in read.get(at, [])] != [wanted.get(at)]]
+    count = sum(len(found) for found in read.values())
+    if not wrong:
+        return Difference("samples", "all", step, 0, 0.0, 1.0, float(count), float(count))
+    found = read.get(wrong[0], [])
+    rank, sample = found[-1] if found else (0, -1)
+    return Difference(
+        "samples", f"position {wrong[0]}", step, rank, len(wrong) / len(wanted), count / len(wanted),
+        float(sample), float(wanted.get(wrong[0], -1)), copies_agree=len(found) < 2,
+    )  # fmt: skip
+
+
+def _worst(
+    quantity: str,
+    names: list[str],
+    local: list[tuple[float, float, float, float]],
+    step: int,
+    world: World,
+    layout: Layout,
+) -> list[Difference]:
+    """Return the Differences from the ranks where they are largest, given this rank's measures."""
+    ranks = world.gather(local)
+    parts = [
+        {axis: at for axis, at in layout.coordinates(r).items() if axis != "dp_replicate"} for r in range(len(ranks))
+    ]
+    found = []
+    for index, name in enumerate(names):
+        rank = max(range(len(ranks)), key=lambda r: (_order(ranks[r][index][0]), -r))
+        # Copies of the same part that went through the same arithmetic are equal to the last bit.
+        copies_agree = all(
+            repr(ranks[r][index]) == repr(ranks[parts.index(part)][index]) for r, part in enumerate(parts)
+        )
+        relative, ratio, value, expected = ranks[rank][index]
+        found.append(
+            Difference(quantity or name, name, step, rank, relative, ratio, value, expected, copies_agree=copies_agree)
+        )
+    return found
+
+
+def _parts(ours: torch.Tensor, reference: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return this rank's part of a tensor and the same part of the reference."""
+    if not isinstance(ours, DTensor):
+        return ours, reference
+    if ours.shape != reference.shape:
+        return ours.to_local(), reference
+    spread = distribute_tensor(reference.to(ours.device), ours.device_mesh, ours.placements, src_data_rank=None)
+    return ours.to_local(), spread.to_local()
+
+
+def _measure(ours: torch.Tensor, reference: torch.Tensor, floor: float) -> tuple[float, float, float, float]:
+    """Return (relative difference, ratio of norms, our element that differs most, the reference's)."""
+    if ours.shape != reference.shape:
+        return math.inf, math.nan, math.nan, math.nan
+    if not ours.numel():
+        return 0.0, 1.0, 0.0, 0.0
+    difference = (ours - reference).flatten()
+    size = float(reference.norm())
+    at = int(difference.abs().argmax())
+    norm = float(difference.norm())
+    relative = norm / max(size, floor, 1e-300)
+    ratio = float(ours.norm()) / size if size else (math.nan if norm else 1.0)
+    return relative, ratio, float(ours.flatten()[at]), float(reference.flatten()[at])
+
+
+def _order(value: float) -> float:
+    return math.inf if math.isnan(value) else value
