@@ -67,6 +67,11 @@ class Layout:
         place = self.coordinates(rank)
         return place["dp_replicate"] * self.dp_shard + place["dp_shard"]
 
+    def reads_first(self, rank: int) -> bool:
+        """Return whether the rank is the first of those that read the same part of every batch."""
+        place = self.coordinates(rank)
+        return not (place["pp"] or place["cp"] or place["tp"])
+
     def __str__(self) -> str:
         degrees = [f"{field.name}={getattr(self, field.name)}" for field in fields(self)]
         return " ".join(degree for degree in degrees if not degree.endswith("=1")) or "single device"

@@ -9,6 +9,7 @@ from paceline.plan.layout import Layout
 
 PRECISIONS = ("fp32", "bf16", "fp16", "fp64")
 RECOMPUTE = ("none", "selective", "full")
+SCHEDULES = ("gpipe", "1f1b", "interleaved", "zero-bubble")
 
 
 @dataclass(frozen=True)
@@ -33,6 +34,9 @@ class PlanSpec:
         "auto", "dtype of forward and backward; weights and optimizer state stay fp32", choices=("auto", *PRECISIONS)
     )
     compile: bool = option(False, "compile each block with torch.compile")
+    schedule: str = option("auto", "order in which a pipeline runs micro-batches", choices=("auto", *SCHEDULES))
+    virtual_stages: int = option(0, "pipeline stages per device (0: 2 where interleaved, else 1)", minimum=0)
+    stages: str = option("", 'blocks of each pipeline stage, such as "3+2" (empty: split by cost)')
     goal: str = option("time", "what the planner minimises", choices=("time", "memory", "money", "energy"))
 
 
@@ -48,11 +52,17 @@ class Plan:
     recompute: str = "none"  # none, selective, full
     precision: str = "fp32"  # fp32, bf16, fp16, fp64
     compile: bool = False
+    schedule: str = "1f1b"  # of the pipeline: gpipe, 1f1b, interleaved, zero-bubble
+    virtual_stages: int = 1  # pipeline stages per device
+    stages: tuple[int, ...] = ()  # blocks of every pipeline stage, in order; empty: as even as can be
 
     def __str__(self) -> str:
         parts = [str(self.layout)]
         if self.layout.dp_shard > 1:
             parts.append(f"ZeRO-{self.zero}")
+        if self.layout.pp > 1:
+            split = f", blocks {'+'.join(map(str, self.stages))}" if self.stages else ""
+            parts.append(f"{self.schedule}, {self.layout.pp * self.virtual_stages} stages{split}")
         parts.append(f"micro-batch {self.micro_batch} x {self.accumulation} accumulation")
         parts.append(self.precision)
         parts.append("no recompute" if self.recompute == "none" else f"{self.recompute} recompute")

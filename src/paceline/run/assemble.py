@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -10,8 +11,10 @@ from torch import nn
 
 from paceline.plan.plan import Plan
 from paceline.run.optimizer import build_optimizer
-from paceline.run.parallel.apply import apply_plan, is_sharded
-from paceline.run.passes import SequentialPasses
+from paceline.run.parallel.apply import Gradients, apply_plan, is_sharded
+from paceline.run.parallel.pipeline import split_model
+from paceline.run.passes import Passes, SequentialPasses
+from paceline.run.pipeline_passes import PipelinePasses
 from paceline.run.precision import MASTER_DTYPES, scaler_for
 from paceline.run.step import Stepper
 from paceline.run.world import World, build_mesh
@@ -43,19 +46,28 @@ def assemble(task: Task, plan: Plan, world: World, source: Source, items_per_sam
     model = build_model(task.model, source.vocab or 0, items_per_sample, task.seed, device="meta" if family else "cpu")
     model.to(dtype=MASTER_DTYPES[plan.precision]).train()
     late = family and is_sharded(plan)  # storage only once every rank knows its shard
-    if not late:
+    if not family:
+        _materialise(model, task, family, world)  # a user's model is whole on every rank until it is split
+    pipeline = split_model(model, plan, mesh) if plan.layout.pp > 1 and mesh is not None else None
+    if pipeline is not None:
+        model = pipeline.model
+    if family and not late:
         _materialise(model, task, family, world)
-    gradients = apply_plan(model, [block for _, block in find_blocks(model)], plan, mesh)
+    gradients: Gradients
+    if pipeline is not None and mesh is not None:
+        gradients = pipeline.apply(plan, mesh)
+    else:
+        gradients = apply_plan(model, [block for _, block in find_blocks(model)], plan, mesh)
     if late:
-        _materialise(model, task, family, world)
+        _materialise(model, task, family, world, [stage.module for stage in pipeline.stages] if pipeline else [])
     optimizer = build_optimizer(task.optimizer, model)
-    passes = SequentialPasses(
-        model=model,
-        objective=resolve_objective(task.objective, source.unit),
-        gradients=gradients,
-        plan=plan,
-        device=world.device,
-        seed=task.seed,
+    objective = resolve_objective(task.objective, source.unit)
+    passes: Passes = (
+        PipelinePasses(pipeline, objective, plan, world.device, task.seed)
+        if pipeline is not None
+        else SequentialPasses(
+            model=model, objective=objective, gradients=gradients, plan=plan, device=world.device, seed=task.seed
+        )
     )
     stepper = Stepper(
         model=model,
@@ -67,14 +79,21 @@ def assemble(task: Task, plan: Plan, world: World, source: Source, items_per_sam
         world=world,
         items_per_sample=items_per_sample,
         clip_norm=task.optimizer.clip_norm,
+        stages_holding=dict.fromkeys(pipeline.shared_parameters(), 2) if pipeline else {},
     )
     return Assembled(model, optimizer, stepper)
 
 
-def _materialise(model: nn.Module, task: Task, family: bool, world: World) -> None:
-    """Put the model on this rank's device with its initial weights: a family's are drawn, a user's are rank 0's."""
+def _materialise(
+    model: nn.Module, task: Task, family: bool, world: World, parts: Sequence[nn.Module] = ()
+) -> None:
+    """Put the model on this rank's device with its initial weights: a family's are drawn, a user's are rank 0's.
+
+    `parts` are what the model is sharded in, where that is not the model itself.
+    """
     if family:
-        model.to_empty(device=world.device)
+        for part in parts or [model]:
+            part.to_empty(device=world.device)
         fill_weights(model, task.model, task.seed)
         return
     model.to(world.device)

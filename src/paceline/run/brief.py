@@ -94,7 +94,7 @@ def brief_from_json(text: str) -> Brief:
 
 def plan_from_dict(data: dict[str, Any]) -> Plan:
     """Return the plan that `dataclasses.asdict` took apart."""
-    return Plan(**{**data, "layout": Layout(**data["layout"])})
+    return Plan(**{**data, "layout": Layout(**data["layout"]), "stages": tuple(data.get("stages", ()))})
 
 
 def given_brief() -> Brief | None:

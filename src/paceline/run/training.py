@@ -164,7 +164,8 @@ class Training:
 
     def _ids_read(self, batch: StepBatch) -> list[int]:
         """Return the sample ids that the ranks really read in this step, in order of position."""
-        mine = [(micro.position, micro.ids.tolist()) for micro in batch.micro_batches if micro.counts]
+        first = self.brief.plan.layout.reads_first(self.world.rank)
+        mine = [(micro.position, micro.ids.tolist()) for micro in batch.micro_batches if micro.counts and first]
         parts = sorted(part for ranks in self.world.gather(mine) for part in ranks)
         return [sample for _, ids in parts for sample in ids]
 

@@ -95,7 +95,7 @@ def _step(
     first = (step - 1) * plan.batch_samples
     batch = stream.at(first)
     read = [(micro.position, micro.ids.tolist()) for micro in batch.micro_batches if micro.counts]
-    samples = sample_differences(read, expected.ids, first, step, world)
+    samples = sample_differences(read, expected.ids, first, step, world, plan.layout)
     lr = learning_rate(task.schedule, task.optimizer.lr, step, steps, 0, 1)
     stats = built.stepper.step(batch, lr)
     ours = {"weight": stats.weight, "loss": stats.loss, "grad_norm": stats.grad_norm}
