@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from paceline.cluster.cluster import Cluster
 from paceline.errors import ConfigError, DoesNotFit
@@ -13,13 +13,14 @@ from paceline.plan.cost.total import price
 from paceline.plan.forecast import Forecast
 from paceline.plan.layout import Layout, accumulation_for, factorisations
 from paceline.plan.plan import RECOMPUTE, Plan, PlanSpec
+from paceline.plan.stages import pipeline_limits, with_pipeline
 from paceline.task.profile import ModelProfile
 from paceline.units import format_bytes, format_rate
 
 HEADROOM = 0.05  # of a device's memory, kept free: allocator rounding, other processes, evaluation
 TIE_RATIO = 1.02  # values this close to the best are a tie: forecasts cannot tell them apart
-OPEN_AXES = ("dp_replicate", "dp_shard")
-CLOSED_AXES = ("cp", "tp", "pp", "ep")
+OPEN_AXES = ("dp_replicate", "dp_shard", "pp")
+CLOSED_AXES = ("cp", "tp", "pp", "ep")  # to models whose profile says so
 
 
 @dataclass(frozen=True)
@@ -119,13 +120,14 @@ def _layouts(devices: int, constraints: PlanSpec) -> list[Layout]:
         layout
         for layout in factorisations(devices, OPEN_AXES)
         if all(not degree or getattr(layout, axis) == degree for axis, degree in wanted.items())
+        and layout.pp == max(1, constraints.pp)  # a pipeline is built where it is asked for
     ]
     if not layouts:
         asked = " and ".join(f"plan.{axis} = {degree}" for axis, degree in wanted.items() if degree)
         product = math.prod(degree for degree in wanted.values() if degree)
         raise ConfigError(
             f"{asked} with {devices} device(s)",
-            "dp_replicate x dp_shard must be the number of devices",
+            f"{' x '.join(OPEN_AXES)} must be the number of devices",
             f"cluster.devices = {product}" if product > 1 else "leave them unset: the planner chooses",
         )
     return layouts
@@ -137,6 +139,8 @@ def _closed(context: Context, constraints: PlanSpec, precision: str) -> Iterator
     devices = context.cluster.devices
     factor = next((n for n in range(2, devices + 1) if devices % n == 0), 2)
     for axis in CLOSED_AXES:
+        if axis in OPEN_AXES and axis not in reasons:
+            continue
         because = reasons.get(axis, "this version computes the data axes dp_replicate and dp_shard only")
         demanded = getattr(constraints, axis)
         if demanded > 1:
@@ -171,13 +175,20 @@ def _plans(
                 accumulation = accumulation_for(batch, layout.data_degree, micro_batch)
                 largest = -(-batch // layout.data_degree)
                 plan = Plan(layout, zero, micro_batch, accumulation, batch, "none", precision, constraints.compile)
+                plan = with_pipeline(plan, constraints, context.profile)
+                accumulation = plan.accumulation
                 if micro_batch > largest:
                     refused.append(Refusal(plan, f"a device's part of the batch is {largest} sample(s) at most"))
                 elif accumulation > 1 and "accumulation" in closed:
                     refused.append(Refusal(plan, closed["accumulation"]))
                 else:
                     for mode in modes:
-                        yield Plan(layout, zero, micro_batch, accumulation, batch, mode, precision, constraints.compile)
+                        chosen = replace(plan, recompute=mode)
+                        because = pipeline_limits(chosen, context.profile)
+                        if because:
+                            refused.append(Refusal(chosen, because))
+                        else:
+                            yield chosen
 
 
 def micro_batches(batch_samples: int, data_degree: int, demanded: int = 0) -> tuple[int, ...]:

@@ -18,7 +18,9 @@ def make_spec(task: Task, plan: Any = "auto", cluster: Any = "auto", run: Any = 
     """Return the spec that Python arguments describe; each takes the typed spec, a dict of it, or a shorthand."""
     if isinstance(plan, Plan):
         layout = dataclasses.asdict(plan.layout)
-        rest = {name: getattr(plan, name) for name in ("zero", "micro_batch", "recompute", "precision", "compile")}
+        same = ("zero", "micro_batch", "recompute", "precision", "compile", "schedule", "virtual_stages")
+        rest = {name: getattr(plan, name) for name in same}
+        rest["stages"] = "+".join(map(str, plan.stages))
         plan = PlanSpec(**layout, **rest)
     elif isinstance(plan, str):
         plan = plan_spec(plan)
@@ -48,7 +50,7 @@ def plan_spec(text: str) -> PlanSpec:
                 f"'{part.strip()}' is not of the form name=value with one of {', '.join(known)}",
                 '"auto", or for example "dp_shard=2, precision=bf16"',
             )
-        found[name] = int(value) if value.isdigit() else {"true": True, "false": False}.get(value.lower(), value)
+        found[name] = int(value) if value.isdigit() and name != "stages" else {"true": True, "false": False}.get(value.lower(), value)
     return PlanSpec(**found)
 
 

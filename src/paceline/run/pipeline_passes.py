@@ -28,7 +28,8 @@ from paceline.plan.stages import stage_count
 from paceline.run.loader import MicroBatch
 from paceline.run.parallel.pipeline import Pipeline
 from paceline.run.passes import Objective
-from paceline.run.rng import random_state, seed_at, seed_device
+from paceline.run.rng import seed_at, seed_device
+from paceline.run.rng_state import random_state
 from paceline.run.stage_module import StageModule, rows_in
 
 SCHEDULES: dict[str, Any] = {

@@ -21,7 +21,8 @@ from paceline.plan.plan import Plan
 from paceline.run.loader import MicroBatch
 from paceline.run.parallel.pipeline import Stage
 from paceline.run.passes import Objective, in_model_precision
-from paceline.run.rng import random_state, restore_random_state, seed_at, seed_device
+from paceline.run.rng import seed_at, seed_device
+from paceline.run.rng_state import random_state, restore_random_state
 
 
 class _HandedOn(BaseException):

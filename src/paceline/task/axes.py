@@ -6,7 +6,8 @@ _LATER = "needs rules for this model, which come with a later version; dp_replic
 
 CLOSED_AXES = {
     "tp": f"splitting a layer's matrices {_LATER}",
-    "pp": f"splitting the chain of blocks into stages {_LATER}",
+    "pp": "splitting the chain of blocks into stages needs rules for this model: an attribute `paceline_rules` that "
+    "names what comes before the blocks, their container and what comes after; dp_replicate and dp_shard need none",
     "cp": f"splitting a sequence {_LATER}",
     "ep": f"spreading experts {_LATER}",
 }
@@ -15,5 +16,11 @@ _BATCH_STATISTICS = "BatchNorm statistics would be computed over each {part}; tr
 BATCH_STATISTICS = {
     "dp_replicate": _BATCH_STATISTICS.format(part="device's part of the batch"),
     "dp_shard": _BATCH_STATISTICS.format(part="device's part of the batch"),
+    "pp": _BATCH_STATISTICS.format(part="micro-batch of the pipeline"),
     "accumulation": _BATCH_STATISTICS.format(part="micro-batch"),  # not an axis, but closed all the same
 }
+
+
+def closed_axes(*opened: str) -> dict[str, str]:
+    """Return axis -> why it is closed, for a model whose rules open the given axes."""
+    return {axis: because for axis, because in CLOSED_AXES.items() if axis not in opened}

@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from paceline.task.axes import CLOSED_AXES
+from paceline.task.axes import closed_axes
 from paceline.task.models.chunks import loss_chunk_tokens
 from paceline.task.models.sizes import DecoderConfig
 from paceline.task.profile import BlockProfile, ModelProfile
@@ -36,7 +36,7 @@ def profile_decoder(config: DecoderConfig, seq_len: int) -> ModelProfile:
         blocks=(_embedding(config, seq_len), *layers, _norm(config, seq_len), _head(config, seq_len)),
         tokens_per_sample=seq_len,
         source="analytic",
-        closed_axes=dict(CLOSED_AXES),
+        closed_axes=closed_axes("pp"),
     )
 
 

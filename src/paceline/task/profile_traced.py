@@ -10,9 +10,10 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from paceline.errors import ConfigError
-from paceline.task.axes import BATCH_STATISTICS, CLOSED_AXES
+from paceline.task.axes import BATCH_STATISTICS, closed_axes
 from paceline.task.models.blocks import find_blocks
 from paceline.task.models.build import has_batch_statistics
+from paceline.task.models.chain import chain_of
 from paceline.task.profile import BlockProfile, ModelProfile
 from paceline.task.tracing import Counts, trace
 
@@ -37,6 +38,7 @@ def profile_module(
     counts = _trace(model, blocks, example_batch, objective)
     batch_statistics = has_batch_statistics(model)
     axes = () if batch_statistics else ("dp_replicate", "dp_shard")
+    opened = ["pp"] if chain_of(model) is not None else []  # BatchNorm closes it again
     profiles: list[BlockProfile] = []
     owners: dict[int, str] = {}
     for (name, block), count in zip([*blocks, (REST, model)], counts, strict=True):
@@ -50,7 +52,7 @@ def profile_module(
         blocks=tuple(profiles),
         tokens_per_sample=items_per_sample or _items(example_batch, rows),
         source="traced",
-        closed_axes={**CLOSED_AXES, **(BATCH_STATISTICS if batch_statistics else {})},
+        closed_axes={**closed_axes(*opened), **(BATCH_STATISTICS if batch_statistics else {})},
     )
 
 

@@ -18,6 +18,7 @@ from paceline.plan.layout import Layout
 from paceline.plan.plan import Plan, PlanSpec
 from paceline.plan.search import OPEN_AXES
 from paceline.plan.session import Planned, plan_task, profile_task
+from paceline.plan.stages import pipeline_limits, with_pipeline
 from paceline.run.arguments import plan_spec
 from paceline.run.handover import hand_over
 from paceline.run.recovery.supervisor import supervise
@@ -70,7 +71,8 @@ def plan_layout(spec: Spec, asked: PlanSpec, say: Say | None = None) -> tuple[Pl
     """
     layout, default = degrees_of(asked), PlanSpec()
     facts = data_facts(spec.task.data, say)
-    closed = profile_task(spec.task, facts).closed_axes or {}
+    profile = profile_task(spec.task, facts)
+    closed = profile.closed_axes or {}
     for axis in (field.name for field in dataclasses.fields(Layout)):
         if getattr(layout, axis) > 1 and (axis in closed or axis not in OPEN_AXES):
             because = closed.get(axis, "this version computes the data axes dp_replicate and dp_shard only")
@@ -89,6 +91,13 @@ def plan_layout(spec: Spec, asked: PlanSpec, say: Say | None = None) -> tuple[Pl
         accumulation=1 if whole_batch else 2,
         recompute="none" if recompute == "auto" else recompute,
     )
+    pipeline = dataclasses.replace(
+        asked, **{name: chosen(name) for name in ("schedule", "virtual_stages", "stages")}
+    )
+    plan = with_pipeline(plan, pipeline, profile)
+    because = pipeline_limits(plan, profile)
+    if because:
+        raise DoesNotFit(f"the pipeline of {plan} cannot be had", because, "another pp, schedule or split")
     return plan, facts.vocab
 
 
