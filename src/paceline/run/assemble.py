@@ -10,12 +10,14 @@ import torch.distributed as dist
 from torch import nn
 
 from paceline.plan.plan import Plan
+from paceline.run.loader import BatchStream
 from paceline.run.optimizer import build_optimizer
 from paceline.run.parallel.apply import Gradients, apply_plan, is_sharded
 from paceline.run.parallel.pipeline import split_model
 from paceline.run.passes import Passes, SequentialPasses
 from paceline.run.pipeline_passes import PipelinePasses
 from paceline.run.precision import MASTER_DTYPES, scaler_for
+from paceline.run.stage_check import check_chain
 from paceline.run.step import Stepper
 from paceline.run.world import World, build_mesh
 from paceline.task.data.source import Source
@@ -45,9 +47,13 @@ def assemble(task: Task, plan: Plan, world: World, source: Source, items_per_sam
     family = isinstance(task.model, ModelSpec) and is_named(task.model.name)
     model = build_model(task.model, source.vocab or 0, items_per_sample, task.seed, device="meta" if family else "cpu")
     model.to(dtype=MASTER_DTYPES[plan.precision]).train()
+    objective = resolve_objective(task.objective, source.unit)
     late = family and is_sharded(plan)  # storage only once every rank knows its shard
     if not family:
         _materialise(model, task, family, world)  # a user's model is whole on every rank until it is split
+        if plan.layout.pp > 1:
+            stream = BatchStream(source, task.seed, plan, plan.layout.data_rank(world.rank), world.device)
+            check_chain(model, plan, objective, stream.at(0).micro_batches[0], world.device)
     pipeline = split_model(model, plan, mesh) if plan.layout.pp > 1 and mesh is not None else None
     if pipeline is not None:
         model = pipeline.model
@@ -61,7 +67,6 @@ def assemble(task: Task, plan: Plan, world: World, source: Source, items_per_sam
     if late:
         _materialise(model, task, family, world, [stage.module for stage in pipeline.stages] if pipeline else [])
     optimizer = build_optimizer(task.optimizer, model)
-    objective = resolve_objective(task.objective, source.unit)
     passes: Passes = (
         PipelinePasses(pipeline, objective, plan, world.device, task.seed)
         if pipeline is not None

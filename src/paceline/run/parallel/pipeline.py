@@ -18,7 +18,7 @@ from torch.distributed.tensor import DTensor
 
 from paceline.errors import ConfigError, DoesNotFit
 from paceline.plan.plan import Plan
-from paceline.plan.stages import blocks_per_stage, refusal, stage_count, stages_of
+from paceline.plan.stages import blocks_per_stage, refusal, stages_of
 from paceline.run.parallel.apply import Gradients, apply_plan
 from paceline.task.models.absent import Absent
 from paceline.task.models.chain import OPENED_BY, chain_of, is_hugging_face
@@ -66,38 +66,48 @@ def split_model(model: nn.Module, plan: Plan, mesh: DeviceMesh) -> Pipeline:
     Raises DoesNotFit where the model declares no chain or the plan's pipeline cannot run on it, and ConfigError for a
     parameter that belongs to no stage.
     """
-    rules = chain_of(model)
-    if rules is None:
-        raise DoesNotFit(f"{type(model).__name__} cannot be split into stages", OPENED_BY, "pp = 1")
-    modules = dict(model.named_modules())
-    container = modules[rules.blocks]
-    names = [f"{rules.blocks}.{name}" for name, _ in container.named_children()]
-    because = refusal(plan, len(names))
-    if because:
-        raise DoesNotFit(f"the pipeline of {plan} cannot be had", because, "another pp, schedule or micro-batch")
-    _check_every_parameter_has_a_stage(model, rules)
-    held = _names_by_stage(rules, names, blocks_per_stage(plan, len(names)))
-    mine = stages_of(mesh.get_local_rank("pp"), plan)
-    everything = {name for of_stage in held for name in of_stage}
-    # A Hugging Face forward pass looks up a layer's kind by its place in the list, so places are kept.
-    keep_places = is_hugging_face(model)
+    cut = Cut(model, plan)
+    stages = [cut.stage(index) for index in stages_of(mesh.get_local_rank("pp"), plan)]
+    union = stages[0].module if len(stages) == 1 else cut.part([stage.index for stage in stages])
+    return Pipeline(union, stages, mesh.get_group("pp"), cut.shared)
 
-    def part(stages: Iterable[int]) -> nn.Module:
-        kept = {name for stage in stages for name in held[stage]}
-        return _without(model, everything - kept, keep_places)
 
-    stages = []
-    for index in mine:
-        last = stage_count(plan) - 1
-        module = part([index])
+class Cut:
+    """A whole model and where its stages begin and end. Stages share its modules; it is not changed."""
+
+    def __init__(self, model: nn.Module, plan: Plan) -> None:
+        rules = chain_of(model)
+        if rules is None:
+            raise DoesNotFit(f"{type(model).__name__} cannot be split into stages", OPENED_BY, "pp = 1")
+        modules = dict(model.named_modules())
+        names = [f"{rules.blocks}.{name}" for name, _ in modules[rules.blocks].named_children()]
+        because = refusal(plan, len(names))
+        if because:
+            raise DoesNotFit(f"the pipeline of {plan} cannot be had", because, "another pp, schedule or micro-batch")
+        _check_every_parameter_has_a_stage(model, rules)
+        self._model, self._rules, self._blocks = model, rules, names
+        self._held = _names_by_stage(rules, names, blocks_per_stage(plan, len(names)))
+        # Parameters that the first and the last stage both hold.
+        both = [name for name in rules.first if name in rules.last]
+        self.shared = [f"{name}.{p}" for name in both for p, _ in modules[name].named_parameters()]
+
+    def stage(self, index: int) -> Stage:
+        """Return one stage."""
+        last = index == len(self._held) - 1
+        module = self.part([index])
         inside = dict(module.named_modules())
-        blocks = [inside[name] for name in names if name in held[index]]
-        stages.append(Stage(index, index == 0, index == last, module, blocks))
-        if index == last:
-            _let_through(inside[name] for name in rules.last if name in rules.first)
-    union = stages[0].module if len(stages) == 1 else part(mine)
-    both = [f"{m}.{p}" for m in rules.first if m in rules.last for p, _ in modules[m].named_parameters()]
-    return Pipeline(union, stages, mesh.get_group("pp"), both)
+        if last:
+            for name in (name for name in self._rules.first if name in self._rules.last):
+                inside[name].forward = _first_input  # type: ignore[method-assign]  # it is here for its weights alone
+        blocks = [inside[name] for name in self._blocks if name in self._held[index]]
+        return Stage(index, index == 0, last, module, blocks)
+
+    def part(self, stages: Iterable[int]) -> nn.Module:
+        """Return the model without the modules of all other stages."""
+        kept = {name for stage in stages for name in self._held[stage]}
+        absent = {name for held in self._held for name in held} - kept
+        # A Hugging Face forward pass looks up a layer's kind by its place in the list, so places are kept.
+        return _without(self._model, absent, keep_places=is_hugging_face(self._model))
 
 
 def _names_by_stage(rules: Rules, blocks: Sequence[str], counts: Sequence[int]) -> list[set[str]]:
@@ -126,12 +136,6 @@ def _without(module: nn.Module, absent: set[str], keep_places: bool, prefix: str
         else:
             setattr(part, name, Absent() if full in absent else _without(child, absent, keep_places, f"{full}."))
     return part
-
-
-def _let_through(modules: Iterable[nn.Module]) -> None:
-    """Make modules that the last stage has for their weights alone hand on what they get."""
-    for module in modules:
-        module.forward = _first_input  # type: ignore[method-assign]
 
 
 def _first_input(x: torch.Tensor, *args: object, **kwargs: object) -> torch.Tensor:
