@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 import torch
 from distributed import run_ranks
+from test_pipeline import INTERLEAVED, TWO, Net, assert_equal, piped, weights_held
 from tests_shared import VOCAB, decoder_task
 from torch import nn
 
 from paceline.errors import ConfigError
 from paceline.plan.layout import Layout
-from test_pipeline import INTERLEAVED, TWO, Net, assert_equal, piped, weights_held
 
 transformers = pytest.importorskip("transformers")
 

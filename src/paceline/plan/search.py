@@ -184,9 +184,9 @@ def _plans(
                 else:
                     for mode in modes:
                         chosen = replace(plan, recompute=mode)
-                        because = pipeline_limits(chosen, context.profile)
-                        if because:
-                            refused.append(Refusal(chosen, because))
+                        limit = pipeline_limits(chosen, context.profile)
+                        if limit:
+                            refused.append(Refusal(chosen, limit))
                         else:
                             yield chosen
 

@@ -50,7 +50,11 @@ def plan_spec(text: str) -> PlanSpec:
                 f"'{part.strip()}' is not of the form name=value with one of {', '.join(known)}",
                 '"auto", or for example "dp_shard=2, precision=bf16"',
             )
-        found[name] = int(value) if value.isdigit() and name != "stages" else {"true": True, "false": False}.get(value.lower(), value)
+        found[name] = (
+            int(value)
+            if value.isdigit() and name != "stages"
+            else {"true": True, "false": False}.get(value.lower(), value)
+        )
     return PlanSpec(**found)
 
 

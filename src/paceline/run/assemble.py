@@ -89,9 +89,7 @@ def assemble(task: Task, plan: Plan, world: World, source: Source, items_per_sam
     return Assembled(model, optimizer, stepper)
 
 
-def _materialise(
-    model: nn.Module, task: Task, family: bool, world: World, parts: Sequence[nn.Module] = ()
-) -> None:
+def _materialise(model: nn.Module, task: Task, family: bool, world: World, parts: Sequence[nn.Module] = ()) -> None:
     """Put the model on this rank's device with its initial weights: a family's are drawn, a user's are rank 0's.
 
     `parts` are what the model is sharded in, where that is not the model itself.

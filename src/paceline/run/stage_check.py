@@ -36,7 +36,7 @@ def check_chain(model: nn.Module, plan: Plan, objective: Objective, micro: Micro
     finally:
         model.train(was_training)
         for name in {shared.rpartition(".")[0] for shared in cut.shared}:
-            vars(embeddings[name]).pop("forward", None)  # what the last stage put there
+            embeddings[name].__dict__.pop("forward", None)  # what the last stage put there
     assert found is not None
     chained = float(found[0])
     if abs(chained - float(whole)) > RELATIVE * abs(float(whole)):

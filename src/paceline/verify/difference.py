@@ -13,7 +13,6 @@ from paceline.plan.layout import Layout
 from paceline.run.world import World
 from paceline.verify.tolerance import FLOOR
 
-
 # (relative difference, ratio of norms, our element that differs most, the reference's)
 _Measure = tuple[float, float, float, float]
 _ELSEWHERE: _Measure = (0.0, 1.0, 0.0, 0.0)  # of a tensor that another pipeline stage holds

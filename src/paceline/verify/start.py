@@ -91,13 +91,11 @@ def plan_layout(spec: Spec, asked: PlanSpec, say: Say | None = None) -> tuple[Pl
         accumulation=1 if whole_batch else 2,
         recompute="none" if recompute == "auto" else recompute,
     )
-    pipeline = dataclasses.replace(
-        asked, **{name: chosen(name) for name in ("schedule", "virtual_stages", "stages")}
-    )
+    pipeline = dataclasses.replace(asked, **{name: chosen(name) for name in ("schedule", "virtual_stages", "stages")})
     plan = with_pipeline(plan, pipeline, profile)
-    because = pipeline_limits(plan, profile)
-    if because:
-        raise DoesNotFit(f"the pipeline of {plan} cannot be had", because, "another pp, schedule or split")
+    limit = pipeline_limits(plan, profile)
+    if limit:
+        raise DoesNotFit(f"the pipeline of {plan} cannot be had", limit, "another pp, schedule or split")
     return plan, facts.vocab
 
 

@@ -98,7 +98,7 @@ class Cut:
         inside = dict(module.named_modules())
         if last:
             for name in (name for name in self._rules.first if name in self._rules.last):
-                inside[name].forward = _first_input  # type: ignore[method-assign]  # it is here for its weights alone
+                inside[name].forward = _first_input  # it is here for its weights alone
         blocks = [inside[name] for name in self._blocks if name in self._held[index]]
         return Stage(index, index == 0, last, module, blocks)
 
