@@ -172,6 +172,7 @@ def test_a_rank_holds_its_stages_alone_under_their_full_names() -> None:
 def trained(task: Task, plan: Plan, root: Path, go_on: bool) -> dict[str, torch.Tensor]:
     """Train two steps and save, or load and train none; return this rank's whole state."""
     _, built = run_steps(task, plan, 0 if go_on else 2)
+    evaluate(built.stepper, task.data, 9, plan.layout.data_rank(join_world("cpu").rank))  # leaves weights gathered
     materialise_optimizer_state(built.optimizer)
     state = training_state(built.model, built.optimizer)
     if go_on:
@@ -184,7 +185,7 @@ def trained(task: Task, plan: Plan, root: Path, go_on: bool) -> dict[str, torch.
 def test_checkpoints_move_between_pipelines_and_other_layouts(tmp_path: Path) -> None:
     """Saved by a pipeline with a tied weight, loaded on one device, on shards, on another pipeline; and back."""
     sharded = Layout(pp=2, dp_shard=2)
-    run_ranks(trained, 4, deep(), piped(sharded), tmp_path / "a", False)
+    run_ranks(trained, 4, deep(), piped(sharded, zero=2, **INTERLEAVED), tmp_path / "a", False)
     one = trained(deep(), plan_of(Layout(), precision="fp64"), tmp_path / "a", True)
     for layout, changes in ((Layout(dp_shard=2), {}), (TWO, INTERLEAVED), (sharded, {})):
         held: dict[str, torch.Tensor] = {}
