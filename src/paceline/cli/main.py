@@ -27,6 +27,7 @@ VERBS = {
     "verify": "prove that a layout computes the numbers of one device",
     "train": "plan, verify, train, report; resumes by itself",
     "report": "what a run took against what was forecast",
+    "export": "a run's weights as safetensors, for transformers where the model is built in",
     "probe": "measure this machine: compute, memory, links",
     "schema": "the JSON schema of spec files, for editors",
 }

@@ -35,7 +35,7 @@ def probe_machine(
     """
     host = read_host()
     if kind not in ("cpu", "cuda"):
-        raise ConfigError(f"cannot probe '{kind}'", "a probe measures this machine's 'cpu' or 'cuda'", "--device cpu")
+        raise ConfigError(f"cannot probe '{kind}'", "a probe measures this machine's 'cpu' or 'cuda'", "--kind cpu")
     devices = devices or (len(visible_gpus()) if kind == "cuda" else 1)
     if kind == "cuda" and (not devices or devices > len(visible_gpus()) or torch_without_cuda()):
         seen = "this torch is a CPU-only build" if torch_without_cuda() else f"{len(visible_gpus())} GPU(s) are visible"

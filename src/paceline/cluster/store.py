@@ -11,7 +11,7 @@ from typing import Any
 
 from paceline.errors import StorageError
 
-SCHEMA = 1
+SCHEMA = 2
 
 
 def cache_dir() -> Path:

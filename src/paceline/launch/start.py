@@ -19,7 +19,7 @@ from paceline.report.build import build_report, report_lines, write_report
 from paceline.run.arguments import run_directory
 from paceline.run.brief import BRIEF_VARIABLE, make_brief
 from paceline.run.handover import hand_over
-from paceline.run.journal import mark_end
+from paceline.run.journal import mark_end, read_journal
 from paceline.run.place import ranks_from_environment
 from paceline.run.recovery.supervisor import Outcome, explain, supervise
 from paceline.spec import Spec
@@ -41,10 +41,11 @@ def train(spec: Spec, say: Say = print) -> int:
     planned = _plan(spec, say)
     for line in headline_lines(planned):
         say(line)
-    verified = _verify(planned, say) if spec.run.verify and planned.plan.layout.devices > 1 else None
+    to_prove = spec.run.verify and planned.plan.layout.devices > 1 and not _is_complete(run_dir, planned.steps)
+    verified = _verify(planned, say) if to_prove else None
     outcome = _run(spec, planned, verified)
     if outcome.error is not None:
-        mark_end(run_dir, outcome.exit_code, outcome.error)
+        _mark_end(run_dir, outcome, say)
     _report(run_dir, say)
     explain(outcome)
     return outcome.exit_code
@@ -74,6 +75,12 @@ def check_writable(run_dir: Path) -> None:
         raise StorageError(
             f"cannot write to the run's directory {run_dir}", str(error), "free space or choose another run.dir"
         ) from error
+
+
+def _is_complete(run_dir: Path, steps: int) -> bool:
+    """Return whether the journal says that the run has reached its end: nothing is left to be proved."""
+    ends = (record for record in read_journal(run_dir) if record["kind"] == "run_ended")
+    return any(end.get("status") == "complete" and end.get("step", 0) >= steps for end in ends)
 
 
 def _verify(planned: Planned, say: Say) -> dict[str, Any]:
@@ -124,6 +131,14 @@ def _as_one_rank(spec: Spec, run_dir: Path, say: Say) -> int:
         if is_first:
             _report(run_dir, say)
     return 0
+
+
+def _mark_end(run_dir: Path, outcome: Outcome, say: Say) -> None:
+    assert outcome.error is not None
+    try:
+        mark_end(run_dir, outcome.exit_code, outcome.error)
+    except OSError as error:  # the disk may be full: what ended the run is told all the same
+        say(f"journal  how the run ended could not be added: {error}")
 
 
 def _report(run_dir: Path, say: Say) -> None:

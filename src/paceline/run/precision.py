@@ -8,6 +8,7 @@ layout never changes what is computed. Gradients arrive in the compute dtype and
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 from typing import Any
 
@@ -57,6 +58,35 @@ def cast_unit(unit: nn.Module, dtype: torch.dtype, inner_units: set[nn.Module]) 
                 table[name] = parameter
 
     unit.forward = forward_in_compute_dtype
+
+
+def cast_reads(unit: nn.Module, dtype: torch.dtype, inner_units: set[nn.Module]) -> None:
+    """Do what `cast_unit` does in a way that torch.compile can follow inside activation checkpointing.
+
+    Each module gets a subclass of its class in which reading a weight gives it in `dtype`, as a part of the graph; the
+    weights themselves stay where they are. A weight that two modules of the unit share is cast twice.
+    """
+    for module in _modules_outside(unit, inner_units):
+        names = tuple(name for name, p in module._parameters.items() if p is not None and p.is_floating_point())
+        if names:
+            kind: Any = type(module)
+            module.__class__ = _reading_in(kind, names, dtype)
+    forward = unit.forward
+
+    def forward_in_compute_dtype(*args: Any, **kwargs: Any) -> Any:
+        return forward(*cast_floats(args, dtype), **cast_floats(kwargs, dtype))
+
+    unit.forward = forward_in_compute_dtype
+
+
+@functools.cache
+def _reading_in(kind: Any, names: tuple[str, ...], dtype: torch.dtype) -> type[nn.Module]:
+    """Return a subclass of a module class whose parameters `names` read as casts; the same one for like modules."""
+
+    def reader(name: str) -> property:
+        return property(lambda self: self._parameters[name].to(dtype))
+
+    return type(kind.__name__, (kind,), {name: reader(name) for name in names})
 
 
 def _modules_outside(root: nn.Module, inner_units: set[nn.Module]) -> list[nn.Module]:

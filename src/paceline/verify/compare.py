@@ -100,7 +100,7 @@ def _step(
     stats = built.stepper.step(batch, lr)
     ours = {"weight": stats.weight, "loss": stats.loss, "grad_norm": stats.grad_norm}
     theirs = {name: getattr(expected, name) for name in ours}
-    weight, loss, norm = number_differences(ours, theirs, step, world, plan.layout)
+    weight, loss, norm = number_differences(ours, theirs, step, world)
     weights, buffers = dict(built.model.named_parameters()), dict(built.model.named_buffers())
     return [
         samples,

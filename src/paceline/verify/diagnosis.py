@@ -75,10 +75,10 @@ def diagnose(wrong: list[Difference], compared: int, plan: Plan, traits: Traits)
 
 
 def _samples(first: Difference) -> Diagnosis:
-    if first.ratio < 1:
-        return Diagnosis("batch not as asked", f"{1 - first.ratio:.0%} of the global batch is never read: rows dropped")
     if not first.copies_agree:
         return Diagnosis("sample order", "several ranks read the same samples")
+    if first.ratio < 1:
+        return Diagnosis("batch not as asked", f"{1 - first.ratio:.0%} of the global batch is never read: rows dropped")
     return Diagnosis("sample order", "other samples are read than belong to these positions")
 
 
@@ -120,8 +120,8 @@ def _gradients(same: list[Difference], compared: int, plan: Plan, traits: Traits
         likely = f"every gradient is {ratios[0]:.4g} times the reference's" + (f": {named}" if named else "")
         return Diagnosis("gradient scale", likely)
     if not all(d.copies_agree for d in same):
-        part = "some gradients" if len(same) < compared else "gradients"
-        return Diagnosis("gradients not summed", f"copies hold different {part}: {_names(same)} are not reduced")
+        part = "some of the" if len(same) < compared else "the"
+        return Diagnosis("gradients not summed", f"copies differ in {part} gradients, not reduced: {_names(same)}")
     small, large = BF16_ROUNDING
     if all(small < d.relative < large and abs(d.ratio - 1) < large for d in same) and len(same) > compared // 2:
         return Diagnosis("half-reduced precision", "differences have the size of bf16 rounding: gradients are rounded")
@@ -142,7 +142,9 @@ def _norm(first: Difference, plan: Plan) -> Diagnosis:
         return Diagnosis("gradient norm", "ranks clip by different norms: that of their own shard is not summed")
     squared = _degree(first.ratio**2, plan)
     named = f": its square is off by {squared}" if squared else ""
-    return Diagnosis("gradient norm", f"gradients are right, their norm is {first.ratio:.4g} times too large{named}")
+    return Diagnosis(
+        "gradient norm", f"gradients are right, their norm is {first.ratio:.4g} times the reference's{named}"
+    )
 
 
 def _update(same: list[Difference], traits: Traits) -> Diagnosis:

@@ -67,18 +67,21 @@ def tensor_differences(
         local.append(_measure(mine.double(), part.double(), FLOOR * total))
     extra = [name for name in sorted(held) if name not in reference]
     local += [(math.inf, math.inf, math.nan, math.nan)] * len(extra)
-    return _worst(quantity, [*reference, *extra], local, step, world, layout)
+    # Ranks at the same place of every axis but dp_replicate hold copies of the same part.
+    places = [{**layout.coordinates(rank), "dp_replicate": 0} for rank in range(world.size)]
+    return _worst(quantity, [*reference, *extra], local, step, world, [places.index(place) for place in places])
 
 
 def number_differences(
-    ours: Mapping[str, float], reference: Mapping[str, float], step: int, world: World, layout: Layout
+    ours: Mapping[str, float], reference: Mapping[str, float], step: int, world: World
 ) -> list[Difference]:
     """Return one Difference per number that every rank reports; the name is the quantity too. Every rank calls it."""
     local = []
     for name, expected in reference.items():
         relative = abs(ours[name] - expected) / max(abs(expected), 1e-300)
         local.append((relative, ours[name] / expected if expected else math.nan, ours[name], expected))
-    return _worst("", list(reference), local, step, world, layout)
+    everywhere = [0] * world.size  # every rank reports the same number
+    return _worst("", list(reference), local, step, world, everywhere)
 
 
 def sample_differences(
@@ -91,8 +94,10 @@ def sample_differences(
     """
     read: dict[int, list[tuple[int, int]]] = {}
     everyone = world.gather(ours)
+    # From coordinates, not from `data_rank`: a mistake there must not hide itself.
+    parts = [(place["dp_replicate"], place["dp_shard"]) for place in map(layout.coordinates, range(world.size))]
     for rank, runs in enumerate(everyone):
-        owner = next(r for r in range(rank + 1) if layout.data_rank(r) == layout.data_rank(rank))
+        owner = parts.index(parts[rank])
         if owner != rank and runs == everyone[owner]:
             continue  # ranks that share samples must read the same ones, which count once
         for position, ids in runs:
@@ -117,20 +122,18 @@ def _worst(
     local: list[_Measure],
     step: int,
     world: World,
-    layout: Layout,
+    copy_of: list[int],
 ) -> list[Difference]:
-    """Return the Differences from the ranks where they are largest, given this rank's measures."""
+    """Return the Differences from the ranks where they are largest, given this rank's measures.
+
+    `copy_of` holds for each rank the lowest one whose numbers it must share.
+    """
     ranks = world.gather(local)
-    parts = [
-        {axis: at for axis, at in layout.coordinates(r).items() if axis != "dp_replicate"} for r in range(len(ranks))
-    ]
     found = []
     for index, name in enumerate(names):
         rank = max(range(len(ranks)), key=lambda r: (_order(ranks[r][index][0]), -r))
         # Copies of the same part that went through the same arithmetic are equal to the last bit.
-        copies_agree = all(
-            repr(ranks[r][index]) == repr(ranks[parts.index(part)][index]) for r, part in enumerate(parts)
-        )
+        copies_agree = all(repr(ranks[r][index]) == repr(ranks[copy][index]) for r, copy in enumerate(copy_of))
         relative, ratio, value, expected = ranks[rank][index]
         found.append(
             Difference(quantity or name, name, step, rank, relative, ratio, value, expected, copies_agree=copies_agree)

@@ -17,10 +17,9 @@ from paceline.task.task import DataSpec, ModelSpec, Task
 
 SMALLEST_WORLD, LARGEST_WORLD = 4, 8
 LARGEST_MICRO_BATCH = 4  # rows of the twin's batch that a rank has at most
-HEAD_DIM = 8
-LAYERS = 3
+HEAD_DIM, MANY_HEADS, LAYERS = 8, 16, 3
 SEQ_LEN = 24
-LARGEST_VOCAB = 521  # a prime: uneven over every number of shards
+LARGEST_VOCAB = 521  # a prime: uneven over every number of shards, where the data's own is not larger
 # Adam divides by |g| + eps: with a tiny eps it turns rounding noise in near-zero gradients into whole updates.
 TWIN_EPS = 1e-4
 
@@ -50,14 +49,15 @@ def twin_model(model: ModelSpec, data_vocab: int, task: Task, layers: int = LAYE
     ratio = full.heads // full.kv_heads
     kv_heads = 2 if full.kv_heads > 1 else 1
     heads = ratio * kv_heads
+    hidden = heads * (HEAD_DIM if heads <= MANY_HEADS else HEAD_DIM // 2)
     return dataclasses.replace(
         model,
-        hidden=heads * HEAD_DIM,
+        hidden=hidden,
         heads=heads,
         kv_heads=kv_heads,
         layers=layers if layers > LAYERS else min(full.layers, layers),
-        ffn=heads * HEAD_DIM * 2 + 8,
-        vocab=max(data_vocab, min(full.vocab, LARGEST_VOCAB)),
+        ffn=hidden * 2 + 8,
+        vocab=max(data_vocab, min(full.vocab, LARGEST_VOCAB)) | 1,  # odd: shards of the embedding differ in rows
         tied=full.tied,
         weights="",
     )

@@ -3,7 +3,7 @@
 Saved from any layout, loaded into any other. See manifest.py for the format and folder.py for names and publication.
 """
 
-from paceline.run.checkpoint.export import consolidate, full_tensors
+from paceline.run.checkpoint.export import WholeTensors, consolidate, full_tensors
 from paceline.run.checkpoint.folder import Found, Listing, find_latest, list_checkpoints, verify_checkpoint
 from paceline.run.checkpoint.load import Loaded, load_checkpoint, load_latest
 from paceline.run.checkpoint.manifest import Manifest, TensorEntry, read_index, read_manifest
@@ -17,6 +17,7 @@ __all__ = [
     "Loaded",
     "Manifest",
     "TensorEntry",
+    "WholeTensors",
     "consolidate",
     "find_latest",
     "full_tensors",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import partial
 from pathlib import Path
 
@@ -16,15 +16,30 @@ from paceline.run.checkpoint.shards import Entry, ShardReader, write_shard
 from paceline.run.checkpoint.state import MODEL
 
 
+class WholeTensors(Mapping[str, torch.Tensor]):
+    """The whole tensors of a complete checkpoint by name, without `prefix`; each is built when asked for, not kept."""
+
+    def __init__(self, path: Path, prefix: str = MODEL) -> None:
+        self._shards = ShardReader(path)
+        index = read_index(path, read_manifest(path))
+        self._entries = {name.removeprefix(prefix): entry for name, entry in index.items() if name.startswith(prefix)}
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        return _whole(self._shards, self._entries[name])
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._entries)
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+
 def full_tensors(path: Path, prefix: str = MODEL) -> Iterator[tuple[str, torch.Tensor]]:
     """Yield (name without the prefix, whole tensor on the host) for each stored name that begins with `prefix`.
 
     Only one tensor is built at a time. Raises StorageError where the checkpoint is not complete.
     """
-    shards = ShardReader(path)
-    for name, entry in read_index(path, read_manifest(path)).items():
-        if name.startswith(prefix):
-            yield name.removeprefix(prefix), _whole(shards, entry)
+    yield from WholeTensors(path, prefix).items()
 
 
 def consolidate(path: Path, out: Path, prefix: str = MODEL, *, verify: bool = True) -> FileEntry:

@@ -10,7 +10,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from paceline.plan.plan import Plan
 from paceline.run.parallel.data import ShardedGradients, shard
-from paceline.run.precision import COMPUTE_DTYPES, MASTER_DTYPES, cast_unit
+from paceline.run.precision import COMPUTE_DTYPES, MASTER_DTYPES, cast_reads, cast_unit
 from paceline.run.recompute import checkpoint_block
 from paceline.run.replicas.allreduce import LocalGradients, ReducedGradients
 
@@ -47,8 +47,11 @@ def apply_plan(model: nn.Module, blocks: list[nn.Module], plan: Plan, mesh: Devi
     compute, master = COMPUTE_DTYPES[plan.precision], MASTER_DTYPES[plan.precision]
     sharded = mesh is not None and is_sharded(plan)
     if compute != master and not sharded:
-        for unit in [*blocks, model]:
-            cast_unit(unit, compute, set(blocks) - {unit})
+        # The compiler cannot follow a swap of weights inside a recomputed part, and would leave the block uncompiled.
+        cast_block = cast_reads if plan.compile and plan.recompute != "none" else cast_unit
+        for block in blocks:
+            cast_block(block, compute, set(blocks) - {block})
+        cast_unit(model, compute, set(blocks) - {model})
     for block in blocks:
         checkpoint_block(block, plan.recompute)
     if plan.compile:

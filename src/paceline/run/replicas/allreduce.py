@@ -3,6 +3,9 @@
 Gradients live in flat buckets, filled in the order in which the backward pass produces them. In the last micro-batch
 a bucket is reduced as soon as it is complete, while the backward pass goes on. Buckets are fixed when the run
 starts and reduced in a fixed order, so that a resumed run sums in the same order as an undisturbed one.
+
+A parameter that no rank's backward pass reaches has no gradient, as on one device: an optimizer would decay its
+weight if it had one of zeros. Each bucket therefore carries one number per parameter, how many ranks reached it.
 """
 
 from __future__ import annotations
@@ -21,6 +24,8 @@ class _Bucket:
     flat: torch.Tensor
     parameters: list[nn.Parameter]
     views: list[torch.Tensor]
+    ranks_reached: torch.Tensor  # [parameters], the end of `flat`
+    reached: set[nn.Parameter] = field(default_factory=set)  # by this rank's backward passes of the step
     missing: int = 0
     work: dist.Work | None = None
 
@@ -47,6 +52,7 @@ class ReducedGradients:
         """Set all gradients to zero and point every parameter's gradient at its place in the buckets."""
         for bucket in self._buckets:
             bucket.flat.zero_()
+            bucket.reached.clear()
             for parameter, view in zip(bucket.parameters, bucket.views, strict=True):
                 parameter.grad = view
 
@@ -59,6 +65,7 @@ class ReducedGradients:
     def _hook(self, index: int):  # type: ignore[no-untyped-def]
         def arrived(parameter: nn.Parameter) -> None:
             self._buckets[index].missing -= 1
+            self._buckets[index].reached.add(parameter)
             while self._last and self._next < len(self._buckets) and self._buckets[self._next].missing == 0:
                 self._reduce_next()
 
@@ -66,6 +73,10 @@ class ReducedGradients:
 
     def _reduce_next(self) -> None:
         bucket = self._buckets[self._next]
+        if len(bucket.reached) == len(bucket.parameters):
+            bucket.ranks_reached.fill_(1.0)
+        else:
+            bucket.ranks_reached.copy_(torch.tensor([float(p in bucket.reached) for p in bucket.parameters]))
         bucket.work = dist.all_reduce(bucket.flat, group=self.group, async_op=True)
         self._next += 1
 
@@ -77,6 +88,9 @@ class ReducedGradients:
             assert bucket.work is not None
             bucket.work.wait()
             bucket.work = None
+            if len(bucket.reached) < len(bucket.parameters):
+                for parameter, ranks in zip(bucket.parameters, bucket.ranks_reached.tolist(), strict=True):
+                    parameter.grad = parameter.grad if ranks else None
 
 
 def _grouped(parameters: list[nn.Parameter], limit: int) -> list[list[nn.Parameter]]:
@@ -95,12 +109,13 @@ def _grouped(parameters: list[nn.Parameter], limit: int) -> list[list[nn.Paramet
 def _fill(parameters: list[nn.Parameter]) -> _Bucket:
     """Return a bucket with one gradient view per parameter, laid out like the parameter itself."""
     first = parameters[0]
-    flat = torch.zeros(sum(p.numel() for p in parameters), dtype=first.dtype, device=first.device)
+    size = sum(p.numel() for p in parameters) + len(parameters)
+    flat = torch.zeros(size, dtype=first.dtype, device=first.device)
     views, start = [], 0
     for parameter in parameters:
         views.append(flat[start : start + parameter.numel()].view(parameter.shape))
         start += parameter.numel()
-    return _Bucket(flat, parameters, views)
+    return _Bucket(flat, parameters, views, flat[start:])
 
 
 @dataclass

@@ -23,7 +23,11 @@ INDEX = "model.safetensors.index.json"
 
 def to_hf_state(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return our decoder's state under the names of LlamaForCausalLM."""
-    return {name if name == HEAD else PREFIX + name: tensor for name, tensor in state.items()}
+    return {_hf_name(name): tensor for name, tensor in state.items()}
+
+
+def _hf_name(name: str) -> str:
+    return name if name == HEAD else PREFIX + name
 
 
 def from_hf_state(state: Mapping[str, Tensor], tied: bool = False) -> dict[str, Tensor]:
@@ -59,24 +63,29 @@ def export_safetensors(
 ) -> Path:
     """Write weights and config.json so that `LlamaForCausalLM.from_pretrained(folder)` loads them; return the folder.
 
-    `state` has our names and full tensors. Above `shard_bytes` the weights go to several files and an index. Every
-    file is complete or absent. Raises StorageError where the folder cannot be written.
+    `state` has our names and full tensors, and may be lazy: no more than one file's tensors are held at a time. Above
+    `shard_bytes` the weights go to several files and an index. Every file is complete or absent. Raises StorageError
+    where the folder cannot be written.
     """
     from safetensors.torch import save_file
 
     folder = Path(folder)
-    named = {name: tensor.detach().cpu().contiguous() for name, tensor in to_hf_state(state).items()}
-    parts = _parts(named, shard_bytes)
-    dtypes = {str(tensor.dtype).removeprefix("torch.") for tensor in named.values()}
+    ours = {_hf_name(name): name for name in state}
+    sizes, dtypes = {}, set()
+    for name in ours:
+        tensor = state[ours[name]]
+        sizes[name] = tensor.nbytes
+        dtypes.add(str(tensor.dtype).removeprefix("torch."))
+    parts = _parts(sizes, shard_bytes)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for file, names in parts.items():
-            save_file({name: named[name] for name in names}, folder / (file + ".part"), metadata={"format": "pt"})
+            held = {name: state[ours[name]].detach().cpu().contiguous() for name in names}
+            save_file(held, folder / (file + ".part"), metadata={"format": "pt"})
             (folder / (file + ".part")).replace(folder / file)
         if len(parts) > 1:
-            total = sum(tensor.nbytes for tensor in named.values())
             weight_map = {name: file for file, names in parts.items() for name in names}
-            _write_json(folder / INDEX, {"metadata": {"total_size": total}, "weight_map": weight_map})
+            _write_json(folder / INDEX, {"metadata": {"total_size": sum(sizes.values())}, "weight_map": weight_map})
         else:
             (folder / INDEX).unlink(missing_ok=True)  # of an earlier export, and would take precedence
         _write_json(folder / "config.json", to_hf_config(config, dtypes.pop() if len(dtypes) == 1 else "float32"))
@@ -85,16 +94,16 @@ def export_safetensors(
     return folder
 
 
-def _parts(state: Mapping[str, Tensor], shard_bytes: int) -> dict[str, list[str]]:
+def _parts(sizes: Mapping[str, int], shard_bytes: int) -> dict[str, list[str]]:
     """Return file name to tensor names, in order, each file at most `shard_bytes` unless one tensor is larger."""
     groups: list[list[str]] = [[]]
     used = 0
-    for name, tensor in state.items():
-        if groups[-1] and used + tensor.nbytes > shard_bytes:
+    for name, size in sizes.items():
+        if groups[-1] and used + size > shard_bytes:
             groups.append([])
             used = 0
         groups[-1].append(name)
-        used += tensor.nbytes
+        used += size
     if len(groups) == 1:
         return {"model.safetensors": groups[0]}
     return {f"model-{i:05d}-of-{len(groups):05d}.safetensors": names for i, names in enumerate(groups, start=1)}

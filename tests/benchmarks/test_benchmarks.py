@@ -1,0 +1,102 @@
+"""The benchmarks run, in their quick form: what they print has its shape, and all loops do the same work."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+SCRIPTS = Path(__file__).parents[2] / "benchmarks"
+
+
+def run_script(name: str, folder: Path, *arguments: str) -> tuple[dict[str, Any], str]:
+    """Run a benchmark and return its JSON result and what it printed. Its caches are its own."""
+    out = folder / "result.json"
+    done = subprocess.run(
+        [sys.executable, str(SCRIPTS / name), *arguments, "--json", str(out)],
+        env={**os.environ, "XDG_CACHE_HOME": str(folder / "cache"), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"},
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return json.loads(out.read_text()), done.stdout
+
+
+def check_rows(rows: list[dict[str, Any]]) -> None:
+    """Check that every contender did the loop by hand's work, and that ratios lie in their intervals."""
+    for row in rows:
+        assert row["same_work"], row
+        assert row["steps_per_second"] > 0
+        for spread in (row["ratio"], row["cpu_ratio"]):
+            assert 0 < spread["low"] <= spread["median"] <= spread["high"]
+        if row["contender"] == "bare":
+            assert row["ratio"] == {"median": 1.0, "low": 1.0, "high": 1.0}
+
+
+def test_overhead_against_the_loop_by_hand(tmp_path: Path) -> None:
+    result, printed = run_script("overhead.py", tmp_path, "--quick", "--processes", "1", "--contenders", "paceline")
+    assert [row["contender"] for row in result["rows"]] == ["bare", "bare again", "paceline"]
+    check_rows(result["rows"])
+    assert result["machine"]["cores"] >= 1
+    assert printed.count("\n| 1 process |") == 3
+
+
+@pytest.mark.deep
+def test_overhead_of_all_libraries_in_all_settings(tmp_path: Path) -> None:
+    for library in ("accelerate", "lightning", "transformers"):
+        pytest.importorskip(library)
+    result, _ = run_script("overhead.py", tmp_path, "--quick")
+    settings = [(row["setting"], row["contender"]) for row in result["rows"]]
+    libraries = ["bare", "bare again", "paceline", "accelerate", "fabric", "trainer"]
+    assert settings == [
+        *[("1 process", name) for name in libraries],
+        *[("2 processes, replicated", name) for name in libraries],
+        *[("2 processes, sharded", name) for name in libraries[:3]],
+    ]
+    check_rows(result["rows"])
+
+
+def test_an_unknown_contender_is_refused(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, str(SCRIPTS / "overhead.py"), "--contenders", "nobody"], capture_output=True, text=True
+    )
+    assert done.returncode == 2
+    assert "unknown nobody; there are paceline" in done.stderr
+
+
+def check_gpu(result: dict[str, Any]) -> None:
+    """Check one model's result: both loops trained alike, and the figures agree with each other."""
+    assert result["layers"] == result["layers_of"] == 5
+    assert result["largest_loss_difference"] < 1e-2  # bf16 has 8 bits
+    for loop in ("paceline", "by_hand"):
+        row = result[loop]
+        assert len(row["losses"]) == 5
+        assert row["losses"][-1] < row["losses"][0]
+        assert row["tokens_per_second"] * row["step_seconds"] == pytest.approx(result["batch"] * result["seq_len"])
+        assert 0 < row["mfu_matrix"] < 1
+        assert row["peak_bytes"] > 16 * result["parameters"]
+    assert result["forecast"]["peak_bytes"] > 16 * result["parameters"]
+
+
+def test_gpu_benchmark_on_the_cpu(tmp_path: Path) -> None:
+    arguments = ("--device", "cpu", "--quick", "--no-compile")
+    result, printed = run_script("gpu.py", tmp_path, *arguments)
+    check_gpu(result["results"][0])
+    assert result["matrix_flops"] > 1e9
+    assert "MFU" in printed
+    assert "losses differ by" in printed
+
+
+@pytest.mark.deep
+def test_gpu_benchmark_with_compiled_blocks(tmp_path: Path) -> None:
+    result, _ = run_script("gpu.py", tmp_path, "--device", "cpu", "--quick")
+    check_gpu(result["results"][0])
+    assert "compiled" in result["results"][0]["plan"]

@@ -1,0 +1,469 @@
+"""Mistakes that have gone wrong silently elsewhere, planted into the running system, and what must catch each.
+
+A plant replaces a function or an attribute of ours inside the ranks, for as long as one proof runs. Nothing of the
+reference is touched, and nothing of torch.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from tests_shared import SEQ_LEN, VOCAB, Dropout, decoder_task, plan_of
+from torch import nn
+
+from paceline.plan import layout as layout_module
+from paceline.plan.layout import Layout
+from paceline.plan.plan import Plan
+from paceline.run import assemble as assemble_module
+from paceline.run import loader, passes, recompute
+from paceline.run.loader import MicroBatch
+from paceline.run.optimizer import build_optimizer
+from paceline.run.parallel import apply, data
+from paceline.run.parallel.data import ShardedGradients
+from paceline.run.passes import SequentialPasses
+from paceline.run.replicas.allreduce import ReducedGradients
+from paceline.run.step import Stepper
+from paceline.run.world import World, join_world
+from paceline.task.task import OptimizerSpec, Task
+from paceline.verify.compare import compare
+
+Patch = pytest.MonkeyPatch
+Plant = Callable[[Patch, World], None]
+
+
+class BatchStatistics(nn.Module):
+    """A model whose BatchNorm keeps running statistics of what each rank sees."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.norm, self.head = nn.Embedding(VOCAB, 12), nn.BatchNorm1d(12), nn.Linear(12, VOCAB)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        """Return logits [rows, seq, vocab]."""
+        return self.head(self.norm(self.embed(tokens).transpose(1, 2)).transpose(1, 2))
+
+
+@dataclass(frozen=True)
+class Planted:
+    """One mistake: its family, what is planted, into which case, and what the proof must name."""
+
+    family: str
+    what: str
+    case: str
+    plant: Plant
+    quantity: str
+    diagnosed: str  # the family that the proof names
+    tensor: str = ""  # part of the name of the first tensor or number that differs
+    says: str = ""  # part of the likely cause
+
+
+def task_of(case: str) -> Task:
+    """Return the task of a case."""
+    changes: dict[str, Any] = {"optimizer": OptimizerSpec(lr=1e-2, eps=1e-5, clip_norm=0.5)}
+    model: Any = dataclasses.replace(decoder_task().model, hidden=16, layers=2, heads=2, kv_heads=1, ffn=24, tied=False)
+    if case.startswith("dropout"):
+        model, changes["objective"] = Dropout, "next_token"
+    elif case == "batch norm":
+        model, changes["objective"] = BatchStatistics, "next_token"
+    return decoder_task(model=model, **changes)
+
+
+PLANS: dict[str, Plan] = {
+    "copies": plan_of(Layout(dp_replicate=2), batch=7),
+    "copies, stand-ins": plan_of(Layout(dp_replicate=2), batch=5, micro_batch=1),
+    "zero 3": plan_of(Layout(dp_shard=2), batch=7, zero=3),
+    "zero 1": plan_of(Layout(dp_shard=2), batch=7, zero=1),
+    "dropout": plan_of(Layout(dp_replicate=2), batch=7),
+    "dropout, recompute": plan_of(Layout(dp_replicate=2), batch=7, recompute="full"),
+    "batch norm": plan_of(Layout(dp_replicate=2), batch=7),
+    "hybrid": plan_of(Layout(dp_replicate=2, dp_shard=2), batch=7, zero=3),
+}
+
+
+# ---- how gradients come together ------------------------------------------------------------------------------------
+
+
+def counted(micro: MicroBatch) -> float:
+    return float((micro.data["labels"] != -100).sum()) if micro.counts else 0.0
+
+
+Objective = Callable[[nn.Module, Any], tuple[torch.Tensor, Any]]
+
+
+def objective_changed_by(patch: Patch, change: Callable[[Objective, list[MicroBatch]], Objective]) -> None:
+    """Have the passes of a step run with another objective, made from the task's and the rank's micro-batches."""
+    original = SequentialPasses.accumulate
+
+    def accumulate(self: SequentialPasses, micros: Sequence[MicroBatch], down: float) -> tuple[Any, Any]:
+        objective = self.objective
+        self.objective = change(objective, [*micros])
+        try:
+            return original(self, micros, down)
+        finally:
+            self.objective = objective
+
+    patch.setattr(SequentialPasses, "accumulate", accumulate)
+
+
+def backward_scaled_by(patch: Patch, factor: Callable[[MicroBatch, list[MicroBatch]], float]) -> None:
+    """Have every backward pass run on the loss times a factor, while loss and weight are reported as they are."""
+
+    def change(objective: Objective, micros: list[MicroBatch]) -> Objective:
+        turn = iter(micros)
+
+        def scaled(model: nn.Module, batch: Any) -> tuple[torch.Tensor, Any]:
+            loss, weight = objective(model, batch)
+            by = factor(next(turn), micros)
+            return loss * by + (loss * (1 - by)).detach(), weight
+
+        return scaled
+
+    objective_changed_by(patch, change)
+
+
+def over_all_ranks(value: float) -> float:
+    tensor = torch.tensor(value, dtype=torch.float64)
+    dist.all_reduce(tensor)
+    return float(tensor)
+
+
+def mean_of_means(patch: Patch, world: World) -> None:
+    def change(objective: Objective, micros: list[MicroBatch]) -> Objective:
+        def mean(model: nn.Module, batch: Any) -> tuple[torch.Tensor, Any]:
+            loss, weight = objective(model, batch)
+            return loss / weight, torch.ones(())
+
+        return mean
+
+    objective_changed_by(patch, change)
+
+
+def gradient_mean_of_means(patch: Patch, world: World) -> None:
+    def factor(micro: MicroBatch, all_of_rank: list[MicroBatch]) -> float:
+        return sum(map(counted, all_of_rank)) / len(all_of_rank) / counted(micro)
+
+    backward_scaled_by(patch, factor)
+
+
+def ranks_as_equals(patch: Patch, world: World) -> None:
+    totals: dict[int, float] = {}
+
+    def factor(micro: MicroBatch, all_of_rank: list[MicroBatch]) -> float:
+        mine, first = sum(map(counted, all_of_rank)), all_of_rank[0].position
+        if first not in totals:
+            totals[first] = over_all_ranks(mine)
+        return totals[first] / world.size / mine
+
+    backward_scaled_by(patch, factor)
+
+
+def divided_by_accumulation(patch: Patch, world: World) -> None:
+    backward_scaled_by(patch, lambda micro, all_of_rank: 1 / len(all_of_rank))
+
+
+def averaged_copies(patch: Patch, world: World) -> None:
+    finish = ReducedGradients.finish
+
+    def averaged(self: ReducedGradients) -> None:
+        finish(self)
+        for bucket in self._buckets:
+            bucket.flat /= world.size
+
+    patch.setattr(ReducedGradients, "finish", averaged)
+
+
+def averaged_shards(patch: Patch, world: World) -> None:
+    shard = data.shard
+
+    def averaged(model: nn.Module, *rest: Any) -> None:
+        shard(model, *rest)
+        for module in model.modules():
+            if isinstance(module, data.FSDPModule):
+                module.set_gradient_divide_factor(float(world.size))
+
+    patch.setattr(apply, "shard", averaged)
+
+
+def clip_before_reduce(patch: Patch, world: World) -> None:
+    def finish(self: ReducedGradients) -> None:
+        norm = torch.stack([bucket.flat.norm() for bucket in self._buckets]).norm()
+        for bucket in self._buckets:
+            bucket.flat *= min(1.0, 0.05 / float(norm))
+            dist.all_reduce(bucket.flat, group=self.group)
+
+    patch.setattr(ReducedGradients, "before_micro_batch", lambda self, last: None)
+    patch.setattr(ReducedGradients, "_hook", lambda self, index: lambda parameter: None)
+    patch.setattr(ReducedGradients, "finish", finish)
+
+
+def copies_in_bf16(patch: Patch, world: World) -> None:
+    reduce_next = ReducedGradients._reduce_next
+
+    def rounded(self: ReducedGradients) -> None:
+        flat = self._buckets[self._next].flat
+        flat.copy_(flat.bfloat16())
+        reduce_next(self)
+
+    patch.setattr(ReducedGradients, "_reduce_next", rounded)
+
+
+def shards_in_bf16(patch: Patch, world: World) -> None:
+    policy = data.MixedPrecisionPolicy
+    patch.setattr(data, "MixedPrecisionPolicy", lambda **rest: policy(**{**rest, "reduce_dtype": torch.bfloat16}))
+
+
+def bucket_left_out(patch: Patch, world: World) -> None:
+    reduce_next = ReducedGradients._reduce_next
+
+    def all_but_the_first(self: ReducedGradients) -> None:
+        if self._next == 0:  # the first bucket is that of the last parameters
+            self._buckets[0].work = dist.all_reduce(torch.zeros(1), group=self.group, async_op=True)
+            self._next += 1
+        else:
+            reduce_next(self)
+
+    small = lambda model, group: ReducedGradients(model, group, bucket_bytes=1024)  # noqa: E731
+    patch.setattr(apply, "ReducedGradients", small)
+    patch.setattr(ReducedGradients, "_reduce_next", all_but_the_first)
+
+
+def last_micro_batch_not_synchronised(patch: Patch, world: World) -> None:
+    def before(self: ShardedGradients, last: bool) -> None:
+        self._model.set_requires_gradient_sync(not last)
+        self._model.set_reshard_after_backward(not last)
+        self._model.set_is_last_backward(last)
+
+    patch.setattr(ShardedGradients, "before_micro_batch", before)
+
+
+def hybrid_without_all_reduce(patch: Patch, world: World) -> None:
+    """The shards are made over `dp_shard` alone, as if there were one copy."""
+    shard = data.shard
+
+    def one_copy(model: nn.Module, blocks: list[nn.Module], mesh: Any, layout: Layout, *rest: Any) -> None:
+        shard(model, blocks, mesh, dataclasses.replace(layout, dp_replicate=1), *rest)
+
+    patch.setattr(apply, "shard", one_copy)
+
+
+def kept_from_the_last_step(patch: Patch, world: World) -> None:
+    zero = ReducedGradients.zero
+    first = itertools.count()
+    patch.setattr(ReducedGradients, "zero", lambda self: None if next(first) else zero(self))
+
+
+# ---- norm, clipping, update ------------------------------------------------------------------------------------------
+
+
+def norm_of_own_shard(patch: Patch, world: World) -> None:
+    add = World.sum
+    patch.setattr(World, "sum", lambda self, v: [*add(self, v)[:2], v[2] * self.size, *add(self, v)[3:]])
+
+
+def norm_once_per_copy(patch: Patch, world: World) -> None:
+    squares = Stepper._local_squares
+    patch.setattr(Stepper, "_local_squares", lambda self: squares(self) * self.plan.layout.dp_replicate)
+
+
+def not_clipped(patch: Patch, world: World) -> None:
+    init = Stepper.__post_init__
+
+    def unclipped(self: Stepper) -> None:
+        init(self)
+        self.clip_norm = 0.0
+
+    patch.setattr(Stepper, "__post_init__", unclipped)
+
+
+def optimizer_of(change: Callable[[OptimizerSpec], OptimizerSpec]) -> Plant:
+    def plant(patch: Patch, world: World) -> None:
+        patch.setattr(assemble_module, "build_optimizer", lambda spec, model: build_optimizer(change(spec), model))
+
+    return plant
+
+
+def decay_on_norms(patch: Patch, world: World) -> None:
+    def everywhere(spec: OptimizerSpec, model: nn.Module) -> torch.optim.Optimizer:
+        optimizer = build_optimizer(spec, model)
+        for group in optimizer.param_groups:
+            group["weight_decay"] = spec.weight_decay
+        return optimizer
+
+    patch.setattr(assemble_module, "build_optimizer", everywhere)
+
+
+def one_rank_does_not_update(patch: Patch, world: World) -> None:
+    def build(spec: OptimizerSpec, model: nn.Module) -> torch.optim.Optimizer:
+        optimizer: Any = build_optimizer(spec, model)
+        if world.rank:
+            optimizer.step = lambda: None
+        return optimizer
+
+    patch.setattr(assemble_module, "build_optimizer", build)
+
+
+# ---- weights, random numbers ----------------------------------------------------------------------------------------
+
+
+def untied(patch: Patch, world: World) -> None:
+    build = assemble_module.build_model
+
+    def apart(*args: Any, **rest: Any) -> nn.Module:
+        model: Any = build(*args, **rest)
+        model.head.weight = nn.Parameter(model.head.weight.detach().clone())
+        return model
+
+    patch.setattr(assemble_module, "build_model", apart)
+
+
+def weights_per_rank(patch: Patch, world: World) -> None:
+    fill = assemble_module.fill_weights
+    patch.setattr(assemble_module, "fill_weights", lambda model, spec, seed: fill(model, spec, seed + world.rank))
+
+
+def dropout_by_rank(patch: Patch, world: World) -> None:
+    patch.setattr(passes, "seed_at", lambda seed, position: 1000 * seed + world.rank)
+
+
+def masks_not_replayed(patch: Patch, world: World) -> None:
+    original = recompute.checkpoint
+    forgetful = lambda *args, **rest: original(*args, **{**rest, "preserve_rng_state": False})  # noqa: E731
+    patch.setattr(recompute, "checkpoint", forgetful)
+
+
+# ---- data ------------------------------------------------------------------------------------------------------------
+
+
+def data_changed_by(patch: Patch, change: Callable[[dict[str, torch.Tensor]], dict[str, torch.Tensor]]) -> None:
+    patch.setattr(loader, "to_device", lambda batch, device: change(batch))
+
+
+def padding_lost(patch: Patch, world: World) -> None:
+    data_changed_by(patch, lambda batch: {**batch, "labels": batch["labels"].clamp(min=0)})
+
+
+def labels_over_the_boundary(patch: Patch, world: World) -> None:
+    """The last label of each row is taken from the row after it."""
+
+    def shifted(batch: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        labels = batch["labels"].clone()
+        labels[:, -1] = batch["tokens"].roll(-1, 0)[:, 0]
+        return {**batch, "labels": labels}
+
+    data_changed_by(patch, shifted)
+
+
+def rows_dropped(patch: Patch, world: World) -> None:
+    def even(batch: int, degree: int, rank: int) -> range:
+        return range(batch // degree * rank, batch // degree * (rank + 1))
+
+    patch.setattr(loader, "rows_of", even)
+
+
+def same_data_everywhere(patch: Patch, world: World) -> None:
+    patch.setattr(layout_module.Layout, "data_rank", lambda self, rank: 0)
+
+
+def order_by_rank(patch: Patch, world: World) -> None:
+    ids = loader.sample_ids
+    patch.setattr(loader, "sample_ids", lambda seed, at, samples: ids(seed + world.rank, at, samples))
+
+
+def stand_ins_count(patch: Patch, world: World) -> None:
+    patch.setattr(loader, "MicroBatch", lambda data, ids, position, counts: MicroBatch(data, ids, position, True))
+
+
+def nothing(patch: Patch, world: World) -> None:
+    """A control: nothing is planted."""
+
+
+PROOFS = [
+    Planted("accumulation normalisation", "loss and gradient are a mean of the micro-batches' means", "copies",
+            mean_of_means, "weight", "loss normalisation"),
+    Planted("accumulation normalisation", "only the gradient is a mean of means; the logged loss is right", "copies",
+            gradient_mean_of_means, "gradients", "gradient normalisation", "embed_tokens"),
+    Planted("accumulation normalisation", "gradients are divided by the number of micro-batches once more",
+            "copies, stand-ins", divided_by_accumulation, "gradients", "gradient scale", "embed_tokens",
+            "accumulation degree 3"),
+    Planted("data-parallel normalisation", "ranks with unequal token counts are averaged as equals", "copies",
+            ranks_as_equals, "gradients", "gradient normalisation", "embed_tokens"),
+    Planted("data-parallel normalisation", "gradients of copies are averaged where sums are meant", "copies",
+            averaged_copies, "gradients", "gradient scale", "embed_tokens", "dp_replicate degree 2"),
+    Planted("data-parallel normalisation", "gradients of shards are averaged where sums are meant", "zero 3",
+            averaged_shards, "gradients", "gradient scale", "embed_tokens", "dp_shard degree 2"),
+    Planted("gradient norm", "each rank clips by the norm of its own shard", "zero 3",
+            norm_of_own_shard, "grad_norm", "gradient norm", "grad_norm", "own shard"),
+    Planted("gradient norm", "the norm counts every copy", "copies",
+            norm_once_per_copy, "grad_norm", "gradient norm", "grad_norm", "dp_replicate degree 2"),
+    Planted("clip before reduce", "each rank clips its own gradients before they are summed", "copies",
+            clip_before_reduce, "gradients", "gradient normalisation", "embed_tokens", "clipped"),
+    Planted("clip before reduce", "gradients are not clipped at all", "copies",
+            not_clipped, "weights", "optimizer", "", "clipping"),
+    Planted("half-reduced precision", "copies sum their gradients in bf16", "copies",
+            copies_in_bf16, "gradients", "half-reduced precision", "embed_tokens"),
+    Planted("half-reduced precision", "shards reduce-scatter their gradients in bf16", "zero 3",
+            shards_in_bf16, "gradients", "half-reduced precision", "embed_tokens"),
+    Planted("gradient synchronisation", "one bucket of gradients is never reduced", "copies",
+            bucket_left_out, "gradients", "gradients not summed", "lm_head", "lm_head.weight"),
+    Planted("gradient synchronisation", "ZeRO-1 does not reduce the last micro-batch", "zero 1",
+            last_micro_batch_not_synchronised, "gradients", "gradient normalisation", "embed_tokens", "left out"),
+    Planted("gradient synchronisation", "the all-reduce between copies of shards is skipped", "hybrid",
+            hybrid_without_all_reduce, "gradients", "gradients not summed", "embed_tokens"),
+    Planted("gradient synchronisation", "gradients are not set to zero between steps", "copies",
+            kept_from_the_last_step, "gradients", "state between steps", "embed_tokens"),
+    Planted("tied weights", "embedding and head become two weights", "dropout",
+            untied, "initial", "tied weights", "head.weight"),
+    Planted("initialisation", "every rank draws weights of its own", "copies",
+            weights_per_rank, "initial", "initial weights", "embed_tokens", "ranks start from different weights"),
+    Planted("dropout", "masks are seeded by the rank instead of the position", "dropout",
+            dropout_by_rank, "loss", "dropout", "loss"),
+    Planted("dropout", "recompute draws new masks in the backward pass", "dropout, recompute",
+            masks_not_replayed, "gradients", "dropout", "", "other masks"),
+    Planted("padding and label masks", "masked labels count as class 0", "copies",
+            padding_lost, "weight", "padding and label masks", "weight"),
+    Planted("padding and label masks", "the last label of a row is taken from the next row", "copies",
+            labels_over_the_boundary, "loss", "labels", "loss"),
+    Planted("uneven batches", "the last row of an uneven batch is dropped", "copies",
+            rows_dropped, "samples", "batch not as asked", "position 6", "rows dropped"),
+    Planted("uneven batches", "a stand-in row of a rank without any counts", "copies, stand-ins",
+            stand_ins_count, "weight", "padding and label masks", "weight", "stand-in"),
+    Planted("sample order", "all ranks read the same rows", "zero 3",
+            same_data_everywhere, "samples", "sample order", "position 0", "same samples"),
+    Planted("sample order", "each rank shuffles with a seed of its own", "copies",
+            order_by_rank, "samples", "sample order", "position 3", "other samples"),
+    Planted("optimizer", "weight decay is applied to norms", "zero 3",
+            decay_on_norms, "weights", "optimizer groups", "norm.weight", "weight decay"),
+    Planted("optimizer", "another eps", "copies",
+            optimizer_of(lambda spec: dataclasses.replace(spec, eps=1e-3)), "weights", "optimizer"),
+    Planted("optimizer", "another beta2", "copies",
+            optimizer_of(lambda spec: dataclasses.replace(spec, beta2=0.999)), "weights", "optimizer"),
+    Planted("optimizer", "one copy does not make the update", "copies",
+            one_rank_does_not_update, "weights", "update", "", "copies drift apart"),
+    Planted("batch-norm statistics", "running statistics are each rank's own", "batch norm",
+            nothing, "buffers", "batch-norm statistics", "norm.running_mean"),
+]  # fmt: skip
+CONTROLS = [case for case in PLANS if case != "batch norm"]
+DTYPE_STEPS = 2
+
+
+def prove(case: str, plant: Plant, world: World) -> dict[str, Any]:
+    """Return the proof of a case with a mistake planted. Every rank calls it."""
+    task = task_of(case)
+    with pytest.MonkeyPatch.context() as patch:
+        plant(patch, world)
+        return compare(task, PLANS[case], world, task.data, SEQ_LEN, DTYPE_STEPS)
+
+
+def prove_all(ranks: int) -> tuple[dict[str, dict[str, Any]], dict[str, dict[str, Any]]]:
+    """Return the proofs of all planted mistakes (by what is planted) and of the controls that this world can run."""
+    world = join_world("cpu", threads=1)
+    planted = {bug.what: prove(bug.case, bug.plant, world) for bug in PROOFS if PLANS[bug.case].layout.devices == ranks}
+    controls = {case: prove(case, nothing, world) for case in CONTROLS if PLANS[case].layout.devices == ranks}
+    return planted, controls

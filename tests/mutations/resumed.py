@@ -1,0 +1,200 @@
+"""Mistakes that a proof cannot see, since they need a restart or a whole run: a resumed run against an undisturbed one.
+
+Both are real runs of the same ranks, with journal and checkpoints; the resumed one is started twice.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import shutil
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from planted import Patch, nothing, task_of
+from tests_shared import SEQ_LEN, plan_of
+
+from paceline.plan.layout import Layout
+from paceline.plan.plan import Plan
+from paceline.run import assemble as assemble_module
+from paceline.run import loader, passes, training
+from paceline.run.brief import Brief
+from paceline.run.journal import read_journal
+from paceline.run.precision import LossScaler
+from paceline.run.resume import Progress, Restored
+from paceline.run.spec import RunSpec
+from paceline.run.training import Training
+from paceline.run.world import World, join_world
+from paceline.spec import Spec
+from paceline.task.task import ScheduleSpec
+from paceline.units import Amount
+
+STEPS, STOP = 6, 3  # a run's length, and where the disturbed one is stopped
+RECORDED = {"samples": "sample_ids", "lr": "lr", "loss scale": "loss_scale", "loss": "loss"}  # in order of cause
+History = list[dict[str, Any]]
+Plant = Callable[[Patch, World], None]
+
+
+@dataclass(frozen=True)
+class Lost:
+    """One mistake: its family, what is planted, into which case, and what must be named, from which step on."""
+
+    family: str
+    what: str
+    case: str
+    plant: Plant
+    quantity: str
+    step: int
+
+
+PLANS: dict[str, Plan] = {
+    "resumed": plan_of(Layout(dp_shard=2), batch=7),
+    "resumed, fp16": plan_of(Layout(dp_replicate=2), batch=7, precision="fp16"),
+    "resumed, dropout": plan_of(Layout(dp_replicate=2), batch=7),
+}
+
+
+def brief_of(plan: Plan) -> Brief:
+    """Return what a planner would hand over, without a forecast."""
+    return Brief(plan, STEPS, SEQ_LEN, "tokens", "cpu", 1, 1.0, math.nan, 1.0, math.nan, {"facts": {}})
+
+
+def history(case: str, stops: tuple[int, ...], plant: Plant, world: World, folder: Path) -> History:
+    """Return the step records of a run that is stopped after each of `stops` and started again, in order of writing."""
+    task = dataclasses.replace(
+        task_of("dropout" if case.endswith("dropout") else "copies"),
+        schedule=ScheduleSpec(kind="cosine"), stop=Amount(STEPS, "steps"),
+    )  # fmt: skip
+    spec = Spec(task=task, run=RunSpec(record_samples=True, checkpoint_every=None, evaluate_every=None))
+    run_dir = Path(world.share(tempfile.mkdtemp(dir=folder) if world.is_first else ""))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(assemble_module, "scaler_for", lambda p: LossScaler(256.0, patience=2) if p == "fp16" else None)
+        plant(patch, world)
+        for stop in (*stops, STEPS):
+            run = Training(spec, brief_of(PLANS[case]), world, run_dir)
+            for batch in run:
+                run.step(batch)
+                if stop < STEPS and run.progress.step >= stop:
+                    run.save()
+                    break
+    world.wait()
+    return [record for record in read_journal(run_dir) if record["kind"] == "step"]
+
+
+def departure(ours: History, reference: History) -> tuple[str, int] | None:
+    """Return the first quantity that is not the reference's, to the last bit, and its step; None where all are."""
+    for number, (mine, expected) in enumerate(zip(ours, reference, strict=False), 1):
+        for quantity, field in RECORDED.items():
+            if mine.get(field) != expected.get(field):
+                return quantity, number
+    return None if len(ours) == len(reference) else ("steps", 1 + min(len(ours), len(reference)))
+
+
+# ---- what is planted -------------------------------------------------------------------------------------------------
+
+
+def after_restoring(patch: Patch, change: Callable[[Restored | None, tuple[Any, ...]], Restored | None]) -> None:
+    restore = training.restore
+    patch.setattr(training, "restore", lambda *arguments: change(restore(*arguments), arguments))
+
+
+def position_of_prefetched_batch(patch: Patch, world: World) -> None:
+    save = training.save
+
+    def ahead(*arguments: Any) -> Any:
+        *rest, progress = arguments
+        return save(*rest, Progress(progress.step, progress.position + 7))
+
+    patch.setattr(training, "save", ahead)
+
+
+def order_from_the_start(patch: Patch, world: World) -> None:
+    ids, start = loader.sample_ids, [0]
+
+    def remember(restored: Restored | None, arguments: tuple[Any, ...]) -> Restored | None:
+        start[0] = restored.progress.position if restored else 0
+        return restored
+
+    after_restoring(patch, remember)
+    patch.setattr(loader, "sample_ids", lambda seed, at, samples: ids(seed, at - start[0], samples))
+
+
+def optimizer_not_restored(patch: Patch, world: World) -> None:
+    def forget(restored: Restored | None, arguments: tuple[Any, ...]) -> Restored | None:
+        optimizer = next(given for given in arguments if isinstance(given, torch.optim.Optimizer))
+        for state in optimizer.state.values():
+            for tensor in state.values():
+                tensor.zero_()
+        return restored
+
+    after_restoring(patch, forget)
+
+
+def loss_scale_not_restored(patch: Patch, world: World) -> None:
+    patch.setattr(LossScaler, "load", lambda self, state: None)
+
+
+def schedule_once_per_process(patch: Patch, world: World) -> None:
+    lr = training.learning_rate
+    patch.setattr(training, "learning_rate", lambda s, peak, step, total, *r: lr(s, peak, step * world.size, total, *r))
+
+
+def schedule_from_the_start(patch: Patch, world: World) -> None:
+    lr, start = training.learning_rate, [0]
+
+    def remember(restored: Restored | None, arguments: tuple[Any, ...]) -> Restored | None:
+        start[0] = restored.progress.step if restored else 0
+        return restored
+
+    after_restoring(patch, remember)
+    patch.setattr(training, "learning_rate", lambda s, peak, step, *r: lr(s, peak, step - start[0], *r))
+
+
+def masks_from_the_start(patch: Patch, world: World) -> None:
+    """Random numbers follow from the samples since the start of the process instead of from the position."""
+    seed_at, start = passes.seed_at, [0]
+
+    def remember(restored: Restored | None, arguments: tuple[Any, ...]) -> Restored | None:
+        start[0] = restored.progress.position if restored else 0
+        return restored
+
+    after_restoring(patch, remember)
+    patch.setattr(passes, "seed_at", lambda seed, position: seed_at(seed, position - start[0]))
+
+
+RESUMES = [
+    Lost("prefetched position", "the saved position is that of the prefetched batch", "resumed",
+         position_of_prefetched_batch, "samples", STOP + 1),
+    Lost("sample order", "the order of samples starts again after a restart", "resumed",
+         order_from_the_start, "samples", STOP + 1),
+    Lost("resume state", "the optimizer's moments are not restored", "resumed",
+         optimizer_not_restored, "loss", STOP + 2),
+    Lost("resume state", "the loss scale is not restored", "resumed, fp16",
+         loss_scale_not_restored, "loss scale", STOP + 1),
+    Lost("resume state", "the schedule starts again after a restart", "resumed",
+         schedule_from_the_start, "lr", STOP + 1),
+    Lost("resume state", "dropout masks start again after a restart", "resumed, dropout",
+         masks_from_the_start, "loss", STOP + 1),
+    Lost("schedule runs fast", "the schedule is stepped once per process", "resumed",
+         schedule_once_per_process, "lr", 1),
+]  # fmt: skip
+
+
+def resume_all() -> tuple[dict[str, tuple[str, int] | None], dict[str, tuple[str, int] | None]]:
+    """Return where each planted mistake (by what is planted) and each control departs from an undisturbed run."""
+    world = join_world("cpu", threads=1)
+    folder = Path(world.share(tempfile.mkdtemp(prefix="resumed-") if world.is_first else ""))
+    reference = {case: history(case, (), nothing, world, folder) for case in PLANS}
+    controls = {case: departure(history(case, (STOP,), nothing, world, folder), reference[case]) for case in PLANS}
+    found = {
+        lost.what: departure(history(lost.case, (STOP,), lost.plant, world, folder), reference[lost.case])
+        for lost in RESUMES
+    }
+    if world.is_first:
+        shutil.rmtree(folder)
+    return found, controls

@@ -1,0 +1,70 @@
+"""Plants every mistake and writes docs/planted-bugs.md: what was planted, what caught it and what it named.
+
+`python tests/mutations/write_table.py` writes the page; a test compares its rows with the catalogue.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+os.environ["PYTHONPATH"] = os.pathsep.join([*sys.path[:2], os.environ.get("PYTHONPATH", "")])
+
+from distributed import run_ranks
+from planted import CONTROLS, PLANS, PROOFS, Planted, prove_all
+from resumed import PLANS as RESUME_PLANS
+from resumed import RESUMES, Lost, resume_all
+
+PAGE = Path(__file__).parents[2] / "docs" / "planted-bugs.md"
+HEAD = """<!-- Written by tests/mutations/write_table.py; run it again instead of editing. -->
+
+# Planted bugs
+
+Distributed training goes wrong without an error: the run goes on and the numbers are not those of the experiment. Each
+row is such a mistake, of a family that has happened in a well-known framework, planted into the running system in real
+processes. Either the proof (`paceline verify`) or the comparison of a resumed run with an undisturbed one must catch it
+and name the quantity and the tensor. `make test` plants all of them again.
+
+Unplanted controls, {controls} of them, are never flagged. The reference that a proof compares with is
+[written plainly](guide/verifying.md), so a mistake in the run is not in it too.
+
+| family | planted | caught by | names | likely cause that is given |
+|---|---|---|---|---|
+"""
+
+
+def row_of(bug: Planted | Lost) -> str:
+    """Return the cells that do not depend on a measurement."""
+    by = "proof" if isinstance(bug, Planted) else "resumed run"
+    return f"| {bug.family} | {bug.what} | {by} |"
+
+
+def page(proofs: dict[str, dict[str, Any]], resumes: dict[str, tuple[str, int] | None]) -> str:
+    """Return the page for what was found."""
+    rows = []
+    for bug in PROOFS:
+        first = proofs[bug.what]["first_difference"]
+        if first is None:
+            rows.append(f"{row_of(bug)} **not caught** | |")
+            continue
+        name = f" of `{first['name']}`" if first["name"] != first["quantity"] else ""
+        rows.append(f"{row_of(bug)} {first['quantity']}{name}, step {first['step']} | {first['likely']} |")
+    for lost in RESUMES:
+        found = resumes[lost.what]
+        rows.append(f"{row_of(lost)} {f'{found[0]}, step {found[1]}' if found else '**not caught**'} | |")
+    return HEAD.format(controls=len(CONTROLS) + len(RESUME_PLANS)) + "\n".join(rows) + "\n"
+
+
+def main() -> None:
+    """Plant everything and write the page."""
+    proofs: dict[str, dict[str, Any]] = {}
+    for ranks in sorted({plan.layout.devices for plan in PLANS.values()}):
+        proofs |= run_ranks(prove_all, ranks, ranks)[0][0]
+    PAGE.write_text(page(proofs, run_ranks(resume_all, 2)[0][0]), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
