@@ -11,9 +11,8 @@ from collections.abc import Callable
 
 from paceline.plan import experts, tensor
 from paceline.plan.plan import Plan
+from paceline.plan.stages import INTERLEAVED, split_backward_refusal
 from paceline.task.profile import ModelProfile
-
-INTERLEAVED = ("interleaved", "zero-bubble")  # schedules that may run several stages on each device
 
 Limit = Callable[[Plan, ModelProfile], str | None]
 
@@ -72,9 +71,14 @@ def pipeline_micro_batches(plan: Plan, profile: ModelProfile) -> str | None:
     return None
 
 
+def split_backward(plan: Plan, profile: ModelProfile) -> str | None:
+    """Schedules that split the backward pass leave some other options out."""
+    return split_backward_refusal(plan)
+
+
 # Limits of the model, which hold for the layout alone, and of the whole plan. Add a limit here and nowhere else.
 LAYOUT_REFUSALS: tuple[Limit, ...] = (closed_axis, attention_heads, tensor_parts, expert_parts)
-PLAN_REFUSALS: tuple[Limit, ...] = (pipeline_stages, pipeline_micro_batches)
+PLAN_REFUSALS: tuple[Limit, ...] = (pipeline_stages, pipeline_micro_batches, split_backward)
 
 
 def layout_refusal(plan: Plan, profile: ModelProfile) -> str | None:

@@ -12,7 +12,8 @@ from paceline.errors import ConfigError, DoesNotFit
 from paceline.plan.cost.inputs import Context
 from paceline.plan.layout import Layout, accumulation_for, layouts_over
 from paceline.plan.plan import RECOMPUTE, Plan, PlanSpec
-from paceline.plan.refusals import INTERLEAVED, PLAN_REFUSALS, layout_refusal, pipeline_stages
+from paceline.plan.refusals import PLAN_REFUSALS, layout_refusal, pipeline_stages
+from paceline.plan.stages import INTERLEAVED
 
 DATA_AXES = ("dp_replicate", "dp_shard")
 MODEL_AXES = ("cp", "tp", "pp", "ep")

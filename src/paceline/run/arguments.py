@@ -18,10 +18,9 @@ def make_spec(task: Task, plan: Any = "auto", cluster: Any = "auto", run: Any = 
     """Return the spec that Python arguments describe; each takes the typed spec, a dict of it, or a shorthand."""
     if isinstance(plan, Plan):
         layout = dataclasses.asdict(plan.layout)
-        rest = {
-            name: getattr(plan, name)
-            for name in ("zero", "micro_batch", "recompute", "precision", "compile", "cp_method")
-        }
+        same = ("zero", "micro_batch", "recompute", "precision", "compile", "schedule", "virtual_stages", "cp_method")
+        rest = {name: getattr(plan, name) for name in same}
+        rest["stages"] = "+".join(map(str, plan.stages))
         plan = PlanSpec(**layout, **rest)
     elif isinstance(plan, str):
         plan = plan_spec(plan)
@@ -51,7 +50,8 @@ def plan_spec(text: str) -> PlanSpec:
                 f"'{part.strip()}' is not of the form name=value with one of {', '.join(known)}",
                 '"auto", or for example "dp_shard=2, precision=bf16"',
             )
-        read = int(value) if value.isdigit() else {"true": True, "false": False}.get(value.lower(), value)
+        is_count = value.isdigit() and name != "stages"
+        read = int(value) if is_count else {"true": True, "false": False}.get(value.lower(), value)
         choices = known[name].metadata["choices"]
         if type(read) is not type(known[name].default) or (choices and read not in choices):
             kind = {int: "a whole number", bool: "true or false"}.get(type(known[name].default), "one of the choices")

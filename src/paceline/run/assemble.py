@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -9,12 +10,16 @@ import torch.distributed as dist
 from torch import nn
 
 from paceline.plan.plan import Plan
+from paceline.run.loader import BatchStream
 from paceline.run.optimizer import build_optimizer
-from paceline.run.parallel.apply import apply_plan, is_sharded
+from paceline.run.parallel.apply import Gradients, apply_plan, is_sharded
 from paceline.run.parallel.context import part_of
-from paceline.run.passes import SequentialPasses
+from paceline.run.parallel.pipeline import split_model
+from paceline.run.passes import Passes, SequentialPasses
+from paceline.run.pipeline_passes import PipelinePasses
 from paceline.run.precision import MASTER_DTYPES, scaler_for
 from paceline.run.routing import watch_routing
+from paceline.run.stage_check import check_chain
 from paceline.run.step import Stepper
 from paceline.run.world import World, build_mesh
 from paceline.task.data.source import Source
@@ -44,25 +49,42 @@ def assemble(task: Task, plan: Plan, world: World, source: Source, items_per_sam
     family = isinstance(task.model, ModelSpec) and is_named(task.model.name)
     model = build_model(task.model, source.vocab or 0, items_per_sample, task.seed, device="meta" if family else "cpu")
     model.to(dtype=MASTER_DTYPES[plan.precision]).train()
-    late = family and (is_sharded(plan) or plan.layout.tp > 1)  # storage only once every rank knows its shard
-    if not late:
-        _materialise(model, task, family, world)
-    gradients = apply_plan(model, [block for _, block in find_blocks(model)], plan, mesh)
-    if late:
-        _materialise(model, task, family, world)
-    optimizer = build_optimizer(task.optimizer, model)
     objective = resolve_objective(task.objective, source.unit)
+    late = family and (is_sharded(plan) or plan.layout.tp > 1)  # storage only once every rank knows its shard
+    if not family:
+        _materialise(model, task, family, world)  # a user's model is whole on every rank until it is split
+        if plan.layout.pp > 1:
+            stream = BatchStream(source, task.seed, plan, plan.layout.data_rank(world.rank), world.device)
+            check_chain(model, plan, objective, stream.at(0).micro_batches[0], world.device)
+    pipeline = split_model(model, plan, mesh) if plan.layout.pp > 1 and mesh is not None else None
+    if pipeline is not None:
+        model = pipeline.model
+    if family and not late:
+        _materialise(model, task, family, world)
+    gradients: Gradients
+    if pipeline is not None and mesh is not None:
+        gradients = pipeline.apply(plan, mesh)
+    else:
+        gradients = apply_plan(model, [block for _, block in find_blocks(model)], plan, mesh)
+    if late:
+        _materialise(model, task, family, world, [stage.module for stage in pipeline.stages] if pipeline else [])
+    optimizer = build_optimizer(task.optimizer, model)
     routing = watch_routing(model, plan)
-    passes = SequentialPasses(
-        model=model,
-        objective=objective,
-        gradients=gradients,
-        plan=plan,
-        device=world.device,
-        seed=task.seed,
-        take_part=part_of(plan, world.rank, objective),
-        part=plan.layout.coordinates(world.rank)["cp"],
-        after_forward=routing.collect if routing else None,
+    take_part, part = part_of(plan, world.rank, objective), plan.layout.coordinates(world.rank)["cp"]
+    passes: Passes = (
+        PipelinePasses(pipeline, objective, plan, world.device, task.seed, take_part)
+        if pipeline is not None
+        else SequentialPasses(
+            model=model,
+            objective=objective,
+            gradients=gradients,
+            plan=plan,
+            device=world.device,
+            seed=task.seed,
+            take_part=take_part,
+            part=part,
+            after_forward=routing.collect if routing else None,
+        )
     )
     stepper = Stepper(
         model=model,
@@ -75,14 +97,19 @@ def assemble(task: Task, plan: Plan, world: World, source: Source, items_per_sam
         items_per_sample=items_per_sample,
         clip_norm=task.optimizer.clip_norm,
         routing=routing,
+        stages_holding=dict.fromkeys(pipeline.shared_parameters(), 2) if pipeline else {},
     )
     return Assembled(model, optimizer, stepper)
 
 
-def _materialise(model: nn.Module, task: Task, family: bool, world: World) -> None:
-    """Put the model on this rank's device with its initial weights: a family's are drawn, a user's are rank 0's."""
+def _materialise(model: nn.Module, task: Task, family: bool, world: World, parts: Sequence[nn.Module] = ()) -> None:
+    """Put the model on this rank's device with its initial weights: a family's are drawn, a user's are rank 0's.
+
+    `parts` are what the model is sharded in, where that is not the model itself.
+    """
     if family:
-        model.to_empty(device=world.device)
+        for part in parts or [model]:
+            part.to_empty(device=world.device)
         fill_weights(model, task.model, task.seed)
         return
     model.to(world.device)

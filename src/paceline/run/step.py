@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -90,6 +90,8 @@ class Stepper:
     # Called with the complete gradients' factor before they are scaled; `verify` looks at gradients here.
     observe: Callable[[float], None] | None = None
     routing: RouterWatch | None = None
+    # Parameters that more than one pipeline stage holds, and how many do.
+    stages_holding: Mapping[nn.Parameter, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         expected = self.plan.batch_samples * self.items_per_sample
@@ -159,9 +161,10 @@ class Stepper:
             total += norm.double().square() / copies
         return total
 
-    def _copies_of(self, parameter: torch.Tensor) -> int:
+    def _copies_of(self, parameter: nn.Parameter) -> int:
         """Return how many ranks hold the same part of a parameter."""
-        holders = self.world.size // self.plan.layout.pp  # a parameter lives on the ranks of one stage
+        # A parameter lives on the ranks of one stage, unless the first and the last share it.
+        holders = self.world.size // self.plan.layout.pp * self.stages_holding.get(parameter, 1)
         if not isinstance(parameter, DTensor):
             return holders
         mesh = parameter.device_mesh

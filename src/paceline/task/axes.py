@@ -13,7 +13,8 @@ SEQUENCE_RULE = (
 CLOSED_AXES = {
     "tp": "splitting a layer's matrices needs rules for this model: an attribute `paceline_rules` that names its"
     " column, row and vocabulary layers; dp_replicate and dp_shard need none",
-    "pp": f"splitting the chain of blocks into stages {_LATER}",
+    "pp": "splitting the chain of blocks into stages needs rules for this model: an attribute `paceline_rules` that "
+    "names what comes before the blocks, their container and what comes after; dp_replicate and dp_shard need none",
     "cp": SEQUENCE_RULE,
     "ep": "the model has no experts to spread; the sizes moe-2m and mixtral-8x7b, among others, have",
 }
@@ -22,6 +23,7 @@ _BATCH_STATISTICS = "BatchNorm statistics would be computed over each {part}; tr
 BATCH_STATISTICS = {
     "dp_replicate": _BATCH_STATISTICS.format(part="device's part of the batch"),
     "dp_shard": _BATCH_STATISTICS.format(part="device's part of the batch"),
+    "pp": _BATCH_STATISTICS.format(part="micro-batch of the pipeline"),
     "accumulation": _BATCH_STATISTICS.format(part="micro-batch"),  # not an axis, but closed all the same
 }
 

@@ -36,7 +36,7 @@ def profile_decoder(config: DecoderConfig, seq_len: int) -> ModelProfile:
         blocks=(_embedding(config, seq_len), *layers, _norm(config, seq_len), _head(config, seq_len)),
         tokens_per_sample=seq_len,
         source="analytic",
-        closed_axes=closed_axes("tp", "cp"),
+        closed_axes=closed_axes("tp", "cp", "pp"),
         tensor_limits=TensorLimits(
             counts={"heads": config.heads, "kv_heads": config.kv_heads},
             smallest_split=min(config.vocab, config.kv_width, config.ffn),

@@ -15,6 +15,7 @@ from paceline.task.declared import tensor_axis
 from paceline.task.models.attention import can_share_sequences
 from paceline.task.models.blocks import find_blocks
 from paceline.task.models.build import has_batch_statistics
+from paceline.task.models.chain import chain_of
 from paceline.task.objective import takes_sequence_parts
 from paceline.task.profile import BlockProfile, ModelProfile
 from paceline.task.tracing import Counts, trace
@@ -42,7 +43,8 @@ def profile_module(
     axes = () if batch_statistics else ("dp_replicate", "dp_shard")
     limits, because = tensor_axis(model)
     takes_parts = can_share_sequences(model) and takes_sequence_parts(objective)
-    opened = [*(["tp"] if limits else []), *(["cp"] if takes_parts else [])]
+    chained = chain_of(model) is not None  # BatchNorm closes pp again
+    opened = [*(["tp"] if limits else []), *(["cp"] if takes_parts else []), *(["pp"] if chained else [])]
     tensor_closed = {"tp": because} if because and not limits else {}
     profiles: list[BlockProfile] = []
     owners: dict[int, str] = {}

@@ -13,6 +13,10 @@ from paceline.plan.layout import Layout
 from paceline.run.world import World
 from paceline.verify.tolerance import FLOOR
 
+# (relative difference, ratio of norms, our element that differs most, the reference's)
+_Measure = tuple[float, float, float, float]
+_ELSEWHERE: _Measure = (0.0, 1.0, 0.0, 0.0)  # of a tensor that another pipeline stage holds
+
 
 @dataclass(frozen=True)
 class Difference:
@@ -43,16 +47,25 @@ def tensor_differences(
     world: World,
     layout: Layout,
 ) -> list[Difference]:
-    """Return one Difference per tensor, from the rank where it is largest. Every rank calls it."""
+    """Return one Difference per tensor, from the rank where it is largest. Every rank calls it.
+
+    With pipeline stages a rank holds some of the tensors; each must be on one rank at least.
+    """
     total = math.sqrt(sum(float(tensor.double().square().sum()) for tensor in reference.values()))
-    local = []
+    local: list[_Measure] = []
+    held = set(ours)
+    if layout.pp > 1:
+        held = held.union(*world.gather(held))
     for name, expected in reference.items():
+        if name not in ours and name in held:
+            local.append(_ELSEWHERE)
+            continue
         if name not in ours:
             local.append((math.inf, 0.0, math.nan, float(expected.abs().max()) if expected.numel() else 0.0))
             continue
         mine, part = _parts(ours[name].detach(), expected)
         local.append(_measure(mine.double(), part.double(), FLOOR * total))
-    extra = [name for name in ours if name not in reference]
+    extra = [name for name in sorted(held) if name not in reference]
     local += [(math.inf, math.inf, math.nan, math.nan)] * len(extra)
     # Ranks at the same place of every axis but dp_replicate hold copies of the same part.
     places = [{**layout.coordinates(rank), "dp_replicate": 0} for rank in range(world.size)]
@@ -82,10 +95,12 @@ def sample_differences(
     """
     read: dict[int, list[tuple[int, int]]] = {}
     everyone = world.gather(ours)
+    # From coordinates, not from `data_rank`: a mistake there must not hide itself.
+    parts = [(place["dp_replicate"], place["dp_shard"]) for place in map(layout.coordinates, range(world.size))]
     for rank, runs in enumerate(everyone):
-        owner = next(r for r in range(rank + 1) if layout.data_rank(r) == layout.data_rank(rank))
+        owner = parts.index(parts[rank])
         if owner != rank and runs == everyone[owner]:
-            continue
+            continue  # ranks that share samples must read the same ones, which count once
         for position, ids in runs:
             for offset, sample in enumerate(ids):
                 read.setdefault(position + offset, []).append((rank, sample))
@@ -105,7 +120,7 @@ def sample_differences(
 def _worst(
     quantity: str,
     names: list[str],
-    local: list[tuple[float, float, float, float]],
+    local: list[_Measure],
     step: int,
     world: World,
     copy_of: list[int],

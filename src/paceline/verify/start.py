@@ -13,6 +13,7 @@ from paceline.plan.layout import Layout
 from paceline.plan.plan import Plan, PlanSpec
 from paceline.plan.refusals import layout_refusal
 from paceline.plan.session import Planned, plan_task, profile_task
+from paceline.plan.stages import pipeline_limits, with_pipeline
 from paceline.run.arguments import plan_spec
 from paceline.spec import Spec
 from paceline.task.data.facts import data_facts
@@ -85,7 +86,7 @@ def exact_plan(spec: Spec, asked: PlanSpec, profile: ModelProfile) -> Plan:
 
     whole_batch = "accumulation" in closed
     recompute, schedule = chosen("recompute"), chosen("schedule")
-    return Plan(
+    plan = Plan(
         layout=layout,
         zero=chosen("zero") or 3,
         micro_batch=LARGEST_MICRO_BATCH if whole_batch else chosen("micro_batch") or 1,
@@ -94,6 +95,12 @@ def exact_plan(spec: Spec, asked: PlanSpec, profile: ModelProfile) -> Plan:
         schedule="1f1b" if schedule == "auto" else schedule,
         cp_method=chosen("cp_method"),
     )
+    pipeline = dataclasses.replace(asked, **{name: chosen(name) for name in ("schedule", "virtual_stages", "stages")})
+    plan = with_pipeline(plan, pipeline, profile)
+    limit = pipeline_limits(plan, profile)
+    if limit:
+        raise DoesNotFit(f"the pipeline of {plan} cannot be had", limit, "another pp, schedule or split")
+    return plan
 
 
 def refused(layout: str, refusal: PacelineError, steps: int, seconds: float) -> dict[str, Any]:

@@ -11,12 +11,13 @@ from typing import Any
 
 from paceline.plan.layout import Layout, accumulation_for
 from paceline.plan.plan import Plan
+from paceline.plan.stages import fill_pipeline
 from paceline.task.models.sizes import DecoderConfig, MoEConfig, is_named, resolve_decoder
 from paceline.task.task import DataSpec, ModelSpec, Task
 
 SMALLEST_WORLD, LARGEST_WORLD = 4, 8
 LARGEST_MICRO_BATCH = 4  # rows of the twin's batch that a rank has at most
-HEAD_DIM, MANY_HEADS = 8, 16
+HEAD_DIM, MANY_HEADS, LAYERS = 8, 16, 3
 SEQ_LEN = 24
 LARGEST_EXPERTS = 8
 LARGEST_VOCAB = 521  # a prime: uneven over every number of shards, where the data's own is not larger
@@ -38,11 +39,17 @@ def twin_task(task: Task, plan: Plan, data_vocab: int | None, *, exact: bool = F
             task.data, seq_len=_shared(min(SEQ_LEN, task.data.seq_len), twin_layout(plan.layout))
         )
     if isinstance(task.model, ModelSpec) and is_named(task.model.name):
-        small["model"] = twin_model(task.model, data_vocab or 0, task, twin_layout(plan.layout))
+        small["model"] = twin_model(task.model, data_vocab or 0, task, twin_layout(plan.layout), _twin_layers(plan))
     return dataclasses.replace(task, **small)
 
 
-def twin_model(model: ModelSpec, data_vocab: int, task: Task, layout: Layout) -> ModelSpec:
+def _twin_layers(plan: Plan) -> int:
+    """Return enough layers for every pipeline stage to have one, and one more, so that stages are uneven."""
+    stages = twin_layout(plan.layout).pp * plan.virtual_stages
+    return max(LAYERS, stages + 1 if stages > 1 else 0)
+
+
+def twin_model(model: ModelSpec, data_vocab: int, task: Task, layout: Layout, layers: int = LAYERS) -> ModelSpec:
     """Return a narrow, shallow model of the same family, head ratio and weight tying, which `layout` can split."""
     seq_len = task.data.seq_len if isinstance(task.data, DataSpec) else SEQ_LEN
     full = resolve_decoder(model, data_vocab, seq_len)
@@ -55,7 +62,7 @@ def twin_model(model: ModelSpec, data_vocab: int, task: Task, layout: Layout) ->
         hidden=hidden,
         heads=heads,
         kv_heads=kv_heads,
-        layers=min(full.layers, 3),
+        layers=layers if layers > LAYERS else min(full.layers, layers),
         ffn=hidden // 4 + 8 if isinstance(full, MoEConfig) else hidden * 2 + 8,
         **_twin_experts(full, layout.ep),
         vocab=max(data_vocab, min(full.vocab, LARGEST_VOCAB)) | 1,  # odd: shards of the embedding differ in rows
@@ -111,11 +118,13 @@ def twin_plan(plan: Plan, dtype: str, *, exact: bool = False) -> Plan:
     batch = twin_batch(layout)
     whole = plan.accumulation == 1 and plan.micro_batch >= LARGEST_MICRO_BATCH
     micro_batch = LARGEST_MICRO_BATCH if whole else 2
+    accumulation = accumulation_for(batch, layout.data_degree, micro_batch)
     return dataclasses.replace(
         plan,
         layout=layout,
         micro_batch=micro_batch,
-        accumulation=accumulation_for(batch, layout.data_degree, micro_batch),
+        accumulation=fill_pipeline(accumulation, layout.pp, plan.schedule),
+        stages=(),  # the twin has blocks of its own number
         batch_samples=batch,
         precision=dtype,
         compile=False,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from paceline.errors import ConfigError
 from paceline.task.imports import is_import_path, load_object
+from paceline.task.models.absent import Absent
 from paceline.task.models.decoder import Decoder
 from paceline.task.models.huggingface import HEAD, PREFIX, LazyTensors, check_hf_config, read_safetensors, to_hf_state
 from paceline.task.models.huggingface_moe import StackedExperts
@@ -102,7 +103,8 @@ def load_weights(model: nn.Module, path: str) -> None:
     else:
         persistent = model.state_dict(keep_vars=True)
         targets |= {name: buffer for name, buffer in model.named_buffers() if name in persistent}
-    _check_names(targets, stored, set(_aliases(model)), path)
+    aliases = {*_aliases(model), *_of_other_stages(model, stored)}
+    _check_names(targets, stored, aliases, path)
     for name, target in targets.items():
         fill(target, stored[name])
 
@@ -119,6 +121,17 @@ def _aliases(model: nn.Module) -> Iterator[str]:
             yield HEAD
     else:
         yield from model.state_dict(keep_vars=True)
+
+
+def _of_other_stages(model: nn.Module, stored: Iterable[str]) -> Iterator[str]:
+    """Yield the names in a file that belong to modules which only other pipeline stages have."""
+    modules = dict(model.named_modules())
+    absent = [f".{name}." for name, module in modules.items() if isinstance(module, Absent)]
+    if isinstance(model, Decoder):
+        held = {name.rpartition(".")[2] for name in modules if name.startswith("layers.") and name.count(".") == 1}
+        others = (str(index) for index in range(model.config.layers) if str(index) not in held)
+        absent += [f".layers.{index}." for index in others]
+    yield from (name for name in stored if any(part in f".{name}" for part in absent))
 
 
 def _check_names(

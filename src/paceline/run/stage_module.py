@@ -1,0 +1,139 @@
+"""One pipeline stage as torch's schedules call it: by the number of a micro-batch, with what the stage before sent.
+
+The batch itself is not sent around: every rank of a pipeline reads the same rows. What travels is hidden states, padded
+to the step's largest micro-batch because torch's receive buffers have one shape; only the real rows are computed.
+Random numbers travel too where the model draws any: a later stage goes on where the one before stopped, as one device
+would.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
+
+from paceline.errors import ConfigError
+from paceline.plan.plan import Plan
+from paceline.run.loader import MicroBatch
+from paceline.run.parallel.pipeline import Stage
+from paceline.run.passes import Objective, in_model_precision
+from paceline.run.rng import seed_at, seed_device
+from paceline.run.rng_state import random_state, restore_random_state
+
+
+class _HandedOn(BaseException):
+    """Ends an objective on a stage that is not the last, where the model has said what the next stage needs."""
+
+    def __init__(self, hidden: Any) -> None:
+        super().__init__()
+        self.hidden = hidden
+
+
+class StageModule(nn.Module):
+    """Runs a stage on one micro-batch after the other and adds up what the last stage finds."""
+
+    def __init__(
+        self,
+        stage: Stage,
+        objective: Objective,
+        plan: Plan,
+        device: torch.device,
+        seed: int,
+        take_part: Callable[[Any], Any],
+    ) -> None:
+        super().__init__()
+        self.part = stage.module
+        self._stage, self._objective, self._plan = stage, objective, plan
+        self._device, self._seed, self._take_part = device, seed, take_part
+        self._incoming: Tensor | None = None
+        self._calls = 0
+        parameters = inspect.signature(type(self.part).forward).parameters
+        self._by_name = "inputs_embeds" in parameters  # a Hugging Face model takes hidden states beside tokens
+        # First of all hooks: sharding must see the hidden states, whose gradients it waits for.
+        self.part.register_forward_pre_hook(self._enter, prepend=True, with_kwargs=True)
+        self.part.register_forward_hook(self._leave)
+        self.begin((), 1.0, 0, relays=False)
+
+    def begin(self, micro_batches: Sequence[MicroBatch], down: float, rows: int, relays: bool) -> None:
+        """Prepare a step; `rows` are those of its largest micro-batch, `relays` says whether random numbers travel."""
+        self._micro_batches, self._down, self._rows, self._relays = micro_batches, down, rows, relays
+        self._backwards = 0
+        self.loss_total: Any = 0.0
+        self.weight_total: Any = 0.0
+
+    def forward(self, *received: Tensor, index: Tensor) -> Tensor | tuple[Tensor, ...]:
+        """Run micro-batch `index`, int64 [1]; return the loss to go back from, or what the next stage needs.
+
+        `received` is empty on the first stage, else hidden states [rows, ...] and, where they travel, random states.
+        """
+        micro = self._micro_batches[int(index)]
+        if len(received) > 1:
+            restore_random_state(received[1], self._device)
+        else:
+            seed_device(seed_at(self._seed, micro.position), self._device)
+        hidden = received[0][: rows_in(micro)] if received else None
+        found = self.run(micro, hidden)
+        if self._stage.is_last:
+            loss_sum, weight = found
+            if micro.counts:
+                self.loss_total = self.loss_total + loss_sum.detach().double()
+                self.weight_total = self.weight_total + weight
+            out = loss_sum * (self._down if micro.counts else 0.0)
+        else:
+            out = self._padded(found)
+        if out.requires_grad:
+            out.register_hook(self._before_backward)
+        return (out, random_state(self._device)) if self._relays and not self._stage.is_last else out
+
+    def run(self, micro: MicroBatch, hidden: Tensor | None) -> Any:
+        """Run the stage's part of the objective: (loss sum, weight) on the last stage, else hidden states."""
+        self._incoming, self._calls = hidden, 0
+        try:
+            return self._objective(self.part, self._take_part(in_model_precision(micro.data, self._plan)))
+        except _HandedOn as handed_on:
+            return handed_on.hidden
+        finally:
+            self._incoming = None
+
+    def _enter(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Put the hidden states in the place of the model's input."""
+        self._calls += 1
+        if self._calls > 1:
+            raise ConfigError(
+                "the objective calls the model more than once for a micro-batch",
+                "in a pipeline the model's parts run on different devices, once each",
+                "one call of the model on the whole batch, or pp = 1",
+            )
+        if self._incoming is None:
+            return None
+        if self._by_name:
+            rest = {name: value for name, value in kwargs.items() if name != "input_ids"}
+            return args[1:], {**rest, "inputs_embeds": self._incoming}
+        if args:
+            return (self._incoming, *args[1:]), kwargs
+        return args, {**kwargs, next(iter(kwargs)): self._incoming}
+
+    def _leave(self, module: nn.Module, args: Any, output: Any) -> None:
+        if not self._stage.is_last:
+            hidden = getattr(output, "logits", output)
+            raise _HandedOn(hidden)
+
+    def _padded(self, hidden: Tensor) -> Tensor:
+        """Return hidden states with rows of zeros up to the largest micro-batch's."""
+        missing = self._rows - hidden.shape[0]
+        return torch.cat([hidden, hidden.new_zeros(missing, *hidden.shape[1:])]) if missing else hidden.contiguous()
+
+    def _before_backward(self, grad: Tensor) -> None:
+        """Tell the stage's gradients of its next backward pass."""
+        self._backwards += 1
+        assert self._stage.gradients is not None
+        self._stage.gradients.before_micro_batch(last=self._backwards == len(self._micro_batches))
+
+
+def rows_in(micro: MicroBatch) -> int:
+    """Return the rows of a micro-batch: the first dimension of its tensors."""
+    return next(leaf.shape[0] for leaf in tree_leaves(micro.data) if isinstance(leaf, Tensor) and leaf.dim())

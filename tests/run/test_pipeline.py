@@ -1,0 +1,239 @@
+"""A pipeline computes the numbers of one device: every schedule, alone and with the data axes, to the last digits."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from distributed import run_ranks
+from tests_shared import SEQ_LEN, VOCAB, decoder_task, plan_of, run_steps
+from torch import nn
+
+from paceline.errors import ConfigError, DoesNotFit
+from paceline.plan.layout import Layout
+from paceline.plan.plan import Plan
+from paceline.plan.stages import fill_pipeline
+from paceline.run.assemble import assemble
+from paceline.run.checkpoint import load_latest, materialise_optimizer_state, save_checkpoint, training_state
+from paceline.run.evaluate import evaluate
+from paceline.run.world import join_world
+from paceline.task.rules import Rules
+from paceline.task.task import Task
+from paceline.verify.compare import compare
+
+TWO = Layout(pp=2)
+INTERLEAVED = {"schedule": "interleaved", "virtual_stages": 2}
+
+
+def piped(layout: Layout, batch: int = 13, **changes: Any) -> Plan:
+    """Return a fp64 plan, its micro-batches enough for the pipeline; 13 rows make them uneven."""
+    plan = plan_of(layout, batch, **{"precision": "fp64", **changes})
+    return dataclasses.replace(plan, accumulation=fill_pipeline(plan.accumulation, layout.pp, plan.schedule))
+
+
+def deep(layers: int = 5, tied: bool = True) -> Task:
+    task = decoder_task()
+    return dataclasses.replace(task, model=dataclasses.replace(task.model, layers=layers, tied=tied))
+
+
+def prove(cases: list[tuple[Task, Plan]], steps: int = 2) -> list[dict[str, Any]]:
+    """Return the comparisons with one device, all in one world."""
+    world = join_world("cpu", threads=1)
+    return [compare(task, plan, world, task.data, SEQ_LEN, steps) for task, plan in cases]
+
+
+def assert_equal(cases: list[tuple[Task, Plan]], ranks: int) -> None:
+    for (_, plan), result in zip(cases, run_ranks(prove, ranks, cases, timeout_seconds=200)[0], strict=True):
+        assert result["equal"], (str(plan), result["first_difference"])
+
+
+def test_every_schedule_on_two_ranks() -> None:
+    assert_equal(
+        [
+            (deep(), piped(TWO)),
+            (deep(), piped(TWO, stages=(4, 1), schedule="gpipe")),
+            (deep(tied=False), piped(TWO, **INTERLEAVED)),
+            (deep(), piped(TWO, **INTERLEAVED)),
+            (deep(), piped(TWO, schedule="zero-bubble")),
+            (deep(tied=False), piped(TWO, schedule="zero-bubble", virtual_stages=2)),
+        ],
+        ranks=2,
+    )
+
+
+def test_recompute_and_fp32() -> None:
+    assert_equal(
+        [
+            (deep(), piped(TWO, recompute="selective")),
+            (deep(), piped(TWO, recompute="full", **INTERLEAVED)),
+            (deep(), piped(TWO, precision="fp32")),
+            (deep(), piped(TWO, batch=3)),  # fewer rows than micro-batches: stand-ins
+        ],
+        ranks=2,
+    )
+
+
+def test_with_the_data_axes() -> None:
+    replicated, sharded = Layout(pp=2, dp_replicate=2), Layout(pp=2, dp_shard=2)
+    assert_equal(
+        [
+            (deep(), piped(Layout(pp=4))),
+            (deep(), piped(replicated)),
+            (deep(), piped(replicated, recompute="full", **INTERLEAVED)),
+            (deep(), piped(sharded, zero=1)),
+            (deep(), piped(sharded, zero=2, schedule="gpipe")),
+            (deep(), piped(sharded, zero=3, recompute="selective")),
+            (deep(), piped(sharded, zero=2, **INTERLEAVED)),
+            (deep(tied=False), piped(sharded, zero=3, recompute="full", **INTERLEAVED)),
+        ],
+        ranks=4,
+    )
+
+
+class Net(nn.Module):
+    """A user's network: dropout, a tied weight, and blocks that are added to the stream outside of themselves."""
+
+    paceline_rules = Rules(first=("embed",), blocks="layers", last=("head",))
+
+    def __init__(self, width: int = 12) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(VOCAB, width)
+        self.layers = nn.ModuleList(
+            nn.Sequential(nn.Linear(width, width), nn.GELU(), nn.Dropout(0.3)) for _ in range(4)
+        )
+        self.head = nn.Linear(width, VOCAB, bias=False)
+        self.head.weight = self.embed.weight
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        """Return logits [rows, seq, vocab]."""
+        x = self.embed(tokens)
+        for layer in self.layers:
+            x = x + layer(x)
+        return self.head(x)
+
+
+def test_a_users_module_with_rules_dropout_and_tied_weights() -> None:
+    task = decoder_task(model=Net, objective="next_token")
+    cases = [
+        piped(TWO),
+        piped(TWO, recompute="full"),
+        piped(TWO, **INTERLEAVED),
+        piped(TWO, schedule="zero-bubble"),
+        piped(TWO, schedule="zero-bubble", recompute="full"),
+    ]
+    assert_equal([(task, plan) for plan in cases], ranks=2)
+
+
+def bf16_curve(task: Task, plan: Plan) -> list[float]:
+    return [stats.loss for stats in run_steps(task, plan, 4)[0]]
+
+
+@pytest.mark.parametrize("layout", [TWO, Layout(pp=2, dp_shard=2)], ids=str)
+def test_bf16_means_the_same_as_on_one_device(layout: Layout) -> None:
+    single = bf16_curve(deep(), plan_of(Layout(), precision="bf16"))
+    for curve in run_ranks(bf16_curve, layout.devices, deep(), piped(layout, precision="bf16")):
+        assert curve == pytest.approx(single, rel=2e-3)
+
+
+def evaluated(task: Task, plan: Plan) -> tuple[float, float]:
+    _, built = run_steps(task, plan, 1)
+    found = evaluate(built.stepper, task.data, 9, plan.layout.data_rank(join_world("cpu").rank))
+    return found["loss"], found["weight"]
+
+
+@pytest.mark.parametrize(
+    ("layout", "changes"), [(TWO, {}), (TWO, INTERLEAVED), (Layout(pp=2, dp_shard=2), {})], ids=str
+)
+def test_evaluation_counts_every_sample_once(layout: Layout, changes: dict[str, Any]) -> None:
+    single = evaluated(deep(), plan_of(Layout(), precision="fp64"))
+    for rank in run_ranks(evaluated, layout.devices, deep(), piped(layout, **changes)):
+        assert rank == pytest.approx(single, rel=1e-12)
+
+
+def weights_held(task: Task, plan: Plan) -> list[str]:
+    built = assemble(task, plan, join_world("cpu", threads=1), task.data, SEQ_LEN)
+    return [name for name, _ in built.model.named_parameters()]
+
+
+def test_a_rank_holds_its_stages_alone_under_their_full_names() -> None:
+    first, last = run_ranks(weights_held, 2, deep(), piped(TWO, stages=(2, 3)))
+    assert {name.split(".")[1] for name in first if name.startswith("layers")} == {"0", "1"}
+    assert {name.split(".")[1] for name in last if name.startswith("layers")} == {"2", "3", "4"}
+    assert "embed_tokens.weight" in first and "norm.weight" not in first
+    assert "embed_tokens.weight" in last and "norm.weight" in last, "a tied head needs the embedding"
+    first, last = run_ranks(weights_held, 2, deep(layers=4, tied=False), piped(TWO, **INTERLEAVED))
+    assert {name.split(".")[1] for name in first if name.startswith("layers")} == {"0", "2"}
+    assert "lm_head.weight" in last and "embed_tokens.weight" not in last
+
+
+def trained(task: Task, plan: Plan, root: Path, go_on: bool) -> dict[str, torch.Tensor]:
+    """Train two steps and save, or load and train none; return this rank's whole state."""
+    _, built = run_steps(task, plan, 0 if go_on else 2)
+    evaluate(built.stepper, task.data, 9, plan.layout.data_rank(join_world("cpu").rank))  # leaves weights gathered
+    materialise_optimizer_state(built.optimizer)
+    state = training_state(built.model, built.optimizer)
+    if go_on:
+        load_latest(root, state)
+    else:
+        save_checkpoint(root, 2, state, {}, keep_last=1)
+    return {n: t.full_tensor() if hasattr(t, "full_tensor") else t.clone() for n, t in state.items()}
+
+
+def test_checkpoints_move_between_pipelines_and_other_layouts(tmp_path: Path) -> None:
+    """Saved by a pipeline with a tied weight, loaded on one device, on shards, on another pipeline; and back."""
+    sharded = Layout(pp=2, dp_shard=2)
+    run_ranks(trained, 4, deep(), piped(sharded, zero=2, **INTERLEAVED), tmp_path / "a", False)
+    one = trained(deep(), plan_of(Layout(), precision="fp64"), tmp_path / "a", True)
+    for layout, changes in ((Layout(dp_shard=2), {}), (TWO, INTERLEAVED), (sharded, {})):
+        held: dict[str, torch.Tensor] = {}
+        for rank in run_ranks(trained, layout.devices, deep(), piped(layout, **changes), tmp_path / "a", True):
+            for name, tensor in rank.items():
+                torch.testing.assert_close(tensor, one[name], rtol=0, atol=0)
+            held |= rank
+        assert held.keys() == one.keys()
+    back = trained(deep(), plan_of(Layout(), precision="fp64"), tmp_path / "b", False)
+    for rank in run_ranks(trained, 2, deep(), piped(TWO), tmp_path / "b", True):
+        assert all(torch.equal(tensor, back[name]) for name, tensor in rank.items())
+
+
+class Stray(Net):
+    """Has a parameter outside of the chain."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(1))
+
+
+def test_what_cannot_be_split_is_refused_by_name() -> None:
+    for task, plan, named in (
+        (decoder_task(model=nn.Sequential, objective="next_token"), piped(TWO), "paceline_rules"),
+        (decoder_task(model=Stray, objective="next_token"), piped(TWO), "'scale' is in no pipeline stage"),
+        (deep(), piped(TWO, stages=(4, 2)), "stages of 4, 2 blocks"),
+        (deep(layers=3), piped(TWO, **INTERLEAVED), "fewer than 4 pipeline stages"),
+    ):
+        with pytest.raises((DoesNotFit, ConfigError)) as refused:
+            run_ranks(weights_held, 2, task, plan)
+        assert named in f"{refused.value.what} {refused.value.because}"
+
+
+def without_the_planner(task: Task, plan: Plan) -> bool:
+    """Return whether a pipeline that the planner refuses equals one device all the same."""
+    from paceline.run.parallel import pipeline
+
+    pipeline.refusal = lambda plan, blocks: None
+    return prove([(task, plan)], steps=1)[0]["equal"]
+
+
+@pytest.mark.parametrize(
+    ("layout", "changes"), [(Layout(pp=2, dp_shard=2), {}), (TWO, {"recompute": "selective"})], ids=str
+)
+def test_a_split_backward_pass_still_fails_where_the_planner_refuses_it(layout: Layout, changes: dict) -> None:
+    """When this fails, torch has learned it: take the limit out of plan/stages.py."""
+    try:
+        works = run_ranks(without_the_planner, layout.devices, deep(), piped(layout, schedule="zero-bubble", **changes))
+    except Exception:  # as long as it does not work, it may fail in any way
+        works = [False]
+    assert not all(works)

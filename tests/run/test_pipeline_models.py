@@ -1,0 +1,76 @@
+"""Hugging Face causal models go through a pipeline as they are; a model that is not a chain is refused."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import pytest
+import torch
+from distributed import run_ranks
+from test_pipeline import INTERLEAVED, TWO, Net, assert_equal, piped, weights_held
+from tests_shared import VOCAB, decoder_task
+from torch import nn
+
+from paceline.errors import ConfigError
+from paceline.plan.layout import Layout
+
+transformers = pytest.importorskip("transformers")
+
+SHAPE = {
+    "vocab_size": VOCAB, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 4, "num_attention_heads": 2,
+    "num_key_value_heads": 1, "head_dim": 8, "pad_token_id": None, "bos_token_id": None, "eos_token_id": None,
+}  # fmt: skip
+
+
+def hugging_face(family: str, **changes: Any) -> nn.Module:
+    """Return a tiny causal model of a family, from its config alone."""
+    config = getattr(transformers, f"{family}Config")(**{**SHAPE, **changes})
+    return transformers.AutoModelForCausalLM.from_config(config, attn_implementation="sdpa")
+
+
+def task_of(family: str, **changes: Any) -> Any:
+    return decoder_task(model=functools.partial(hugging_face, family, **changes), objective="next_token")
+
+
+MIXED = {"use_sliding_window": True, "sliding_window": 4,
+         "layer_types": ["full_attention", "sliding_attention", "full_attention", "sliding_attention"]}  # fmt: skip
+
+
+def test_families_from_their_configs() -> None:
+    assert_equal(
+        [
+            (task_of("Llama", tie_word_embeddings=True), piped(TWO)),
+            (task_of("Qwen2"), piped(TWO, recompute="full", **INTERLEAVED)),
+            (task_of("Qwen3", **MIXED), piped(TWO, stages=(1, 3))),
+            (task_of("Mistral", tie_word_embeddings=False), piped(TWO, schedule="zero-bubble")),
+        ],
+        ranks=2,
+    )
+
+
+def test_a_family_with_shards() -> None:
+    sharded = Layout(pp=2, dp_shard=2)
+    assert_equal(
+        [
+            (task_of("Llama", tie_word_embeddings=True), piped(sharded)),
+            (task_of("Qwen3", tie_word_embeddings=False), piped(sharded, zero=2, **INTERLEAVED)),
+        ],
+        ranks=4,
+    )
+
+
+class Scaled(Net):
+    """Scales the embedding outside of the embedding: every stage would do it again."""
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        """Return logits [rows, seq, vocab]."""
+        x = self.embed(tokens) * 3.0
+        for layer in self.layers:
+            x = x + layer(x)
+        return self.head(x)
+
+
+def test_a_forward_pass_that_is_no_chain_is_refused() -> None:
+    with pytest.raises(ConfigError, match="is not the chain that its rules declare"):
+        run_ranks(weights_held, 2, decoder_task(model=Scaled, objective="next_token"), piped(TWO))
