@@ -80,10 +80,15 @@ def sample_differences(
     `first` on. Ranks that share samples must read the same ones, which count once. The relative difference is the part
     of positions that were not read, read twice, or read another sample.
     """
+
+    def data_place(rank: int) -> tuple[int, int]:  # not Layout.data_rank, which is among what is under test
+        place = layout.coordinates(rank)
+        return place["dp_replicate"], place["dp_shard"]
+
     read: dict[int, list[tuple[int, int]]] = {}
     everyone = world.gather(ours)
     for rank, runs in enumerate(everyone):
-        owner = next(r for r in range(rank + 1) if layout.data_rank(r) == layout.data_rank(rank))
+        owner = next(r for r in range(rank + 1) if data_place(r) == data_place(rank))
         if owner != rank and runs == everyone[owner]:
             continue
         for position, ids in runs:
