@@ -224,7 +224,8 @@ def main(arguments: list[str]) -> int:
         if options.precision == "bf16" and setting.axis != "dp_shard":
             continue
         print(f"measuring {setting.title}: {', '.join(setting.names)}", file=sys.stderr)
-        rows += measure(setting, options)
+        rows += (measured := measure(setting, options))
+        print("\n".join(table(measured).splitlines()[2:]), file=sys.stderr)
     facts = machine()
     result = {"machine": facts, "options": vars(options), "rows": [asdict(row) for row in rows]}
     print(table(rows))

@@ -45,7 +45,7 @@ def train(spec: Spec, say: Say = print) -> int:
     verified = _verify(planned, say) if to_prove else None
     outcome = _run(spec, planned, verified)
     if outcome.error is not None:
-        mark_end(run_dir, outcome.exit_code, outcome.error)
+        _mark_end(run_dir, outcome, say)
     _report(run_dir, say)
     explain(outcome)
     return outcome.exit_code
@@ -131,6 +131,14 @@ def _as_one_rank(spec: Spec, run_dir: Path, say: Say) -> int:
         if is_first:
             _report(run_dir, say)
     return 0
+
+
+def _mark_end(run_dir: Path, outcome: Outcome, say: Say) -> None:
+    assert outcome.error is not None
+    try:
+        mark_end(run_dir, outcome.exit_code, outcome.error)
+    except OSError as error:  # the disk may be full: what ended the run is told all the same
+        say(f"journal  how the run ended could not be added: {error}")
 
 
 def _report(run_dir: Path, say: Say) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.cluster.cluster import ClusterSpec
-from paceline.errors import ConfigError
+from paceline.errors import ConfigError, suggestion
 from paceline.plan.plan import Plan, PlanSpec
 from paceline.run.spec import RunSpec
 from paceline.spec import Spec
@@ -48,7 +48,15 @@ def plan_spec(text: str) -> PlanSpec:
                 f"'{part.strip()}' is not of the form name=value with one of {', '.join(known)}",
                 '"auto", or for example "dp_shard=2, precision=bf16"',
             )
-        found[name] = int(value) if value.isdigit() else {"true": True, "false": False}.get(value.lower(), value)
+        read = int(value) if value.isdigit() else {"true": True, "false": False}.get(value.lower(), value)
+        choices = known[name].metadata["choices"]
+        if type(read) is not type(known[name].default) or (choices and read not in choices):
+            kind = {int: "a whole number", bool: "true or false"}.get(type(known[name].default), "one of the choices")
+            raise ConfigError(
+                f"plan = '{text}' is not a plan", f"{name} = '{value}' is not {kind}",
+                suggestion(value, choices) if choices else f"{name}={known[name].default or 2}".lower(),
+            )  # fmt: skip
+        found[name] = read
     return PlanSpec(**found)
 
 

@@ -92,6 +92,7 @@ class Stepper:
         expected = self.plan.batch_samples * self.items_per_sample
         self._expected_weight = 2.0 ** round(math.log2(expected))
         self._parameters = [p for p in self.model.parameters() if p.requires_grad]
+        self._copies = [self._copies_of(p) for p in self._parameters]
 
     def step(
         self, batch: StepBatch, lr: float, stop_requested: bool = False, while_busy: Callable[[], None] | None = None
@@ -142,9 +143,9 @@ class Stepper:
     def _local_squares(self) -> torch.Tensor:
         """Return this rank's contribution to the squared global norm of the unscaled gradients."""
         by_copies: dict[int, list[torch.Tensor]] = {}
-        for parameter in self._parameters:
+        for parameter, copies in zip(self._parameters, self._copies, strict=True):
             if parameter.grad is not None and (local := _local(parameter.grad)).numel():
-                by_copies.setdefault(self._copies(parameter), []).append(local)
+                by_copies.setdefault(copies, []).append(local)
         total = torch.zeros((), dtype=torch.float64, device=self.world.device)
         for copies, gradients in by_copies.items():
             norm = torch.nn.utils.get_total_norm(gradients, error_if_nonfinite=False)
@@ -152,7 +153,7 @@ class Stepper:
             total += norm.double().square() / copies
         return total
 
-    def _copies(self, parameter: torch.Tensor) -> int:
+    def _copies_of(self, parameter: torch.Tensor) -> int:
         """Return how many ranks hold the same part of a parameter."""
         holders = self.world.size // self.plan.layout.pp  # a parameter lives on the ranks of one stage
         if not isinstance(parameter, DTensor):

@@ -16,9 +16,9 @@ from paceline.task.task import DataSpec, ModelSpec, Task
 
 SMALLEST_WORLD, LARGEST_WORLD = 4, 8
 LARGEST_MICRO_BATCH = 4  # rows of the twin's batch that a rank has at most
-HEAD_DIM = 8
+HEAD_DIM, MANY_HEADS = 8, 16
 SEQ_LEN = 24
-LARGEST_VOCAB = 521  # a prime: uneven over every number of shards
+LARGEST_VOCAB = 521  # a prime: uneven over every number of shards, where the data's own is not larger
 # Adam divides by |g| + eps: with a tiny eps it turns rounding noise in near-zero gradients into whole updates.
 TWIN_EPS = 1e-4
 
@@ -44,14 +44,15 @@ def twin_model(model: ModelSpec, data_vocab: int, task: Task, tp: int = 1) -> Mo
     ratio = full.heads // full.kv_heads
     kv_heads = max(2, tp) if full.kv_heads > 1 else 1
     heads = ratio * kv_heads
+    hidden = heads * (HEAD_DIM if heads <= MANY_HEADS else HEAD_DIM // 2)
     return dataclasses.replace(
         model,
-        hidden=heads * HEAD_DIM,
+        hidden=hidden,
         heads=heads,
         kv_heads=kv_heads,
         layers=min(full.layers, 3),
-        ffn=heads * HEAD_DIM * 2 + 8,
-        vocab=max(data_vocab, min(full.vocab, LARGEST_VOCAB)),
+        ffn=hidden * 2 + 8,
+        vocab=max(data_vocab, min(full.vocab, LARGEST_VOCAB)) | 1,  # odd: shards of the embedding differ in rows
         tied=full.tied,
         weights="",
     )

@@ -1,0 +1,101 @@
+"""How runs end that are not stopped by their storage or data: numbers that stop, plans that do not fit, extras."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from runs import environment, paceline, records_of, steps_of, write_spec
+
+POISON = """
+from paceline.task.objective import next_token
+
+calls = [0]
+
+
+def poisoned(model, batch):
+    loss, weight = next_token(model, batch)
+    calls[0] += model.training
+    return (loss * float("nan") if calls[0] > CALLS else loss), weight
+"""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("endings")
+
+
+@pytest.mark.parametrize(
+    ("devices", "plan"), [(1, ""), pytest.param(2, "dp_replicate = 2", marks=pytest.mark.deep), (2, "dp_shard = 2")]
+)
+def test_a_loss_that_is_no_number_stops_the_run(folder: Path, devices: int, plan: str) -> None:
+    run_dir = folder / f"poisoned-{devices}-{plan[:8].strip()}"
+    micro_batches = 14 // devices // 7
+    (folder / "poison.py").write_text(POISON.replace("CALLS", str(6 * micro_batches)))
+    spec = write_spec(folder, run_dir, devices, f"{plan}\nmicro_batch = 7")
+    ended = paceline("train", spec, "--set", "task.objective=poison:poisoned")
+    assert ended.returncode == 6, ended.stderr
+    assert "step 7: loss nan" in ended.stderr and "Traceback" not in ended.stderr
+    assert "no weight was changed" in ended.stderr and "\n  try      " in ended.stderr
+    assert [record["step"] for record in steps_of(run_dir)] == [1, 2, 3, 4, 5, 6]
+    end = records_of(run_dir, "run_ended")[-1]
+    assert (end["status"], end["exit_code"], end["step"]) == ("failed", 6, 6)
+    assert [path.name for path in (run_dir / "checkpoints").iterdir()] == ["step-00000004"]
+    page = (run_dir / "report.html").read_text()
+    assert "step 7" in page and "nan" in page
+
+
+def test_a_learning_rate_beyond_reason_stops_the_run(folder: Path) -> None:
+    run_dir = folder / "huge"
+    ended = paceline("train", write_spec(folder, run_dir), "--set", "task.optimizer.lr=1e30")
+    assert ended.returncode == 6, ended.stderr
+    assert "lower task.optimizer.lr" in ended.stderr and "Traceback" not in ended.stderr
+    assert (run_dir / "report.html").is_file()
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ("plan.tp=2", "tp"),
+        ("cluster.memory_per_device=1 MiB", "does not fit"),
+        ("plan.dp_shard=3", "dp_replicate x dp_shard"),
+    ],
+)
+def test_what_does_not_fit(folder: Path, change: str, says: str) -> None:
+    run_dir = folder / "unfit"
+    ended = paceline("train", write_spec(folder, run_dir, 2), "--set", change)
+    assert ended.returncode == (2 if "dp_shard" in change else 3), ended.stderr
+    assert says in ended.stderr and "Traceback" not in ended.stderr
+    assert not (run_dir / "journal").exists()
+
+
+def test_tensorboard_shows_what_the_journal_holds(folder: Path) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    run_dir = folder / "board"
+    spec = write_spec(folder, run_dir, 2, "dp_shard = 2", steps=5)
+    ended = paceline("train", spec, "--set", "run.tensorboard=true", "--set", "run.evaluate_every=5 steps")
+    assert ended.returncode == 0, ended.stderr
+    events = EventAccumulator(str(run_dir / "tensorboard"))
+    events.Reload()
+    for tag, field in [("loss/training", "loss"), ("optimisation/grad_norm", "grad_norm"),
+                       ("optimisation/learning_rate", "lr")]:  # fmt: skip
+        shown = [(event.step, event.value) for event in events.Scalars(tag)]
+        held = [(record["step"], pytest.approx(record[field], rel=1e-6)) for record in steps_of(run_dir)]
+        assert shown == held
+    (evaluated,) = events.Scalars("loss/held_out")
+    assert evaluated.value == pytest.approx(records_of(run_dir, "evaluation")[-1]["loss"], rel=1e-6)
+
+
+@pytest.mark.parametrize("devices", [1, pytest.param(2, marks=pytest.mark.deep)])
+def test_tensorboard_that_is_not_installed(folder: Path, devices: int) -> None:
+    absent = folder / "absent" / "tensorboard"
+    absent.mkdir(parents=True, exist_ok=True)
+    (absent / "__init__.py").write_text("raise ImportError('not installed')\n")
+    inherited = environment()
+    path = f"{absent.parent}:{inherited.get('PYTHONPATH', '')}"
+    spec = write_spec(folder, folder / f"no-board-{devices}", devices)
+    ended = paceline("train", spec, "--set", "run.tensorboard=true", env={**inherited, "PYTHONPATH": path})
+    assert ended.returncode == 2, ended.stderr
+    assert "pip install 'paceline[tensorboard]'" in ended.stderr and "Traceback" not in ended.stderr
+    assert not steps_of(folder / f"no-board-{devices}")

@@ -1,0 +1,138 @@
+"""Correct layouts equal one device: decoders, a user's modules, transformers' and images, over real ranks."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+import torch
+from distributed import run_ranks
+from tests_shared import SEQ_LEN, VOCAB, Dropout, decoder_task, plan_of
+from torch import nn
+
+from paceline.plan.layout import Layout
+from paceline.plan.plan import Plan
+from paceline.run.world import join_world
+from paceline.task.data.digits import open_digits
+from paceline.task.task import OptimizerSpec, Task
+from paceline.verify.compare import compare
+from paceline.verify.tolerance import QUANTITIES, TOLERANCES
+
+BATCH = 7  # over 2 and over 4 ranks: uneven
+
+
+class Images(nn.Module):
+    """Convolutions, repeated residual blocks with norms and a head."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(1, 6, 3, padding=1)
+        block = lambda: nn.Sequential(nn.GroupNorm(2, 6), nn.Conv2d(6, 6, 3, padding=1), nn.ReLU())  # noqa: E731
+        self.blocks = nn.ModuleList(block() for _ in range(2))
+        self.head = nn.Linear(6, 10)
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        """Return logits [rows, 10] of images [rows, 1, 8, 8]."""
+        x = self.stem(images)
+        for block in self.blocks:
+            x = x + block(x)
+        return self.head(x.mean((2, 3)))
+
+
+def llama() -> nn.Module:
+    """Return a tiny model of transformers."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    shape = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2}
+    return LlamaForCausalLM(LlamaConfig(**shape, num_key_value_heads=1, vocab_size=VOCAB, tie_word_embeddings=True))
+
+
+def decoder(tied: bool) -> Task:
+    task = decoder_task()
+    shape = {"hidden": 16, "layers": 2, "heads": 2, "kv_heads": 1, "ffn": 24}
+    return dataclasses.replace(task, model=dataclasses.replace(task.model, **shape, tied=tied))
+
+
+def tasks() -> dict[str, Task]:
+    """Return the tasks by name."""
+    optimizer = OptimizerSpec(lr=3e-3, eps=1e-4)  # see verify/twin.py for eps
+    digits, _ = open_digits(0.0)
+    found = {
+        "decoder, tied": decoder(tied=True),
+        "decoder": decoder(tied=False),
+        "dropout": decoder_task(model=Dropout, objective="next_token"),
+        "images": decoder_task(model=Images, data=digits, objective="auto"),
+        "transformers": decoder_task(model=llama, objective="next_token"),
+    }
+    return {name: dataclasses.replace(task, optimizer=optimizer) for name, task in found.items()}
+
+
+NAMES = ("decoder, tied", "decoder", "dropout", "images", "transformers")
+PLANS: dict[str, Plan] = {
+    "copies": plan_of(Layout(dp_replicate=2), BATCH),
+    "copies, full recompute": plan_of(Layout(dp_replicate=2), BATCH, recompute="full"),
+    "zero 1": plan_of(Layout(dp_shard=2), BATCH, zero=1),
+    "zero 2": plan_of(Layout(dp_shard=2), BATCH, zero=2),
+    "zero 3, selective recompute": plan_of(Layout(dp_shard=2), BATCH, zero=3, recompute="selective"),
+    "hybrid, zero 1": plan_of(Layout(dp_replicate=2, dp_shard=2), BATCH, zero=1),
+    "hybrid, zero 3": plan_of(Layout(dp_replicate=2, dp_shard=2), BATCH, zero=3),
+    "four shards, zero 2": plan_of(Layout(dp_shard=4), BATCH, zero=2),
+    "four shards, zero 3": plan_of(Layout(dp_shard=4), BATCH, zero=3, recompute="selective"),
+}
+Results = dict[tuple[str, str, str], dict[str, Any]]
+
+
+def compare_all(ranks: int) -> Results:
+    """Return the proofs of all tasks, plans and dtypes that this world can run."""
+    world = join_world("cpu", threads=1)
+    found: Results = {}
+    for name, task in tasks().items():
+        for label, plan in PLANS.items():
+            # Four ranks on few cores are slow: the exact dtype says it all, the other is left to two ranks.
+            for dtype in ("fp64",) if plan.layout.devices > 2 else ("fp64", "fp32"):
+                if plan.layout.devices == ranks:
+                    asked = dataclasses.replace(plan, precision=dtype)
+                    items = task.data.items_per_sample
+                    found[name, label, dtype] = compare(task, asked, world, task.data, items, steps=2)
+    return found
+
+
+@pytest.fixture(scope="module")
+def results() -> Results:
+    found: Results = {}
+    for ranks in (2, 4):
+        found |= run_ranks(compare_all, ranks, ranks, timeout_seconds=180)[0]
+    return found
+
+
+@pytest.mark.parametrize("plan", PLANS)
+@pytest.mark.parametrize("name", NAMES)
+def test_equal_to_one_device(name: str, plan: str, results: Results) -> None:
+    dtypes = [dtype for found, label, dtype in results if (found, label) == (name, plan)]
+    assert "fp64" in dtypes
+    for dtype in dtypes:
+        result = results[name, plan, dtype]
+        assert result["equal"] and result["first_difference"] is None, result["first_difference"]
+        assert set(result["differences"]) == set(QUANTITIES)
+        for quantity, difference in result["differences"].items():
+            assert difference <= TOLERANCES[quantity][dtype], quantity
+
+
+def test_one_device_is_equal_to_itself_up_to_the_order_of_sums() -> None:
+    task, world = decoder(tied=False), join_world("cpu", threads=1)
+    task = dataclasses.replace(task, optimizer=OptimizerSpec(lr=3e-3, eps=1e-4))
+    result = compare(task, plan_of(Layout(), BATCH, precision="fp64"), world, task.data, SEQ_LEN, steps=2)
+    assert result["equal"], result["first_difference"]
+    assert result["differences"]["samples"] == result["differences"]["initial"] == result["differences"]["weight"] == 0
+
+
+def test_tolerances_are_what_is_promised() -> None:
+    assert {quantity: by["fp64"] for quantity, by in TOLERANCES.items()} == {
+        "samples": 0.0, "initial": 0.0, "weight": 0.0, "loss": 1e-12, "gradients": 1e-10, "grad_norm": 1e-10,
+        "weights": 1e-10, "buffers": 1e-10,
+    }  # fmt: skip
+    assert {quantity: by["fp32"] for quantity, by in TOLERANCES.items()} == {
+        "samples": 0.0, "initial": 0.0, "weight": 0.0, "loss": 1e-5, "gradients": 1e-4, "grad_norm": 1e-5,
+        "weights": 1e-4, "buffers": 1e-4,
+    }  # fmt: skip

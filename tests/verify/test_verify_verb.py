@@ -1,0 +1,102 @@
+"""`paceline verify`: what it says of the examples, of a planted bug, of a giant, and of what cannot be had."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from runs import as_json, paceline, write_spec
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+RECORD = {"layout", "equal", "seconds", "differences", "first_difference", "refused_because"}
+BUG = """
+import os
+
+from paceline.task.objective import next_token
+
+
+def by_rank(model, batch):
+    loss, weight = next_token(model, batch)
+    return (loss * 1.01 if os.environ.get("RANK") == "1" else loss), weight
+"""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("verify")
+
+
+def verify(*words: Any, code: int = 0) -> dict[str, Any]:
+    """Return the only layout's record after checking the shape of the JSON and the exit code."""
+    done = paceline("verify", *words, "--json")
+    assert done.returncode == code, done.stderr
+    told = as_json(done.stdout)
+    (record,) = told["layouts"]
+    assert set(record) >= RECORD and told["equal"] == record["equal"] == (code == 0)
+    return record
+
+
+def test_images(folder: Path) -> None:
+    record = verify(EXAMPLES / "digits.toml", "--layout", "dp_shard=2", "--steps", "2")
+    assert record["layout"] == record["ran_as"] == "dp_shard=2"
+    assert set(record["dtypes"]) == {"fp32", "fp64"}
+    assert 0 < record["differences"]["gradients"] < 1e-4
+    assert record["differences"]["samples"] == record["differences"]["initial"] == 0
+    assert record["first_difference"] is None and record["refused_because"] is None
+
+
+def test_text_as_the_planner_lays_it_out(folder: Path) -> None:
+    corpus = write_spec(folder, folder / "run").parent / "corpus"
+    done = paceline(
+        "verify", EXAMPLES / "stdlib-code.toml", "--set", f"task.data.source={corpus}", "--set", "task.stop=20 steps",
+        "--set", "task.schedule.warmup=2 steps", "--dtypes", "fp64",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "equal to one device: loss " in done.stdout
+
+
+def test_a_bug_in_an_objective_of_ones_own_is_found(folder: Path) -> None:
+    (folder / "rank_bug.py").write_text(BUG)
+    spec = write_spec(folder, folder / "bug", 2, "dp_replicate = 2")
+    words = [spec, "--set", "task.objective=rank_bug:by_rank", "--dtypes", "fp64"]
+    record = verify(*words, code=4)
+    first = record["first_difference"]
+    assert (first["quantity"], first["step"], first["dtype"]) == ("loss", 1, "fp64")
+    assert 1 < first["ratio"] < 1.01 and first["family"] and first["likely"]
+    done = paceline("verify", *words)
+    assert done.returncode == 4 and "Traceback" not in done.stderr
+    assert "does not compute the numbers of one device" in done.stderr and "likely cause" in done.stderr
+
+
+@pytest.mark.parametrize("name", ["llama-405b", pytest.param("llama-8b", marks=pytest.mark.deep)])
+def test_a_giant_is_proven_by_its_twin(folder: Path, name: str) -> None:
+    spec = write_spec(folder, folder / name)
+    text = "\n".join(f'model = "{name}"' if x.startswith("model =") else x for x in spec.read_text().split("\n"))
+    spec.write_text(text)
+    record = verify(spec, "--layout", "dp_replicate=64,dp_shard=8", "--dtypes", "fp64", "--steps", "1")
+    assert record["layout"] == "dp_replicate=64 dp_shard=8" and record["ran_as"] == "dp_replicate=2 dp_shard=2"
+
+
+def test_axes_that_are_closed_to_a_model_are_refused() -> None:
+    record = verify(EXAMPLES / "digits.toml", "--layout", "pp=2", code=3)
+    assert "pp" in record["refused_because"] and record["first_difference"] is None and record["differences"] == {}
+
+
+def test_a_refusal_in_words() -> None:
+    done = paceline("verify", EXAMPLES / "digits.toml", "--layout", "ep=2,dp_shard=2")
+    assert done.returncode == 3 and "refused, ep = 2" in done.stdout and "Traceback" not in done.stderr
+
+
+def test_a_spec_that_demands_a_closed_axis_is_refused_too(folder: Path) -> None:
+    record = verify(EXAMPLES / "digits.toml", "--set", "plan.pp=2", "--set", "cluster.probe=false", code=3)
+    assert record["layout"] == "pp=2" and "pp" in record["refused_because"]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [["--dtypes", "bf16"], ["--layout", "dp_shard=x"], ["--layout", "dp=2"], ["--layout", "dp_shard=2,precision=fp31"]],
+)
+def test_usage(words: list[str]) -> None:
+    done = paceline("verify", EXAMPLES / "digits.toml", *words)
+    assert done.returncode == 2 and "Traceback" not in done.stderr and "\n  because  " in done.stderr
