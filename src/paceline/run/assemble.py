@@ -70,7 +70,7 @@ def assemble(task: Task, plan: Plan, world: World, source: Source, items_per_sam
         _materialise(model, task, family, world, [stage.module for stage in pipeline.stages] if pipeline else [])
     optimizer = build_optimizer(task.optimizer, model)
     routing = watch_routing(model, plan)
-    take_part, part = part_of(plan, world.rank, objective), plan.layout.coordinates(world.rank)["cp"]
+    take_part, part = part_of(plan, world.rank, model, objective), plan.layout.coordinates(world.rank)["cp"]
     passes: Passes = (
         PipelinePasses(pipeline, objective, plan, world.device, task.seed, take_part)
         if pipeline is not None

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
@@ -19,6 +20,7 @@ from paceline.run.parallel.zigzag import SequencePart
 from paceline.run.world import context_group
 from paceline.task.axes import SEQUENCE_RULE
 from paceline.task.models.attention import CausalAttention, can_share_sequences
+from paceline.task.models.decoder import Decoder
 from paceline.task.objective import Objective, takes_sequence_parts
 
 
@@ -35,12 +37,23 @@ def share_sequences(model: nn.Module, plan: Plan, mesh: DeviceMesh | None) -> No
             module.over_ranks = attention
 
 
-def part_of(plan: Plan, rank: int, objective: Objective) -> Callable[[Any], Any]:
+def part_of(plan: Plan, rank: int, model: nn.Module, objective: Objective) -> Callable[[Any], Any]:
     """Return what takes a rank's part of a batch along the sequence; the whole batch where none is shared."""
     cp = plan.layout.cp
     if cp == 1:
-        return lambda data: data
+        cut_later = isinstance(model, Decoder) and plan.layout.tp > 1 and plan.layout.pp > 1
+        return with_positions if cut_later else lambda data: data
     if not takes_sequence_parts(objective):
         name = getattr(objective, "__name__", repr(objective))
         raise ConfigError(f"cp = {cp} with the objective {name}", SEQUENCE_RULE, "plan.cp = 1")
     return SequencePart(plan.layout.coordinates(rank)["cp"], cp)
+
+
+def with_positions(batch: Any) -> Any:
+    """Return a batch of tokens that says where they stand.
+
+    A later pipeline stage gets a part of the sequence from its tensor ranks, and cannot tell its length from that.
+    """
+    if "documents" in batch or "positions" in batch:
+        return batch
+    return {**batch, "positions": torch.arange(batch["tokens"].shape[1], device=batch["tokens"].device)}

@@ -34,6 +34,7 @@ from torch.distributed.tensor import DTensor, Shard
 from torch.nn.modules.dropout import _DropoutNd
 
 from paceline.errors import ConfigError
+from paceline.task.models.absent import Absent
 from paceline.task.models.collectives import add, gather, join, part, scatter, share
 from paceline.task.models.vocabulary import as_spread_logits, first_row, local_weight, partial_embedding
 from paceline.task.rules import SPREAD, Rules
@@ -89,6 +90,8 @@ def split_layers(model: nn.Module, rules: Rules, mesh: DeviceMesh) -> list[str]:
     spread: dict[nn.Parameter, nn.Parameter] = {}  # a tied one is spread once
     summed: set[str] = set()
     for name, module in modules.items():
+        if isinstance(module, Absent):
+            continue  # another pipeline stage has it
         style = rules.style_of(name)
         if style in SPREAD:
             _check_layer(name, module, style)
