@@ -13,6 +13,7 @@ from torch.distributed.tensor import DTensor
 from paceline.plan.layout import Layout
 from paceline.plan.plan import Plan
 from paceline.run.assemble import assemble
+from paceline.run.evaluate import evaluate
 from paceline.run.loader import BatchStream
 from paceline.run.world import join_world
 from paceline.task.task import Task
@@ -105,3 +106,23 @@ def test_zero_classes_keep_what_they_say_between_micro_batches() -> None:
     assert held[1][:2] == (everything, everything), "ZeRO-1 keeps whole weights and whole gradients for the step"
     assert held[2][:2] == (everything, 0), "ZeRO-2 keeps whole weights, its gradients are shards"
     assert held[3][0] < everything and held[3][1] == 0, "ZeRO-3 has dropped the blocks' weights"
+
+
+def curve_with_evaluations(task: Task, plan: Plan) -> list[tuple[float, float]]:
+    """Return (loss, gradient norm) of three steps with an evaluation after each."""
+    world = join_world("cpu", threads=1)
+    built = assemble(task, plan, world, task.data, SEQ_LEN)
+    stream = BatchStream(task.data, task.seed, plan, plan.layout.data_rank(world.rank), world.device)
+    seen = []
+    for step in range(3):
+        stats = built.stepper.step(stream.at(step * plan.batch_samples), 3e-3)
+        seen.append((stats.loss, stats.grad_norm))
+        evaluate(built.stepper, task.data, 9, plan.layout.data_rank(world.rank))
+    return seen
+
+
+@pytest.mark.parametrize("zero", [1, 2, 3])
+def test_an_evaluation_leaves_no_trace_in_the_next_step(zero: int) -> None:
+    single = curve_with_evaluations(decoder_task(), plan_of(Layout()))
+    ranks = run_ranks(curve_with_evaluations, 2, decoder_task(), plan_of(Layout(dp_shard=2), zero=zero))
+    assert agree(ranks[0], single, 1e-4)

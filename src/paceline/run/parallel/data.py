@@ -57,6 +57,10 @@ class ShardedGradients:
 
     def zero(self) -> None:
         """Forget the last step's gradients."""
+        # An evaluation leaves weights gathered: the model's parameters are then not the shards that have gradients.
+        for module in self._model.modules():
+            if isinstance(module, FSDPModule):
+                module.reshard()
         self._model.zero_grad(set_to_none=True)
 
     def before_micro_batch(self, last: bool) -> None:
