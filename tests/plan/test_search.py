@@ -77,7 +77,7 @@ def test_a_partial_plan_is_a_constraint():
 def test_closed_axes_are_refused_once_each_with_their_reason():
     refused = {str(refusal.plan.layout): refusal.because for refusal in found().refused}
     assert refused["dp_replicate=2 tp=2"] == "no rules"
-    assert len(refused) == 3 and all(refused.values())
+    assert len(refused) == 4 and all(refused.values()), "tp, pp, cp and ep"
     assert found(where=cluster(1)).refused == ()
 
 
@@ -109,11 +109,11 @@ def test_what_does_not_fit_is_refused_in_numbers_and_alone_is_an_error():
 
 def test_cp_is_taken_where_it_is_demanded_and_open():
     model = dataclasses.replace(profile(), closed_axes={"tp": "no rules"})
-    assert all(candidate.plan.layout.cp == 1 for candidate in found(model=model).candidates)
+    assert {candidate.plan.layout.cp for candidate in found(model=model).candidates} >= {1, 2}
     result = found(PlanSpec(cp=2, cp_method="ring"), model=model)
     layouts = {(c.plan.layout.cp, c.plan.cp_method) for c in result.candidates}
     assert layouts == {(2, "ring")} and "ring attention" in str(result.best.plan)
-    assert {c.plan.zero for c in result.candidates} == {1, 2, 3}, "ranks of cp share state"
+    assert found(PlanSpec(cp=2, zero=2), model=model).best.plan.zero == 2, "ranks of cp share state"
     with pytest.raises(DoesNotFit, match=r"plan.cp = 2 cannot be had"):
         found(PlanSpec(cp=2))
 

@@ -26,7 +26,7 @@ def closed_axis(plan: Plan, profile: ModelProfile) -> str | None:
 
 def attention_heads(plan: Plan, profile: ModelProfile) -> str | None:
     """Tensor ranks share whole heads, of queries and of keys and values alike."""
-    tp = plan.layout.tp
+    tp = 1 if profile.tensor_limits else plan.layout.tp  # where there are limits, they count heads too
     for count, what in ((_common(profile, "heads"), "heads"), (_common(profile, "kv_heads"), "key/value heads")):
         if tp > 1 and count % tp:
             return f"{count} {what} cannot be shared by tp = {tp}: it must divide {count}"

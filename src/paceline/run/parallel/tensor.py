@@ -98,7 +98,8 @@ def split_layers(model: nn.Module, rules: Rules, mesh: DeviceMesh) -> list[str]:
             _spread_weight(name, module, SPREAD[style], mesh, spread)
             if getattr(module, "bias", None) is not None and (style != "row" or region.splits_sequence):
                 summed.add(f"{name}.bias")
-            module.forward = functools.partial(FORWARD[style, type(module).forward], module, region)
+            if "forward" not in vars(module):  # a pipeline stage may hold a module for its weight alone
+                module.forward = functools.partial(FORWARD[style, type(module).forward], module, region)
         elif style in ("sequence", "summed"):
             summed |= {f"{name}.{own}" if name else own for own, _ in module.named_parameters()}
         elif style == "replicated" and region.splits_sequence:
