@@ -56,7 +56,7 @@ def test_a_learning_rate_beyond_reason_stops_the_run(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        ("plan.tp=2", "tp"),
+        ("plan.ep=2", "ep"),
         ("cluster.memory_per_device=1 MiB", "does not fit"),
         ("plan.dp_shard=3", "dp_replicate x dp_shard"),
     ],

@@ -329,7 +329,7 @@ def weights_per_rank(patch: Patch, world: World) -> None:
 
 
 def dropout_by_rank(patch: Patch, world: World) -> None:
-    patch.setattr(passes, "seed_at", lambda seed, position: 1000 * seed + world.rank)
+    patch.setattr(passes, "seed_at", lambda seed, position, part: 1000 * seed + world.rank)
 
 
 def masks_not_replayed(patch: Patch, world: World) -> None:

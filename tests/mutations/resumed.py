@@ -164,7 +164,7 @@ def masks_from_the_start(patch: Patch, world: World) -> None:
         return restored
 
     after_restoring(patch, remember)
-    patch.setattr(passes, "seed_at", lambda seed, position: seed_at(seed, position - start[0]))
+    patch.setattr(passes, "seed_at", lambda seed, position, part: seed_at(seed, position - start[0], part))
 
 
 RESUMES = [

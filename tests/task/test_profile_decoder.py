@@ -12,9 +12,10 @@ from torch.utils.flop_counter import FlopCounterMode
 from paceline.task.models.build import build_model
 from paceline.task.models.decoder import Decoder
 from paceline.task.models.init import initialise
-from paceline.task.models.sizes import NAMED_SIZES, DecoderConfig, nominal_vocab
+from paceline.task.models.sizes import NAMED_SIZES, DecoderConfig, MoEConfig, nominal_vocab
 from paceline.task.objective import next_token
 from paceline.task.profile_analytic import profile_decoder
+from paceline.task.profile_moe import profile_moe
 from paceline.task.profile_traced import REST, profile_module
 from paceline.task.task import ModelSpec
 
@@ -59,7 +60,7 @@ def saved_bytes(model: Decoder) -> dict[torch.dtype, int]:
 def test_parameters_equal_the_built_model(name: str) -> None:
     config = dataclasses.replace(NAMED_SIZES[name], vocab=nominal_vocab(NAMED_SIZES[name]))
     model = build_model(ModelSpec(name=name), config.vocab, seq_len=128, seed=0, device="meta")
-    profile = profile_decoder(config, 128)
+    profile = profile_moe(config, 128) if isinstance(config, MoEConfig) else profile_decoder(config, 128)
     assert profile.parameters == sum(parameter.numel() for parameter in model.parameters()) == config.parameters
     by_name = {block.name: block.parameters for block in profile.blocks}
     for index, layer in enumerate(model.layers):

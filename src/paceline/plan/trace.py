@@ -84,7 +84,10 @@ def _rebuilt(record: dict[str, Any]) -> PacelineError:
 
 def profile_from_dict(record: dict[str, Any]) -> ModelProfile:
     """Return the profile that `dataclasses.asdict` made plain."""
-    blocks = tuple(BlockProfile(**{**block, "open_axes": tuple(block["open_axes"])}) for block in record["blocks"])
+    lists = ("open_axes", "expert_widths")  # JSON knows no tuples
+    blocks = tuple(
+        BlockProfile(**{**block, **{name: tuple(block[name]) for name in lists}}) for block in record["blocks"]
+    )
     limits = record.get("tensor_limits")
     limits = limits and TensorLimits(**{**limits, "widths": tuple(limits["widths"])})
     return ModelProfile(**{**record, "blocks": blocks, "tensor_limits": limits})
