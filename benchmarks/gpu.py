@@ -40,7 +40,7 @@ from paceline.plan.search import Candidate
 from paceline.plan.session import Planned, plan_task
 from paceline.run.arguments import make_spec
 from paceline.run.loader import split_rows
-from paceline.run.memory import peak_bytes
+from paceline.run.memory import MemoryMeter
 from paceline.run.recompute import checkpoint_block
 from paceline.task.data.order import sample_ids
 from paceline.task.models.build import build_model
@@ -151,7 +151,7 @@ class StopWatch:
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
         seconds = (time.perf_counter() - self._began) / self._job.steps
-        return Measured(seconds, peak_bytes(self._device), [float(loss) for loss in self._losses])
+        return Measured(seconds, MemoryMeter(self._device).peak_bytes(), [float(loss) for loss in self._losses])
 
 
 def with_paceline(job: Job, folder: str) -> Measured:

@@ -12,24 +12,32 @@ from torch.distributed.tensor import DTensor
 _STATUS = Path("/proc/self/status")
 
 
-def _kib_of(field: str) -> int | None:
+def _status() -> dict[str, int]:
+    """Return the kibibytes that Linux reports of this process, by field; empty where it does not."""
     if not _STATUS.exists():
-        return None
-    _, found, rest = _STATUS.read_bytes().partition(f"\n{field}:".encode())
-    return int(rest.split(maxsplit=1)[0]) if found else None
+        return {}
+    fields = (line.split() for line in _STATUS.read_bytes().splitlines() if line.endswith(b" kB"))
+    return {field[0][:-1].decode(): int(field[1]) for field in fields}
 
 
-def peak_bytes(device: torch.device) -> int:
-    """Return the most memory this rank has used: the device's allocator on CUDA, resident memory on a CPU."""
-    if device.type == "cuda":
-        return torch.cuda.max_memory_allocated(device)
-    kib = _kib_of("VmHWM")
-    return 1024 * (kib if kib is not None else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+class MemoryMeter:
+    """Measures the most memory this rank has used. Make it before the data are opened.
 
+    On CUDA that is the allocator's peak; on a CPU resident memory, without the pages of files that were mapped since:
+    those of a corpus belong to the system's cache, which takes them back when memory is short.
+    """
 
-def resident_bytes() -> int:
-    """Return the memory this process holds now, 0 where the system does not say."""
-    return 1024 * (_kib_of("VmRSS") or 0)
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._mapped_kib = _status().get("RssFile", 0)
+
+    def peak_bytes(self) -> int:
+        """Return the peak so far."""
+        if self._device.type == "cuda":
+            return torch.cuda.max_memory_allocated(self._device)
+        status = _status()
+        peak_kib = status.get("VmHWM", resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+        return 1024 * (peak_kib - max(0, status.get("RssFile", 0) - self._mapped_kib))
 
 
 def _local_bytes(tensors: list[torch.Tensor]) -> int:

@@ -15,7 +15,7 @@ from paceline import __version__
 from paceline.errors import PacelineError
 from paceline.run.brief import Brief
 from paceline.run.journal import Journal
-from paceline.run.memory import peak_bytes
+from paceline.run.memory import MemoryMeter
 from paceline.run.recovery.supervisor import is_supervised
 from paceline.run.resume import Progress, Restored
 from paceline.run.status import StatusLine
@@ -27,10 +27,12 @@ from paceline.spec import Spec, spec_to_dict
 class Recorder:
     """Writes the journal and the status lines of one start of a run."""
 
-    def __init__(self, run_dir: Path, spec: Spec, brief: Brief, world: World, log_every: int) -> None:
+    def __init__(
+        self, run_dir: Path, spec: Spec, brief: Brief, world: World, meter: MemoryMeter, log_every: int
+    ) -> None:
         self._journal = Journal(run_dir)
         self._status = StatusLine(brief, log_every)
-        self._spec, self._brief, self._world = spec, brief, world
+        self._spec, self._brief, self._world, self._meter = spec, brief, world, meter
         self._ended = False
         self._tensorboard = _tensorboard(run_dir) if spec.run.tensorboard else None
 
@@ -87,7 +89,7 @@ class Recorder:
             lr=stats.lr,
             seconds=stats.seconds,
             tokens_per_second=stats.weight / stats.seconds["total"],
-            peak_bytes=peak_bytes(self._world.device),
+            peak_bytes=self._meter.peak_bytes(),
             **optional,
         )
         self._status.step(stats)

@@ -12,7 +12,7 @@ from paceline.run.assemble import assemble
 from paceline.run.brief import Brief
 from paceline.run.evaluate import evaluate
 from paceline.run.loader import BatchStream, StepBatch, held_out_ids
-from paceline.run.memory import held_bytes, peak_bytes
+from paceline.run.memory import MemoryMeter, held_bytes
 from paceline.run.recorder import Recorder, SilentRecorder
 from paceline.run.recovery.signals import StopFlag
 from paceline.run.resume import Progress, restore, save
@@ -34,6 +34,7 @@ class Training:
         self.spec, self.brief, self.world, self.dir = spec, brief, world, run_dir
         self._began = time.monotonic()
         task, plan = spec.task, brief.plan
+        self._meter = MemoryMeter(world.device)
         self.source, self.held_out = open_sources(task.data, task.seed)
         built = assemble(task, plan, world, self.source, brief.items_per_sample)
         self.model, self.optimizer, self._stepper = built.model, built.optimizer, built.stepper
@@ -51,7 +52,7 @@ class Training:
         self.progress = restored.progress if restored else Progress(0, 0)
         self._record: Recorder | SilentRecorder = SilentRecorder()
         if world.is_first:
-            self._record = Recorder(run_dir, spec, brief, world, self._steps(spec.run.log_every) or 1)
+            self._record = Recorder(run_dir, spec, brief, world, self._meter, self._steps(spec.run.log_every) or 1)
         self._record.started(self.progress, restored, self._unigram_loss() if world.is_first else None)
 
     def _steps(self, amount: Amount | None) -> int | None:
@@ -192,7 +193,7 @@ class Training:
 
     def _measure_memory(self) -> None:
         held = held_bytes(self.model, self.optimizer)
-        *parts, peak = self.world.maximum([*map(float, held.values()), float(peak_bytes(self.world.device))])
+        *parts, peak = self.world.maximum([*map(float, held.values()), float(self._meter.peak_bytes())])
         components: dict[str, Any] = dict(zip(held, parts, strict=True))
         components["activations_and_runtime"] = peak - sum(parts)
         self._record.memory(self.progress.step, components, peak)
