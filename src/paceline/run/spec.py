@@ -28,6 +28,12 @@ class RunSpec:
         units=("steps", "samples", "tokens"),
     )
     evaluate_samples: int = option(64, "held-out samples per evaluation", minimum=1)
+    check_every: Amount | None = option(
+        Amount(100, "steps"),
+        "steps, samples or tokens between checks that ranks which must agree do, bit for bit",
+        quantity="amount",
+        units=("steps", "samples", "tokens"),
+    )
     time_limit: float | None = option(
         None,
         'wall-clock limit, such as "2 h"; the run ends with a checkpoint and exit code 75',

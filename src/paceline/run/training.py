@@ -11,6 +11,7 @@ from paceline.errors import ConfigError, Requeue
 from paceline.run.assemble import assemble
 from paceline.run.brief import Brief
 from paceline.run.evaluate import evaluate
+from paceline.run.invariants import check_agreement
 from paceline.run.loader import BatchStream, StepBatch, held_out_ids
 from paceline.run.memory import MemoryMeter, held_bytes
 from paceline.run.recorder import Recorder, SilentRecorder
@@ -46,6 +47,7 @@ class Training:
         self._warmup = self._steps(task.schedule.warmup) or 0
         self._decay = self._steps(task.schedule.decay) or max(1, brief.steps // 10)
         self._checkpoint_every = self._steps(spec.run.checkpoint_every)
+        self._check_every = self._steps(spec.run.check_every)
         self._evaluate_every = self._steps(spec.run.evaluate_every) if self.held_out else None
         restored = restore(run_dir, spec, plan, self.source.fingerprint, self.model, self.optimizer,
                            self._stepper.scaler, world)  # fmt: skip
@@ -153,6 +155,9 @@ class Training:
         self._record.step(stats, scaler.scale if scaler else None, ids)
         if last or batch.position == 0:
             self._measure_memory()
+        if self._check_every and (step % self._check_every == 0 or last):
+            numbers = {"the gradient norm": stats.grad_norm, "the learning rate": stats.lr, "the loss": stats.loss}
+            check_agreement(self.model, numbers, step, self.world)
         if self._evaluate_every and (step % self._evaluate_every == 0 or last):
             self.evaluate()
         if stats.stop_requested and not last:

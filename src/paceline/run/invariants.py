@@ -1,0 +1,60 @@
+"""Invariants of training: ranks that hold the same thing hold the same bits. A silent divergence stops the run.
+
+Copies of a weight (over `dp_replicate`, whole weights over `tp`, a tied one on two pipeline stages) get equal gradients
+and equal updates, so they must stay equal to the last bit; so must the learning rate, the loss and the gradient norm.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.tensor import DTensor
+
+from paceline.errors import VerificationFailed
+from paceline.run.world import World
+
+INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+Held = dict[tuple[Any, ...], float | int]
+
+
+def fingerprint(tensor: torch.Tensor) -> int:
+    """Return the sum of a tensor's bit patterns as integers, modulo 2^64: another one for almost any other content."""
+    flat = tensor.detach().contiguous().flatten()
+    return int(flat.view(INTEGERS[flat.element_size()]).sum(dtype=torch.int64))
+
+
+def held_by(model: nn.Module, numbers: Mapping[str, float]) -> Held:
+    """Return fingerprints of what this rank holds, by (name, part): ranks with the same key must have the same one."""
+    held: Held = {("", name): value for name, value in numbers.items()}
+    for name, parameter in model.named_parameters():
+        part: tuple[Any, ...] = ()
+        local = parameter
+        if isinstance(parameter, DTensor):
+            places = zip(parameter.placements, parameter.device_mesh.get_coordinate() or (), strict=False)
+            part = tuple((str(place), at) for place, at in places if not place.is_replicate())
+            local = parameter.to_local()  # type: ignore[assignment]
+        held[name, part] = fingerprint(local)
+    return held
+
+
+def check_agreement(model: nn.Module, numbers: Mapping[str, float], step: int, world: World) -> None:
+    """Raise VerificationFailed on every rank where ranks that must agree do not. Every rank calls it.
+
+    `numbers` are what all ranks must have alike, by name. The message names the first tensor, the ranks and the step.
+    """
+    if world.size == 1:
+        return
+    first: dict[tuple[Any, ...], tuple[int, float | int]] = {}
+    for rank, held in enumerate(world.gather(held_by(model, numbers))):
+        for key, value in held.items():
+            owner, expected = first.setdefault(key, (rank, value))
+            if value != expected:
+                name = key[0] or key[1]
+                raise VerificationFailed(
+                    f"step {step}: ranks {owner} and {rank} no longer agree on {name}",
+                    "both hold the same part of it, and its bits differ: an update or a sum went another way on one",
+                    "start the same command again: it resumes from the last checkpoint; `paceline verify` the layout",
+                )
