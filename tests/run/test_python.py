@@ -63,7 +63,8 @@ losses = []
 for batch in run:
     stats = run.step(batch)
     losses.append(stats.loss)
-print("rank", run.world.rank, "of", run.world.size, "ended at", len(losses))
+# One write: the ranks share the terminal.
+sys.stdout.write(f"rank {run.world.rank} of {run.world.size} ended at {len(losses)}\\n")
 """
 FIT = """
 cluster = {"device": "cpu", "devices": devices, "probe": False}
