@@ -118,7 +118,7 @@ def test_what_is_demanded_and_cannot_be_had() -> None:
         found(tp=4, pp=4)
     with pytest.raises(DoesNotFit) as error:
         found(pp=8, micro_batch=16)
-    assert "do not fill a pipeline of 8" in error.value.because
+    assert "do not fill a pipeline of 8 (1f1b); 8 do" in error.value.because
 
 
 def test_a_model_too_large_for_the_data_axes_is_split() -> None:

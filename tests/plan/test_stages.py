@@ -95,7 +95,7 @@ def test_interleaved_schedules_get_equal_rounds(pp: int, accumulation: int) -> N
 @pytest.mark.parametrize(
     ("changes", "named"),
     [
-        ({"accumulation": 1}, "1 micro-batches do not fill a 1f1b pipeline of 2; 2 do"),
+        ({"accumulation": 1}, "1 micro-batches do not fill a pipeline of 2 (1f1b); 2 do"),
         ({"virtual_stages": 2}, "the schedule 1f1b runs one stage per device"),
         ({"schedule": "interleaved", "virtual_stages": 3}, "5 blocks are fewer than 6 pipeline stages"),
         ({"stages": (3, 3)}, "stages of 3, 3 blocks are not 2 stages of the model's 5"),

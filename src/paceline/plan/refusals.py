@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 from paceline.plan import experts, tensor
 from paceline.plan.plan import Plan
-from paceline.plan.stages import INTERLEAVED, split_backward_refusal
+from paceline.plan.stages import fill_refusal, split_backward_refusal, stage_refusal
 from paceline.task.profile import ModelProfile
 
 Limit = Callable[[Plan, ModelProfile], str | None]
@@ -45,30 +45,12 @@ def expert_parts(plan: Plan, profile: ModelProfile) -> str | None:
 
 def pipeline_stages(plan: Plan, profile: ModelProfile) -> str | None:
     """Every stage has a block, and only the interleaved schedules run several stages on a device."""
-    pp, count = plan.layout.pp, plan.layout.pp * plan.virtual_stages
-    if pp == 1:
-        return None if plan.virtual_stages == 1 else "virtual stages need a pipeline of pp > 1"
-    blocks = profile.repeated_blocks
-    if blocks < count:
-        return f"the model's {blocks} blocks are fewer than {count} pipeline stages"
-    if plan.virtual_stages > 1 and plan.schedule not in INTERLEAVED:
-        return f"the schedule {plan.schedule} runs one stage per device; interleaved and zero-bubble run several"
-    if plan.stages and (len(plan.stages) != count or sum(plan.stages) != blocks or min(plan.stages) < 1):
-        return f"stages of {', '.join(map(str, plan.stages))} blocks are not {count} stages of the model's {blocks}"
-    return None
+    return stage_refusal(plan, profile.repeated_blocks)
 
 
 def pipeline_micro_batches(plan: Plan, profile: ModelProfile) -> str | None:
     """A pipeline needs a micro-batch per device, and interleaved ones take them in rounds of equal size."""
-    pp, count = plan.layout.pp, plan.accumulation
-    if pp == 1:
-        return None
-    if count < pp:
-        return f"{count} micro-batches do not fill a pipeline of {pp} stages"
-    rounds = count // pp
-    if plan.schedule in INTERLEAVED and count % rounds:
-        return f"{count} micro-batches are not {rounds} equal rounds, which the {plan.schedule} schedule takes"
-    return None
+    return fill_refusal(plan)
 
 
 def split_backward(plan: Plan, profile: ModelProfile) -> str | None:

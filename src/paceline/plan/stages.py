@@ -80,6 +80,11 @@ def fill_pipeline(accumulation: int, pp: int, schedule: str) -> int:
 
 def refusal(plan: Plan, blocks: int) -> str | None:
     """Return why a plan's pipeline cannot run on a chain of `blocks` blocks, None where it can."""
+    return stage_refusal(plan, blocks) or fill_refusal(plan) or split_backward_refusal(plan)
+
+
+def stage_refusal(plan: Plan, blocks: int) -> str | None:
+    """Return why a chain of `blocks` blocks does not make the plan's stages, each of which needs one at least."""
     pp, count = plan.layout.pp, stage_count(plan)
     if pp == 1:
         return None if plan.virtual_stages == 1 else "virtual stages need a pipeline of pp > 1"
@@ -89,10 +94,17 @@ def refusal(plan: Plan, blocks: int) -> str | None:
         return f"the model's {blocks} blocks are fewer than {count} pipeline stages"
     if plan.stages and (len(plan.stages) != count or sum(plan.stages) != blocks or min(plan.stages) < 1):
         return f"stages of {', '.join(map(str, plan.stages))} blocks are not {count} stages of the model's {blocks}"
-    needed = fill_pipeline(plan.accumulation, pp, plan.schedule)
-    if needed != plan.accumulation:
-        return f"{plan.accumulation} micro-batches do not fill a {plan.schedule} pipeline of {pp}; {needed} do"
-    return split_backward_refusal(plan)
+    return None
+
+
+def fill_refusal(plan: Plan) -> str | None:
+    """Return why the plan's micro-batches do not fill its pipeline, and how many would."""
+    needed = fill_pipeline(plan.accumulation, plan.layout.pp, plan.schedule)
+    if needed == plan.accumulation:
+        return None
+    return (
+        f"{plan.accumulation} micro-batches do not fill a pipeline of {plan.layout.pp} ({plan.schedule}); {needed} do"
+    )
 
 
 def split_backward_refusal(plan: Plan) -> str | None:

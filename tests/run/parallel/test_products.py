@@ -1,0 +1,49 @@
+"""Products of the model axes equal one device: where tensor, context and pipeline parallel meet in one layout."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+from distributed import run_ranks
+from tests_shared import SEQ_LEN, decoder_task, plan_of
+
+from paceline.plan.layout import Layout
+from paceline.plan.plan import Plan
+from paceline.plan.stages import fill_pipeline
+from paceline.run.world import join_world
+from paceline.task.task import OptimizerSpec
+from paceline.verify.compare import compare
+
+LAYOUTS = [Layout(tp=2, cp=2), Layout(tp=2, pp=2), Layout(cp=2, pp=2)]
+EIGHT = [Layout(dp_shard=2, tp=2, pp=2), Layout(dp_shard=2, cp=2, tp=2), Layout(cp=2, tp=2, pp=2)]
+
+
+def piped(layout: Layout) -> Plan:
+    """Return an fp64 plan with enough micro-batches for the layout's pipeline."""
+    plan = plan_of(layout, precision="fp64")
+    return dataclasses.replace(plan, accumulation=fill_pipeline(plan.accumulation, layout.pp, plan.schedule))
+
+
+def prove(layouts: list[Layout]) -> list[dict[str, Any]]:
+    """Compare two steps of a decoder under each layout with one device."""
+    task = decoder_task(optimizer=OptimizerSpec(lr=3e-3, eps=1e-4))  # see verify/twin.py for eps
+    world = join_world("cpu", threads=1)
+    return [compare(task, piped(layout), world, task.data, SEQ_LEN, 2) for layout in layouts]
+
+
+def assert_equal(layouts: list[Layout]) -> None:
+    for layout, found in zip(
+        layouts, run_ranks(prove, layouts[0].devices, layouts, timeout_seconds=150)[0], strict=True
+    ):
+        assert found["equal"], (str(layout), found["first_difference"])
+
+
+def test_two_model_axes_on_four_ranks() -> None:
+    assert_equal(LAYOUTS)
+
+
+@pytest.mark.deep
+def test_three_axes_on_eight_ranks() -> None:
+    assert_equal(EIGHT)
