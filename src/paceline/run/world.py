@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import atexit
 import os
+import time
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -16,6 +18,7 @@ from paceline.plan.layout import Layout
 from paceline.run.place import ranks_from_environment, rendezvous_from
 
 COLLECTIVE_TIMEOUT = timedelta(minutes=10)
+GLOO_DRAIN_SECONDS = 0.1  # a worker thread needs microseconds; more covers a loaded machine
 
 
 @dataclass(frozen=True)
@@ -96,6 +99,7 @@ def join_world(device_kind: str, threads: int = 0, rendezvous: str = "") -> Worl
             timeout=COLLECTIVE_TIMEOUT,
             device_id=device if device.type == "cuda" else None,
         )
+        atexit.register(_leave_at_exit)
     return World(rank, size, local_rank, device)
 
 
@@ -103,6 +107,18 @@ def leave_world() -> None:
     """Leave the process group, if there is one."""
     if dist.is_initialized():
         dist.destroy_process_group()
+
+
+def _leave_at_exit() -> None:
+    """Leave the process group while the interpreter is whole.
+
+    After a collective returns, gloo's worker thread still drops its reference to the tensors, for which it needs the
+    interpreter's lock. A thread that asks for the lock of an interpreter that is being torn down is ended by force,
+    and the process aborts with "terminate called without an active exception" (pytorch#190489). Destroying the group
+    is not enough: a device mesh keeps it alive. So this thread sleeps a moment, which hands the lock over.
+    """
+    leave_world()
+    time.sleep(GLOO_DRAIN_SECONDS)
 
 
 def build_mesh(layout: Layout, world: World) -> DeviceMesh | None:
