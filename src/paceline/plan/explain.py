@@ -109,7 +109,7 @@ def explain_lines(planned: Planned) -> list[str]:
         "",
         *_intervals(planned),
         "",
-        *_candidates(planned.search.candidates, planned.search.unpriced),
+        *_candidates(planned.search.candidates),
         "",
         *_refusals(planned),
         "",
@@ -178,7 +178,7 @@ def _intervals(planned: Planned) -> list[str]:
     return lines
 
 
-def _candidates(candidates: Sequence[Candidate], unpriced: int) -> list[str]:
+def _candidates(candidates: Sequence[Candidate]) -> list[str]:
     noun = "plan fits" if len(candidates) == 1 else "plans fit"
     head = f"  {'step':>8}  {'memory':>9}  {'tokens/s':>8}  {'micro x accumulation':>20}  {'recompute':9}  layout"
     lines = [f"{len(candidates)} {noun}, best first (within 2 % of the best, the plan with fewest surprises):", head]
@@ -193,11 +193,7 @@ def _candidates(candidates: Sequence[Candidate], unpriced: int) -> list[str]:
             f"  {plan.recompute:9}  {shown}"
         )
     if len(candidates) > LISTED:
-        lines.append(f"  and {len(candidates) - LISTED:,} more; --json has them all")
-    if unpriced:
-        noun = "layout" if unpriced == 1 else "layouts"
-        text = "not priced: their arithmetic and the communication inside it alone take longer, or promise least"
-        lines += _wrap("  ", f"{unpriced:,} {noun} {text}", 4)
+        lines.append(f"  and {len(candidates) - LISTED:,} more")
     return lines
 
 
@@ -206,13 +202,13 @@ def _refusals(planned: Planned) -> list[str]:
     refused = planned.search.refused
     lines = [f"{len(refused):,} refused:" if refused else "none refused"]
     reasons: dict[str, list[Plan]] = {}
-    for refusal in refused:
+    for refusal in refused[:LISTED]:
         reasons.setdefault(refusal.because, []).append(refusal.plan)
-    for because, plans in list(reasons.items())[:LISTED]:
+    for because, plans in reasons.items():
         others = f" (and {len(plans) - 1} more)" if len(plans) > 1 else ""
         lines += _wrap("   ", f"{plans[0]}{others}: {because}", 6)
-    if len(reasons) > LISTED:
-        lines.append(f"   and {len(reasons) - LISTED:,} more")
+    if len(refused) > LISTED:
+        lines.append(f"   and {len(refused) - LISTED:,} more that need more memory")
     return lines
 
 

@@ -16,6 +16,7 @@ class Term:
     value: float
     formula: str
     source: str
+    law: str = ""  # the formula's name and where it was published
 
 
 @dataclass(frozen=True)

@@ -1,15 +1,22 @@
-"""The price of one plan: terms summed, with intervals, money, energy and utilisation."""
+"""The price of plans: terms summed, with intervals, money, energy and utilisation.
+
+`step_seconds` and `peak_bytes` price a whole search: sums alone, a chunk of plans at a time. `price` prices one plan
+with every term in words. All run the same functions, so that what is shown is what was ranked.
+"""
 
 from __future__ import annotations
 
 import math
 
+import numpy as np
+
 from paceline.cluster.cluster import Cluster
-from paceline.plan.cost.axes import axis_terms, bubble_terms
-from paceline.plan.cost.compute import compute_terms, fixed_term, matrix_peak, optimizer_term
-from paceline.plan.cost.inputs import Context
-from paceline.plan.cost.memory import memory_terms
-from paceline.plan.cost.network import network_terms
+from paceline.plan.cost.axes import axis_columns, bubble_columns
+from paceline.plan.cost.columns import Columns, Floats
+from paceline.plan.cost.compute import compute_columns, fixed_column, matrix_peak, optimizer_column
+from paceline.plan.cost.inputs import Column, Context, Sheet, terms_of, total
+from paceline.plan.cost.memory import memory_columns
+from paceline.plan.cost.network import network_columns
 from paceline.plan.cost.rates import weakest
 from paceline.plan.forecast import Estimate, Forecast, Term
 from paceline.plan.plan import Plan
@@ -20,6 +27,7 @@ TIME_ERROR = {"measured": 0.20, "published": 0.35, "assumed": 0.60, "unknown": m
 MEMORY_ERROR = 0.15  # bytes are counted, not timed: what is missed is allocation, rounding and libraries
 ENERGY_ERROR = {"measured": 0.10, "published": 0.15, "assumed": 0.40, "unknown": math.nan}
 NEGLIGIBLE = 0.05  # a term below this share of the sum does not decide how the sum is known
+CHUNK = 8192  # plans priced at once: what a processor's cache holds
 
 
 def forecast_plan(
@@ -35,19 +43,56 @@ def forecast_plan(
     return price(Context(profile, cluster, batch_samples, steps, optimizer), plan)
 
 
-def price(context: Context, plan: Plan, memory: tuple[Term, ...] | None = None) -> Forecast:
-    """Return what a plan will take, from a context that many plans share; `memory` where its terms are known."""
-    compute = compute_terms(context, plan)
-    inside = axis_terms(context, plan)
-    bubble = bubble_terms(context, plan, compute, inside)
-    network = network_terms(context, plan, sum(term.value for term in compute))
-    time = (*compute, *inside, *bubble, *network, optimizer_term(context, plan), fixed_term(context, plan))
-    memory = memory or tuple(memory_terms(context, plan))
-    step = time_estimate(time, context.rates(plan.precision).relative_spread)
+def time_columns(sheet: Sheet) -> list[Column]:
+    """Return the seconds per step of plans, by component."""
+    compute = compute_columns(sheet)
+    inside = axis_columns(sheet)
+    bubble = bubble_columns(sheet, compute, inside)
+    network = network_columns(sheet, total(compute))
+    return [*compute, *inside, *bubble, *network, optimizer_column(sheet), fixed_column(sheet)]
+
+
+def chunks_of(context: Context, columns: Columns) -> list[Sheet]:
+    """Return sheets of a few thousand plans each."""
+    return [Sheet(context, columns.take(slice(at, at + CHUNK))) for at in range(0, len(columns), CHUNK)]
+
+
+def peak_bytes(context: Context, columns: Columns) -> Floats:
+    """Return the bytes on every plan's fullest device."""
+    return np.concatenate([np.zeros(0), *(total(memory_columns(sheet)) for sheet in chunks_of(context, columns))])
+
+
+def step_seconds(context: Context, columns: Columns) -> Floats:
+    """Return the seconds per step of every plan."""
+    return np.concatenate([np.zeros(0), *(total(time_columns(sheet)) for sheet in chunks_of(context, columns))])
+
+
+def price(context: Context, plan: Plan) -> Forecast:
+    """Return what a plan will take, from a context that many plans share."""
+    return _forecasts(context.sheet(plan))[0]
+
+
+def price_all(context: Context, columns: Columns) -> list[Forecast]:
+    """Return what plans will take, every term in words."""
+    return _forecasts(Sheet(context, columns))
+
+
+def memory_of(context: Context, plan: Plan) -> tuple[Term, ...]:
+    """Return the bytes on a plan's fullest device, by component."""
+    return terms_of(memory_columns(context.sheet(plan)), 0)
+
+
+def _forecasts(sheet: Sheet) -> list[Forecast]:
+    time, memory = time_columns(sheet), memory_columns(sheet)
+    return [_forecast(sheet, terms_of(time, i), terms_of(memory, i)) for i in range(len(sheet.columns))]
+
+
+def _forecast(sheet: Sheet, time: tuple[Term, ...], memory: tuple[Term, ...]) -> Forecast:
+    context = sheet.context
+    step = time_estimate(time, sheet.rates.relative_spread)
     run = _scaled(step, context.steps)
     flops = 3 * context.profile.forward_flops * context.batch_samples
-    peak, _ = matrix_peak(context, plan.precision)
-    devices = context.cluster.devices
+    peak, _ = matrix_peak(context, sheet.columns.precision)
     usd, kwh, carbon = money_energy_carbon(context.cluster, run)
     return Forecast(
         step_seconds=step,
@@ -61,7 +106,7 @@ def price(context: Context, plan: Plan, memory: tuple[Term, ...] | None = None) 
         kwh=kwh,
         carbon_g=carbon,
         model_flops_per_step=flops,
-        mfu=flops / (step.value * devices * peak),
+        mfu=flops / (step.value * context.cluster.devices * peak),
     )
 
 
@@ -83,6 +128,11 @@ def memory_estimate(terms: tuple[Term, ...]) -> Estimate:
     """Return the sum of memory terms with its interval."""
     total = sum(term.value for term in terms)
     return Estimate(total, total * (1 - MEMORY_ERROR), total * (1 + MEMORY_ERROR), _source(terms, total))
+
+
+def most_bytes(peaks: Floats) -> Floats:
+    """Return the high ends of the intervals of sums of memory."""
+    return peaks * (1 + MEMORY_ERROR)
 
 
 def _source(terms: tuple[Term, ...], total: float) -> str:
