@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from paceline.plan.cost.compute import calibration_note
 from paceline.plan.cost.rates import Rates
-from paceline.plan.cost.total import MEMORY_ERROR, TIME_ERROR
+from paceline.plan.cost.total import TIME_ERROR
 from paceline.plan.forecast import Estimate, Term
 from paceline.plan.plan import Plan
 from paceline.plan.search import HEADROOM, Candidate
@@ -168,7 +168,7 @@ def _intervals(planned: Planned) -> list[str]:
         f"time {format_seconds(step.low)} to {format_seconds(step.high)}: the model's own error by how each term is "
         f"known ({errors}), weighted by the terms, joined with the spread of the probe's calibration steps "
         f"(±{rates.relative_spread:.0%}). Memory {format_bytes(peak.low)} to {format_bytes(peak.high)}: "
-        f"±{MEMORY_ERROR:.0%}. A plan fits where the high end leaves {HEADROOM:.0%} of a device's memory free."
+        f"as calibration missed it. A plan fits where the high end leaves {HEADROOM:.0%} of a device's memory free."
     )
     lines = _wrap("80 % intervals: ", text, 2)
     if rates.calibration_ratios:

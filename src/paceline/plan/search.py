@@ -84,7 +84,7 @@ class Refusals(Sequence[Refusal]):
         if place < len(self.told):
             return self.told[place]
         plan = self.too_large.plan(place - len(self.told))
-        return Refusal(plan, memory_refusal(memory_of(self.context, plan), self.context.cluster))
+        return Refusal(plan, memory_refusal(memory_of(self.context, plan), self.context))
 
 
 @dataclass(frozen=True)
@@ -119,7 +119,7 @@ def search(
     layouts = allowed_layouts(context, constraints, base, told)
     columns = Space(context, constraints, base, modes, told).columns(layouts)
     peaks = peak_bytes(context, columns)
-    too_large = most_bytes(peaks) > usable_bytes(cluster)
+    too_large = most_bytes(peaks, context.constants) > usable_bytes(cluster)
     left_out = np.flatnonzero(too_large)
     left_out = left_out[np.argsort(peaks[left_out], kind="stable")]
     refused = Refusals(tuple(told), context, columns.take(left_out))
@@ -152,10 +152,10 @@ def usable_bytes(cluster: Cluster) -> float:
     return cluster.device.memory_bytes.value * (1 - HEADROOM)
 
 
-def memory_refusal(memory: tuple[Term, ...], cluster: Cluster) -> str:
+def memory_refusal(memory: tuple[Term, ...], context: Context) -> str:
     """Return why a plan's memory does not fit, in numbers; empty where it fits or the device's memory is unknown."""
-    usable = usable_bytes(cluster)
-    peak = memory_estimate(memory)
+    usable = usable_bytes(context.cluster)
+    peak = memory_estimate(memory, context.constants)
     if not peak.high > usable:
         return ""
     largest = sorted(memory, key=lambda term: -term.value)[:2]

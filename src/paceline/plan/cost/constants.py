@@ -31,8 +31,6 @@ class Constants:
     memory_share: float = 0.0  # of the memory's bandwidth that kernels reach
     kernel_seconds: float = 0.0  # least time of one operator on the device
     launch_seconds: float = 0.0  # of the host, to start one operator
-    fused_moves: float = 0.0  # what software with fused kernels moves, over what separate operators do
-    fused_operators: float = 0.0  # and how many kernels it starts
     node_link_share: float = 0.0  # of a link's bandwidth that collectives reach inside a node
     network_link_share: float = 0.0  # and between two nodes
     network_growth: float = 0.0  # how it falls with nodes: 1 / (1 + growth x log2(nodes / 2))

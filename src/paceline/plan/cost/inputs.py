@@ -22,7 +22,15 @@ from paceline.plan.cost.software import PACELINE, Software
 from paceline.plan.forecast import Term
 from paceline.plan.plan import Plan
 from paceline.plan.split import split_by_cost
-from paceline.task.profile import ModelProfile
+from paceline.task.profile import BlockProfile, ModelProfile
+
+
+UNFUSED_PASSES = 3  # of attention that keeps its scores: forward 1, backward 2
+# Elements of the stream that norms and residual additions of a layer move, for each of its own, in one pass: what every
+# tensor rank does whole without sequence parallelism (Korthikanti et al. 2022, section 4.2.2).
+REPLICATED_MOVES = 10
+# Elements that selective recompute of unfused attention moves for each that it did not keep: 4 s + 2.5 s of 2.5 s.
+SCORE_MOVES = 2.6
 
 
 @dataclass(frozen=True)
@@ -162,25 +170,45 @@ class Sheet:
     @cached_property
     def attention_seconds(self) -> Floats:
         """Seconds of one sample's attention, forward and backward, in every different block (plan x shape)."""
-        shapes = self.context.shapes
-        flops = shapes["attention_flops"]
-        rate = self.rates.attention_rate(self.context.profile.tokens_per_sample)
-        seconds = np.where(flops > 0, ATTENTION_PASSES * flops / rate, 0.0)
-        return seconds[None, :] / self.columns.tp[:, None]
+        sequence = self.context.profile.tokens_per_sample
+        seconds = [self._attention(block, sequence) for block in self.context.shapes.blocks]
+        return np.array(seconds)[None, :] / self.columns.tp[:, None]
+
+    def _attention(self, block: BlockProfile, sequence: int) -> float:
+        flops = block.attention_flops
+        if not flops:
+            return 0.0
+        if block.fused_attention:
+            return ATTENTION_PASSES * flops / self.rates.attention_rate(sequence)
+        width = flops / (4 * sequence**2 * max(block.heads, 1))
+        return UNFUSED_PASSES * flops * self.rates.unfused_seconds_per_flop(width, sequence)
 
     @cached_property
     def moving_seconds(self) -> Floats:
         """Seconds of one sample's memory-bound operators in a forward pass through every block (plan x shape)."""
-        seconds = self.rates.moving_seconds(self.context.shapes)
-        return seconds[None, :] / self.columns.tp[:, None]
+        shapes, tp = self.context.shapes, self.columns.tp[:, None]
+        moved = shapes["moved_elements"]
+        whole = np.zeros(len(moved))
+        if not self.context.software.sequence_parallel:  # every tensor rank does what stands between the products
+            stream = REPLICATED_MOVES * shapes["input_elements"] * shapes.repeated
+            whole = np.minimum(moved, stream)
+        return self.rates.seconds_per_element * (whole + (moved - whole) / tp)
 
     @cached_property
     def recompute_seconds(self) -> Floats:
         """Seconds of what recompute repeats for one sample, in every different block (plan x shape)."""
-        full = self.product_seconds + self.attention_seconds / ATTENTION_PASSES + self.moving_seconds
-        some = np.where(self.columns.recomputes("selective")[:, None], self.moving_seconds, 0.0)
+        shapes = self.context.shapes
+        passes = np.where(shapes["fused_attention"] > 0, ATTENTION_PASSES, UNFUSED_PASSES)
+        attention = self.attention_seconds / passes
+        full = self.product_seconds + attention + self.moving_seconds
+        some = self.moving_seconds
+        if self.context.software.selective_is_attention:
+            scores = np.maximum(0.0, shapes["saved_elements"] - shapes["selective_elements"])
+            moved = SCORE_MOVES * scores * self.rates.seconds_per_element
+            some = attention + moved / self.columns.tp[:, None]
+        some = np.where(self.columns.recomputes("selective")[:, None], some, 0.0)
         all_of_it = np.where(self.columns.recomputes("full")[:, None], full, some)
-        return all_of_it * self.context.shapes.repeated
+        return all_of_it * shapes.repeated
 
     @cached_property
     def busy_seconds(self) -> Floats:

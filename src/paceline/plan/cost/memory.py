@@ -26,6 +26,7 @@ from paceline.plan.cost.rates import STATE_VALUES
 # decoders on one machine missed 16 to 20 % of large sums and more of small ones.
 CPU_ALLOCATOR_SHARE = 0.20
 GATHERED_INPUTS = 2  # of a block's products, kept whole over tp for their gradients: attention's and the feed-forward's
+WHOLE_INPUTS = 5  # what each tensor rank keeps whole without sequence parallelism: 10 s b h bytes of a layer (eq. 2)
 MEASURED, ASSUMED = SOURCES.index("measured"), SOURCES.index("assumed")
 
 
@@ -114,8 +115,12 @@ class Held:
     def columns(self) -> list[Column]:
         """Return all components."""
         context = self.sheet.context
-        size, values = self.size, STATE_VALUES[context.optimizer]
+        size, values, software = self.size, STATE_VALUES[context.optimizer], context.software
         state = size * self.parameters / self.plans.state_degree
+        weights, resting = state, f"{size} B"
+        if software.master_weights:
+            weights = self.compute * self.parameters / np.where(self.plans.zero == 3, self.plans.state_degree, 1)
+            values, resting = values + 1, f"{self.compute} B"
         short_lived = [self._activations(), self._transients()]
         on_cpu = context.cluster.device.kind == "cpu"
         kept = CPU_ALLOCATOR_SHARE if on_cpu else context.constants.allocator_share
@@ -123,9 +128,9 @@ class Held:
         return [
             Column(
                 "weights",
-                state,
+                weights,
                 MEASURED,
-                lambda i: f"{size} B x {self.parts.parameters[i]:,.0f} parameters{self.over(i)}",
+                lambda i: f"{resting} x {self.parts.parameters[i]:,.0f} parameters{self.over(i)}",
                 "ZeRO (Rajbhandari et al. 2020)",
             ),
             self._gradients(),
@@ -157,10 +162,12 @@ class Held:
         ]
 
     def _gradients(self) -> Column:
-        size, plans, shards = self.size, self.plans, self.plans.state_degree
+        plans, shards = self.plans, self.plans.state_degree
+        software = self.sheet.context.software
+        size = max(software.gradient_bytes, self.size if self.compute > 4 else 0)
         # ZeRO-1 adds up whole gradients over micro-batches; with a single one they are scattered as they come.
         whole = (shards == 1) | ((plans.zero == 1) & (plans.accumulation > 1))
-        both = whole & (shards > 1)
+        both = whole & (shards > 1) & (not software.master_weights)
         held = np.where(both, 1 + 1 / shards, np.where(whole, 1.0, 1 / shards))
 
         def text(i: int) -> str:
@@ -180,12 +187,14 @@ class Held:
         gathered = self.parameters - experts * (1 - 1 / plans.ep) / plans.tp
         third = plans.zero == 3
         sharded = np.where(third, np.minimum(gathered, root + 2 * largest), gathered)
+        if self.sheet.context.software.master_weights:  # they rest in the compute dtype
+            cast, sharded = np.zeros(len(plans)), np.where(third & (plans.state_degree > 1), sharded, 0.0)
 
         def text(i: int) -> str:
             if plans.is_sharded[i]:
                 what = "(root + 2 largest blocks)" if third[i] else "parameters"
                 return f"{size} B x {what}{self.here(i)}, gathered{'' if third[i] else ' for the step'}"
-            if size >= 4:
+            if not values[i]:
                 return "none: computes on the weights themselves"
             if no_recompute[i]:
                 times = f"{flying[i]:g} micro-batches in flight x " if flying[i] > 1 else ""
@@ -200,7 +209,8 @@ class Held:
         """Bytes that every different block keeps of a sample for backward, without recompute (plan x shape)."""
         plans, shapes = self.sheet.columns, self.sheet.context.shapes
         tp, cp = plans.tp[:, None], plans.cp[:, None]
-        inputs = GATHERED_INPUTS * shapes["input_elements"] * shapes.repeated
+        whole = GATHERED_INPUTS if self.sheet.context.software.sequence_parallel else WHOLE_INPUTS
+        inputs = whole * shapes["input_elements"] * shapes.repeated
         keys = shapes["kv_elements"]
         split = np.maximum(0.0, shapes["saved_elements"] - inputs - keys)
         kept = np.where(tp * cp > 1, split / (tp * cp) + inputs / cp + keys / tp, shapes["saved_elements"])
@@ -213,7 +223,11 @@ class Held:
         none = plans.recomputes("none")[:, None] | (shapes.repeated[None, :] == 0)
         selective = plans.recomputes("selective")[:, None]
         elements = np.where(selective, shapes["selective_elements"], shapes["input_elements"])
-        rest = size * elements / spread
+        if self.sheet.context.software.sequence_parallel:
+            rest = size * elements / spread
+        else:  # what tensor ranks do not share stands whole on each
+            whole = np.minimum(elements, np.where(selective, WHOLE_INPUTS, 1) * shapes["input_elements"])
+            rest = size * (whole / plans.cp[:, None] + (elements - whole) / spread)
         of_shape = np.where(none, self._saved, rest)
         # What is computed again stands there for one block at a time.
         again = np.where(none, 0.0, np.where(selective, self._saved - rest, self._saved))

@@ -34,7 +34,8 @@ def traffic(sheet: Sheet) -> Traffic:
     """Return what a step communicates. The classes follow the table in run/parallel/data.py."""
     columns, part, rounds = sheet.columns, sheet.heaviest, sheet.columns.accumulation
     shard, copies = sheet.ring("fsdp"), sheet.ring("dp_replicate")
-    size, compute_bytes = state_bytes(columns.precision), sheet.rates.element_bytes
+    compute_bytes = sheet.rates.element_bytes
+    size = max(sheet.context.software.reduce_bytes, state_bytes(columns.precision) if compute_bytes > 4 else 0)
     memory_rate = sheet.rates.memory_rate
     has_shards, third = shard.size > 1, columns.zero == 3
     all_experts = part.total("expert_parameters")
@@ -109,6 +110,7 @@ def _exposed(sheet: Sheet, moved: Traffic, forward_backward_seconds: Floats) -> 
     """Return the seconds of gathering and of reduction that computing does not hide."""
     columns, gather, reduce = sheet.columns, moved.gather_seconds, moved.reduce_seconds
     ends = 1 / np.maximum(1, sheet.heaviest.units)
+    forward_backward_seconds = sheet.context.constants.overlap * forward_backward_seconds
     always = (columns.state_degree > 1) & (columns.zero >= 2)
     window = 2 / 3 * forward_backward_seconds / np.where(always, 1, columns.accumulation)
     gather_window = forward_backward_seconds / np.where(columns.zero == 3, 1, columns.accumulation)

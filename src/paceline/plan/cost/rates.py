@@ -16,9 +16,9 @@ import numpy as np
 from paceline.cluster.cluster import SOURCES, CalibrationStep, Device, Figure
 from paceline.plan.cost.columns import Floats
 from paceline.plan.cost.constants import Constants, read_constants
-from paceline.plan.cost.parts import Shapes
 
-BYTES = {"fp32": 4, "bf16": 2, "fp16": 2, "fp64": 8}
+# Bytes of an activation. With fp8 only the operands of products are cast; what is kept and moved stays in bf16.
+BYTES = {"fp32": 4, "bf16": 2, "fp16": 2, "fp64": 8, "fp8": 2}
 STATE_VALUES = {"adamw": 2, "sgd": 1}  # optimizer state values per parameter: two moments; momentum
 
 # Attention on a CPU nobody has probed, as a part of its rate of products; probed CPUs show 0.1 to 0.5.
@@ -81,6 +81,8 @@ class Rates:
             return float(interpolate(measured, np.array(sequence)))
         if self.device.kind == "cpu":
             return self.peak * CPU_ATTENTION_EFFICIENCY
+        if self.precision == "fp8":
+            return Rates(self.device, "bf16", self.constants).attention_rate(sequence)
         return self.large_product_rate * self.constants.attention_share
 
     @cached_property
@@ -149,9 +151,19 @@ class Rates:
         ratios = self.calibration_ratios
         return math.hypot(repeats, (max(ratios) / min(ratios)) ** 0.5 - 1 if ratios else 0.0)
 
-    def moving_seconds(self, shapes: Shapes) -> Floats:
-        """Return seconds of one sample's memory-bound operators in one pass through every different block."""
-        return shapes["moved_elements"] * (self.element_bytes / self.memory_rate)
+    def unfused_seconds_per_flop(self, head_width: float, sequence: int) -> float:
+        """Return the seconds of a FLOP in attention's two products where scores are written: narrow ones."""
+        if self.precision == "fp8":
+            return Rates(self.device, "bf16", self.constants).unfused_seconds_per_flop(head_width, sequence)
+        if not self.is_published:
+            return 1 / self.attention_rate(sequence)
+        per_flop = self.element_bytes / 2 * (1 / head_width + 2 / sequence)
+        return 1 / self.large_product_rate + self.constants.operand_traffic * per_flop / self.memory_rate
+
+    @property
+    def seconds_per_element(self) -> float:
+        """Seconds in which memory-bound operators read or write one element."""
+        return self.element_bytes / self.memory_rate
 
 
 def interpolate(points: tuple[tuple[int, float], ...], at: Floats) -> Floats:

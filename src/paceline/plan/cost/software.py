@@ -14,12 +14,13 @@ class Software:
 
     name: str
     sequence_parallel: bool = True  # whether tensor ranks share the sequence where they do not share matrices
-    master_weights: bool = False  # 16-bit weights and, sharded from ZeRO-1 on, fp32 masters; else fp32 weights are cast
-    fused: bool = False  # whether norms, activations and softmax are single kernels
-    gradient_bytes: int = 4  # of a gradient that is summed over micro-batches
-    reduce_bytes: int = 4  # of a gradient that is summed over devices
-    overlaps: bool = True  # whether communication of the data axes runs beside computing
+    # 16-bit weights at rest, sharded in ZeRO-3 alone, beside fp32 masters that are part of the optimizer's state.
+    # Otherwise fp32 weights are cast, and sharded in every class, as FSDP2 does.
+    master_weights: bool = False
+    selective_is_attention: bool = False  # selective recompute repeats attention's core alone, else all but products
+    gradient_bytes: int = 4  # of a gradient that is kept and summed up
+    reduce_bytes: int = 4  # of a gradient that is reduced over devices
 
 
 PACELINE = Software("Paceline")
-MEGATRON = Software("Megatron-LM", master_weights=True, fused=True)
+MEGATRON = Software("Megatron-LM", master_weights=True, selective_is_attention=True)

@@ -13,6 +13,7 @@ import numpy as np
 from paceline.cluster.cluster import Cluster
 from paceline.plan.cost.axes import axis_columns, bubble_columns
 from paceline.plan.cost.columns import Columns, Floats
+from paceline.plan.cost.constants import Constants
 from paceline.plan.cost.compute import compute_columns, fixed_column, matrix_peak, optimizer_column
 from paceline.plan.cost.inputs import Column, Context, Sheet, terms_of, total
 from paceline.plan.cost.memory import memory_columns
@@ -24,7 +25,6 @@ from paceline.task.profile import ModelProfile
 
 # Relative half-width of the 80 % interval that the model itself earns, by how its figures are known.
 TIME_ERROR = {"measured": 0.20, "published": 0.35, "assumed": 0.60, "unknown": math.nan}
-MEMORY_ERROR = 0.15  # bytes are counted, not timed: what is missed is allocation, rounding and libraries
 ENERGY_ERROR = {"measured": 0.10, "published": 0.15, "assumed": 0.40, "unknown": math.nan}
 NEGLIGIBLE = 0.05  # a term below this share of the sum does not decide how the sum is known
 CHUNK = 8192  # plans priced at once: what a processor's cache holds
@@ -97,7 +97,7 @@ def _forecast(sheet: Sheet, time: tuple[Term, ...], memory: tuple[Term, ...]) ->
     return Forecast(
         step_seconds=step,
         time=time,
-        peak_bytes=memory_estimate(memory),
+        peak_bytes=memory_estimate(memory, context.constants),
         memory=memory,
         tokens_per_second=context.batch_samples * context.profile.tokens_per_sample / step.value,
         steps=context.steps,
@@ -124,15 +124,16 @@ def time_estimate(terms: tuple[Term, ...], relative_spread: float) -> Estimate:
     return Estimate(total, total / ratio, total * ratio, _source(terms, total))
 
 
-def memory_estimate(terms: tuple[Term, ...]) -> Estimate:
+def memory_estimate(terms: tuple[Term, ...], constants: Constants) -> Estimate:
     """Return the sum of memory terms with its interval."""
     total = sum(term.value for term in terms)
-    return Estimate(total, total * (1 - MEMORY_ERROR), total * (1 + MEMORY_ERROR), _source(terms, total))
+    ratio = math.exp(constants.memory_80)
+    return Estimate(total, total / ratio, total * ratio, _source(terms, total))
 
 
-def most_bytes(peaks: Floats) -> Floats:
-    """Return the high ends of the intervals of sums of memory."""
-    return peaks * (1 + MEMORY_ERROR)
+def most_bytes(peaks: Floats, constants: Constants) -> Floats:
+    """Return the high ends of the 80 % intervals of sums of memory."""
+    return peaks * math.exp(constants.memory_80)
 
 
 def _source(terms: tuple[Term, ...], total: float) -> str:
