@@ -77,7 +77,7 @@ def compute_columns(sheet: Sheet) -> list[Column]:
             ~columns.recomputes("none"),
         ),
     ]
-    return [*found, _launches(sheet, total(found)), _casts(sheet)]
+    return [*found, _casts(sheet)]
 
 
 def calibration_note(rates: Rates) -> str:
@@ -85,12 +85,20 @@ def calibration_note(rates: Rates) -> str:
     return f" x {rates.factor:.2f} (measured calibration step)" if rates.calibration_ratios else ""
 
 
-def _launches(sheet: Sheet, busy_seconds: Floats) -> Column:
-    """Return the host's time to start operators; on an accelerator only what its work does not hide."""
+def launch_column(sheet: Sheet, busy_seconds: Floats) -> Column:
+    """Return the host's time to start operators and collectives; on an accelerator only what its work does not hide.
+
+    `busy_seconds` are those of the device's work inside forward and backward. On a CPU, collectives' launches are part
+    of their measured latency.
+    """
     columns, rates, part = sheet.columns, sheet.rates, sheet.slowest
     launch, on_cpu = rates.launch_seconds, rates.device.kind == "cpu"
     operators = part.total("operators")
     again = np.where(columns.recomputes("none"), 0.0, part.total("operators", repeated=True))
+    if not on_cpu:
+        shapes, tp = sheet.context.shapes, columns.tp > 1
+        operators = operators + np.where(tp, 2 / 3 * part.number(shapes.collectives), 0.0)
+        again = again + np.where(tp & (again > 0), part.number(shapes.collectives * shapes.repeated), 0.0)
     selective = columns.recomputes("selective")
     per_micro_batch = (3 * operators + again) * launch.value
     per_micro_batch = per_micro_batch + np.where(selective, 2 * again * SELECTIVE_SECONDS_PER_OPERATOR, 0.0)
@@ -118,7 +126,10 @@ def _casts(sheet: Sheet) -> Column:
     if rates.element_bytes >= 4 or software.master_weights:
         casts = np.zeros(len(columns))
     adds = np.where((columns.accumulation > 1) | ((columns.dp_replicate > 1) & ~sharded), 3 * state, 0)
-    held = sheet.heaviest.parameters / columns.tp
+    if software.fuses_gradient_sums:
+        adds = np.zeros(len(columns))
+    experts = sheet.heaviest.total("expert_parameters")
+    held = (sheet.heaviest.parameters - experts * (1 - 1 / columns.ep)) / columns.tp
     return Column(
         "casts and gradient sums",
         columns.accumulation * held * (casts + adds) / rates.memory_rate,

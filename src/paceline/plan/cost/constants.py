@@ -29,11 +29,11 @@ class Constants:
     operand_traffic: float = 0.0  # part of the time to move a product's operands that its arithmetic does not hide
     attention_share: float = 0.0  # fused attention's rate over that of large products
     memory_share: float = 0.0  # of the memory's bandwidth that kernels reach
-    kernel_seconds: float = 0.0  # least time of one operator on the device
     launch_seconds: float = 0.0  # of the host, to start one operator
     node_link_share: float = 0.0  # of a link's bandwidth that collectives reach inside a node
     network_link_share: float = 0.0  # and between two nodes
     network_growth: float = 0.0  # how it falls with nodes: 1 / (1 + growth x log2(nodes / 2))
+    collective_seconds: float = 0.0  # of starting a collective
     node_hop_seconds: float = 0.0  # latency of a ring's hop inside a node
     network_hop_seconds: float = 0.0  # and between nodes
     overlap: float = 0.0  # of the communication of the data axes that computing can hide

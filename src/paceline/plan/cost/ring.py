@@ -27,13 +27,19 @@ class Ring:
     nodes: Ints
     bytes_per_second: dict[str, Floats]
     pass_latency_seconds: Floats  # of size - 1 hops
+    tree_latency_seconds: Floats  # up or down a tree over nodes
     source: Ints  # places in SOURCES
+    start_seconds: float = 0.0  # of any collective, before a byte moves
 
     def seconds(self, collective: str, total_bytes: Floats, launches: Floats | Ints) -> Floats:
         """Return the seconds of `launches` collectives that together cover `total_bytes`; 0 in a group of one."""
-        passes = 2 if collective == "all_reduce" else 1
+        passes, latency = 1, self.pass_latency_seconds
+        if collective == "all_reduce":  # NCCL has had both since 2.4, and takes the faster one
+            passes, latency = 2, np.minimum(latency, self.tree_latency_seconds)
+        elif collective == "all_to_all":  # one message to everybody, all under way at once
+            latency = self.tree_latency_seconds
         wire = passes * (self.size - 1) / self.size * total_bytes / self.bytes_per_second[collective]
-        return np.where(self.size > 1, wire + passes * launches * self.pass_latency_seconds, 0.0)
+        return np.where(self.size > 1, wire + launches * (passes * latency + self.start_seconds), 0.0)
 
     def source_of(self, index: int) -> str:
         """Return how the links of one plan's group are known."""
@@ -60,12 +66,15 @@ def ring(cluster: Cluster, constants: Constants, size: Ints, stride: Ints) -> Ri
     slowest = np.maximum((size - per_node) / adapter, (per_node - 1) / inside["all_to_all"])
     leaving = np.maximum(size - 1, 1) / np.where(size > 1, slowest, 1.0)
     rates["all_to_all"] = np.where(single, inside["all_to_all"], leaving)
-    hops = np.where(single, size - 1, size - nodes)
-    latency = hops * hop_seconds(near, constants) + np.where(single, 0, nodes - 1) * hop_seconds(far, constants)
+    # All members of a ring move on together: every hop takes as long as the slowest.
+    near_hop, far_hop = hop_seconds(near, constants), hop_seconds(far, constants)
+    latency = (size - 1) * np.where(single, near_hop, max(near_hop, far_hop))
+    tree = (np.minimum(size, per_node) - 1) * near_hop + np.log2(np.maximum(nodes, 1)) * far_hop
     near_source, far_source = near.bytes_per_second.source, far.bytes_per_second.source
     mixed = SOURCES.index(weakest(near_source, far_source))
     source = np.where(single, SOURCES.index(near_source), np.where(per_node > 1, mixed, SOURCES.index(far_source)))
-    return Ring(size, nodes, rates, latency, source)
+    start = 0.0 if near.latency_seconds.source == "measured" else constants.collective_seconds
+    return Ring(size, nodes, rates, latency, np.where(single, latency, tree), source, start)
 
 
 def rate_of(link: Link, share: float) -> float:

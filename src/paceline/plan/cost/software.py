@@ -18,9 +18,12 @@ class Software:
     # Otherwise fp32 weights are cast, and sharded in every class, as FSDP2 does.
     master_weights: bool = False
     selective_is_attention: bool = False  # selective recompute repeats attention's core alone, else all but products
+    fuses_gradient_sums: bool = False  # whether products of weight gradients add to what earlier micro-batches left
     gradient_bytes: int = 4  # of a gradient that is kept and summed up
     reduce_bytes: int = 4  # of a gradient that is reduced over devices
 
 
 PACELINE = Software("Paceline")
-MEGATRON = Software("Megatron-LM", master_weights=True, selective_is_attention=True)
+MEGATRON = Software(
+    "Megatron-LM", master_weights=True, selective_is_attention=True, fuses_gradient_sums=True
+)

@@ -14,7 +14,7 @@ from paceline.cluster.cluster import Cluster
 from paceline.plan.cost.axes import axis_columns, bubble_columns
 from paceline.plan.cost.columns import Columns, Floats
 from paceline.plan.cost.constants import Constants
-from paceline.plan.cost.compute import compute_columns, fixed_column, matrix_peak, optimizer_column
+from paceline.plan.cost.compute import compute_columns, fixed_column, launch_column, matrix_peak, optimizer_column
 from paceline.plan.cost.inputs import Column, Context, Sheet, terms_of, total
 from paceline.plan.cost.memory import memory_columns
 from paceline.plan.cost.network import network_columns
@@ -45,8 +45,8 @@ def forecast_plan(
 
 def time_columns(sheet: Sheet) -> list[Column]:
     """Return the seconds per step of plans, by component."""
-    compute = compute_columns(sheet)
-    inside = axis_columns(sheet)
+    compute, inside = compute_columns(sheet), axis_columns(sheet)
+    compute.append(launch_column(sheet, total([*compute, *(c for c in inside if c.name != "pipeline sends")])))
     bubble = bubble_columns(sheet, compute, inside)
     network = network_columns(sheet, total(compute))
     return [*compute, *inside, *bubble, *network, optimizer_column(sheet), fixed_column(sheet)]
