@@ -29,6 +29,7 @@ VERBS = {
     "train": "plan, verify, train, report; resumes by itself",
     "report": "what a run took against what was forecast",
     "export": "a run's weights as safetensors, for transformers where the model is built in",
+    "backtest": "forecasts against measured tables, published ones or your own",
     "probe": "measure this machine: compute, memory, links",
     "schema": "the JSON schema of spec files, for editors",
 }
