@@ -6,6 +6,7 @@ each chunk's queries see the keys up to its end under a mask. Weights are sharde
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -16,6 +17,10 @@ from pacing import Pacer
 from torch import Tensor, nn
 from torch.distributed.fsdp import fully_shard
 
+# torch 2.13 gave both a new name and warns of the old one, which takes time.
+all_gather: Callable[..., Any] = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+reduce_scatter: Callable[..., Any] = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+
 
 class GatherKeys(torch.autograd.Function):
     """Keys and values of both chunks of all ranks, in the order of the sequence; gradients are summed over ranks."""
@@ -24,7 +29,7 @@ class GatherKeys(torch.autograd.Function):
     def forward(ctx: Any, part: Tensor) -> Tensor:  # [2 chunks, ...]
         ranks = dist.get_world_size()
         everything = part.new_empty(ranks, *part.shape)
-        dist.all_gather_into_tensor(everything.flatten(0, 1), part)
+        all_gather(everything.flatten(0, 1), part)
         return torch.cat((everything[:, 0], everything[:, 1].flip(0)))  # [2 x ranks, ...]
 
     @staticmethod
@@ -32,7 +37,7 @@ class GatherKeys(torch.autograd.Function):
         first, second = grad.chunk(2)
         everything = torch.stack((first, second.flip(0)), dim=1).contiguous()  # [ranks, 2 chunks, ...]
         own = torch.empty_like(everything[0])
-        dist.reduce_scatter_tensor(own, everything.flatten(0, 1))
+        reduce_scatter(own, everything.flatten(0, 1))
         return own
 
 
