@@ -9,10 +9,11 @@ import numpy as np
 
 from paceline.cluster.cluster import Cluster, Device, Figure, Link
 from paceline.plan.cost.axes import axis_columns, bubble_columns
-from paceline.plan.cost.compute import compute_columns, optimizer_column
+from paceline.plan.cost.compute import optimizer_column
 from paceline.plan.cost.inputs import Context, terms_of
 from paceline.plan.cost.memory import memory_columns
 from paceline.plan.cost.network import network_columns
+from paceline.plan.cost.total import forward_backward_columns
 from paceline.plan.forecast import Term
 from paceline.plan.layout import Layout, accumulation_for
 from paceline.plan.plan import Plan
@@ -89,7 +90,7 @@ def plan(layout: Layout, micro_batch: int = 1, batch: int = 64, **changes: objec
 
 
 def compute_terms(context: Context, chosen: Plan) -> tuple[Term, ...]:
-    return terms_of(compute_columns(context.sheet(chosen)), 0)
+    return terms_of(forward_backward_columns(context.sheet(chosen))[0], 0)
 
 
 def axis_terms(context: Context, chosen: Plan) -> tuple[Term, ...]:
@@ -98,7 +99,7 @@ def axis_terms(context: Context, chosen: Plan) -> tuple[Term, ...]:
 
 def bubble_seconds(context: Context, chosen: Plan) -> float:
     sheet = context.sheet(chosen)
-    (bubble,) = terms_of(bubble_columns(sheet, compute_columns(sheet), axis_columns(sheet)), 0)
+    (bubble,) = terms_of(bubble_columns(sheet, *forward_backward_columns(sheet)), 0)
     return bubble.value
 
 

@@ -15,6 +15,7 @@ from paceline.cluster.resolve import resolve_cluster
 from paceline.errors import ConfigError, DoesNotFit
 from paceline.plan import refusals
 from paceline.plan.cost.inputs import Context
+from paceline.plan.cost.price import busy_share
 from paceline.plan.cost.total import price, step_seconds
 from paceline.plan.layout import MESH_ORDER, accumulation_for, layouts_over
 from paceline.plan.plan import RECOMPUTE, Plan, PlanSpec
@@ -179,7 +180,8 @@ def test_no_plan_of_the_space_is_left_out_and_none_is_better() -> None:
 def test_what_is_listed_is_what_was_ranked() -> None:
     result = found(devices=8, batch=16)
     assert [c.plan for c in result.candidates][5] == result.candidates[5].plan == result.candidates[5:6][0].plan
-    seconds = step_seconds(result.candidates.context, result.candidates.columns)
+    seconds, busy = step_seconds(result.candidates.context, result.candidates.columns)
+    assert busy_share(result.best.forecast.time) == pytest.approx(busy[0], rel=1e-12)
     assert [c.forecast.step_seconds.value for c in result.candidates] == pytest.approx(list(seconds), rel=1e-12)
 
 

@@ -13,6 +13,7 @@ from paceline.cluster.cluster import Cluster
 from paceline.errors import DoesNotFit
 from paceline.plan.cost.columns import Columns, Floats, Ints
 from paceline.plan.cost.inputs import Context
+from paceline.plan.cost.price import amounts
 from paceline.plan.cost.total import memory_estimate, memory_of, most_bytes, peak_bytes, price_all, step_seconds
 from paceline.plan.forecast import Forecast, Term
 from paceline.plan.plan import Plan, PlanSpec
@@ -126,7 +127,7 @@ def search(
     fits, peaks = columns.take(~too_large), peaks[~too_large]
     if not len(fits):
         raise _nothing_fits(profile, cluster, refused)
-    order = _order(context, fits, step_seconds(context, fits), peaks, constraints.goal)
+    order = _order(fits, goal_values(context, fits, peaks, constraints.goal), peaks)
     candidates = Candidates(context, fits.take(order))
     return SearchResult(candidates[0], candidates, refused, precision_because)
 
@@ -166,13 +167,26 @@ def memory_refusal(memory: tuple[Term, ...], context: Context) -> str:
     )
 
 
-def _order(context: Context, columns: Columns, seconds: Floats, peaks: Floats, goal: str) -> Ints:
+def goal_values(context: Context, columns: Columns, peaks: Floats, goal: str) -> Floats:
+    """Return what the goal minimises of every plan; infinity where it is unknown.
+
+    On one cluster money is proportional to time, and energy nearly: where they are unknown, time ranks.
+    """
+    if goal == "memory":
+        return peaks
+    seconds, busy = step_seconds(context, columns)
+    usd, kwh, _ = amounts(context.cluster, seconds, busy)
+    asked = {"money": usd, "energy": kwh}.get(goal, seconds)
+    value = asked if np.isfinite(asked).any() else seconds
+    return np.where(np.isfinite(value), value, math.inf)
+
+
+def _order(columns: Columns, value: Floats, peaks: Floats) -> Ints:
     """Return the places of plans, best first: what is beyond a tie with the best, then fewer surprises.
 
     Surprises are, in falling weight: axes that split the model or a sequence, recompute, sharding classes that
-    communicate more, memory. On one cluster money and energy are proportional to time.
+    communicate more, memory.
     """
-    value = np.where(np.isfinite(seconds), seconds, math.inf) if goal != "memory" else peaks
     beyond = np.where(value > np.min(value) * TIE_RATIO, value, 0.0)
     axes = np.sum([getattr(columns, axis) > 1 for axis in MODEL_AXES], axis=0)
     classes = np.where(columns.state_degree > 1, columns.zero, 0)

@@ -15,7 +15,7 @@ import numpy as np
 
 from paceline.cluster.cluster import SOURCES
 from paceline.plan.cost.columns import Floats
-from paceline.plan.cost.inputs import Column, Context, Sheet, total
+from paceline.plan.cost.inputs import Column, Context, Sheet
 from paceline.plan.cost.rates import ATTENTION_PASSES, BYTES, STATE_VALUES, Rates, weakest
 
 # Per operator under selective recompute: a policy in Python sees every operator of both passes.

@@ -24,7 +24,6 @@ from paceline.plan.plan import Plan
 from paceline.plan.split import split_by_cost
 from paceline.task.profile import BlockProfile, ModelProfile
 
-
 UNFUSED_PASSES = 3  # of attention that keeps its scores: forward 1, backward 2
 # Elements of the stream that norms and residual additions of a layer move, for each of its own, in one pass: what every
 # tensor rank does whole without sequence parallelism (Korthikanti et al. 2022, section 4.2.2).

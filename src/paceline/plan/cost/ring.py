@@ -68,7 +68,7 @@ def ring(cluster: Cluster, constants: Constants, size: Ints, stride: Ints) -> Ri
     rates["all_to_all"] = np.where(single, inside["all_to_all"], leaving)
     # All members of a ring move on together: every hop takes as long as the slowest.
     near_hop, far_hop = hop_seconds(near, constants), hop_seconds(far, constants)
-    latency = (size - 1) * np.where(single, near_hop, max(near_hop, far_hop))
+    latency = (size - 1.0) * np.where(single, near_hop, max(near_hop, far_hop))
     tree = (np.minimum(size, per_node) - 1) * near_hop + np.log2(np.maximum(nodes, 1)) * far_hop
     near_source, far_source = near.bytes_per_second.source, far.bytes_per_second.source
     mixed = SOURCES.index(weakest(near_source, far_source))

@@ -24,6 +24,4 @@ class Software:
 
 
 PACELINE = Software("Paceline")
-MEGATRON = Software(
-    "Megatron-LM", master_weights=True, selective_is_attention=True, fuses_gradient_sums=True
-)
+MEGATRON = Software("Megatron-LM", master_weights=True, selective_is_attention=True, fuses_gradient_sums=True)

@@ -13,11 +13,12 @@ import numpy as np
 from paceline.cluster.cluster import Cluster
 from paceline.plan.cost.axes import axis_columns, bubble_columns
 from paceline.plan.cost.columns import Columns, Floats
-from paceline.plan.cost.constants import Constants
 from paceline.plan.cost.compute import compute_columns, fixed_column, launch_column, matrix_peak, optimizer_column
+from paceline.plan.cost.constants import Constants
 from paceline.plan.cost.inputs import Column, Context, Sheet, terms_of, total
 from paceline.plan.cost.memory import memory_columns
 from paceline.plan.cost.network import network_columns
+from paceline.plan.cost.price import WAITING, bill, busy_share
 from paceline.plan.cost.rates import weakest
 from paceline.plan.forecast import Estimate, Forecast, Term
 from paceline.plan.plan import Plan
@@ -25,7 +26,6 @@ from paceline.task.profile import ModelProfile
 
 # Relative half-width of the 80 % interval that the model itself earns, by how its figures are known.
 TIME_ERROR = {"measured": 0.20, "published": 0.35, "assumed": 0.60, "unknown": math.nan}
-ENERGY_ERROR = {"measured": 0.10, "published": 0.15, "assumed": 0.40, "unknown": math.nan}
 NEGLIGIBLE = 0.05  # a term below this share of the sum does not decide how the sum is known
 CHUNK = 8192  # plans priced at once: what a processor's cache holds
 
@@ -43,10 +43,16 @@ def forecast_plan(
     return price(Context(profile, cluster, batch_samples, steps, optimizer), plan)
 
 
+def forward_backward_columns(sheet: Sheet) -> tuple[list[Column], list[Column]]:
+    """Return what forward and backward compute, launches that this does not hide included, and communicate inside."""
+    compute, inside = compute_columns(sheet), axis_columns(sheet)
+    busy = total([*compute, *(column for column in inside if column.name != "pipeline sends")])
+    return [*compute, launch_column(sheet, busy)], inside
+
+
 def time_columns(sheet: Sheet) -> list[Column]:
     """Return the seconds per step of plans, by component."""
-    compute, inside = compute_columns(sheet), axis_columns(sheet)
-    compute.append(launch_column(sheet, total([*compute, *(c for c in inside if c.name != "pipeline sends")])))
+    compute, inside = forward_backward_columns(sheet)
     bubble = bubble_columns(sheet, compute, inside)
     network = network_columns(sheet, total(compute))
     return [*compute, *inside, *bubble, *network, optimizer_column(sheet), fixed_column(sheet)]
@@ -62,9 +68,15 @@ def peak_bytes(context: Context, columns: Columns) -> Floats:
     return np.concatenate([np.zeros(0), *(total(memory_columns(sheet)) for sheet in chunks_of(context, columns))])
 
 
-def step_seconds(context: Context, columns: Columns) -> Floats:
-    """Return the seconds per step of every plan."""
-    return np.concatenate([np.zeros(0), *(total(time_columns(sheet)) for sheet in chunks_of(context, columns))])
+def step_seconds(context: Context, columns: Columns) -> tuple[Floats, Floats]:
+    """Return the seconds per step of every plan, and the part of them in which its devices compute."""
+    seconds, waiting = [np.zeros(0)], [np.zeros(0)]
+    for sheet in chunks_of(context, columns):
+        time = time_columns(sheet)
+        seconds.append(total(time))
+        waiting.append(total([column for column in time if any(word in column.name for word in WAITING)]))
+    whole = np.concatenate(seconds)
+    return whole, 1 - np.concatenate(waiting) / whole
 
 
 def price(context: Context, plan: Plan) -> Forecast:
@@ -93,7 +105,8 @@ def _forecast(sheet: Sheet, time: tuple[Term, ...], memory: tuple[Term, ...]) ->
     run = _scaled(step, context.steps)
     flops = 3 * context.profile.forward_flops * context.batch_samples
     peak, _ = matrix_peak(context, sheet.columns.precision)
-    usd, kwh, carbon = money_energy_carbon(context.cluster, run)
+    paid = bill(context.cluster, run, busy_share(time))
+    usd, kwh, carbon = (Estimate(term.value, term.low, term.high, term.source) for term in paid)
     return Forecast(
         step_seconds=step,
         time=time,
@@ -107,6 +120,7 @@ def _forecast(sheet: Sheet, time: tuple[Term, ...], memory: tuple[Term, ...]) ->
         carbon_g=carbon,
         model_flops_per_step=flops,
         mfu=flops / (step.value * context.cluster.devices * peak),
+        bill=paid,
     )
 
 
@@ -142,27 +156,3 @@ def _source(terms: tuple[Term, ...], total: float) -> str:
 
 def _scaled(estimate: Estimate, factor: float) -> Estimate:
     return Estimate(estimate.value * factor, estimate.low * factor, estimate.high * factor, estimate.source)
-
-
-def money_energy_carbon(cluster: Cluster, run: Estimate) -> tuple[Estimate, Estimate, Estimate]:
-    """Return USD, kWh and grams of CO2 equivalent of a run: devices x hours x price, power and intensity.
-
-    A price is a contract, so money is as sure as the time; power adds its own error. NaN where a figure is unknown.
-    """
-    hours = cluster.devices / 3600
-    price, watts, intensity = cluster.price_usd_per_device_hour, cluster.watts_per_device, cluster.carbon_g_per_kwh
-
-    def estimate(per_second: float, source: str, error: float) -> Estimate:
-        value = run.value * per_second
-        if not math.isfinite(value):
-            return Estimate(math.nan, math.nan, math.nan, "unknown")
-        ratio = 1 + math.hypot(run.high / run.value - 1, error)
-        return Estimate(value, value / ratio, value * ratio, weakest(run.source, source))
-
-    kwh_per_second = hours * watts.value / 1000
-    power_error = ENERGY_ERROR[watts.source]
-    return (
-        estimate(hours * price.value, price.source, 0.0),
-        estimate(kwh_per_second, watts.source, power_error),
-        estimate(kwh_per_second * intensity.value, weakest(watts.source, intensity.source), power_error),
-    )
