@@ -120,7 +120,7 @@ def search(
     layouts = allowed_layouts(context, constraints, base, told)
     columns = Space(context, constraints, base, modes, told).columns(layouts)
     peaks = peak_bytes(context, columns)
-    too_large = most_bytes(peaks, context.constants) > usable_bytes(cluster)
+    too_large = most_bytes(context, peaks) > usable_bytes(cluster)
     left_out = np.flatnonzero(too_large)
     left_out = left_out[np.argsort(peaks[left_out], kind="stable")]
     refused = Refusals(tuple(told), context, columns.take(left_out))
@@ -156,7 +156,7 @@ def usable_bytes(cluster: Cluster) -> float:
 def memory_refusal(memory: tuple[Term, ...], context: Context) -> str:
     """Return why a plan's memory does not fit, in numbers; empty where it fits or the device's memory is unknown."""
     usable = usable_bytes(context.cluster)
-    peak = memory_estimate(memory, context.constants)
+    peak = memory_estimate(memory, context)
     if not peak.high > usable:
         return ""
     largest = sorted(memory, key=lambda term: -term.value)[:2]

@@ -75,6 +75,9 @@ def _context(sheet: Sheet) -> Column:
     again = ~columns.recomputes("none")
     forward = group.seconds("all_gather", moved, launches)
     seconds = forward * np.where(again, 2, 1) + group.seconds("reduce_scatter", moved, launches)
+    if sheet.context.software.hides_context:
+        attention = np.einsum("rs,rs->r", part.counts, sheet.attention_seconds)
+        seconds = np.maximum(0.0, seconds - columns.device_samples / columns.cp * attention)
 
     def text(i: int) -> str:
         recompute = " (again in recompute)" if again[i] else ""
