@@ -92,6 +92,7 @@ def price_cases(cases: Sequence[Case], constants: Constants | None = None) -> li
         sheet = context.sheet(*(plan for place in places for plan in cases[place].plans))
         time, memory = total.time_columns(sheet), total.memory_columns(sheet)
         seconds, peaks = total.total(time), total.total(memory)
+        held = total.total([column for column in memory if column.name not in OUTSIDE["allocated"]])
         usable = usable_bytes(context.cluster)
         at = 0
         for place in places:
@@ -99,8 +100,9 @@ def price_cases(cases: Sequence[Case], constants: Constants | None = None) -> li
             mine = slice(at, at + len(case.plans))
             at = mine.stop
             fits = ~(total.most_bytes(context, peaks[mine]) > usable)
-            # What ran did fit: of the plans that a row may have run, the fastest whose forecast is within the memory.
-            ran = peaks[mine] <= context.cluster.device.memory_bytes.value
+            # What ran did fit: of the plans that a row may have run, the fastest whose tensors can have been within the
+            # memory, as far as the interval goes.
+            ran = held[mine] <= context.cluster.device.memory_bytes.value * math.exp(constants.memory_80)
             best = int(np.argmin(np.where(ran, seconds[mine], math.inf) if ran.any() else peaks[mine])) + mine.start
             if not math.isfinite(seconds[best]):
                 found[place] = "a rate of the cluster is unknown"
