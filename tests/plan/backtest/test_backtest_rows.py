@@ -125,6 +125,14 @@ def test_the_number_of_parameters_tells_whether_the_head_is_tied(parameters: int
     assert any("of the parameters stated" in mark for mark in marks)
 
 
+@pytest.mark.parametrize(
+    ("arch", "causal", "gated"), [("mistral", True, True), ("BERT", False, False), ("opt", True, False)]
+)
+def test_families_are_known_under_the_names_of_their_like(arch: str, causal: bool, gated: bool) -> None:
+    shape, _ = shape_of(replace(LLAMA, arch=arch))
+    assert shape is not None and (shape.causal, shape.gated) == (causal, gated)
+
+
 def test_a_vocabulary_that_is_not_stated_is_padded_as_for_its_tensor_ranks() -> None:
     row = StepRow(model="gpt", arch="gpt", layers=2, hidden=512, seq_len=1024, tp=8)
     shape, marks = shape_of(row)
