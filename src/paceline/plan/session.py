@@ -61,13 +61,6 @@ class Planned:
 
         return place(self.profile, self.cluster, self.plan, self.forecast.step_seconds.value)
 
-    @cached_property
-    def expected(self) -> Expected:
-        """The whole run under the cluster's failures; of unknown values where nothing is known of them."""
-        from paceline.plan.simulate.expected import expected_run
-
-        return expected_run(self)
-
     @property
     def threads(self) -> int:
         """Compute threads of a CPU device; 0 for accelerators."""
