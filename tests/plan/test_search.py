@@ -11,7 +11,7 @@ from plan_examples import cluster, plan, profile
 from paceline.cluster.cluster import Figure
 from paceline.errors import ConfigError, DoesNotFit
 from paceline.plan.cost.total import forecast_plan, time_estimate
-from paceline.plan.forecast import Estimate, Term
+from paceline.plan.forecast import Term
 from paceline.plan.layout import Layout
 from paceline.plan.plan import PlanSpec
 from paceline.plan.search import HEADROOM, search
