@@ -23,9 +23,9 @@ STYLES = {
     "row": "input features are split; the outputs are summed",
     "vocabulary": "rows of the vocabulary are split: of an embedding, or of the head and its loss",
     "sequence": "the weight is whole; the activation is split along the sequence",
-    "expert": "whole experts are spread over the expert axis",
+    "expert": "whole experts are spread over the expert axis; a part of the width of each over the tensor axis",
     "replicated": "the weight is whole, and so is the activation",
-    "summed": "the weight is whole, the activation is split otherwise: a norm of single heads",
+    "summed": "the weight is whole, what is made of its output is a part of a sum: a norm of single heads, a router",
     "gathered": "output features are split and then gathered",
 }
 # Style -> the dimension of a weight [out, in] that is spread over the tensor axis; the other styles leave it whole.
@@ -106,11 +106,11 @@ def decoder_rules(tied: bool, heads: int, kv_heads: int) -> Rules:
     return replace(DECODER, tensor=tensor, last=("norm",), counts=counts)
 
 
-def moe_rules(*, dense_layers: bool, shared_experts: bool) -> Rules:
+def moe_rules(tied: bool, heads: int, kv_heads: int, *, dense_layers: bool, shared_experts: bool) -> Rules:
     """Return the rules of a decoder with experts: routers stay whole, dense and shared feed-forwards split as usual."""
-    feed_forward = "layers.*.mlp."
-    tensor = {name: style for name, style in DECODER.tensor.items() if not name.startswith(feed_forward)}
-    tensor |= {feed_forward + "gate": "replicated", feed_forward + "experts": "expert"}
+    base, feed_forward = decoder_rules(tied, heads, kv_heads), "layers.*.mlp."
+    tensor = {name: style for name, style in base.tensor.items() if not name.startswith(feed_forward)}
+    tensor |= {feed_forward + "gate": "summed", feed_forward + "experts": "expert"}
     for prefix in [feed_forward] * dense_layers + [feed_forward + "shared_experts."] * shared_experts:
         tensor |= {prefix + "gate_proj": "column", prefix + "up_proj": "column", prefix + "down_proj": "row"}
-    return Rules(tensor=tensor, first=DECODER.first, blocks=DECODER.blocks, last=DECODER.last)
+    return replace(base, tensor=tensor)

@@ -14,7 +14,7 @@ from typing import Any
 from torch import Tensor
 
 from paceline.errors import ConfigError, StorageError
-from paceline.task.models.huggingface_moe import SplitExperts, mixtral_config
+from paceline.task.models.huggingface_moe import SplitExperts, apart, joined, mixtral_config
 from paceline.task.models.sizes import DecoderConfig, MoEConfig
 
 PREFIX = "model."
@@ -24,18 +24,19 @@ INDEX = "model.safetensors.index.json"
 
 
 def to_hf_state(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return our decoder's state under the names of LlamaForCausalLM."""
-    return {_hf_name(name): tensor for name, tensor in state.items()}
+    """Return our decoder's state under the names of LlamaForCausalLM, or MixtralForCausalLM, and in its shapes."""
+    return {hf_name(name): joined(name, tensor) for name, tensor in state.items()}
 
 
-def _hf_name(name: str) -> str:
+def hf_name(name: str) -> str:
+    """Return the name that LlamaForCausalLM, or MixtralForCausalLM, has for a tensor of ours."""
     return name if name == HEAD else PREFIX + name
 
 
 def from_hf_state(state: Mapping[str, Tensor], tied: bool = False) -> dict[str, Tensor]:
     """Return a LlamaForCausalLM state under our decoder's names; a `tied` model has no weight for the head."""
     names = (name for name in state if not (tied and name == HEAD))
-    return {name.removeprefix(PREFIX): state[name] for name in names}
+    return {name.removeprefix(PREFIX): apart(name, state[name]) for name in names}
 
 
 def to_hf_config(config: DecoderConfig, dtype: str = "float32") -> dict[str, Any]:
@@ -76,7 +77,7 @@ def export_safetensors(
     config_json = to_hf_config(config)  # says so where there is no such model
     if isinstance(config, MoEConfig):
         state = SplitExperts(state, config.experts)
-    ours = {_hf_name(name): name for name in state}
+    ours = {hf_name(name): name for name in state}
     sizes, dtypes = {}, set()
     for name in ours:
         tensor = state[ours[name]]

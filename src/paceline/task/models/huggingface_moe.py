@@ -1,8 +1,8 @@
 """Mixtures of experts in Hugging Face's names: Mixtral's checkpoints keep every expert's matrices by themselves.
 
 In memory the names of MixtralForCausalLM (transformers 5) and ours agree: `mlp.gate.weight`, and the stacked
-`mlp.experts.gate_up_proj` and `mlp.experts.down_proj`. In files, of every version, expert 3 has
-`block_sparse_moe.experts.3.w1.weight` (gate), `.w3.weight` (up) and `.w2.weight` (down).
+`mlp.experts.gate_up_proj`, where ours has a dimension of gate and up, and `mlp.experts.down_proj`. In files, of every
+version, expert 3 has `block_sparse_moe.experts.3.w1.weight` (gate), `.w3.weight` (up) and `.w2.weight` (down).
 """
 
 from __future__ import annotations
@@ -31,6 +31,17 @@ class Stored(Protocol):
     def shape(self, name: str) -> tuple[int, ...]: ...
 
 
+def apart(name: str, tensor: Tensor) -> Tensor:
+    """Return a tensor of ours: of joined gates and ups [experts, 2 x width, hidden], [experts, 2, width, hidden]."""
+    joined = name.endswith("gate_up_proj") and tensor.dim() == 3
+    return tensor.unflatten(1, (2, -1)) if joined else tensor
+
+
+def joined(name: str, tensor: Tensor) -> Tensor:
+    """Return a tensor of theirs: of gates and ups apart [experts, 2, width, hidden], [experts, 2 x width, hidden]."""
+    return tensor.flatten(1, 2) if name.endswith("experts.gate_up_proj") else tensor
+
+
 class SplitExperts(Mapping[str, Tensor]):
     """A state of ours under the names of Mixtral's files: stacked experts one by one, the router renamed.
 
@@ -56,8 +67,8 @@ class SplitExperts(Mapping[str, Tensor]):
             return self._state[ours]
         if self._held is None or self._held[0] != ours:
             self._held = (ours, self._state[ours])
-        parts = 2 if ours.endswith("gate_up_proj") else 1
-        return self._held[1][expert].chunk(parts)[place]
+        matrices = self._held[1][expert]
+        return matrices[place] if ours.endswith("gate_up_proj") else matrices
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._places)
@@ -83,12 +94,12 @@ class StackedExperts(Mapping[str, Tensor]):
             self._experts[stacked] = max(self._experts.get(stacked, 0), int(single[2]) + 1)
 
     def __getitem__(self, name: str) -> Tensor:
-        if name in self._experts:
-            return torch.stack([
-                torch.cat([self._stored[part] for part in self._parts(name, index)])
-                for index in range(self._experts[name])
-            ])  # fmt: skip
-        return self._stored[self._names[name]]
+        if name not in self._experts:
+            return apart(name, self._stored[self._names[name]])
+        join = torch.stack if name.endswith("gate_up_proj") else torch.cat
+        return torch.stack(
+            [join([self._stored[part] for part in self._parts(name, index)]) for index in range(self._experts[name])]
+        )
 
     def __iter__(self) -> Iterator[str]:
         yield from self._names
@@ -100,9 +111,11 @@ class StackedExperts(Mapping[str, Tensor]):
     def shape(self, name: str) -> tuple[int, ...]:
         """Return a tensor's shape from the files' headers."""
         if name not in self._experts:
-            return self._stored.shape(self._names[name])
+            shape = self._stored.shape(self._names[name])
+            joined = name.endswith("gate_up_proj") and len(shape) == 3
+            return (shape[0], 2, shape[1] // 2, shape[2]) if joined else shape
         shapes = [self._stored.shape(part) for part in self._parts(name, 0)]
-        return (self._experts[name], sum(shape[0] for shape in shapes), shapes[0][1])
+        return (self._experts[name], *((2,) if len(shapes) == 2 else ()), *shapes[0])
 
     def _parts(self, name: str, index: int) -> list[str]:
         stacked = _STACKED.match(name)
