@@ -63,7 +63,9 @@ def test_refusals_name_what_does_not_divide() -> None:
     profile = profile_of("moe-2m")
     assert refusal(Layout(dp_shard=4, ep=2), profile) is None
     assert "8 experts cannot be spread evenly over 3" in str(refusal(Layout(dp_shard=3, ep=3), profile))
-    assert "width 128 and 96 cannot be sharded over dp_shard x cp / ep = 5" in str(refusal(Layout(dp_shard=10, ep=2), profile))
+    assert "width 128 and 96 cannot be sharded over dp_shard x cp / ep = 5" in str(
+        refusal(Layout(dp_shard=10, ep=2), profile)
+    )
     assert refusal(Layout(dp_shard=6, ep=2), profile) is None, "the experts' own width can be sharded"
     assert "width 128 cannot" in str(refusal(Layout(dp_shard=6, ep=2, tp=2), profile)), "unless tp splits it"
 

@@ -40,7 +40,7 @@ class _WithLoss(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, hidden: Tensor, loss: Tensor) -> Tensor:
         ctx.dtype, ctx.device = loss.dtype, loss.device
-        return hidden.view_as(hidden)
+        return hidden.detach()  # the same numbers; torch detaches outputs in place, which a view forbids
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:

@@ -116,13 +116,12 @@ def _placement(model: nn.Module, batch: Mapping[str, Tensor]) -> dict[str, Any]:
         documents = batch["documents"]
         found = {"positions": document_positions(documents), "mask": document_mask(documents)}
     known = inspect.signature(type(model).forward).parameters
-    if found:
-        if missing := [name for name in found if name not in known]:
-            raise ConfigError(
-                f"{type(model).__name__} takes no argument '{missing[0]}'",
-                "the batch says where its tokens stand: documents are packed into rows, or ranks share sequences",
-                "forward(self, tokens, positions=None, mask=None), or data without documents",
-            )
+    if missing := [name for name in found if name not in known]:
+        raise ConfigError(
+            f"{type(model).__name__} takes no argument '{missing[0]}'",
+            "the batch says where its tokens stand: documents are packed into rows, or ranks share sequences",
+            "forward(self, tokens, positions=None, mask=None), or data without documents",
+        )
     if "real" in batch and "real" in known:  # routers count what is no padding
         found["real"] = batch["real"]
     return found

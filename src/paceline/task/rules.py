@@ -21,6 +21,7 @@ from paceline.errors import ConfigError, suggestion
 STYLES = {
     "column": "output features are split; the input is whole",
     "row": "input features are split; the outputs are summed",
+    "partial": "input features are split; the outputs stay parts of a sum",
     "vocabulary": "rows of the vocabulary are split: of an embedding, or of the head and its loss",
     "sequence": "the weight is whole; the activation is split along the sequence",
     "expert": "whole experts are spread over the expert axis; a part of the width of each over the tensor axis",
@@ -29,7 +30,7 @@ STYLES = {
     "gathered": "output features are split and then gathered",
 }
 # Style -> the dimension of a weight [out, in] that is spread over the tensor axis; the other styles leave it whole.
-SPREAD = {"column": 0, "gathered": 0, "vocabulary": 0, "row": 1}
+SPREAD = {"column": 0, "gathered": 0, "vocabulary": 0, "row": 1, "partial": 1}
 
 
 @dataclass(frozen=True)
@@ -111,6 +112,7 @@ def moe_rules(tied: bool, heads: int, kv_heads: int, *, dense_layers: bool, shar
     base, feed_forward = decoder_rules(tied, heads, kv_heads), "layers.*.mlp."
     tensor = {name: style for name, style in base.tensor.items() if not name.startswith(feed_forward)}
     tensor |= {feed_forward + "gate": "summed", feed_forward + "experts": "expert"}
-    for prefix in [feed_forward] * dense_layers + [feed_forward + "shared_experts."] * shared_experts:
-        tensor |= {prefix + "gate_proj": "column", prefix + "up_proj": "column", prefix + "down_proj": "row"}
+    ends = [(feed_forward, "row")] * dense_layers + [(feed_forward + "shared_experts.", "partial")] * shared_experts
+    for prefix, end in ends:  # what shared experts make is added to what routed ones do, and summed with it
+        tensor |= {prefix + "gate_proj": "column", prefix + "up_proj": "column", prefix + "down_proj": end}
     return replace(base, tensor=tensor)

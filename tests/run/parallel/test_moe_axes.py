@@ -54,8 +54,37 @@ TWO = {
     "cp": [piped(Layout(cp=2)), piped(Layout(cp=2), recompute="full"), piped(Layout(cp=2, ep=2), zero=1)],
     "pp": [piped(Layout(pp=2), schedule="gpipe"), piped(Layout(pp=2)), piped(Layout(pp=2), recompute="selective")],
 }
+FOUR = [
+    piped(Layout(dp_shard=2, tp=2, ep=2)),
+    piped(Layout(tp=2, pp=2), recompute="full"),
+    piped(Layout(cp=2, pp=2, ep=2), zero=2),
+]
+EIGHT = [
+    piped(Layout(dp_shard=2, tp=2, pp=2, ep=2)),
+    piped(Layout(cp=2, tp=2, pp=2), recompute="full"),
+    piped(Layout(dp_shard=2, cp=2, tp=2, ep=2), zero=1),
+    piped(Layout(dp_replicate=2, dp_shard=2, tp=2, ep=2)),
+    piped(Layout(dp_replicate=2, cp=2, pp=2, ep=2), recompute="selective"),
+]
 
 
 @pytest.mark.parametrize("axis", TWO)
 def test_each_axis_alone_equals_one_device(axis: str) -> None:
     prove(2, [(task, plan) for plan in TWO[axis] for task in (LOSS, BIAS, SHARED)])
+
+
+@pytest.mark.parametrize("plan", FOUR, ids=lambda plan: str(plan.layout))
+def test_products_on_four_ranks(plan: Plan) -> None:
+    prove(4, [(LOSS, plan), (SHARED, plan)])
+
+
+@pytest.mark.deep
+@pytest.mark.parametrize("plan", EIGHT, ids=lambda plan: str(plan.layout))
+def test_products_on_eight_ranks(plan: Plan) -> None:
+    prove(8, [(LOSS, plan), (BIAS, plan)])
+
+
+def test_the_other_schedules_of_a_pipeline() -> None:
+    deeper = moe_task(balance_weight=0.3, layers=5)
+    zero_bubble = [piped(Layout(pp=2), schedule="zero-bubble", virtual_stages=stages) for stages in (1, 2)]
+    prove(2, [(deeper, piped(Layout(pp=2), **INTERLEAVED)), *((deeper, plan) for plan in zero_bubble)])

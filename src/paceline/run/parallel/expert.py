@@ -24,7 +24,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Shard
+from torch.distributed.tensor import DTensor, Placement, Shard
 
 from paceline.errors import ConfigError
 from paceline.plan.layout import Layout
@@ -68,7 +68,8 @@ def _own_experts(name: str, weight: nn.Parameter, axes: DeviceMesh, layout: Layo
             f"layout ep = {layout.ep} with {weight.shape[EXPERT_DIM]} experts in {name}",
             "every rank holds the same number of whole experts", "an ep that divides the number of experts",
         )  # fmt: skip
-    held, mesh, placements = weight.detach(), axes["ep"], [Shard(EXPERT_DIM)]
+    held, mesh = weight.detach(), axes["ep"]
+    placements: list[Placement] = [Shard(EXPERT_DIM)]
     if isinstance(held, DTensor):
         mesh, placements = axes["ep", "tp"], [Shard(EXPERT_DIM), *held.placements]
         held = held.to_local()
@@ -102,7 +103,7 @@ def _on_their_ranks(experts: nn.Module, forward: Any, exchange: AllToAll, rows: 
     try:
         for key, weight in spread.items():
             if isinstance(weight, DTensor):
-                experts._parameters[key] = weight.to_local()  # type: ignore[assignment]
+                experts._parameters[key] = weight.to_local()
         results = forward(rows, counts)
     finally:
         experts._parameters.update(spread)

@@ -4,6 +4,7 @@
 |------------|------------------|--------------------|-------------------------------------------------|
 | column     | rows spread      | whole              | features spread                                 |
 | row        | columns spread   | features spread    | summed                                          |
+| partial    | columns spread   | features spread    | a part of a sum                                 |
 | vocabulary | rows spread      | tokens, or whole   | summed (embedding), spread logits (head)        |
 | gathered   | rows spread      | whole              | whole                                           |
 | sequence   | whole            | split by sequence  | split by sequence                               |
@@ -87,14 +88,15 @@ class Region:
         return scatter(x, self.group) if self.splits_sequence else add(x, self.group)
 
 
-def split_layers(model: nn.Module, rules: Rules, mesh: DeviceMesh) -> list[str]:
-    """Spread the model's layers over the one axis of `mesh` in place, as the rules say.
+def split_layers(model: nn.Module, rules: Rules, mesh: DeviceMesh, stage: bool = False) -> list[str]:
+    """Spread the layers of a model, or of a pipeline stage of one, over the one axis of `mesh` in place, by its rules.
 
     The weights of all ranks must be equal, or still without storage. Returns the names of the whole parameters whose
     gradients must be summed over the axis. Raises ConfigError for rules that do not fit the model, or an uneven shape.
     """
     modules = dict(model.named_modules())
-    rules.check(modules)
+    if not stage:  # it may lack a kind of layer; the whole model has been checked before it was cut
+        rules.check(modules)
     region = Region(mesh.get_group(), rules.splits_sequence)
     model.register_forward_pre_hook(lambda *_: region.mark(inside=False))
     spread: dict[nn.Parameter, nn.Parameter] = {}  # a tied one is spread once
@@ -141,6 +143,11 @@ def _row(layer: nn.Linear, region: Region, x: Tensor) -> Tensor:
     return out if layer.bias is None else out + layer.bias
 
 
+def _partial(layer: nn.Linear, region: Region, x: Tensor) -> Tensor:
+    region.mark(inside=False)
+    return F.linear(x, local_weight(layer.weight))
+
+
 def _gathered(layer: nn.Linear, region: Region, x: Tensor) -> Tensor:
     out = F.linear(region.enter(x), local_weight(layer.weight), _own_bias(layer, region))
     return join(out.transpose(-1, -2), region.group).transpose(-1, -2)
@@ -176,6 +183,7 @@ def _on_the_whole(forward: Callable[..., Any], region: Region, x: Tensor, *args:
 FORWARD: dict[tuple[str, Any], Callable[..., Tensor]] = {
     ("column", nn.Linear.forward): _column,
     ("row", nn.Linear.forward): _row,
+    ("partial", nn.Linear.forward): _partial,
     ("gathered", nn.Linear.forward): _gathered,
     ("vocabulary", nn.Linear.forward): _head,
     ("vocabulary", nn.Embedding.forward): _embedding,
@@ -191,6 +199,11 @@ def _check_layer(name: str, module: nn.Module, style: str) -> None:
         raise ConfigError(
             f"rule '{style}' for '{name}', a {type(module).__name__}", f"the style is for {fitting}",
             "another style, or no rule for it",
+        )  # fmt: skip
+    if style == "partial" and module.bias is not None:
+        raise ConfigError(
+            f"rule 'partial' for '{name}'", "every rank would add its bias to a part of a sum",
+            "bias = False, or the style 'row'",
         )  # fmt: skip
     if isinstance(module, nn.Embedding) and (module.max_norm is not None or module.sparse or module.scale_grad_by_freq):
         raise ConfigError(

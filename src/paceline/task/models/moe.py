@@ -120,10 +120,10 @@ class MoE(nn.Module):
         whole = x if self.region is None else self.region.enter(x)
         probabilities, weights, chosen = self.gate(whole)
         out = self._through_experts(whole.flatten(0, 1), weights.flatten(0, 1), chosen.flatten(0, 1)).view_as(whole)
-        if self.region is not None:
-            out = self.region.leave(out)
         if self.shared_experts is not None:
             out = out + self.shared_experts(x)
+        if self.region is not None:
+            out = self.region.leave(out)
         return out, self._told(probabilities, chosen, real)
 
     def _told(self, probabilities: Tensor, chosen: Tensor, real: Tensor | None) -> Routed:
@@ -219,7 +219,7 @@ class MoEDecoder(Decoder):
         for layer in self.layers:
             x, routed = layer(x, cos, sin, mask, real)
             if routed is not None:
-                told[layer.place] = routed
+                told[_place(layer)] = routed
         added = self._added_loss(told, labels) if labels is not None and self.training else None
         if isinstance(self.norm, Absent):
             return HandedOn(x, added)
@@ -258,7 +258,12 @@ def routers(model: nn.Module) -> dict[str, Router]:
 
 def routers_by_place(model: MoEDecoder) -> dict[int, Router]:
     """Return the routers that a model, or a part of one, holds, by their layer's place among those with experts."""
-    return {layer.place: layer.mlp.gate for layer in model.layers if isinstance(layer.mlp, MoE)}
+    return {_place(layer): layer.mlp.gate for layer in model.layers if isinstance(layer.mlp, MoE)}
+
+
+def _place(layer: nn.Module) -> int:
+    assert isinstance(layer, RoutedLayer)
+    return layer.place
 
 
 def _held(weight: Tensor) -> Tensor:
