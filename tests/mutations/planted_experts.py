@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
 from typing import Any
 
-import pytest
 import torch
-from planted import Patch, Planted, nothing
-from tests_shared import SEQ_LEN, VOCAB, decoder_task, plan_of
+from planted import Patch, Planted
+from tests_shared import VOCAB, decoder_task, plan_of
 from torch.distributed.tensor import DTensor
 
 from paceline.plan.layout import Layout
@@ -20,24 +18,25 @@ from paceline.run.parallel.data import ShardedGradients
 from paceline.run.parallel.expert import AllToAll
 from paceline.run.routing import RouterWatch
 from paceline.run.step import Stepper
-from paceline.run.world import World, join_world
+from paceline.run.world import World
 from paceline.task.models.moe import MoEDecoder
 from paceline.task.task import ModelSpec, OptimizerSpec, Task
-from paceline.verify.compare import compare
 
-CASES: dict[str, Plan] = {
+EXPERT_PLANS: dict[str, Plan] = {
     "experts": plan_of(Layout(dp_shard=2, ep=2), batch=7),
-    "tensor": plan_of(Layout(tp=2), batch=5, precision="fp64"),
-    "pipeline": plan_of(Layout(pp=2), batch=5, precision="fp64"),
-    "pipeline, bias": plan_of(Layout(pp=2), batch=5, precision="fp64"),
-    "context": plan_of(Layout(cp=2), batch=5, precision="fp64"),
-    "context of three": plan_of(Layout(cp=3), batch=5, precision="fp64"),
+    "experts, tensor": plan_of(Layout(tp=2), batch=5, precision="fp64"),
+    "experts, stages": plan_of(Layout(pp=2), batch=5, precision="fp64"),
+    "experts, stages, bias": plan_of(Layout(pp=2), batch=5, precision="fp64"),
+    "experts, shared sequences": plan_of(Layout(cp=2), batch=5, precision="fp64"),
+    "experts, shared by three": plan_of(Layout(cp=3), batch=5, precision="fp64"),
 }
 
 
 def task_of(case: str) -> Task:
     """Return the task of a case: with an auxiliary loss, heavy enough to be seen, or balanced by a bias."""
-    balance: dict[str, Any] = {"balance": "bias"} if case in ("experts", "pipeline, bias") else {"balance_weight": 0.3}
+    balance: dict[str, Any] = (
+        {"balance": "bias"} if case in ("experts", "experts, stages, bias") else {"balance_weight": 0.3}
+    )
     shape = {"hidden": 16, "layers": 2, "heads": 2, "kv_heads": 2, "ffn": 8, "experts": 4, "vocab": VOCAB}
     return decoder_task(model=ModelSpec("moe-2m", **shape, **balance), optimizer=OptimizerSpec(lr=3e-3, eps=1e-4))
 
@@ -117,18 +116,13 @@ def balance_from_every_tensor_rank(patch: Patch, world: World) -> None:
 
 
 def counted_by_every_tensor_rank(patch: Patch, world: World) -> None:
-    watch = apply_plan_with(lambda plan: dataclasses.replace(plan, layout=dataclasses.replace(plan.layout, tp=1)))
-    patch.setattr(RouterWatch, "finish", watch)
-
-
-def apply_plan_with(change: Callable[[Plan], Plan]) -> Any:
-    """Return RouterWatch.finish under a changed plan."""
     finish = RouterWatch.finish
 
-    def changed(self: RouterWatch, *args: Any) -> Any:
-        return finish(dataclasses.replace(self, plan=change(self.plan)), *args)
+    def without_tp(self: RouterWatch, *args: Any) -> Any:
+        alone = dataclasses.replace(self.plan, layout=dataclasses.replace(self.plan.layout, tp=1))
+        return finish(dataclasses.replace(self, plan=alone), *args)
 
-    return changed
+    patch.setattr(RouterWatch, "finish", without_tp)
 
 
 def balance_of_the_last_stage_alone(patch: Patch, world: World) -> None:
@@ -161,7 +155,7 @@ def filling_is_routed_and_counted(patch: Patch, world: World) -> None:
     patch.setitem(zigzag.PADDING, "real", 1)
 
 
-EXPERTS = [
+EXPERT_PROOFS = [
     Planted("expert gradients", "experts' gradients are divided by the degree of the dense weights", "experts",
             scaled_expert_gradients, "gradients", "gradient scale", "layers.0.mlp.experts"),
     Planted("gradient norm", "the norm takes experts for copies on all ranks", "experts",
@@ -172,37 +166,20 @@ EXPERTS = [
             bias_of_one_ranks_load, "buffers", "router statistics", "e_score_correction_bias"),
     Planted("token dispatch", "tokens reach their experts in the senders' order", "experts",
             rows_in_the_senders_order, "gradients", "gradient normalisation", "embed_tokens"),
-    Planted("router gradient", "a router's gradient is not summed over tensor ranks", "tensor",
+    Planted("router gradient", "a router's gradient is not summed over tensor ranks", "experts, tensor",
             router_gradient_of_one_tensor_rank, "gradients", "gradient normalisation", "mlp.gate.weight"),
-    Planted("auxiliary loss", "every tensor rank adds the gradient of the balance loss", "tensor",
+    Planted("auxiliary loss", "every tensor rank adds the gradient of the balance loss", "experts, tensor",
             balance_from_every_tensor_rank, "gradients", "gradient normalisation"),
-    Planted("router statistics", "every tensor rank counts the tokens that all of them route", "tensor",
+    Planted("router statistics", "every tensor rank counts the tokens that all of them route", "experts, tensor",
             counted_by_every_tensor_rank, "router", "router statistics", "layers.0.mlp.gate", "the tp degree 2"),
-    Planted("auxiliary loss", "the balance loss of stages before the last has no gradient", "pipeline",
+    Planted("auxiliary loss", "the balance loss of stages before the last has no gradient", "experts, stages",
             balance_of_the_last_stage_alone, "gradients", "gradient normalisation", "embed_tokens"),
-    Planted("auxiliary loss", "the balance loss is a mean over a stage's own layers", "pipeline",
+    Planted("auxiliary loss", "the balance loss is a mean over a stage's own layers", "experts, stages",
             mean_over_a_stages_own_layers, "loss", "labels", "loss"),
-    Planted("router statistics", "selection biases of a later stage follow the first stage's load", "pipeline, bias",
+    Planted("router statistics", "selection biases of a later stage follow the first stage's load", "experts, stages, bias",
             biases_by_the_place_in_a_stage, "buffers", "router statistics", "layers.1.mlp.gate"),
-    Planted("auxiliary loss", "each rank balances its part of a shared sequence alone", "context",
+    Planted("auxiliary loss", "each rank balances its part of a shared sequence alone", "experts, shared sequences",
             balance_of_each_ranks_part, "loss", "labels", "loss"),
-    Planted("padding and label masks", "what fills up a shared sequence is counted as routed", "context of three",
+    Planted("padding and label masks", "what fills up a shared sequence is counted as routed", "experts, shared by three",
             filling_is_routed_and_counted, "router", "router statistics", "layers.0.mlp.gate"),
 ]  # fmt: skip
-STEPS = 2
-
-
-def prove(case: str, plant: Any, world: World) -> dict[str, Any]:
-    """Return the proof of a case with a mistake planted. Every rank calls it."""
-    task = task_of(case)
-    with pytest.MonkeyPatch.context() as patch:
-        plant(patch, world)
-        return compare(task, CASES[case], world, task.data, SEQ_LEN, STEPS)
-
-
-def prove_experts(ranks: int) -> tuple[dict[str, dict[str, Any]], dict[str, dict[str, Any]]]:
-    """Return the proofs of all planted mistakes (by what is planted) and of the controls that this world can run."""
-    world = join_world("cpu", threads=1)
-    cases = {case for case, plan in CASES.items() if plan.layout.devices == ranks}
-    planted = {bug.what: prove(bug.case, bug.plant, world) for bug in EXPERTS if bug.case in cases}
-    return planted, {case: prove(case, nothing, world) for case in CASES if case in cases}

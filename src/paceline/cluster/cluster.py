@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from paceline.cluster.reliability import ReliabilitySpec
 from paceline.config.fields import option
 
 SOURCES = ("measured", "published", "assumed", "unknown")
@@ -23,6 +24,9 @@ class ClusterSpec:
     )
     memory_per_device: int = option(0, "overrides the memory of a device (0 keeps it)", quantity="bytes", minimum=0)
     probe: bool = option(True, "let `train` measure this machine once, before it plans on it for the first time")
+    reliability: ReliabilitySpec = option(
+        factory=ReliabilitySpec, doc="how often machines fail, and what an interruption takes"
+    )
 
 
 @dataclass(frozen=True)

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 WIDTH = 100
 LISTED = 200  # candidates that `--explain` prints; the rest is counted
 INDENT = " " * 9
+NOTABLE_GOODPUT = 0.995  # failures that cost less stand in `--explain` only
 
 
 def headline_lines(planned: Planned) -> list[str]:
@@ -32,6 +33,7 @@ def headline_lines(planned: Planned) -> list[str]:
         f"cluster  {cluster_text(planned)}",
         f"plan     {planned.plan}",
         f"{INDENT}{price_text(planned)}   ({others})",
+        *([f"{INDENT}{expected_text(planned)}"] if planned.expected.goodput < NOTABLE_GOODPUT else []),
     ]
 
 
@@ -77,6 +79,17 @@ def price_text(planned: Planned) -> str:
     ])  # fmt: skip
 
 
+def expected_text(planned: Planned) -> str:
+    """Return in one line what failures make of the run: its time with its interval, goodput, interruptions."""
+    expected = planned.expected
+    if not math.isfinite(expected.goodput):
+        return f"unknown: {expected.because}; set cluster.reliability.mtbf_hours_per_device"
+    return (
+        f"expected: {format_seconds(expected.wall_seconds.value)}{_percent(expected.wall_seconds)}"
+        f" · goodput {expected.goodput:.1%} · {format_count(expected.interruptions)} interruptions"
+    )
+
+
 def money_text(usd: float) -> str:
     """Return an amount of money; "price unknown" where there is none."""
     if not math.isfinite(usd):
@@ -108,6 +121,8 @@ def explain_lines(planned: Planned) -> list[str]:
         *_totals(planned),
         "",
         *_intervals(planned),
+        "",
+        *_expected(planned),
         "",
         *_candidates(planned.search.candidates, planned.search.unpriced),
         "",
@@ -176,6 +191,16 @@ def _intervals(planned: Planned) -> list[str]:
         note = f"measured steps over the sum of their parts: {ratios}; compute terms are{calibration_note(rates)}"
         lines += _wrap("calibration: ", note, 2)
     return lines
+
+
+def _expected(planned: Planned) -> list[str]:
+    """Return the run under failures, term by term."""
+    expected = planned.expected
+    if not expected.terms:
+        return _wrap("under failures: ", expected_text(planned), 2)
+    lines = _terms("the run under failures", expected.terms, format_seconds)
+    text = f"{expected_text(planned).removeprefix('expected: ')}; {expected.because}. `paceline simulate` tells more."
+    return [*lines, *_wrap("  ", text)]
 
 
 def _candidates(candidates: Sequence[Candidate], unpriced: int) -> list[str]:
