@@ -105,8 +105,8 @@ def rows_in_the_senders_order(patch: Patch, world: World) -> None:
 def router_gradient_of_one_tensor_rank(patch: Patch, world: World) -> None:
     split = tensor.split_layers
 
-    def without(*args: Any) -> list[str]:
-        return [name for name in split(*args) if ".gate." not in name]
+    def without(*args: Any, **rest: Any) -> list[str]:
+        return [name for name in split(*args, **rest) if ".gate." not in name]
 
     patch.setattr(apply, "split_layers", without)
 
@@ -176,10 +176,10 @@ EXPERT_PROOFS = [
             balance_of_the_last_stage_alone, "gradients", "gradient normalisation", "embed_tokens"),
     Planted("auxiliary loss", "the balance loss is a mean over a stage's own layers", "experts, stages",
             mean_over_a_stages_own_layers, "loss", "labels", "loss"),
-    Planted("router statistics", "selection biases of a later stage follow the first stage's load", "experts, stages, bias",
+    Planted("router statistics", "biases of a later stage follow the first stage's load", "experts, stages, bias",
             biases_by_the_place_in_a_stage, "buffers", "router statistics", "layers.1.mlp.gate"),
     Planted("auxiliary loss", "each rank balances its part of a shared sequence alone", "experts, shared sequences",
             balance_of_each_ranks_part, "loss", "labels", "loss"),
-    Planted("padding and label masks", "what fills up a shared sequence is counted as routed", "experts, shared by three",
+    Planted("padding and label masks", "what fills up a sequence is counted as routed", "experts, shared by three",
             filling_is_routed_and_counted, "router", "router statistics", "layers.0.mlp.gate"),
 ]  # fmt: skip

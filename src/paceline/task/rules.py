@@ -98,18 +98,20 @@ DECODER = Rules(
 )
 
 
-def decoder_rules(tied: bool, heads: int, kv_heads: int) -> Rules:
+def decoder_rules(tied: bool, heads: int, kv_heads: int, qk_norm: bool = False) -> Rules:
     """Return the rules of a built-in decoder of this shape; a tied one has no module for its head."""
     counts = {"heads": heads, "kv_heads": kv_heads}
-    if not tied:
-        return replace(DECODER, counts=counts)
-    tensor = {pattern: style for pattern, style in DECODER.tensor.items() if pattern != "lm_head"}
-    return replace(DECODER, tensor=tensor, last=("norm",), counts=counts)
+    tensor = {pattern: style for pattern, style in DECODER.tensor.items() if pattern != "lm_head" or not tied}
+    if qk_norm:
+        tensor |= {"layers.*.self_attn.q_norm": "summed", "layers.*.self_attn.k_norm": "summed"}
+    return replace(DECODER, tensor=tensor, last=("norm",) if tied else DECODER.last, counts=counts)
 
 
-def moe_rules(tied: bool, heads: int, kv_heads: int, *, dense_layers: bool, shared_experts: bool) -> Rules:
+def moe_rules(
+    tied: bool, heads: int, kv_heads: int, qk_norm: bool, *, dense_layers: bool, shared_experts: bool
+) -> Rules:
     """Return the rules of a decoder with experts: routers stay whole, dense and shared feed-forwards split as usual."""
-    base, feed_forward = decoder_rules(tied, heads, kv_heads), "layers.*.mlp."
+    base, feed_forward = decoder_rules(tied, heads, kv_heads, qk_norm), "layers.*.mlp."
     tensor = {name: style for name, style in base.tensor.items() if not name.startswith(feed_forward)}
     tensor |= {feed_forward + "gate": "summed", feed_forward + "experts": "expert"}
     ends = [(feed_forward, "row")] * dense_layers + [(feed_forward + "shared_experts.", "partial")] * shared_experts

@@ -27,7 +27,8 @@ def moe_task(name: str = "moe-2m", **changes: Any) -> Task:
 
 
 LOSS = moe_task(balance_weight=0.3)  # heavy, so that a wrong gradient of the balance is no rounding
-BIAS = moe_task(balance="bias")
+BIAS = moe_task(balance="bias", scoring="sigmoid")
+QWEN = moe_task("qwen3-30b-a3b", top_k=3, balance_weight=0.3)  # norms of single heads
 SHARED = moe_task("deepseek-moe-16b", top_k=3, balance_weight=0.3)  # a dense first layer and shared experts
 
 
@@ -70,7 +71,8 @@ EIGHT = [
 
 @pytest.mark.parametrize("axis", TWO)
 def test_each_axis_alone_equals_one_device(axis: str) -> None:
-    prove(2, [(task, plan) for plan in TWO[axis] for task in (LOSS, BIAS, SHARED)])
+    plain, *others = TWO[axis]
+    prove(2, [(task, plain) for task in (LOSS, BIAS, SHARED, QWEN)] + [(SHARED, plan) for plan in others])
 
 
 @pytest.mark.parametrize("plan", FOUR, ids=lambda plan: str(plan.layout))

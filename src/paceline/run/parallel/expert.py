@@ -28,7 +28,8 @@ from torch.distributed.tensor import DTensor, Placement, Shard
 
 from paceline.errors import ConfigError
 from paceline.plan.layout import Layout
-from paceline.task.models.moe import Experts, MoE, MoEDecoder
+from paceline.task.declared import expert_axis
+from paceline.task.models.moe import MoE, MoEDecoder
 
 EXPERT_DIM = 0  # of stacked weights, split over `ep`
 
@@ -44,10 +45,7 @@ def spread_experts(model: nn.Module, mesh: DeviceMesh, layout: Layout) -> dict[n
     exchange = AllToAll(axes["ep"].get_group())
     placed: dict[nn.Parameter, Any] = {}
     place = _placements(axes, layout)
-    found = find_experts(model)
-    if not found and layout.pp == 1:
-        raise ConfigError(f"layout ep = {layout.ep}", "the model has no experts to spread", "ep = 1")
-    for name, experts in found.items():
+    for name, experts in _experts_of(model, layout).items():
         for key, weight in list(experts.named_parameters(recurse=False)):
             parameter = _own_experts(f"{name}.{key}", weight, axes, layout)
             experts.register_parameter(key, parameter)
@@ -56,9 +54,13 @@ def spread_experts(model: nn.Module, mesh: DeviceMesh, layout: Layout) -> dict[n
     return placed
 
 
-def find_experts(model: nn.Module) -> dict[str, nn.Module]:
-    """Return the modules with a layer's stacked experts, by name: the built-in ones."""
-    return {name: module for name, module in model.named_modules() if isinstance(module, Experts)}
+def _experts_of(model: nn.Module, layout: Layout) -> dict[str, nn.Module]:
+    """Return the modules with a layer's stacked experts, by name, as the model's rules say."""
+    found, because = expert_axis(model)
+    if because or (not found and layout.pp == 1):
+        because = because or "the model has no experts to spread"
+        raise ConfigError(f"layout ep = {layout.ep}", because, "ep = 1")
+    return found
 
 
 def _own_experts(name: str, weight: nn.Parameter, axes: DeviceMesh, layout: Layout) -> nn.Parameter:

@@ -187,7 +187,7 @@ def _seeded(seed: int) -> Iterator[None]:
 
 
 def _refuse_overrides(spec: ModelSpec) -> None:
-    names = ("hidden", "layers", "heads", "kv_heads", "ffn", "experts", "top_k", "balance", "vocab")
+    names = ("hidden", "layers", "heads", "kv_heads", "ffn", "experts", "top_k", "scoring", "balance", "vocab")
     given = [name for name in names if getattr(spec, name)]
     given += [name for name in ("tied", "balance_weight") if getattr(spec, name) is not None]
     if given:

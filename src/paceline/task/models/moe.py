@@ -52,7 +52,7 @@ class Router(nn.Module):
 
     def __init__(self, config: MoEConfig) -> None:
         super().__init__()
-        self.top_k, self.renormalise = config.top_k, config.renormalise
+        self.top_k, self.scoring, self.renormalise = config.top_k, config.scoring, config.renormalise
         self.weight = nn.Parameter(torch.empty(config.experts, config.hidden))
         self.e_score_correction_bias: Tensor | None
         bias = torch.zeros(config.experts) if config.balance == "bias" else None
@@ -61,15 +61,18 @@ class Router(nn.Module):
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:  # [rows, seq, hidden]
         """Return (probabilities [rows, seq, experts], weights and indices of the chosen [rows, seq, top_k] each).
 
-        Probabilities are the softmax over all experts in fp32 at least.
+        Scores are the softmax over all experts in fp32 at least, or each expert's sigmoid; probabilities are scores
+        that add up to one (DeepSeek-V3, arXiv:2412.19437, equations 12 to 19; without its limit on groups of experts).
         """
         logits = F.linear(x, self.weight)
-        probabilities = logits.to(torch.promote_types(x.dtype, torch.float32)).softmax(dim=-1)
-        scores = probabilities.detach()
+        logits = logits.to(torch.promote_types(x.dtype, torch.float32))
+        scores = logits.sigmoid() if self.scoring == "sigmoid" else logits.softmax(dim=-1)
+        probabilities = scores / scores.sum(dim=-1, keepdim=True) if self.scoring == "sigmoid" else scores
+        preferred = scores.detach()
         if self.e_score_correction_bias is not None:
-            scores = scores + self.e_score_correction_bias
-        chosen = scores.topk(self.top_k, dim=-1).indices
-        weights = probabilities.gather(-1, chosen)
+            preferred = preferred + self.e_score_correction_bias
+        chosen = preferred.topk(self.top_k, dim=-1).indices
+        weights = scores.gather(-1, chosen)
         if self.renormalise:
             weights = weights / weights.sum(dim=-1, keepdim=True)
         return probabilities, weights, chosen
@@ -195,6 +198,7 @@ class MoEDecoder(Decoder):
             config.tied,
             config.heads,
             config.kv_heads,
+            config.qk_norm,
             dense_layers=config.dense_layers > 0,
             shared_experts=config.shared_ffn > 0,
         )
