@@ -52,6 +52,19 @@ def test_the_search_opens_the_axis_for_models_with_experts_only() -> None:
         search(profile_decoder(config, 512), cluster(4), PlanSpec(ep=2), batch_samples=32, steps=10)
 
 
+def test_the_search_prices_every_axis_and_product() -> None:
+    found = search(profile_of("moe-2m"), cluster(8), PlanSpec(), batch_samples=32, steps=10)
+    layouts = {candidate.plan.layout for candidate in found.candidates}
+    for layout in (
+        Layout(dp_shard=2, tp=2, pp=2, ep=2),
+        Layout(cp=2, tp=2, pp=2, ep=2),
+        Layout(dp_replicate=2, dp_shard=2, tp=2, ep=2),
+    ):
+        assert layout in layouts
+    with pytest.raises(DoesNotFit, match="kv_heads = 2 cannot be shared evenly by tp = 8"):
+        search(profile_of("moe-2m"), cluster(8), PlanSpec(tp=8), batch_samples=32, steps=10)
+
+
 def test_demanded_degrees_are_kept_or_refused_with_the_reason() -> None:
     found = search(profile_of("moe-2m"), cluster(4), PlanSpec(ep=2), batch_samples=32, steps=10)
     assert all(candidate.plan.layout.ep == 2 for candidate in found.candidates)
