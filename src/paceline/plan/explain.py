@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 from paceline.plan.cost.compute import calibration_note
 from paceline.plan.cost.rates import Rates
 from paceline.plan.cost.total import MEMORY_ERROR, TIME_ERROR
-from paceline.plan.forecast import Estimate, Term
+from paceline.plan.forecast import BillTerm, Estimate, Term
+from paceline.plan.placement.tell import placement_lines
 from paceline.plan.plan import Plan
 from paceline.plan.search import HEADROOM, Candidate
 from paceline.task.task import ModelSpec
@@ -97,6 +98,20 @@ def money_text(usd: float) -> str:
     return f"${usd:,.0f}" if usd >= 100 else f"${usd:.2f}" if usd >= 0.005 or usd == 0 else "<$0.01"
 
 
+def bill_text(term: BillTerm) -> str:
+    """Return money, energy or carbon in one line: the value, both intervals, the formula and its source."""
+    if not math.isfinite(term.value):
+        return f"unknown: {term.formula}"
+    show = {"USD": money_text, "kWh": _energy, "g": _carbon}[term.unit]
+    sure = f"80 %: {show(term.low)} to {show(term.high)}; 95 %: {show(term.low95)} to {show(term.high95)}"
+    return f"{show(term.value)} ({sure}); {term.formula} [{term.source}]"
+
+
+def _carbon(grams: float) -> str:
+    scale, unit = next(pair for pair in ((1e6, "t"), (1e3, "kg"), (1.0, "g")) if grams >= pair[0] or pair[1] == "g")
+    return f"{grams / scale:,.3g} {unit} CO2e"
+
+
 def _energy(kwh: float) -> str:
     return f"{kwh:,.3g} kWh" if math.isfinite(kwh) else "energy unknown"
 
@@ -123,6 +138,8 @@ def explain_lines(planned: Planned) -> list[str]:
         *_intervals(planned),
         "",
         *_expected(planned),
+        "",
+        *placement_lines(planned.placement),
         "",
         *_candidates(planned.search.candidates, planned.search.unpriced),
         "",
@@ -151,28 +168,20 @@ def _terms(title: str, terms: Sequence[Term], show: Callable[[float], str]) -> l
 
 
 def _totals(planned: Planned) -> list[str]:
-    forecast, cluster = planned.forecast, planned.cluster
+    forecast = planned.forecast
     peak = planned.peak_name(planned.plan.precision)
     mfu = f"{forecast.mfu:.1%} {peak}" if math.isfinite(forecast.mfu) else f"unknown ({peak})"
-    price, watts = cluster.price_usd_per_device_hour, cluster.watts_per_device
     unit = planned.facts.unit
     lines = [f"the run: {forecast.steps:,} steps, {format_seconds(forecast.run_seconds.value)} of training"]
     rows = [
         ("throughput", f"{format_count(forecast.tokens_per_second)} {unit}/s"),
         ("utilisation", f"{mfu}; model FLOPs are 3 x forward, attention as its causal half, no recompute"),
-        ("money", f"{money_text(forecast.usd.value)}; {_figure(price.value, '$', '/device-hour')} ({price.note})"),
-        ("energy", f"{_energy(forecast.kwh.value)}; {_figure(watts.value, '', ' W/device')} ({watts.note})"),
-        ("carbon", f"{forecast.carbon_g.value:,.3g} g CO2e" if math.isfinite(forecast.carbon_g.value)
-         else "unknown; set cluster.carbon_g_per_kwh"),
+        *((term.name, bill_text(term)) for term in forecast.bill),
         ("not in it", "start-up, evaluation and checkpoints"),
     ]  # fmt: skip
     for name, text in rows:
         lines += _wrap(f"  {name:12}", text)
     return lines
-
-
-def _figure(value: float, before: str, after: str) -> str:
-    return f"{before}{value:,.4g}{after}" if math.isfinite(value) else "unknown"
 
 
 def _intervals(planned: Planned) -> list[str]:

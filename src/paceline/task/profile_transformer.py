@@ -22,7 +22,7 @@ NORM_MOVES, ROTARY_MOVES, GELU_MOVES, SWIGLU_MOVES, RESIDUAL_MOVES = 2, 2, 2, 3,
 # Unfused attention reads and writes the scores: from the first product, scale, mask and softmax, into the second.
 SCORE_MOVES, SCORE_DROPOUT_MOVES = 4, 2 + MASK
 LOGIT_MOVES = 4.0  # in 2-byte elements: written, read as fp32 by the loss's two passes
-ROUTING_MOVES, ROUTING_OPERATORS, OPERATORS_PER_EXPERT = 5, 16, 4
+ROUTING_MOVES, ROUTING_OPERATORS = 5, 16  # of tokens to experts and back; grouped kernels serve all experts at once
 
 
 @dataclass(frozen=True)
@@ -206,7 +206,7 @@ def _routed(shape: TransformerShape, plain: BlockProfile) -> BlockProfile:
         saved_fp32_elements=active.saved_fp32_elements + seq * experts.count,
         selective_elements=active.selective_elements + 2.0 * rows,
         transient_elements=active.transient_elements + rows,
-        operators=active.operators + ROUTING_OPERATORS + OPERATORS_PER_EXPERT * experts.count,
+        operators=active.operators + ROUTING_OPERATORS,
         matmul_width=max(1, round(math.sqrt(hidden * experts.ffn))),
         experts=experts.count,
         expert_parameters=experts.count * one,

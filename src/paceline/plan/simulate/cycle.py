@@ -41,22 +41,27 @@ class Cycle:
         cycles, rest = self._cycles(elapsed)
         step = self.block + self.copy_stall
         blocks = min(math.floor(rest / step + ROUNDING), self.copies - 1)
-        return cycles * self.work + blocks * self.block + max(0.0, min(rest - blocks * step, self.block))
+        begun = rest - blocks * step if blocks else rest
+        return self._work(cycles, blocks) + max(0.0, min(begun, self.block))
 
     def copied_at(self, elapsed: float) -> float:
         """Return the seconds of work whose copy in memory is complete."""
         cycles, rest = self._cycles(elapsed)
         blocks = min(math.floor(rest / (self.block + self.copy_stall) + ROUNDING), self.copies)
-        return cycles * self.work + blocks * self.block
+        return self._work(cycles, blocks)
 
     def stored_at(self, elapsed: float) -> float:
         """Return the seconds of work that a checkpoint in storage holds."""
-        return self._cycles(elapsed - self.write)[0] * self.work if elapsed > self.write else 0.0
+        return self._work(self._cycles(elapsed - self.write)[0]) if elapsed > self.write else 0.0
 
     def elapsed_for(self, work: float) -> float:
         """Return when so much work is done: no stall follows the last of it."""
         blocks = max(0, math.ceil(work / self.block - ROUNDING) - 1) if math.isfinite(self.block) else 0
         return work + blocks * self.copy_stall + blocks // self.copies * self.store_stall
+
+    def _work(self, cycles: int, blocks: int = 0) -> float:
+        """Return the seconds of work in so many cycles and blocks, which may be endless ones."""
+        return (cycles * self.copies + blocks) * self.block if cycles or blocks else 0.0
 
     def _cycles(self, elapsed: float) -> tuple[int, float]:
         """Return the whole cycles in so many seconds, and what is left."""

@@ -81,9 +81,9 @@ def intervals_svg(sweep: IntervalSweep) -> str:
     for point in sweep.points:
         parts.append(_text(x(point.every), bottom + 18, duration_text(point.every), "mid"))
     parts.append(_text((LEFT + WIDTH) / 2, bottom + 38, "work between checkpoints", "mid"))
-    for at, name, line in ((sweep.young, "Young", 12), (sweep.daly, "Daly", 26)):
+    for at, name, above in ((sweep.young, "Young", 22), (sweep.daly, "Daly", 6)):
         parts.append(f'<line x1="{x(at):.1f}" x2="{x(at):.1f}" y1="{top}" y2="{bottom}" class="mark"/>')
-        parts.append(_text(x(at) + 4, top + line, f"{name} {duration_text(at)}"))
+        parts.append(_text(x(at) + 4, bottom - above, f"{name} {duration_text(at)}"))
     for values_of, style in (("expected_goodput", "line formula"), ("goodput", "line")):
         points = " ".join(f"{x(point.every):.1f},{y(getattr(point, values_of)):.1f}" for point in sweep.points)
         parts.append(f'<polyline points="{points}" class="{style}"/>')
