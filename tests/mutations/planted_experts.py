@@ -179,7 +179,7 @@ EXPERT_PROOFS = [
     Planted("router statistics", "biases of a later stage follow the first stage's load", "experts, stages, bias",
             biases_by_the_place_in_a_stage, "buffers", "router statistics", "layers.1.mlp.gate"),
     Planted("auxiliary loss", "each rank balances its part of a shared sequence alone", "experts, shared sequences",
-            balance_of_each_ranks_part, "loss", "labels", "loss"),
+            balance_of_each_ranks_part, "loss", "forward pass", "loss"),
     Planted("padding and label masks", "what fills up a sequence is counted as routed", "experts, shared by three",
             filling_is_routed_and_counted, "router", "router statistics", "layers.0.mlp.gate"),
 ]  # fmt: skip

@@ -61,7 +61,7 @@ def test_the_search_prices_every_axis_and_product() -> None:
         Layout(dp_replicate=2, dp_shard=2, tp=2, ep=2),
     ):
         assert layout in layouts
-    with pytest.raises(DoesNotFit, match="kv_heads = 2 cannot be shared evenly by tp = 8"):
+    with pytest.raises(DoesNotFit, match="heads = 4 cannot be shared evenly by tp = 8"):
         search(profile_of("moe-2m"), cluster(8), PlanSpec(tp=8), batch_samples=32, steps=10)
 
 
