@@ -15,6 +15,7 @@ from paceline.cli.parser import add_spec_arguments
 
 EXAMPLE = "paceline plan examples/stdlib-code.toml --set cluster.devices=4 --explain"
 CODES = (3, 5, 74)
+LISTED = 1_000  # plans and refusals that --json holds: a large cluster has hundreds of thousands
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -48,6 +49,8 @@ def execute(options: argparse.Namespace) -> int:
     from paceline.plan.session import plan_task
 
     say = say_to(options.json)
+    if spec.cluster.groups:
+        return _groups(spec, options, say)
     planned = plan_task(spec, say=say)
     if options.timeline:
         from paceline.plan.simulate.steps import write_timeline
@@ -61,9 +64,34 @@ def execute(options: argparse.Namespace) -> int:
     return 0
 
 
+def _groups(spec: Any, options: argparse.Namespace, say: Any) -> int:
+    """Plan on groups of different devices."""
+    from paceline.plan.placement.grouped import grouped_lines, plan_groups
+    from paceline.spec import spec_to_dict
+
+    found = plan_groups(spec, say=say)
+    if options.json:
+        fields = {field.name: getattr(found, field.name) for field in dataclasses.fields(found)}
+        print_json({**fields, "spec": spec_to_dict(spec)})
+        return 0
+    for line in grouped_lines(found, options.explain):
+        say(line)
+    return 0
+
+
 def _fields(planned: Any) -> dict[str, Any]:
+    """Return what was planned; of the search, the best plans and the first refusals, and how many there are."""
+    found = planned.search
+    listed = {
+        "best": found.best,
+        "candidates": list(found.candidates[:LISTED]),
+        "fits": len(found.candidates),
+        "refused": list(found.refused[:LISTED]),
+        "refusals": len(found.refused),
+        "precision_because": found.precision_because,
+    }
     fields = {field.name: getattr(planned, field.name) for field in dataclasses.fields(planned)}
-    return {**fields, "expected": planned.expected}
+    return {**fields, "search": listed, "expected": planned.expected}
 
 
 def _models(as_json: bool) -> int:
