@@ -21,6 +21,7 @@ from paceline.plan.cost.memory import memory_columns
 from paceline.plan.cost.network import network_columns
 from paceline.plan.cost.price import QUANTILES, WAITING, bill, busy_share
 from paceline.plan.cost.rates import Rates, weakest
+from paceline.plan.cost.software import PACELINE, Software
 from paceline.plan.forecast import Estimate, Forecast, Term
 from paceline.plan.plan import Plan
 from paceline.task.profile import ModelProfile
@@ -40,9 +41,10 @@ def forecast_plan(
     batch_samples: int,
     steps: int,
     optimizer: str = "adamw",
+    software: Software = PACELINE,
 ) -> Forecast:
     """Return what the plan will take for `steps` steps of `batch_samples` samples. Values are NaN where unknown."""
-    return price(Context(profile, cluster, batch_samples, steps, optimizer), plan)
+    return price(Context(profile, cluster, batch_samples, steps, optimizer, software), plan)
 
 
 def forward_backward_columns(sheet: Sheet) -> tuple[list[Column], list[Column]]:
