@@ -55,7 +55,7 @@ def execute(options: argparse.Namespace) -> int:
 
         write_timeline(planned, Path(options.timeline))
     if options.json:
-        print_json({**_fields(planned), "spec": spec_to_dict(spec)})
+        print_json({**_fields(planned), "placement": planned.placement, "spec": spec_to_dict(spec)})
         return 0
     for line in [*headline_lines(planned), *(["", *explain_lines(planned)] if options.explain else [])]:
         say(line)

@@ -11,6 +11,7 @@ from paceline.plan.cost.compute import calibration_note
 from paceline.plan.cost.rates import Rates
 from paceline.plan.cost.total import TIME_ERROR
 from paceline.plan.forecast import BillTerm, Estimate, Term
+from paceline.plan.placement.tell import placement_lines
 from paceline.plan.plan import Plan
 from paceline.plan.search import HEADROOM, Candidate
 from paceline.task.task import ModelSpec
@@ -137,6 +138,8 @@ def explain_lines(planned: Planned) -> list[str]:
         *_intervals(planned),
         "",
         *_expected(planned),
+        "",
+        *placement_lines(planned.placement),
         "",
         *_candidates(planned.search.candidates),
         "",

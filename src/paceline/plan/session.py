@@ -20,6 +20,7 @@ from paceline.task.profile import ModelProfile
 from paceline.task.task import ModelSpec, Task
 
 if TYPE_CHECKING:
+    from paceline.plan.placement.place import Placement
     from paceline.plan.simulate.expected import Expected
     from paceline.spec import Spec
 
@@ -52,6 +53,13 @@ class Planned:
         from paceline.plan.simulate.expected import expected_run
 
         return expected_run(self)
+
+    @cached_property
+    def placement(self) -> Placement:
+        """Where the plan's ranks stand on the cluster."""
+        from paceline.plan.placement.place import place
+
+        return place(self.profile, self.cluster, self.plan, self.forecast.step_seconds.value)
 
     @property
     def threads(self) -> int:
