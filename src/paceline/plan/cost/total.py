@@ -145,6 +145,11 @@ def memory_estimate(terms: tuple[Term, ...], constants: Constants) -> Estimate:
     return Estimate(total, total / ratio, total * ratio, _source(terms, total))
 
 
+def memory_widths(context: Context) -> tuple[float, float]:
+    """Return the half-widths of memory's 80 % and 95 % intervals as logarithms."""
+    return context.constants.memory_80, context.constants.memory_95
+
+
 def most_bytes(peaks: Floats, constants: Constants) -> Floats:
     """Return the high ends of the 80 % intervals of sums of memory."""
     return peaks * math.exp(constants.memory_80)
