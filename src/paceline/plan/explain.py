@@ -188,11 +188,16 @@ def _intervals(planned: Planned) -> list[str]:
     forecast, rates = planned.forecast, Rates(planned.cluster.device, planned.plan.precision)
     errors = ", ".join(f"{error:.0%} for {source}" for source, error in TIME_ERROR.items() if source != "unknown")
     step, peak = forecast.step_seconds, forecast.peak_bytes
+    how = (
+        f"the model's own error by how each term is known ({errors}), weighted by the terms, joined with the spread of "
+        f"the probe's calibration steps (±{rates.relative_spread:.0%})"
+    )
+    if rates.is_published:
+        how = f"what calibration missed; constants {rates.constants.sha256[:12]} of {rates.constants.date}"
     text = (
-        f"time {format_seconds(step.low)} to {format_seconds(step.high)}: the model's own error by how each term is "
-        f"known ({errors}), weighted by the terms, joined with the spread of the probe's calibration steps "
-        f"(±{rates.relative_spread:.0%}). Memory {format_bytes(peak.low)} to {format_bytes(peak.high)}: "
-        f"as calibration missed it. A plan fits where the high end leaves {HEADROOM:.0%} of a device's memory free."
+        f"time {format_seconds(step.low)} to {format_seconds(step.high)}: {how}. "
+        f"Memory {format_bytes(peak.low)} to {format_bytes(peak.high)}. "
+        f"A plan fits where the high end leaves {HEADROOM:.0%} of a device's memory free."
     )
     lines = _wrap("80 % intervals: ", text, 2)
     if rates.calibration_ratios:

@@ -278,7 +278,7 @@ def _head(shape: TransformerShape) -> BlockProfile:
             moved_elements=LOGIT_MOVES * seq * vocab,
             saved_elements=float(seq * hidden),
             input_elements=float(seq * hidden),
-            transient_elements=seq * vocab / 2,  # the logits' gradient, in the compute dtype
+            transient_elements=float(seq * vocab),  # the exponentials, in fp32
             operators=6,
         ),
         matmul_flops=2.0 * seq * vocab * hidden,

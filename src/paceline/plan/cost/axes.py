@@ -75,6 +75,9 @@ def _context(sheet: Sheet) -> Column:
     again = ~columns.recomputes("none")
     forward = group.seconds("all_gather", moved, launches)
     seconds = forward * np.where(again, 2, 1) + group.seconds("reduce_scatter", moved, launches)
+    if sheet.context.software.hides_context:
+        attention = np.einsum("rs,rs->r", part.counts, sheet.attention_seconds)
+        seconds = np.maximum(0.0, seconds - columns.device_samples / columns.cp * attention)
 
     def text(i: int) -> str:
         recompute = " (again in recompute)" if again[i] else ""
@@ -86,7 +89,9 @@ def _context(sheet: Sheet) -> Column:
 def _expert(sheet: Sheet) -> Column:
     columns, part, group = sheet.columns, sheet.slowest, sheet.ring("ep")
     passes = np.where(columns.recomputes("full"), 6, 4)
-    moved = columns.device_samples * part.total("routed_elements") / columns.cp * sheet.rates.element_bytes
+    # Tensor ranks each send what they hold of the sequence.
+    routed = part.total("routed_elements") / columns.cp / columns.tp
+    moved = columns.device_samples * routed * sheet.rates.element_bytes
     seconds = group.seconds("all_to_all", passes * moved, passes * columns.accumulation * part.routers)
     return Column(
         "expert all-to-all",

@@ -24,6 +24,7 @@ from paceline.plan.plan import Plan
 from paceline.plan.split import split_by_cost
 from paceline.task.profile import BlockProfile, ModelProfile
 
+FIRST_FLASH = 2.0  # FlashAttention-2 takes half the time of what came before it (Dao 2023, arXiv:2307.08691, abstract)
 UNFUSED_PASSES = 3  # of attention that keeps its scores: forward 1, backward 2
 # Elements of the stream that norms and residual additions of a layer move, for each of its own, in one pass: what every
 # tensor rank does whole without sequence parallelism (Korthikanti et al. 2022, section 4.2.2).
@@ -178,7 +179,8 @@ class Sheet:
         if not flops:
             return 0.0
         if block.fused_attention:
-            return ATTENTION_PASSES * flops / self.rates.attention_rate(sequence)
+            slower = FIRST_FLASH if self.context.software.first_flash and self.rates.is_published else 1.0
+            return slower * ATTENTION_PASSES * flops / self.rates.attention_rate(sequence)
         width = flops / (4 * sequence**2 * max(block.heads, 1))
         return UNFUSED_PASSES * flops * self.rates.unfused_seconds_per_flop(width, sequence)
 
@@ -191,7 +193,8 @@ class Sheet:
         if not self.context.software.sequence_parallel:  # every tensor rank does what stands between the products
             stream = REPLICATED_MOVES * shapes["input_elements"] * shapes.repeated
             whole = np.minimum(moved, stream)
-        return self.rates.seconds_per_element * (whole + (moved - whole) / tp)
+        slower = 1.0 if self.context.software.fused else self.context.constants.unfused_moves
+        return slower * self.rates.seconds_per_element * (whole + (moved - whole) / tp)
 
     @cached_property
     def recompute_seconds(self) -> Floats:

@@ -7,6 +7,7 @@ with every term in words. All run the same functions, so that what is shown is w
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 
@@ -14,18 +15,18 @@ from paceline.cluster.cluster import Cluster
 from paceline.plan.cost.axes import axis_columns, bubble_columns
 from paceline.plan.cost.columns import Columns, Floats
 from paceline.plan.cost.compute import compute_columns, fixed_column, launch_column, matrix_peak, optimizer_column
-from paceline.plan.cost.constants import Constants
 from paceline.plan.cost.inputs import Column, Context, Sheet, terms_of, total
 from paceline.plan.cost.memory import memory_columns
 from paceline.plan.cost.network import network_columns
-from paceline.plan.cost.price import WAITING, bill, busy_share
-from paceline.plan.cost.rates import weakest
+from paceline.plan.cost.price import QUANTILES, WAITING, bill, busy_share
+from paceline.plan.cost.rates import Rates, weakest
 from paceline.plan.forecast import Estimate, Forecast, Term
 from paceline.plan.plan import Plan
 from paceline.task.profile import ModelProfile
 
 # Relative half-width of the 80 % interval that the model itself earns, by how its figures are known.
 TIME_ERROR = {"measured": 0.20, "published": 0.35, "assumed": 0.60, "unknown": math.nan}
+CPU_MEMORY_ERROR = 0.15  # bytes are counted, not timed: what is missed is allocation, rounding and libraries
 NEGLIGIBLE = 0.05  # a term below this share of the sum does not decide how the sum is known
 CHUNK = 8192  # plans priced at once: what a processor's cache holds
 
@@ -101,17 +102,21 @@ def _forecasts(sheet: Sheet) -> list[Forecast]:
 
 def _forecast(sheet: Sheet, time: tuple[Term, ...], memory: tuple[Term, ...]) -> Forecast:
     context = sheet.context
-    step = time_estimate(time, sheet.rates.relative_spread)
+    constants, rates = context.constants, sheet.rates
+    step = time_estimate(time, rates)
+    time = with_intervals(time, *((constants.time_80, constants.time_95) if rates.is_published else (None, None)))
     run = _scaled(step, context.steps)
     flops = 3 * context.profile.forward_flops * context.batch_samples
     peak, _ = matrix_peak(context, sheet.columns.precision)
     paid = bill(context.cluster, run, busy_share(time))
-    usd, kwh, carbon = (Estimate(term.value, term.low, term.high, term.source) for term in paid)
+    usd, kwh, carbon = (
+        Estimate(term.value, term.low, term.high, term.source, term.low95, term.high95) for term in paid
+    )
     return Forecast(
         step_seconds=step,
         time=time,
-        peak_bytes=memory_estimate(memory, context.constants),
-        memory=memory,
+        peak_bytes=memory_estimate(memory, context),
+        memory=with_intervals(memory, *memory_widths(context)),
         tokens_per_second=context.batch_samples * context.profile.tokens_per_sample / step.value,
         steps=context.steps,
         run_seconds=run,
@@ -124,35 +129,56 @@ def _forecast(sheet: Sheet, time: tuple[Term, ...], memory: tuple[Term, ...]) ->
     )
 
 
-def time_estimate(terms: tuple[Term, ...], relative_spread: float) -> Estimate:
-    """Return the sum of time terms with its interval.
+def time_estimate(terms: tuple[Term, ...], rates: Rates) -> Estimate:
+    """Return the sum of time terms with its intervals.
 
-    The half-width is the model's error, weighted by the terms' shares, joined in quadrature with the spread of the
-    probe's repeats and sizes. The interval is symmetric in ratios: (value / (1 + r), value * (1 + r)).
+    Of a published device, the intervals are those that hold 80 % and 95 % of what calibration measured. Of a probed
+    one, the half-width is the model's error, weighted by the terms' shares, joined in quadrature with the spread of the
+    probe's repeats and sizes. Intervals are symmetric in ratios: (value / ratio, value * ratio).
     """
     total = sum(term.value for term in terms)
     if not math.isfinite(total):
         return Estimate(math.nan, math.nan, math.nan, "unknown")
+    source = _source(terms, total)
+    if rates.is_published:
+        return _around(total, rates.constants.time_80, rates.constants.time_95, source)
     error = sum(term.value * TIME_ERROR[term.source] for term in terms if term.value) / total
-    ratio = 1 + math.hypot(error, relative_spread)
-    return Estimate(total, total / ratio, total * ratio, _source(terms, total))
+    width = math.log(1 + math.hypot(error, rates.relative_spread))
+    return _around(total, width, width * QUANTILES, source)
 
 
-def memory_estimate(terms: tuple[Term, ...], constants: Constants) -> Estimate:
-    """Return the sum of memory terms with its interval."""
+def memory_estimate(terms: tuple[Term, ...], context: Context) -> Estimate:
+    """Return the sum of memory terms with its intervals."""
     total = sum(term.value for term in terms)
-    ratio = math.exp(constants.memory_80)
-    return Estimate(total, total / ratio, total * ratio, _source(terms, total))
+    return _around(total, *memory_widths(context), _source(terms, total))
 
 
 def memory_widths(context: Context) -> tuple[float, float]:
-    """Return the half-widths of memory's 80 % and 95 % intervals as logarithms."""
+    """Return the half-widths of memory's 80 % and 95 % intervals as logarithms: of accelerators, as calibrated."""
+    if context.cluster.device.kind == "cpu":
+        width = math.log(1 + CPU_MEMORY_ERROR)
+        return width, width * QUANTILES
     return context.constants.memory_80, context.constants.memory_95
 
 
-def most_bytes(peaks: Floats, constants: Constants) -> Floats:
+def with_intervals(terms: tuple[Term, ...], width80: float | None, width95: float | None) -> tuple[Term, ...]:
+    """Return terms with intervals: of these half-widths as logarithms, or of those by how each term is known."""
+    found = []
+    for term in terms:
+        narrow = math.log(1 + TIME_ERROR[term.source]) if width80 is None else width80
+        sure = _around(term.value, narrow, narrow * QUANTILES if width95 is None else width95, term.source)
+        found.append(replace(term, low=sure.low, high=sure.high, low95=sure.low95, high95=sure.high95))
+    return tuple(found)
+
+
+def _around(value: float, width80: float, width95: float, source: str) -> Estimate:
+    narrow, wide = math.exp(width80), math.exp(width95)
+    return Estimate(value, value / narrow, value * narrow, source, value / wide, value * wide)
+
+
+def most_bytes(context: Context, peaks: Floats) -> Floats:
     """Return the high ends of the 80 % intervals of sums of memory."""
-    return peaks * math.exp(constants.memory_80)
+    return peaks * math.exp(memory_widths(context)[0])
 
 
 def _source(terms: tuple[Term, ...], total: float) -> str:
@@ -160,4 +186,7 @@ def _source(terms: tuple[Term, ...], total: float) -> str:
 
 
 def _scaled(estimate: Estimate, factor: float) -> Estimate:
-    return Estimate(estimate.value * factor, estimate.low * factor, estimate.high * factor, estimate.source)
+    low95, high95 = estimate.low95 * factor, estimate.high95 * factor
+    return Estimate(
+        estimate.value * factor, estimate.low * factor, estimate.high * factor, estimate.source, low95, high95
+    )
