@@ -1,22 +1,23 @@
 """Contest: which plans may turn out better than the chosen one, and which few are worth a try.
 
-Forecasts of plans of one task on one cluster err together. What they share, the rate of products above all, cancels
-when two plans are compared, so that intervals which overlap say little. Here every cause of error (products, attention,
-memory, each kind of communication) is off by a factor that all plans share, and every plan by one more of its own; the
-factors are drawn many times, and each time one plan is best. `benchmarks/choices.py` holds both spreads against
-measured grids of layouts.
+Forecasts of plans of one task on one cluster err together, so that intervals which overlap say little: what two plans
+share cancels. Here a forecast is off by a factor for each cause (products, attention, memory, each kind of
+communication), which all plans share in proportion to what the cause is of their time, and by a factor for each setting
+(a degree, the micro-batch, recompute, the schedule), which all plans share that agree in it. The factors are drawn many
+times, and each time one plan is best. `benchmarks/choices.py` holds this against measured grids of layouts.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
 
-from paceline.plan.cost.columns import AXES, Columns, Floats, Ints
-from paceline.plan.cost.inputs import Column, Context, Sheet
+from paceline.plan.chance import Z80
+from paceline.plan.cost.columns import Columns, Floats, Ints
+from paceline.plan.cost.inputs import Context, Sheet
 from paceline.plan.cost.total import time_columns
 from paceline.plan.forecast import Estimate
 from paceline.plan.plan import Plan
@@ -32,9 +33,9 @@ CAUSES = {
     "operator launches": "host",
     "fixed step overhead": "host",
 }
-# Standard deviations of logarithms, as parts of that of the whole forecast.
-CAUSE_SHARE = 1.0
-OWN_SHARE = 0.25
+# Standard deviation of a setting's logarithm: what fits the pairs of vTrain's grid (benchmarks/choices.py), the one large
+# calibration table of layouts without outliers. A cause is as uncertain as a plan's whole time.
+SETTING_SPREAD = 0.085
 DRAWS, SEED = 2000, 0
 LOOKED_AT, COMPARED = 4096, 64  # candidates that are looked at, and kinds of plan of which the best are compared
 TRIED, WORTH_TRYING = 3, 0.01  # plans to try at most, and what trying one more must gain on average
@@ -42,7 +43,7 @@ TRIED, WORTH_TRYING = 3, 0.01  # plans to try at most, and what trying one more 
 
 @dataclass(frozen=True)
 class Contender:
-    """A plan that may be best: its chance, and what it takes more than the best of each draw, on average."""
+    """A plan that may be best: its chance to be, and what it takes beyond the best one on average, as a fraction."""
 
     plan: Plan
     chance_best: float
@@ -51,10 +52,10 @@ class Contender:
 
 @dataclass(frozen=True)
 class Contest:
-    """The chosen plan first, then those worth a try.
+    """The chosen plan first, then those worth a try, of `compared` kinds of plan.
 
-    `regret` is what the chosen plan takes beyond the best one on average, as a fraction, `regret_tried` what is left of
-    it after trying all of these and taking the best.
+    `regret` is what the chosen plan takes beyond the best one on average, as a fraction, and `regret_tried` what is left
+    of it after all of these were tried and the best was taken.
     """
 
     contenders: tuple[Contender, ...]
@@ -68,71 +69,91 @@ class Contest:
         return len(self.contenders) > 1
 
 
+@dataclass(frozen=True)
+class Verdict:
+    """Places of plans worth a try, the chosen one's (0) first; every plan's chance and regret; what is left of it."""
+
+    tried: tuple[int, ...]
+    chance_best: Floats
+    regrets: Floats
+    regret_tried: float
+
+
 def contest(candidates: Candidates, weights: Mapping[str, float], step: Estimate) -> Contest:
     """Return the contest among candidates for a goal of these weights. `step` is the chosen plan's time.
 
-    Of money, energy and carbon only the time in them is taken as uncertain.
+    Of money, energy and carbon only the time in them is taken as uncertain, and memory not at all.
     """
-    places = kinds(candidates.columns.take(slice(0, LOOKED_AT)))[:COMPARED]
+    settings = settings_of(candidates.columns.take(slice(0, LOOKED_AT)))
+    places = np.sort(np.unique(settings, axis=0, return_index=True)[1])[:COMPARED]
     plans = candidates.columns.take(places)
     if len(places) == 1 or not math.isfinite(step.value):
         return Contest((Contender(plans.plan(0), 1.0, 0.0),), 1, 0.0, 0.0)
-    factors = drawn_factors(candidates.context, plans, math.log(step.high / step.value) / 1.2816)
-    costs = candidates.scores[places][:, None] * (1 - weights.get("memory", 0.0)) * factors
+    spread = math.log(step.high / step.value) / Z80
+    factors = drawn_factors(_cause_seconds(candidates.context, plans), settings[places], spread)
+    fixed = np.zeros(len(places))
     if "memory" in weights:
-        least = np.min(candidates.values.memory)
-        costs = costs + weights["memory"] * (candidates.values.memory[places] / least)[:, None]
-    return judged(plans, costs)
+        fixed = weights["memory"] * candidates.values.memory[places] / np.min(candidates.values.memory)
+    verdict = judge((candidates.scores[places] - fixed)[:, None] * factors + fixed[:, None])
+    contenders = tuple(
+        Contender(plans.plan(place), float(verdict.chance_best[place]), float(verdict.regrets[place]))
+        for place in verdict.tried
+    )
+    return Contest(contenders, len(places), float(verdict.regrets[0]), verdict.regret_tried)
 
 
-def kinds(columns: Columns) -> Ints:
-    """Return the first place of every different kind of plan: layout, schedule, recompute and sharding class."""
-    fields = [*(getattr(columns, axis) for axis in AXES), columns.schedule, columns.virtual_stages, columns.recompute]
-    rows = np.stack([*fields, np.where(columns.state_degree > 1, columns.zero, 0)], axis=1)
-    places: Ints = np.sort(np.unique(rows, axis=0, return_index=True)[1])
-    return places
+def settings_of(columns: Columns) -> Ints:
+    """Return the settings of plans whose forecasts err by a factor of their own (plan x setting)."""
+    fields = [columns.tp, columns.pp, columns.cp, columns.ep, columns.state_degree > 1, columns.micro_batch]
+    fields += [columns.recompute, columns.schedule * 1000 + columns.virtual_stages]
+    return np.stack(fields, axis=1).astype(np.int64)
 
 
-def drawn_factors(context: Context, plans: Columns, spread: float) -> Floats:
-    """Return for every plan and draw its time over its forecast (plan x draw).
-
-    `spread` is the standard deviation of the logarithm of one plan's time; see CAUSE_SHARE and OWN_SHARE.
-    """
-    parts = cause_seconds(time_columns(Sheet(context, plans)))
-    shares = parts / parts.sum(axis=1, keepdims=True)
-    random = np.random.default_rng(SEED)
-    causes = _factors(random.standard_normal((parts.shape[1], DRAWS)), CAUSE_SHARE * spread)
-    own = _factors(random.standard_normal((len(plans), DRAWS)), OWN_SHARE * spread)
-    found: Floats = shares @ causes * own
-    return found
-
-
-def _factors(normal: Floats, spread: float) -> Floats:
-    """Return log-normal factors of mean 1."""
-    return np.exp(spread * normal - spread**2 / 2)
-
-
-def cause_seconds(columns: list[Column]) -> Floats:
-    """Return every plan's seconds by cause of error (plan x cause)."""
+def cause_seconds(terms: Iterable[tuple[str, Floats]]) -> Floats:
+    """Return every plan's seconds by cause of error (plan x cause), from those of its terms by name."""
     found: dict[str, Floats] = {}
-    for column in columns:
-        cause = CAUSES.get(column.name, column.name)
-        found[cause] = found.get(cause, 0.0) + column.values
+    for name, seconds in terms:
+        cause = CAUSES.get(name, name)
+        found[cause] = found.get(cause, 0.0) + seconds
     return np.stack(list(found.values()), axis=1)
 
 
-def judged(plans: Columns, costs: Floats) -> Contest:
-    """Return the contest by the costs of plans in every draw (plan x draw); the first plan is the chosen one."""
+def _cause_seconds(context: Context, plans: Columns) -> Floats:
+    return cause_seconds((column.name, column.values) for column in time_columns(Sheet(context, plans)))
+
+
+def drawn_factors(causes: Floats, settings: Ints, spread: float) -> Floats:
+    """Return for every plan and draw its time over its forecast (plan x draw).
+
+    `causes` are seconds (plan x cause), `settings` are equal where plans share a setting (plan x setting), `spread` is
+    the standard deviation of the logarithm of a plan's time.
+    """
+    random = np.random.default_rng(SEED)
+
+    def drawn(count: int, deviation: float) -> Floats:
+        """Return log-normal factors of mean 1 (count x draw)."""
+        normal = random.standard_normal((count, DRAWS))
+        factors: Floats = np.exp(deviation * normal - deviation**2 / 2)
+        return factors
+
+    found: Floats = causes / causes.sum(axis=1, keepdims=True) @ drawn(causes.shape[1], spread)
+    for column in settings.T:
+        different, which = np.unique(column, return_inverse=True)
+        if len(different) > 1:  # else it cancels
+            found = found * drawn(len(different), SETTING_SPREAD)[which]
+    return found
+
+
+def judge(costs: Floats) -> Verdict:
+    """Return the verdict on plans by what each costs in every draw (plan x draw); the first is the chosen one."""
     ratios = costs / costs.min(axis=0)
-    best = np.bincount(np.argmin(costs, axis=0), minlength=len(plans)) / costs.shape[1]
-    chosen, lowest = [0], ratios[0]
-    while len(chosen) < min(TRIED, len(plans)):
+    chances = np.bincount(np.argmin(costs, axis=0), minlength=len(costs)) / costs.shape[1]
+    tried, lowest = [0], ratios[0]
+    while len(tried) < min(TRIED, len(costs)):
         averages = np.minimum(ratios, lowest).mean(axis=1)
         place = int(np.argmin(averages))
         if lowest.mean() - averages[place] < WORTH_TRYING:
             break
-        chosen.append(place)
+        tried.append(place)
         lowest = np.minimum(lowest, ratios[place])
-    regrets = ratios.mean(axis=1) - 1
-    contenders = tuple(Contender(plans.plan(i), float(best[i]), float(regrets[i])) for i in chosen)
-    return Contest(contenders, len(plans), float(regrets[0]), float(lowest.mean() - 1))
+    return Verdict(tuple(tried), chances, ratios.mean(axis=1) - 1, float(lowest.mean() - 1))
