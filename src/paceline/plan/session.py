@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from paceline.cluster.cluster import Cluster
 from paceline.cluster.resolve import resolve_cluster
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from paceline.plan.contest import Contest
     from paceline.plan.placement.place import Placement
     from paceline.plan.simulate.expected import Expected
+    from paceline.plan.switch import Sensitivity
     from paceline.spec import Spec
 
 SUPERLATIVES = {
@@ -70,6 +71,18 @@ class Planned:
         from paceline.plan.simulate.expected import expected_run
 
         return expected_run(self)
+
+    @cached_property
+    def sensitivity(self) -> Sensitivity:
+        """What would change the choice."""
+        from paceline.plan.sensitivity import sensitivity
+
+        return sensitivity(self)
+
+    @property
+    def prepared(self) -> Prepared:
+        """The task without the cluster."""
+        return Prepared(self.spec, self.facts, self.profile, self.batch_samples, self.steps)
 
     @cached_property
     def placement(self) -> Placement:
@@ -169,7 +182,7 @@ def _planned(prepared: Prepared, cluster: Cluster, remarks: tuple[str, ...], goo
 
 def profile_task(task: Task, facts: DataFacts) -> ModelProfile:
     """Return the model's profile: analytic for the built-in family on its own objective, else traced."""
-    if _is_built_in(task.model, task.objective, facts):
+    if is_built_in(task, facts):
         from paceline.task.models.sizes import MoEConfig, resolve_decoder
         from paceline.task.profile_analytic import profile_decoder
         from paceline.task.profile_moe import profile_moe
@@ -183,8 +196,9 @@ def profile_task(task: Task, facts: DataFacts) -> ModelProfile:
     return trace_task(task)
 
 
-def _is_built_in(model: Any, objective: Any, facts: DataFacts) -> bool:
+def is_built_in(task: Task, facts: DataFacts) -> bool:
+    """Return whether the model is of the built-in family on its own objective: its profile is computed, not traced."""
     from paceline.task.imports import is_import_path
 
-    named = isinstance(model, ModelSpec) and not is_import_path(model.name)
-    return named and facts.unit == "tokens" and objective in ("auto", "next_token")
+    named = isinstance(task.model, ModelSpec) and not is_import_path(task.model.name)
+    return named and facts.unit == "tokens" and task.objective in ("auto", "next_token")

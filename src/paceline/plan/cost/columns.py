@@ -127,3 +127,11 @@ def columns_of(plans: Sequence[Plan]) -> Columns:
         splits=splits,
         common=common,
     )
+
+
+def joined(first: Columns, second: Columns) -> Columns:
+    """Return plans of one space, the first ones first."""
+    assert first.splits == second.splits and first.common == second.common, "plans of one space share their splits"
+    return replace(
+        first, **{name: np.concatenate([getattr(first, name), getattr(second, name)]) for name in ARRAYS}
+    )
