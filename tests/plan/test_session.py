@@ -6,7 +6,8 @@ import sys
 import pytest
 
 from paceline.errors import ConfigError, DoesNotFit
-from paceline.plan.explain import LISTED, WIDTH, explain_lines, headline_lines, money_text
+from paceline.plan.explain import LISTED, explain_lines, headline_lines, money_text
+from paceline.plan.lines import WIDTH
 from paceline.plan.session import plan_task
 from paceline.plan.trace import _trace_in_child
 from paceline.spec import load_spec

@@ -70,9 +70,7 @@ def with_link(cluster: Cluster, place: int, factor: float) -> Cluster:
     faster: Link = dataclasses.replace(
         link,
         bytes_per_second=_times(link.bytes_per_second, factor),
-        collective_bytes_per_second={
-            name: rate * factor for name, rate in link.collective_bytes_per_second.items()
-        },
+        collective_bytes_per_second={name: rate * factor for name, rate in link.collective_bytes_per_second.items()},
     )
     return dataclasses.replace(cluster, links=(*cluster.links[:place], faster, *cluster.links[place + 1 :]))
 
@@ -105,10 +103,5 @@ def _times(figure: Figure, factor: float) -> Figure:
     return dataclasses.replace(figure, value=figure.value * factor)
 
 
-def _rates(
-    rates: dict[str, tuple[tuple[int, float], ...]], factor: float
-) -> dict[str, tuple[tuple[int, float], ...]]:
-    return {
-        precision: tuple((size, rate * factor) for size, rate in points) for precision, points in rates.items()
-    }
-
+def _rates(rates: dict[str, tuple[tuple[int, float], ...]], factor: float) -> dict[str, tuple[tuple[int, float], ...]]:
+    return {precision: tuple((size, rate * factor) for size, rate in points) for precision, points in rates.items()}

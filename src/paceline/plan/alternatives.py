@@ -40,9 +40,7 @@ def alternatives(found: SearchResult) -> tuple[Alternative, ...]:
     sides = _sides(candidates.columns)
     large = _sides(found.refused.too_large) if len(found.refused.too_large) else {}
     beyond = _sides(found.refused.beyond) if len(found.refused.beyond) else {}
-    places = {
-        choice: int(other[0]) for choice, side in sides.items() if len(other := np.flatnonzero(side != side[0]))
-    }
+    places = {choice: int(other[0]) for choice, side in sides.items() if len(other := np.flatnonzero(side != side[0]))}
     priced = price_all(candidates.context, candidates.columns.take(list(places.values())))
     forecasts = dict(zip(places, priced, strict=True))
     told = []
@@ -51,13 +49,11 @@ def alternatives(found: SearchResult) -> tuple[Alternative, ...]:
         if choice in places:
             plan, forecast = candidates.columns.plan(places[choice]), forecasts[choice]
             slower = forecast.step_seconds.value / found.best.forecast.step_seconds.value - 1
-            told.append(
-                Alternative(choice, has_it, plan, slower, deciding_terms(found.best.forecast, forecast))
-            )
+            told.append(Alternative(choice, has_it, plan, slower, deciding_terms(found.best.forecast, forecast)))
             continue
         offset = len(found.refused.told)
         for there in (beyond, large):
-            nearest = np.flatnonzero(there[choice] == has_it) if there else []
+            nearest = np.flatnonzero(there[choice] == has_it if there else False)
             if len(nearest):
                 refusal = found.refused[offset + int(nearest[0])]
                 told.append(Alternative(choice, has_it, None, math.nan, f"{refusal.plan} {refusal.because}"))

@@ -33,8 +33,8 @@ CAUSES = {
     "operator launches": "host",
     "fixed step overhead": "host",
 }
-# Standard deviation of a setting's logarithm: what fits the pairs of vTrain's grid (benchmarks/choices.py), the one large
-# calibration table of layouts without outliers. A cause is as uncertain as a plan's whole time.
+# Standard deviation of a setting's logarithm: what fits the pairs of vTrain's grid (benchmarks/choices.py), the one
+# large calibration table of layouts without outliers. A cause is as uncertain as a plan's whole time.
 SETTING_SPREAD = 0.085
 DRAWS, SEED = 2000, 0
 LOOKED_AT, COMPARED = 4096, 64  # candidates that are looked at, and kinds of plan of which the best are compared
@@ -54,8 +54,8 @@ class Contender:
 class Contest:
     """The chosen plan first, then those worth a try, of `compared` kinds of plan.
 
-    `regret` is what the chosen plan takes beyond the best one on average, as a fraction, and `regret_tried` what is left
-    of it after all of these were tried and the best was taken.
+    `regret` is what the chosen plan takes beyond the best one on average, as a fraction, and `regret_tried` what is
+    left of it after all of these were tried and the best was taken.
     """
 
     contenders: tuple[Contender, ...]

@@ -1,7 +1,8 @@
 """Elsewhere: whether the choice is the same with more or fewer devices, a larger batch, longer samples.
 
-Each makes a space of plans of its own. They are doubled and halved, twice, with the chosen schedule of the pipeline, and
-the choice stays the same while a plan with the chosen degrees of the model axes is within a tie of the best.
+Each makes a space of plans of its own. They are doubled and halved, twice, with the chosen schedule of the pipeline and
+micro-batches of powers of two; the choice stays the same while a plan with the chosen degrees of the model axes is
+within a tie of the best.
 """
 
 from __future__ import annotations
@@ -73,6 +74,7 @@ def _best_there(planned: Planned, prepared: Prepared, cluster: Cluster) -> tuple
             batch_samples=prepared.batch_samples,
             steps=prepared.steps,
             optimizer=prepared.spec.task.optimizer.name,
+            coarse=True,
         )
     except (DoesNotFit, ConfigError):  # ConfigError: stated degrees do not make that number of devices
         return None, None

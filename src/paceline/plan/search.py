@@ -19,8 +19,8 @@ from paceline.plan.forecast import Forecast, Term
 from paceline.plan.limits import Limits
 from paceline.plan.plan import Plan, PlanSpec
 from paceline.plan.space import MODEL_AXES, Refusal, Space, allowed_layouts, base_plan, recompute_modes
-from paceline.task.profile import ModelProfile
 from paceline.plan.values import Values, goal_values, values_of
+from paceline.task.profile import ModelProfile
 from paceline.units import format_bytes, format_rate
 
 HEADROOM = 0.05  # of a device's memory, kept free: allocator rounding, other processes, evaluation
@@ -124,12 +124,13 @@ def search(
     steps: int,
     optimizer: str = "adamw",
     goodput: float = 1.0,
+    coarse: bool = False,
 ) -> SearchResult:
     """Return all plans of exactly `cluster.devices` devices that keep the constraints, ranked by `constraints.goal`.
 
-    `goodput` is the part of the run's wall time in which it trains, for its deadline and budget. Raises DoesNotFit
-    where none fits, with the one that came nearest, and ConfigError for constraints that contradict each other or the
-    cluster.
+    `goodput` is the part of the run's wall time in which it trains, for its deadline and budget; `coarse` leaves out
+    micro-batches that are no powers of two. Raises DoesNotFit where none fits, with the one that came nearest, and
+    ConfigError for constraints that contradict each other or the cluster.
     """
     context = Context(profile, cluster, batch_samples, steps, optimizer)
     limits = Limits(constraints.deadline, constraints.budget_usd, steps, goodput)
@@ -138,7 +139,7 @@ def search(
     base = base_plan(constraints, precision, batch_samples)
     modes = recompute_modes(context, constraints)
     layouts = allowed_layouts(context, constraints, base, told)
-    columns = Space(context, constraints, base, modes, told).columns(layouts)
+    columns = Space(context, constraints, base, modes, told, coarse).columns(layouts)
     peaks = peak_bytes(context, columns)
     risk, usable = constraints.memory_risk, usable_bytes(cluster)
     too_large = peaks * math.exp(margin(risk, *memory_widths(context))) > usable

@@ -1,4 +1,4 @@
-"""Sensitivity: what would change the choice. Each figure is varied alone, up to four times either way, to where it tips.
+"""Sensitivity: what would change the choice. Each figure is varied alone, up to four times either way.
 
 Of every kind of plan (layout, schedule, recompute, ZeRO class) the micro-batch that was best is looked at, and of those
 that did not fit the smallest. `elsewhere` looks at the number of devices, the batch and the length of samples.
@@ -30,8 +30,10 @@ from paceline.units import format_bytes
 if TYPE_CHECKING:
     from paceline.plan.session import Planned
 
-PRECISE = 1.05  # how closely the factor at which the choice changes is found
+PRECISE = 1.1  # how closely the factor at which the choice changes is found
+NEAR = 1.25  # times the best at either end of a range: what may be best between them
 HALVINGS = math.ceil(math.log2(math.log(WIDEST) / math.log(PRECISE)))
+MEMORY_HALVINGS = 12  # they cost nothing
 
 
 @dataclass(frozen=True)
@@ -43,6 +45,12 @@ class Lineup:
     peaks: Floats
     weights: dict[str, float]
     risk: float
+
+    def take(self, chosen: Flags) -> Lineup:
+        """Return the plans that a mask chooses; the first is always kept."""
+        kept = chosen.copy()
+        kept[0] = True
+        return dataclasses.replace(self, columns=self.columns.take(kept), peaks=self.peaks[kept])
 
     def values(self, cluster: Cluster) -> Values:
         """Return what the plans take on a cluster."""
@@ -91,14 +99,14 @@ def _first_of_kinds(columns: Columns) -> Ints:
 def _rates(lineup: Lineup) -> Iterator[tuple[str, list[Switch]]]:
     """Yield what each rate of the cluster changes, among the plans that fit."""
     cluster = lineup.context.cluster
-    fits = lineup.fits(cluster)
-    among = dataclasses.replace(lineup, columns=lineup.columns.take(fits), peaks=lineup.peaks[fits])
-    everything = np.ones(len(among.peaks), dtype=bool)
+    here = lineup.scores(lineup.values(cluster), lineup.fits(cluster))
+    among = lineup.take(here <= WIDEST * here[0])  # one rate makes no plan more than so many times faster than another
+    here = here[here <= WIDEST * here[0]]
     for varied in varied_figures(cluster, lineup.columns.precision):
 
         def at(factor: float, lineup: Lineup = among, changed: Callable[[float], Cluster] = varied.cluster) -> Floats:
             other = _calibrated_as(changed(factor), cluster.device)
-            return lineup.scores(lineup.values(other), everything[: len(lineup.peaks)])
+            return lineup.scores(lineup.values(other), np.ones(len(lineup.peaks), dtype=bool))
 
         ends = []
         for end in (WIDEST, 1 / WIDEST):
@@ -106,10 +114,7 @@ def _rates(lineup: Lineup) -> Iterator[tuple[str, list[Switch]]]:
             if _keeps(scores):
                 continue
             # Between here and there, none wins that is far behind at both ends.
-            near = np.flatnonzero((scores <= 1.5 * np.min(scores)) | (at(1.0) <= 1.1))
-            few = dataclasses.replace(
-                among, columns=among.columns.take(near), peaks=among.peaks[near]
-            )
+            few = among.take((scores <= NEAR * np.min(scores)) | (here <= NEAR * here[0]))
             factor = _tipping(lambda factor, few=few: at(factor, few), end)  # type: ignore[misc]
             winner = int(np.argmin(at(factor, few)))
             gain = 1 - float(np.min(scores) / scores[0])
@@ -135,7 +140,7 @@ def _memory(lineup: Lineup) -> Iterator[tuple[str, list[Switch]]]:
         scores = at(end)
         if _keeps(scores):
             continue
-        factor = _tipping(at, end)
+        factor = _tipping(at, end, MEMORY_HALVINGS)
         there = at(factor)
         plan = lineup.columns.plan(int(np.argmin(there))) if np.isfinite(there).any() else None
         gain = 1 - float(np.min(scores) / scores[0]) if np.isfinite(scores[0]) else None
@@ -148,10 +153,10 @@ def _keeps(scores: Floats) -> bool:
     return bool(np.isfinite(scores[0]) and scores[0] <= TIE_RATIO * np.min(scores))
 
 
-def _tipping(at: Callable[[float], Floats], end: float) -> float:
+def _tipping(at: Callable[[float], Floats], end: float, halvings: int = HALVINGS) -> float:
     """Return the factor nearest to 1 at which the chosen plan is no longer among the best, which it is not at `end`."""
     inside, outside = 0.0, math.log(end)
-    for _ in range(HALVINGS):
+    for _ in range(halvings):
         middle = (inside + outside) / 2
         if _keeps(at(math.exp(middle))):
             inside = middle
