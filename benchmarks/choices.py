@@ -128,7 +128,7 @@ def text(choices: Choices) -> list[str]:
     """Return a table's result in lines."""
     return [
         f"{choices.table}: {choices.groups} groups; two forecasts err from each other by {choices.pair_spread:.1%}",
-        f"  regret of the choice {choices.regret:.1%} (median {choices.regret_median:.1%}; said {choices.regret_said:.1%})",
+        f"  regret of the choice {choices.regret:.1%}, median {choices.regret_median:.1%}, said {choices.regret_said:.1%}",
         f"  after trying {choices.tried:.1f}: {choices.regret_tried:.1%} (said {choices.regret_tried_said:.1%})",
         "  said to be faster with -> was: "
         + ", ".join(f"{said:.0%} -> {true:.0%} ({count:,})" for said, true, count in choices.reliability),

@@ -125,6 +125,9 @@ def prepare_task(spec: Spec, *, say: Callable[[str], None] | None = None) -> Pre
 
     Raises the errors of data and model. Imports no torch for built-in models and text.
     """
+    from paceline.plan.placement.grouped import refuse_groups
+
+    refuse_groups(spec)
     task = spec.task
     facts = data_facts(task.data, say)
     profile = profile_task(task, facts)

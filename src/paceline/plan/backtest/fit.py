@@ -3,7 +3,7 @@
 The logarithms of the constants are moved by damped Gauss-Newton steps (Levenberg 1944, Marquardt 1963) to where the sum
 of Huber's losses (1964) of log(forecast / measured) is smallest, so that a row that is off for reasons of its own pulls
 no harder than one that is off by `HUBER`. Every file counts as one of at most `ROWS_PER_FILE` rows, whatever its
-length. Where the data say nothing about a constant, it stays where it was. What is left over gives the intervals.
+length. Where the data say nothing about a constant, it stays where it started. What is left over gives the intervals.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from paceline.plan.backtest.rows import Case, Reader
 from paceline.plan.backtest.schema import CollectiveRow, StepRow
 from paceline.plan.backtest.table import Table, read_table
 from paceline.plan.cost.columns import Floats
-from paceline.plan.cost.constants import Constants, constants_text, read_constants
+from paceline.plan.cost.constants import FAMILIES, Constants, constants_text, family_of
 
 Item = TypeVar("Item")
 FITTED = ("operand_traffic", "attention_share", "unfused_moves", "memory_share", "launch_seconds", "node_link_share",
@@ -34,10 +34,33 @@ AT_MOST_ONE = ("operand_traffic", "memory_share", "node_link_share", "network_li
 ROWS_PER_FILE = 150
 FILE_WEIGHT = 60.0  # rows that the longest file counts for
 HUBER = 0.10  # of log(forecast / measured)
-PRIOR_WEIGHT = 0.08  # of a constant's distance from where it was, as a logarithm: a row that is off by 0.3 of it
+PRIOR_WEIGHT = 0.5  # of a constant's distance from where it starts, as a logarithm
 STEP, LONGEST_STEP, ROUNDS = 0.03, 0.5, 12
 # Links that are no switch: groups of some sizes share them unevenly, which no share of a rate describes.
 UNSWITCHED = ("V100",)
+
+# Where every fit starts, and what a constant that no row tells of keeps: round numbers of the orders that data sheets,
+# the roofline and nccl-tests show. Not the constants of an earlier fit, or fits of the same rows would wander.
+START = Constants(
+    share=dict.fromkeys((*FAMILIES, "other"), 0.65),
+    operand_traffic=0.5,
+    attention_share=0.75,
+    unfused_moves=2.0,
+    memory_share=0.85,
+    launch_seconds=2e-5,
+    node_link_share=0.75,
+    network_link_share=0.75,
+    collective_seconds=2e-5,
+    node_hop_seconds=1e-6,
+    network_hop_seconds=1.5e-5,
+    overlap=0.8,
+    fixed_seconds=3e-3,
+    allocator_share=0.1,
+    time_80=0.2,
+    time_95=0.4,
+    memory_80=0.15,
+    memory_95=0.3,
+)
 
 
 @dataclass(frozen=True)
@@ -73,9 +96,9 @@ class Fit:
         return lines
 
 
-def fit(paths: Sequence[Path], start: Constants | None = None) -> Fit:
-    """Return the constants fitted on the tables in these files. Raises DataError where no row can be fitted on."""
-    reader, constants = Reader(), start or read_constants()
+def fit(paths: Sequence[Path], start: Constants = START) -> Fit:
+    """Return the constants fitted on tables, from `start` on. Raises DataError where no row can be fitted on."""
+    reader, constants = Reader(), start
     tables = [read_table(path) for path in paths]
     parts = [part for table in tables if (part := _part(table, reader)) is not None]
     if not parts:
@@ -140,8 +163,6 @@ def _thinned(items: list[Item]) -> list[Item]:
 
 def _families(tables: Sequence[Table], reader: Reader) -> list[str]:
     """Return the generations of accelerators that the tables' steps ran on."""
-    from paceline.plan.cost.constants import family_of
-
     cases = [case for table in tables for case in _cases(table, reader, "step_seconds")]
     return sorted({family_of(case.cluster.device.name) for case in cases})
 
@@ -163,8 +184,8 @@ def _allocator_share(held: Sequence[tuple[str, Sequence[Case]]], constants: Cons
     shares = []
     for _, cases in held:
         reserved = [case for case in cases if case.memory_kind == "reserved"]
-        for case, (allocated, _) in zip(reserved, allocated_and_kept(reserved, constants), strict=True):
-            shares.append((case.memory_bytes or math.nan) / allocated - 1)
+        for case, (allocated, kept) in zip(reserved, allocated_and_kept(reserved, constants), strict=True):
+            shares.append(((case.memory_bytes or math.nan) - allocated) / kept * constants.allocator_share)
     return _rounded(max(0.0, float(np.median(shares)))) if shares else constants.allocator_share
 
 

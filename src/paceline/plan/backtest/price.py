@@ -122,7 +122,7 @@ def _interval(value: float, constants: Constants) -> Interval:
 
 
 def allocated_and_kept(cases: Sequence[Case], constants: Constants) -> list[tuple[float, float]]:
-    """Return the bytes of every case's first plan that tensors hold, and that the allocator keeps beside them."""
+    """Return the bytes of every case's first plan that tensors hold, and those that the allocator keeps beside them."""
     found = [(math.nan, math.nan)] * len(cases)
     for context, places in contexts_of(cases, constants):
         memory = total.memory_columns(context.sheet(*(cases[place].plans[0] for place in places)))

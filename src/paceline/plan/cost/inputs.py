@@ -221,6 +221,14 @@ class Sheet:
         return np.einsum("rs,rs->r", rows.parts.counts, of_shape[rows.plan])
 
     @cached_property
+    def forward_seconds(self) -> Floats:
+        """The part of `busy_seconds` that is the forward pass."""
+        passes = np.where(self.context.shapes["fused_attention"] > 0, ATTENTION_PASSES, UNFUSED_PASSES)
+        of_shape = self.product_seconds + self.attention_seconds / passes + self.moving_seconds
+        of_shape *= self.rates.factor / self.columns.cp[:, None]
+        return np.einsum("rs,rs->r", self.rows.parts.counts, of_shape[self.rows.plan])
+
+    @cached_property
     def slowest_row(self) -> Ints:
         """The row of the part that computes longest, of every plan."""
         return self.rows.largest(self.busy_seconds)

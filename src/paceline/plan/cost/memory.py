@@ -27,6 +27,8 @@ from paceline.plan.cost.rates import STATE_VALUES
 CPU_ALLOCATOR_SHARE = 0.20
 GATHERED_INPUTS = 2  # of a block's products, kept whole over tp for their gradients: attention's and the feed-forward's
 UNFUSED_LOGITS = 3  # of a loss in separate kernels: logits, exponentials and probabilities, each in fp32
+# Of a Llama layer of 20 hidden widths: silu(gate) of 4 and rotated queries and keys of 2 besides.
+UNFUSED_SAVED = 1.3
 WHOLE_INPUTS = 5  # what each tensor rank keeps whole without sequence parallelism: 10 s b h bytes of a layer (eq. 2)
 MEASURED, ASSUMED = SOURCES.index("measured"), SOURCES.index("assumed")
 
@@ -154,12 +156,13 @@ class Held:
         ]
         # A caching allocator holds on to blocks that no tensor fills; a CPU's does so for what comes and goes.
         kept = CPU_ALLOCATOR_SHARE if on_cpu else context.constants.allocator_share
-        of_what = "activations and transients" if on_cpu else "all that is allocated"
+        of_what = "activations and transients" if on_cpu else "all but the optimizer's state"
+        loose = short_lived if on_cpu else [column for column in held if column.name != "optimizer state"]
         return [
             *held,
             Column(
                 "allocator buffers",
-                kept * total(short_lived if on_cpu else held),
+                kept * total(loose),
                 ASSUMED,
                 lambda i: f"{kept:.0%} of {of_what}",
                 "caching allocator",
@@ -227,10 +230,12 @@ class Held:
             whole = GATHERED_INPUTS if software.keeps_gathered else 0
         inputs = whole * shapes["input_elements"] * shapes.repeated
         keys = shapes["kv_elements"]
-        split = np.maximum(0.0, shapes["saved_elements"] - inputs - keys)
-        kept = np.where(tp * cp > 1, split / (tp * cp) + inputs / cp + keys / tp, shapes["saved_elements"])
-        times = np.where(shapes.is_head & (not software.fused), UNFUSED_LOGITS, 1.0)
-        wide = shapes["saved_fp32_elements"] * times
+        wide, saved = shapes["saved_fp32_elements"], shapes["saved_elements"]
+        if not software.fused:
+            wide = wide * np.where(shapes.is_head, UNFUSED_LOGITS, 1.0)
+            saved = saved * np.where(shapes.repeated > 0, UNFUSED_SAVED, 1.0)
+        split = np.maximum(0.0, saved - inputs - keys)
+        kept = np.where(tp * cp > 1, split / (tp * cp) + inputs / cp + keys / tp, saved)
         found: Floats = self.compute * kept + max(4, self.compute) * wide / (tp * cp)
         return found
 
