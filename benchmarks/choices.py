@@ -1,6 +1,6 @@
 """How far can a choice of layout be trusted? Forecasts of measured grids of layouts, and what trying a few gains.
 
-    python benchmarks/choices.py TABLE.csv... [--json]
+    python benchmarks/choices.py TABLE.csv... [--json FILE]
 
 Of every group of rows with the same model, sequence length, batch and devices: how far pairs of forecasts err from each
 other; how often the plan that is said to be faster with a chance of so much is; the regret of the plan that is forecast
@@ -128,7 +128,8 @@ def text(choices: Choices) -> list[str]:
     """Return a table's result in lines."""
     return [
         f"{choices.table}: {choices.groups} groups; two forecasts err from each other by {choices.pair_spread:.1%}",
-        f"  regret of the choice {choices.regret:.1%}, median {choices.regret_median:.1%}, said {choices.regret_said:.1%}",
+        f"  regret of the choice {choices.regret:.1%} on average, said {choices.regret_said:.1%};"
+        f" median {choices.regret_median:.1%}",
         f"  after trying {choices.tried:.1f}: {choices.regret_tried:.1%} (said {choices.regret_tried_said:.1%})",
         "  said to be faster with -> was: "
         + ", ".join(f"{said:.0%} -> {true:.0%} ({count:,})" for said, true, count in choices.reliability),
@@ -139,13 +140,13 @@ def main() -> None:
     """Print what the tables named on the command line say."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else "")
     parser.add_argument("tables", nargs="+", type=Path)
-    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--json", type=Path, default=None, metavar="FILE")
     options = parser.parse_args()
     found = measure(options.tables)
-    if options.json:
-        print(json.dumps([asdict(choices) for choices in found], indent=2))
-    for choices in [] if options.json else found:
+    for choices in found:
         print("\n".join(text(choices)))
+    if options.json:
+        options.json.write_text(json.dumps([asdict(choices) for choices in found], indent=2) + "\n")
 
 
 if __name__ == "__main__":

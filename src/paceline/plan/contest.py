@@ -82,12 +82,13 @@ class Verdict:
 def contest(candidates: Candidates, weights: Mapping[str, float], step: Estimate) -> Contest:
     """Return the contest among candidates for a goal of these weights. `step` is the chosen plan's time.
 
-    Of money, energy and carbon only the time in them is taken as uncertain, and memory not at all.
+    Of money, energy and carbon only the time in them is taken as uncertain, and memory not at all: a goal of memory
+    alone has no contest, and neither has a time that is unknown.
     """
     settings = settings_of(candidates.columns.take(slice(0, LOOKED_AT)))
     places = np.sort(np.unique(settings, axis=0, return_index=True)[1])[:COMPARED]
     plans = candidates.columns.take(places)
-    if len(places) == 1 or not math.isfinite(step.value):
+    if len(places) == 1 or not math.isfinite(step.value) or set(weights) == {"memory"}:
         return Contest((Contender(plans.plan(0), 1.0, 0.0),), 1, 0.0, 0.0)
     spread = math.log(step.high / step.value) / Z80
     factors = drawn_factors(_cause_seconds(candidates.context, plans), settings[places], spread)

@@ -27,7 +27,8 @@ def contest_lines(planned: Planned) -> list[str]:
     """Return how sure the choice is, and the commands that try what may be better."""
     contest = planned.contest
     if contest.compared == 1:
-        return wrap("how sure: ", "there is no other kind of plan", 2)
+        because = "memory is counted" if set(planned.spec.plan.goal.weights) == {"memory"} else "no other kind of plan"
+        return wrap("how sure: ", f"nothing to try: {because}", 2)
     text = (
         f"of the {contest.compared} best kinds of plan, the chosen one is best with a chance of "
         f"{contest.contenders[0].chance_best:.0%}, given how far forecasts of plans err from each other; it takes "
@@ -98,7 +99,7 @@ def front_lines(planned: Planned) -> list[str]:
     places, names = front_of(candidates.values)
     if not names:
         return ["Pareto front: unknown, as the time of a step is"]
-    lines = [f"Pareto front over {', '.join(names)} (plans that none beats in all; like ones, within 2 %, left out):"]
+    lines = [f"Pareto front over {', '.join(names)} (none beats these in all; like ones are left out):"]
     for place in places[:SHOWN_FRONT]:
         values, plan = candidates.values.take([place]), candidates.columns.plan(int(place))
         energy = f"  {values.energy[0]:>9,.3g} kWh" if "energy" in names else ""

@@ -105,7 +105,7 @@ def _rates(lineup: Lineup) -> Iterator[tuple[str, list[Switch]]]:
     for varied in varied_figures(cluster, lineup.columns.precision):
 
         def at(factor: float, lineup: Lineup = among, changed: Callable[[float], Cluster] = varied.cluster) -> Floats:
-            other = _calibrated_as(changed(factor), cluster.device)
+            other = calibrated_as(changed(factor), cluster.device)
             return lineup.scores(lineup.values(other), np.ones(len(lineup.peaks), dtype=bool))
 
         ends = []
@@ -165,7 +165,7 @@ def _tipping(at: Callable[[float], Floats], end: float, halvings: int = HALVINGS
     return math.exp(outside)
 
 
-def _calibrated_as(cluster: Cluster, device: Device) -> Cluster:
+def calibrated_as(cluster: Cluster, device: Device) -> Cluster:
     """Return the cluster with measured steps that depart from the sum of their parts as they did on `device`.
 
     A probe's steps hold at its rates: left alone they would take back what was varied.

@@ -61,8 +61,8 @@ class Values:
         found: Floats = getattr(self, quantity)
         if quantity == "memory" or not len(self):
             return found
-        safe = self.risk <= max(SAFE, float(np.min(self.risk)))
-        return found * (1 - self.risk) + self.risk * np.min(found[safe])
+        safe = (self.risk <= max(SAFE, float(np.min(self.risk)))) & np.isfinite(found)
+        return found * (1 - self.risk) + self.risk * np.min(found[safe]) if safe.any() else found
 
 
 def values_of(context: Context, columns: Columns, peaks: Floats, usable_bytes: float) -> Values:
