@@ -15,11 +15,38 @@ from paceline.plan.backtest.rows import Reader
 from paceline.plan.backtest.table import read_table
 from paceline.plan.cost.constants import constants_text, read_constants
 
-COLUMNS = (
-    "source model arch layers hidden ffn_hidden heads kv_heads vocab seq_len accelerator n_devices devices_per_node"
-    " precision tp sp pp cp ep dp zero_stage micro_batch global_batch grad_accum recompute attention_kernel"
-    " measured_step_s measured_memory_gib status notes"
-).split()
+COLUMNS = [
+    "source",
+    "model",
+    "arch",
+    "layers",
+    "hidden",
+    "ffn_hidden",
+    "heads",
+    "kv_heads",
+    "vocab",
+    "seq_len",
+    "accelerator",
+    "n_devices",
+    "devices_per_node",
+    "precision",
+    "tp",
+    "sp",
+    "pp",
+    "cp",
+    "ep",
+    "dp",
+    "zero_stage",
+    "micro_batch",
+    "global_batch",
+    "grad_accum",
+    "recompute",
+    "attention_kernel",
+    "measured_step_s",
+    "measured_memory_gib",
+    "status",
+    "notes",
+]
 
 
 def table(path: Path, seconds: list[float] | None = None, gib: list[float] | None = None) -> Path:
