@@ -104,7 +104,9 @@ def test_less_risk_leaves_fewer_plans_and_each_keeps_it() -> None:
         result = found(memory_risk=risk)
         counts.append(len(result.candidates))
         context, taken = result.candidates.context, result.candidates.values
-        chance = chance_above(taken.memory, usable_bytes(context.cluster), *memory_widths(context))
+        chance = chance_above(
+            taken.memory, usable_bytes(context.cluster), *memory_widths(context.cluster, context.constants)
+        )
         assert taken.risk == pytest.approx(chance) and taken.risk.max() <= risk + 1e-6
         assert all("needs up to" in result.refused[-1].because for _ in result.refused[-1:])
     assert counts[0] > counts[1] > counts[2] > 0

@@ -13,6 +13,7 @@ from paceline.cluster.cluster import Cluster
 from paceline.errors import DoesNotFit
 from paceline.plan.chance import margin
 from paceline.plan.cost.columns import Columns, Floats, Ints
+from paceline.plan.cost.constants import Constants, read_constants
 from paceline.plan.cost.inputs import Context
 from paceline.plan.cost.total import memory_of, memory_widths, peak_bytes, price, price_all
 from paceline.plan.forecast import Forecast, Term
@@ -101,8 +102,9 @@ class Refusals(Sequence[Refusal]):
         if place < len(self.beyond):
             plan = self.beyond.plan(place)
             return Refusal(plan, self.limits.refusal(price(self.context, plan)))
-        plan = self.too_large.plan(place - len(self.beyond))
-        return Refusal(plan, memory_refusal(memory_of(self.context, plan), self.context, self.memory_risk))
+        plan, context = self.too_large.plan(place - len(self.beyond)), self.context
+        memory = memory_of(context, plan)
+        return Refusal(plan, memory_refusal(memory, context.cluster, context.constants, self.memory_risk))
 
 
 @dataclass(frozen=True)
@@ -142,7 +144,7 @@ def search(
     columns = Space(context, constraints, base, modes, told, coarse).columns(layouts)
     peaks = peak_bytes(context, columns)
     risk, usable = constraints.memory_risk, usable_bytes(cluster)
-    too_large = peaks * math.exp(margin(risk, *memory_widths(context))) > usable
+    too_large = peaks * math.exp(margin(risk, *memory_widths(cluster, context.constants))) > usable
     left_out = np.flatnonzero(too_large)
     left_out = left_out[np.argsort(peaks[left_out], kind="stable")]
     large, fits = columns.take(left_out), columns.take(~too_large)
@@ -181,13 +183,20 @@ def usable_bytes(cluster: Cluster) -> float:
     return cluster.device.memory_bytes.value * (1 - HEADROOM)
 
 
-def memory_refusal(memory: tuple[Term, ...], context: Context, risk: float) -> str:
+def memory_refusal(
+    memory: tuple[Term, ...],
+    cluster: Cluster,
+    constants: Constants | None = None,
+    risk: float = PlanSpec.memory_risk,
+) -> str:
     """Return why a plan's memory does not fit, in numbers; empty where it fits or the device's memory is unknown.
 
     `risk` is the largest chance of running out of memory that a plan may have.
     """
-    usable = usable_bytes(context.cluster)
-    most = sum(term.value for term in memory) * math.exp(margin(risk, *memory_widths(context)))
+    usable = usable_bytes(cluster)
+    most = sum(term.value for term in memory) * math.exp(
+        margin(risk, *memory_widths(cluster, constants or read_constants()))
+    )
     if not most > usable:
         return ""
     largest = sorted(memory, key=lambda term: -term.value)[:2]

@@ -59,7 +59,7 @@ class Lineup:
 
     def fits(self, cluster: Cluster) -> Flags:
         """Return which plans fit a cluster's devices."""
-        needed = self.peaks * math.exp(margin(self.risk, *memory_widths(self.context)))
+        needed = self.peaks * math.exp(margin(self.risk, *memory_widths(self.context.cluster, self.context.constants)))
         return ~(needed > usable_bytes(cluster))
 
     def scores(self, values: Values, fits: Flags) -> Floats:

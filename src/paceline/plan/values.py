@@ -71,7 +71,7 @@ def values_of(context: Context, columns: Columns, peaks: Floats, usable_bytes: f
     usd, kwh, grams = (
         np.broadcast_to(amount, seconds.shape) for amount in amounts(context.cluster, seconds * context.steps, busy)
     )
-    risk = chance_above(peaks, usable_bytes, *memory_widths(context))
+    risk = chance_above(peaks, usable_bytes, *memory_widths(context.cluster, context.constants))
     return Values(seconds, peaks, usd, kwh, grams, risk)
 
 
