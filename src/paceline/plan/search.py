@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from dataclasses import dataclass
 
@@ -10,7 +11,7 @@ from paceline.errors import DoesNotFit
 from paceline.plan.cost.inputs import Context
 from paceline.plan.cost.total import memory_estimate, money_energy_carbon
 from paceline.plan.forecast import Estimate, Forecast, Term
-from paceline.plan.plan import RECOMPUTE, PlanSpec
+from paceline.plan.plan import OFFLOAD, RECOMPUTE, Plan, PlanSpec
 from paceline.plan.space import MODEL_AXES, Refusal, allowed_layouts, base_plan, recompute_modes
 from paceline.plan.walk import TIE_RATIO, Candidate, Walk
 from paceline.task.profile import ModelProfile
@@ -53,17 +54,26 @@ def search(
     base = base_plan(constraints, precision, batch_samples)
     modes = recompute_modes(context, constraints)
     layouts = allowed_layouts(context, constraints, base, refused)
-    walk = Walk(
-        context,
-        constraints,
-        base,
-        modes,
-        refused,
-        goal_value=lambda forecast: _goal_value(forecast, constraints.goal),
-        scale=_per_second(context, constraints.goal),
-        does_not_fit=lambda memory: memory_refusal(memory, cluster),
-    )
-    walk.through(layouts)
+
+    def walk_from(base: Plan) -> Walk:
+        walk = Walk(
+            context,
+            constraints,
+            base,
+            modes,
+            refused,
+            goal_value=lambda forecast: _goal_value(forecast, constraints.goal),
+            scale=_per_second(context, constraints.goal),
+            does_not_fit=lambda memory: memory_refusal(memory, cluster),
+        )
+        walk.through(layouts)
+        return walk
+
+    walk = walk_from(base)
+    # Host memory is the last resort, the least of it first; on a CPU it is the device's own.
+    for offload in OFFLOAD[1:] if constraints.offload == "auto" and cluster.device.kind != "cpu" else ():
+        if not walk.fits:
+            walk = walk_from(dataclasses.replace(base, offload=offload))
     if not walk.fits:
         raise _nothing_fits(profile, cluster, refused, walk.nearest)
     fits = sorted(walk.fits, key=lambda candidate: _rank(candidate, constraints.goal, walk.best))

@@ -10,13 +10,16 @@ from dataclasses import dataclass
 
 from paceline.errors import ConfigError, DoesNotFit
 from paceline.plan.cost.inputs import Context
+from paceline.plan.cost.recompute import BUDGETS
 from paceline.plan.layout import Layout, accumulation_for, layouts_over
-from paceline.plan.plan import RECOMPUTE, Plan, PlanSpec
+from paceline.plan.plan import SAVED_KINDS, Plan, PlanSpec
 from paceline.plan.refusals import PLAN_REFUSALS, layout_refusal, pipeline_stages
 from paceline.plan.stages import INTERLEAVED
 
 DATA_AXES = ("dp_replicate", "dp_shard")
 MODEL_AXES = ("cp", "tp", "pp", "ep")
+# Without being asked: a budget is a demand of its own.
+TRIED_RECOMPUTE = ("none", "selective", "full")
 TRIED_SCHEDULES = ("1f1b", "interleaved")  # without being asked: GPipe holds more and gains nothing
 UNMENTIONED = "this version computes the data axes dp_replicate and dp_shard only"
 
@@ -36,6 +39,8 @@ def base_plan(constraints: PlanSpec, precision: str, batch_samples: int) -> Plan
         compile=constraints.compile,
         batch_samples=batch_samples,
         cp_method=constraints.cp_method,
+        recompute_save=tuple(kind for kind in SAVED_KINDS if kind in constraints.recompute_save),
+        offload="none" if constraints.offload == "auto" else constraints.offload,
     )
 
 
@@ -127,17 +132,34 @@ def _sound(context: Context, layouts: list[Layout], base: Plan, refused: list[Re
     return kept
 
 
-def recompute_modes(context: Context, constraints: PlanSpec) -> tuple[str, ...]:
-    """Return the modes of activation checkpointing to price. Raises ConfigError for one the model cannot have."""
+def recompute_modes(context: Context, constraints: PlanSpec) -> tuple[tuple[str, float], ...]:
+    """Return the (mode, budget) of activation checkpointing to price; a budget of 0 where the mode has none.
+
+    Raises ConfigError for a mode that the model cannot have, and for options that contradict it.
+    """
+    if constraints.recompute_budget and constraints.recompute != "budget":
+        raise ConfigError(
+            f"plan.recompute_budget = {constraints.recompute_budget:g} with recompute = '{constraints.recompute}'",
+            "a budget is one way to recompute, beside selective and full",
+            'recompute = "budget"',
+        )
+    if not constraints.recompute_save and constraints.recompute in ("selective", "budget"):
+        raise ConfigError(
+            "plan.recompute_save = []", "selective recompute that keeps nothing is full recompute", 'recompute = "full"'
+        )
     if constraints.recompute == "auto":
-        return RECOMPUTE if context.recomputable else ("none",)
+        tried = TRIED_RECOMPUTE if context.recomputable else ("none",)
+        return tuple((mode, 0.0) for mode in tried if mode != "selective" or constraints.recompute_save)
     if constraints.recompute != "none" and not context.recomputable:
         raise ConfigError(
             f"plan.recompute = '{constraints.recompute}' with the model {context.profile.name}",
             "activation checkpointing works on repeated blocks, and none were found in this model",
             'recompute = "none", or hold the repeated layers in an nn.ModuleList',
         )
-    return (constraints.recompute,)
+    if constraints.recompute == "budget":
+        asked = constraints.recompute_budget
+        return tuple(("budget", part) for part in ((asked,) if asked else BUDGETS))
+    return ((constraints.recompute, 0.0),)
 
 
 def micro_batches(batch_samples: int, data_degree: int, demanded: int = 0) -> tuple[int, ...]:
@@ -186,7 +208,12 @@ def parse_stages(text: str) -> tuple[int, ...]:
 
 
 def plans_of(
-    context: Context, constraints: PlanSpec, layout: Layout, base: Plan, modes: tuple[str, ...], refused: list[Refusal]
+    context: Context,
+    constraints: PlanSpec,
+    layout: Layout,
+    base: Plan,
+    modes: tuple[tuple[str, float], ...],
+    refused: list[Refusal],
 ) -> Iterator[list[Plan]]:
     """Yield the plans of a layout, those that differ in the micro-batch alone together, smallest first.
 
@@ -198,12 +225,15 @@ def plans_of(
     choices = micro_batches if max(layout.cp, layout.tp, layout.pp, layout.ep) == 1 else rungs
     sizes = choices(batch, layout.data_degree, constraints.micro_batch)
     told: set[str] = set()
-    for (schedule, several, stages), zero, mode in itertools.product(
+    for (schedule, several, stages), zero, (mode, budget) in itertools.product(
         pipelines(context, constraints, layout), classes, modes
     ):
         shown = dataclasses.replace(
-            base, layout=layout, zero=zero, recompute=mode, schedule=schedule, virtual_stages=several, stages=stages
-        )
+            base, layout=layout, zero=zero, recompute=mode, schedule=schedule, virtual_stages=several, stages=stages,
+            recompute_budget=budget,
+        )  # fmt: skip
+        if pipeline_stages(shown, context.profile) is None:
+            shown = context.with_blocks(shown)
         group, reasons = [], []
         for size in sizes:
             accumulation = accumulation_for(batch, layout.data_degree, size)

@@ -40,7 +40,7 @@ class Walk:
     context: Context
     constraints: PlanSpec
     base: Plan
-    modes: tuple[str, ...]
+    modes: tuple[tuple[str, float], ...]  # of recompute, with their budgets
     refused: list[Refusal]
     goal_value: Callable[[Forecast], float]
     scale: float
@@ -151,7 +151,8 @@ class Walk:
 def is_lighter(plan: Plan, other: Plan) -> bool:
     """Return whether a plan of the same layout shards and recomputes no more than another: it is never slower."""
     same = (plan.schedule, plan.stages) == (other.schedule, other.stages)
-    return same and plan.zero <= other.zero and RECOMPUTE.index(plan.recompute) <= RECOMPUTE.index(other.recompute)
+    keeps, others = ((RECOMPUTE.index(one.recompute), -one.recompute_budget) for one in (plan, other))
+    return same and plan.zero <= other.zero and keeps <= others and plan.offload == other.offload
 
 
 def grows(plan: Plan) -> bool:

@@ -45,6 +45,12 @@ def axis_terms(context: Context, plan: Plan) -> list[Term]:
     return terms
 
 
+def repeated_share(context: Context, plan: Plan, part: Part, modes: tuple[str, ...] = ("selective", "full")) -> float:
+    """Return the part of a device's repeated blocks that runs its forward pass's communication again."""
+    groups = context.by_mode(plan, part)
+    return sum(len(groups[mode].blocks) for mode in modes if mode in groups) / max(1, len(part.recomputable))
+
+
 def _stream_bytes(context: Context, plan: Plan) -> float:
     """Return the bytes of the stream between two blocks of a device's samples of a step, whole over tp."""
     samples = context.device_samples(plan)
@@ -54,7 +60,7 @@ def _stream_bytes(context: Context, plan: Plan) -> float:
 def _tensor(context: Context, plan: Plan, part: Part) -> Term:
     group = context.ring(plan, "tp")
     once, again = part.tensor_collectives
-    collectives = 2 * once + (again if plan.recompute != "none" else 0)
+    collectives = 2 * once + round(again * repeated_share(context, plan, part))
     stream = _stream_bytes(context, plan)
     # Half of them gather and half reduce and scatter.
     kinds = ("all_gather", "reduce_scatter")
@@ -74,18 +80,18 @@ def _context(context: Context, plan: Plan, part: Part) -> Term:
     moved = context.device_samples(plan) * part.kv_elements / plan.layout.tp * size
     launches = plan.accumulation * part.attentions
     forward = group.seconds("all_gather", moved, launches)
-    seconds = forward * (2 if plan.recompute != "none" else 1) + group.seconds("reduce_scatter", moved, launches)
+    seconds = forward * (1 + repeated_share(context, plan, part)) + group.seconds("reduce_scatter", moved, launches)
     again = " (again in recompute)" if plan.recompute != "none" else ""
     text = f"gather{again} and reduce-scatter of {moved:.3g} B of keys and values over {group.size}"
     return Term("context communication", seconds, text, group.source)
 
 
 def _expert(context: Context, plan: Plan, part: Part) -> Term:
-    group, passes = context.ring(plan, "ep"), 6 if plan.recompute == "full" else 4
+    group, passes = context.ring(plan, "ep"), 4 + 2 * repeated_share(context, plan, part, ("full",))
     samples, size = context.device_samples(plan), BYTES[plan.precision]
     moved = samples * part.routed_elements / plan.layout.cp * size
     seconds = group.seconds("all_to_all", passes * moved, passes * plan.accumulation * part.routers)
-    text = f"{passes} x {moved:.3g} B of routed tokens over {group.size}, experts evenly loaded"
+    text = f"{passes:g} x {moved:.3g} B of routed tokens over {group.size}, experts evenly loaded"
     return Term("expert all-to-all", seconds, text, weakest(group.source, "assumed"))
 
 

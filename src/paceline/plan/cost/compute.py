@@ -14,8 +14,9 @@ import math
 from paceline.plan.cost.inputs import Context
 from paceline.plan.cost.parts import Part
 from paceline.plan.cost.rates import ATTENTION_PASSES, BYTES, Rates, weakest
+from paceline.plan.cost.recompute import again_seconds
 from paceline.plan.forecast import Term
-from paceline.plan.plan import Plan
+from paceline.plan.plan import SAVED_KINDS, Plan
 
 # Per operator under selective recompute: a policy in Python sees every operator of both passes.
 SELECTIVE_SECONDS_PER_OPERATOR = 15e-6
@@ -53,7 +54,7 @@ def compute_terms(context: Context, plan: Plan) -> list[Term]:
     if plan.recompute != "none":
         terms.append(_recompute(context, plan, rates, part, scale, note))
     busy = sum(term.value for term in terms)
-    terms.append(_launches(plan, rates, part, busy))
+    terms.append(_launches(context, plan, rates, part, busy))
     terms.append(_casts(plan, rates, context.heaviest(plan)))
     return terms
 
@@ -72,30 +73,29 @@ def calibration_note(rates: Rates) -> str:
 
 
 def _recompute(context: Context, plan: Plan, rates: Rates, part: Part, scale: float, note: str) -> Term:
-    again, tp = part.recomputable_counts, plan.layout.tp
-    moving = rates.moving_seconds(again) / tp
+    groups, sequence = context.by_mode(plan, part), context.profile.tokens_per_sample
+    seconds = sum(again_seconds(again.counts, plan, mode, rates, sequence) for mode, again in groups.items())
     memory_source = rates.device.memory_bytes_per_second.source
-    if plan.recompute == "selective":
-        return Term(
-            "recompute", scale * moving, f"memory-bound operators of the repeated blocks again{note}", memory_source
-        )
-    attention = rates.attention_seconds(again, context.profile.tokens_per_sample) / ATTENTION_PASSES / tp
-    return Term(
-        "recompute",
-        scale * (rates.product_seconds(again, tp) + attention + moving),
-        f"forward pass of the repeated blocks again{note}",
-        weakest(rates.product_source, memory_source),
-    )
+    if plan.recompute == "selective" and set(plan.recompute_save) == set(SAVED_KINDS):
+        text, source = "memory-bound operators of the repeated blocks again", memory_source
+    else:
+        text, source = "forward pass of the repeated blocks again", weakest(rates.product_source, memory_source)
+    if plan.recompute == "selective" and source != memory_source:
+        text += f" but kept {' and '.join(plan.recompute_save)}"
+    if plan.recompute == "budget":
+        text += f", of {', '.join(f'{len(again.blocks)} {mode}' for mode, again in groups.items())}"
+    return Term("recompute", scale * seconds, f"{text}{note}", source)
 
 
-def _launches(plan: Plan, rates: Rates, part: Part, busy_seconds: float) -> Term:
+def _launches(context: Context, plan: Plan, rates: Rates, part: Part, busy_seconds: float) -> Term:
     """Return the host's time to start operators; on an accelerator only what its work does not hide."""
     launch, operators = rates.device.launch_seconds, part.counts.operators
-    again = part.recomputable_counts.operators if plan.recompute != "none" else 0
+    groups = {mode: again.counts.operators for mode, again in context.by_mode(plan, part).items() if mode != "none"}
+    again = sum(groups.values())
     seconds = plan.accumulation * (3 * operators + again) * launch.value
     source = launch.source
-    if plan.recompute == "selective":
-        seconds += plan.accumulation * 2 * again * SELECTIVE_SECONDS_PER_OPERATOR
+    if "selective" in groups:
+        seconds += plan.accumulation * 2 * groups["selective"] * SELECTIVE_SECONDS_PER_OPERATOR
         source = weakest(source, "assumed")
     text = f"{plan.accumulation} micro-batches x (3 x {operators} + {again}) operators x launch time"
     if rates.device.kind != "cpu":

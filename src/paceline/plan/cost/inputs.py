@@ -5,16 +5,20 @@ A search prices thousands of plans of one task on one cluster, so all that does 
 
 from __future__ import annotations
 
+import dataclasses
+import itertools
+from collections.abc import Hashable
 from dataclasses import dataclass
 from functools import cached_property
 
 from paceline.cluster.cluster import Cluster
 from paceline.plan.cost.parts import Counts, Part, Stage, split_stages, whole
-from paceline.plan.cost.rates import ATTENTION_PASSES, Rates
+from paceline.plan.cost.rates import Rates
+from paceline.plan.cost.recompute import again_seconds, block_modes
 from paceline.plan.cost.ring import Ring, ring
 from paceline.plan.plan import Plan
 from paceline.plan.split import split_by_cost
-from paceline.task.profile import ModelProfile
+from paceline.task.profile import BlockProfile, ModelProfile
 
 
 @dataclass(frozen=True)
@@ -114,21 +118,64 @@ class Context:
 
     def busy_seconds(self, part: Part, plan: Plan) -> float:
         """Return the seconds that one sample's arithmetic takes on a device of this part, recompute included."""
-        key = (id(part), plan.layout.tp, plan.layout.cp, plan.precision, plan.recompute)
+        key = (id(part), *_recompute_key(plan))
         if key not in self._busy:
             rates, tp = self.rates(plan.precision), plan.layout.tp
             sequence = self.profile.tokens_per_sample
             seconds = 3 * rates.product_seconds(part.counts, tp)
             seconds += (rates.attention_seconds(part.counts, sequence) + 3 * rates.moving_seconds(part.counts)) / tp
-            if plan.recompute != "none":
-                seconds += rates.moving_seconds(part.recomputable_counts) / tp
-            if plan.recompute == "full":
-                again = part.recomputable_counts
-                seconds += rates.product_seconds(again, tp)
-                seconds += rates.attention_seconds(again, sequence) / ATTENTION_PASSES / tp
+            for mode, again in self.by_mode(plan, part).items():
+                seconds += again_seconds(again.counts, plan, mode, rates, sequence)
             self._busy[key] = rates.factor * seconds / plan.layout.cp
         return self._busy[key]
 
     @cached_property
-    def _busy(self) -> dict[tuple[int, int, int, str, str], float]:
+    def _busy(self) -> dict[tuple[Hashable, ...], float]:
         return {}
+
+    def by_mode(self, plan: Plan, part: Part) -> dict[str, Part]:
+        """Return the part's repeated blocks by their mode of recompute; modes that no block has are left out."""
+        key = (id(part), *_recompute_key(plan))
+        if key not in self._by_mode:
+            modes = block_modes(part.recomputable, plan, self.rates(plan.precision), self.profile.tokens_per_sample)
+            groups: dict[str, list[BlockProfile]] = {}
+            for mode, block in zip(modes, part.recomputable, strict=True):
+                groups.setdefault(mode, []).append(block)
+            self._by_mode[key] = {mode: Part(tuple(blocks)) for mode, blocks in groups.items()}
+        return self._by_mode[key]
+
+    @cached_property
+    def _by_mode(self) -> dict[tuple[Hashable, ...], dict[str, Part]]:
+        return {}
+
+    def with_blocks(self, plan: Plan) -> Plan:
+        """Return the plan with the mode of every repeated block in it, where a memory budget decides on them.
+
+        The budget is that of each pipeline rank's own blocks.
+        """
+        if plan.recompute != "budget":
+            return plan
+        repeated = [block for block in self.profile.blocks if block.recomputable]
+        sizes = (plan.stages or self.split(plan.layout.pp * plan.virtual_stages)) if plan.layout.pp > 1 else ()
+        stages = _runs(sizes or (len(repeated),))
+        found = [""] * len(repeated)
+        for rank in range(plan.layout.pp):
+            held = [index for stage in stages[rank :: plan.layout.pp] for index in stage]
+            blocks, rates = [repeated[index] for index in held], self.rates(plan.precision)
+            modes = block_modes(blocks, plan, rates, self.profile.tokens_per_sample)
+            for index, mode in zip(held, modes, strict=True):
+                found[index] = mode
+        return dataclasses.replace(plan, recompute_blocks=tuple(found))
+
+
+def _runs(sizes: tuple[int, ...]) -> list[range]:
+    """Return consecutive ranges of these lengths."""
+    ends = list(itertools.accumulate(sizes))
+    return [range(end - size, end) for size, end in zip(sizes, ends, strict=True)]
+
+
+def _recompute_key(plan: Plan) -> tuple[Hashable, ...]:
+    """Return all of a plan that decides what a block computes again, and keeps of one sample."""
+    layout = plan.layout
+    asked = (plan.recompute, plan.recompute_budget, plan.recompute_save, plan.offloads_activations)
+    return (layout.tp, layout.cp, plan.precision, *asked)

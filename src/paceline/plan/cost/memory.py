@@ -12,8 +12,10 @@ from __future__ import annotations
 from paceline.plan.cost.compute import held_text, state_bytes
 from paceline.plan.cost.inputs import Context
 from paceline.plan.cost.network import BUCKET_BYTES
+from paceline.plan.cost.offload import moving_bytes, optimizer_state, rests_on_host
 from paceline.plan.cost.parts import Part, Stage
 from paceline.plan.cost.rates import BYTES, STATE_VALUES
+from paceline.plan.cost.recompute import kept_bytes, unrecomputed_bytes
 from paceline.plan.forecast import Term
 from paceline.plan.plan import Plan
 from paceline.task.profile import BlockProfile
@@ -21,7 +23,6 @@ from paceline.task.profile import BlockProfile
 # What allocators keep beyond what is in use, as a part of activations and transients. CPU: eight runs of small decoders
 # on one machine missed 16 to 20 % of large sums and more of small ones. CUDA: the caching allocator's rounding.
 ALLOCATOR_SHARE = {"cpu": 0.20, "cuda": 0.10}
-GATHERED_INPUTS = 2  # of a block's products, kept whole over tp for their gradients: attention's and the feed-forward's
 
 
 def memory_terms(context: Context, plan: Plan) -> list[Term]:
@@ -61,14 +62,9 @@ def _stage_terms(context: Context, plan: Plan, stage: Stage) -> list[Term]:
     terms = [
         Term("weights", size * parameters / shards, f"{size} B x {part.parameters:,} parameters{over}", "measured"),
         _gradients(plan, parameters),
-        Term(
-            "optimizer state",
-            values * size * parameters / shards,
-            f"{values} values x {size} B x parameters{over} ({context.optimizer})",
-            "measured",
-        ),
-        _compute_copies(plan, part, in_flight(plan, stage.first)),
-        _activations(plan, part, in_flight(plan, stage.first)),
+        optimizer_state(context, plan, values * size * parameters / shards, f"{values} values x {size} B", over),
+        _compute_copies(context, plan, part, in_flight(plan, stage.first)),
+        _activations(context, plan, part, in_flight(plan, stage.first)),
         _transients(plan, part),
         _buffers(context, plan, part),
     ]
@@ -98,7 +94,7 @@ def _gradients(plan: Plan, parameters: float) -> Term:
     return Term("gradients", size * parameters / divided, text, "measured")
 
 
-def _compute_copies(plan: Plan, part: Part, flying: float) -> Term:
+def _compute_copies(context: Context, plan: Plan, part: Part, flying: float) -> Term:
     """Return weights in the compute dtype beside the fp32 ones: gathered, or cast and saved for the backward pass."""
     size, layout = BYTES[plan.precision], plan.layout
     parameters, root = part.parameters / layout.tp, part.root_parameters / layout.tp
@@ -111,8 +107,12 @@ def _compute_copies(plan: Plan, part: Part, flying: float) -> Term:
             times = f"{flying:g} micro-batches in flight x " if flying > 1 else ""
             text = f"{times}{size} B x parameters{here}, cast"
             return Term("weight copies", flying * size * parameters, text, "measured")
-        held = min(parameters, root + largest)
-        return Term("weight copies", size * held, f"{size} B x (root + largest block){here}, cast again", "measured")
+        whole = context.by_mode(plan, part).get("none", Part(())).parameters / layout.tp  # of blocks a budget spares
+        held = min(flying * parameters, root + flying * whole + largest)
+        spared = "" if not whole else " + blocks without recompute"
+        return Term(
+            "weight copies", size * held, f"{size} B x (root + largest block{spared}){here}, cast again", "measured"
+        )
     gathered = parameters - part.expert_parameters * (1 - 1 / layout.ep) / layout.tp
     if plan.zero == 3:
         held = min(gathered, root + 2 * largest)
@@ -120,27 +120,17 @@ def _compute_copies(plan: Plan, part: Part, flying: float) -> Term:
     return Term("weight copies", size * gathered, f"{size} B x parameters{here}, gathered for the step", "measured")
 
 
-def _saved(block: BlockProfile, plan: Plan) -> float:
-    """Return the bytes that a block keeps of one sample for its backward pass, without recompute, on one device."""
-    size, tp, cp = BYTES[plan.precision], plan.layout.tp, plan.layout.cp
-    inputs = GATHERED_INPUTS * block.input_elements if block.recomputable else 0.0
-    split = max(0.0, block.saved_elements - inputs - block.kv_elements)
-    kept = split / (tp * cp) + inputs / cp + block.kv_elements / tp if tp * cp > 1 else block.saved_elements
-    return size * kept + max(4, size) * block.saved_fp32_elements / (tp * cp)
-
-
-def _activations(plan: Plan, part: Part, flying: float) -> Term:
+def _activations(context: Context, plan: Plan, part: Part, flying: float) -> Term:
     size, samples = BYTES[plan.precision], plan.micro_batch
     spread = plan.layout.tp * plan.layout.cp
-    kept, working = 0.0, 0.0
-    for block, number in part.shapes:
-        full = _saved(block, plan)
-        if plan.recompute == "none" or not block.recomputable:
-            kept += number * full
-            continue
-        elements = block.selective_elements if plan.recompute == "selective" else block.input_elements
-        kept += number * size * elements / spread
-        working = max(working, full - size * elements / spread if plan.recompute == "selective" else full)
+    kept = sum(number * unrecomputed_bytes(block, plan) for block, number in part.shapes if not block.recomputable)
+    working = hosted = 0.0
+    for mode, again in context.by_mode(plan, part).items():
+        for block, number in again.shapes:
+            full, own = unrecomputed_bytes(block, plan), kept_bytes(block, plan, mode)
+            here = 0.0 if rests_on_host(plan, context.cluster.device.kind) else own
+            kept, hosted = kept + number * here, hosted + number * (own - here)
+            working = max(working, {"none": 0.0, "selective": full - own, "full": full}[mode] + moving_bytes(here, own))
     text = f"{samples} samples x saved values ({size} B, fp32 where kept so)"
     if spread > 1:
         text += f" over cp {plan.layout.cp} x tp {plan.layout.tp}, gathered ones whole"
@@ -148,6 +138,8 @@ def _activations(plan: Plan, part: Part, flying: float) -> Term:
         text += f", {flying:.3g} micro-batches in flight"
     if plan.recompute != "none":
         text += f", {plan.recompute} recompute: kept ones and one block's all"
+    if hosted:
+        text += f"; {samples * flying * hosted:.3g} B in host memory, two blocks' on their way"
     return Term("activations", samples * (flying * kept + working), text, "measured")
 
 

@@ -10,6 +10,7 @@ from paceline.plan.cost.compute import compute_terms, fixed_term, matrix_peak, o
 from paceline.plan.cost.inputs import Context
 from paceline.plan.cost.memory import memory_terms
 from paceline.plan.cost.network import network_terms
+from paceline.plan.cost.offload import offload_terms
 from paceline.plan.cost.rates import weakest
 from paceline.plan.forecast import Estimate, Forecast, Term
 from paceline.plan.plan import Plan
@@ -41,7 +42,8 @@ def price(context: Context, plan: Plan, memory: tuple[Term, ...] | None = None) 
     inside = axis_terms(context, plan)
     bubble = bubble_terms(context, plan, compute, inside)
     network = network_terms(context, plan, sum(term.value for term in compute))
-    time = (*compute, *inside, *bubble, *network, optimizer_term(context, plan), fixed_term(context, plan))
+    moved = offload_terms(context, plan, sum(term.value for term in compute))
+    time = (*compute, *inside, *bubble, *network, optimizer_term(context, plan), *moved, fixed_term(context, plan))
     memory = memory or tuple(memory_terms(context, plan))
     step = time_estimate(time, context.rates(plan.precision).relative_spread)
     run = _scaled(step, context.steps)
