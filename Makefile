@@ -42,6 +42,7 @@ format: $(VENV)/.test  ## let ruff rewrite what it can
 
 docs: $(VENV)/.docs  ## the documentation as a site in site/
 	$(BIN) docs/scripts/write_reference.py
+	$(BIN) docs/scripts/write_catalog.py
 	NO_MKDOCS_2_WARNING=1 $(BIN) -m mkdocs build --strict
 
 clean:  ## remove what the other targets made, but neither runs/ nor the virtual environment

@@ -45,11 +45,23 @@ class Job:
     threads: int  # per process
     precision: str  # fp32 or bf16
     run_dir: str
+    shared: int = 1  # processes that work on the same rows
+    tied: bool = True  # whether the head is the embedding
+
+    @property
+    def readers(self) -> int:
+        """Groups of processes that read different rows."""
+        return self.processes // self.shared
 
     @property
     def global_batch(self) -> int:
         """Rows in one update over all processes."""
-        return self.micro_batch * self.accumulation * self.processes
+        return self.micro_batch * self.accumulation * self.readers
+
+    @property
+    def spec(self) -> paceline.ModelSpec:
+        """What the model is."""
+        return paceline.ModelSpec(self.model, tied=self.tied)
 
     def source(self) -> TokenRows:
         """Return the rows that are trained on."""
@@ -57,7 +69,7 @@ class Job:
 
     def decoder(self) -> nn.Module:
         """Return the model with its initial weights."""
-        return build_model(paceline.ModelSpec(self.model), self.vocab, self.seq_len, SEED).train()
+        return build_model(self.spec, self.vocab, self.seq_len, SEED).train()
 
 
 class Ordered(Dataset):
@@ -98,11 +110,11 @@ def mean_of(losses: list[Tensor]) -> Callable[[], float]:
     return lambda: float(torch.stack(losses).mean())
 
 
-def _hand_batches(job: Job) -> Iterator[list[tuple[Tensor, Tensor]]]:
+def hand_batches(job: Job) -> Iterator[list[tuple[Tensor, Tensor]]]:
     """Yield this rank's micro-batches of each step: contiguous slices, which cost next to nothing."""
     rows = Ordered(job).rows
-    rank, each = int(os.environ.get("RANK", "0")), job.micro_batch * job.accumulation
-    for first in range(rank * each, len(rows["tokens"]), job.global_batch):
+    reader, each = int(os.environ.get("RANK", "0")) // job.shared, job.micro_batch * job.accumulation
+    for first in range(reader * each, len(rows["tokens"]), job.global_batch):
         parts = [slice(start, start + job.micro_batch) for start in range(first, first + each, job.micro_batch)]
         yield [(rows["tokens"][part], rows["labels"][part]) for part in parts]
 
@@ -117,7 +129,7 @@ def bare(pacer: Pacer, job: Job) -> None:
         wrapped = nn.parallel.DistributedDataParallel(model, gradient_as_bucket_view=True)
     optimizer = adamw(model)
     pacer.ready()
-    for batches in _hand_batches(job):
+    for batches in hand_batches(job):
         losses = []
         optimizer.zero_grad(set_to_none=True)
         for index, (tokens, labels) in enumerate(batches):
@@ -133,8 +145,11 @@ def bare(pacer: Pacer, job: Job) -> None:
             break
 
 
-def bare_sharded(pacer: Pacer, job: Job) -> None:
-    """A loop by hand on FSDP2: `fully_shard` on every layer and on the rest, as its tutorial does."""
+def bare_sharded(pacer: Pacer, job: Job, zero: int = 3) -> None:
+    """A loop by hand on FSDP2: `fully_shard` on every layer and on the rest, as its tutorial does.
+
+    Below ZeRO-3 weights stay gathered until the step's last backward pass; ZeRO-1 reduces gradients in that one alone.
+    """
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
     torch.set_num_threads(job.threads)
@@ -143,15 +158,20 @@ def bare_sharded(pacer: Pacer, job: Job) -> None:
     policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
     options: dict[str, Any] = {"mp_policy": policy} if job.precision == "bf16" else {}
     for layer in model.layers:
-        fully_shard(layer, **options)
+        fully_shard(layer, reshard_after_forward=zero == 3, **options)
     sharded: Any = fully_shard(model, **options)
     optimizer = adamw(sharded)
     pacer.ready()
-    for batches in _hand_batches(job):
+    for batches in hand_batches(job):
         losses = []
         optimizer.zero_grad(set_to_none=True)
         for index, (tokens, labels) in enumerate(batches):
-            sharded.set_is_last_backward(index == job.accumulation - 1)
+            last = index == job.accumulation - 1
+            sharded.set_is_last_backward(last)
+            if zero < 3:
+                sharded.set_reshard_after_backward(last)
+            if zero == 1:
+                sharded.set_requires_gradient_sync(last)
             loss_sum, weight = sharded(tokens, labels=labels)
             loss = loss_sum / weight
             (loss / job.accumulation).backward()
@@ -162,11 +182,11 @@ def bare_sharded(pacer: Pacer, job: Job) -> None:
             break
 
 
-def paceline_loop(pacer: Pacer, job: Job, axis: str) -> None:
-    """Paceline's public loop, with its journal; checkpoints and evaluation are off."""
+def paceline_loop(pacer: Pacer, job: Job, plan: dict[str, Any]) -> None:
+    """Paceline's public loop under a layout, with its journal; checkpoints and evaluation are off."""
     task = paceline.Task(
         name="overhead",
-        model=paceline.ModelSpec(job.model),
+        model=job.spec,
         data=job.source(),
         optimizer=paceline.OptimizerSpec(lr=LEARNING_RATE, clip_norm=CLIP_NORM),
         schedule=paceline.ScheduleSpec(kind="constant"),
@@ -177,8 +197,7 @@ def paceline_loop(pacer: Pacer, job: Job, axis: str) -> None:
     run = paceline.Run(
         task,
         plan={
-            axis: job.processes,
-            "zero": 3 if axis == "dp_shard" else 0,
+            **plan,
             "micro_batch": job.micro_batch,
             "precision": job.precision,
             "recompute": "none",

@@ -11,10 +11,7 @@ ratio is from 1 is what the measurement cannot see. The loss of the last step sh
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
-import math
-import socket
 import sys
 import tempfile
 from dataclasses import asdict, dataclass
@@ -22,12 +19,10 @@ from pathlib import Path
 from typing import Any
 
 import contenders
-from common import RESULTS, Spread, machine, median_of
+from common import RESULTS, machine
 from contenders import Job
-from pacing import Contender, Turn
+from contest import WARM_UP_STEPS, Entry, Row, compete, table
 
-SAME_WORK = 1e-4  # largest relative difference of losses that counts as equal work
-WARM_UP_STEPS = 5
 BASELINE, CONTROL = "bare", "bare again"
 TITLES = {
     "bare": "loop by hand",
@@ -37,19 +32,6 @@ TITLES = {
     "fabric": "Lightning Fabric",
     "trainer": "HF Trainer",
 }
-
-
-@dataclass(frozen=True)
-class Row:
-    """One contender's result in one setting."""
-
-    contender: str
-    setting: str
-    steps_per_second: float  # median round
-    ratio: Spread  # wall seconds over the baseline's, of the same round
-    cpu_ratio: Spread  # CPU seconds over the baseline's: blind to waiting, and to who else uses the machine
-    loss: float  # of the last step
-    same_work: bool
 
 
 @dataclass(frozen=True)
@@ -77,32 +59,19 @@ def settings_of(processes: list[int], names: list[str], sharded: bool) -> list[S
 
 def measure(setting: Setting, options: argparse.Namespace) -> list[Row]:
     """Return one row per contender of the setting."""
-    steps = WARM_UP_STEPS + options.rounds * options.steps
-    with contextlib.ExitStack() as stack:
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="overhead-")))
-        running = []
-        for name in setting.names:
-            job = _job(setting, options, steps, folder / name.replace(" ", "-"))
-            loop, arguments = _loop(name, setting, job)
-            contender = Contender(name, loop, arguments, setting.processes, _free_port(), folder)
-            stack.callback(contender.close)
-            running.append(contender)
-        for contender in running:
-            contender.ready()
-        for contender in running:
-            contender.turn(WARM_UP_STEPS)
-        rounds = [_round(running, shift, options.steps) for shift in range(options.rounds)]
-    return [_row(name, setting, rounds, options.steps) for name in setting.names]
+    with tempfile.TemporaryDirectory(prefix="overhead-") as folder:
+        entries = [_entry(name, setting, _job(setting, options, Path(folder, name))) for name in setting.names]
+        return compete(setting.title, entries, setting.processes, options.rounds, options.steps)
 
 
-def _job(setting: Setting, options: argparse.Namespace, steps: int, run_dir: Path) -> Job:
+def _job(setting: Setting, options: argparse.Namespace, run_dir: Path) -> Job:
     return Job(
         model=options.model,
         seq_len=options.seq_len,
         vocab=options.vocab,
         micro_batch=options.micro_batch,
         accumulation=options.accumulation,
-        steps=steps,
+        steps=WARM_UP_STEPS + options.rounds * options.steps,
         processes=setting.processes,
         threads=options.threads,
         precision=options.precision,
@@ -110,54 +79,14 @@ def _job(setting: Setting, options: argparse.Namespace, steps: int, run_dir: Pat
     )
 
 
-def _loop(name: str, setting: Setting, job: Job) -> tuple[Any, dict[str, Any]]:
+def _entry(name: str, setting: Setting, job: Job) -> Entry:
+    sharded = setting.axis == "dp_shard"
     if name in (BASELINE, CONTROL):
-        return (contenders.bare_sharded if setting.axis == "dp_shard" else contenders.bare), {"job": job}
+        return Entry(name, contenders.bare_sharded if sharded else contenders.bare, {"job": job})
     if name == "paceline":
-        return contenders.paceline_loop, {"job": job, "axis": setting.axis}
-    return contenders.LOOPS[name], {"job": job}
-
-
-def _round(running: list[Contender], shift: int, steps: int) -> dict[str, Turn]:
-    """Let everyone run once, starting with another one each time."""
-    first = shift % len(running)
-    return {contender.name: contender.turn(steps) for contender in running[first:] + running[:first]}
-
-
-def _row(name: str, setting: Setting, rounds: list[dict[str, Turn]], steps: int) -> Row:
-    seconds = median_of([turns[name].seconds / steps for turns in rounds]).median
-    ratio = median_of([turns[name].seconds / turns[BASELINE].seconds for turns in rounds])
-    cpu_ratio = median_of([turns[name].cpu_seconds / turns[BASELINE].cpu_seconds for turns in rounds])
-    loss, expected = rounds[-1][name].loss, rounds[-1][BASELINE].loss
-    same = math.isclose(loss, expected, rel_tol=SAME_WORK)
-    return Row(name, setting.title, 1 / seconds, ratio, cpu_ratio, loss, same)
-
-
-def _free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])
-
-
-def table(rows: list[Row]) -> str:
-    """Return the rows as a Markdown table."""
-    lines = [
-        "| setting | loop | steps/s | time over the loop by hand | CPU time over it | loss of the last step |",
-        "|---|---|---:|---|---|---:|",
-    ]
-    for row in rows:
-        note = "" if row.same_work else " (other work)"
-        lines.append(
-            f"| {row.setting} | {TITLES[row.contender]} | {row.steps_per_second:.2f} | {_text(row.ratio)} "
-            f"| {_text(row.cpu_ratio)} | {row.loss:.6f}{note} |"
-        )
-    return "\n".join(lines)
-
-
-def _text(spread: Spread) -> str:
-    if spread.low == spread.high == 1.0:
-        return "1"
-    return f"{spread.median:.3f} ({spread.low:.3f} to {spread.high:.3f})"
+        layout = {setting.axis: setting.processes, "zero": 3 if sharded else 0}
+        return Entry(name, contenders.paceline_loop, {"job": job, "plan": layout})
+    return Entry(name, contenders.LOOPS[name], {"job": job})
 
 
 def document(rows: list[Row], options: argparse.Namespace, facts: dict[str, Any]) -> str:
@@ -173,7 +102,7 @@ def document(rows: list[Row], options: argparse.Namespace, facts: dict[str, Any]
             f"{options.threads} thread(s) per process, {options.precision} · "
             f"{options.rounds} rounds of {options.steps} steps",
             "",
-            table(rows),
+            table(rows, TITLES),
             "",
             "Ratios are medians over rounds with 95 % intervals, each against the loop by hand in the same round;",
             "below 1 is faster. CPU time does not see waiting, but neither does it see what else the machine does.",
@@ -223,12 +152,11 @@ def main(arguments: list[str]) -> int:
     for setting in settings_of(options.processes, options.contenders, options.sharded):
         if options.precision == "bf16" and setting.axis != "dp_shard":
             continue
-        print(f"measuring {setting.title}: {', '.join(setting.names)}", file=sys.stderr)
         rows += (measured := measure(setting, options))
-        print("\n".join(table(measured).splitlines()[2:]), file=sys.stderr)
+        print("\n".join(table(measured, TITLES).splitlines()[2:]), file=sys.stderr)
     facts = machine()
     result = {"machine": facts, "options": vars(options), "rows": [asdict(row) for row in rows]}
-    print(table(rows))
+    print(table(rows, TITLES))
     if options.json:
         Path(options.json).write_text(json.dumps(result, indent=2) + "\n")
     if options.save:

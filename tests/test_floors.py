@@ -35,6 +35,7 @@ FLOORS: dict[str, float] = {
     "paceline.task.profile": 2,
     "paceline.task.axes": 2,
     "paceline.cluster.cluster": 2,
+    "paceline.cluster.reliability": 2,
     "paceline.plan.plan": 2,
     "paceline.plan.layout": 2,
     "paceline.plan.forecast": 2,

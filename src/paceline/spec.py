@@ -29,7 +29,7 @@ from paceline.task.imports import is_import_path, make_importable
 from paceline.task.task import DataSpec, Task
 
 # Options that name a file or a folder: looked for beside the spec file first, then from the current folder.
-PATHS = ("task.model.weights", "task.data.source", "task.data.tokenizer", "task.data.cache_dir")
+PATHS = ("task.model.weights", "task.data.source", "task.data.tokenizer", "task.data.cache_dir", "cluster.catalog")
 OUTPUTS = ("run.dir",)  # written to: from the current folder, as a shell would
 BUILT_IN = {"task.data.source": ("stdlib", "digits"), "task.data.tokenizer": ("bytes", "bpe")}
 

@@ -37,7 +37,7 @@ def check_rows(rows: list[dict[str, Any]]) -> None:
         assert row["steps_per_second"] > 0
         for spread in (row["ratio"], row["cpu_ratio"]):
             assert 0 < spread["low"] <= spread["median"] <= spread["high"]
-        if row["contender"] == "bare":
+        if row["contender"] in ("bare", "by hand"):
             assert row["ratio"] == {"median": 1.0, "low": 1.0, "high": 1.0}
 
 
@@ -70,6 +70,26 @@ def test_an_unknown_contender_is_refused(tmp_path: Path) -> None:
     )
     assert done.returncode == 2
     assert "unknown nobody; there are paceline" in done.stderr
+
+
+LOOPS = ["by hand", "by hand again", "paceline"]
+
+
+def test_layouts_against_torch_by_hand(tmp_path: Path) -> None:
+    result, printed = run_script("layouts.py", tmp_path, "--quick", "--axis", "cp")
+    assert [row["contender"] for row in result["rows"]] == LOOPS
+    check_rows(result["rows"])
+    assert printed.count("\n| cp=2") == 3
+
+
+@pytest.mark.deep
+def test_every_axis_against_torch_by_hand(tmp_path: Path) -> None:
+    result, _ = run_script("layouts.py", tmp_path, "--quick")
+    check_rows(result["rows"])
+    settings = list(dict.fromkeys(row["setting"] for row in result["rows"]))
+    named = ["dp_replicate=2", "ZeRO-1", "ZeRO-2", "ZeRO-3", "tp=2", "1F1B", "GPipe", "cp=2", "ep=2"]
+    assert len(settings) == len(named) and all(name in found for name, found in zip(named, settings, strict=True))
+    assert [row["contender"] for row in result["rows"]] == LOOPS * len(named)
 
 
 def check_gpu(result: dict[str, Any]) -> None:

@@ -78,7 +78,7 @@ def test_the_overview_documents_every_verb_and_exit_code(capsys: pytest.CaptureF
      ("train --steps 0", "--steps: '0' is not a whole number", "--help"), ("plan --set", "--set: expected", "--help"),
      ("probe --kind gpu", "--kind = 'gpu' is not a choice", "did you mean 'cpu'?"),
      ("report /nowhere", "'/nowhere' is not a run's directory", ""),
-     ("verify --dtypes fp31", "unknown precision", "fp32"),
+     ("verify --dtype fp31", "unknown precision", "fp32"),
      ("plan --set task.optimizer.lrr=1", "--set: unknown key 'task.optimizer.lrr'", "did you mean 'lr'?"),
      ("plan nowhere/x.toml", "there is no file 'nowhere/x.toml'", "")],
 )  # fmt: skip

@@ -157,8 +157,8 @@ def wrong_command(draw: st.DrawFn) -> list[str]:
     if wrong == "value":
         return draw(st.sampled_from([
             ["train", "--steps", "-1"], ["train", "--steps", "1.5"], ["train", "--steps", "9" * 5000],
-            ["probe", "--devices", "x"], ["verify", "--dtypes", ""],
-            ["probe", "--devices", "0"], ["probe", "--kind", "tpu"], ["verify", "--dtypes", "fp33"],
+            ["probe", "--devices", "x"], ["verify", "--dtype", ""],
+            ["probe", "--devices", "0"], ["probe", "--kind", "tpu"], ["verify", "--dtype", "fp33"],
             ["verify", "--steps", ""], ["plan", "--json=1"], ["train", "--no-verify=1"], ["train", "--run-dir", "a\0b"],
         ]))  # fmt: skip
     if wrong == "missing":

@@ -28,7 +28,7 @@ from paceline.spec import parse_spec
 ROOT = Path(__file__).parents[2]
 PAGES = [*sorted((ROOT / "docs").rglob("*.md")), ROOT / "README.md", ROOT / "CONTRIBUTING.md"]
 COMMAND_SECONDS = 120
-KINDS = ("console", "python", "toml")
+KINDS = ("console", "python", "toml", "csv")  # csv: only as a file
 TRAIN = "paceline train examples/stdlib-code.toml"  # pages look at what this leaves in runs/stdlib-code
 SMALLER = {
     "stdlib-code.toml": {
@@ -138,13 +138,13 @@ def test_what_is_shown_works(
     monkeypatch.chdir(checkout.folder)
     if block.mark.startswith("file: "):
         Path(block.mark.removeprefix("file: ")).write_text(block.text, encoding="utf-8")
-    if block.kind == "toml":
+    elif block.kind == "toml":
         parse_spec(block.text, str(block))
     elif block.kind == "console":
         code = int(block.mark.removeprefix("exit ")) if block.mark.startswith("exit ") else 0
         for command, shown in commands(block.text):
             check(command, shown, code, *checkout.run(command))
-    elif not block.mark.startswith("file: "):
+    else:
         space = names.setdefault(block.page, {"__name__": "page"})
         with contextlib.redirect_stdout(io.StringIO()):
             exec(compile(block.text, str(block), "exec"), space)

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from tests_shared import SEQ_LEN, VOCAB, Dropout, decoder_task, plan_of
+from tests_shared import VOCAB, Dropout, decoder_task, plan_of
 from torch import nn
 
 from paceline.plan import layout as layout_module
@@ -30,9 +30,8 @@ from paceline.run.parallel.data import ShardedGradients
 from paceline.run.passes import SequentialPasses
 from paceline.run.replicas.allreduce import ReducedGradients
 from paceline.run.step import Stepper
-from paceline.run.world import World, join_world
+from paceline.run.world import World
 from paceline.task.task import OptimizerSpec, Task
-from paceline.verify.compare import compare
 
 Patch = pytest.MonkeyPatch
 Plant = Callable[[Patch, World], None]
@@ -449,21 +448,3 @@ PROOFS = [
     Planted("batch-norm statistics", "running statistics are each rank's own", "batch norm",
             nothing, "buffers", "batch-norm statistics", "norm.running_mean"),
 ]  # fmt: skip
-CONTROLS = [case for case in PLANS if case != "batch norm"]
-DTYPE_STEPS = 2
-
-
-def prove(case: str, plant: Plant, world: World) -> dict[str, Any]:
-    """Return the proof of a case with a mistake planted. Every rank calls it."""
-    task = task_of(case)
-    with pytest.MonkeyPatch.context() as patch:
-        plant(patch, world)
-        return compare(task, PLANS[case], world, task.data, SEQ_LEN, DTYPE_STEPS)
-
-
-def prove_all(ranks: int) -> tuple[dict[str, dict[str, Any]], dict[str, dict[str, Any]]]:
-    """Return the proofs of all planted mistakes (by what is planted) and of the controls that this world can run."""
-    world = join_world("cpu", threads=1)
-    planted = {bug.what: prove(bug.case, bug.plant, world) for bug in PROOFS if PLANS[bug.case].layout.devices == ranks}
-    controls = {case: prove(case, nothing, world) for case in CONTROLS if PLANS[case].layout.devices == ranks}
-    return planted, controls

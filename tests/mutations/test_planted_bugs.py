@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from catalogue import CONTROLS, PLANS, PROOFS, prove_all
 from distributed import run_ranks
-from planted import CONTROLS, PLANS, PROOFS, Planted, prove_all
+from planted import Planted
 from resumed import PLANS as RESUME_PLANS
 from resumed import RESUMES, Lost, resume_all
 from write_table import PAGE, row_of

@@ -13,8 +13,9 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[1]))
 os.environ["PYTHONPATH"] = os.pathsep.join([*sys.path[:2], os.environ.get("PYTHONPATH", "")])
 
+from catalogue import CONTROLS, PLANS, PROOFS, prove_all
 from distributed import run_ranks
-from planted import CONTROLS, PLANS, PROOFS, Planted, prove_all
+from planted import Planted
 from resumed import PLANS as RESUME_PLANS
 from resumed import RESUMES, Lost, resume_all
 

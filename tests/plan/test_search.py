@@ -10,7 +10,7 @@ from plan_examples import cluster, plan, profile
 
 from paceline.cluster.cluster import Figure
 from paceline.errors import ConfigError, DoesNotFit
-from paceline.plan.cost.total import forecast_plan, money_energy_carbon, time_estimate
+from paceline.plan.cost.total import forecast_plan, time_estimate
 from paceline.plan.forecast import Estimate, Term
 from paceline.plan.layout import Layout
 from paceline.plan.plan import PlanSpec
@@ -168,16 +168,6 @@ def test_micro_batches_are_within_the_part(batch, degree):
     choices = micro_batches(batch, degree)
     assert choices[0] == 1 and choices[-1] == largest and len(set(choices)) == len(choices) <= 32
     assert micro_batches(batch, degree, 5) == (5,)
-
-
-def test_money_energy_and_carbon_by_hand():
-    where = cluster(4, carbon_g_per_kwh=Figure(400.0, "published"))
-    hour = Estimate(3600.0, 3000.0, 4320.0, "measured")
-    usd, kwh, carbon = money_energy_carbon(where, hour)
-    assert usd.value == pytest.approx(8.0) and usd.high == pytest.approx(9.6)
-    assert kwh.value == pytest.approx(2.0) and kwh.high > 2.4
-    assert carbon.value == pytest.approx(800.0) and carbon.source == "published"
-    assert math.isnan(money_energy_carbon(cluster(4), hour)[2].value)
 
 
 def test_intervals_widen_with_weaker_sources():

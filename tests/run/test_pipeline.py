@@ -19,6 +19,7 @@ from paceline.plan.stages import fill_pipeline
 from paceline.run.assemble import assemble
 from paceline.run.checkpoint import load_latest, materialise_optimizer_state, save_checkpoint, training_state
 from paceline.run.evaluate import evaluate
+from paceline.run.loader import BatchStream
 from paceline.run.world import join_world
 from paceline.task.rules import Rules
 from paceline.task.task import Task
@@ -91,6 +92,33 @@ def test_with_the_data_axes() -> None:
         ],
         ranks=4,
     )
+
+
+def prove_compiled(cases: list[tuple[Task, Plan]]) -> tuple[list[dict[str, Any]], int, dict[str, int]]:
+    """Return the proofs, and how many frames were compiled and where they broke on this rank."""
+    proofs = prove(cases, steps=1)
+    counters = torch._dynamo.utils.counters
+    return proofs, counters["frames"]["ok"], dict(counters["graph_break"])
+
+
+@pytest.mark.parametrize(
+    "cases",
+    [
+        [(deep(2), piped(TWO, batch=4, compile=True))],
+        pytest.param(
+            [
+                (deep(2), piped(TWO, compile=True, schedule="gpipe", recompute="full")),
+                (deep(4, tied=False), piped(TWO, compile=True, recompute="selective", **INTERLEAVED)),
+            ],
+            marks=pytest.mark.deep,
+        ),
+    ],
+    ids=["1f1b", "others"],
+)
+def test_compiled_blocks_in_a_pipeline(cases: list[tuple[Task, Plan]]) -> None:
+    for proofs, compiled, breaks in run_ranks(prove_compiled, 2, cases, timeout_seconds=300):
+        assert all(proof["equal"] for proof in proofs), [proof["first_difference"] for proof in proofs]
+        assert compiled > 0 and not breaks, breaks
 
 
 class Net(nn.Module):
@@ -199,6 +227,26 @@ def test_checkpoints_move_between_pipelines_and_other_layouts(tmp_path: Path) ->
         assert all(torch.equal(tensor, back[name]) for name, tensor in rank.items())
 
 
+def called(task: Task, plan: Plan) -> list[str]:
+    """Return what a rank says when its part of the model is called, before a step and after it."""
+    _, built = run_steps(task, plan, 0)
+    tokens = torch.zeros(1, SEQ_LEN, dtype=torch.int64)
+    said = []
+    for _ in range(2):
+        with pytest.raises(ConfigError) as refused:
+            built.model(tokens)
+        said.append(str(refused.value))
+        stream = BatchStream(task.data, task.seed, plan, 0, torch.device("cpu"))
+        built.stepper.step(stream.at(0), 1e-3)
+    return said
+
+
+@pytest.mark.parametrize("changes", [{}, INTERLEAVED], ids=["one stage", "two stages"])
+def test_a_part_of_the_model_cannot_be_called(changes: dict[str, Any]) -> None:
+    for said in run_ranks(called, 2, deep(), piped(TWO, **changes)):
+        assert all("its other layers are on other pipeline stages" in text for text in said), said
+
+
 class Stray(Net):
     """Has a parameter outside of the chain."""
 
@@ -228,12 +276,21 @@ def without_the_planner(task: Task, plan: Plan) -> bool:
 
 
 @pytest.mark.parametrize(
-    ("layout", "changes"), [(Layout(pp=2, dp_shard=2), {}), (TWO, {"recompute": "selective"})], ids=str
+    ("layout", "changes", "said"),
+    [
+        (Layout(pp=2, dp_shard=2), {}, ""),  # a KeyError on some ranks, and on others that these have gone
+        (TWO, {"recompute": "selective"}, "Trying to backward an extra time"),
+        (TWO, {"compile": True}, "Failed to run stage backward input"),
+    ],
+    ids=str,
 )
-def test_a_split_backward_pass_still_fails_where_the_planner_refuses_it(layout: Layout, changes: dict) -> None:
-    """When this fails, torch has learned it: take the limit out of plan/stages.py."""
+def test_a_split_backward_pass_still_fails_where_the_planner_refuses_it(
+    layout: Layout, changes: dict[str, Any], said: str
+) -> None:
+    """When this fails, torch has learned it: take the limit out of plan/stages.py and docs/guide/layouts.md."""
     try:
         works = run_ranks(without_the_planner, layout.devices, deep(), piped(layout, schedule="zero-bubble", **changes))
-    except Exception:  # as long as it does not work, it may fail in any way
+    except Exception as error:
+        assert said in str(error)
         works = [False]
     assert not all(works)

@@ -4,36 +4,55 @@ from __future__ import annotations
 
 import dataclasses
 import os
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
+import torch
 from runs import as_json, paceline, write_spec
+from tests_shared import SEQ_LEN, decoder_task, plan_of
 
 from paceline.errors import PacelineError
 from paceline.plan.layout import MESH_ORDER, Layout
 from paceline.plan.plan import Plan
-from paceline.spec import load_spec
+from paceline.run.recovery.supervisor import Outcome, supervise
+from paceline.run.world import World
+from paceline.spec import Spec, load_spec
 from paceline.task.models.sizes import resolve_decoder
 from paceline.task.profile import ModelProfile
 from paceline.task.profile_analytic import profile_decoder
 from paceline.task.task import ModelSpec
-from paceline.verify.every import every_layout, table_rows
+from paceline.verify import group
+from paceline.verify.compare import compare
+from paceline.verify.every import every_layout, table_rows, verify_all
 from paceline.verify.group import Job, run_jobs
 from paceline.verify.start import jobs_of
 
 FAILS = """
+import os
+import signal
+
 import torch.distributed as dist
 
 from paceline.task.objective import next_token
 
-calls = 0
+
+def sharded(model):
+    return dist.is_initialized() and type(model).__name__.startswith("FSDP")
 
 
-def at_four(model, batch):
-    if dist.is_initialized() and type(model).__name__.startswith("FSDP"):
+def refuses(model, batch):
+    if sharded(model):
         raise ValueError("sharded models are not for me")
     return next_token(model, batch)
+
+
+def dies(model, batch):
+    if sharded(model) and dist.get_rank() == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return next_token(model, batch)
 """
+DP2, FSDP2 = Layout(dp_replicate=2), Layout(dp_shard=2)
 
 
 @pytest.fixture(scope="module")
@@ -73,18 +92,66 @@ def test_all_layouts_of_three_ranks_in_one_table(spec: Path) -> None:
     assert len(rows) == 1 + len(proofs) and all(row[1] == "yes" for row in rows[1:])
 
 
-def test_a_layout_that_fails_leaves_the_next_ones_their_proof(
-    spec: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def failing(spec: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], Spec]]:
+    """Give the spec with an objective that fails where the model is sharded: "refuses" or "dies"."""
     (tmp_path / "failing_objective.py").write_text(FAILS)
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")]))
     monkeypatch.syspath_prepend(tmp_path)
-    loaded = load_spec(spec, ["task.objective=failing_objective:at_four"])
-    plans = [Plan(Layout(dp_replicate=2)), Plan(Layout(dp_shard=2)), Plan(Layout(dp_replicate=2), recompute="full")]
-    jobs: list[Job] = [job for plan in plans for job in jobs_of(loaded, plan, 257, ("fp64",), exact=True)]
-    first, failed, last = run_jobs(jobs, 1)
-    assert isinstance(failed, PacelineError) and "sharded models are not for me" in f"{failed.what} {failed.because}"
+    yield lambda how: load_spec(spec, [f"task.objective=failing_objective:{how}"])
+
+
+def test_a_rank_that_dies_leaves_the_other_layouts_their_proof(failing: Callable[[str], Spec]) -> None:
+    plans = [Plan(DP2), Plan(FSDP2), Plan(DP2, recompute="full")]
+    jobs: list[Job] = [job for plan in plans for job in jobs_of(failing("dies"), plan, 257, ("fp64",), exact=True)]
+    told: list[int] = []
+    first, died, last = run_jobs(jobs, 1, lambda index, result: told.append(index))
+    assert told == [0, 1, 2]
+    assert isinstance(died, PacelineError) and "rank 1 of 2 was ended by SIGKILL" in died.what
     assert isinstance(first, dict) and isinstance(last, dict) and first["equal"] and last["equal"]
+
+
+def test_the_record_of_a_failure(failing: Callable[[str], Spec]) -> None:
+    lines: list[str] = []
+    result = verify_all(failing("refuses"), 2, steps=1, say=lines.append, progress=lines.append)
+    proofs = {proof["layout"]: proof for proof in result["layouts"]}
+    failed = proofs.pop("dp_shard=2")
+    assert not result["equal"] and not failed["equal"] and failed["refused_because"] is None
+    assert "sharded models are not for me" in failed["error"] and failed["first_difference"] is None
+    assert any("Traceback" in line and "failing_objective.py" in line for line in lines)
+    assert proofs["dp_replicate=2"]["equal"] and any("dp_replicate=2: equal in fp64" in line for line in lines)
+
+
+def test_one_group_of_processes_for_all_numbers_of_ranks(spec: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[int] = []
+
+    def counted(command: Sequence[str], ranks: int, environ: dict[str, str]) -> Outcome:
+        started.append(ranks)
+        return supervise(command, ranks, environ)
+
+    monkeypatch.setattr(group, "supervise", counted)
+    layouts = [DP2, Layout(dp_replicate=3), FSDP2, Layout(tp=2), Layout(dp_shard=3)]
+    jobs = [job for layout in layouts for job in jobs_of(load_spec(spec, []), Plan(layout), 257, ("fp64",), exact=True)]
+    told: list[int] = []
+    results = run_jobs(jobs, 2, lambda index, result: told.append(index))
+    assert started == [3], "each process is started once"
+    assert told == [1, 4, 0, 2, 3], "most ranks first"
+    assert all(isinstance(result, dict) and result["equal"] for result in results), results
+
+
+def test_layouts_that_read_a_batch_in_the_same_parts_share_their_reference() -> None:
+    task, kept = decoder_task(), {}
+    world = World(0, 1, 0, torch.device("cpu"))
+    plan = plan_of(Layout(), batch=5)
+    first = compare(task, plan, world, task.data, SEQ_LEN, 2, kept)
+    again = compare(task, dataclasses.replace(plan, recompute="full"), world, task.data, SEQ_LEN, 2, kept)
+    assert first["equal"] and again["equal"] and len(kept) == 1
+    (reference,) = kept.values()
+    reference.steps[1].weights["norm.weight"][0] += 1e-3  # what is kept is what is compared with
+    wrong = compare(task, plan, world, task.data, SEQ_LEN, 2, kept)["first_difference"]
+    assert (wrong["quantity"], wrong["name"], wrong["step"]) == ("weights", "norm.weight", 2)
+    other = dataclasses.replace(plan, accumulation=5, micro_batch=1)
+    assert compare(task, other, world, task.data, SEQ_LEN, 2, kept)["equal"] and len(kept) == 2
 
 
 def test_all_and_a_layout_exclude_each_other(spec: Path) -> None:

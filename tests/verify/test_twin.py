@@ -9,9 +9,12 @@ from tests_shared import VOCAB
 
 from paceline.plan.layout import Layout, rows_of
 from paceline.plan.plan import Plan
-from paceline.task.models.sizes import NAMED_SIZES, resolve_decoder
+from paceline.plan.refusals import layout_refusal
+from paceline.task.models.sizes import NAMED_SIZES, DecoderConfig, resolve_decoder
+from paceline.task.profile_analytic import profile_decoder
 from paceline.task.task import DataSpec, ModelSpec, OptimizerSpec, Task
-from paceline.verify.twin import LARGEST_WORLD, twin_batch, twin_layout, twin_plan, twin_task
+from paceline.verify.every import every_layout
+from paceline.verify.twin import twin_batch, twin_layout, twin_plan, twin_task
 
 
 @pytest.mark.parametrize("name", NAMED_SIZES)
@@ -44,12 +47,50 @@ def test_the_optimizer_and_the_users_own_are_kept() -> None:
     ("layout", "small"),
     [(Layout(dp_shard=1024), Layout(dp_shard=4)), (Layout(dp_replicate=64, dp_shard=8), Layout(2, 2)),
      (Layout(dp_replicate=3), Layout(dp_replicate=3)), (Layout(dp_replicate=2), Layout(dp_replicate=2)),
-     (Layout(dp_shard=64, tp=8, pp=4), Layout(dp_shard=2, tp=2, pp=2))],
+     (Layout(dp_shard=64, tp=8, pp=4), Layout(dp_shard=2, tp=2, pp=2)),
+     (Layout(dp_shard=5), Layout(dp_shard=3)), (Layout(dp_shard=10), Layout(dp_shard=3)),
+     (Layout(dp_replicate=127, tp=2), Layout(dp_replicate=2, tp=2)), (Layout(cp=5), Layout(cp=5)),
+     (Layout(tp=6, pp=5), Layout(tp=3, pp=5)), (Layout(4, 8, 2, 8, 16), Layout(2, 2, 2, 2, 2))],
     ids=str,
 )  # fmt: skip
 def test_every_axis_of_a_layout_is_kept(layout: Layout, small: Layout) -> None:
     assert twin_layout(layout) == small
-    assert twin_layout(layout).devices <= LARGEST_WORLD
+    axes = layout.mesh_shape
+    assert all((small.mesh_shape[axis] > 1) == (axes[axis] > 1) for axis in axes)
+
+
+def decoder_of(task: Task, vocab: int) -> DecoderConfig:
+    assert isinstance(task.model, ModelSpec) and isinstance(task.data, DataSpec)
+    return resolve_decoder(task.model, vocab, task.data.seq_len)
+
+
+@pytest.mark.parametrize("name", ["llama-1m", "llama-124m", "llama-3b", "llama-405b", "mixtral-8x22b"])
+def test_the_twin_can_have_every_layout_that_the_task_can(name: str) -> None:
+    task = Task(model=ModelSpec(name), data=DataSpec(seq_len=1680))
+    full = profile_decoder(decoder_of(task, 257), 1680)
+    plans = [Plan(layout) for ranks in range(2, 9) for layout in every_layout(full, ranks)]
+    plans = [plan for plan in plans if plan.layout.pp <= full.repeated_blocks]
+    possible = [plan for plan in plans if layout_refusal(plan, full) is None]
+    assert len(possible) > 70 and any(plan.layout.tp > 1 for plan in possible)
+    for plan in possible:
+        twin = twin_task(task, plan, 257, exact=True)
+        small = decoder_of(twin, 257)
+        profile = profile_decoder(small, twin.data.seq_len)
+        assert layout_refusal(plan, profile) is None
+        assert small.heads / small.kv_heads == decoder_of(task, 257).heads / decoder_of(task, 257).kv_heads
+        assert small.layers > plan.layout.pp or small.layers == decoder_of(task, 257).layers
+        assert small.parameters < 3e6
+
+
+@pytest.mark.parametrize("name", ["llama-405b", "mixtral-8x22b"])
+def test_stages_and_shards_of_a_giant_stay_uneven(name: str) -> None:
+    task = Task(model=ModelSpec(name), data=DataSpec(seq_len=4096))
+    layout = Layout(dp_shard=16, tp=8, pp=4)
+    small = decoder_of(twin_task(task, Plan(layout), 257), 257)
+    assert twin_layout(layout) == Layout(dp_shard=2, tp=2, pp=2)
+    assert small.layers % 2 and small.vocab % 2 and small.layers >= 3
+    exact = decoder_of(twin_task(task, Plan(Layout(pp=4)), 257, exact=True), 257)
+    assert exact.layers == 5
 
 
 @pytest.mark.parametrize("layout", [Layout(dp_replicate=2), Layout(dp_replicate=2, dp_shard=2), Layout(dp_shard=3)])

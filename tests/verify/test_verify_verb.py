@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import argparse
 from pathlib import Path
 from typing import Any
 
 import pytest
 from runs import as_json, paceline, write_spec
+
+from paceline.cli.verify import _dtypes
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 RECORD = {"layout", "equal", "seconds", "differences", "first_difference", "refused_because"}
@@ -50,7 +53,7 @@ def test_text_as_the_planner_lays_it_out(folder: Path) -> None:
     corpus = write_spec(folder, folder / "run").parent / "corpus"
     done = paceline(
         "verify", EXAMPLES / "stdlib-code.toml", "--set", f"task.data.source={corpus}", "--set", "task.stop=20 steps",
-        "--set", "task.schedule.warmup=2 steps", "--dtypes", "fp64",
+        "--set", "task.schedule.warmup=2 steps", "--dtype", "fp64",
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert "equal to one device: loss " in done.stdout
@@ -59,7 +62,7 @@ def test_text_as_the_planner_lays_it_out(folder: Path) -> None:
 def test_a_bug_in_an_objective_of_ones_own_is_found(folder: Path) -> None:
     (folder / "rank_bug.py").write_text(BUG)
     spec = write_spec(folder, folder / "bug", 2, "dp_replicate = 2")
-    words = [spec, "--set", "task.objective=rank_bug:by_rank", "--dtypes", "fp64"]
+    words = [spec, "--set", "task.objective=rank_bug:by_rank", "--dtype", "fp64"]
     record = verify(*words, code=4)
     first = record["first_difference"]
     assert (first["quantity"], first["step"], first["dtype"]) == ("loss", 1, "fp64")
@@ -74,8 +77,14 @@ def test_a_giant_is_proven_by_its_twin(folder: Path, name: str) -> None:
     spec = write_spec(folder, folder / name)
     text = "\n".join(f'model = "{name}"' if x.startswith("model =") else x for x in spec.read_text().split("\n"))
     spec.write_text(text)
-    record = verify(spec, "--layout", "dp_replicate=64,dp_shard=8", "--dtypes", "fp64", "--steps", "1")
+    record = verify(spec, "--layout", "dp_replicate=64,dp_shard=8", "--dtype", "fp64", "--steps", "1")
     assert record["layout"] == "dp_replicate=64 dp_shard=8" and record["ran_as"] == "dp_replicate=2 dp_shard=2"
+
+
+@pytest.mark.parametrize("names", ["float64", "fp64,float64"])
+def test_precisions_go_by_torchs_names_too(names: str) -> None:
+    options = argparse.Namespace(dtype=names, largest=0)
+    assert _dtypes(options) == ("fp64",)
 
 
 def test_axes_that_are_closed_to_a_model_are_refused() -> None:
@@ -95,7 +104,7 @@ def test_a_spec_that_demands_a_closed_axis_is_refused_too(folder: Path) -> None:
 
 @pytest.mark.parametrize(
     "words",
-    [["--dtypes", "bf16"], ["--layout", "dp_shard=x"], ["--layout", "dp=2"], ["--layout", "dp_shard=2,precision=fp31"]],
+    [["--dtype", "bf16"], ["--layout", "dp_shard=x"], ["--layout", "dp=2"], ["--layout", "dp_shard=2,precision=fp31"]],
 )
 def test_usage(words: list[str]) -> None:
     done = paceline("verify", EXAMPLES / "digits.toml", *words)

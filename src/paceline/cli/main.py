@@ -24,10 +24,12 @@ from paceline.errors import ConfigError, PacelineError, Requeue, suggestion
 
 VERBS = {
     "plan": "choose a layout and price it: time, memory, money, energy",
+    "simulate": "weeks of the run on machines that fail: finish, goodput, policies",
     "verify": "prove that a layout computes the numbers of one device",
     "train": "plan, verify, train, report; resumes by itself",
     "report": "what a run took against what was forecast",
     "export": "a run's weights as safetensors, for transformers where the model is built in",
+    "backtest": "forecasts against measured tables, published ones or your own",
     "probe": "measure this machine: compute, memory, links",
     "schema": "the JSON schema of spec files, for editors",
 }
@@ -93,7 +95,7 @@ def _verb_parser(verb: str, module: ModuleType) -> Parser:
 def _overview() -> Parser:
     from paceline import __version__
 
-    verbs = "\n".join(f"  {verb:<8}{purpose}" for verb, purpose in VERBS.items())
+    verbs = "\n".join(f"  {verb:<9}{purpose}" for verb, purpose in VERBS.items())
     parser = Parser(
         prog="paceline", usage="paceline VERB [SPEC] [options]",
         description="Plan, price, prove and run the training of PyTorch models on however many devices there are.\n\n"

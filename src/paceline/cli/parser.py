@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 import re
 from collections.abc import Iterable, Sequence
 from typing import Any, NoReturn
@@ -83,6 +84,17 @@ def whole(text: str) -> int:
         value = 0
     if not 1 <= value < 2**31:
         raise argparse.ArgumentTypeError(f"'{text}' is not a whole number of at least 1")
+    return value
+
+
+def positive(text: str) -> float:
+    """Return a finite number above 0, the type of an option such as --days."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0 < value < math.inf:
+        raise argparse.ArgumentTypeError(f"'{text}' is not a number above 0")
     return value
 
 

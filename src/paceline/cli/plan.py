@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+from pathlib import Path
 from typing import Any
 
 from paceline.cli.output import print_json, say_to, table_lines
 from paceline.cli.parser import add_spec_arguments
 
 EXAMPLE = "paceline plan examples/stdlib-code.toml --set cluster.devices=4 --explain"
-CODES = (3, 5)
+CODES = (3, 5, 74)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -22,6 +23,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--explain", action="store_true", help="every term of the forecast, and why others were refused"
     )
+    parser.add_argument(
+        "--timeline", metavar="FILE", default=None,
+        help="write a step of the chosen pipeline: .svg is a picture, .json a trace for Perfetto or chrome://tracing",
+    )  # fmt: skip
     parser.add_argument("--provenance", action="store_true", help="print every value of the spec and its origin")
     parser.add_argument("--models", action="store_true", help="list the named model sizes")
 
@@ -44,8 +49,12 @@ def execute(options: argparse.Namespace) -> int:
 
     say = say_to(options.json)
     planned = plan_task(spec, say=say)
+    if options.timeline:
+        from paceline.plan.simulate.steps import write_timeline
+
+        write_timeline(planned, Path(options.timeline))
     if options.json:
-        print_json({**_fields(planned), "spec": spec_to_dict(spec)})
+        print_json({**_fields(planned), "placement": planned.placement, "spec": spec_to_dict(spec)})
         return 0
     for line in [*headline_lines(planned), *(["", *explain_lines(planned)] if options.explain else [])]:
         say(line)
@@ -53,7 +62,8 @@ def execute(options: argparse.Namespace) -> int:
 
 
 def _fields(planned: Any) -> dict[str, Any]:
-    return {field.name: getattr(planned, field.name) for field in dataclasses.fields(planned)}
+    fields = {field.name: getattr(planned, field.name) for field in dataclasses.fields(planned)}
+    return {**fields, "expected": planned.expected}
 
 
 def _models(as_json: bool) -> int:

@@ -6,6 +6,7 @@ Runs both in small real processes on this machine, and names the first tensor th
 from __future__ import annotations
 
 import argparse
+import sys
 from typing import TYPE_CHECKING, Any
 
 from paceline.cli.output import print_json, say_to, table_lines
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 EXAMPLE = "paceline verify examples/stdlib-code.toml --layout dp_shard=2 --steps 5"
 CODES = (3, 4, 5, 6)
 DTYPES = ("fp32", "fp64")  # the tolerances of coarser ones would hide mistakes
+TORCH_NAMES = {"float32": "fp32", "float64": "fp64"}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -30,19 +32,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--all", metavar="N", type=whole, default=0, dest="largest", help="every layout of 2 to N ranks, each in fp64"
     )
     parser.add_argument("--steps", metavar="N", type=whole, default=3, help="optimizer updates to compare (default 3)")
-    dtypes_help = f"precisions to compare in, of {','.join(DTYPES)} (default fp32,fp64; with --all fp64)"
-    parser.add_argument("--dtypes", metavar="LIST", default=None, help=dtypes_help)
+    dtype_help = f"precisions to compare in, of {','.join(DTYPES)} (default fp32,fp64; with --all fp64)"
+    parser.add_argument("--dtype", metavar="LIST", default=None, help=dtype_help)
 
 
 def execute(options: argparse.Namespace) -> int:
     """Run `paceline verify`: 0 where the layout equals one device, 4 where it does not, 3 where it cannot be had."""
     from paceline.spec import load_spec
 
-    listed = ("fp64" if options.largest else "fp32,fp64") if options.dtypes is None else options.dtypes
-    dtypes = tuple(part.strip() for part in listed.split(","))
-    for dtype in dtypes:
-        if dtype not in DTYPES:
-            raise ConfigError(f"--dtypes: unknown precision '{dtype}'", "a list with commas", suggestion(dtype, DTYPES))
+    dtypes = _dtypes(options)
     if options.largest and options.layout:
         raise ConfigError("--all and --layout exclude each other", "--all proves every layout", "one of the two")
     spec = load_spec(options.spec, options.overrides)
@@ -66,13 +64,26 @@ def execute(options: argparse.Namespace) -> int:
     return code
 
 
+def _dtypes(options: argparse.Namespace) -> tuple[str, ...]:
+    """Return the precisions to compare in, each once; torch's names of them are understood."""
+    listed = ("fp64" if options.largest else "fp32,fp64") if options.dtype is None else options.dtype
+    dtypes = tuple(dict.fromkeys(TORCH_NAMES.get(part.strip(), part.strip()) for part in listed.split(",")))
+    for dtype in dtypes:
+        if dtype not in DTYPES:
+            raise ConfigError(f"--dtype: unknown precision '{dtype}'", "a list with commas", suggestion(dtype, DTYPES))
+    return dtypes
+
+
 def _every_layout(spec: Spec, options: argparse.Namespace, dtypes: tuple[str, ...]) -> int:
     """Prove every layout and print the table: 0 where all that can be had are equal, 4 where one is not."""
     from paceline.verify.every import table_rows, verify_all
     from paceline.verify.start import failure_of
 
     say = say_to(options.json)
-    result = verify_all(spec, options.largest, steps=options.steps, dtypes=dtypes, say=say)
+    watched = (sys.stderr if options.json else sys.stdout).isatty()
+    result = verify_all(
+        spec, options.largest, steps=options.steps, dtypes=dtypes, say=say, progress=say if watched else None
+    )
     refusals = [proof for proof in result["layouts"] if proof["refused_because"]]
     code = 0 if result["equal"] else 3 if len(refusals) == len(result["layouts"]) else 4
     if options.json:
@@ -86,13 +97,11 @@ def _every_layout(spec: Spec, options: argparse.Namespace, dtypes: tuple[str, ..
     for proof in wrong:
         if proof["error"]:
             say(f"failed   {proof['layout']}: {proof['error']}")
+    differing = next((proof for proof in wrong if proof["first_difference"]), None)
+    if differing:
+        raise failure_of(differing)
     if wrong:
-        first = next((proof for proof in wrong if proof["first_difference"]), None)
-        raise (
-            failure_of(first)
-            if first
-            else VerificationFailed(
-                f"layout {wrong[0]['layout']} cannot be proven", str(wrong[0]["error"]), "the traceback above"
-            )
-        )
+        name = wrong[0]["layout"]
+        alone = f"paceline verify {options.spec} --layout {name.replace(' ', ',')}"
+        raise VerificationFailed(f"layout {name} cannot be proven", str(wrong[0]["error"]), alone)
     return code

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
+from paceline.cluster.reliability import ReliabilitySpec
 from paceline.config.fields import option
 
 SOURCES = ("measured", "published", "assumed", "unknown")
@@ -16,13 +18,37 @@ class ClusterSpec:
     device: str = option("auto", "'auto' (this machine), 'cpu', 'cuda', or a catalog name such as 'h100-sxm'")
     devices: int = option(0, "number of devices (processes); 0 means every GPU, or one CPU device", minimum=0)
     devices_per_node: int = option(0, "devices that share a node; 0 means all, up to the catalog's node", minimum=0)
+    node: str = option("", "a node type of the catalog, such as 'p5' (empty: the accelerator's standard system)")
+    nodes_per_rack: int = option(0, "nodes that share a rack; 0 means unknown: racks are not told apart", minimum=0)
+    catalog: str = option("", "a file that adds accelerators, node types and prices to the catalog")
+    figures: dict[str, Any] = option(
+        factory=dict, doc="single figures that replace the catalog's, such as { network_bytes_per_second = 25e9 }"
+    )
+    groups: dict[str, Any] = option(
+        factory=dict, doc="groups of different devices: tables with `device`, `devices` and other options of this one"
+    )
+    price_class: str = option(
+        "cheapest",
+        "whose list price counts: that of hyperscalers, of specialised clouds, or the lowest",
+        choices=("cheapest", "hyperscaler", "specialised"),
+    )
+    spot: bool = option(False, "take prices of devices that may be taken away")
     price_usd_per_device_hour: float | None = option(None, "overrides the catalog's price", minimum=0.0)
-    watts_per_device: float | None = option(None, "overrides the catalog's power under load", minimum=0.0)
+    watts_per_device: float | None = option(
+        None, "overrides the power of a device and its share of the node, whether busy or waiting", minimum=0.0
+    )
+    pue: float | None = option(
+        None, "power usage effectiveness of the building; unset counts what the nodes draw alone", minimum=1.0
+    )
+    region: str = option("", "where the electricity is from: an ISO 3166 code such as 'SE' (empty: unknown)")
     carbon_g_per_kwh: float | None = option(
-        None, "carbon intensity of the electricity; unset means unknown", minimum=0.0
+        None, "carbon intensity of the electricity; overrides the region's average", minimum=0.0
     )
     memory_per_device: int = option(0, "overrides the memory of a device (0 keeps it)", quantity="bytes", minimum=0)
     probe: bool = option(True, "let `train` measure this machine once, before it plans on it for the first time")
+    reliability: ReliabilitySpec = option(
+        factory=ReliabilitySpec, doc="how often machines fail, and what an interruption takes"
+    )
 
 
 @dataclass(frozen=True)
@@ -98,10 +124,14 @@ class Cluster:
     devices_per_node: int
     links: tuple[Link, ...]  # nearest first
     price_usd_per_device_hour: Figure
-    watts_per_device: Figure
+    watts_per_device: Figure  # under load, with the device's share of the node
     carbon_g_per_kwh: Figure
     date: str = ""  # when a probe measured it, ISO 8601
     host: str = ""
+    waiting_watts_per_device: Figure | None = None  # while it does not compute; None: as under load
+    pue: Figure | None = None  # None: not stated, what the nodes draw is all that is counted
+    rails: int = 0  # planes of the network that a node's adapters lead into; 0: unknown
+    nodes_per_rack: int = 0  # 0: unknown
 
     def link(self, group_size: int) -> Link:
         """Return the slowest link that a collective over `group_size` consecutive devices crosses."""

@@ -3,32 +3,35 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from pathlib import Path
 from typing import Any
 
-from paceline.cluster.catalog import (
+from paceline.cluster.assumed import (
     CPU_LINK,
     CPU_WATTS_PER_CORE,
     NETWORK_LATENCY_SECONDS,
+    NO_PRICE,
     NODE_LATENCY_SECONDS,
     UNKNOWN,
     assumed_cpu,
+    unknown_gpu,
+)
+from paceline.cluster.carbon import carbon_of
+from paceline.cluster.catalog import (
     find_entry,
+    find_node,
     match_driver_name,
     published_device,
     published_links,
     published_price,
     published_watts,
-    unknown_gpu,
 )
 from paceline.cluster.cluster import CalibrationStep, Cluster, ClusterSpec, Device, Figure, Link
 from paceline.cluster.host import Host, read_host, torch_without_cuda, visible_gpus
+from paceline.cluster.override import with_overrides
 from paceline.cluster.probe import disturbed_text, is_disturbed, threads_per_device
 from paceline.cluster.store import probe_path, read_probe
 from paceline.errors import ConfigError
-
-NO_PRICE = Figure(math.nan, "unknown", "set cluster.price_usd_per_device_hour")
 
 
 def resolve_cluster(spec: ClusterSpec, probes: Path | None = None) -> tuple[Cluster, list[str]]:
@@ -57,7 +60,8 @@ def resolve_cluster(spec: ClusterSpec, probes: Path | None = None) -> tuple[Clus
             )
     else:
         cluster = _published(spec, remarks)
-    return _with_overrides(cluster, spec), remarks
+    cluster = dataclasses.replace(cluster, carbon_g_per_kwh=carbon_of(spec.region), nodes_per_rack=spec.nodes_per_rack)
+    return with_overrides(cluster, spec), remarks
 
 
 def _this_cpu(spec: ClusterSpec, probes: Path | None, remarks: list[str]) -> Cluster:
@@ -94,7 +98,9 @@ def _this_gpu(spec: ClusterSpec, probes: Path | None, remarks: list[str]) -> Clu
             f"devices = {len(gpus)}, devices_per_node = {len(gpus)} for several machines like this one, or a catalog"
             " name as cluster.device to plan for another machine",
         )
-    entry = match_driver_name(gpus[0].name)
+    entry = match_driver_name(gpus[0].name, spec.catalog)
+    waiting: Figure | None = None
+    rails = 0
     if entry is None:
         remarks.append(f"'{gpus[0].name}' is not in the catalog: its rates are unknown until `paceline probe` has run")
         device, price, watts = unknown_gpu(gpus[0].name), NO_PRICE, UNKNOWN
@@ -103,25 +109,39 @@ def _this_gpu(spec: ClusterSpec, probes: Path | None, remarks: list[str]) -> Clu
             Link("network", NETWORK_LATENCY_SECONDS, UNKNOWN),
         )
     else:
-        device, price, watts = published_device(entry), published_price(entry), published_watts(entry)
-        links = published_links(entry)
+        node = find_node(entry, spec.node, spec.catalog)
+        device, links, rails = published_device(entry), published_links(entry, node), node.rails
+        price = published_price(entry, spec.price_class, spec.spot, spec.catalog)
+        watts, waiting = published_watts(entry), published_watts(entry, busy=0.0)
     smallest = min(gpu.memory_bytes for gpu in gpus)
     if smallest:
         device = dataclasses.replace(device, memory_bytes=Figure(smallest, "measured", "as the driver reports"))
-    cluster = Cluster(device, devices, here, links, price, watts, UNKNOWN, host=host.name)
+    cluster = Cluster(
+        device, devices, here, links, price, watts, UNKNOWN,
+        host=host.name, waiting_watts_per_device=waiting, rails=rails,
+    )  # fmt: skip
     return _with_probe(cluster, host, "cuda", 0, probes, remarks)
 
 
 def _published(spec: ClusterSpec, remarks: list[str]) -> Cluster:
-    entry = find_entry(spec.device)
+    entry = find_entry(spec.device, spec.catalog)
+    node = find_node(entry, spec.node, spec.catalog)
     devices = spec.devices or 1
-    per_node = _per_node(spec, devices, entry.devices_per_node)
-    links = published_links(entry)
-    remarks.append(f"{entry.title}: published figures ({entry.source}); nothing was measured")
+    per_node = _per_node(spec, devices, node.devices)
+    links = published_links(entry, node)
+    remarks.append(f"{entry.title} in {node.title}: published figures ({entry.source}); nothing was measured")
     if devices > per_node and links[1].bytes_per_second.source == "assumed":
         remarks.append(f"the network between nodes is assumed: {links[1].bytes_per_second.note}")
     return Cluster(
-        published_device(entry), devices, per_node, links, published_price(entry), published_watts(entry), UNKNOWN
+        device=published_device(entry),
+        devices=devices,
+        devices_per_node=per_node,
+        links=links,
+        price_usd_per_device_hour=published_price(entry, spec.price_class, spec.spot, spec.catalog),
+        watts_per_device=published_watts(entry),
+        carbon_g_per_kwh=UNKNOWN,
+        waiting_watts_per_device=published_watts(entry, busy=0.0),
+        rails=node.rails,
     )
 
 
@@ -197,22 +217,3 @@ def apply_probe(cluster: Cluster, record: dict[str, Any]) -> Cluster:
             *cluster.links[1:],
         )
     return dataclasses.replace(cluster, device=device, links=links, date=record["date"])
-
-
-def _with_overrides(cluster: Cluster, spec: ClusterSpec) -> Cluster:
-    """Return the cluster with the figures that the spec itself states."""
-
-    def stated(value: float) -> Figure:
-        return Figure(float(value), "published", "from the spec")
-
-    changes: dict[str, Any] = {}
-    if spec.price_usd_per_device_hour is not None:
-        changes["price_usd_per_device_hour"] = stated(spec.price_usd_per_device_hour)
-    if spec.watts_per_device is not None:
-        changes["watts_per_device"] = stated(spec.watts_per_device)
-    if spec.carbon_g_per_kwh is not None:
-        changes["carbon_g_per_kwh"] = stated(spec.carbon_g_per_kwh)
-    if spec.memory_per_device:
-        memory = stated(spec.memory_per_device)
-        changes["device"] = dataclasses.replace(cluster.device, memory_bytes=memory)
-    return dataclasses.replace(cluster, **changes)

@@ -18,6 +18,7 @@ from paceline.plan.session import Planned, plan_task
 from paceline.report.build import build_report, report_lines, write_report
 from paceline.run.arguments import run_directory
 from paceline.run.brief import BRIEF_VARIABLE, make_brief
+from paceline.run.extras import check_extras
 from paceline.run.handover import hand_over
 from paceline.run.journal import mark_end, read_journal
 from paceline.run.place import ranks_from_environment
@@ -34,6 +35,7 @@ def train(spec: Spec, say: Say = print) -> int:
     Prints the plan and its price before, and the report after. Raises a PacelineError for what is wrong before
     training starts; what goes wrong later is explained on stderr and in the report.
     """
+    check_extras(spec.run)
     run_dir = run_directory(spec)
     check_writable(run_dir)
     if ranks_from_environment(os.environ) is not None:

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 from paceline.plan.cost.compute import calibration_note
 from paceline.plan.cost.rates import Rates
 from paceline.plan.cost.total import MEMORY_ERROR, TIME_ERROR
-from paceline.plan.forecast import Estimate, Term
+from paceline.plan.forecast import BillTerm, Estimate, Term
+from paceline.plan.placement.tell import placement_lines
 from paceline.plan.plan import Plan
 from paceline.plan.search import HEADROOM, Candidate
 from paceline.task.task import ModelSpec
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 WIDTH = 100
 LISTED = 200  # candidates that `--explain` prints; the rest is counted
 INDENT = " " * 9
+NOTABLE_GOODPUT = 0.995  # failures that cost less stand in `--explain` only
 
 
 def headline_lines(planned: Planned) -> list[str]:
@@ -32,6 +34,7 @@ def headline_lines(planned: Planned) -> list[str]:
         f"cluster  {cluster_text(planned)}",
         f"plan     {planned.plan}",
         f"{INDENT}{price_text(planned)}   ({others})",
+        *([f"{INDENT}{expected_text(planned)}"] if planned.expected.goodput < NOTABLE_GOODPUT else []),
     ]
 
 
@@ -77,11 +80,36 @@ def price_text(planned: Planned) -> str:
     ])  # fmt: skip
 
 
+def expected_text(planned: Planned) -> str:
+    """Return in one line what failures make of the run: its time with its interval, goodput, interruptions."""
+    expected = planned.expected
+    if not math.isfinite(expected.goodput):
+        return f"unknown: {expected.because}; set cluster.reliability.mtbf_hours_per_device"
+    return (
+        f"expected: {format_seconds(expected.wall_seconds.value)}{_percent(expected.wall_seconds)}"
+        f" · goodput {expected.goodput:.1%} · {format_count(expected.interruptions)} interruptions"
+    )
+
+
 def money_text(usd: float) -> str:
     """Return an amount of money; "price unknown" where there is none."""
     if not math.isfinite(usd):
         return "price unknown"
     return f"${usd:,.0f}" if usd >= 100 else f"${usd:.2f}" if usd >= 0.005 or usd == 0 else "<$0.01"
+
+
+def bill_text(term: BillTerm) -> str:
+    """Return money, energy or carbon in one line: the value, both intervals, the formula and its source."""
+    if not math.isfinite(term.value):
+        return f"unknown: {term.formula}"
+    show = {"USD": money_text, "kWh": _energy, "g": _carbon}[term.unit]
+    sure = f"80 %: {show(term.low)} to {show(term.high)}; 95 %: {show(term.low95)} to {show(term.high95)}"
+    return f"{show(term.value)} ({sure}); {term.formula} [{term.source}]"
+
+
+def _carbon(grams: float) -> str:
+    scale, unit = next(pair for pair in ((1e6, "t"), (1e3, "kg"), (1.0, "g")) if grams >= pair[0] or pair[1] == "g")
+    return f"{grams / scale:,.3g} {unit} CO2e"
 
 
 def _energy(kwh: float) -> str:
@@ -108,6 +136,10 @@ def explain_lines(planned: Planned) -> list[str]:
         *_totals(planned),
         "",
         *_intervals(planned),
+        "",
+        *_expected(planned),
+        "",
+        *placement_lines(planned.placement),
         "",
         *_candidates(planned.search.candidates, planned.search.unpriced),
         "",
@@ -136,28 +168,20 @@ def _terms(title: str, terms: Sequence[Term], show: Callable[[float], str]) -> l
 
 
 def _totals(planned: Planned) -> list[str]:
-    forecast, cluster = planned.forecast, planned.cluster
+    forecast = planned.forecast
     peak = planned.peak_name(planned.plan.precision)
     mfu = f"{forecast.mfu:.1%} {peak}" if math.isfinite(forecast.mfu) else f"unknown ({peak})"
-    price, watts = cluster.price_usd_per_device_hour, cluster.watts_per_device
     unit = planned.facts.unit
     lines = [f"the run: {forecast.steps:,} steps, {format_seconds(forecast.run_seconds.value)} of training"]
     rows = [
         ("throughput", f"{format_count(forecast.tokens_per_second)} {unit}/s"),
         ("utilisation", f"{mfu}; model FLOPs are 3 x forward, attention as its causal half, no recompute"),
-        ("money", f"{money_text(forecast.usd.value)}; {_figure(price.value, '$', '/device-hour')} ({price.note})"),
-        ("energy", f"{_energy(forecast.kwh.value)}; {_figure(watts.value, '', ' W/device')} ({watts.note})"),
-        ("carbon", f"{forecast.carbon_g.value:,.3g} g CO2e" if math.isfinite(forecast.carbon_g.value)
-         else "unknown; set cluster.carbon_g_per_kwh"),
+        *((term.name, bill_text(term)) for term in forecast.bill),
         ("not in it", "start-up, evaluation and checkpoints"),
     ]  # fmt: skip
     for name, text in rows:
         lines += _wrap(f"  {name:12}", text)
     return lines
-
-
-def _figure(value: float, before: str, after: str) -> str:
-    return f"{before}{value:,.4g}{after}" if math.isfinite(value) else "unknown"
 
 
 def _intervals(planned: Planned) -> list[str]:
@@ -176,6 +200,16 @@ def _intervals(planned: Planned) -> list[str]:
         note = f"measured steps over the sum of their parts: {ratios}; compute terms are{calibration_note(rates)}"
         lines += _wrap("calibration: ", note, 2)
     return lines
+
+
+def _expected(planned: Planned) -> list[str]:
+    """Return the run under failures, term by term."""
+    expected = planned.expected
+    if not expected.terms:
+        return _wrap("under failures: ", expected_text(planned), 2)
+    lines = _terms("the run under failures", expected.terms, format_seconds)
+    text = f"{expected_text(planned).removeprefix('expected: ')}; {expected.because}. `paceline simulate` tells more."
+    return [*lines, *_wrap("  ", text)]
 
 
 def _candidates(candidates: Sequence[Candidate], unpriced: int) -> list[str]:

@@ -29,6 +29,21 @@ class Estimate:
 
 
 @dataclass(frozen=True)
+class BillTerm:
+    """Money, energy or carbon of a whole run: its 80 % and 95 % intervals, the formula with its figures, the source."""
+
+    name: str
+    unit: str
+    value: float
+    low: float
+    high: float
+    low95: float
+    high95: float
+    formula: str
+    source: str
+
+
+@dataclass(frozen=True)
 class Forecast:
     """What one plan is expected to take.
 
@@ -48,3 +63,4 @@ class Forecast:
     carbon_g: Estimate
     model_flops_per_step: float  # 3 x forward FLOPs (causal attention), no recompute
     mfu: float  # model FLOPs over the devices' published peak; NaN where the peak is unknown
+    bill: tuple[BillTerm, ...] = ()  # money, energy and carbon, term by term

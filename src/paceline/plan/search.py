@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from paceline.cluster.cluster import Cluster
 from paceline.errors import DoesNotFit
 from paceline.plan.cost.inputs import Context
-from paceline.plan.cost.total import memory_estimate, money_energy_carbon
-from paceline.plan.forecast import Estimate, Forecast, Term
+from paceline.plan.cost.price import amounts
+from paceline.plan.cost.total import memory_estimate
+from paceline.plan.forecast import Forecast, Term
 from paceline.plan.plan import OFFLOAD, RECOMPUTE, Plan, PlanSpec
 from paceline.plan.space import MODEL_AXES, Refusal, allowed_layouts, base_plan, recompute_modes
 from paceline.plan.walk import TIE_RATIO, Candidate, Walk
@@ -81,9 +82,9 @@ def search(
 
 
 def _per_second(context: Context, goal: str) -> float:
-    """Return what the goal counts for a second per step, as `_goal_value` does."""
-    usd, kwh, _ = money_energy_carbon(context.cluster, Estimate(float(context.steps), 0.0, 0.0, "measured"))
-    value = {"money": usd.value, "energy": kwh.value}.get(goal, math.nan)
+    """Return what the goal counts at least for a second per step, in the unit of `_goal_value`."""
+    usd, kwh, _ = amounts(context.cluster, float(context.steps), busy=0.0)
+    value = {"money": usd, "energy": kwh}.get(goal, math.nan)
     return value if math.isfinite(value) else 1.0
 
 
@@ -119,7 +120,7 @@ def memory_refusal(memory: tuple[Term, ...], cluster: Cluster) -> str:
 def _goal_value(forecast: Forecast, goal: str) -> float:
     """Return what the goal minimises; infinity where it is unknown.
 
-    On one cluster money and energy are proportional to time, so where they are unknown, time ranks the same.
+    On one cluster money is proportional to time, and energy nearly: where they are unknown, time ranks.
     """
     asked = {"memory": forecast.peak_bytes, "money": forecast.usd, "energy": forecast.kwh}.get(goal)
     value = forecast.step_seconds.value if asked is None or not math.isfinite(asked.value) else asked.value

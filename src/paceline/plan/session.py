@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from paceline.cluster.cluster import Cluster
@@ -19,6 +20,8 @@ from paceline.task.profile import ModelProfile
 from paceline.task.task import ModelSpec, Task
 
 if TYPE_CHECKING:
+    from paceline.plan.placement.place import Placement
+    from paceline.plan.simulate.expected import Expected
     from paceline.spec import Spec
 
 
@@ -43,6 +46,20 @@ class Planned:
         goal = {"time": "fastest", "memory": "smallest", "money": "cheapest", "energy": "least energy"}
         fit, refused = len(self.search.candidates), len(self.search.refused)
         return f"{goal[self.spec.plan.goal]} of {fit} that fit, {refused} refused; {self.search.precision_because}"
+
+    @cached_property
+    def expected(self) -> Expected:
+        """The whole run under the cluster's failures; of unknown values where nothing is known of them."""
+        from paceline.plan.simulate.expected import expected_run
+
+        return expected_run(self)
+
+    @cached_property
+    def placement(self) -> Placement:
+        """Where the plan's ranks stand on the cluster."""
+        from paceline.plan.placement.place import place
+
+        return place(self.profile, self.cluster, self.plan, self.forecast.step_seconds.value)
 
     @property
     def threads(self) -> int:

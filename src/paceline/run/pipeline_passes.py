@@ -30,7 +30,7 @@ from paceline.run.parallel.pipeline import Pipeline
 from paceline.run.passes import Objective
 from paceline.run.rng import seed_at, seed_device
 from paceline.run.rng_state import random_state
-from paceline.run.stage_module import StageModule, rows_in
+from paceline.run.stage_module import StageModule, refuse_call, rows_in
 
 SCHEDULES: dict[str, Any] = {
     "gpipe": ScheduleGPipe,
@@ -67,6 +67,8 @@ class PipelinePasses:
     ) -> None:
         self._pipeline, self._plan, self._device, self._seed = pipeline, plan, device, seed
         self._stages = [StageModule(stage, objective, plan, device, seed, take_part) for stage in pipeline.stages]
+        if len(self._stages) > 1:
+            pipeline.model.register_forward_pre_hook(refuse_call)  # stages are called one by one, never their union
         self._indices = [stage.index for stage in pipeline.stages]
         self._ranks = dist.get_process_group_ranks(pipeline.group)
         self._borders: dict[Any, list[_Border]] = {}  # by the shapes of a row

@@ -22,6 +22,7 @@ from paceline.plan.plan import Plan, PlanSpec
 from paceline.plan.session import plan_task
 from paceline.run.arguments import make_spec, run_directory
 from paceline.run.brief import BRIEF_VARIABLE, Brief, brief_from_json, given_brief, make_brief
+from paceline.run.extras import check_extras
 from paceline.run.place import ranks_from_environment, ranks_per_node
 from paceline.run.recovery.supervisor import explain, supervise
 from paceline.run.spec import RunSpec
@@ -47,6 +48,7 @@ class Run(Training):
         run: dict[str, Any] | RunSpec | None = None,
     ) -> None:
         spec = make_spec(task, plan, cluster, run)
+        check_extras(spec.run)
         brief = given_brief()
         if brief is None and ranks_from_environment(os.environ) is None:
             brief = _planned(spec)

@@ -50,7 +50,7 @@ class StageModule(nn.Module):
         self._stage, self._objective, self._plan = stage, objective, plan
         self._device, self._seed, self._take_part = device, seed, take_part
         self._incoming: Tensor | None = None
-        self._calls = 0
+        self._running, self._calls = False, 0
         parameters = inspect.signature(type(self.part).forward).parameters
         self._by_name = "inputs_embeds" in parameters  # a Hugging Face model takes hidden states beside tokens
         # First of all hooks: sharding must see the hidden states, whose gradients it waits for.
@@ -91,16 +91,18 @@ class StageModule(nn.Module):
 
     def run(self, micro: MicroBatch, hidden: Tensor | None) -> Any:
         """Run the stage's part of the objective: (loss sum, weight) on the last stage, else hidden states."""
-        self._incoming, self._calls = hidden, 0
+        self._incoming, self._running, self._calls = hidden, True, 0
         try:
             return self._objective(self.part, self._take_part(in_model_precision(micro.data, self._plan)))
         except _HandedOn as handed_on:
             return handed_on.hidden
         finally:
-            self._incoming = None
+            self._incoming, self._running = None, False
 
     def _enter(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Put the hidden states in the place of the model's input."""
+        if not self._running:
+            refuse_call(module)
         self._calls += 1
         if self._calls > 1:
             raise ConfigError(
@@ -132,6 +134,15 @@ class StageModule(nn.Module):
         self._backwards += 1
         assert self._stage.gradients is not None
         self._stage.gradients.before_micro_batch(last=self._backwards == len(self._micro_batches))
+
+
+def refuse_call(module: nn.Module, *_: Any) -> None:
+    """Raise ConfigError: the user called a model of which this rank holds some stages."""
+    raise ConfigError(
+        f"{type(module).__name__} was called outside of a step, and this rank has a part of it",
+        "its other layers are on other pipeline stages",
+        "run.evaluate() for the loss on held-out data, `paceline export` for the whole weights, or pp = 1",
+    )
 
 
 def rows_in(micro: MicroBatch) -> int:

@@ -150,6 +150,7 @@ class Stepper:
             router=router,
         )
 
+    @torch.no_grad()  # the local part of a DTensor is then no step of a graph
     def _local_squares(self) -> torch.Tensor:
         """Return this rank's contribution to the squared global norm of the unscaled gradients."""
         by_copies: dict[int, list[torch.Tensor]] = {}
@@ -173,6 +174,7 @@ class Stepper:
         shards = math.prod(mesh.size(i) for i, place in enumerate(parameter.placements) if not place.is_replicate())
         return holders // shards
 
+    @torch.no_grad()
     def _update(self, step: int, loss: float, norm: float, correction: float, lr: float) -> bool:
         """Scale, clip and apply the gradients; return whether weights changed."""
         if not math.isfinite(norm) or not math.isfinite(loss):

@@ -7,6 +7,7 @@ each tensor against the same part of the reference, so a difference is found on 
 from __future__ import annotations
 
 import time
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -30,27 +31,41 @@ from paceline.verify.tolerance import QUANTITIES, larger, tolerance
 LISTED = 8  # tensors that a result names; the rest is counted
 
 
-def compare(task: Task, plan: Plan, world: World, source: Source, items_per_sample: int, steps: int) -> dict[str, Any]:
+@dataclass(frozen=True)
+class Reference:
+    """What one device computes: its weights and buffers at the start, traits of the model, and every step's numbers."""
+
+    initial: dict[str, torch.Tensor]
+    traits: Traits
+    steps: list[ReferenceStep]
+
+
+def compare(
+    task: Task,
+    plan: Plan,
+    world: World,
+    source: Source,
+    items_per_sample: int,
+    steps: int,
+    kept: dict[Any, Reference] | None = None,
+) -> dict[str, Any]:
     """Return {equal, dtype, steps, seconds, differences: {quantity: largest}, first_difference}, on every rank alike.
 
     `first_difference` is the first that is too large, in order of cause, with its family and likely cause, and the
-    names of all tensors of that quantity and step that are too far off.
+    names of all tensors of that quantity and step that are too far off. `kept` holds references of the same task that
+    were computed before, and is added to: layouts that read a batch in the same parts have the same reference.
     """
     began = time.perf_counter()
-    model = reference_model(task, source, items_per_sample, MASTER_DTYPES[plan.precision])
-    traits = traits_of(model)
-    initial = {name: tensor.detach().clone() for name, tensor in _state(model).items()}
-    reference: list[ReferenceStep] = []
-    if plan.layout.cp > 1:
-        stop_dropout(model)
+    reference: Reference | None = None
     if world.is_first:
-        reference = reference_steps(task, plan, source, items_per_sample, steps, model)
+        reference = _reference(task, plan, source, items_per_sample, steps, {} if kept is None else kept)
+    initial, traits = _shared(reference and (reference.initial, reference.traits), world)
     built = assemble(task, plan, world, source, items_per_sample)
     if plan.layout.cp > 1:
         stop_dropout(built.model)
-    found = tensor_differences("initial", _state(built.model), _shared(initial, world), 0, world, plan.layout)
+    found = tensor_differences("initial", _state(built.model), initial, 0, world, plan.layout)
     for step in range(1, steps + 1):
-        expected = _shared(reference[step - 1] if world.is_first else None, world)
+        expected = _shared(reference and reference.steps[step - 1], world)
         found += _step(built, task, plan, world, source, step, steps, expected)
     worst = dict.fromkeys(QUANTITIES, 0.0)
     for difference in found:
@@ -64,6 +79,22 @@ def compare(task: Task, plan: Plan, world: World, source: Source, items_per_samp
         "differences": worst,
         "first_difference": first,
     }
+
+
+def _reference(
+    task: Task, plan: Plan, source: Source, items_per_sample: int, steps: int, kept: dict[Any, Reference]
+) -> Reference:
+    """Return what one device computes, from `kept` where it is there."""
+    layout, without_dropout = plan.layout, plan.layout.cp > 1
+    key = (plan.precision, steps, plan.batch_samples, layout.data_degree, plan.accumulation, without_dropout)
+    if key not in kept:
+        model = reference_model(task, source, items_per_sample, MASTER_DTYPES[plan.precision])
+        traits = traits_of(model)
+        initial = {name: tensor.detach().clone() for name, tensor in _state(model).items()}
+        if without_dropout:
+            stop_dropout(model)
+        kept[key] = Reference(initial, traits, reference_steps(task, plan, source, items_per_sample, steps, model))
+    return kept[key]
 
 
 def stop_dropout(model: torch.nn.Module) -> None:

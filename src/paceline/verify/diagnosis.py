@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from torch import nn
 
 from paceline.plan.plan import Plan
+from paceline.task.models.chain import chain_of
 from paceline.verify.difference import Difference
 
 BF16_ROUNDING = (2.0**-12, 2.0**-6)  # relative differences of a few values rounded to 8 bits of mantissa
@@ -42,12 +43,20 @@ def traits_of(model: nn.Module) -> Traits:
     first_names = {name for name, _ in model.named_parameters()}
     every_name = model.named_parameters(remove_duplicate=False)
     shared = {id(parameter) for name, parameter in every_name if name not in first_names}
+    ends = _on_two_stages(model)
     return Traits(
         has_dropout=any(isinstance(m, nn.modules.dropout._DropoutNd) and m.p > 0 for m in modules),
         has_batch_statistics=any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in modules),
         vectors=frozenset(name for name, p in model.named_parameters() if p.dim() < 2),
-        tied=frozenset(name for name, p in model.named_parameters() if id(p) in shared),
+        tied=frozenset(name for name, p in model.named_parameters() if id(p) in shared or name in ends),
     )
+
+
+def _on_two_stages(model: nn.Module) -> set[str]:
+    """Return the names of the parameters that the first and the last stage of a pipeline both need."""
+    chain = chain_of(model)
+    both = [name for name in chain.first if name in chain.last] if chain else []
+    return {f"{name}.{own}" for name in both for own, _ in model.get_submodule(name).named_parameters()}
 
 
 def diagnose(wrong: list[Difference], compared: int, plan: Plan, traits: Traits) -> Diagnosis:
@@ -62,7 +71,7 @@ def diagnose(wrong: list[Difference], compared: int, plan: Plan, traits: Traits)
     if first.quantity == "initial":
         return _initial(same)
     if first.quantity == "weight":
-        return _weight(first)
+        return _weight(first, plan)
     if first.quantity == "router":
         return _router(first, plan)
     if first.quantity == "loss":
@@ -102,7 +111,10 @@ def _initial(same: list[Difference]) -> Diagnosis:
     return Diagnosis("initial weights", "the weights at the start depend on the layout")
 
 
-def _weight(first: Difference) -> Diagnosis:
+def _weight(first: Difference, plan: Plan) -> Diagnosis:
+    shared = plan.layout.cp * plan.layout.tp * plan.layout.pp > 1  # the same rows on several ranks
+    if shared and (degree := _degree(first.ratio, plan)):
+        return Diagnosis("loss normalisation", f"{first.ratio:.4g} times as many items are counted: {degree}")
     if first.ratio > 1:
         likely = f"{first.ratio:.4g} times as many items are counted: a padding mask is lost, or stand-in rows count"
         return Diagnosis("padding and label masks", likely)
@@ -120,7 +132,12 @@ def _loss(wrong: list[Difference], plan: Plan, traits: Traits) -> Diagnosis:
         return Diagnosis("dropout", "same samples, same weights, another loss: dropout masks depend on the rank")
     if traits.has_batch_statistics:
         return Diagnosis("batch-norm statistics", "normalisation uses each rank's own part of the batch")
-    return Diagnosis("labels", "same samples, same weights, another loss: labels or positions are shifted")
+    likely = "same samples, same weights, another loss: labels or positions are shifted"
+    if plan.layout.tp > 1:
+        return Diagnosis("forward pass", f"{likely}, or parts are not summed over tp")
+    if plan.layout.cp > 1:
+        return Diagnosis("forward pass", f"{likely}, or keys of other ranks are not seen")
+    return Diagnosis("labels", likely)
 
 
 def _gradients(same: list[Difference], compared: int, plan: Plan, traits: Traits) -> Diagnosis:
@@ -145,6 +162,8 @@ def _gradients(same: list[Difference], compared: int, plan: Plan, traits: Traits
     likely = (
         "the loss is right and sums are not: parts are left out, averaged as equals, or clipped before they are summed"
     )
+    if plan.layout.tp > 1:
+        likely += "; or not summed over tp"
     return Diagnosis("gradient normalisation", likely)
 
 
@@ -152,9 +171,10 @@ def _norm(first: Difference, plan: Plan) -> Diagnosis:
     if not first.copies_agree:
         return Diagnosis("gradient norm", "ranks clip by different norms: that of their own shard is not summed")
     squared = _degree(first.ratio**2, plan)
-    named = f": its square is off by {squared}" if squared else ""
+    named = f"its square is off by {squared}" if squared else "what several ranks hold is not counted once"
+    digits = ".4g" if abs(first.ratio - 1) > 1e-3 else ".6f"
     return Diagnosis(
-        "gradient norm", f"gradients are right, their norm is {first.ratio:.4g} times the reference's{named}"
+        "gradient norm", f"gradients are right, their norm is {first.ratio:{digits}} times the reference's: {named}"
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -15,41 +16,56 @@ from paceline.plan.space import DATA_AXES, MODEL_AXES, alone
 from paceline.spec import Spec
 from paceline.task.data.facts import data_facts
 from paceline.task.profile import ModelProfile
-from paceline.verify.group import run_jobs
+from paceline.verify.group import Result, run_jobs
 from paceline.verify.start import STEPS, Say, exact_plan, jobs_of, proof_of, refused
 
 ALL_DTYPES = ("fp64",)  # the strictest proof; others cost as much again and show what it shows
 
 
 def verify_all(
-    spec: Spec, largest: int, *, steps: int = STEPS, dtypes: Sequence[str] = ALL_DTYPES, say: Say | None = None
+    spec: Spec,
+    largest: int,
+    *,
+    steps: int = STEPS,
+    dtypes: Sequence[str] = ALL_DTYPES,
+    say: Say | None = None,
+    progress: Say | None = None,
 ) -> dict[str, Any]:
     """Return {equal, layouts}: whether every layout of 2 to `largest` ranks that can be had equals one device.
 
     Each layout runs with its own degrees, on the twin of the task. Those that cannot be had say why in
-    `refused_because`; an axis that is closed to the model is refused once. One that ends in an error has it in `error`
-    and is not equal. Processes are started once for each number of ranks.
+    `refused_because`; an axis that is closed to the model is refused once. One that ends in an error, as when a rank
+    dies, has it in `error` and is not equal. Processes are started once. `progress` is given a line for each layout
+    when it is done.
     """
     facts = data_facts(spec.task.data, say)
     profile = profile_task(spec.task, facts)
-    proofs: list[dict[str, Any]] = [
-        refused(str(alone(axis, 2)), DoesNotFit(f"{axis} = 2 cannot be had", profile.closed_axes[axis]), steps, 0.0)
+    plans, refusals = every_plan(spec, profile, largest)
+    if say:
+        ranks = f"2 to {largest} ranks" if largest > 2 else "2 ranks"
+        say(f"verify   {len(plans)} layout{'' if len(plans) == 1 else 's'} of {ranks} in {', '.join(dtypes)}")
+    proofs = [refused(name, refusal, steps, 0.0) for name, refusal in refusals]
+    if plans:
+        proofs += _prove(spec, plans, facts.vocab, steps, dtypes, say, progress)
+    tried = [proof for proof in proofs if not proof["refused_because"]]
+    return {"equal": bool(tried) and all(proof["equal"] for proof in tried), "layouts": proofs}
+
+
+def every_plan(spec: Spec, profile: ModelProfile, largest: int) -> tuple[list[Plan], list[tuple[str, DoesNotFit]]]:
+    """Return a plan for every layout of 2 to `largest` ranks that can be had, and (layout, why not) for the others."""
+    plans: list[Plan] = []
+    refusals: list[tuple[str, DoesNotFit]] = [
+        (str(alone(axis, 2)), DoesNotFit(f"{axis} = 2 cannot be had", profile.closed_axes[axis]))
         for axis in (*DATA_AXES, *MODEL_AXES)
         if profile.closed_axes and axis in profile.closed_axes
     ]
     for ranks in range(2, largest + 1):
-        plans = []
         for layout in every_layout(profile, ranks):
             try:
                 plans.append(exact_plan(spec, PlanSpec(**dataclasses.asdict(layout)), profile))
             except DoesNotFit as refusal:
-                proofs.append(refused(str(layout), refusal, steps, 0.0))
-        if plans:
-            if say:
-                say(f"verify   {len(plans)} layout{'s' if len(plans) > 1 else ''} of {ranks} ranks")
-            proofs += _prove(spec, plans, facts.vocab, steps, dtypes)
-    tried = [proof for proof in proofs if not proof["refused_because"]]
-    return {"equal": bool(tried) and all(proof["equal"] for proof in tried), "layouts": proofs}
+                refusals.append((str(layout), refusal))
+    return plans, refusals
 
 
 def every_layout(profile: ModelProfile, ranks: int) -> list[Layout]:
@@ -63,12 +79,28 @@ def every_layout(profile: ModelProfile, ranks: int) -> list[Layout]:
 
 
 def _prove(
-    spec: Spec, plans: Sequence[Plan], data_vocab: int | None, steps: int, dtypes: Sequence[str]
+    spec: Spec,
+    plans: Sequence[Plan],
+    data_vocab: int | None,
+    steps: int,
+    dtypes: Sequence[str],
+    say: Say | None,
+    progress: Say | None,
 ) -> list[dict[str, Any]]:
-    """Return the records of plans of one number of ranks, proven in one group of processes."""
+    """Return the records of plans, proven in one group of processes."""
     began = time.perf_counter()
     jobs = [job for plan in plans for job in jobs_of(spec, plan, data_vocab, dtypes, exact=True)]
-    results = run_jobs(jobs, steps)
+    count = itertools.count(1)
+
+    def told(index: int, result: Result) -> None:
+        if progress:
+            done = f"{next(count):>{len(str(len(jobs)))}}/{len(jobs)}"
+            progress(f"verify   {done}  {plans[index // len(dtypes)].layout}: {_outcome_text(result)}")
+        if say and isinstance(result, PacelineError):
+            for note in getattr(result, "__notes__", ()):
+                say(note)
+
+    results = run_jobs(jobs, steps, told)
     own = sum(result["seconds"] for result in results if not isinstance(result, PacelineError))
     shared = max(0.0, time.perf_counter() - began - own) / len(plans)  # starting processes, by layout
     proofs = []
@@ -78,12 +110,22 @@ def _prove(
         good = [result for result in ours if not isinstance(result, PacelineError)]
         seconds = shared + sum(result["seconds"] for result in good)
         if errors:
-            error = f"{errors[0].what}: {errors[0].because}" if errors[0].because else errors[0].what
             failed = refused(str(plan.layout), errors[0], steps, seconds)
+            error = failed["refused_because"]
             proofs.append({**failed, "ran_as": str(plan.layout), "refused_because": None, "error": error})
         else:
-            proofs.append({**proof_of(plan, str(plan.layout), good, steps, seconds), "error": None})
+            proofs.append(proof_of(plan, str(plan.layout), good, steps, seconds))
     return proofs
+
+
+def _outcome_text(result: Result) -> str:
+    """Return how the comparison of one layout in one precision ended, for those who watch."""
+    if isinstance(result, PacelineError):
+        return f"FAILED, {result.what}"
+    worst = result["differences"]
+    verdict = "equal" if result["equal"] else "NOT equal"
+    sizes = f"loss {worst['loss']:.0e}, weights {worst['weights']:.0e}"
+    return f"{verdict} in {result['dtype']}, {sizes} ({result['seconds']:.1f} s)"
 
 
 def table_rows(proofs: Sequence[dict[str, Any]]) -> list[tuple[str, ...]]:

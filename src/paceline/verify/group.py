@@ -1,4 +1,8 @@
-"""A group of processes that proves many plans, one after the other: started once for all plans of one world size."""
+"""A group of processes that proves many plans, one after the other. It is started once, whatever the plans' ranks.
+
+Plans of the most ranks come first. A process whose rank is not needed any more ends, and those that stay meet in a new
+world of the next size: none waits for its turn, and none is started twice.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +11,9 @@ import json
 import os
 import sys
 import tempfile
-from collections.abc import Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,6 +25,10 @@ from paceline.run.recovery.supervisor import Outcome, supervise
 from paceline.spec import Spec
 
 STOPPED = (129, 130, 143)  # ended by SIGHUP, SIGINT or SIGTERM: somebody wants the whole proof to end
+FOLLOW_SECONDS = 0.2  # between two looks for new results, for those who watch
+
+Result = dict[str, Any] | PacelineError
+Told = Callable[[int, Result], None]
 
 
 @dataclass(frozen=True)
@@ -29,45 +39,83 @@ class Job:
     plan: Plan
 
 
-def run_jobs(jobs: Sequence[Job], steps: int) -> list[dict[str, Any] | PacelineError]:
-    """Return one result of `compare` for each job, or the error that ended it. All plans have as many ranks.
+def run_jobs(jobs: Sequence[Job], steps: int, told: Told | None = None) -> list[Result]:
+    """Return one result of `compare` for each job, or the error that ended it, in the order of the jobs.
 
-    After an error the jobs that are left run in a new group: one layout that fails says nothing of the next.
+    `told` hears of each (index of the job, result) as soon as it is known. After an error, a process that died
+    included, the jobs that are left run in a new group: one layout that fails says nothing of the next.
     """
-    results: list[dict[str, Any] | PacelineError] = []
+    order = sorted(range(len(jobs)), key=lambda index: -jobs[index].plan.layout.devices)
+    results: dict[int, Result] = {}
+
+    def take(result: Result) -> None:
+        index = order[len(results)]
+        results[index] = result
+        if told is not None:
+            told(index, result)
+
     while len(results) < len(jobs):
-        left = jobs[len(results) :]
-        found, outcome = _run(left, steps)
-        results += found
-        if len(found) < len(left):
-            results.append(_failure(outcome))
-    return results
+        left = [jobs[index] for index in order[len(results) :]]
+        before = len(results)
+        outcome = _run(left, steps, take)
+        if len(results) - before < len(left):
+            take(_failure(outcome))
+    return [results[index] for index in range(len(jobs))]
 
 
-def _run(jobs: Sequence[Job], steps: int) -> tuple[list[dict[str, Any]], Outcome]:
-    """Run jobs in one group of processes until the end or the first error; return the results and how it ended."""
+def _run(jobs: Sequence[Job], steps: int, take: Callable[[Result], None]) -> Outcome:
+    """Run jobs in one group of processes until the end or the first error; give each result to `take` as it comes."""
     with tempfile.TemporaryDirectory(prefix="paceline-verify-") as name:
-        folder, rows, at, before = Path(name), [], "", None
-        for index, job in enumerate(jobs):
-            if job.spec != before:
-                part = folder / str(index)
+        folder, rows = Path(name), []
+        handed: list[tuple[Spec, str]] = []
+        for job in jobs:
+            at = next((at for spec, at in handed if spec == job.spec), "")
+            if not at:
+                part = folder / str(len(handed))
                 part.mkdir()
-                at, before = str(hand_over(job.spec, part)), job.spec
+                at = str(hand_over(job.spec, part))
+                handed.append((job.spec, at))
             rows.append({"spec": at, "plan": dataclasses.asdict(job.plan)})
         (folder / "request.json").write_text(json.dumps({"jobs": rows, "steps": steps}))
         result = folder / "result.jsonl"
         command = [sys.executable, "-m", "paceline.verify.worker", str(folder / "request.json"), str(result)]
         # The proof needs no speed and no GPU; one thread a rank keeps it light and repeatable.
         environ = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
-        outcome = supervise(command, jobs[0].plan.layout.devices, environ)
+        with _followed(result, take):
+            outcome = supervise(command, jobs[0].plan.layout.devices, environ)
         if outcome.exit_code in STOPPED:
             raise _failure(outcome)
-        lines = result.read_text().splitlines() if result.exists() else []
-        return [json.loads(line) for line in lines], outcome
+        return outcome
+
+
+@contextmanager
+def _followed(result: Path, take: Callable[[Result], None]) -> Iterator[None]:
+    """Give `take` every line of a file of results as it is written; all of them have been given at the end."""
+    ended = threading.Event()
+
+    def follow() -> None:
+        given, last = 0, False
+        while not last:
+            last = ended.wait(FOLLOW_SECONDS)
+            whole = result.read_text().split("\n")[:-1] if result.exists() else []
+            for line in whole[given:]:
+                take(json.loads(line))
+            given = len(whole)
+
+    follower = threading.Thread(target=follow, name="verify-results")
+    follower.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        follower.join()
 
 
 def _failure(outcome: Outcome) -> PacelineError:
+    """Return the error of a group that ended before its jobs did; a rank's traceback, if it left one, is a note."""
     details = outcome.error or {"what": "a process of the proof ended", "because": "", "try": ""}
     failure = PacelineError(str(details["what"]), str(details["because"]), str(details["try"]))
     failure.exit_code = outcome.exit_code
+    if details.get("traceback"):
+        failure.add_note(f"rank {details.get('rank')}:\n{details['traceback']}")
     return failure

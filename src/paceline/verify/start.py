@@ -38,8 +38,8 @@ def verify_spec(
     """Return whether the spec's plan, or the given layout ("dp_shard=2"), equals one device.
 
     The result is {equal, layouts: [{layout, ran_as, equal, seconds, steps, dtypes, differences, first_difference,
-    refused_because}]}. A layout that cannot be had is not an error: it says in `refused_because` why not. One that is
-    given need not fit this machine, since its twin is what runs.
+    refused_because, error}]}. A layout that cannot be had is not an error: it says in `refused_because` why not. One
+    that is given need not fit this machine, since its twin is what runs.
     """
     began = time.perf_counter()
     try:
@@ -117,7 +117,7 @@ def refused(layout: str, refusal: PacelineError, steps: int, seconds: float) -> 
     """Return the record of a layout that cannot be had, in the shape of a proof."""
     return {
         "layout": layout, "ran_as": None, "equal": False, "seconds": seconds, "steps": steps, "dtypes": {},
-        "differences": {}, "first_difference": None,
+        "differences": {}, "first_difference": None, "error": None,
         "refused_because": f"{refusal.what}: {refusal.because}" if refusal.because else refusal.what,
     }  # fmt: skip
 
@@ -164,6 +164,7 @@ def proof_of(plan: Plan, ran_as: str, results: Sequence[dict[str, Any]], steps: 
         "differences": differences,
         "first_difference": wrong and {**wrong["first_difference"], "dtype": wrong["dtype"]},
         "refused_because": None,
+        "error": None,
     }
 
 

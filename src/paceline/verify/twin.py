@@ -1,7 +1,8 @@
 """The twin: the task scaled down until a laptop can run it, with its structure kept.
 
-Kept: head ratios, tied weights, the tokenizer, the layout, the ZeRO class, recompute, clipping, the optimizer. Shrunk:
-width, depth, sequence length, batch. The batch is made uneven on purpose: ranks get different numbers of rows.
+Kept: head ratios, tied weights, the tokenizer, every axis of the layout, the ZeRO class, recompute, clipping, the
+optimizer. Shrunk: width, depth, sequence length, batch, degrees. What can be uneven is made so on purpose: ranks get
+different numbers of rows, pipeline stages of blocks, shards of the embedding of values.
 """
 
 from __future__ import annotations
@@ -15,9 +16,10 @@ from paceline.plan.stages import fill_pipeline
 from paceline.task.models.sizes import DecoderConfig, MoEConfig, is_named, resolve_decoder
 from paceline.task.task import DataSpec, ModelSpec, Task
 
-SMALLEST_WORLD, LARGEST_WORLD = 4, 8
+SMALLEST_WORLD = 4
 LARGEST_MICRO_BATCH = 4  # rows of the twin's batch that a rank has at most
-HEAD_DIM, MANY_HEADS, LAYERS = 8, 16, 3
+HEAD_DIMS = ((16, 8), (64, 4), (10_000, 2))  # (up to so many heads, width of each)
+LAYERS = 3
 SEQ_LEN = 24
 LARGEST_EXPERTS = 8
 LARGEST_VOCAB = 521  # a prime: uneven over every number of shards, where the data's own is not larger
@@ -30,23 +32,22 @@ def twin_task(task: Task, plan: Plan, data_vocab: int | None, *, exact: bool = F
 
     `exact` keeps the layout's degrees as they are instead of lowering them.
     """
-    layout = plan.layout if exact else twin_layout(plan.layout)
+    layout = _run_as(plan, exact)
     batch = twin_batch(layout)
     small: dict[str, Any] = {"optimizer": dataclasses.replace(task.optimizer, eps=max(task.optimizer.eps, TWIN_EPS))}
     small["global_batch"] = dataclasses.replace(task.global_batch, value=batch, unit="samples")
     if isinstance(task.data, DataSpec) and data_vocab is not None:
-        small["data"] = dataclasses.replace(
-            task.data, seq_len=_shared(min(SEQ_LEN, task.data.seq_len), twin_layout(plan.layout))
-        )
+        small["data"] = dataclasses.replace(task.data, seq_len=_shared(min(SEQ_LEN, task.data.seq_len), layout))
     if isinstance(task.model, ModelSpec) and is_named(task.model.name):
-        small["model"] = twin_model(task.model, data_vocab or 0, task, twin_layout(plan.layout), _twin_layers(plan))
+        stages = layout.pp * plan.virtual_stages
+        # A block for every stage and one more, so that stages are uneven.
+        layers = max(LAYERS, stages + 1 if stages > 1 else 0)
+        small["model"] = twin_model(task.model, data_vocab or 0, task, layout, layers)
     return dataclasses.replace(task, **small)
 
 
-def _twin_layers(plan: Plan) -> int:
-    """Return enough layers for every pipeline stage to have one, and one more, so that stages are uneven."""
-    stages = twin_layout(plan.layout).pp * plan.virtual_stages
-    return max(LAYERS, stages + 1 if stages > 1 else 0)
+def _run_as(plan: Plan, exact: bool) -> Layout:
+    return plan.layout if exact else twin_layout(plan.layout)
 
 
 def twin_model(model: ModelSpec, data_vocab: int, task: Task, layout: Layout, layers: int = LAYERS) -> ModelSpec:
@@ -56,19 +57,33 @@ def twin_model(model: ModelSpec, data_vocab: int, task: Task, layout: Layout, la
     ratio = full.heads // full.kv_heads
     kv_heads = max(2, layout.tp) if full.kv_heads > 1 else 1
     heads = ratio * kv_heads
-    hidden = heads * (HEAD_DIM if heads <= MANY_HEADS else HEAD_DIM // 2)
+    hidden = _twin_width(full, heads, layout)
+    ffn = hidden // 4 + 8 if isinstance(full, MoEConfig) else hidden * 2 + 8
     return dataclasses.replace(
         model,
         hidden=hidden,
         heads=heads,
         kv_heads=kv_heads,
-        layers=layers if layers > LAYERS else min(full.layers, layers),
-        ffn=hidden // 4 + 8 if isinstance(full, MoEConfig) else hidden * 2 + 8,
+        layers=min(full.layers, layers),
+        ffn=ffn + -ffn % (layout.state_degree // layout.ep) if layout.ep > 1 else ffn,
         **_twin_experts(full, layout.ep),
         vocab=max(data_vocab, min(full.vocab, LARGEST_VOCAB)) | 1,  # odd: shards of the embedding differ in rows
         tied=full.tied,
         weights="",
     )
+
+
+def _twin_width(full: DecoderConfig, heads: int, layout: Layout) -> int:
+    """Return a width of so many heads that can be sharded where the full model's can: `tp` and `ep` ask for even parts.
+
+    Without these two axes shards of a width may be uneven, and are left so.
+    """
+    head_dim = next(width for most, width in HEAD_DIMS if heads <= most)
+    shards = layout.state_degree if max(layout.tp, layout.ep) > 1 else 1
+    if full.hidden % shards == 0:
+        while heads * head_dim % shards:
+            head_dim += 2
+    return heads * head_dim
 
 
 def _shared(seq_len: int, layout: Layout) -> int:
@@ -87,16 +102,29 @@ def _twin_experts(full: DecoderConfig, ep: int) -> dict[str, Any]:
 def twin_layout(layout: Layout) -> Layout:
     """Return the layout with its degrees lowered, the largest first, until two per axis are left or 4 processes in all.
 
-    Two of an axis compute what any number does; more of them only take longer to start.
+    Two of an axis compute what any number does; more of them only take longer to start. No axis is left out.
     """
     degrees = {field.name: getattr(layout, field.name) for field in dataclasses.fields(layout)}
     axes = sum(degree > 1 for axis, degree in degrees.items() if axis != "ep")
     degrees["ep"] = 1
-    while Layout(**degrees).devices > min(LARGEST_WORLD, max(SMALLEST_WORLD, 2**axes)):
-        axis = max((a for a in degrees if a != "ep"), key=lambda a: degrees[a])
-        degrees[axis] = max(d for d in range(1, degrees[axis]) if degrees[axis] % d == 0)
+    while Layout(**degrees).devices > max(SMALLEST_WORLD, 2**axes):
+        lower = {axis: _lower(axis, degree) for axis, degree in degrees.items() if _lower(axis, degree) < degree}
+        if not lower:
+            break
+        axis = max(lower, key=lambda a: degrees[a])
+        degrees[axis] = lower[axis]
     degrees["ep"] = _twin_ep(layout, degrees["dp_shard"] * degrees["cp"])
     return Layout(**degrees)
+
+
+def _lower(axis: str, degree: int) -> int:
+    """Return the next lower degree of an axis that is still above one, or the same where there is none.
+
+    It divides the degree, so that whatever can be shared by the one can be shared by the other. The data axes, which
+    share a batch of any size, may have another where the degree is a prime.
+    """
+    other = min(degree, 3 if degree > 3 else 2) if axis in ("dp_replicate", "dp_shard") else degree
+    return max((divisor for divisor in range(2, degree) if degree % divisor == 0), default=other)
 
 
 def _twin_ep(layout: Layout, devices: int) -> int:
@@ -123,7 +151,7 @@ def twin_plan(plan: Plan, dtype: str, *, exact: bool = False, layers: int = 0) -
 
     `layers` are those of a twin that has others than the task: a memory budget then mixes all modes over them.
     """
-    layout = plan.layout if exact else twin_layout(plan.layout)
+    layout = _run_as(plan, exact)
     batch = twin_batch(layout)
     whole = plan.accumulation == 1 and plan.micro_batch >= LARGEST_MICRO_BATCH
     micro_batch = LARGEST_MICRO_BATCH if whole else 2

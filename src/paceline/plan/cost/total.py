@@ -11,6 +11,7 @@ from paceline.plan.cost.inputs import Context
 from paceline.plan.cost.memory import memory_terms
 from paceline.plan.cost.network import network_terms
 from paceline.plan.cost.offload import offload_terms
+from paceline.plan.cost.price import bill, busy_share
 from paceline.plan.cost.rates import weakest
 from paceline.plan.forecast import Estimate, Forecast, Term
 from paceline.plan.plan import Plan
@@ -19,7 +20,6 @@ from paceline.task.profile import ModelProfile
 # Relative half-width of the 80 % interval that the model itself earns, by how its figures are known.
 TIME_ERROR = {"measured": 0.20, "published": 0.35, "assumed": 0.60, "unknown": math.nan}
 MEMORY_ERROR = 0.15  # bytes are counted, not timed: what is missed is allocation, rounding and libraries
-ENERGY_ERROR = {"measured": 0.10, "published": 0.15, "assumed": 0.40, "unknown": math.nan}
 NEGLIGIBLE = 0.05  # a term below this share of the sum does not decide how the sum is known
 
 
@@ -50,7 +50,8 @@ def price(context: Context, plan: Plan, memory: tuple[Term, ...] | None = None) 
     flops = 3 * context.profile.forward_flops * context.batch_samples
     peak, _ = matrix_peak(context, plan.precision)
     devices = context.cluster.devices
-    usd, kwh, carbon = money_energy_carbon(context.cluster, run)
+    paid = bill(context.cluster, run, busy_share(time))
+    usd, kwh, carbon = (Estimate(term.value, term.low, term.high, term.source) for term in paid)
     return Forecast(
         step_seconds=step,
         time=time,
@@ -64,6 +65,7 @@ def price(context: Context, plan: Plan, memory: tuple[Term, ...] | None = None) 
         carbon_g=carbon,
         model_flops_per_step=flops,
         mfu=flops / (step.value * devices * peak),
+        bill=paid,
     )
 
 
@@ -93,27 +95,3 @@ def _source(terms: tuple[Term, ...], total: float) -> str:
 
 def _scaled(estimate: Estimate, factor: float) -> Estimate:
     return Estimate(estimate.value * factor, estimate.low * factor, estimate.high * factor, estimate.source)
-
-
-def money_energy_carbon(cluster: Cluster, run: Estimate) -> tuple[Estimate, Estimate, Estimate]:
-    """Return USD, kWh and grams of CO2 equivalent of a run: devices x hours x price, power and intensity.
-
-    A price is a contract, so money is as sure as the time; power adds its own error. NaN where a figure is unknown.
-    """
-    hours = cluster.devices / 3600
-    price, watts, intensity = cluster.price_usd_per_device_hour, cluster.watts_per_device, cluster.carbon_g_per_kwh
-
-    def estimate(per_second: float, source: str, error: float) -> Estimate:
-        value = run.value * per_second
-        if not math.isfinite(value):
-            return Estimate(math.nan, math.nan, math.nan, "unknown")
-        ratio = 1 + math.hypot(run.high / run.value - 1, error)
-        return Estimate(value, value / ratio, value * ratio, weakest(run.source, source))
-
-    kwh_per_second = hours * watts.value / 1000
-    power_error = ENERGY_ERROR[watts.source]
-    return (
-        estimate(hours * price.value, price.source, 0.0),
-        estimate(kwh_per_second, watts.source, power_error),
-        estimate(kwh_per_second * intensity.value, weakest(watts.source, intensity.source), power_error),
-    )

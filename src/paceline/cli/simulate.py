@@ -1,0 +1,198 @@
+"""Simulates the run on machines that fail: weeks of failures, repairs and restarts in seconds, many times over.
+
+Policies are compared under the same failures. Rates are those published for the device, or your own
+(`cluster.reliability`). Nothing is trained, and no accelerator is needed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import math
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from paceline.cli.output import Say, print_json, say_to, table_lines
+from paceline.cli.parser import add_spec_arguments, positive, whole
+
+if TYPE_CHECKING:
+    from paceline.plan.session import Planned
+    from paceline.plan.simulate.policy import Policy
+    from paceline.plan.simulate.scenario import Scenario
+    from paceline.plan.simulate.sweep import IntervalSweep, PolicyResult
+
+EXAMPLE = "paceline simulate examples/llama-405b.toml --days 54 --runs 20"
+CODES = (3, 5, 74)
+RUNS = 50
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options of `paceline simulate`."""
+    add_spec_arguments(parser)
+    parser.add_argument(
+        "--devices", metavar="N", type=whole, default=None, help="instead of the spec's cluster.devices"
+    )
+    parser.add_argument(
+        "--days", metavar="D", type=positive, default=None,
+        help="look at so many days of wall time (default: until the task is done)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--policy", metavar="NAME[,KEY=VALUE...]", action="append", default=[],
+        help="spares, blocking, memory, shrink or wait, with settings such as every=30min, spares=16, restart=2min "
+        "(repeatable; default: the first four)",
+    )  # fmt: skip
+    parser.add_argument("--runs", metavar="N", type=whole, default=RUNS, help=f"runs per policy (default {RUNS})")
+    parser.add_argument("--seed", metavar="N", type=int, default=0, help="seed of the failures (default 0)")
+    parser.add_argument(
+        "--intervals", action="store_true", help="also look for the best interval between checkpoints (first policy)"
+    )
+    parser.add_argument(
+        "--picture", metavar="FILE.svg", default=None, help="draw goodput over intervals; with --intervals"
+    )
+    parser.add_argument(
+        "--trace", metavar="FILE.json", default=None,
+        help="write the first run of the first policy for Perfetto or chrome://tracing",
+    )  # fmt: skip
+
+
+def execute(options: argparse.Namespace) -> int:
+    """Run `paceline simulate`. Raises ConfigError where nothing is known of how often the machines fail."""
+    from paceline.errors import ConfigError
+    from paceline.plan.explain import headline_lines
+    from paceline.plan.session import plan_task
+    from paceline.plan.simulate.defaults import scenario_of
+    from paceline.plan.simulate.sweep import simulate_policy, sweep_intervals
+    from paceline.spec import load_spec
+
+    if options.picture and not options.intervals:
+        raise ConfigError("--picture without --intervals", "it draws goodput over intervals", "add --intervals")
+    devices = [f"cluster.devices={options.devices}"] if options.devices else []
+    spec = load_spec(options.spec, [*options.overrides, *devices])
+    say = say_to(options.json)
+    planned = plan_task(spec, say=say)
+    scenario = scenario_of(planned, math.inf if options.days is None else options.days * 86400.0)
+    policies = _policies(planned, scenario, options.policy)
+    cluster = planned.cluster
+    usd = cluster.price_usd_per_device_hour.value * cluster.devices_per_node
+    watts = cluster.watts_per_device.value * cluster.devices_per_node
+    results = [simulate_policy(scenario, policy, options.runs, options.seed, usd, watts) for policy in policies]
+    sweep = sweep_intervals(scenario, policies[0], options.runs, options.seed) if options.intervals else None
+    _write_files(options, scenario, policies[0], sweep)
+    if options.json:
+        print_json({
+            "scenario": scenario, "mtbf_seconds": scenario.mtbf_seconds, "runs": options.runs, "seed": options.seed,
+            "policies": [_plain(result) for result in results], "intervals": sweep,
+        })  # fmt: skip
+        return 0
+    for line in headline_lines(planned):
+        say(line)
+    _tell(say, planned, scenario, results)
+    if sweep is not None:
+        _tell_intervals(say, policies[0], sweep)
+    return 0
+
+
+def _policies(planned: Planned, scenario: Scenario, asked: list[str]) -> list[Policy]:
+    from paceline.plan.simulate.defaults import COMPARED, make_policy, saving_for
+    from paceline.plan.simulate.policy import split_policy
+
+    reliability, step = planned.spec.cluster.reliability, planned.forecast.step_seconds.value
+    saving = saving_for(planned)
+    pairs = [split_policy(text) for text in asked] or [(name, {}) for name in COMPARED]
+    return [make_policy(name, scenario, saving, reliability, step, settings) for name, settings in pairs]
+
+
+def _plain(result: PolicyResult) -> dict[str, Any]:
+    return {"policy": dataclasses.asdict(result.policy), **dataclasses.asdict(result.summary)}
+
+
+def _write_files(options: argparse.Namespace, scenario: Scenario, policy: Policy, sweep: IntervalSweep | None) -> None:
+    from paceline.plan.simulate.draw import intervals_svg
+    from paceline.plan.simulate.engine import simulate_run
+    from paceline.plan.simulate.files import write_text
+    from paceline.plan.simulate.perfetto import run_trace
+
+    if options.trace:
+        write_text(Path(options.trace), run_trace(simulate_run(scenario, policy, options.seed, record=True)))
+    if options.picture and sweep is not None:
+        write_text(Path(options.picture), intervals_svg(sweep))
+
+
+def _tell(say: Say, planned: Planned, scenario: Scenario, results: list[PolicyResult]) -> None:
+    """Print what was assumed, the policies side by side, and where the time of each goes."""
+    from paceline.plan.simulate.events import KINDS
+    from paceline.plan.simulate.policy import duration_text
+    from paceline.units import format_seconds
+
+    rates, days = scenario.rates, scenario.horizon_seconds / 86400
+    between = "never" if math.isinf(scenario.mtbf_seconds) else f"every {format_seconds(scenario.mtbf_seconds)}"
+    say(f"failures {between} on {scenario.nodes:,} nodes: {rates.text} ({rates.source})")
+    reliability = planned.spec.cluster.reliability
+    say(
+        f"         detection {duration_text(reliability.detection)}, restart {duration_text(reliability.restart)}, "
+        f"repair {duration_text(reliability.repair)} (cluster.reliability)"
+    )
+    say(f"runs     {results[0].summary.runs} of each policy, " + (
+        f"{days:g} days of wall time" if math.isfinite(days)
+        else f"each {format_seconds(scenario.work_seconds)} of training at full speed"
+    ))  # fmt: skip
+    say("")
+    say(
+        "\n".join(table_lines([_head(math.isfinite(days)), *(_row(result, math.isfinite(days)) for result in results)]))
+    )
+    kinds = [kind for kind in KINDS if any(result.summary.seconds[kind] > 0 for result in results)]
+    rows: list[tuple[str, ...]] = [("where time goes", *kinds)]
+    for result in results:
+        wall = result.summary.wall_seconds.mean
+        rows.append((result.policy.name, *(f"{result.summary.seconds[kind] / wall:.2%}" for kind in kinds)))
+    say("")
+    say("\n".join(table_lines(rows)))
+    causes = list(results[0].summary.by_cause.items())
+    listed = ", ".join(f"{name} {count:,.3g}" for name, count in causes[:6])
+    if listed:
+        say("")
+        say(f"interruptions ({results[0].policy.name}): {listed}" + (", and others" if len(causes) > 6 else ""))
+
+
+def _head(looks: bool) -> tuple[str, ...]:
+    end = "trained" if looks else "finish (p10 to p90)"
+    return ("policy", "saves every", "spares", "goodput", end, "interruptions", "lost work", "money", "energy")
+
+
+def _row(result: PolicyResult, looks: bool) -> tuple[str, ...]:
+    from paceline.plan.explain import money_text
+    from paceline.plan.simulate.policy import duration_text
+    from paceline.units import format_seconds
+
+    policy, summary = result.policy, result.summary
+    wall = summary.wall_seconds
+    if looks:
+        end = format_seconds(wall.mean * summary.goodput.mean)
+    elif summary.finished < summary.runs:
+        end = f"{summary.runs - summary.finished} of {summary.runs} never"
+    else:
+        end = f"{format_seconds(wall.mean)} ({format_seconds(wall.p10)} to {format_seconds(wall.p90)})"
+    every = duration_text(policy.every)
+    if policy.cycle.copies > 1:
+        every += f", copies {duration_text(policy.cycle.block)}"
+    energy = f"{summary.kwh.mean:,.3g} kWh" if math.isfinite(summary.kwh.mean) else "unknown"
+    return (
+        policy.name, every, f"{policy.spares}", f"{summary.goodput.mean:.1%} ±{summary.goodput.deviation:.1%}", end,
+        f"{summary.interruptions.mean:,.0f} ±{summary.interruptions.deviation:.0f}",
+        format_seconds(summary.lost_seconds.mean), money_text(summary.usd.mean), energy,
+    )  # fmt: skip
+
+
+def _tell_intervals(say: Say, policy: Policy, sweep: IntervalSweep) -> None:
+    from paceline.plan.simulate.policy import duration_text
+
+    rows: list[tuple[str, ...]] = [("saves every", "goodput", "standard error", "Daly's formula")]
+    for point in sweep.points:
+        formula = f"{point.expected_goodput:.2%}"
+        rows.append((duration_text(point.every), f"{point.goodput:.2%}", f"{point.standard_error:.2%}", formula))
+    say("")
+    say("\n".join(table_lines(rows)))
+    say(
+        f"best interval ({policy.name}): Young {duration_text(sweep.young)}, Daly {duration_text(sweep.daly)}, "
+        f"simulated {duration_text(sweep.simulated)}"
+    )

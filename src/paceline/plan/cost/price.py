@@ -1,0 +1,123 @@
+"""Money, energy and carbon of a run: what its device-hours cost, draw and emit, with intervals, formulas and sources.
+
+Money is devices x hours x list price; storage, network traffic and idle hours are not in it, nor what spot devices lose
+when they are taken away. Energy is what the nodes draw, by how busy their devices are (`paceline.cluster.power`), times
+the building's power usage effectiveness where it is stated. Carbon is energy times the grid's average intensity.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from paceline.cluster.cluster import Cluster, Figure
+from paceline.cluster.power import power_model
+from paceline.plan.cost.rates import weakest
+from paceline.plan.forecast import BillTerm, Estimate, Term
+
+# Terms of a step in which the device does not compute: it waits for links, for other stages or for the host.
+WAITING = (
+    "communication",
+    "gathering",
+    "reduction",
+    "all-to-all",
+    "sends",
+    "bubble",
+    "launches",
+    "fixed",
+    "data loading",
+)
+# Power that nobody has fitted: a CPU's, an owner's figure. Half-width of the 80 % interval as a ratio, by source.
+POWER_RATIO = {"measured": 1.10, "published": 1.15, "assumed": 1.40}
+QUANTILES = 1.9600 / 1.2816  # of the normal distribution, two-sided 95 % over 80 %: ratios are taken as log-normal
+
+
+@dataclass(frozen=True)
+class Draw:
+    """What a device draws with its share of node and building: the ratios of the intervals, and how it is known."""
+
+    ratio80: float
+    ratio95: float
+    formula: str
+    source: str
+
+
+def busy_share(time: Iterable[Term]) -> float:
+    """Return the part of a step in which the devices compute; 1 where the step's time is unknown."""
+    terms = tuple(time)
+    total = math.fsum(term.value for term in terms)
+    waiting = math.fsum(term.value for term in terms if any(word in term.name for word in WAITING))
+    return 1 - waiting / total if total > 0 and math.isfinite(total) else 1.0
+
+
+def amounts(cluster: Cluster, run_seconds: Any, busy: Any) -> tuple[Any, Any, Any]:
+    """Return USD, kWh and grams of CO2 equivalent of runs; `run_seconds` and `busy` are numbers or arrays of them."""
+    load = cluster.watts_per_device.value
+    idle = cluster.waiting_watts_per_device.value if cluster.waiting_watts_per_device else load
+    pue = cluster.pue.value if cluster.pue else 1.0
+    device_hours = cluster.devices * run_seconds / 3600
+    kwh = device_hours * (idle + (load - idle) * busy) * pue / 1000
+    return device_hours * cluster.price_usd_per_device_hour.value, kwh, kwh * cluster.carbon_g_per_kwh.value
+
+
+def draw(cluster: Cluster, busy: float) -> Draw:
+    """Return what is known of the power of a device that computes for a share `busy` of the time."""
+    load = cluster.watts_per_device
+    idle = cluster.waiting_watts_per_device or load
+    watts = idle.value + (load.value - idle.value) * busy
+    fitted = cluster.waiting_watts_per_device is not None and load.source == "assumed"
+    model = power_model()
+    ratio80 = model.ratio80 if fitted else POWER_RATIO.get(load.source, math.nan)
+    ratio95 = model.ratio95 if fitted else ratio80**QUANTILES
+    parts = f"{watts:,.4g} W/device"
+    if idle.value != load.value:
+        parts += f" ({idle.value:,.4g} waiting to {load.value:,.4g} computing, busy {busy:.0%} of the time)"
+    parts += f" x PUE {cluster.pue.value:g}" if cluster.pue else ", without the building (PUE not stated)"
+    return Draw(ratio80, ratio95, parts, weakest(load.source, idle.source))
+
+
+def bill(cluster: Cluster, run: Estimate, busy: float) -> tuple[BillTerm, ...]:
+    """Return money, energy and carbon of a run, as terms. Values are NaN where a figure is unknown, with the reason.
+
+    Interval ratios join in quadrature of logarithms: the run's, the power's. A price and a region's average are taken
+    as they stand.
+    """
+    usd, kwh, grams = amounts(cluster, run.value, busy)
+    price, intensity, power = cluster.price_usd_per_device_hour, cluster.carbon_g_per_kwh, draw(cluster, busy)
+    time80 = run.high / run.value if run.value else 1.0
+    time95 = time80**QUANTILES
+    used80, used95 = _joined(time80, power.ratio80), _joined(time95, power.ratio95)
+    count = f"{cluster.devices:,} devices x {run.value / 3600:,.4g} h"
+    spared = "storage, network and idle time not counted"
+    energy = f"{count} x {power.formula}"
+    money = BillTerm("money", "USD", *_around(usd, time80, time95),
+                     f"{count} x ${price.value:,.4g}; {spared}", weakest(run.source, price.source))  # fmt: skip
+    drawn = BillTerm("energy", "kWh", *_around(kwh, used80, used95), energy, weakest(run.source, power.source))
+    emitted = BillTerm("carbon", "g", *_around(grams, used80, used95),
+                       f"{kwh:,.4g} kWh x {intensity.value:,.4g} g/kWh",
+                       weakest(run.source, power.source, intensity.source))  # fmt: skip
+    return (
+        _known(money, price),
+        _known(drawn, cluster.watts_per_device),
+        _known(emitted, intensity if math.isfinite(kwh) else cluster.watts_per_device),
+    )
+
+
+def _joined(*ratios: float) -> float:
+    return math.exp(math.sqrt(math.fsum(math.log(ratio) ** 2 for ratio in ratios)))
+
+
+def _around(value: float, ratio80: float, ratio95: float) -> tuple[float, float, float, float, float]:
+    return value, value / ratio80, value * ratio80, value / ratio95, value * ratio95
+
+
+def _known(term: BillTerm, figure: Figure) -> BillTerm:
+    """Return the term with where its figure is from, or as unknown with the reason."""
+    if math.isfinite(term.value):
+        note = f"; {figure.note}" if figure.note else ""
+        return BillTerm(term.name, term.unit, term.value, term.low, term.high, term.low95, term.high95,
+                        term.formula + note, term.source)  # fmt: skip
+    nan = math.nan
+    return BillTerm(term.name, term.unit, nan, nan, nan, nan, nan, figure.note or "a figure is unknown", "unknown")

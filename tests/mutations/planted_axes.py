@@ -1,0 +1,271 @@
+"""Mistakes of the axes that split a model: tensor, pipeline and context parallel, planted as in planted.py."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from planted import Planted
+from tests_shared import VOCAB, decoder_task, plan_of
+from torch import Tensor, nn
+from torch.distributed import ReduceOp
+
+from paceline.plan.layout import Layout
+from paceline.plan.plan import Plan
+from paceline.plan.stages import fill_pipeline
+from paceline.run import assemble as assemble_module
+from paceline.run import pipeline_passes
+from paceline.run.parallel.exchange import Gathered
+from paceline.run.parallel.pipeline import PipelineGradients
+from paceline.run.parallel.tensor import Region, SummedGradients
+from paceline.run.parallel.zigzag import SequencePart
+from paceline.run.passes import SequentialPasses
+from paceline.run.pipeline_passes import PipelinePasses
+from paceline.run.stage_module import StageModule
+from paceline.run.step import Stepper
+from paceline.run.world import World
+from paceline.task.models import vocabulary
+from paceline.task.models.collectives import join, part
+from paceline.task.rules import Rules
+from paceline.task.task import OptimizerSpec, Task
+
+Patch = pytest.MonkeyPatch
+
+
+class Chain(nn.Module):
+    """A chain of blocks with dropout."""
+
+    paceline_rules = Rules(first=("embed",), blocks="layers", last=("head",))
+
+    def __init__(self, width: int = 12) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(VOCAB, width)
+        self.layers = nn.ModuleList(nn.Sequential(nn.Linear(width, width), nn.Dropout(0.3)) for _ in range(4))
+        self.head = nn.Linear(width, VOCAB)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Return logits [rows, seq, vocab]."""
+        x = self.embed(tokens)
+        for layer in self.layers:
+            x = x + layer(x)
+        return self.head(x)
+
+
+def task_of(case: str) -> Task:
+    """Return the task of a case: a decoder whose heads two ranks can share, or a chain with dropout."""
+    changes: dict[str, Any] = {"optimizer": OptimizerSpec(lr=1e-2, eps=1e-5, clip_norm=0.5)}
+    if case == "stages, dropout":
+        return decoder_task(model=Chain, objective="next_token", **changes)
+    shape = {"hidden": 16, "layers": 2, "heads": 2, "kv_heads": 2, "ffn": 24, "tied": case == "stages, tied"}
+    return decoder_task(model=dataclasses.replace(decoder_task().model, **shape), **changes)
+
+
+def _piped(schedule: str = "1f1b") -> Plan:
+    plan = plan_of(Layout(pp=2), batch=7, schedule=schedule)
+    return dataclasses.replace(plan, accumulation=fill_pipeline(plan.accumulation, 2, schedule))
+
+
+AXIS_PLANS: dict[str, Plan] = {
+    "tensor": plan_of(Layout(tp=2), batch=7),
+    "stages": _piped(),
+    "stages, tied": _piped(),
+    "stages, dropout": _piped(),
+    "shared sequences": plan_of(Layout(cp=2), batch=7),
+}
+
+
+# ---- tensor ----------------------------------------------------------------------------------------------------------
+
+
+def row_outputs_not_summed(patch: Patch, world: World) -> None:
+    patch.setattr(Region, "leave", lambda self, x: part(x, self.group))
+
+
+def column_inputs_not_summed(patch: Patch, world: World) -> None:
+    """The gradient of what all ranks read is each rank's own share."""
+    patch.setattr(Region, "enter", lambda self, x: join(x, self.group))
+
+
+def norm_weights_not_summed(patch: Patch, world: World) -> None:
+    patch.setattr(SummedGradients, "finish", lambda self: self.inner.finish())
+
+
+def reduction_left_out(left_out: Any) -> Callable[[Patch, World], None]:
+    """Return a plant: of the two reductions over the vocabulary's ranks, one is each rank's own."""
+
+    def plant(patch: Patch, world: World) -> None:
+        def all_reduce(tensor: Tensor, op: Any = ReduceOp.SUM, group: Any = None) -> None:
+            if op != left_out:
+                dist.all_reduce(tensor, op=op, group=group)
+
+        patch.setattr(vocabulary, "dist", SimpleNamespace(ReduceOp=ReduceOp, all_reduce=all_reduce))
+
+    return plant
+
+
+def whole_weights_counted_by_every_rank(patch: Patch, world: World) -> None:
+    copies = Stepper._copies_of
+
+    def of_spread_alone(self: Stepper, parameter: nn.Parameter) -> int:
+        counted = copies(self, parameter)
+        return counted if counted < self.plan.layout.tp else 1
+
+    patch.setattr(Stepper, "_copies_of", of_spread_alone)
+
+
+def loss_counted_by_every_rank(patch: Patch, world: World) -> None:
+    patch.setattr(SequentialPasses, "_share", lambda self, value: value)
+
+
+# ---- stages ----------------------------------------------------------------------------------------------------------
+
+
+def tied_gradients_not_added(patch: Patch, world: World) -> None:
+    patch.setattr(PipelineGradients, "_add_partners", lambda self, parameter: None)
+
+
+def tied_weight_counted_twice(patch: Patch, world: World) -> None:
+    """Neither stage knows that the other holds it too."""
+    stepper = assemble_module.Stepper
+    patch.setattr(assemble_module, "Stepper", lambda **rest: stepper(**{**rest, "stages_holding": {}}))
+
+
+def divided_by_stages(patch: Patch, world: World) -> None:
+    begin = StageModule.begin
+    divided = lambda self, micros, down, rows, relays: begin(self, micros, down / world.size, rows, relays)  # noqa: E731
+    patch.setattr(StageModule, "begin", divided)
+
+
+def divided_by_micro_batches(patch: Patch, world: World) -> None:
+    """torch's schedules divide gradients by the number of micro-batches unless they are told not to."""
+    plain = pipeline_passes.SCHEDULES
+    scaling = {name: lambda *a, made=made, **k: made(*a, **{**k, "scale_grads": True}) for name, made in plain.items()}
+    patch.setattr(pipeline_passes, "SCHEDULES", scaling)
+
+
+def labels_of_another_micro_batch(patch: Patch, world: World) -> None:
+    begin = StageModule.begin
+
+    def turned(self: StageModule, micros: Any, down: float, rows: int, relays: bool) -> None:
+        begin(self, [*micros[1:], *micros[:1]] if self._stage.is_last else micros, down, rows, relays)
+
+    patch.setattr(StageModule, "begin", turned)
+
+
+def norm_of_own_stage(patch: Patch, world: World) -> None:
+    add = World.sum
+    patch.setattr(World, "sum", lambda self, v: [*add(self, v)[:2], v[2], *add(self, v)[3:]])
+
+
+def masks_of_each_stage(patch: Patch, world: World) -> None:
+    """Every stage seeds its dropout alike, where one device goes on drawing."""
+    borders = PipelinePasses._borders_for
+
+    def without_drawing(self: PipelinePasses, micros: Any) -> Any:
+        return [dataclasses.replace(border, draws=False) for border in borders(self, micros)]
+
+    patch.setattr(PipelinePasses, "_borders_for", without_drawing)
+
+
+def first_micro_batch_forgotten(patch: Patch, world: World) -> None:
+    """Gradients of a stage are set to zero once more, after its first backward pass."""
+    before = StageModule._before_backward
+
+    def forgetting(self: StageModule, grad: Tensor) -> None:
+        before(self, grad)
+        if self._backwards == 2:
+            self._stage.gradients.zero()
+
+    patch.setattr(StageModule, "_before_backward", forgetting)
+
+
+# ---- shared sequences ------------------------------------------------------------------------------------------------
+
+
+def part_changed_by(change: Callable[[SequencePart, dict[str, Any], dict[str, Any]], dict[str, Any]]) -> Any:
+    """Return a plant that changes a rank's part of a batch: change(part, its batch, the whole batch)."""
+
+    def plant(patch: Patch, world: World) -> None:
+        call = SequencePart.__call__
+        patch.setattr(SequencePart, "__call__", lambda self, batch: change(self, call(self, batch), batch))
+
+    return plant
+
+
+def positions_from_zero(own: SequencePart, mine: dict[str, Any], whole: dict[str, Any]) -> dict[str, Any]:
+    return {**mine, "positions": torch.arange(mine["tokens"].shape[1]).expand_as(mine["tokens"])}
+
+
+def labels_after_cutting(own: SequencePart, mine: dict[str, Any], whole: dict[str, Any]) -> dict[str, Any]:
+    """The last label of each chunk is lost, as where labels are made of a rank's own tokens."""
+    labels = mine["labels"].clone()
+    chunk = labels.shape[1] // 2
+    labels[:, chunk - 1 :: chunk] = -100
+    return {**mine, "labels": labels}
+
+
+def multiplied_by_ranks(patch: Patch, world: World) -> None:
+    accumulate = SequentialPasses.accumulate
+    patch.setattr(
+        SequentialPasses, "accumulate", lambda self, micros, down: accumulate(self, micros, down * world.size)
+    )
+
+
+def key_gradients_kept(patch: Patch, world: World) -> None:
+    """A rank's keys get the gradients of its own queries alone."""
+    patch.setattr(Gathered, "result", lambda self: tuple(self._sums[self._rank]))
+
+
+def later_keys_unseen(patch: Patch, world: World) -> None:
+    """The second chunk of a rank does not see the ranks after it, whose chunks come before it in the sequence."""
+    blocks = Gathered.blocks
+    patch.setattr(Gathered, "blocks", lambda self: (block for block in blocks(self) if not block.late))
+
+
+AXIS_PROOFS = [
+    Planted("tensor parallel", "outputs of row-split layers are not summed", "tensor",
+            row_outputs_not_summed, "loss", "forward pass", "loss", "summed over tp"),
+    Planted("tensor parallel", "gradients of what column-split layers read are not summed", "tensor",
+            column_inputs_not_summed, "gradients", "gradient normalisation", "embed_tokens", "summed over tp"),
+    Planted("tensor parallel", "norms on a part of the sequence keep that part's gradient", "tensor",
+            norm_weights_not_summed, "gradients", "gradient normalisation", "input_layernorm", "summed over tp"),
+    Planted("tensor parallel", "each rank takes the largest logit of its own vocabulary", "tensor",
+            reduction_left_out(ReduceOp.MAX), "loss", "forward pass", "loss"),
+    Planted("tensor parallel", "each rank sums exponentials of its own vocabulary", "tensor",
+            reduction_left_out(ReduceOp.SUM), "loss", "forward pass", "loss"),
+    Planted("gradient norm", "every tensor rank counts the whole weights", "tensor",
+            whole_weights_counted_by_every_rank, "grad_norm", "gradient norm", "grad_norm"),
+    Planted("tensor parallel", "every tensor rank counts loss and items", "tensor",
+            loss_counted_by_every_rank, "weight", "loss normalisation", "weight", "tp degree 2"),
+    Planted("tied weights", "a tied weight gets the gradient of its own stage alone", "stages, tied",
+            tied_gradients_not_added, "gradients", "tied weights", "embed_tokens.weight", "two places"),
+    Planted("gradient norm", "a tied weight on two stages counts twice", "stages, tied",
+            tied_weight_counted_twice, "grad_norm", "gradient norm", "grad_norm"),
+    Planted("gradient norm", "each stage clips by its own norm", "stages",
+            norm_of_own_stage, "grad_norm", "gradient norm", "grad_norm", "different norms"),
+    Planted("pipeline", "the loss is divided by the number of stages", "stages",
+            divided_by_stages, "gradients", "gradient scale", "embed_tokens", "pp degree 2 inverted"),
+    Planted("pipeline", "the schedule divides gradients by the number of micro-batches", "stages",
+            divided_by_micro_batches, "gradients", "gradient scale", "embed_tokens", "accumulation degree 4"),
+    Planted("pipeline", "the last stage takes the labels of another micro-batch", "stages",
+            labels_of_another_micro_batch, "loss", "labels", "loss"),
+    Planted("pipeline", "a stage forgets the gradients of its first micro-batch", "stages",
+            first_micro_batch_forgotten, "gradients", "gradient normalisation", "embed_tokens", "left out"),
+    Planted("dropout", "every pipeline stage starts its masks anew", "stages, dropout",
+            masks_of_each_stage, "loss", "dropout", "loss"),
+    Planted("position ids", "positions start again in each rank's part of the sequence", "shared sequences",
+            part_changed_by(positions_from_zero), "gradients", "gradient normalisation", "embed_tokens"),
+    Planted("padding and label masks", "the last label of each chunk of a sequence is lost", "shared sequences",
+            part_changed_by(labels_after_cutting), "weight", "loss normalisation", "weight", "fewer items"),
+    Planted("context-parallel loss scale", "the loss is multiplied by the cp degree", "shared sequences",
+            multiplied_by_ranks, "gradients", "gradient scale", "embed_tokens", "cp degree 2"),
+    Planted("context parallel", "keys get no gradients of other ranks' queries", "shared sequences",
+            key_gradients_kept, "gradients", "gradient normalisation", "embed_tokens"),
+    Planted("context parallel", "a rank's second chunk does not see the chunks of later ranks", "shared sequences",
+            later_keys_unseen, "loss", "forward pass", "loss", "other ranks"),
+]  # fmt: skip
