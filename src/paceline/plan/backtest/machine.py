@@ -89,7 +89,8 @@ def rate_of(text: str) -> float | None:
     if match is None:
         return None
     count, number, prefix, unit = match.groups()
-    return int(count or 1) * float(number) * {"G": 1e9, "T": 1e12}[prefix] / (8 if unit == "b" else 1)
+    rate = int(count or 1) * float(number) * {"G": 1e9, "T": 1e12}[prefix] / (8 if unit == "b" else 1)
+    return rate or None
 
 
 def _with_links(cluster: Cluster, inside: str, between: str) -> Cluster:
