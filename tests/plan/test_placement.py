@@ -142,7 +142,8 @@ def test_the_picture_shows_nodes_ranks_and_axes():
 def test_the_picture_in_the_guide_is_today_s():
     docs = Path(__file__).parents[2] / "docs"
     drawn = runpy.run_path(str(docs / "scripts" / "draw_placement.py"))["placement_picture"]()
-    assert (docs / "images" / "placement.svg").read_text(encoding="utf-8") == drawn, "python docs/scripts/draw_placement.py"
+    on_disk = (docs / "images" / "placement.svg").read_text(encoding="utf-8")
+    assert on_disk == drawn, "run: python docs/scripts/draw_placement.py"
 
 
 def test_the_words_fit_100_columns_and_name_what_matters():

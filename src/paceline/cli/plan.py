@@ -48,6 +48,8 @@ def execute(options: argparse.Namespace) -> int:
     from paceline.plan.session import plan_task
 
     say = say_to(options.json)
+    if spec.cluster.groups:
+        return _groups(spec, options, say)
     planned = plan_task(spec, say=say)
     if options.timeline:
         from paceline.plan.simulate.steps import write_timeline
@@ -57,6 +59,21 @@ def execute(options: argparse.Namespace) -> int:
         print_json({**_fields(planned), "placement": planned.placement, "spec": spec_to_dict(spec)})
         return 0
     for line in [*headline_lines(planned), *(["", *explain_lines(planned)] if options.explain else [])]:
+        say(line)
+    return 0
+
+
+def _groups(spec: Any, options: argparse.Namespace, say: Any) -> int:
+    """Plan on groups of different devices."""
+    from paceline.plan.placement.grouped import grouped_lines, plan_groups
+    from paceline.spec import spec_to_dict
+
+    found = plan_groups(spec, say=say)
+    if options.json:
+        fields = {field.name: getattr(found, field.name) for field in dataclasses.fields(found)}
+        print_json({**fields, "spec": spec_to_dict(spec)})
+        return 0
+    for line in grouped_lines(found, options.explain):
         say(line)
     return 0
 

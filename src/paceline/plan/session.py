@@ -85,6 +85,9 @@ def plan_task(spec: Spec, *, say: Callable[[str], None] | None = None) -> Planne
     Raises DoesNotFit where no plan fits, and the errors of data, model and cluster. Imports no torch for built-in
     models and text.
     """
+    from paceline.plan.placement.grouped import refuse_groups
+
+    refuse_groups(spec)
     task = spec.task
     cluster, remarks = resolve_cluster(spec.cluster)
     facts = data_facts(task.data, say)

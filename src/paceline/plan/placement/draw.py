@@ -23,15 +23,15 @@ STYLE = "".join(
 
 
 def placement_svg(placement: Placement, alone: bool = True) -> str:
-    """Return the map of the first nodes: a cell per device with its rank and coordinates, coloured by the outer axis.
+    """Return the map of the first nodes: a cell per device with its rank and coordinates, coloured by one axis.
 
     Below it stands, for every axis, what its groups cross. The style holds inside the picture. A file that stands
     `alone` needs the format's name space, a picture inside a page does not.
     """
     topology, layout = placement.topology, placement.layout
     named = [axis for axis in placement.order if getattr(layout, axis) > 1]
-    outermost = named[0] if named else placement.order[-1]
     nodes = min(topology.nodes, SHOWN_NODES)
+    coloured = _coloured(placement, named, nodes)
     devices = min(topology.devices_per_node, SHOWN_DEVICES)
     columns = min(COLUMNS, devices)
     box_width = columns * (CELL_WIDTH + GAP) + GAP
@@ -45,9 +45,9 @@ def placement_svg(placement: Placement, alone: bool = True) -> str:
         for index, rank in enumerate(placement.ranks(node)[:devices]):
             x = left + GAP + index % columns * (CELL_WIDTH + GAP)
             y = top + GAP + index // columns * (CELL_HEIGHT + GAP)
-            parts += _cell(placement, rank, x, y, named, outermost)
+            parts += _cell(placement, rank, x, y, named, coloured)
     bottom = 24 + -(-nodes // NODES_A_ROW) * (box_height + 30)
-    notes = [f"each cell: rank, and {' · '.join(named) or 'nothing to tell apart'}; colours: {outermost}"]
+    notes = [f"each cell: rank, and {' · '.join(named) or 'nothing to tell apart'}; colours: {coloured}"]
     if nodes < topology.nodes or devices < topology.devices_per_node:
         notes.append(f"shown: {nodes} of {topology.nodes:,} nodes, {devices} of {topology.devices_per_node:,} devices")
     notes += [axis_text(axis) for axis in placement.axes]
@@ -62,18 +62,25 @@ def placement_svg(placement: Placement, alone: bool = True) -> str:
     )
 
 
+def _coloured(placement: Placement, named: list[str], nodes: int) -> str:
+    """Return the outermost axis that tells some of the shown devices apart."""
+    shown = [placement.coordinates(rank) for node in range(nodes) for rank in placement.ranks(node)]
+    apart = (axis for axis in named if len({place[axis] for place in shown}) > 1)
+    return next(apart, placement.order[-1])
+
+
 def _node_title(placement: Placement, node: int) -> str:
     topology = placement.topology
     rack = f", rack {topology.rack(node * topology.devices_per_node)}" if topology.racks else ""
     return f"node {node}{rack}"
 
 
-def _cell(placement: Placement, rank: int, x: int, y: int, named: list[str], outermost: str) -> list[str]:
+def _cell(placement: Placement, rank: int, x: int, y: int, named: list[str], coloured: str) -> list[str]:
     place = placement.coordinates(rank)
     rail = f", rail {placement.topology.rail(rank)}" if placement.topology.rails else ""
     tip = f"rank {rank}{rail}: {', '.join(f'{axis} {place[axis]}' for axis in named)}"
     middle = x + CELL_WIDTH // 2
-    colour = COLOURS[place[outermost] % len(COLOURS)]
+    colour = COLOURS[place[coloured] % len(COLOURS)]
     cells = [
         f'<rect x="{x}" y="{y}" width="{CELL_WIDTH}" height="{CELL_HEIGHT}" rx="3" fill="{colour}">'
         f"<title>{escape(tip)}</title></rect>",
