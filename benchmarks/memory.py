@@ -26,7 +26,6 @@ from torch.utils.flop_counter import FlopCounterMode
 from paceline.cluster.catalog import find_entry, published_device, published_links, published_price, published_watts
 from paceline.cluster.cluster import Cluster, Figure
 from paceline.plan.cost.inputs import Context
-from paceline.plan.cost.recompute import kept_bytes
 from paceline.plan.plan import Plan
 from paceline.run.offload import Link, keep_on_host
 from paceline.run.recompute import checkpoint_block
@@ -121,8 +120,8 @@ def forecast(context: Context, plan: Plan, samples: int) -> float:
     """Return the bytes that the planner expects blocks to keep on the device between the passes."""
     if plan.offloads_activations:
         return 0.0
-    groups = context.by_mode(plan, context.whole).items()
-    return samples * sum(n * kept_bytes(block, plan, mode) for mode, again in groups for block, n in again.shapes)
+    sheet = context.sheet(plan)
+    return samples * float(sheet.over_modes(sheet.kept_bytes)[0])
 
 
 def accelerator() -> Cluster:

@@ -5,7 +5,16 @@ from __future__ import annotations
 import dataclasses
 import math
 
+import numpy as np
+
 from paceline.cluster.cluster import Cluster, Device, Figure, Link
+from paceline.plan.cost.axes import axis_columns, bubble_columns
+from paceline.plan.cost.compute import optimizer_column
+from paceline.plan.cost.inputs import Context, terms_of
+from paceline.plan.cost.memory import memory_columns
+from paceline.plan.cost.network import network_columns
+from paceline.plan.cost.total import forward_backward_columns
+from paceline.plan.forecast import Term
 from paceline.plan.layout import Layout, accumulation_for
 from paceline.plan.plan import Plan
 from paceline.task.profile import BlockProfile, ModelProfile
@@ -78,3 +87,29 @@ def plan(layout: Layout, micro_batch: int = 1, batch: int = 64, **changes: objec
     accumulation = accumulation_for(batch, layout.data_degree, micro_batch)
     base = Plan(layout, 3, micro_batch, accumulation, batch, "none", "fp32")
     return dataclasses.replace(base, **changes)
+
+
+def compute_terms(context: Context, chosen: Plan) -> tuple[Term, ...]:
+    return terms_of(forward_backward_columns(context.sheet(chosen))[0], 0)
+
+
+def axis_terms(context: Context, chosen: Plan) -> tuple[Term, ...]:
+    return terms_of(axis_columns(context.sheet(chosen)), 0)
+
+
+def bubble_seconds(context: Context, chosen: Plan) -> float:
+    sheet = context.sheet(chosen)
+    (bubble,) = terms_of(bubble_columns(sheet, *forward_backward_columns(sheet)), 0)
+    return bubble.value
+
+
+def network_terms(context: Context, chosen: Plan, forward_backward_seconds: float) -> tuple[Term, ...]:
+    return terms_of(network_columns(context.sheet(chosen), np.array([forward_backward_seconds])), 0)
+
+
+def memory_terms(context: Context, chosen: Plan) -> tuple[Term, ...]:
+    return terms_of(memory_columns(context.sheet(chosen)), 0)
+
+
+def optimizer_seconds(context: Context, chosen: Plan) -> float:
+    return float(optimizer_column(context.sheet(chosen)).values[0])

@@ -6,24 +6,38 @@ import dataclasses
 import math
 from itertools import pairwise
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from plan_examples import block, cluster, measured, plan, profile
+from plan_examples import (
+    axis_terms,
+    block,
+    bubble_seconds,
+    cluster,
+    compute_terms,
+    measured,
+    memory_terms,
+    network_terms,
+    optimizer_seconds,
+    plan,
+    profile,
+)
 
 from paceline.cluster.cluster import Link
-from paceline.plan.cost.axes import axis_terms, bubble_terms
-from paceline.plan.cost.bound import least_seconds
-from paceline.plan.cost.compute import compute_terms, optimizer_term
+from paceline.plan.cost.columns import columns_of
+from paceline.plan.cost.constants import read_constants
 from paceline.plan.cost.inputs import Context
-from paceline.plan.cost.memory import in_flight, memory_terms
-from paceline.plan.cost.network import network_terms, traffic
-from paceline.plan.cost.ring import LINK_EFFICIENCY, hop, ring
+from paceline.plan.cost.memory import in_flight
+from paceline.plan.cost.network import traffic
+from paceline.plan.cost.ring import hop, ring
 from paceline.plan.cost.total import price
 from paceline.plan.layout import Layout
+from paceline.plan.plan import Plan
 from paceline.report.compare import memory_group, time_group
 from paceline.task.profile import ModelProfile
 
+CONSTANTS = read_constants()
 NEAR, FAR = Link("node", measured(1e-6), measured(1e11)), Link("network", measured(1e-5), measured(1e10))
 
 
@@ -49,6 +63,12 @@ def held(chosen: object, shape: ModelProfile | None = None) -> dict[str, float]:
 
 def seconds(chosen: object, shape: ModelProfile | None = None) -> dict[str, float]:
     return {t.name: t.value for t in price(context_of(chosen.layout, shape), chosen).time}
+
+
+def flying(chosen: Plan) -> list[float]:
+    """Return the micro-batches in flight on every rank of a plan's pipeline."""
+    ranks = chosen.layout.pp
+    return list(in_flight(columns_of([chosen] * ranks), np.arange(ranks)))
 
 
 # Tensor
@@ -87,8 +107,9 @@ def test_split_products_are_narrower_and_slower() -> None:
     rates = {"fp32": ((128, 1e10), (256, 2e10), (512, 4e10))}
     where = cluster(4)
     where = dataclasses.replace(where, device=dataclasses.replace(where.device, matmul_flops=rates))
-    whole = Context(model(), where, 64, 1).rates("fp32").product_seconds(Context(model(), where, 64, 1).all_counts)
-    split = Context(model(), where, 64, 1).rates("fp32").product_seconds(Context(model(), where, 64, 1).all_counts, 4)
+    context = Context(model(), where, 64, 1)
+    whole = context.sheet(plan(Layout())).product_seconds.max()
+    split = context.sheet(plan(Layout(tp=4))).product_seconds.max()
     assert split == pytest.approx(whole / 4 * 2)  # one of two widths over 4: the mean is halved, and so is the rate
 
 
@@ -132,7 +153,7 @@ def test_expert_traffic_by_hand() -> None:
 def test_experts_are_gathered_where_they_are_and_no_further() -> None:
     layout = Layout(dp_shard=4, ep=4)
     context = context_of(layout, mixture())
-    spread, plain = traffic(context, plan(layout, 16, zero=1)), traffic(context, plan(Layout(dp_shard=4), 16, zero=1))
+    spread, plain = (traffic(context.sheet(plan(chosen, 16, zero=1))) for chosen in (layout, Layout(dp_shard=4)))
     dense, experts = 6e6 - 4 * 8e5, 4 * 8e5
     wire = 3 / 4 * dense * 4 / 1e9 + 5 * 3 * 1e-4  # a group of one has nothing to gather
     assert spread.gather_seconds == pytest.approx(wire + 2 * (dense + experts / 4) * 4 / 1e10)
@@ -158,10 +179,8 @@ def test_the_bubble_of_equal_stages_is_p_minus_one_over_m() -> None:
         ("1f1b", 1, 1.0), ("gpipe", 1, 1.0), ("interleaved", 2, 0.5), ("zero-bubble", 1, 1 / 3),
     ):  # fmt: skip
         chosen = plan(Layout(pp=4), 4, schedule=schedule, virtual_stages=several)
-        compute, sends = compute_terms(context, chosen), axis_terms(context, chosen)
-        (bubble,) = bubble_terms(context, chosen, compute, sends)
-        work = sum(term.value for term in compute)
-        assert bubble.value == pytest.approx(share * 3 / 16 * work), schedule
+        work = sum(term.value for term in compute_terms(context, chosen))
+        assert bubble_seconds(context, chosen) == pytest.approx(share * 3 / 16 * work), schedule
 
 
 def test_the_slowest_stage_sets_the_pace() -> None:
@@ -169,11 +188,9 @@ def test_the_slowest_stage_sets_the_pace() -> None:
     context = context_of(chosen.layout)
     products = compute_terms(context, chosen)[0].value
     assert products == pytest.approx(64 * 4 * 2e9 / 1e11), "three layers and the head"
-    (bubble,) = bubble_terms(context, chosen, compute_terms(context, chosen), [])
-    other = context.busy_seconds(context.stages(chosen)[0].part, chosen)
-    slowest = context.busy_seconds(context.slowest(chosen), chosen)
+    first, last = context.sheet(chosen).busy_seconds
     work = sum(term.value for term in compute_terms(context, chosen))
-    assert bubble.value == pytest.approx(other / slowest * work / 8)
+    assert bubble_seconds(context, chosen) == pytest.approx(first / last * work / 8) and first < last
 
 
 def test_sends_by_hand() -> None:
@@ -187,12 +204,12 @@ def test_stages_hold_their_own_weights_and_micro_batches_in_flight() -> None:
     got = held(chosen)
     assert got["weights"] == 4 * 3e6
     assert got["activations"] == pytest.approx(4 * 2 * 3 * (4e5 + 1e5) * 4), "the first stage has two in flight"
-    assert [in_flight(plan(Layout(pp=4), 4), rank) for rank in range(4)] == [4, 3, 2, 1]
-    assert in_flight(plan(Layout(pp=4), 4, schedule="gpipe"), 3) == 16
+    assert flying(plan(Layout(pp=4), 4)) == [4, 3, 2, 1]
+    assert flying(plan(Layout(pp=4), 4, schedule="gpipe"))[3] == 16
     interleaved = plan(Layout(pp=4), 4, schedule="interleaved", virtual_stages=2)
     # Rank 0 warms up with 4 chunks of the first round and 2 x 3 more, and holds one more: 11 of 2 a micro-batch.
-    assert [in_flight(interleaved, rank) for rank in range(4)] == [5.5, 4.5, 3.5, 2.5]
-    assert in_flight(plan(Layout(), 4), 0) == 1
+    assert flying(interleaved) == [5.5, 4.5, 3.5, 2.5]
+    assert flying(plan(Layout(), 4)) == [1]
 
 
 def test_a_tied_head_holds_its_own_copy_of_the_weight() -> None:
@@ -200,8 +217,8 @@ def test_a_tied_head_holds_its_own_copy_of_the_weight() -> None:
     tied = dataclasses.replace(shape.blocks[-1], parameters=0, tied_to="embedding")
     shape = dataclasses.replace(shape, blocks=(*shape.blocks[:-1], tied))
     context = context_of(Layout(pp=2), shape)
-    parts = [stage.part for stage in context.stages(plan(Layout(pp=2), 8, stages=(2, 2)))]
-    assert [part.parameters for part in parts] == [3_000_000, 3_000_000] and shape.parameters == 5_000_000
+    parts = context.sheet(plan(Layout(pp=2), 8, stages=(2, 2))).rows.parts
+    assert list(parts.parameters) == [3_000_000, 3_000_000] and shape.parameters == 5_000_000
 
 
 # Links
@@ -216,16 +233,17 @@ def test_each_axis_takes_the_link_that_its_group_crosses() -> None:
     }  # fmt: skip
     assert layout.group("expert_shard") == (2, 8)
     where = cluster(64, "cuda", devices_per_node=8, links=(NEAR, FAR))
-    assert ring(where, *groups["tp"]).nodes == ring(where, *groups["cp"]).nodes == 1
-    assert ring(where, *groups["fsdp"]).nodes == 2 and ring(where, *groups["dp_replicate"]).nodes == 2
-    assert hop(where, *groups["pp"])[:2] == (1e10, 1e-5) and hop(where, 4, 2)[:2] == (1e11, 1e-6)
+    sizes, strides = (np.array(column) for column in zip(*groups.values(), strict=True))
+    nodes = dict(zip(groups, ring(where, CONSTANTS, sizes, strides).nodes, strict=True))
+    assert nodes == {"tp": 1, "cp": 1, "dp_shard": 2, "dp_replicate": 2, "pp": 2, "fsdp": 2, "ep": 1}
+    rate, latency, _ = hop(where, CONSTANTS, np.array([groups["pp"][0], 4]), np.array([groups["pp"][1], 2]))
+    assert list(rate) == [1e10, 1e11] and list(latency) == [1e-5, 1e-6]
 
 
 def test_all_to_all_leaves_the_node_through_its_own_adapter() -> None:
     where = cluster(16, "cuda", devices_per_node=8, links=(NEAR, FAR))
-    rate = ring(where, 16, 1).bytes_per_second["all_to_all"]
-    assert rate == pytest.approx(15 / (8 / (1e10 * LINK_EFFICIENCY)))
-    assert ring(where, 8, 1).bytes_per_second["all_to_all"] == 1e11
+    rates = ring(where, CONSTANTS, np.array([16, 8]), np.array([1, 1])).bytes_per_second["all_to_all"]
+    assert list(rates) == pytest.approx([15 / (8 / 1e10), 1e11])
 
 
 def test_tensor_ranks_across_nodes_cost_more() -> None:
@@ -250,13 +268,12 @@ settings_of_a_plan = {
 
 @settings(max_examples=80, deadline=None)
 @given(layouts, st.sampled_from([1, 2, 4]), st.fixed_dictionaries(settings_of_a_plan))
-def test_prices_are_positive_add_up_and_keep_the_bound(layout: Layout, micro_batch: int, changes: dict) -> None:
+def test_prices_are_positive_and_add_up(layout: Layout, micro_batch: int, changes: dict) -> None:
     chosen = plan(layout, micro_batch, **changes)
     context = context_of(layout)
     forecast = price(context, chosen)
     assert all(term.value >= 0 and math.isfinite(term.value) for term in (*forecast.time, *forecast.memory))
     assert forecast.step_seconds.value == pytest.approx(sum(term.value for term in forecast.time))
-    assert least_seconds(context, chosen) <= forecast.step_seconds.value * (1 + 1e-9)
 
 
 @settings(max_examples=40, deadline=None)
@@ -279,7 +296,7 @@ def test_more_of_an_axis_computes_and_holds_less(recompute: str) -> None:
         # In flight, a pipeline's first stage holds as many layers as a device without one.
         short_lived = [held(p, shape)["activations"] for p in chosen]
         assert axis == "pp" or all(later < before for before, later in pairwise(short_lived)), axis
-        optimizer = [optimizer_term(context_of(p.layout, shape), p).value for p in chosen]
+        optimizer = [optimizer_seconds(context_of(p.layout, shape), p) for p in chosen]
         assert all(later < before for before, later in pairwise(optimizer)), axis
 
 

@@ -3,11 +3,12 @@
 import dataclasses
 import math
 
+import numpy as np
 import pytest
-from plan_examples import cluster, plan, profile
+from plan_examples import cluster, compute_terms, optimizer_seconds, plan, profile
 
 from paceline.cluster.cluster import CalibrationStep
-from paceline.plan.cost.compute import compute_terms, matrix_peak, optimizer_term
+from paceline.plan.cost.compute import matrix_peak
 from paceline.plan.cost.inputs import Context
 from paceline.plan.cost.rates import Rates, interpolate
 from paceline.plan.layout import Layout
@@ -40,8 +41,8 @@ def test_recompute_repeats_the_blocks_only():
 
 def test_optimizer_moves_seven_values_and_clips_three_per_local_parameter():
     context = Context(profile(4), cluster(4), 64, 1)
-    term = optimizer_term(context, plan(Layout(dp_replicate=2, dp_shard=2), 8))
-    assert term.value == pytest.approx(5e6 / 2 * 4 * (7 + 3) / 1e10)
+    seconds = optimizer_seconds(context, plan(Layout(dp_replicate=2, dp_shard=2), 8))
+    assert seconds == pytest.approx(5e6 / 2 * 4 * (7 + 3) / 1e10)
 
 
 def test_calibration_turns_the_sum_of_parts_into_the_measured_step():
@@ -70,10 +71,10 @@ def test_an_accelerator_hides_launches_behind_its_work():
 
 def test_interpolation_is_exact_at_points_and_monotone_between():
     points = ((64, 1e10), (256, 4e10), (1024, 5e10))
-    assert [interpolate(points, width) for width in (64, 256, 1024)] == pytest.approx([1e10, 4e10, 5e10])
-    assert interpolate(points, 128) == pytest.approx(2e10)
-    assert interpolate(points, 8) == 1e10 and interpolate(points, 9999) == 5e10
-    assert math.isnan(interpolate((), 64))
+    assert interpolate(points, np.array([64, 256, 1024])) == pytest.approx([1e10, 4e10, 5e10])
+    assert interpolate(points, np.array([128])) == pytest.approx(2e10)
+    assert interpolate(points, np.array([8, 9999])) == pytest.approx([1e10, 5e10])
+    assert np.isnan(interpolate((), np.array([64])))
 
 
 def test_unknown_rates_stay_unknown():

@@ -3,10 +3,9 @@
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from plan_examples import cluster, plan, profile
+from plan_examples import cluster, memory_terms, plan, profile
 
 from paceline.plan.cost.inputs import Context
-from paceline.plan.cost.memory import memory_terms
 from paceline.plan.layout import Layout
 
 

@@ -1,18 +1,31 @@
 """Ring formulas and what each class of sharding communicates, by hand."""
 
-import dataclasses
-
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from plan_examples import cluster, plan, profile
+from plan_examples import cluster, network_terms, plan, profile
 
-from paceline.cluster.cluster import ClusterSpec, Figure, Link
+from paceline.cluster.cluster import Cluster, ClusterSpec, Figure, Link
 from paceline.cluster.resolve import resolve_cluster
+from paceline.plan.cost.constants import read_constants
 from paceline.plan.cost.inputs import Context
-from paceline.plan.cost.network import network_terms, traffic
-from paceline.plan.cost.ring import LINK_EFFICIENCY, ring
+from paceline.plan.cost.network import Traffic
+from paceline.plan.cost.network import traffic as traffic_of
+from paceline.plan.cost.ring import Ring
+from paceline.plan.cost.ring import ring as rings
 from paceline.plan.layout import Layout
+from paceline.plan.plan import Plan
+
+CONSTANTS = read_constants()
+
+
+def ring(where: Cluster, size: int, stride: int) -> Ring:
+    return rings(where, CONSTANTS, np.array([size]), np.array([stride]))
+
+
+def traffic(context: Context, chosen: Plan) -> Traffic:
+    return traffic_of(context.sheet(chosen))
 
 
 @given(st.integers(2, 64))
@@ -68,16 +81,26 @@ def test_nothing_is_hidden_on_cpus_and_much_on_accelerators():
     assert "not overlapped" in on_cpu[0].formula and "overlaps" in on_gpu[0].formula
     busy = network_terms(Context(profile(4), cluster(4, "cuda"), 64, 1), chosen, 0.0)
     assert [term.value for term in busy] == pytest.approx([term.value for term in on_cpu])
-    assert network_terms(Context(profile(4), cluster(1), 64, 1), plan(Layout(), 4), 1.0) == []
+    assert network_terms(Context(profile(4), cluster(1), 64, 1), plan(Layout(), 4), 1.0) == ()
 
 
 def test_groups_across_nodes_share_their_adapters():
     published, _ = resolve_cluster(ClusterSpec("h100-sxm", devices=16))
     whole = ring(published, 16, 1)  # eight members a node bring eight adapters
     assert whole.nodes == 2
-    assert whole.bytes_per_second["all_reduce"] == pytest.approx(8 * 50e9 * LINK_EFFICIENCY / 2)
+    assert whole.bytes_per_second["all_reduce"] == pytest.approx(8 * 50e9 * CONSTANTS.network_link_share)
     strided = ring(published, 2, 8)  # one member a node
-    assert strided.bytes_per_second["all_reduce"] == pytest.approx(50e9 * LINK_EFFICIENCY / 2)
+    assert strided.bytes_per_second["all_reduce"] == pytest.approx(50e9 * CONSTANTS.network_link_share)
     inside = ring(published, 8, 1)
-    assert inside.nodes == 1 and inside.bytes_per_second["all_reduce"] == pytest.approx(450e9 * LINK_EFFICIENCY)
-    assert dataclasses.replace(inside, size=1).seconds("all_reduce", 1, 1) == 0
+    assert inside.nodes == 1 and inside.bytes_per_second["all_reduce"] == pytest.approx(
+        450e9 * CONSTANTS.node_link_share
+    )
+    more, _ = resolve_cluster(ClusterSpec("h100-sxm", devices=64))
+    slow, fast = ring(more, 64, 1), ring(published, 16, 1)
+    assert slow.bytes_per_second["all_reduce"] == pytest.approx(fast.bytes_per_second["all_reduce"])
+    # A ring's hops are all as slow as the slowest, and there are more of them; a tree of eight nodes is three high.
+    assert slow.pass_latency_seconds == pytest.approx(63 * CONSTANTS.network_hop_seconds)
+    tree = 7 * CONSTANTS.node_hop_seconds + 3 * CONSTANTS.network_hop_seconds
+    assert slow.tree_latency_seconds == pytest.approx(tree)
+    assert slow.seconds("all_reduce", np.zeros(1), 1) == pytest.approx(2 * tree + CONSTANTS.collective_seconds)
+    assert ring(published, 1, 1).seconds("all_reduce", 1, 1) == 0

@@ -5,13 +5,14 @@ from __future__ import annotations
 import dataclasses
 import json
 
+import numpy as np
 import pytest
-from plan_examples import cluster, opened, plan, profile
+from plan_examples import cluster, memory_terms, opened, plan, profile
 
 from paceline.errors import DoesNotFit
-from paceline.plan.cost.inputs import Context
-from paceline.plan.cost.memory import memory_terms
-from paceline.plan.cost.offload import BUCKET_BYTES, HOST_LINK, offload_terms
+from paceline.plan.cost.inputs import Context, terms_of
+from paceline.plan.cost.offload import BUCKET_BYTES, HOST_LINK, offload_columns
+from paceline.plan.forecast import Term
 from paceline.plan.layout import Layout
 from paceline.plan.plan import Plan, PlanSpec
 from paceline.plan.refusals import refusal
@@ -24,6 +25,10 @@ LARGE = {"parameters": 100_000_000}
 def held(chosen: Plan, kind: str = "cuda", **changes: float) -> dict[str, float]:
     context = Context(profile(4, **changes), cluster(1, kind), 64, 1)
     return {term.name: term.value for term in memory_terms(context, chosen)}
+
+
+def moved(context: Context, chosen: Plan, busy_seconds: float) -> dict[str, Term]:
+    return {t.name: t for t in terms_of(offload_columns(context.sheet(chosen), np.array([busy_seconds])), 0)}
 
 
 def test_state_and_activations_leave_an_accelerator() -> None:
@@ -45,15 +50,15 @@ def test_nothing_leaves_a_cpu() -> None:
 def test_transfer_takes_what_the_link_gives() -> None:
     context = Context(profile(4), cluster(1, "cuda"), 64, 1)
     asked = plan(Layout(), 2, offload="all")
-    terms = {term.name: term for term in offload_terms(context, asked, busy_seconds=0.0)}
+    terms = moved(context, asked, busy_seconds=0.0)
     assert terms["optimizer offload"].value == 2 * 8 * 5e6 / HOST_LINK.value
     assert terms["activation offload"].value == 2 * 64 * 4 * 2e6 / HOST_LINK.value
     assert terms["optimizer offload"].source == "assumed"
-    hidden = {term.name: term.value for term in offload_terms(context, asked, busy_seconds=1e3)}
+    hidden = {name: term.value for name, term in moved(context, asked, busy_seconds=1e3).items()}
     assert hidden["activation offload"] == 0 and hidden["optimizer offload"] > 0
-    on_cpu = {t.name: t for t in offload_terms(Context(profile(4), cluster(1), 64, 1), asked, busy_seconds=1e3)}
+    on_cpu = moved(Context(profile(4), cluster(1), 64, 1), asked, busy_seconds=1e3)
     assert on_cpu["activation offload"].value == 2 * 64 * 4 * 2e6 / (1e10 / 2), "a read and a write of memory each"
-    assert offload_terms(context, plan(Layout()), 0.0) == []
+    assert moved(context, plan(Layout()), 0.0) == {}
 
 
 def find(kind: str, gigabytes: float, **constraints: object) -> Plan:
@@ -64,10 +69,10 @@ def find(kind: str, gigabytes: float, **constraints: object) -> Plan:
 
 def test_the_search_turns_to_the_host_only_where_nothing_else_fits() -> None:
     assert find("cuda", 64).offload == "none"
-    assert find("cuda", 6).offload == "optimizer"  # 6.4 GB of state beside gradients, 3.2 of them the optimizer's
+    assert find("cuda", 8).offload == "optimizer"  # of 6.4 GB of state and gradients, 3.2 are the optimizer's
     assert find("cuda", 64, offload="all", recompute="full").offload == "all"
     with pytest.raises(DoesNotFit):
-        find("cuda", 6, offload="none")
+        find("cuda", 8, offload="none")
     with pytest.raises(DoesNotFit):  # it would save nothing
         find("cpu", 6)
     assert find("cpu", 64, offload="optimizer").offload == "optimizer"

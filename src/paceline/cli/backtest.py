@@ -1,4 +1,4 @@
-"""Tests forecasts against measured tables: published ones, or your own runs. Fits nothing and needs no accelerator.
+"""Tests forecasts against measured tables: published ones, or your own runs. Needs no accelerator.
 
 A table is CSV, JSON Lines or Parquet with one measured step per row; the guide on backtesting has its columns. What a
 row leaves open is assumed and counted, and every row that cannot be scored is counted with the reason.
@@ -11,6 +11,7 @@ import dataclasses
 from pathlib import Path
 
 from paceline.cli.output import print_json, say_to
+from paceline.errors import StorageError
 
 EXAMPLE = "paceline backtest examples/measured-steps.csv --by accelerator --rows rows.csv"
 CODES = (5, 74)
@@ -23,6 +24,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--by", choices=BY, help="also score the step times of all files by source, accelerator or model"
     )
+    parser.add_argument(
+        "--fit", metavar="OUT.toml", help="fit the constants of the forecasts on these files and write them there"
+    )
     parser.add_argument("--rows", metavar="OUT.csv", help="write every row's forecast beside its measurement")
 
 
@@ -32,6 +36,8 @@ def execute(options: argparse.Namespace) -> int:
     from paceline.plan.backtest.listing import listing, write_rows
 
     say = say_to(options.json)
+    if options.fit:
+        return _fit([Path(name) for name in options.files], Path(options.fit), options.json)
     backtest = run_backtest([Path(name) for name in options.files])
     parts = break_down(backtest, options.by) if options.by else []
     if options.rows:
@@ -44,4 +50,20 @@ def execute(options: argparse.Namespace) -> int:
         return 0
     for line in listing(backtest, parts):
         say(line)
+    return 0
+
+
+def _fit(files: list[Path], out: Path, as_json: bool) -> int:
+    """Fit the constants on the files and write them."""
+    from paceline.plan.backtest.fit import fit
+
+    found = fit(files)
+    try:
+        out.write_text(found.text(), "utf-8")
+    except OSError as error:
+        raise StorageError(f"cannot write {out}", str(error), "a folder that exists and is yours") from error
+    for line in [*found.lines(), f"written to {out}"]:
+        say_to(as_json)(line)
+    if as_json:
+        print_json(found.constants)
     return 0

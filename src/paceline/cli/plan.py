@@ -15,6 +15,7 @@ from paceline.cli.parser import add_spec_arguments
 
 EXAMPLE = "paceline plan examples/stdlib-code.toml --set cluster.devices=4 --explain"
 CODES = (3, 5, 74)
+LISTED = 1_000  # plans and refusals that --json holds: a large cluster has hundreds of thousands
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -79,8 +80,18 @@ def _groups(spec: Any, options: argparse.Namespace, say: Any) -> int:
 
 
 def _fields(planned: Any) -> dict[str, Any]:
+    """Return what was planned; of the search, the best plans and the first refusals, and how many there are."""
+    found = planned.search
+    listed = {
+        "best": found.best,
+        "candidates": list(found.candidates[:LISTED]),
+        "fits": len(found.candidates),
+        "refused": list(found.refused[:LISTED]),
+        "refusals": len(found.refused),
+        "precision_because": found.precision_because,
+    }
     fields = {field.name: getattr(planned, field.name) for field in dataclasses.fields(planned)}
-    return {**fields, "expected": planned.expected}
+    return {**fields, "search": listed, "expected": planned.expected}
 
 
 def _models(as_json: bool) -> int:

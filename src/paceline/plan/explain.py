@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from paceline.plan.cost.compute import calibration_note
 from paceline.plan.cost.rates import Rates
-from paceline.plan.cost.total import MEMORY_ERROR, TIME_ERROR
+from paceline.plan.cost.total import TIME_ERROR
 from paceline.plan.forecast import BillTerm, Estimate, Term
 from paceline.plan.placement.tell import placement_lines
 from paceline.plan.plan import Plan
@@ -141,7 +141,7 @@ def explain_lines(planned: Planned) -> list[str]:
         "",
         *placement_lines(planned.placement),
         "",
-        *_candidates(planned.search.candidates, planned.search.unpriced),
+        *_candidates(planned.search.candidates),
         "",
         *_refusals(planned),
         "",
@@ -188,11 +188,16 @@ def _intervals(planned: Planned) -> list[str]:
     forecast, rates = planned.forecast, Rates(planned.cluster.device, planned.plan.precision)
     errors = ", ".join(f"{error:.0%} for {source}" for source, error in TIME_ERROR.items() if source != "unknown")
     step, peak = forecast.step_seconds, forecast.peak_bytes
+    how = (
+        f"the model's own error by how each term is known ({errors}), weighted by the terms, joined with the spread of "
+        f"the probe's calibration steps (±{rates.relative_spread:.0%})"
+    )
+    if rates.is_published:
+        how = f"what calibration missed; constants {rates.constants.sha256[:12]} of {rates.constants.date}"
     text = (
-        f"time {format_seconds(step.low)} to {format_seconds(step.high)}: the model's own error by how each term is "
-        f"known ({errors}), weighted by the terms, joined with the spread of the probe's calibration steps "
-        f"(±{rates.relative_spread:.0%}). Memory {format_bytes(peak.low)} to {format_bytes(peak.high)}: "
-        f"±{MEMORY_ERROR:.0%}. A plan fits where the high end leaves {HEADROOM:.0%} of a device's memory free."
+        f"time {format_seconds(step.low)} to {format_seconds(step.high)}: {how}. "
+        f"Memory {format_bytes(peak.low)} to {format_bytes(peak.high)}. "
+        f"A plan fits where the high end leaves {HEADROOM:.0%} of a device's memory free."
     )
     lines = _wrap("80 % intervals: ", text, 2)
     if rates.calibration_ratios:
@@ -212,7 +217,7 @@ def _expected(planned: Planned) -> list[str]:
     return [*lines, *_wrap("  ", text)]
 
 
-def _candidates(candidates: Sequence[Candidate], unpriced: int) -> list[str]:
+def _candidates(candidates: Sequence[Candidate]) -> list[str]:
     noun = "plan fits" if len(candidates) == 1 else "plans fit"
     head = f"  {'step':>8}  {'memory':>9}  {'tokens/s':>8}  {'micro x accumulation':>20}  {'recompute':9}  layout"
     lines = [f"{len(candidates)} {noun}, best first (within 2 % of the best, the plan with fewest surprises):", head]
@@ -227,11 +232,7 @@ def _candidates(candidates: Sequence[Candidate], unpriced: int) -> list[str]:
             f"  {plan.recompute:9}  {shown}"
         )
     if len(candidates) > LISTED:
-        lines.append(f"  and {len(candidates) - LISTED:,} more; --json has them all")
-    if unpriced:
-        noun = "layout" if unpriced == 1 else "layouts"
-        text = "not priced: their arithmetic and the communication inside it alone take longer, or promise least"
-        lines += _wrap("  ", f"{unpriced:,} {noun} {text}", 4)
+        lines.append(f"  and {len(candidates) - LISTED:,} more")
     return lines
 
 
@@ -240,13 +241,13 @@ def _refusals(planned: Planned) -> list[str]:
     refused = planned.search.refused
     lines = [f"{len(refused):,} refused:" if refused else "none refused"]
     reasons: dict[str, list[Plan]] = {}
-    for refusal in refused:
+    for refusal in refused[:LISTED]:
         reasons.setdefault(refusal.because, []).append(refusal.plan)
-    for because, plans in list(reasons.items())[:LISTED]:
+    for because, plans in reasons.items():
         others = f" (and {len(plans) - 1} more)" if len(plans) > 1 else ""
         lines += _wrap("   ", f"{plans[0]}{others}: {because}", 6)
-    if len(reasons) > LISTED:
-        lines.append(f"   and {len(reasons) - LISTED:,} more")
+    if len(refused) > LISTED:
+        lines.append(f"   and {len(refused) - LISTED:,} more that need more memory")
     return lines
 
 

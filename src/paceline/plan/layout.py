@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
+from typing import Any
 
 from paceline.config.fields import option
 from paceline.errors import ConfigError
@@ -62,19 +63,8 @@ class Layout:
         return self.state_degree > 1 or (self.dp_replicate > 1 and max(self.tp, self.pp, self.ep) > 1)
 
     def group(self, axis: str) -> tuple[int, int]:
-        """Return (size, ranks from one member to the next) of the groups along a mesh axis.
-
-        Besides the mesh's own axes there are `fsdp` (dp_shard x cp), and inside it `ep` (its inner part) and
-        `expert_shard` (the outer part, over which one part of the experts is sharded).
-        """
-        if axis == "fsdp":
-            return self.state_degree, self.tp
-        if axis == "ep":
-            return self.ep, self.tp
-        if axis == "expert_shard":
-            return self.state_degree // self.ep, self.tp * self.ep
-        inner = MESH_ORDER[MESH_ORDER.index(axis) + 1 :]
-        return getattr(self, axis), math.prod(getattr(self, name) for name in inner)
+        """Return (size, ranks from one member to the next) of the groups along an axis: see `group_of`."""
+        return group_of({**self.mesh_shape, "ep": self.ep}, axis)
 
     @property
     def mesh_shape(self) -> dict[str, int]:
@@ -101,6 +91,24 @@ class Layout:
     def __str__(self) -> str:
         degrees = [f"{field.name}={getattr(self, field.name)}" for field in fields(self)]
         return " ".join(degree for degree in degrees if not degree.endswith("=1")) or "single device"
+
+
+def group_of(degrees: Mapping[str, Any], axis: str) -> tuple[Any, Any]:
+    """Return (size, ranks from one member to the next) of the groups along a mesh axis.
+
+    Besides the mesh's own axes there are `fsdp` (dp_shard x cp), and inside it `ep` (its inner part) and
+    `expert_shard` (the outer part, over which one part of the experts is sharded). Degrees are whole numbers, or
+    arrays of them for many layouts at once.
+    """
+    state, tp, ep = degrees["dp_shard"] * degrees["cp"], degrees["tp"], degrees["ep"]
+    if axis == "fsdp":
+        return state, tp
+    if axis == "ep":
+        return ep, tp
+    if axis == "expert_shard":
+        return state // ep, tp * ep
+    inner = MESH_ORDER[MESH_ORDER.index(axis) + 1 :]
+    return degrees[axis], math.prod(degrees[name] for name in inner)
 
 
 def factorisations(devices: int, axes: tuple[str, ...]) -> Iterator[Layout]:

@@ -71,7 +71,9 @@ def hosted_activations(plan: Plan, profile: ModelProfile) -> str | None:
     return None
 
 
-# Limits of the model, which hold for the layout alone, and of the whole plan. Add a limit here and nowhere else.
+# Limits of the model, which hold for the layout alone, and of the whole plan. Add a limit here and nowhere else. Those
+# of the whole plan are asked once for all layouts that agree in `pp`, in whether the data axes or `cp` are in use, and
+# in whether `tp` is.
 LAYOUT_REFUSALS: tuple[Limit, ...] = (closed_axis, attention_heads, tensor_parts, expert_parts)
 PLAN_REFUSALS: tuple[Limit, ...] = (pipeline_stages, pipeline_micro_batches, split_backward, hosted_activations)
 
@@ -81,13 +83,14 @@ def layout_refusal(plan: Plan, profile: ModelProfile) -> str | None:
     return next((because for limit in LAYOUT_REFUSALS if (because := limit(plan, profile))), None)
 
 
+def plan_refusal(plan: Plan, profile: ModelProfile) -> str | None:
+    """Return the first reason for which the plan cannot be had, its layout's degrees aside, or None."""
+    return next((because for limit in PLAN_REFUSALS if (because := limit(plan, profile))), None)
+
+
 def refusal(plan: Plan, profile: ModelProfile) -> str | None:
     """Return the first reason for which the plan cannot be had, or None."""
-    for limit in (*LAYOUT_REFUSALS, *PLAN_REFUSALS):
-        because = limit(plan, profile)
-        if because:
-            return because
-    return None
+    return layout_refusal(plan, profile) or plan_refusal(plan, profile)
 
 
 def _common(profile: ModelProfile, field: str) -> int:

@@ -4,35 +4,100 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import overload
+
+import numpy as np
 
 from paceline.cluster.cluster import Cluster
 from paceline.errors import DoesNotFit
-from paceline.plan.cost.inputs import Context
+from paceline.plan.cost.columns import Columns, Floats, Ints
+from paceline.plan.cost.inputs import Context, Sheet
 from paceline.plan.cost.price import amounts
-from paceline.plan.cost.total import memory_estimate
+from paceline.plan.cost.total import memory_estimate, memory_of, most_bytes, peak_bytes, price_all, step_seconds
 from paceline.plan.forecast import Forecast, Term
-from paceline.plan.plan import OFFLOAD, RECOMPUTE, Plan, PlanSpec
-from paceline.plan.space import MODEL_AXES, Refusal, allowed_layouts, base_plan, recompute_modes
-from paceline.plan.walk import TIE_RATIO, Candidate, Walk
+from paceline.plan.plan import OFFLOAD, Plan, PlanSpec
+from paceline.plan.refusals import refusal
+from paceline.plan.space import BUDGETS, MODEL_AXES, Refusal, Space, allowed_layouts, base_plan, recompute_modes
 from paceline.task.profile import ModelProfile
 from paceline.units import format_bytes, format_rate
 
 HEADROOM = 0.05  # of a device's memory, kept free: allocator rounding, other processes, evaluation
+TIE_RATIO = 1.02  # values this close to the best are a tie: forecasts cannot tell them apart
+BUDGETED = 64  # of the best plans that recompute, on which memory budgets are tried
+WORDED = 512  # plans whose terms are put in words at once, where many are listed
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A plan that fits, and its price."""
+
+    plan: Plan
+    forecast: Forecast
+
+
+@dataclass(frozen=True)
+class Candidates(Sequence[Candidate]):
+    """Plans that fit, best first. They stand in columns; plans and terms in words are made for those looked at."""
+
+    context: Context
+    columns: Columns
+
+    def __len__(self) -> int:
+        return len(self.columns)
+
+    @overload
+    def __getitem__(self, index: int) -> Candidate: ...
+    @overload
+    def __getitem__(self, index: slice) -> tuple[Candidate, ...]: ...
+    def __getitem__(self, index: int | slice) -> Candidate | tuple[Candidate, ...]:
+        if isinstance(index, slice):
+            return tuple(self._worded(self.columns.take(index)))
+        return next(iter(self._worded(self.columns.take([range(len(self))[index]]))))
+
+    def __iter__(self) -> Iterator[Candidate]:
+        for at in range(0, len(self), WORDED):
+            yield from self._worded(self.columns.take(slice(at, at + WORDED)))
+
+    def _worded(self, columns: Columns) -> Iterator[Candidate]:
+        if len(columns):
+            yield from (Candidate(*priced) for priced in price_all(self.context, columns))
+
+
+@dataclass(frozen=True)
+class Refusals(Sequence[Refusal]):
+    """Plans that were not taken: those that cannot be had, then those that do not fit, the least memory first."""
+
+    told: tuple[Refusal, ...]
+    context: Context
+    too_large: Columns
+
+    def __len__(self) -> int:
+        return len(self.told) + len(self.too_large)
+
+    @overload
+    def __getitem__(self, index: int) -> Refusal: ...
+    @overload
+    def __getitem__(self, index: slice) -> tuple[Refusal, ...]: ...
+    def __getitem__(self, index: int | slice) -> Refusal | tuple[Refusal, ...]:
+        if isinstance(index, slice):
+            return tuple(self[place] for place in range(len(self))[index])
+        place = range(len(self))[index]
+        if place < len(self.told):
+            return self.told[place]
+        plan = Sheet(self.context, self.too_large.take([place - len(self.told)])).plan(0)
+        return Refusal(plan, memory_refusal(memory_of(self.context, plan), self.context))
 
 
 @dataclass(frozen=True)
 class SearchResult:
-    """The best plan, all that fit in order, all that were refused, and why the precision is what it is.
-
-    `unpriced` layouts of a large space were left out, since they compute for longer than the best plan takes.
-    """
+    """The best plan, all that fit in order, all that were refused, and why the precision is what it is."""
 
     best: Candidate
-    candidates: tuple[Candidate, ...]
-    refused: tuple[Refusal, ...]
+    candidates: Candidates
+    refused: Refusals
     precision_because: str
-    unpriced: int = 0
 
 
 def search(
@@ -51,62 +116,83 @@ def search(
     """
     context = Context(profile, cluster, batch_samples, steps, optimizer)
     precision, precision_because = choose_precision(context, constraints.precision)
-    refused: list[Refusal] = []
     base = base_plan(constraints, precision, batch_samples)
     modes = recompute_modes(context, constraints)
-    layouts = allowed_layouts(context, constraints, base, refused)
 
-    def walk_from(base: Plan) -> Walk:
-        walk = Walk(
-            context,
-            constraints,
-            base,
-            modes,
-            refused,
-            goal_value=lambda forecast: _goal_value(forecast, constraints.goal),
-            scale=_per_second(context, constraints.goal),
-            does_not_fit=lambda memory: memory_refusal(memory, cluster),
-        )
-        walk.through(layouts)
-        return walk
+    def sort_out(offload: str) -> tuple[Columns, Floats, Refusals]:
+        told: list[Refusal] = []
+        started = dataclasses.replace(base, offload=offload)
+        layouts = allowed_layouts(context, constraints, started, told)
+        return _sort_out(context, Space(context, constraints, started, modes, told).columns(layouts), told)
 
-    walk = walk_from(base)
+    fits, peaks, refused = sort_out(base.offload)
     # Host memory is the last resort, the least of it first; on a CPU it is the device's own.
     for offload in OFFLOAD[1:] if constraints.offload == "auto" and cluster.device.kind != "cpu" else ():
-        if not walk.fits:
-            walk = walk_from(dataclasses.replace(base, offload=offload))
-    if not walk.fits:
-        raise _nothing_fits(profile, cluster, refused, walk.nearest)
-    fits = sorted(walk.fits, key=lambda candidate: _rank(candidate, constraints.goal, walk.best))
-    return SearchResult(fits[0], tuple(fits), tuple(refused), precision_because, walk.unpriced)
+        if not len(fits):
+            fits, peaks, refused = sort_out(offload)
+    if not len(fits):
+        raise _nothing_fits(profile, cluster, refused)
+    value = goal_values(context, fits, peaks, constraints.goal)
+    if constraints.recompute == "auto" and fits.recompute[np.argmin(value)]:
+        fits, value, peaks = _with_budgets(context, constraints.goal, fits, value, peaks)
+    order = _order(fits, value, peaks)
+    candidates = Candidates(context, fits.take(order))
+    return SearchResult(candidates[0], candidates, refused, precision_because)
 
 
-def _per_second(context: Context, goal: str) -> float:
-    """Return what the goal counts at least for a second per step, in the unit of `_goal_value`."""
-    usd, kwh, _ = amounts(context.cluster, float(context.steps), busy=0.0)
-    value = {"money": usd, "energy": kwh}.get(goal, math.nan)
-    return value if math.isfinite(value) else 1.0
+def _sort_out(context: Context, columns: Columns, told: list[Refusal]) -> tuple[Columns, Floats, Refusals]:
+    """Return the plans that fit with their peak bytes, and the refusals, those that were told before among them."""
+    peaks = peak_bytes(context, columns)
+    too_large = most_bytes(context, peaks) > usable_bytes(context.cluster)
+    left_out = np.flatnonzero(too_large)
+    left_out = left_out[np.argsort(peaks[left_out], kind="stable")]
+    return columns.take(~too_large), peaks[~too_large], Refusals(tuple(told), context, columns.take(left_out))
+
+
+def _with_budgets(
+    context: Context, goal: str, fits: Columns, value: Floats, peaks: Floats
+) -> tuple[Columns, Floats, Floats]:
+    """Return plans, values and peak bytes, joined by plans with a memory budget that beat all others beyond a tie.
+
+    Where memory makes the best plan recompute, budgets are tried on the best plans that do.
+    """
+    recomputing = np.flatnonzero(fits.recompute)
+    nearest = recomputing[np.argsort(value[recomputing], kind="stable")[:BUDGETED]]
+    tried = fits.take(nearest).with_budgets(BUDGETS)
+    allowed = [refusal(tried.plan(index), context.profile) is None for index in range(len(tried))]
+    tried = tried.take(np.array(allowed, dtype=bool))
+    tried, held, _ = _sort_out(context, tried, [])
+    reached = goal_values(context, tried, held, goal)
+    better = reached * TIE_RATIO < np.min(value)
+    joined = fits.joined(tried.take(better))
+    return joined, np.concatenate([value, reached[better]]), np.concatenate([peaks, held[better]])
 
 
 def choose_precision(context: Context, asked: str) -> tuple[str, str]:
     """Return the precision and the reason: the one asked for, or bf16 where the device computes faster in it."""
     if asked != "auto":
         return asked, f"{asked} as the spec asks"
-    widest = max(context.all_counts.matmul, key=lambda pair: pair[1], default=(256, 0.0))[0]
-    fp32, bf16 = context.rates("fp32").product_rate(widest), context.rates("bf16").product_rate(widest)
+    widest = max(context.profile.shapes, key=lambda block: block.matmul_flops, default=None)
+    width = widest.matmul_width if widest and widest.matmul_flops else 256
+    fp32, bf16 = (context.rates(precision).product_rate(width) for precision in ("fp32", "bf16"))
     source = context.cluster.device.matmul_source
     if math.isfinite(bf16) and not bf16 <= fp32:
         rates = f"{format_rate(bf16, 'FLOP')} against {format_rate(fp32, 'FLOP')} in fp32"
-        return "bf16", f"bf16: {rates} at width {widest} ({source})"
+        return "bf16", f"bf16: {rates} at width {width} ({source})"
     if not math.isfinite(bf16):
         return "fp32", f"fp32: this device's bf16 rate is unknown ({source} figures)"
-    return "fp32", f"fp32: bf16 is not faster here ({format_rate(bf16, 'FLOP')} at width {widest}, {source})"
+    return "fp32", f"fp32: bf16 is not faster here ({format_rate(bf16, 'FLOP')} at width {width}, {source})"
 
 
-def memory_refusal(memory: tuple[Term, ...], cluster: Cluster) -> str:
+def usable_bytes(cluster: Cluster) -> float:
+    """Return the bytes of a device that a plan may fill."""
+    return cluster.device.memory_bytes.value * (1 - HEADROOM)
+
+
+def memory_refusal(memory: tuple[Term, ...], context: Context) -> str:
     """Return why a plan's memory does not fit, in numbers; empty where it fits or the device's memory is unknown."""
-    usable = cluster.device.memory_bytes.value * (1 - HEADROOM)
-    peak = memory_estimate(memory)
+    usable = usable_bytes(context.cluster)
+    peak = memory_estimate(memory, context)
     if not peak.high > usable:
         return ""
     largest = sorted(memory, key=lambda term: -term.value)[:2]
@@ -117,36 +203,38 @@ def memory_refusal(memory: tuple[Term, ...], cluster: Cluster) -> str:
     )
 
 
-def _goal_value(forecast: Forecast, goal: str) -> float:
-    """Return what the goal minimises; infinity where it is unknown.
+def goal_values(context: Context, columns: Columns, peaks: Floats, goal: str) -> Floats:
+    """Return what the goal minimises of every plan; infinity where it is unknown.
 
     On one cluster money is proportional to time, and energy nearly: where they are unknown, time ranks.
     """
-    asked = {"memory": forecast.peak_bytes, "money": forecast.usd, "energy": forecast.kwh}.get(goal)
-    value = forecast.step_seconds.value if asked is None or not math.isfinite(asked.value) else asked.value
-    return value if math.isfinite(value) else math.inf
+    if goal == "memory":
+        return peaks
+    seconds, busy = step_seconds(context, columns)
+    usd, kwh, _ = amounts(context.cluster, seconds, busy)
+    asked = {"money": usd, "energy": kwh}.get(goal, seconds)
+    value = asked if np.isfinite(asked).any() else seconds
+    return np.where(np.isfinite(value), value, math.inf)
 
 
-def _rank(candidate: Candidate, goal: str, best: float) -> tuple[float, ...]:
-    """Return the sort key: what is beyond a tie with the best, then fewer surprises.
+def _order(columns: Columns, value: Floats, peaks: Floats) -> Ints:
+    """Return the places of plans, best first: what is beyond a tie with the best, then fewer surprises.
 
     Surprises are, in falling weight: axes that split the model or a sequence, recompute, sharding classes that
     communicate more, memory.
     """
-    forecast, plan = candidate.forecast, candidate.plan
-    value = _goal_value(forecast, goal)
-    beyond = 0.0 if not value > best * TIE_RATIO else value
-    classes = plan.zero if plan.layout.state_degree > 1 else 0
-    axes = sum(getattr(plan.layout, axis) > 1 for axis in MODEL_AXES)
-    return (beyond, axes, RECOMPUTE.index(plan.recompute), classes, forecast.peak_bytes.value, value)
+    beyond = np.where(value > np.min(value) * TIE_RATIO, value, 0.0)
+    axes = np.sum([getattr(columns, axis) > 1 for axis in MODEL_AXES], axis=0)
+    classes = np.where(columns.state_degree > 1, columns.zero, 0)
+    order: Ints = np.lexsort((value, peaks, classes, columns.recompute, axes, beyond))
+    return order
 
 
-def _nothing_fits(
-    profile: ModelProfile, cluster: Cluster, refused: list[Refusal], nearest: Refusal | None
-) -> DoesNotFit:
+def _nothing_fits(profile: ModelProfile, cluster: Cluster, refused: Refusals) -> DoesNotFit:
     what = f"{profile.name} does not fit {cluster.devices} x {cluster.device.name}"
-    if nearest is None:
-        return DoesNotFit(what, refused[-1].because if refused else "no layout is possible", "fewer devices")
+    if not len(refused.too_large):
+        return DoesNotFit(what, refused.told[-1].because if refused.told else "no layout is possible", "fewer devices")
+    nearest = refused[len(refused.told)]
     return DoesNotFit(
         f"{what}: none of {len(refused)} plans",
         f"the smallest, {nearest.plan}, {nearest.because}",

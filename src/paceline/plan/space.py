@@ -5,22 +5,23 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
-from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+import numpy as np
 
 from paceline.errors import ConfigError, DoesNotFit
+from paceline.plan.cost.columns import AXES, Columns, Ints
 from paceline.plan.cost.inputs import Context
-from paceline.plan.cost.recompute import BUDGETS
 from paceline.plan.layout import Layout, accumulation_for, layouts_over
-from paceline.plan.plan import SAVED_KINDS, Plan, PlanSpec
-from paceline.plan.refusals import PLAN_REFUSALS, layout_refusal, pipeline_stages
+from paceline.plan.plan import RECOMPUTE, SAVED_KINDS, SCHEDULES, Plan, PlanSpec
+from paceline.plan.refusals import layout_refusal, pipeline_stages, plan_refusal
 from paceline.plan.stages import INTERLEAVED
 
 DATA_AXES = ("dp_replicate", "dp_shard")
 MODEL_AXES = ("cp", "tp", "pp", "ep")
-# Without being asked: a budget is a demand of its own.
-TRIED_RECOMPUTE = ("none", "selective", "full")
-TRIED_SCHEDULES = ("1f1b", "interleaved")  # without being asked: GPipe holds more and gains nothing
+TRIED_RECOMPUTE = ("none", "selective", "full")  # without being asked; memory budgets follow on the best of these
+BUDGETS = (0.75, 0.5, 0.25)  # tried where the budget is the planner's choice
+TRIED_SCHEDULES = ("interleaved", "zero-bubble", "1f1b")  # GPipe, unless asked for, holds more and gains nothing
 UNMENTIONED = "this version computes the data axes dp_replicate and dp_shard only"
 
 
@@ -172,28 +173,30 @@ def micro_batches(batch_samples: int, data_degree: int, demanded: int = 0) -> tu
     return tuple(sorted(parts | powers))
 
 
-def rungs(batch_samples: int, data_degree: int, demanded: int = 0) -> tuple[int, ...]:
-    """Return fewer micro-batches, where plans are many: powers of two and the whole share."""
-    if demanded:
-        return (demanded,)
-    largest = -(-batch_samples // data_degree)
-    return tuple(sorted({largest, *(2**exponent for exponent in range(largest.bit_length()))}))
-
-
-def pipelines(context: Context, constraints: PlanSpec, layout: Layout) -> list[tuple[str, int, tuple[int, ...]]]:
+def pipelines(context: Context, constraints: PlanSpec, pp: int) -> list[tuple[str, int, tuple[int, ...]]]:
     """Return the (schedule, stages per device, blocks of every stage) to price: one that means nothing without `pp`."""
-    if layout.pp == 1:
+    if pp == 1:
         return [("1f1b", 1, ())]
     found = []
-    blocks = context.profile.repeated_blocks
-    for schedule in TRIED_SCHEDULES if constraints.schedule == "auto" else (constraints.schedule,):
-        several = constraints.virtual_stages or (2 if schedule == "interleaved" else 1)
-        asked = constraints.schedule != "auto"
-        if not asked and ((several > 1 and schedule not in INTERLEAVED) or layout.pp * several > blocks):
-            continue
-        stages = parse_stages(constraints.stages) or context.split(layout.pp * several)
-        found.append((schedule, several, stages))
+    blocks, asked = context.profile.repeated_blocks, constraints.schedule != "auto"
+    for schedule in (constraints.schedule,) if asked else TRIED_SCHEDULES:
+        for several in _chunks(schedule, constraints, blocks // pp):
+            if not asked and several > 1 and schedule not in INTERLEAVED:
+                continue
+            stages = parse_stages(constraints.stages) or context.split(pp * several)
+            if asked or len(stages) == pp * several:
+                found.append((schedule, several, stages))
     return found
+
+
+def _chunks(schedule: str, constraints: PlanSpec, most: int) -> tuple[int, ...]:
+    """Return the stages per device worth pricing: powers of two, and as many as there are blocks."""
+    if constraints.virtual_stages:
+        return (constraints.virtual_stages,)
+    if schedule != "interleaved":
+        return (1,)
+    powers = {2**exponent for exponent in range(1, max(most, 1).bit_length())}
+    return tuple(sorted(powers | ({most} if most > 1 else set()))) or (2,)
 
 
 def parse_stages(text: str) -> tuple[int, ...]:
@@ -207,47 +210,101 @@ def parse_stages(text: str) -> tuple[int, ...]:
     return tuple(sizes)
 
 
-def plans_of(
-    context: Context,
-    constraints: PlanSpec,
-    layout: Layout,
-    base: Plan,
-    modes: tuple[tuple[str, float], ...],
-    refused: list[Refusal],
-) -> Iterator[list[Plan]]:
-    """Yield the plans of a layout, those that differ in the micro-batch alone together, smallest first.
+@dataclass
+class Space:
+    """Every plan that a search prices, put together as columns; what cannot be had is refused on the way.
 
-    What a whole plan cannot be is refused without a price, once for each reason where no micro-batch is left.
+    Plans of layouts that agree in what their other settings depend on share those settings, which are laid out once.
     """
-    batch, closed = base.batch_samples, context.profile.closed_axes or {}
-    largest = -(-batch // layout.data_degree)
-    classes = ((constraints.zero,) if constraints.zero else (1, 2, 3)) if layout.state_degree > 1 else (3,)
-    choices = micro_batches if max(layout.cp, layout.tp, layout.pp, layout.ep) == 1 else rungs
-    sizes = choices(batch, layout.data_degree, constraints.micro_batch)
-    told: set[str] = set()
-    for (schedule, several, stages), zero, (mode, budget) in itertools.product(
-        pipelines(context, constraints, layout), classes, modes
-    ):
-        shown = dataclasses.replace(
-            base, layout=layout, zero=zero, recompute=mode, schedule=schedule, virtual_stages=several, stages=stages,
-            recompute_budget=budget,
-        )  # fmt: skip
-        if pipeline_stages(shown, context.profile) is None:
-            shown = context.with_blocks(shown)
-        group, reasons = [], []
-        for size in sizes:
-            accumulation = accumulation_for(batch, layout.data_degree, size)
-            plan = dataclasses.replace(shown, micro_batch=size, accumulation=accumulation)
-            because = next((text for limit in PLAN_REFUSALS if (text := limit(plan, context.profile))), None)
-            if size > largest:
-                because = f"a device's part of the batch is {largest} sample(s) at most"
-            elif accumulation > 1 and "accumulation" in closed:
-                because = closed["accumulation"]
-            if because is None:
-                group.append(plan)
-            else:
-                reasons.append(Refusal(plan, because))
-        if (not group or "accumulation" in closed) and reasons and reasons[0].because not in told:
-            told.add(reasons[0].because)
-            refused.append(reasons[0])
-        yield group
+
+    context: Context
+    constraints: PlanSpec
+    base: Plan
+    modes: tuple[tuple[str, float], ...]  # of recompute, with their budgets
+    refused: list[Refusal]
+    splits: list[tuple[int, ...]] = field(default_factory=list)
+    _settings: dict[tuple[int, ...], Ints] = field(default_factory=dict)
+    _reasons: dict[tuple[object, ...], str | None] = field(default_factory=dict)
+
+    def columns(self, layouts: list[Layout]) -> Columns:
+        """Return all plans of the layouts."""
+        blocks, lengths = [np.zeros((0, len(SETTINGS)), dtype=np.int64)], []
+        for layout in layouts:
+            blocks.append(self._of_layout(layout))
+            lengths.append(len(blocks[-1]))
+        degrees = np.array([[getattr(layout, axis) for axis in AXES] for layout in layouts], dtype=np.int64)
+        spread = np.repeat(degrees.reshape(-1, len(AXES)), np.array(lengths, dtype=np.int64), axis=0)
+        settings = dict(zip(SETTINGS, np.ascontiguousarray(np.concatenate(blocks).T), strict=True))
+        mode = settings.pop("mode")
+        return Columns(
+            **{axis: np.ascontiguousarray(spread[:, place]) for place, axis in enumerate(AXES)},
+            **settings,
+            recompute=np.array([RECOMPUTE.index(way) for way, _ in self.modes], dtype=np.int64)[mode],
+            budget=np.array([budget for _, budget in self.modes])[mode],
+            settled=np.full(len(mode), -1),
+            splits=tuple(self.splits),
+            blocks=(),
+            common=self.base,
+        )
+
+    def _of_layout(self, layout: Layout) -> Ints:
+        """Return the settings of a layout's plans, one row each."""
+        in_use = Layout(dp_shard=min(2, layout.data_degree * layout.cp), tp=min(2, layout.tp), pp=layout.pp)
+        key = (layout.data_degree, min(2, layout.state_degree), in_use.dp_shard, in_use.tp, in_use.pp)
+        if key not in self._settings:
+            self._settings[key] = self._lay_out(layout, in_use)
+        return self._settings[key]
+
+    def _lay_out(self, layout: Layout, in_use: Layout) -> Ints:
+        """Return rows of SETTINGS. What a whole plan cannot be is refused, once for each reason where none is left."""
+        batch = self.base.batch_samples
+        any_class = (self.constraints.zero,) if self.constraints.zero else (1, 2, 3)
+        classes = any_class if layout.state_degree > 1 else (3,)
+        sizes = [
+            (size, accumulation_for(batch, layout.data_degree, size))
+            for size in micro_batches(batch, layout.data_degree, self.constraints.micro_batch)
+        ]
+        closed = "accumulation" in (self.context.profile.closed_axes or {})
+        rows, told = [], set()
+        for (schedule, several, stages), (place, (way, budget)) in itertools.product(
+            pipelines(self.context, self.constraints, layout.pp), enumerate(self.modes)
+        ):
+            shown = dataclasses.replace(
+                self.base, layout=layout, recompute=way, schedule=schedule, virtual_stages=several, stages=stages,
+                zero=classes[0], recompute_budget=budget,
+            )  # fmt: skip
+            reasons = [self._because(shown, *both, in_use) for both in sizes]
+            fitting = [both for both, because in zip(sizes, reasons, strict=True) if because is None]
+            first = next((at for at, because in enumerate(reasons) if because), None)
+            if first is not None and (not fitting or closed) and reasons[first] not in told:
+                told.add(reasons[first])
+                size, accumulation = sizes[first]
+                plan = dataclasses.replace(shown, micro_batch=size, accumulation=accumulation)
+                self.refused.append(Refusal(plan, str(reasons[first])))
+            split = self._place(stages) if layout.pp > 1 else -1
+            places = (place, SCHEDULES.index(schedule), several, split)
+            rows += [(zero, *both, *places) for zero in classes for both in fitting]
+        return np.array(rows, dtype=np.int64).reshape(-1, len(SETTINGS))
+
+    def _because(self, shown: Plan, size: int, accumulation: int, in_use: Layout) -> str | None:
+        """Return why a plan cannot be had. Limits of whole plans see `pp`, and which others are in use."""
+        largest = -(-shown.batch_samples // shown.layout.data_degree)
+        if size > largest:
+            return f"a device's part of the batch is {largest} sample(s) at most"
+        closed = self.context.profile.closed_axes or {}
+        if accumulation > 1 and "accumulation" in closed:
+            return closed["accumulation"]
+        pipeline = (in_use.pp, shown.schedule, shown.virtual_stages)
+        key = (*pipeline, in_use.dp_shard, in_use.tp, accumulation, shown.recompute)
+        if key not in self._reasons:
+            plan = dataclasses.replace(shown, layout=in_use, micro_batch=size, accumulation=accumulation)
+            self._reasons[key] = plan_refusal(plan, self.context.profile)
+        return self._reasons[key]
+
+    def _place(self, stages: tuple[int, ...]) -> int:
+        if stages not in self.splits:
+            self.splits.append(stages)
+        return self.splits.index(stages)
+
+
+SETTINGS = ("zero", "micro_batch", "accumulation", "mode", "schedule", "virtual_stages", "split")

@@ -5,6 +5,8 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Sequence
 
+import numpy as np
+
 from paceline.task.profile import BlockProfile, ModelProfile
 
 ROUNDING = 1 + 1e-9
@@ -62,22 +64,12 @@ def _fewest(limits: Limits) -> list[int]:
 
 def _reach(limits: Limits) -> list[int]:
     """Return for every link where a part that starts there must end at the latest."""
-    count = len(limits[0][0])
-    ends, stop = [], 0
-    sums = [0.0 for _ in limits]
-    for start in range(count):
-        while stop < count and all(
-            total + costs[stop] <= limit for total, (costs, limit) in zip(sums, limits, strict=True)
-        ):
-            sums = [total + costs[stop] for total, (costs, _) in zip(sums, limits, strict=True)]
-            stop += 1
-        ends.append(stop)
-        if stop > start:
-            sums = [total - costs[start] for total, (costs, _) in zip(sums, limits, strict=True)]
-        else:
-            stop = start + 1
-            sums = [0.0 for _ in limits]
-    return ends
+    ends = []
+    for costs, limit in limits:
+        before = np.concatenate([[0.0], np.cumsum(costs)])
+        ends.append(np.searchsorted(before, before[:-1] + limit, side="right") - 1)
+    nearest: list[int] = np.min(ends, axis=0).tolist()
+    return nearest
 
 
 def _even(limits: Limits, stages: int) -> tuple[int, ...]:

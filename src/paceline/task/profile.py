@@ -38,6 +38,7 @@ class BlockProfile:
     tied_to: str = ""  # the block that owns this block's shared weight, which is not counted here
     transient_cap_elements: float = 0.0  # what the transient never exceeds, whatever the micro-batch (0: no cap)
     kv_elements: float = 0.0  # keys and values that attention reads; part of `saved_elements`
+    fused_attention: bool = True  # in one kernel that never writes its scores; else they are computed whole and moved
     heads: int = 0  # attention heads, and those of keys and values; 0: no attention, or unknown
     kv_heads: int = 0
     fixed_elements: float = 0.0  # fp32 buffers from forward to backward whose size no micro-batch changes

@@ -180,6 +180,7 @@ def _layer(shape: TransformerShape) -> BlockProfile:
         matmul_width=_width(products),
         recomputable=True,
         kv_elements=float(seq * narrow),
+        fused_attention=shape.flash,
         heads=heads,
         kv_heads=shape.kv_heads,
     )
@@ -276,7 +277,7 @@ def _head(shape: TransformerShape) -> BlockProfile:
             moved_elements=LOGIT_MOVES * seq * vocab,
             saved_elements=float(seq * hidden),
             input_elements=float(seq * hidden),
-            transient_elements=seq * vocab / 2,  # the logits' gradient, in the compute dtype
+            transient_elements=float(seq * vocab),  # the exponentials, in fp32
             operators=6,
         ),
         matmul_flops=2.0 * seq * vocab * hidden,

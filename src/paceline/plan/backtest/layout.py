@@ -96,8 +96,6 @@ def plans_of(
     recompute = _recompute(row.recompute, marks)
     if not recompute:
         return [], "recompute of some layers only"
-    if row.sp == 0 and degrees["tp"] > 1:
-        marks.append("priced with sequence parallel")
     base = Plan(
         layout=layout,
         zero=zero,

@@ -2,26 +2,26 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
+
 from paceline.cluster.catalog import published_watts, read_catalog
 from paceline.cluster.cluster import Cluster
 from paceline.plan.backtest.rows import Case
-from paceline.plan.cost import compute, memory, rates, ring, total
+from paceline.plan.cost import ring, total
+from paceline.plan.cost.constants import Constants, read_constants
 from paceline.plan.cost.inputs import Context
 from paceline.plan.cost.rates import BYTES
 from paceline.plan.cost.ring import hop
-from paceline.plan.forecast import Estimate, Forecast
+from paceline.plan.cost.software import EARLY_MEGATRON, FSDP, LLM_FOUNDRY, MEGATRON, NANOTRON, Software
 from paceline.plan.layout import Layout
 from paceline.plan.plan import Plan
-from paceline.plan.search import memory_refusal
+from paceline.plan.search import usable_bytes
 from paceline.task.profile import ModelProfile
 
-WIDTHS_95_OVER_80 = 1.9600 / 1.2816  # of the normal distribution's intervals
 # Terms of memory that are outside of what a table's figure counts.
 OUTSIDE = {"allocated": ("runtime", "allocator buffers"), "reserved": ("runtime",), "device": ()}
 # Terms of a step's time that are no part of a layer's forward and backward pass.
@@ -53,70 +53,104 @@ class Priced:
 
 def constants_sha256() -> str:
     """Return the hash of the constants that forecasts of published devices rest on."""
-    named = {
-        f"{module.__name__}.{name}": getattr(module, name)
-        for module in (rates, ring, compute, memory, total)
-        for name in dir(module)
-        if name.isupper()
-    }
-    shares = {name: entry.sustained_share for name, entry in read_catalog().items()}
-    text = json.dumps({"constants": named, "sustained_share": shares}, sort_keys=True, default=repr)
-    return hashlib.sha256(text.encode()).hexdigest()
+    return read_constants().sha256
 
 
-def price_cases(cases: Sequence[Case]) -> list[Priced | str]:
+def software_of(case: Case) -> Software:
+    """Return the conventions of the program that ran a case: FSDP as PyTorch has it, else Megatron-LM's."""
+    if case.row.zero_stage.lower().startswith(("fsdp", "hsdp")):
+        return LLM_FOUNDRY if "llm_foundry" in case.row.source else FSDP
+    if "nanotron" in case.row.source:
+        return replace(NANOTRON, sequence_parallel=case.sequence_parallel)
+    megatron = EARLY_MEGATRON if case.plans[0].precision == "fp16" else MEGATRON
+    return replace(megatron, sequence_parallel=case.sequence_parallel)
+
+
+def contexts_of(cases: Sequence[Case], constants: Constants) -> list[tuple[Context, list[int]]]:
+    """Return the contexts that cases are priced in, each with the places of its cases."""
+    found: dict[tuple[object, ...], tuple[Context, list[int]]] = {}
+    for place, case in enumerate(cases):
+        software, precision = software_of(case), case.plans[0].precision
+        key = (id(case.profile), id(case.cluster), case.batch_samples, software, precision)
+        if key not in found:
+            context = Context(case.profile, case.cluster, case.batch_samples, 1, software=software, constants=constants)
+            found[key] = (context, [])
+        found[key][1].append(place)
+    return list(found.values())
+
+
+def price_cases(cases: Sequence[Case], constants: Constants | None = None) -> list[Priced | str]:
     """Return the forecast of every case, or the reason for which there is none."""
-    contexts: dict[tuple[int, int, int], Context] = {}
-
-    def priced(case: Case) -> Priced | str:
-        key = (id(case.profile), id(case.cluster), case.batch_samples)
-        if key not in contexts:
-            contexts[key] = Context(case.profile, case.cluster, case.batch_samples, 1)
-        return _price_case(contexts[key], case)
-
-    return [priced(case) for case in cases]
-
-
-def _price_case(context: Context, case: Case) -> Priced | str:
-    precision = case.plans[0].precision
-    if precision not in BYTES or precision not in context.cluster.device.matmul_flops:
-        return f"no rate of {precision} products of {context.cluster.device.name}"
-    found = [(total.price(context, plan), plan) for plan in case.plans]
-    if not all(math.isfinite(forecast.step_seconds.value) for forecast, _ in found):
-        return "a rate of the cluster is unknown"
-    fitting = [pair for pair in found if _fits(pair[0], case.cluster)]
-    forecast, plan = (
-        min(fitting, key=lambda pair: pair[0].step_seconds.value)
-        if fitting
-        else min(found, key=lambda pair: pair[0].peak_bytes.value)
-    )
-    counted = sum(term.value for term in forecast.memory if term.name not in OUTSIDE[case.memory_kind])
-    terms = {term.name: term.value for term in forecast.time}
-    return Priced(plan, _interval(forecast.step_seconds), counted, bool(fitting), terms)
-
-
-def _fits(forecast: Forecast, cluster: Cluster) -> bool:
-    return not memory_refusal(forecast.memory, cluster)
-
-
-def _interval(estimate: Estimate) -> Interval:
-    """Return the estimate with a 95 % interval, the 80 % one widened as a normal distribution's of the logarithm."""
-    wider = (estimate.high / estimate.value) ** WIDTHS_95_OVER_80
-    return Interval(estimate.value, estimate.low, estimate.high, estimate.value / wider, estimate.value * wider)
+    constants = constants or read_constants()
+    found: list[Priced | str] = [""] * len(cases)
+    for context, places in contexts_of(cases, constants):
+        precision, device = cases[places[0]].plans[0].precision, context.cluster.device
+        if precision not in BYTES or precision not in device.matmul_flops:
+            for place in places:
+                found[place] = f"no rate of {precision} products of {device.name}"
+            continue
+        sheet = context.sheet(*(plan for place in places for plan in cases[place].plans))
+        time, memory = total.time_columns(sheet), total.memory_columns(sheet)
+        seconds, peaks = total.total(time), total.total(memory)
+        held = total.total([column for column in memory if column.name not in OUTSIDE["allocated"]])
+        usable = usable_bytes(context.cluster)
+        at = 0
+        for place in places:
+            case = cases[place]
+            mine = slice(at, at + len(case.plans))
+            at = mine.stop
+            fits = ~(total.most_bytes(context, peaks[mine]) > usable)
+            # What ran did fit: of the plans that a row may have run, the fastest whose tensors can have been within the
+            # memory, as far as the interval goes.
+            ran = held[mine] <= context.cluster.device.memory_bytes.value * math.exp(constants.memory_80)
+            best = int(np.argmin(np.where(ran, seconds[mine], math.inf) if ran.any() else peaks[mine])) + mine.start
+            if not math.isfinite(seconds[best]):
+                found[place] = "a rate of the cluster is unknown"
+                continue
+            counted = sum(c.values[best] for c in memory if c.name not in OUTSIDE[case.memory_kind])
+            terms = {c.name: float(c.values[best]) for c in time}
+            interval = _interval(float(seconds[best]), constants)
+            plan = case.plans[best - mine.start]
+            found[place] = Priced(plan, interval, float(counted), bool(fits[best - mine.start]), terms)
+    return found
 
 
-def layer_seconds(profile: ModelProfile, cluster: Cluster, plan: Plan) -> float:
+def _interval(value: float, constants: Constants) -> Interval:
+    """Return the value with the intervals that the residuals of calibration give."""
+    narrow, wide = math.exp(constants.time_80), math.exp(constants.time_95)
+    return Interval(value, value / narrow, value * narrow, value / wide, value * wide)
+
+
+def allocated_and_kept(cases: Sequence[Case], constants: Constants) -> list[tuple[float, float]]:
+    """Return the bytes of every case's first plan that tensors hold, and those that the allocator keeps beside them."""
+    found = [(math.nan, math.nan)] * len(cases)
+    for context, places in contexts_of(cases, constants):
+        memory = total.memory_columns(context.sheet(*(cases[place].plans[0] for place in places)))
+        held = total.total([column for column in memory if column.name not in OUTSIDE["allocated"]])
+        kept = total.total([column for column in memory if column.name == "allocator buffers"])
+        for place, both in zip(places, zip(held, kept, strict=True), strict=True):
+            found[place] = (float(both[0]), float(both[1]))
+    return found
+
+
+def layer_seconds(profile: ModelProfile, cluster: Cluster, plan: Plan, sequence_parallel: bool = True) -> float:
     """Return the seconds of forward and backward of the profile's one layer on one micro-batch, recompute included."""
-    forecast = total.price(Context(profile, cluster, plan.batch_samples, 1), plan)
-    return sum(term.value for term in forecast.time if term.name not in BESIDE_LAYERS)
+    software = replace(MEGATRON, sequence_parallel=sequence_parallel)
+    sheet = Context(profile, cluster, plan.batch_samples, 1, software=software).sheet(plan)
+    return float(sum(c.values[0] for c in total.time_columns(sheet) if c.name not in BESIDE_LAYERS))
 
 
-def collective_seconds(cluster: Cluster, collective: str, size: int, total_bytes: float) -> float:
+def collective_seconds(
+    cluster: Cluster, collective: str, size: int, total_bytes: float, constants: Constants | None = None
+) -> float:
     """Return the seconds of one collective (all_reduce, all_gather, reduce_scatter, all_to_all, send) over `size`."""
+    constants, sizes, stride = constants or read_constants(), np.array([size]), np.array([1])
     if collective == "send":
-        rate, latency, _ = hop(cluster, size, 1)
-        return total_bytes / rate + latency
-    return ring.ring(cluster, size, 1).seconds(collective, total_bytes, 1)
+        rate, latency, _ = hop(cluster, constants, sizes, stride)
+        return float((total_bytes / rate + latency)[0])
+    return float(
+        ring.ring(cluster, constants, sizes, stride).seconds(collective, np.array([total_bytes]), np.ones(1))[0]
+    )
 
 
 def watts_per_device(accelerator: str) -> float:

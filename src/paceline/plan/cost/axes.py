@@ -15,12 +15,16 @@ Recompute repeats the forward pass's.
 
 from __future__ import annotations
 
-from paceline.plan.cost.inputs import Context
-from paceline.plan.cost.parts import Part
-from paceline.plan.cost.rates import BYTES, weakest
+from collections.abc import Sequence
+
+import numpy as np
+
+from paceline.cluster.cluster import SOURCES
+from paceline.plan.cost.columns import Floats
+from paceline.plan.cost.inputs import Column, Sheet, in_modes, total
+from paceline.plan.cost.parts import AGAIN
 from paceline.plan.cost.ring import hop
-from paceline.plan.forecast import Term
-from paceline.plan.plan import Plan
+from paceline.plan.plan import SCHEDULES
 
 LOSS_REDUCTIONS = 3  # over tp, per token in fp32: the largest logit, the sum of exponentials, the label's logit
 
@@ -28,99 +32,150 @@ LOSS_REDUCTIONS = 3  # over tp, per token in fp32: the largest logit, the sum of
 # weights: (p - 1)(F + B - W) of (p - 1)(F + B + W), a third where the three take equally long (Qi et al. 2023,
 # arXiv:2401.10241, table 2).
 IDLE_SHARE = {"gpipe": 1.0, "1f1b": 1.0, "interleaved": 1.0, "zero-bubble": 1 / 3}
+RING = "ring collective (Patarasu & Yuan 2009)"
 
 
-def axis_terms(context: Context, plan: Plan) -> list[Term]:
-    """Return the seconds per step of communication inside forward and backward; none for the data axes."""
-    part, layout = context.slowest(plan), plan.layout
-    terms = []
-    if layout.tp > 1:
-        terms.append(_tensor(context, plan, part))
-    if layout.cp > 1:
-        terms.append(_context(context, plan, part))
-    if layout.ep > 1 and part.routers:
-        terms.append(_expert(context, plan, part))
-    if layout.pp > 1:
-        terms.append(_sends(context, plan))
-    return terms
+def axis_columns(sheet: Sheet) -> list[Column]:
+    """Return the seconds per step of communication inside forward and backward, one column for each model axis."""
+    columns = sheet.columns
+    found = []
+    if (columns.tp > 1).any():
+        found.append(_tensor(sheet))
+    if (columns.cp > 1).any():
+        found.append(_context(sheet))
+    if (columns.ep > 1).any():
+        found.append(_expert(sheet))
+    if (columns.pp > 1).any():
+        found.append(_sends(sheet))
+    return found
 
 
-def repeated_share(context: Context, plan: Plan, part: Part, modes: tuple[str, ...] = ("selective", "full")) -> float:
-    """Return the part of a device's repeated blocks that runs its forward pass's communication again."""
-    groups = context.by_mode(plan, part)
-    return sum(len(groups[mode].blocks) for mode in modes if mode in groups) / max(1, len(part.recomputable))
+def _repeated_share(sheet: Sheet, field: str, modes: tuple[str, ...] = AGAIN) -> Floats:
+    """Return the part of a field's sum over the slowest part that belongs to blocks of these modes of recompute."""
+    again = sheet.over_modes(in_modes(sheet.context.shapes[field], *modes), sheet.slowest_row)
+    whole = sheet.slowest.total(field)
+    return np.divide(again, whole, out=np.zeros(len(whole)), where=whole > 0)
 
 
-def _stream_bytes(context: Context, plan: Plan) -> float:
-    """Return the bytes of the stream between two blocks of a device's samples of a step, whole over tp."""
-    samples = context.device_samples(plan)
-    return samples * context.stream_elements / plan.layout.cp * BYTES[plan.precision]
-
-
-def _tensor(context: Context, plan: Plan, part: Part) -> Term:
-    group = context.ring(plan, "tp")
-    once, again = part.tensor_collectives
-    collectives = 2 * once + round(again * repeated_share(context, plan, part))
-    stream = _stream_bytes(context, plan)
+def _tensor(sheet: Sheet) -> Column:
+    columns, part, group, stream = sheet.columns, sheet.slowest, sheet.ring("tp"), sheet.stream_bytes
+    shapes = sheet.context.shapes
+    again = sheet.over_modes(in_modes(shapes.collectives, *AGAIN), sheet.slowest_row)
+    collectives = 2 * part.number(shapes.collectives) + again
+    launches = columns.accumulation * collectives / 2
     # Half of them gather and half reduce and scatter.
-    kinds = ("all_gather", "reduce_scatter")
-    launches = plan.accumulation * collectives / 2
-    seconds = sum(group.seconds(kind, collectives / 2 * stream, launches) for kind in kinds)
-    text = f"{collectives} gathers and reduce-scatters x {stream:.3g} B of stream over {group.size}"
-    if part.has_head:
-        tokens = context.device_samples(plan) * context.profile.tokens_per_sample / plan.layout.cp
-        launches = LOSS_REDUCTIONS * plan.accumulation
-        seconds += group.seconds("all_reduce", LOSS_REDUCTIONS * 4 * tokens, launches)
-        text += f", and {LOSS_REDUCTIONS} numbers a token in the loss"
-    return Term("tensor communication", seconds, text, group.source)
+    seconds = sum(group.seconds(kind, collectives / 2 * stream, launches) for kind in ("all_gather", "reduce_scatter"))
+    tokens = columns.device_samples * sheet.context.profile.tokens_per_sample / columns.cp
+    loss = group.seconds("all_reduce", LOSS_REDUCTIONS * 4 * tokens, LOSS_REDUCTIONS * columns.accumulation)
+    seconds = seconds + np.where(part.has_head, loss, 0.0)
+
+    def text(i: int) -> str:
+        words = f"{collectives[i]:.0f} gathers and reduce-scatters x {stream[i]:.3g} B of stream over {columns.tp[i]}"
+        return words + (f", and {LOSS_REDUCTIONS} numbers a token in the loss" if part.has_head[i] else "")
+
+    return Column("tensor communication", seconds, group.source, text, RING, columns.tp > 1)
 
 
-def _context(context: Context, plan: Plan, part: Part) -> Term:
-    group, size = context.ring(plan, "cp"), BYTES[plan.precision]
-    moved = context.device_samples(plan) * part.kv_elements / plan.layout.tp * size
-    launches = plan.accumulation * part.attentions
+def _context(sheet: Sheet) -> Column:
+    columns, part, group = sheet.columns, sheet.slowest, sheet.ring("cp")
+    moved = columns.device_samples * part.total("kv_elements") / columns.tp * sheet.rates.element_bytes
+    launches = columns.accumulation * part.number(sheet.context.shapes["kv_elements"] > 0)
+    again = _repeated_share(sheet, "kv_elements")
     forward = group.seconds("all_gather", moved, launches)
-    seconds = forward * (1 + repeated_share(context, plan, part)) + group.seconds("reduce_scatter", moved, launches)
-    again = " (again in recompute)" if plan.recompute != "none" else ""
-    text = f"gather{again} and reduce-scatter of {moved:.3g} B of keys and values over {group.size}"
-    return Term("context communication", seconds, text, group.source)
+    seconds = forward * (1 + again) + group.seconds("reduce_scatter", moved, launches)
+    if sheet.context.software.hides_context:
+        attention = np.einsum("rs,rs->r", part.counts, sheet.attention_seconds)
+        seconds = np.maximum(0.0, seconds - columns.device_samples / columns.cp * attention)
+
+    def text(i: int) -> str:
+        recompute = " (again in recompute)" if again[i] > 0 else ""
+        return f"gather{recompute} and reduce-scatter of {moved[i]:.3g} B of keys and values over {columns.cp[i]}"
+
+    return Column("context communication", seconds, group.source, text, RING, columns.cp > 1)
 
 
-def _expert(context: Context, plan: Plan, part: Part) -> Term:
-    group, passes = context.ring(plan, "ep"), 4 + 2 * repeated_share(context, plan, part, ("full",))
-    samples, size = context.device_samples(plan), BYTES[plan.precision]
-    moved = samples * part.routed_elements / plan.layout.cp * size
-    seconds = group.seconds("all_to_all", passes * moved, passes * plan.accumulation * part.routers)
-    text = f"{passes:g} x {moved:.3g} B of routed tokens over {group.size}, experts evenly loaded"
-    return Term("expert all-to-all", seconds, text, weakest(group.source, "assumed"))
+def _expert(sheet: Sheet) -> Column:
+    columns, part, group = sheet.columns, sheet.slowest, sheet.ring("ep")
+    passes = 4 + 2 * _repeated_share(sheet, "routed_elements", ("full",))
+    # Tensor ranks each send what they hold of the sequence.
+    routed = part.total("routed_elements") / columns.cp / columns.tp
+    moved = columns.device_samples * routed * sheet.rates.element_bytes
+    seconds = group.seconds("all_to_all", passes * moved, passes * columns.accumulation * part.routers)
+    return Column(
+        "expert all-to-all",
+        seconds,
+        np.maximum(group.source, SOURCES.index("assumed")),
+        lambda i: f"{passes[i]:g} x {moved[i]:.3g} B of routed tokens over {columns.ep[i]}, experts evenly loaded",
+        "direct all-to-all",
+        (columns.ep > 1) & (part.routers > 0),
+    )
 
 
-def _sends(context: Context, plan: Plan) -> Term:
+def _sends(sheet: Sheet) -> Column:
     """Return what sending the stream from stage to stage takes: not hidden, each micro-batch there and back."""
-    rate, latency, source = hop(context.cluster, *plan.layout.group("pp"))
-    micro = _stream_bytes(context, plan) / plan.layout.tp / plan.accumulation
-    count = 2 * (plan.accumulation * plan.virtual_stages + plan.layout.pp - 1)
-    text = f"{count} sends of {micro:.3g} B: {plan.accumulation} micro-batches there and back, and filling"
-    return Term("pipeline sends", count * (micro / rate + latency), text, source)
+    columns, context = sheet.columns, sheet.context
+    rate, latency, known = hop(context.cluster, context.constants, *columns.group("pp"))
+    micro = sheet.stream_bytes / columns.tp / columns.accumulation
+    count = 2 * (columns.accumulation * columns.virtual_stages + columns.pp - 1)
+    seconds = np.where(columns.pp > 1, count * (micro / rate + latency), 0.0)
+    return Column(
+        "pipeline sends",
+        seconds,
+        known,
+        lambda i: (
+            f"{count[i]} sends of {micro[i]:.3g} B: {columns.accumulation[i]} micro-batches there and back, and filling"
+        ),
+        "point to point (Narayanan et al. 2021)",
+        columns.pp > 1,
+    )
 
 
-def bubble_terms(context: Context, plan: Plan, compute: list[Term], inside: list[Term]) -> list[Term]:
+def bubble_columns(sheet: Sheet, compute: Sequence[Column], inside: Sequence[Column]) -> list[Column]:
     """Return how long the slowest stage waits while the pipeline fills and drains; nothing without a pipeline.
 
     Filling and draining takes one micro-batch's time in every other stage, `p - 1` of equal ones, a `v`-th of that
-    with `v` chunks a rank (Narayanan et al. 2021, arXiv:2104.04473, section 2.2); `compute` and `inside` are the
-    slowest stage's own terms, which the other stages are in proportion to.
+    with `v` chunks a rank (Narayanan et al. 2021, arXiv:2104.04473, section 2.2), less what 1F1B lets it do meanwhile;
+    `compute` and `inside` are the slowest stage's own terms, which the other stages are in proportion to.
     """
-    if plan.layout.pp == 1:
+    columns = sheet.columns
+    if not (columns.pp > 1).any():
         return []
-    stages = context.stages(plan)
-    own = sum(term.value for term in (*compute, *inside) if term.name != "pipeline sends")
-    slowest = context.busy_seconds(context.slowest(plan), plan)
-    all_work = sum(context.busy_seconds(stage.part, plan) * stage.ranks for stage in stages) / slowest
-    share = IDLE_SHARE[plan.schedule]
-    seconds = (all_work - 1) * own / plan.accumulation / plan.virtual_stages * share
-    waits = f"{all_work - 1:.3g} micro-batches in the other stages"
-    text = f"{waits} of {plan.accumulation}" + (f" / {plan.virtual_stages} chunks" if plan.virtual_stages > 1 else "")
-    text += f" x {share:.2f} idle" if share < 1 else ""
-    source = max(compute, key=lambda term: term.value).source
-    return [Term("pipeline bubble", seconds, f"{text}, {plan.schedule}", source)]
+    own = total([column for column in (*compute, *inside) if column.name != "pipeline sends"])
+    others = other_work(sheet)
+    share = idle_share(sheet)
+    seconds = others * own / columns.accumulation / columns.virtual_stages * share
+    weights = np.stack([column.values for column in compute])
+    known = np.stack([np.broadcast_to(column.known, len(columns)) for column in compute])
+    source = np.take_along_axis(known, np.argmax(weights, axis=0)[None, :], axis=0)[0]
+
+    def text(i: int) -> str:
+        words = f"{others[i]:.3g} micro-batches of waiting for the other stages, of {columns.accumulation[i]}"
+        words += f" / {columns.virtual_stages[i]} chunks" if columns.virtual_stages[i] > 1 else ""
+        words += f" x {share[i]:.2f} idle" if share[i] < 1 else ""
+        return f"{words}, {SCHEDULES[columns.schedule[i]]}"
+
+    law = "fill and drain (Narayanan et al. 2021; zero-bubble: Qi et al. 2023)"
+    return [Column("pipeline bubble", seconds, source, text, law, columns.pp > 1)]
+
+
+def other_work(sheet: Sheet) -> Floats:
+    """Return how long the slowest rank waits for others in filling and draining, in its own time of a micro-batch.
+
+    It waits for the ranks before it twice: at the start and at the end. A micro-batch that it sends on comes back after
+    all that the ranks behind it do. Under 1F1B it meanwhile runs one forward pass for each of them at the start, and
+    at the end one backward pass: of equal stages that leaves p - 1 micro-batches, of uneven ones fewer.
+    """
+    columns, busy, slowest = sheet.columns, sheet.busy_seconds, sheet.slowest_row
+    own, forward = busy[slowest], sheet.forward_seconds[slowest]
+    ahead = sheet.rows.before(busy, slowest)
+    behind = sheet.rows.sum(busy) - own - ahead
+    ranks = columns.pp - 1 - sheet.rows.first[slowest]
+    meanwhile = np.maximum(0.0, behind - ranks * forward) + np.maximum(0.0, behind - ranks * (own - forward))
+    idle = ahead + np.where(columns.scheduled("1f1b", "zero-bubble"), meanwhile, behind)
+    return np.where(columns.pp > 1, idle / own, 0.0)
+
+
+def idle_share(sheet: Sheet) -> Floats:
+    """Return the part of fill and drain that every plan's schedule leaves idle."""
+    shares: Floats = np.array([IDLE_SHARE[name] for name in SCHEDULES])[sheet.columns.schedule]
+    return shares

@@ -11,60 +11,85 @@ from __future__ import annotations
 
 import math
 
-from paceline.plan.cost.inputs import Context
-from paceline.plan.cost.parts import Part
-from paceline.plan.cost.rates import ATTENTION_PASSES, BYTES, Rates, weakest
-from paceline.plan.cost.recompute import again_seconds
-from paceline.plan.forecast import Term
-from paceline.plan.plan import SAVED_KINDS, Plan
+import numpy as np
+
+from paceline.cluster.cluster import SOURCES
+from paceline.plan.cost.columns import Floats
+from paceline.plan.cost.inputs import Column, Context, Sheet, in_modes
+from paceline.plan.cost.parts import AGAIN, MODES
+from paceline.plan.cost.rates import ATTENTION_PASSES, BYTES, STATE_VALUES, Rates, weakest
+from paceline.plan.plan import SAVED_KINDS
 
 # Per operator under selective recompute: a policy in Python sees every operator of both passes.
 SELECTIVE_SECONDS_PER_OPERATOR = 15e-6
-FIXED_SECONDS = 2e-3  # the loop around the step: next batch, learning rate, journal
+ROOFLINE = "roofline (Williams et al. 2009)"
+COUNTED = "counted elements over bandwidth"
 
 
-def compute_terms(context: Context, plan: Plan) -> list[Term]:
+def compute_columns(sheet: Sheet) -> list[Column]:
     """Return the seconds per step of forward, backward and recompute, launches included."""
-    rates, part, tp = context.rates(plan.precision), context.slowest(plan), plan.layout.tp
-    samples, counts = context.device_samples(plan), part.counts
-    sequence = context.profile.tokens_per_sample
-    scale = samples * rates.factor / plan.layout.cp
-    forward = scale * rates.product_seconds(counts, tp)
-    attention = scale * rates.attention_seconds(counts, sequence) / tp
-    moving = scale * 3 * rates.moving_seconds(counts) / tp
-    memory_source = rates.device.memory_bytes_per_second.source
+    columns, rates, part = sheet.columns, sheet.rates, sheet.slowest
+    sequence = sheet.context.profile.tokens_per_sample
+    scale = columns.device_samples * rates.factor / columns.cp
     note = calibration_note(rates)
-    per = f"{samples} samples/device{shared_text(plan)}"
-    terms = [
-        Term("products, forward", forward, f"{per} x weight FLOPs / rate at their width{note}", rates.product_source),
-        Term("products, backward", 2 * forward, f"2 x forward{note}", rates.product_source),
-        Term(
-            "attention",
-            attention,
-            f"{per} x causal FLOPs x {ATTENTION_PASSES} (Dao 2023) / rate at sequence {sequence}{note}",
-            rates.attention_source,
+    product, attention, memory = (
+        SOURCES.index(source) for source in (rates.product_source, rates.attention_source, rates.memory_source)
+    )
+
+    def per(index: int) -> str:
+        return f"{columns.device_samples[index]} samples/device{sheet.share_text(index)}"
+
+    def over(seconds: Floats) -> Floats:
+        return scale * np.einsum("rs,rs->r", part.counts, seconds)
+
+    forward = over(sheet.product_seconds)
+    found = [
+        Column(
+            "products, forward",
+            forward,
+            product,
+            lambda i: f"{per(i)} x weight FLOPs / rate at their width{note}",
+            ROOFLINE,
         ),
-        Term(
+        Column("products, backward", 2 * forward, product, lambda i: f"2 x forward{note}", ROOFLINE),
+        Column(
+            "attention",
+            over(sheet.attention_seconds),
+            attention,
+            lambda i: f"{per(i)} x causal FLOPs x {ATTENTION_PASSES} (Dao 2023) / rate at sequence {sequence}{note}",
+            "fused attention (Dao 2023, arXiv:2307.08691)",
+        ),
+        Column(
             "memory-bound operators",
-            moving,
-            f"{per} x moved elements x {rates.element_bytes} B x 3 passes / memory bandwidth{note}",
-            memory_source,
+            over(3 * sheet.moving_seconds),
+            memory,
+            lambda i: f"{per(i)} x moved elements x {rates.element_bytes} B x 3 passes / memory bandwidth{note}",
+            COUNTED,
+        ),
+        Column(
+            "recompute",
+            scale * sheet.over_modes(sheet.again_seconds, sheet.slowest_row),
+            SOURCES.index(weakest(rates.product_source, rates.memory_source)),
+            lambda i: f"{_recompute_text(sheet, i)}{note}",
+            "Chen et al. 2016, arXiv:1604.06174",
+            ~columns.recomputes("none"),
         ),
     ]
-    if plan.recompute != "none":
-        terms.append(_recompute(context, plan, rates, part, scale, note))
-    busy = sum(term.value for term in terms)
-    terms.append(_launches(context, plan, rates, part, busy))
-    terms.append(_casts(plan, rates, context.heaviest(plan)))
-    return terms
+    return [*found, _casts(sheet)]
 
 
-def shared_text(plan: Plan) -> str:
-    """Return what of the model and of a sample one device computes, for a formula; empty where it is all."""
-    layout = plan.layout
-    shares = [f"{axis} {getattr(layout, axis)}" for axis in ("cp", "tp") if getattr(layout, axis) > 1]
-    text = " / " + " / ".join(shares) if shares else ""
-    return text + (" in the slowest stage" if layout.pp > 1 else "")
+def _recompute_text(sheet: Sheet, index: int) -> str:
+    """Return what of a plan's repeated blocks is computed again, in words."""
+    plan = sheet.columns.plan(index)
+    if plan.recompute == "selective" and set(plan.recompute_save) == set(SAVED_KINDS):
+        return "memory-bound operators of the repeated blocks again"
+    text = "forward pass of the repeated blocks again"
+    if plan.recompute == "selective":
+        text += f" but kept {' and '.join(plan.recompute_save)}"
+    if plan.recompute == "budget":
+        counts = sheet.modes_of(int(sheet.slowest_row[index])).sum(axis=1)
+        text += f", of {', '.join(f'{n:.0f} {mode}' for mode, n in zip(MODES, counts, strict=True) if n)}"
+    return text
 
 
 def calibration_note(rates: Rates) -> str:
@@ -72,96 +97,106 @@ def calibration_note(rates: Rates) -> str:
     return f" x {rates.factor:.2f} (measured calibration step)" if rates.calibration_ratios else ""
 
 
-def _recompute(context: Context, plan: Plan, rates: Rates, part: Part, scale: float, note: str) -> Term:
-    groups, sequence = context.by_mode(plan, part), context.profile.tokens_per_sample
-    seconds = sum(again_seconds(again.counts, plan, mode, rates, sequence) for mode, again in groups.items())
-    memory_source = rates.device.memory_bytes_per_second.source
-    if plan.recompute == "selective" and set(plan.recompute_save) == set(SAVED_KINDS):
-        text, source = "memory-bound operators of the repeated blocks again", memory_source
-    else:
-        text, source = "forward pass of the repeated blocks again", weakest(rates.product_source, memory_source)
-    if plan.recompute == "selective" and source != memory_source:
-        text += f" but kept {' and '.join(plan.recompute_save)}"
-    if plan.recompute == "budget":
-        text += f", of {', '.join(f'{len(again.blocks)} {mode}' for mode, again in groups.items())}"
-    return Term("recompute", scale * seconds, f"{text}{note}", source)
+def launch_column(sheet: Sheet, busy_seconds: Floats) -> Column:
+    """Return the host's time to start operators and collectives; on an accelerator only what its work does not hide.
 
-
-def _launches(context: Context, plan: Plan, rates: Rates, part: Part, busy_seconds: float) -> Term:
-    """Return the host's time to start operators; on an accelerator only what its work does not hide."""
-    launch, operators = rates.device.launch_seconds, part.counts.operators
-    groups = {mode: again.counts.operators for mode, again in context.by_mode(plan, part).items() if mode != "none"}
-    again = sum(groups.values())
-    seconds = plan.accumulation * (3 * operators + again) * launch.value
-    source = launch.source
-    if "selective" in groups:
-        seconds += plan.accumulation * 2 * groups["selective"] * SELECTIVE_SECONDS_PER_OPERATOR
-        source = weakest(source, "assumed")
-    text = f"{plan.accumulation} micro-batches x (3 x {operators} + {again}) operators x launch time"
-    if rates.device.kind != "cpu":
-        return Term("operator launches", max(0.0, seconds - busy_seconds), text + ", beyond the device's work", source)
-    return Term("operator launches", seconds * rates.factor, text + calibration_note(rates), source)
-
-
-def _casts(plan: Plan, rates: Rates, part: Part) -> Term:
-    """Return the time to cast weights to the compute dtype and to add up gradients of several micro-batches."""
-    mixed = rates.element_bytes < 4
-    sharded, layout = plan.layout.is_sharded, plan.layout
-    cast_bytes = (6 / layout.state_degree + 6 if sharded else 12) if mixed else 0
-    add_bytes = 3 * state_bytes(plan) if plan.accumulation > 1 or (layout.dp_replicate > 1 and not sharded) else 0
-    seconds = plan.accumulation * part.parameters / layout.tp * (cast_bytes + add_bytes) / rates.memory_rate
-    return Term(
-        "casts and gradient sums",
+    `busy_seconds` are those of the device's work inside forward and backward. On a CPU, collectives' launches are part
+    of their measured latency.
+    """
+    columns, rates, part = sheet.columns, sheet.rates, sheet.slowest
+    launch, on_cpu = rates.launch_seconds, rates.device.kind == "cpu"
+    shapes, operators, started = sheet.context.shapes, part.total("operators"), sheet.context.shapes["operators"][None]
+    if not on_cpu:
+        split = (columns.tp > 1)[:, None] * shapes.collectives
+        operators = operators + 2 / 3 * np.einsum("rs,rs->r", part.counts, split)
+        started = started + split
+    again = sheet.over_modes(in_modes(started, *AGAIN), sheet.slowest_row)
+    selective = sheet.over_modes(in_modes(started, "selective"), sheet.slowest_row)
+    per_micro_batch = (3 * operators + again) * launch.value + 2 * selective * SELECTIVE_SECONDS_PER_OPERATOR
+    seconds = columns.accumulation * per_micro_batch
+    seconds = seconds * rates.factor if on_cpu else np.maximum(0.0, seconds - busy_seconds)
+    note = calibration_note(rates) if on_cpu else ", beyond the device's work"
+    known, weak = SOURCES.index(launch.source), SOURCES.index(weakest(launch.source, "assumed"))
+    return Column(
+        "operator launches",
         seconds,
-        f"{plan.accumulation} micro-batches x parameters{held_text(plan)} x ({cast_bytes:.3g} B cast + {add_bytes} B"
-        " added) / bandwidth",
-        rates.device.memory_bytes_per_second.source,
+        np.where(selective > 0, weak, known),
+        lambda i: (
+            f"{columns.accumulation[i]} micro-batches x (3 x {operators[i]:.0f} + {again[i]:.0f}) operators x launch"
+            f" time{note}"
+        ),
+        "host and device in parallel",
     )
 
 
-def held_text(plan: Plan) -> str:
-    """Return how a device's share of the parameters is divided, ZeRO aside, for a formula; empty where it has all."""
-    layout = plan.layout
-    return (" of the largest stage" if layout.pp > 1 else "") + (f" / tp {layout.tp}" if layout.tp > 1 else "")
+def _casts(sheet: Sheet) -> Column:
+    """Return the time to cast weights to the compute dtype and to add up gradients of several micro-batches."""
+    columns, rates, software = sheet.columns, sheet.rates, sheet.context.software
+    sharded, state = columns.is_sharded, state_bytes(columns.precision)
+    casts = np.where(sharded, 6 / columns.state_degree + 6, 12.0)
+    if rates.element_bytes >= 4 or software.master_weights:
+        casts = np.zeros(len(columns))
+    adds = np.where((columns.accumulation > 1) | ((columns.dp_replicate > 1) & ~sharded), 3 * state, 0)
+    if software.fuses_gradient_sums:
+        adds = np.zeros(len(columns))
+    experts = sheet.heaviest.total("expert_parameters")
+    held = (sheet.heaviest.parameters - experts * (1 - 1 / columns.ep)) / columns.tp
+    return Column(
+        "casts and gradient sums",
+        columns.accumulation * held * (casts + adds) / rates.memory_rate,
+        SOURCES.index(rates.memory_source),
+        lambda i: (
+            f"{columns.accumulation[i]} micro-batches x parameters{sheet.held_text(i)} x ({casts[i]:.3g} B cast + "
+            f"{adds[i]} B added) / bandwidth"
+        ),
+        COUNTED,
+    )
 
 
-def state_bytes(plan: Plan) -> int:
+def state_bytes(precision: str) -> int:
     """Return bytes per weight, gradient or optimizer value: fp32, or fp64 where all is fp64."""
-    return max(4, BYTES[plan.precision])
+    return max(4, BYTES[precision])
 
 
-def optimizer_term(context: Context, plan: Plan) -> Term:
+def optimizer_column(sheet: Sheet) -> Column:
     """Return the seconds of clipping and updating this device's share of the parameters.
 
     AdamW reads weight, gradient and two moments and writes all but the gradient: 7 values; SGD with momentum 5.
     The norm reads each gradient once, clipping reads and writes it: 3 values.
     """
-    rates = context.rates(plan.precision)
-    share = context.heaviest(plan).parameters / plan.layout.tp / plan.layout.state_degree
-    values = {"adamw": 7, "sgd": 5}[context.optimizer]
-    size = state_bytes(plan)
-    seconds = share * size * (values / rates.optimizer_rate.value + 3 / rates.memory_rate)
-    over = " x cp" if plan.layout.cp > 1 else ""
-    text = f"parameters{held_text(plan)} / dp_shard{over} x {size} B"
-    text += f" x ({values} updated / update rate + 3 clipped / memory bandwidth)"
-    return Term("optimizer", seconds, text, rates.optimizer_rate.source)
+    rates, columns, context = sheet.rates, sheet.columns, sheet.context
+    values, size = 2 * STATE_VALUES[context.optimizer] + 3, state_bytes(columns.precision)
+    local = sheet.heaviest.parameters / columns.tp / columns.state_degree
+    update = local * size * values / rates.optimizer_rate.value
+    clip = local * size * 3 / rates.memory_rate
+    return Column(
+        "optimizer",
+        update + clip,
+        SOURCES.index(rates.optimizer_rate.source),
+        lambda i: (
+            f"{local[i]:,.0f} parameters x {size} B x ({values} updated / update rate + 3 clipped / memory bandwidth)"
+        ),
+        COUNTED,
+    )
 
 
-def fixed_term(context: Context, plan: Plan) -> Term:
+def fixed_column(sheet: Sheet) -> Column:
     """Return what every step costs whatever its size: the loop, and one collective of a few numbers."""
-    cluster = context.cluster
+    cluster, constants = sheet.context.cluster, sheet.context.constants
     near, far = cluster.links[0].latency_seconds.value, cluster.links[-1].latency_seconds.value
     if cluster.devices <= cluster.devices_per_node:
         latency = 2 * (cluster.devices - 1) * near if cluster.devices > 1 else 0.0
     else:  # a few numbers travel along trees between nodes (NCCL 2.4 and later)
         latency = 2 * (cluster.devices_per_node - 1) * near
         latency += 2 * math.ceil(math.log2(cluster.devices / cluster.devices_per_node)) * far
-    seconds = FIXED_SECONDS + latency
-    return Term(
+    return Column(
         "fixed step overhead",
-        seconds,
-        "2 ms of host work + one all-reduce of loss, weight and gradient norm",
-        "assumed",
+        np.full(len(sheet.columns), constants.fixed_seconds + latency),
+        SOURCES.index("assumed"),
+        lambda i: (
+            f"{constants.fixed_seconds * 1e3:.3g} ms of host work + one all-reduce of loss, weight and gradient norm"
+        ),
+        "trees between nodes",
     )
 
 

@@ -1,24 +1,37 @@
-"""What the cost formulas work on: the workload, the model's parts summed once, and the device's rates once looked up.
+"""What the cost formulas work on: a task on a cluster, and the sheet on which the plans of a search are priced.
 
-A search prices thousands of plans of one task on one cluster, so all that does not depend on the plan is computed here.
+A search prices hundreds of thousands of plans of one task on one cluster. All that does not depend on the plan is
+computed once, in the Context; what several terms need of the plans, once for all of them, in the Sheet.
 """
 
 from __future__ import annotations
 
-import dataclasses
-import itertools
-from collections.abc import Hashable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
-from paceline.cluster.cluster import Cluster
-from paceline.plan.cost.parts import Counts, Part, Stage, split_stages, whole
-from paceline.plan.cost.rates import Rates
-from paceline.plan.cost.recompute import again_seconds, block_modes
+import numpy as np
+
+from paceline.cluster.cluster import SOURCES, Cluster
+from paceline.plan.cost.columns import Columns, Flags, Floats, Ints, columns_of
+from paceline.plan.cost.constants import Constants, read_constants
+from paceline.plan.cost.parts import MODES, Known, Parts, Rows, Shapes, rows_of
+from paceline.plan.cost.rates import ATTENTION_PASSES, Rates
+from paceline.plan.cost.recompute import MODE_OF, fill_budget, kept_bytes, modes_in_order
 from paceline.plan.cost.ring import Ring, ring
+from paceline.plan.cost.software import PACELINE, Software
+from paceline.plan.forecast import Term
 from paceline.plan.plan import Plan
 from paceline.plan.split import split_by_cost
 from paceline.task.profile import BlockProfile, ModelProfile
+
+FIRST_FLASH = 2.0  # FlashAttention-2 takes half the time of what came before it (Dao 2023, arXiv:2307.08691, abstract)
+UNFUSED_PASSES = 3  # of attention that keeps its scores: forward 1, backward 2
+# Elements of the stream that norms and residual additions of a layer move, for each of its own, in one pass: what every
+# tensor rank does whole without sequence parallelism (Korthikanti et al. 2022, section 4.2.2).
+REPLICATED_MOVES = 10
+# Elements that selective recompute of unfused attention moves for each that it did not keep: 4 s + 2.5 s of 2.5 s.
+SCORE_MOVES = 2.6
 
 
 @dataclass(frozen=True)
@@ -30,11 +43,13 @@ class Context:
     batch_samples: int
     steps: int
     optimizer: str = "adamw"
+    software: Software = PACELINE
+    constants: Constants = field(default_factory=read_constants)
 
     def rates(self, precision: str) -> Rates:
         """Return the device's rates in a precision; looked up once."""
         if precision not in self._rates:
-            self._rates[precision] = Rates(self.cluster.device, precision)
+            self._rates[precision] = Rates(self.cluster.device, precision, self.constants)
         return self._rates[precision]
 
     @cached_property
@@ -42,39 +57,19 @@ class Context:
         return {}
 
     @cached_property
-    def whole(self) -> Part:
-        """The whole model as one part."""
-        return whole(self.profile)
-
-    @cached_property
-    def all_counts(self) -> Counts:
-        """Counts of the whole model."""
-        return self.whole.counts
+    def shapes(self) -> Shapes:
+        """The different blocks of the model."""
+        return Shapes(self.profile)
 
     @property
     def recomputable(self) -> bool:
         """Whether there are blocks that activation checkpointing applies to."""
-        return bool(self.whole.recomputable)
+        return self.profile.repeated_blocks > 0
 
     @cached_property
     def stream_elements(self) -> float:
         """Elements of what one sample passes from block to block."""
         return max((block.input_elements for block in self.profile.blocks), default=0.0)
-
-    def device_samples(self, plan: Plan) -> int:
-        """Return the samples per step on the device with the largest part of the batch."""
-        return -(-self.batch_samples // plan.layout.data_degree)
-
-    def stages(self, plan: Plan) -> tuple[Stage, ...]:
-        """Return the different parts of the plan's pipeline ranks: one, the whole model, without a pipeline."""
-        ranks = plan.layout.pp
-        if ranks == 1:
-            return self._one_stage
-        sizes = plan.stages or self.split(ranks * plan.virtual_stages)
-        key = (sizes, ranks)
-        if key not in self._stages:
-            self._stages[key] = split_stages(self.profile, sizes, ranks)
-        return self._stages[key]
 
     def split(self, stages: int) -> tuple[int, ...]:
         """Return the repeated blocks of each of so many stages, split by cost; () where there are too few blocks."""
@@ -83,69 +78,12 @@ class Context:
         return self._splits[stages]
 
     @cached_property
-    def _one_stage(self) -> tuple[Stage, ...]:
-        return (Stage(self.whole, 0, 1),)
-
-    @cached_property
-    def _stages(self) -> dict[tuple[tuple[int, ...], int], tuple[Stage, ...]]:
-        return {}
-
-    @cached_property
     def _splits(self) -> dict[int, tuple[int, ...]]:
         return {}
 
-    def ring(self, plan: Plan, axis: str) -> Ring:
-        """Return the ring of the groups along an axis of the plan's layout, on the links that they really cross."""
-        group = plan.layout.group(axis)
-        if group not in self._rings:
-            self._rings[group] = ring(self.cluster, *group)
-        return self._rings[group]
-
     @cached_property
-    def _rings(self) -> dict[tuple[int, int], Ring]:
-        return {}
-
-    def slowest(self, plan: Plan) -> Part:
-        """Return the part that computes longest: it sets the pace of the others."""
-        stages = self.stages(plan)
-        if len(stages) == 1:
-            return stages[0].part
-        return max(stages, key=lambda stage: self.busy_seconds(stage.part, plan)).part
-
-    def heaviest(self, plan: Plan) -> Part:
-        """Return the part with the most parameters."""
-        return max((stage.part for stage in self.stages(plan)), key=lambda part: part.parameters)
-
-    def busy_seconds(self, part: Part, plan: Plan) -> float:
-        """Return the seconds that one sample's arithmetic takes on a device of this part, recompute included."""
-        key = (id(part), *_recompute_key(plan))
-        if key not in self._busy:
-            rates, tp = self.rates(plan.precision), plan.layout.tp
-            sequence = self.profile.tokens_per_sample
-            seconds = 3 * rates.product_seconds(part.counts, tp)
-            seconds += (rates.attention_seconds(part.counts, sequence) + 3 * rates.moving_seconds(part.counts)) / tp
-            for mode, again in self.by_mode(plan, part).items():
-                seconds += again_seconds(again.counts, plan, mode, rates, sequence)
-            self._busy[key] = rates.factor * seconds / plan.layout.cp
-        return self._busy[key]
-
-    @cached_property
-    def _busy(self) -> dict[tuple[Hashable, ...], float]:
-        return {}
-
-    def by_mode(self, plan: Plan, part: Part) -> dict[str, Part]:
-        """Return the part's repeated blocks by their mode of recompute; modes that no block has are left out."""
-        key = (id(part), *_recompute_key(plan))
-        if key not in self._by_mode:
-            modes = block_modes(part.recomputable, plan, self.rates(plan.precision), self.profile.tokens_per_sample)
-            groups: dict[str, list[BlockProfile]] = {}
-            for mode, block in zip(modes, part.recomputable, strict=True):
-                groups.setdefault(mode, []).append(block)
-            self._by_mode[key] = {mode: Part(tuple(blocks)) for mode, blocks in groups.items()}
-        return self._by_mode[key]
-
-    @cached_property
-    def _by_mode(self) -> dict[tuple[Hashable, ...], dict[str, Part]]:
+    def known_stages(self) -> Known:
+        """The parts of pipelines that have been looked at, by split, ranks and settled modes of recompute."""
         return {}
 
     def with_blocks(self, plan: Plan) -> Plan:
@@ -153,29 +91,317 @@ class Context:
 
         The budget is that of each pipeline rank's own blocks.
         """
-        if plan.recompute != "budget":
+        return self.sheet(plan).plan(0)
+
+    def sheet(self, *plans: Plan) -> Sheet:
+        """Return the sheet of a few plans of one precision; a pipeline without a split gets the one by cost."""
+        return Sheet(self, columns_of([self._with_split(plan) for plan in plans]))
+
+    def _with_split(self, plan: Plan) -> Plan:
+        if plan.layout.pp == 1 or plan.stages:
             return plan
-        repeated = [block for block in self.profile.blocks if block.recomputable]
-        sizes = (plan.stages or self.split(plan.layout.pp * plan.virtual_stages)) if plan.layout.pp > 1 else ()
-        stages = _runs(sizes or (len(repeated),))
-        found = [""] * len(repeated)
-        for rank in range(plan.layout.pp):
-            held = [index for stage in stages[rank :: plan.layout.pp] for index in stage]
-            blocks, rates = [repeated[index] for index in held], self.rates(plan.precision)
-            modes = block_modes(blocks, plan, rates, self.profile.tokens_per_sample)
-            for index, mode in zip(held, modes, strict=True):
-                found[index] = mode
-        return dataclasses.replace(plan, recompute_blocks=tuple(found))
+        return replace(plan, stages=self.split(plan.layout.pp * plan.virtual_stages))
 
 
-def _runs(sizes: tuple[int, ...]) -> list[range]:
-    """Return consecutive ranges of these lengths."""
-    ends = list(itertools.accumulate(sizes))
-    return [range(end - size, end) for size, end in zip(sizes, ends, strict=True)]
+@dataclass(frozen=True)
+class Column:
+    """One component of the price of every plan: its values, how they are known, and its formula in words.
+
+    `known` holds places in SOURCES, for all plans or one for each. `text` is asked only for the plans that are shown.
+    """
+
+    name: str
+    values: Floats
+    known: int | Ints
+    text: Callable[[int], str]
+    law: str = ""
+    applies: Flags | None = None  # plans that have the component at all; None: every plan
+
+    def term(self, index: int) -> Term | None:
+        """Return the component of one plan, None where the plan has none."""
+        if self.applies is not None and not self.applies[index]:
+            return None
+        known = self.known if isinstance(self.known, int) else int(self.known[index])
+        return Term(self.name, float(self.values[index]), self.text(index), SOURCES[known], law=self.law)
 
 
-def _recompute_key(plan: Plan) -> tuple[Hashable, ...]:
-    """Return all of a plan that decides what a block computes again, and keeps of one sample."""
-    layout = plan.layout
-    asked = (plan.recompute, plan.recompute_budget, plan.recompute_save, plan.offloads_activations)
-    return (layout.tp, layout.cp, plan.precision, *asked)
+def terms_of(columns: Sequence[Column], index: int) -> tuple[Term, ...]:
+    """Return the components that one plan has."""
+    return tuple(term for column in columns if (term := column.term(index)) is not None)
+
+
+def total(columns: Sequence[Column]) -> Floats:
+    """Return the sum of the components of every plan."""
+    return np.sum([column.values for column in columns], axis=0)
+
+
+def in_modes(values: Floats, *modes: str) -> Floats:
+    """Return the values in the modes named and 0 in others (mode x plan x shape); of one row (mode x 1 x shape)."""
+    return np.stack([np.atleast_2d(values) * (mode in modes) for mode in MODES])
+
+
+@dataclass(frozen=True)
+class Sheet:
+    """Plans to be priced together, and what several of their terms need."""
+
+    context: Context
+    columns: Columns
+
+    @cached_property
+    def rates(self) -> Rates:
+        """The device's rates in the plans' precision."""
+        return self.context.rates(self.columns.precision)
+
+    @cached_property
+    def rows(self) -> Rows:
+        """Every different pipeline stage of every plan."""
+        return rows_of(self.columns, self.context.shapes, self.context.known_stages)
+
+    @cached_property
+    def tokens(self) -> Floats:
+        """Positions of a micro-batch on one device: what its products have for rows."""
+        columns = self.columns
+        return columns.micro_batch * self.context.profile.tokens_per_sample / columns.cp
+
+    @cached_property
+    def product_seconds(self) -> Floats:
+        """Seconds of one sample's products in a forward pass through every different block (plan x shape)."""
+        shapes, columns = self.context.shapes, self.columns
+        seconds = np.zeros((len(columns), len(shapes.blocks)))
+        tp = columns.tp.astype(np.float64)
+        for index, block in enumerate(shapes.blocks):
+            if not block.matmul_flops:
+                continue
+            rows = self.tokens
+            if block.experts:  # each expert sees its part of the group's tokens
+                chosen = block.routed_elements / max(block.input_elements, 1.0)
+                rows = np.maximum(rows * chosen / block.experts * columns.ep, 1.0)
+            per_flop = self.rates.product_seconds_per_flop(np.array(float(block.matmul_width)), rows, tp)
+            seconds[:, index] = block.matmul_flops / tp * per_flop
+        return seconds
+
+    @cached_property
+    def attention_seconds(self) -> Floats:
+        """Seconds of one sample's attention, forward and backward, in every different block (plan x shape)."""
+        sequence = self.context.profile.tokens_per_sample
+        seconds = [self._attention(block, sequence) for block in self.context.shapes.blocks]
+        return np.array(seconds)[None, :] / self.columns.tp[:, None]
+
+    def _attention(self, block: BlockProfile, sequence: int) -> float:
+        flops = block.attention_flops
+        if not flops:
+            return 0.0
+        if block.fused_attention:
+            slower = FIRST_FLASH if self.context.software.first_flash and self.rates.is_published else 1.0
+            return slower * ATTENTION_PASSES * flops / self.rates.attention_rate(sequence)
+        width = flops / (4 * sequence**2 * max(block.heads, 1))
+        return UNFUSED_PASSES * flops * self.rates.unfused_seconds_per_flop(width, sequence)
+
+    @cached_property
+    def moving_seconds(self) -> Floats:
+        """Seconds of one sample's memory-bound operators in a forward pass through every block (plan x shape)."""
+        shapes, tp = self.context.shapes, self.columns.tp[:, None]
+        moved = shapes["moved_elements"]
+        whole = np.zeros(len(moved))
+        if not self.context.software.sequence_parallel:  # every tensor rank does what stands between the products
+            stream = REPLICATED_MOVES * shapes["input_elements"] * shapes.repeated
+            whole = np.minimum(moved, stream)
+        slower = 1.0 if self.context.software.fused else self.context.constants.unfused_moves
+        return slower * self.rates.seconds_per_element * (whole + (moved - whole) / tp)
+
+    @cached_property
+    def again_seconds(self) -> Floats:
+        """Seconds of what recompute repeats for one sample, in every different block (mode x plan x shape)."""
+        shapes, save = self.context.shapes, self.columns.common.recompute_save
+        passes = np.where(shapes["fused_attention"] > 0, ATTENTION_PASSES, UNFUSED_PASSES)
+        attention = self.attention_seconds / passes
+        full = self.product_seconds + attention + self.moving_seconds
+        some = self.moving_seconds
+        if self.context.software.selective_is_attention:
+            scores = np.maximum(0.0, shapes["saved_elements"] - shapes["selective_elements"])
+            moved = SCORE_MOVES * scores * self.rates.seconds_per_element
+            some = attention + moved / self.columns.tp[:, None]
+        else:
+            some = some + (0.0 if "products" in save else self.product_seconds)
+            some = some + (0.0 if "attention" in save else attention)
+        return np.stack([np.zeros_like(full), some, full])
+
+    @cached_property
+    def kept_bytes(self) -> Floats:
+        """Bytes that every different block keeps of one sample for backward (mode x plan x shape)."""
+        return kept_bytes(self.columns, self.context.shapes, self.context.software, self.rates.element_bytes)
+
+    @cached_property
+    def mode(self) -> Ints:
+        """The mode of recompute of all repeated blocks, of every plan whose blocks agree: its place in MODES."""
+        return MODE_OF[self.columns.recompute]
+
+    @cached_property
+    def repeated_counts(self) -> Floats:
+        """How many repeated blocks every part has of each shape (row x shape)."""
+        return self.rows.parts.counts * self.context.shapes.repeated
+
+    @cached_property
+    def mixed(self) -> tuple[Ints, Floats] | None:
+        """Of rows whose blocks differ in mode, how many have each (mode x place x shape), and the place of every row.
+
+        The place is -1 of all others. None where there are none.
+        """
+        rows, columns = self.rows, self.columns
+        has_budget = columns.recomputes("budget")
+        if not has_budget.any():
+            return None
+        chosen = np.flatnonzero(has_budget[rows.plan])
+        place = np.full(len(rows.plan), -1)
+        place[chosen] = np.arange(len(chosen))
+        found = np.zeros((len(MODES), len(chosen), len(self.context.shapes.blocks)))
+        for index, stages in enumerate(rows.stages):
+            if stages.settled is not None:
+                at = np.flatnonzero(rows.which[rows.plan] == index)
+                found[:, place[at]] = stages.settled[:, at - rows.starts[rows.plan[at]]]
+        left_open = chosen[columns.settled[rows.plan[chosen]] < 0]
+        if len(left_open):
+            found[:, place[left_open]] = self._within_budget(left_open, self.repeated_counts[left_open])
+        return place, found
+
+    def modes_of(self, row: int) -> Floats:
+        """Return how many repeated blocks of one part have each mode of recompute (mode x shape)."""
+        if self.mixed is not None and self.mixed[0][row] >= 0:
+            return self.mixed[1][:, self.mixed[0][row]]
+        same = self.mode[self.rows.plan[row]] == np.arange(len(MODES))
+        return same[:, None] * self.repeated_counts[row]
+
+    def _within_budget(self, rows: Ints, repeated: Floats) -> Floats:
+        """Return the modes of recompute that a budget gives the blocks of some rows (mode x row x shape).
+
+        Activations that rest in host memory leave out `selective`: what that keeps is out of reach of the transfer.
+        """
+        plans, places = self.rows.plan[rows], np.flatnonzero(self.context.shapes.repeated)
+        kept, seconds = (values[:, plans][:, :, places] for values in (self.kept_bytes, self.again_seconds))
+        unknown = ~np.isfinite(seconds).all(axis=(0, 2))
+        seconds[:, unknown] = self._operations[:, None, places]  # of a device whose rates nobody knows
+        if self.columns.common.offloads_activations:
+            seconds[MODES.index("selective")] = np.inf
+        numbers = repeated[:, places]
+        budget = self.columns.budget[plans] * np.einsum("rs,rs->r", numbers, kept[MODES.index("none")])
+        found = np.zeros((len(MODES), *repeated.shape))
+        found[:, :, places] = fill_budget(numbers, kept, seconds, budget)
+        return found
+
+    @property
+    def _operations(self) -> Floats:
+        """Operations that recompute repeats in every different block, products and attention kept or not."""
+        shapes = self.context.shapes
+        moved = shapes["moved_elements"]
+        return np.stack([np.zeros_like(moved), moved, moved + shapes["matmul_flops"] + shapes["attention_flops"]])
+
+    def over_modes(self, values: Floats, rows: Ints | None = None) -> Floats:
+        """Return the sum over the repeated blocks of rows (None: all), each with the value of its own mode.
+
+        `values` are (mode x plan x shape), or (mode x 1 x shape) where they are the same for every plan.
+        """
+        counts, plans, of_plan = self._own_mode(values, rows)
+        found = np.einsum("rs,rs->r", counts, of_plan[plans])
+        for there, several, of_mode in self._mixed(values, rows):
+            found[there] = np.einsum("mrs,mrs->r", several, of_mode)
+        return found
+
+    def most_over_modes(self, values: Floats) -> Floats:
+        """Return the largest value among the repeated blocks of every row, each with that of its own mode."""
+        counts, plans, of_plan = self._own_mode(values, None)
+        found = np.max(np.where(counts > 0, of_plan[plans], 0.0), axis=1)
+        for there, several, of_mode in self._mixed(values, None):
+            found[there] = np.max(np.where(several > 0, of_mode, 0.0), axis=(0, 2))
+        return found
+
+    def _own_mode(self, values: Floats, rows: Ints | None) -> tuple[Floats, Ints, Floats]:
+        """Return the repeated blocks of rows, their plans, and every plan's value of its mode (plan x shape)."""
+        of_plan = values[self.mode, np.arange(len(self.mode)) if values.shape[1] > 1 else 0]
+        if rows is None:
+            return self.repeated_counts, self.rows.plan, of_plan
+        return self.repeated_counts[rows], self.rows.plan[rows], of_plan
+
+    def _mixed(self, values: Floats, rows: Ints | None) -> Iterator[tuple[Ints, Floats, Floats]]:
+        """Yield where the rows are whose blocks differ in mode, how many have each, and the values of each mode."""
+        if self.mixed is not None:
+            place, counts = self.mixed
+            wanted, plans = (place, self.rows.plan) if rows is None else (place[rows], self.rows.plan[rows])
+            there = np.flatnonzero(wanted >= 0)
+            yield there, counts[:, wanted[there]], values[:, plans[there]] if values.shape[1] > 1 else values
+
+    def plan(self, index: int) -> Plan:
+        """Return one plan in full, with the mode of every repeated block where a memory budget decides on them."""
+        plan = self.columns.plan(index)
+        if plan.recompute != "budget" or plan.recompute_blocks:
+            return plan
+        shapes, ranks = self.context.shapes, plan.layout.pp
+        ends = np.cumsum(plan.stages if ranks > 1 else [len(shapes.repeated_at)])
+        rank_of = np.searchsorted(ends, np.arange(len(shapes.repeated_at)), side="right") % ranks
+        part_of = self.rows.stages[self.rows.which[index]].part_of
+        found = np.empty(len(rank_of), dtype=object)
+        for rank in range(ranks):
+            held = np.flatnonzero(rank_of == rank)
+            counts = self.modes_of(int(self.rows.starts[index] + part_of[rank]))
+            found[held] = modes_in_order([shapes.of_block[shapes.repeated_at[block]] for block in held], counts)
+        return replace(plan, recompute_blocks=tuple(found))
+
+    @cached_property
+    def busy_seconds(self) -> Floats:
+        """Seconds that one sample's arithmetic takes on a device of every part (row), recompute included."""
+        of_shape, rows = 3 * self.product_seconds + self.attention_seconds + 3 * self.moving_seconds, self.rows
+        seconds = np.einsum("rs,rs->r", rows.parts.counts, of_shape[rows.plan]) + self.over_modes(self.again_seconds)
+        return seconds * (self.rates.factor / self.columns.cp)[rows.plan]
+
+    @cached_property
+    def forward_seconds(self) -> Floats:
+        """The part of `busy_seconds` that is the forward pass."""
+        passes = np.where(self.context.shapes["fused_attention"] > 0, ATTENTION_PASSES, UNFUSED_PASSES)
+        of_shape = self.product_seconds + self.attention_seconds / passes + self.moving_seconds
+        of_shape *= self.rates.factor / self.columns.cp[:, None]
+        return np.einsum("rs,rs->r", self.rows.parts.counts, of_shape[self.rows.plan])
+
+    @cached_property
+    def slowest_row(self) -> Ints:
+        """The row of the part that computes longest, of every plan."""
+        return self.rows.largest(self.busy_seconds)
+
+    @cached_property
+    def slowest(self) -> Parts:
+        """The part that computes longest, of every plan: it sets the pace of the others."""
+        return self.rows.parts.take(self.slowest_row)
+
+    @cached_property
+    def heaviest(self) -> Parts:
+        """The part with the most parameters, of every plan."""
+        return self.rows.parts.take(self.rows.largest(self.rows.parts.parameters))
+
+    def ring(self, axis: str) -> Ring:
+        """Return the rings of the plans' groups along an axis, on the links that they really cross."""
+        if axis not in self._rings:
+            self._rings[axis] = ring(self.context.cluster, self.context.constants, *self.columns.group(axis))
+        return self._rings[axis]
+
+    @cached_property
+    def _rings(self) -> dict[str, Ring]:
+        return {}
+
+    @cached_property
+    def stream_bytes(self) -> Floats:
+        """Bytes of the stream between two blocks of a device's samples of a step, whole over tp."""
+        columns = self.columns
+        per_sample = self.context.stream_elements * self.rates.element_bytes
+        return columns.device_samples * per_sample / columns.cp
+
+    def share_text(self, index: int) -> str:
+        """Return what of the model and of a sample one device computes, for a formula; empty where it is all."""
+        columns = self.columns
+        degrees = {axis: getattr(columns, axis)[index] for axis in ("cp", "tp")}
+        shares = [f"{axis} {degree}" for axis, degree in degrees.items() if degree > 1]
+        text = " / " + " / ".join(shares) if shares else ""
+        return text + (" in the slowest stage" if columns.pp[index] > 1 else "")
+
+    def held_text(self, index: int) -> str:
+        """Return how a device's share of the parameters is divided, ZeRO aside, for a formula."""
+        columns = self.columns
+        stage = " of the largest stage" if columns.pp[index] > 1 else ""
+        return stage + (f" / tp {columns.tp[index]}" if columns.tp[index] > 1 else "")

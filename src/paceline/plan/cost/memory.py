@@ -9,173 +9,297 @@ pipeline stage keeps what its micro-batches in flight have saved (Korthikanti et
 
 from __future__ import annotations
 
-from paceline.plan.cost.compute import held_text, state_bytes
-from paceline.plan.cost.inputs import Context
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from paceline.cluster.cluster import SOURCES
+from paceline.plan.cost.columns import Columns, Flags, Floats, Ints
+from paceline.plan.cost.compute import state_bytes
+from paceline.plan.cost.inputs import Column, Sheet, in_modes, total
 from paceline.plan.cost.network import BUCKET_BYTES
-from paceline.plan.cost.offload import moving_bytes, optimizer_state, rests_on_host
-from paceline.plan.cost.parts import Part, Stage
-from paceline.plan.cost.rates import BYTES, STATE_VALUES
-from paceline.plan.cost.recompute import kept_bytes, unrecomputed_bytes
-from paceline.plan.forecast import Term
-from paceline.plan.plan import Plan
-from paceline.task.profile import BlockProfile
+from paceline.plan.cost.offload import MOVING_BLOCKS, optimizer_held, optimizer_text, rests_on_host
+from paceline.plan.cost.parts import Parts
+from paceline.plan.cost.rates import STATE_VALUES
 
-# What allocators keep beyond what is in use, as a part of activations and transients. CPU: eight runs of small decoders
-# on one machine missed 16 to 20 % of large sums and more of small ones. CUDA: the caching allocator's rounding.
-ALLOCATOR_SHARE = {"cpu": 0.20, "cuda": 0.10}
+# What a CPU's allocator keeps beyond what is in use, as a part of activations and transients: eight runs of small
+# decoders on one machine missed 16 to 20 % of large sums and more of small ones.
+CPU_ALLOCATOR_SHARE = 0.20
+MEASURED, ASSUMED = SOURCES.index("measured"), SOURCES.index("assumed")
 
 
-def memory_terms(context: Context, plan: Plan) -> list[Term]:
-    """Return bytes per component on the fullest device; they add up to the peak."""
-    stages = context.stages(plan)
-    if len(stages) == 1:
-        return _stage_terms(context, plan, stages[0])
-    # Of equal stages the first holds the most micro-batches.
-    return max((_stage_terms(context, plan, stage) for stage in stages), key=lambda terms: sum(t.value for t in terms))
+def memory_columns(sheet: Sheet) -> list[Column]:
+    """Return bytes per component on every plan's fullest device; they add up to the peak."""
+    held = Held(sheet)
+    columns = held.columns()
+    if len(sheet.rows.plan) == len(sheet.columns):
+        return columns
+    fullest = sheet.rows.largest(total(columns))  # of equal stages the first holds the most micro-batches
+    return [
+        Column(
+            column.name,
+            column.values[fullest],
+            column.known,
+            lambda i, column=column: column.text(int(fullest[i])),  # type: ignore[misc]
+            column.law,
+            None if column.applies is None else column.applies[fullest],
+        )
+        for column in columns
+    ]
 
 
-def in_flight(plan: Plan, rank: int) -> float:
+def in_flight(columns: Columns, rank: Ints) -> Floats:
     """Return how many micro-batches' activations a pipeline rank holds at most, in units of all its chunks.
 
     GPipe holds all; 1F1B as many as there are ranks from here on (Narayanan et al. 2021, arXiv:2104.04473, section
     2.2); interleaved, the warm-up chunks of torch.distributed.pipelining and one more.
     """
-    ranks, count, chunks = plan.layout.pp, plan.accumulation, plan.virtual_stages
-    if ranks == 1:
-        return 1.0
-    if plan.schedule == "gpipe":
-        return float(count)
-    if plan.schedule == "1f1b":
-        return float(min(count, ranks - rank))
-    per_round = count // max(1, count // ranks)
-    ahead = 1 if plan.schedule == "zero-bubble" else 2
-    warm_up = min(count * chunks, (chunks - 1) * per_round + ahead * (ranks - 1 - rank))
-    return min(count * chunks, warm_up + 1) / chunks
+    ranks, count, chunks = columns.pp, columns.accumulation, columns.virtual_stages
+    per_round = count // np.maximum(1, count // ranks)
+    ahead = np.where(columns.scheduled("zero-bubble"), 1, 2)
+    warm_up = np.minimum(count * chunks, (chunks - 1) * per_round + ahead * (ranks - 1 - rank))
+    interleaved = np.minimum(count * chunks, warm_up + 1) / chunks
+    several = np.where(columns.scheduled("1f1b"), np.minimum(count, ranks - rank), interleaved)
+    flying: Floats = np.where(columns.scheduled("gpipe"), count, several).astype(np.float64)
+    return np.where(ranks > 1, flying, 1.0)
 
 
-def _stage_terms(context: Context, plan: Plan, stage: Stage) -> list[Term]:
-    part, layout = stage.part, plan.layout
-    size, shards = state_bytes(plan), layout.state_degree
-    parameters = part.parameters / layout.tp
-    over = held_text(plan) + (f" / dp_shard{' x cp' if layout.cp > 1 else ''} {shards}" if shards > 1 else "")
-    values = STATE_VALUES[context.optimizer]
-    terms = [
-        Term("weights", size * parameters / shards, f"{size} B x {part.parameters:,} parameters{over}", "measured"),
-        _gradients(plan, parameters),
-        optimizer_state(context, plan, values * size * parameters / shards, f"{values} values x {size} B", over),
-        _compute_copies(context, plan, part, in_flight(plan, stage.first)),
-        _activations(context, plan, part, in_flight(plan, stage.first)),
-        _transients(plan, part),
-        _buffers(context, plan, part),
-    ]
-    if fixed := sum(block.fixed_elements * number for block, number in part.shapes):
-        text = f"{max(4, BYTES[plan.precision])} B x gradients of the loss, from forward to backward{_over_tp(plan)}"
-        terms.append(Term("loss buffers", max(4, BYTES[plan.precision]) * fixed / layout.tp, text, "measured"))
-    short_lived = sum(term.value for term in terms if term.name in ("activations", "transients"))
-    kept = ALLOCATOR_SHARE[context.cluster.device.kind]
-    terms.append(Term("allocator buffers", kept * short_lived, f"{kept:.0%} of activations and transients", "assumed"))
-    runtime = context.cluster.device.runtime_bytes
-    return [*terms, Term("runtime", runtime.value, runtime.note or "process before any tensor", runtime.source)]
+@dataclass(frozen=True)
+class Held:
+    """What every different pipeline stage of every plan holds: columns of rows, not of plans."""
 
+    sheet: Sheet
 
-def _over_tp(plan: Plan) -> str:
-    return f" / tp {plan.layout.tp}" if plan.layout.tp > 1 else ""
+    @cached_property
+    def plans(self) -> Columns:
+        """The plan of every row."""
+        rows = self.sheet.rows
+        return self.sheet.columns.take(rows.plan) if len(rows.plan) > len(self.sheet.columns) else self.sheet.columns
 
+    @cached_property
+    def parts(self) -> Parts:
+        """The part of every row."""
+        return self.sheet.rows.parts
 
-def _gradients(plan: Plan, parameters: float) -> Term:
-    size, shards = state_bytes(plan), plan.layout.state_degree
-    # ZeRO-1 adds up whole gradients over micro-batches; with a single one they are scattered as they come.
-    whole = shards == 1 or (plan.zero == 1 and plan.accumulation > 1)
-    divided = 1 if whole else shards
-    text = f"{size} B x parameters{held_text(plan)}" + ("" if whole else f" / dp_shard {shards}")
-    if whole and shards > 1:
-        text += ", whole until the last micro-batch (ZeRO-1), and this device's shard"
-        return Term("gradients", size * parameters * (1 + 1 / shards), text, "measured")
-    return Term("gradients", size * parameters / divided, text, "measured")
+    @cached_property
+    def size(self) -> int:
+        """Bytes of a value of the state."""
+        return state_bytes(self.sheet.columns.precision)
 
+    @property
+    def compute(self) -> int:
+        """Bytes of a value in the compute dtype."""
+        return self.sheet.rates.element_bytes
 
-def _compute_copies(context: Context, plan: Plan, part: Part, flying: float) -> Term:
-    """Return weights in the compute dtype beside the fp32 ones: gathered, or cast and saved for the backward pass."""
-    size, layout = BYTES[plan.precision], plan.layout
-    parameters, root = part.parameters / layout.tp, part.root_parameters / layout.tp
-    largest = part.largest_unit(layout.ep) / layout.tp
-    here = held_text(plan)
-    if not layout.is_sharded:
-        if size >= 4:
-            return Term("weight copies", 0.0, "none: computes on the weights themselves", "measured")
-        if plan.recompute == "none":
-            times = f"{flying:g} micro-batches in flight x " if flying > 1 else ""
-            text = f"{times}{size} B x parameters{here}, cast"
-            return Term("weight copies", flying * size * parameters, text, "measured")
-        whole = context.by_mode(plan, part).get("none", Part(())).parameters / layout.tp  # of blocks a budget spares
-        held = min(flying * parameters, root + flying * whole + largest)
-        spared = "" if not whole else " + blocks without recompute"
-        return Term(
-            "weight copies", size * held, f"{size} B x (root + largest block{spared}){here}, cast again", "measured"
-        )
-    gathered = parameters - part.expert_parameters * (1 - 1 / layout.ep) / layout.tp
-    if plan.zero == 3:
-        held = min(gathered, root + 2 * largest)
-        return Term("weight copies", size * held, f"{size} B x (root + 2 largest blocks){here}, gathered", "measured")
-    return Term("weight copies", size * gathered, f"{size} B x parameters{here}, gathered for the step", "measured")
+    @cached_property
+    def parameters(self) -> Floats:
+        """Parameters of a device before any sharding."""
+        return self.parts.parameters / self.plans.tp
 
+    @cached_property
+    def local_parameters(self) -> Floats:
+        """Parameters of a device before any sharding, of the experts only its own."""
+        experts = self.parts.total("expert_parameters")
+        return self.parameters - experts * (1 - 1 / self.plans.ep) / self.plans.tp
 
-def _activations(context: Context, plan: Plan, part: Part, flying: float) -> Term:
-    size, samples = BYTES[plan.precision], plan.micro_batch
-    spread = plan.layout.tp * plan.layout.cp
-    kept = sum(number * unrecomputed_bytes(block, plan) for block, number in part.shapes if not block.recomputable)
-    working = hosted = 0.0
-    for mode, again in context.by_mode(plan, part).items():
-        for block, number in again.shapes:
-            full, own = unrecomputed_bytes(block, plan), kept_bytes(block, plan, mode)
-            here = 0.0 if rests_on_host(plan, context.cluster.device.kind) else own
-            kept, hosted = kept + number * here, hosted + number * (own - here)
-            working = max(working, {"none": 0.0, "selective": full - own, "full": full}[mode] + moving_bytes(here, own))
-    text = f"{samples} samples x saved values ({size} B, fp32 where kept so)"
-    if spread > 1:
-        text += f" over cp {plan.layout.cp} x tp {plan.layout.tp}, gathered ones whole"
-    if flying != 1:
-        text += f", {flying:.3g} micro-batches in flight"
-    if plan.recompute != "none":
-        text += f", {plan.recompute} recompute: kept ones and one block's all"
-    if hosted:
-        text += f"; {samples * flying * hosted:.3g} B in host memory, two blocks' on their way"
-    return Term("activations", samples * (flying * kept + working), text, "measured")
+    @cached_property
+    def flying(self) -> Floats:
+        """Micro-batches whose activations are held at once."""
+        return in_flight(self.plans, self.sheet.rows.first)
 
+    def here(self, i: int) -> str:
+        """Return how a device's share of the parameters is divided, ZeRO aside."""
+        return self.sheet.held_text(int(self.sheet.rows.plan[i]))
 
-def _transients(plan: Plan, part: Part) -> Term:
-    wide, tp = max(4, BYTES[plan.precision]), plan.layout.tp
+    def over(self, i: int) -> str:
+        """Return how the state is divided, for a formula."""
+        shards, with_cp = self.plans.state_degree[i], " x cp" if self.plans.cp[i] > 1 else ""
+        return self.here(i) + (f" / dp_shard{with_cp} {shards}" if shards > 1 else "")
 
-    def elements(block: BlockProfile) -> float:
-        grown = plan.micro_batch * block.transient_elements / plan.layout.cp
-        return (min(grown, block.transient_cap_elements) if block.transient_cap_elements else grown) / tp
+    def columns(self) -> list[Column]:
+        """Return all components."""
+        context = self.sheet.context
+        size, values, software = self.size, STATE_VALUES[context.optimizer], context.software
+        state = size * self.parameters / self.plans.state_degree
+        weights, resting = state, f"{size} B"
+        if software.master_weights:
+            weights = self.compute * self.local_parameters / np.where(self.plans.zero == 3, self.plans.state_degree, 1)
+            values, resting = values + 1, f"{self.compute} B"
+        short_lived = [self._activations(), self._transients()]
+        on_cpu = context.cluster.device.kind == "cpu"
+        runtime = context.cluster.device.runtime_bytes
+        held = [
+            Column(
+                "weights",
+                weights,
+                MEASURED,
+                lambda i: f"{resting} x {self.parts.parameters[i]:,.0f} parameters{self.over(i)}",
+                "ZeRO (Rajbhandari et al. 2020)",
+            ),
+            self._gradients(),
+            Column(
+                "optimizer state",
+                optimizer_held(self.sheet, values * state),
+                MEASURED,
+                lambda i: optimizer_text(
+                    self.sheet, f"{values} values x {size} B x parameters{self.over(i)} ({context.optimizer})"
+                ),
+                "ZeRO (Rajbhandari et al. 2020)",
+            ),
+            self._weight_copies(),
+            *short_lived,
+            self._buffers(),
+            self._loss_buffers(),
+        ]
+        # A caching allocator holds on to blocks that no tensor fills; a CPU's does so for what comes and goes.
+        kept = CPU_ALLOCATOR_SHARE if on_cpu else context.constants.allocator_share
+        of_what = "activations and transients" if on_cpu else "all but the optimizer's state"
+        loose = short_lived if on_cpu else [column for column in held if column.name != "optimizer state"]
+        return [
+            *held,
+            Column(
+                "allocator buffers",
+                kept * total(loose),
+                ASSUMED,
+                lambda i: f"{kept:.0%} of {of_what}",
+                "caching allocator",
+            ),
+            Column(
+                "runtime",
+                np.full(len(self.plans), runtime.value),
+                SOURCES.index(runtime.source),
+                lambda i: runtime.note or "process before any tensor",
+                "process before any tensor",
+            ),
+        ]
 
-    largest = max(elements(block) for block, _ in part.shapes)
-    return Term("transients", wide * largest, "largest short-lived buffers of a block (loss, products)", "measured")
+    def _gradients(self) -> Column:
+        plans, shards = self.plans, self.plans.state_degree
+        software = self.sheet.context.software
+        size = max(software.gradient_bytes, self.size if self.compute > 4 else 0)
+        # ZeRO-1 adds up whole gradients over micro-batches; with a single one they are scattered as they come.
+        whole = (shards == 1) | ((plans.zero == 1) & (plans.accumulation > 1))
+        both = whole & (shards > 1) & (not software.master_weights)
+        held = np.where(both, 1 + 1 / shards, np.where(whole, 1.0, 1 / shards))
 
+        def text(i: int) -> str:
+            words = f"{size} B x parameters{self.here(i)}" + ("" if whole[i] else f" / dp_shard {shards[i]}")
+            return words + (", whole until the last micro-batch (ZeRO-1), and this device's shard" if both[i] else "")
 
-def _buffers(context: Context, plan: Plan, part: Part) -> Term:
-    """Return buffers that collectives read and write besides what they produce."""
-    size, layout = state_bytes(plan), plan.layout
-    compute = BYTES[plan.precision]
-    held, parts = 0.0, []
-    if layout.is_sharded:
-        held += (2 * size + compute) * part.largest_unit(layout.ep) / layout.tp
-        parts.append(f"({size} + {size} + {compute}) B x largest unit{held_text(plan)}: gradients in and out")
-    elif layout.dp_replicate > 1:
-        held += min(BUCKET_BYTES, size * part.parameters / layout.tp)
-        parts.append("one bucket")
-    stream = plan.micro_batch * compute * context.stream_elements / layout.cp
-    if layout.tp > 1:
-        held += 2 * stream
-        parts.append("the stream gathered and before it is scattered")
-    if layout.ep > 1 and part.routers:
-        most = max(block.routed_elements for block, _ in part.shapes)
-        held += 2 * plan.micro_batch * compute * most / layout.cp
-        parts.append("a block's routed tokens, sent and received")
-    if layout.pp > 1:  # torch.distributed.pipelining sets one aside for each micro-batch and stage, in both directions
-        held += 2 * plan.accumulation * plan.virtual_stages * stream / layout.tp
-        parts.append(f"2 x {plan.accumulation * plan.virtual_stages} received streams")
-    if not parts:
-        return Term("communication buffers", 0.0, "none: one device", "measured")
-    return Term("communication buffers", held, "; ".join(parts), "assumed")
+        parameters = self.local_parameters if software.master_weights else self.parameters
+        return Column("gradients", size * parameters * held, MEASURED, text, "ZeRO (Rajbhandari et al. 2020)")
+
+    def _weight_copies(self) -> Column:
+        """Return weights in the compute dtype beside the fp32 ones: gathered, or cast and saved for backward."""
+        size, plans, parts, flying = self.compute, self.plans, self.parts, self.flying
+        root, largest = parts.root_parameters / plans.tp, parts.largest_unit(plans.ep) / plans.tp
+        no_recompute = plans.recomputes("none")
+        # Blocks that a budget spares recompute keep theirs for every micro-batch in flight.
+        spared = np.zeros(len(plans))
+        if self.sheet.mixed is not None:
+            spared = self.sheet.over_modes(in_modes(parts.shapes["parameters"], "none")) / plans.tp
+        one_unit = np.minimum(flying * self.parameters, np.minimum(self.parameters, root + largest) + flying * spared)
+        cast = np.where(no_recompute, flying * self.parameters, one_unit) if size < 4 else np.zeros(len(plans))
+        gathered = self.local_parameters
+        third = plans.zero == 3
+        sharded = np.where(third, np.minimum(gathered, root + 2 * largest), gathered)
+        if self.sheet.context.software.master_weights:  # they rest in the compute dtype
+            cast, sharded = np.zeros(len(plans)), np.where(third & (plans.state_degree > 1), sharded, 0.0)
+
+        def text(i: int) -> str:
+            if plans.is_sharded[i]:
+                what = "(root + 2 largest blocks)" if third[i] else "parameters"
+                return f"{size} B x {what}{self.here(i)}, gathered{'' if third[i] else ' for the step'}"
+            if not values[i]:
+                return "none: computes on the weights themselves"
+            if no_recompute[i]:
+                times = f"{flying[i]:g} micro-batches in flight x " if flying[i] > 1 else ""
+                return f"{times}{size} B x parameters{self.here(i)}, cast"
+            blocks = " + blocks without recompute" if spared[i] else ""
+            return f"{size} B x (root + largest block{blocks}){self.here(i)}, cast again"
+
+        values = size * np.where(plans.is_sharded, sharded, cast)
+        return Column("weight copies", values, MEASURED, text, "FSDP2's gathered and cast weights")
+
+    def _activations(self) -> Column:
+        sheet, shapes, rows, size = self.sheet, self.sheet.context.shapes, self.sheet.rows, self.compute
+        own = sheet.kept_bytes
+        saved, part, _ = own
+        on_host = rests_on_host(sheet)
+        kept = np.einsum("rs,rs->r", self.parts.counts, (saved * (1 - shapes.repeated))[rows.plan])
+        resting = sheet.over_modes(own)
+        kept, hosted = (kept, resting) if on_host else (kept + resting, np.zeros_like(kept))
+        # What is computed again stands there for one block at a time, and so does what is on its way from the host.
+        again = np.stack([np.zeros_like(saved), saved - part, saved])
+        again = again + MOVING_BLOCKS * own if on_host else again
+        working = sheet.most_over_modes(again)
+
+        def text(i: int) -> str:
+            plan = self.plans.plan(i)
+            words = f"{plan.micro_batch} samples x saved values ({size} B, fp32 where kept so)"
+            if plan.layout.tp * plan.layout.cp > 1:
+                words += f" over cp {plan.layout.cp} x tp {plan.layout.tp}, gathered ones whole"
+            if self.flying[i] != 1:
+                words += f", {self.flying[i]:.3g} micro-batches in flight"
+            if plan.recompute != "none":
+                words += f", {plan.recompute} recompute: kept ones and one block's all"
+            if hosted[i]:
+                in_all = plan.micro_batch * self.flying[i] * hosted[i]
+                words += f"; {in_all:.3g} B in host memory, two blocks' on their way"
+            return words
+
+        values = self.plans.micro_batch * (self.flying * kept + working)
+        return Column("activations", values, MEASURED, text, "Korthikanti et al. 2022, section 4")
+
+    def _transients(self) -> Column:
+        plans, shapes, rows = self.sheet.columns, self.sheet.context.shapes, self.sheet.rows
+        wide = max(4, self.compute)
+        grown = (plans.micro_batch / plans.cp)[:, None] * shapes["transient_elements"]
+        caps = shapes["transient_cap_elements"]
+        elements = np.where(caps > 0, np.minimum(grown, caps), grown) / plans.tp[:, None]
+        largest = np.max(np.where(self.parts.counts > 0, elements[rows.plan], 0.0), axis=1)
+        words = "largest short-lived buffers of a block (loss, products)"
+        return Column("transients", wide * largest, MEASURED, lambda i: words, "counted")
+
+    def _loss_buffers(self) -> Column:
+        wide, tp = max(4, self.compute), self.plans.tp
+        fixed = self.parts.total("fixed_elements")
+
+        def text(i: int) -> str:
+            over = f" / tp {tp[i]}" if tp[i] > 1 else ""
+            return f"{wide} B x gradients of the loss, from forward to backward{over}"
+
+        return Column("loss buffers", wide * fixed / tp, MEASURED, text, "counted", fixed > 0)
+
+    def _buffers(self) -> Column:
+        """Return buffers that collectives read and write besides what they produce."""
+        size, compute, plans, parts = self.size, self.compute, self.plans, self.parts
+        copies = ~plans.is_sharded & (plans.dp_replicate > 1)
+        units = (2 * size + compute) * parts.largest_unit(plans.ep) / plans.tp
+        bucket = np.minimum(BUCKET_BYTES, size * self.parameters)
+        held = np.where(plans.is_sharded, units, np.where(copies, bucket, 0.0))
+        stream = plans.micro_batch * compute * self.sheet.context.stream_elements / plans.cp
+        held = held + np.where(plans.tp > 1, 2 * stream, 0.0)
+        routed = np.max(np.where(parts.counts > 0, parts.shapes["routed_elements"], 0.0), axis=1)
+        spread = (plans.ep > 1) & (routed > 0)
+        held = held + np.where(spread, 2 * plans.micro_batch * compute * routed / plans.cp, 0.0)
+        # torch.distributed.pipelining sets one aside for each micro-batch and stage, in both directions
+        received = plans.accumulation * plans.virtual_stages
+        if self.sheet.context.software.master_weights:  # gradients and weights lie where they are reduced and gathered
+            held, received = held - np.where(plans.is_sharded, units, 0.0), np.ones_like(received)
+        held = held + np.where(plans.pp > 1, 2 * received * stream / plans.tp, 0.0)
+        some = plans.is_sharded | copies | (plans.tp > 1) | spread | (plans.pp > 1)
+
+        def text(i: int) -> str:
+            unit = f"({size} + {size} + {compute}) B x largest unit{self.here(i)}: gradients in and out"
+            parts_of_it: list[tuple[Flags, str]] = [
+                (plans.is_sharded, unit),
+                (copies, "one bucket"),
+                (plans.tp > 1, "the stream gathered and before it is scattered"),
+                (spread, "a block's routed tokens, sent and received"),
+                (plans.pp > 1, f"2 x {received[i]} received streams"),
+            ]
+            return "; ".join(words for there, words in parts_of_it if there[i]) or "none: one device"
+
+        return Column("communication buffers", held, np.where(some, ASSUMED, MEASURED), text, "counted")

@@ -1,17 +1,18 @@
-"""The part of a model that one device computes: the whole chain, or the blocks of its pipeline stages.
+"""The parts of a model that devices compute: the whole chain, or the blocks of the pipeline stages of one rank.
 
-Blocks of one shape are counted, not listed, so that pricing a plan does not depend on the model's depth.
+Blocks of one shape are counted, not listed: a part is a row of counts, one for each different block of the chain, so
+that all parts of all plans are one matrix and pricing does not depend on the model's depth.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
-from collections import Counter
-from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
+import numpy as np
+
+from paceline.plan.cost.columns import Columns, Flags, Floats, Ints
 from paceline.task.profile import BlockProfile, ModelProfile
 
 # Collectives over tp of one forward pass, each of the whole stream, with the sequence split between regions: a gather
@@ -19,153 +20,246 @@ from paceline.task.profile import BlockProfile, ModelProfile
 # The backward pass has the same with the two kinds swapped (Korthikanti et al. 2022, arXiv:2205.05198, figure 5).
 TENSOR_COLLECTIVES = {"embedding": 1, "decoder": 4, "experts": 4, "module": 4, "head": 1, "norm": 0}
 
+MODES = ("none", "selective", "full")  # of recompute of one block, from what keeps most to what keeps least
+AGAIN = MODES[1:]  # those that run anything again
+
+
+class Shapes:
+    """The different blocks of a chain as columns, one entry for each, and where the chain has them."""
+
+    def __init__(self, profile: ModelProfile) -> None:
+        places: dict[BlockProfile, int] = {}
+        self.profile = profile
+        self.of_block = [places.setdefault(replace(block, name=""), len(places)) for block in profile.blocks]
+        self.blocks = tuple(places)
+        self.repeated_at = [index for index, block in enumerate(profile.blocks) if block.recomputable]
+        self._columns: dict[str, Floats] = {}
+        steps = np.eye(len(self.blocks))[self.of_block]
+        self._before = np.concatenate([np.zeros((1, len(self.blocks))), np.cumsum(steps, axis=0)])
+
+    def __getitem__(self, field: str) -> Floats:
+        """Return a field of every different block."""
+        if field not in self._columns:
+            self._columns[field] = np.array([getattr(block, field) for block in self.blocks], dtype=np.float64)
+        return self._columns[field]
+
+    @cached_property
+    def repeated(self) -> Floats:
+        """1 for blocks that activation checkpointing applies to (they are also the units of sharding), else 0."""
+        return self["recomputable"]
+
+    @cached_property
+    def collectives(self) -> Floats:
+        """Collectives over tp of one forward pass of every different block."""
+        return np.array([TENSOR_COLLECTIVES.get(block.kind, 0) for block in self.blocks], dtype=np.float64)
+
+    @cached_property
+    def is_head(self) -> Flags:
+        """Whether a block computes the loss over a vocabulary."""
+        return np.array([block.kind == "head" for block in self.blocks])
+
+    @cached_property
+    def all_counts(self) -> Floats:
+        """How many there are of each different block in the whole chain."""
+        return self._before[-1]
+
+    def split(self, sizes: tuple[int, ...], ranks: int, modes: tuple[str, ...] = ()) -> Stages:
+        """Return the different parts of `ranks` pipeline ranks: stage i has `sizes[i]` blocks, on rank i mod ranks.
+
+        What comes before the repeated blocks belongs to the first stage, what comes after them to the last. `modes` are
+        the modes of recompute of the repeated blocks, where they are settled.
+        """
+        cuts = [0, *(self.repeated_at[taken] for taken in itertools.accumulate(sizes[:-1])), len(self.profile.blocks)]
+        pieces = np.diff(self._before[cuts], axis=0)
+        counts = pieces.reshape(-1, ranks, pieces.shape[1]).sum(axis=0)
+        tied = np.zeros(ranks)
+        places = {block.name: index for index, block in enumerate(self.profile.blocks)}
+
+        def rank_of(index: int) -> int:
+            return int(np.searchsorted(cuts, index, side="right") - 1) % ranks
+
+        for index, block in enumerate(self.profile.blocks):
+            if block.tied_to and rank_of(index) != rank_of(places[block.tied_to]):
+                tied[rank_of(index)] += self.profile.blocks[places[block.tied_to]].parameters
+        settled = self._settled(modes, cuts, ranks)
+        table = np.column_stack([counts, tied, *settled])
+        different, first, which, number = np.unique(
+            table,
+            axis=0,
+            return_index=True,
+            return_inverse=True,
+            return_counts=True,
+        )
+        order = np.argsort(first)
+        is_part = which.reshape(-1, 1) == order  # (rank x part)
+        ahead = np.concatenate([np.zeros((1, len(order))), np.cumsum(is_part, axis=0)])
+        shapes = counts.shape[1]
+        return Stages(
+            different[order, :shapes],
+            different[order, shapes],
+            first[order],
+            number[order],
+            ahead[first[order]].T.copy(),
+            np.argmax(is_part, axis=1),
+            settled[:, first[order]] if modes else None,
+        )
+
+    def _settled(self, modes: tuple[str, ...], cuts: list[int], ranks: int) -> Floats:
+        """Return how many repeated blocks of every rank have each mode (mode x rank x shape); no mode without any."""
+        shapes, chain = len(self.blocks), len(self.profile.blocks)
+        if not modes:
+            return np.zeros((0, ranks, shapes))
+        steps = np.zeros((len(MODES), chain + 1, shapes))
+        for index, mode in zip(self.repeated_at, modes, strict=True):
+            steps[MODES.index(mode), index + 1, self.of_block[index]] = 1
+        pieces = np.diff(np.cumsum(steps, axis=1)[:, cuts], axis=1)
+        return pieces.reshape(len(MODES), -1, ranks, shapes).sum(axis=1)
+
+    @cached_property
+    def whole(self) -> Stages:
+        """The whole chain as the one part there is."""
+        zero, one = np.zeros(1, dtype=np.int64), np.ones(1, dtype=np.int64)
+        return Stages(self.all_counts[None, :], np.zeros(1), zero, one, np.zeros((1, 1)), zero)
+
 
 @dataclass(frozen=True)
-class Counts:
-    """Counts of one sample's forward pass over some blocks, products grouped by their width."""
+class Stages:
+    """The different parts of a pipeline's ranks: counts of blocks (part x shape), parameters of a shared weight whose
+    owner is in another part, the first rank that has such a part, and how many ranks do."""
 
-    matmul: tuple[tuple[int, float], ...]  # (width, FLOPs)
-    attention_flops: float
-    moved_elements: float
-    operators: int
-
-
-def count(blocks: Iterable[BlockProfile]) -> Counts:
-    """Return the sums over the blocks."""
-    blocks = tuple(blocks)
-    by_width: dict[int, float] = {}
-    for block in blocks:
-        if block.matmul_flops:
-            by_width[block.matmul_width] = by_width.get(block.matmul_width, 0.0) + block.matmul_flops
-    return Counts(
-        tuple(sorted(by_width.items())),
-        sum(block.attention_flops for block in blocks),
-        sum(block.moved_elements for block in blocks),
-        sum(block.operators for block in blocks),
-    )
+    counts: Floats
+    tied_parameters: Floats
+    first: Ints
+    ranks: Ints
+    before: Floats  # (part x part): ranks of the one that stand before the first rank of the other
+    part_of: Ints  # the part of every rank
+    settled: Floats | None = None  # blocks that have each mode of recompute (mode x part x shape), where it is given
 
 
 @dataclass(frozen=True)
-class Part:
-    """Some blocks of a chain. `tied_parameters` are those of a shared weight whose owner is in another part."""
+class Parts:
+    """One part for each entry: counts (entry x shape) and what sums over its blocks."""
 
-    blocks: tuple[BlockProfile, ...]
-    tied_parameters: int = 0
+    shapes: Shapes
+    counts: Floats
+    tied_parameters: Floats
 
-    @cached_property
-    def shapes(self) -> tuple[tuple[BlockProfile, int], ...]:
-        """The different blocks, and how many there are of each."""
-        counted = Counter(dataclasses.replace(block, name="") for block in self.blocks)
-        return tuple(counted.items())
+    def take(self, chosen: Ints | Flags | slice) -> Parts:
+        """Return the entries chosen."""
+        return Parts(self.shapes, self.counts[chosen], self.tied_parameters[chosen])
 
-    @cached_property
-    def counts(self) -> Counts:
-        """Counts of all blocks."""
-        return count(self.blocks)
+    def total(self, field: str, *, repeated: bool = False) -> Floats:
+        """Return the sum of a field over the blocks of every part, or over the repeated ones alone."""
+        values = self.shapes[field]
+        return self.counts @ (values * self.shapes.repeated if repeated else values)
 
-    @cached_property
-    def recomputable_counts(self) -> Counts:
-        """Counts of the blocks that activation checkpointing applies to."""
-        return count(self.recomputable)
+    def number(self, chosen: Floats | Flags) -> Floats:
+        """Return how many blocks a part has, each counted as often as `chosen` says of its shape."""
+        return self.counts @ np.asarray(chosen, dtype=np.float64)
 
     @cached_property
-    def recomputable(self) -> tuple[BlockProfile, ...]:
-        """The blocks that activation checkpointing applies to; they are also the units of sharding."""
-        return tuple(block for block in self.blocks if block.recomputable)
-
-    @cached_property
-    def parameters(self) -> int:
+    def parameters(self) -> Floats:
         """All parameters, shared ones once."""
-        return self.tied_parameters + sum(block.parameters for block in self.blocks)
+        return self.tied_parameters + self.total("parameters")
 
     @cached_property
-    def expert_parameters(self) -> int:
-        """Parameters of routed experts."""
-        return sum(block.expert_parameters for block in self.blocks)
-
-    @cached_property
-    def root_parameters(self) -> int:
+    def root_parameters(self) -> Floats:
         """Parameters outside the repeated blocks: one unit of sharding of its own."""
-        return self.parameters - sum(block.parameters for block in self.recomputable)
+        return self.parameters - self.total("parameters", repeated=True)
 
     @cached_property
-    def units(self) -> int:
+    def units(self) -> Floats:
         """Units of sharding: each repeated block, and the rest."""
-        return len(self.recomputable) + (1 if self.root_parameters else 0)
-
-    def largest_unit(self, ep: int = 1) -> float:
-        """Return the parameters of the largest unit of sharding on a device that has one in `ep` of its experts."""
-        held = (block.parameters - block.expert_parameters * (1 - 1 / ep) for block, _ in self._repeated)
-        return max([*held, self.root_parameters])
+        return self.number(self.shapes.repeated) + (self.root_parameters > 0)
 
     @cached_property
-    def _repeated(self) -> tuple[tuple[BlockProfile, int], ...]:
-        return tuple((block, number) for block, number in self.shapes if block.recomputable)
-
-    @cached_property
-    def tensor_collectives(self) -> tuple[int, int]:
-        """Collectives over tp of one forward pass: all of them, and those that recompute runs again."""
-        every = sum(TENSOR_COLLECTIVES.get(block.kind, 0) * number for block, number in self.shapes)
-        return every, sum(TENSOR_COLLECTIVES.get(block.kind, 0) * number for block, number in self._repeated)
-
-    @cached_property
-    def kv_elements(self) -> float:
-        """Keys and values of one sample over all blocks."""
-        return sum(block.kv_elements for block in self.blocks)
-
-    @cached_property
-    def attentions(self) -> int:
-        """Blocks that have keys and values."""
-        return sum(1 for block in self.blocks if block.kv_elements)
-
-    @cached_property
-    def routed_elements(self) -> float:
-        """Elements of one sample sent to routed experts over all blocks."""
-        return sum(block.routed_elements for block in self.blocks)
-
-    @cached_property
-    def routers(self) -> int:
+    def routers(self) -> Floats:
         """Blocks that have routed experts."""
-        return sum(1 for block in self.blocks if block.routed_elements)
+        return self.number(self.shapes["routed_elements"] > 0)
 
     @cached_property
-    def has_head(self) -> bool:
+    def has_head(self) -> Flags:
         """Whether the loss is computed here."""
-        return any(block.kind == "head" for block in self.blocks)
+        return self.number(self.shapes.is_head) > 0
+
+    def largest_unit(self, ep: Ints) -> Floats:
+        """Return the parameters of the largest unit of sharding on a device that has one in `ep` of its experts."""
+        largest = self.root_parameters
+        for index, block in enumerate(self.shapes.blocks):
+            if block.recomputable:
+                held = block.parameters - block.expert_parameters * (1 - 1 / ep)
+                largest = np.maximum(largest, np.where(self.counts[:, index] > 0, held, 0.0))
+        return largest
 
 
 @dataclass(frozen=True)
-class Stage:
-    """The part of a pipeline rank, with the first rank that has a part of this shape and how many ranks do."""
+class Rows:
+    """Every different part of every plan: rows in the order of plans, `starts[i]` the first of plan i."""
 
-    part: Part
-    first: int
-    ranks: int
+    parts: Parts
+    plan: Ints
+    starts: Ints
+    first: Ints  # the first pipeline rank that has the part
+    ranks: Ints  # how many have it
+    stages: tuple[Stages, ...]  # the different splits
+    which: Ints  # the split of every plan
+
+    def before(self, values: Floats, rows: Ints) -> Floats:
+        """Return for every plan the sum over the ranks before the first one that has the part of `rows`."""
+        sums = np.zeros(len(self.starts))
+        for index, stages in enumerate(self.stages):
+            plans = np.flatnonzero(self.which == index)
+            if len(stages.first) == 1:
+                continue
+            own = values[self.starts[plans][:, None] + np.arange(len(stages.first))]
+            sums[plans] = np.einsum("ps,sp->p", own, stages.before[:, rows[plans] - self.starts[plans]])
+        return sums
+
+    def largest(self, values: Floats) -> Ints:
+        """Return for every plan its row with the largest value: the first such, and the first of all where unknown."""
+        most = np.maximum.reduceat(values, self.starts)[self.plan]
+        places = np.arange(len(values))
+        at = np.where((values == most) | np.isnan(most), places, len(values))
+        return np.minimum.reduceat(at, self.starts)
+
+    def sum(self, values: Floats) -> Floats:
+        """Return for every plan the sum over its pipeline ranks."""
+        return np.add.reduceat(values * self.ranks, self.starts)
 
 
-def whole(profile: ModelProfile) -> Part:
-    """Return all blocks as one part."""
-    return Part(profile.blocks)
+Known = dict[tuple[tuple[int, ...], int, tuple[str, ...]], Stages]
+PLACES = 1 << 20  # more than there are splits, lists of modes, and ranks
 
 
-def split_stages(profile: ModelProfile, stages: tuple[int, ...], ranks: int) -> tuple[Stage, ...]:
-    """Return the different parts of `ranks` pipeline ranks: stage i has `stages[i]` blocks, on rank i mod ranks.
-
-    What comes before the repeated blocks belongs to the first stage, what comes after them to the last.
-    """
-    cuts = [0]
-    repeated = [index for index, block in enumerate(profile.blocks) if block.recomputable]
-    cuts += [repeated[taken] for taken in itertools.accumulate(stages[:-1])]
-    cuts.append(len(profile.blocks))
-    pieces = [profile.blocks[begin:end] for begin, end in itertools.pairwise(cuts)]
-    found: dict[object, Stage] = {}
-    owners = {block.name: block for block in profile.blocks}
-    for rank in range(ranks):
-        blocks = tuple(block for piece in pieces[rank::ranks] for block in piece)
-        names = {block.name for block in blocks}
-        tied = sum(owners[block.tied_to].parameters for block in blocks if block.tied_to and block.tied_to not in names)
-        part = Part(blocks, tied)
-        key = (frozenset(part.shapes), tied)
-        seen = found.get(key)
-        found[key] = Stage(seen.part, seen.first, seen.ranks + 1) if seen else Stage(part, rank, 1)
-    return tuple(found.values())
+def rows_of(columns: Columns, shapes: Shapes, known: Known) -> Rows:
+    """Return the different parts of every plan. `known` keeps the stages of each (split, ranks, modes)."""
+    keys = ((columns.settled + 1) * PLACES + columns.split + 1) * PLACES + columns.pp
+    _, first, which = np.unique(keys, return_index=True, return_inverse=True)
+    found = []
+    for index in first:
+        place, settled, ranks = (int(values[index]) for values in (columns.split, columns.settled, columns.pp))
+        sizes = columns.splits[place] if place >= 0 else ()
+        modes = columns.blocks[settled] if settled >= 0 else ()
+        if (sizes, ranks, modes) not in known:
+            given = place >= 0 or modes
+            known[sizes, ranks, modes] = shapes.split(sizes, ranks, modes) if given else shapes.whole
+        found.append(known[sizes, ranks, modes])
+    numbers = np.array([len(stages.first) for stages in found])
+    offsets = np.cumsum(numbers) - numbers
+    lengths = numbers[which]
+    starts = np.cumsum(lengths) - lengths
+    plan = np.repeat(np.arange(len(columns)), lengths)
+    at = np.arange(len(plan)) - starts[plan] + offsets[which][plan]
+    return Rows(
+        Parts(
+            shapes,
+            np.concatenate([stages.counts for stages in found])[at],
+            np.concatenate([stages.tied_parameters for stages in found])[at],
+        ),
+        plan,
+        starts,
+        np.concatenate([stages.first for stages in found])[at],
+        np.concatenate([stages.ranks for stages in found])[at],
+        tuple(found),
+        which,
+    )

@@ -1,26 +1,28 @@
-"""The device's rates, once looked up, as the cost formulas use them."""
+"""The device's rates as the cost formulas use them: measured where it was probed, else shares of published peaks.
+
+Of a published device, a product takes its arithmetic at the share of the peak that large ones sustain, and the part of
+moving its operands that arithmetic does not hide: the fewer rows or columns a product has, the less work there is for
+each element moved (Williams et al. 2009, the roofline, doi:10.1145/1498765.1498785, with a soft corner).
+"""
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
-from paceline.cluster.cluster import SOURCES, CalibrationStep, Device, Figure
-from paceline.plan.cost.parts import Counts
+import numpy as np
 
-BYTES = {"fp32": 4, "bf16": 2, "fp16": 2, "fp64": 8}
+from paceline.cluster.cluster import SOURCES, CalibrationStep, Device, Figure
+from paceline.plan.cost.columns import Floats
+from paceline.plan.cost.constants import Constants, read_constants
+
+# Bytes of an activation. With fp8 only the operands of products are cast; what is kept and moved stays in bf16.
+BYTES = {"fp32": 4, "bf16": 2, "fp16": 2, "fp64": 8, "fp8": 2}
 STATE_VALUES = {"adamw": 2, "sgd": 1}  # optimizer state values per parameter: two moments; momentum
 
-# Width at which products reach half of what wide ones sustain of a published peak (fitted with the shares in cluster/
-# catalog.py on LLM Foundry's MPT table).
-HALF_WIDTH = 150
-# Attention's rate over what products sustain: FlashAttention-2 reaches 50 to 73 % of an A100's peak (Dao 2023,
-# arXiv:2307.08691, figure 4) and about 35 % of an H100's (Shah et al. 2024, arXiv:2407.08608, section 1).
-ATTENTION_OVER_PRODUCTS = 0.64
 # Attention on a CPU nobody has probed, as a part of its rate of products; probed CPUs show 0.1 to 0.5.
 CPU_ATTENTION_EFFICIENCY = 0.4
-MEMORY_EFFICIENCY = 0.8  # of a published bandwidth, as streaming kernels reach it
 ATTENTION_PASSES = 3.5  # forward 1, backward 2.5: the backward pass computes the scores again (FlashAttention-2)
 
 
@@ -35,30 +37,53 @@ class Rates:
 
     device: Device
     precision: str
+    constants: Constants = field(default_factory=read_constants)
 
     @property
     def element_bytes(self) -> int:
         """Bytes of one value in the compute dtype."""
         return BYTES[self.precision]
 
+    @property
+    def is_published(self) -> bool:
+        """Whether rates are shares of published peaks."""
+        return self.device.matmul_source == "published"
+
+    @cached_property
+    def peak(self) -> float:
+        """The largest known FLOP/s of products; NaN where unknown."""
+        return max((rate for _, rate in self.device.matmul_flops.get(self.precision, ())), default=math.nan)
+
+    @cached_property
+    def large_product_rate(self) -> float:
+        """FLOP/s that large products sustain; NaN where unknown."""
+        return self.peak * (self.constants.share_of(self.device.name) if self.is_published else 1.0)
+
+    def product_seconds_per_flop(self, width: Floats, rows: Floats, split: Floats) -> Floats:
+        """Return the seconds of a FLOP in products of `rows` rows whose two widths' geometric mean is `width`.
+
+        `split` devices share every product: each has one of its two widths divided.
+        """
+        if not self.is_published:
+            points = self.device.matmul_flops.get(self.precision, ())
+            return 1 / interpolate(points, np.round(width / np.sqrt(split)))
+        per_flop = self.element_bytes / 2 * ((1 + split) / np.maximum(width, 1) + 1 / rows)
+        return 1 / self.large_product_rate + self.constants.operand_traffic * per_flop / self.memory_rate
+
     def product_rate(self, width: int) -> float:
-        """Return FLOP/s of products of this width; NaN where unknown."""
-        points = self.device.matmul_flops.get(self.precision, ())
-        if self.device.matmul_source != "published":
-            return interpolate(points, width)
-        return interpolate(points, width) * self.device.sustained_share * width / (width + HALF_WIDTH)
+        """Return FLOP/s of long products of this width; NaN where unknown."""
+        return float(1 / self.product_seconds_per_flop(np.array(float(width)), np.array(math.inf), np.array(1.0)))
 
     def attention_rate(self, sequence: int) -> float:
-        """Return FLOP/s of causal attention over forward and backward; NaN where unknown."""
+        """Return FLOP/s of fused causal attention over forward and backward; NaN where unknown."""
         measured = self.device.attention_flops.get(self.precision, ())
         if measured:
-            return interpolate(measured, sequence)
-        peak = max((rate for _, rate in self.device.matmul_flops.get(self.precision, ())), default=math.nan)
-        return peak * (
-            CPU_ATTENTION_EFFICIENCY
-            if self.device.kind == "cpu"
-            else ATTENTION_OVER_PRODUCTS * self.device.sustained_share
-        )
+            return float(interpolate(measured, np.array(sequence)))
+        if self.device.kind == "cpu":
+            return self.peak * CPU_ATTENTION_EFFICIENCY
+        if self.precision == "fp8":
+            return Rates(self.device, "bf16", self.constants).attention_rate(sequence)
+        return self.large_product_rate * self.constants.attention_share
 
     @cached_property
     def product_source(self) -> str:
@@ -74,7 +99,20 @@ class Rates:
     def memory_rate(self) -> float:
         """Bytes per second that memory-bound operators reach."""
         figure = self.device.memory_bytes_per_second
-        return figure.value * (MEMORY_EFFICIENCY if figure.source == "published" else 1.0)
+        return figure.value * (self.constants.memory_share if figure.source == "published" else 1.0)
+
+    @property
+    def memory_source(self) -> str:
+        """How that rate is known."""
+        return self.device.memory_bytes_per_second.source
+
+    @cached_property
+    def launch_seconds(self) -> Figure:
+        """The host's time to start one operator."""
+        figure = self.device.launch_seconds
+        if self.is_published and figure.source != "measured":
+            return Figure(self.constants.launch_seconds, "assumed", "fitted")
+        return figure
 
     @cached_property
     def optimizer_rate(self) -> Figure:
@@ -87,16 +125,16 @@ class Rates:
         """Measured over modelled time of each calibration step, in this precision, or fp32's where it has none."""
         steps = [step for step in self.device.calibration if step.precision == self.precision]
         if not steps and self.precision != "fp32":
-            return Rates(self.device, "fp32").calibration_ratios
+            return Rates(self.device, "fp32", self.constants).calibration_ratios
         return tuple(ratio for step in steps if math.isfinite(ratio := self._ratio(step)) and ratio > 0)
 
     def _ratio(self, step: CalibrationStep) -> float:
-        counts = Counts(((step.width, step.matmul_flops),), step.attention_flops, step.moved_elements, step.operators)
+        per_flop = self.product_seconds_per_flop(np.array(step.width), np.array(step.sequence), np.array(1.0))
         modelled = (
-            3 * self.product_seconds(counts)
-            + self.attention_seconds(counts, step.sequence)
-            + 3 * self.moving_seconds(counts)
-            + 3 * counts.operators * self.device.launch_seconds.value
+            3 * step.matmul_flops * float(per_flop)
+            + ATTENTION_PASSES * step.attention_flops / self.attention_rate(step.sequence)
+            + 3 * step.moved_elements * self.element_bytes / self.memory_rate
+            + 3 * step.operators * self.device.launch_seconds.value
         )
         return (step.seconds - 28 * step.parameters / self.optimizer_rate.value) / modelled
 
@@ -113,34 +151,30 @@ class Rates:
         ratios = self.calibration_ratios
         return math.hypot(repeats, (max(ratios) / min(ratios)) ** 0.5 - 1 if ratios else 0.0)
 
-    def product_seconds(self, counts: Counts, split: int = 1) -> float:
-        """Return seconds of one forward pass's products, before the calibration factor.
+    def unfused_seconds_per_flop(self, head_width: float, sequence: int) -> float:
+        """Return the seconds of a FLOP in attention's two products where scores are written: narrow ones."""
+        if self.precision == "fp8":
+            return Rates(self.device, "bf16", self.constants).unfused_seconds_per_flop(head_width, sequence)
+        if not self.is_published:
+            return 1 / self.attention_rate(sequence)
+        per_flop = self.element_bytes / 2 * (1 / head_width + 2 / sequence)
+        return 1 / self.large_product_rate + self.constants.operand_traffic * per_flop / self.memory_rate
 
-        `split` devices share every product: each has one of its two widths divided, and so a narrower mean of both.
-        """
-        return sum(flops / split / self.product_rate(round(width / split**0.5)) for width, flops in counts.matmul)
-
-    def attention_seconds(self, counts: Counts, sequence: int) -> float:
-        """Return seconds of attention, forward and backward, before the calibration factor."""
-        if not counts.attention_flops:
-            return 0.0
-        return ATTENTION_PASSES * counts.attention_flops / self.attention_rate(sequence)
-
-    def moving_seconds(self, counts: Counts) -> float:
-        """Return seconds of one forward pass's memory-bound operators, before the calibration factor."""
-        return counts.moved_elements * self.element_bytes / self.memory_rate
+    @property
+    def seconds_per_element(self) -> float:
+        """Seconds in which memory-bound operators read or write one element."""
+        return self.element_bytes / self.memory_rate
 
 
-def interpolate(points: tuple[tuple[int, float], ...], at: float) -> float:
-    """Return the rate at a size between measured points, linear in the logarithms; beyond them the end points hold.
+def interpolate(points: tuple[tuple[int, float], ...], at: Floats) -> Floats:
+    """Return the rate at sizes between measured points, linear in the logarithms; beyond them the end points hold.
 
     NaN for no points; the value itself for a single one.
     """
     if not points:
-        return math.nan
-    below = max((point for point in points if point[0] <= at), default=points[0])
-    above = min((point for point in points if point[0] >= at), default=points[-1])
-    if below[0] == above[0] or below[0] <= 0:
-        return below[1]
-    share = math.log(at / below[0]) / math.log(above[0] / below[0])
-    return math.exp(math.log(below[1]) * (1 - share) + math.log(above[1]) * share)
+        return np.full(np.shape(at), np.nan)
+    if len(points) == 1:
+        return np.full(np.shape(at), points[0][1])
+    sizes, rates = np.log(np.array(points)).T
+    found: Floats = np.exp(np.interp(np.log(np.maximum(at, 1e-9)), sizes, rates))
+    return found

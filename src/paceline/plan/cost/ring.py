@@ -2,70 +2,102 @@
 
 A ring over n ranks moves (n - 1) / n of the buffer in n - 1 hops for an all-gather or a reduce-scatter, and twice that
 for an all-reduce, which is optimal in bandwidth (Patarasu & Yuan 2009; Thakur, Rabenseifner & Gropp 2005). An
-all-to-all sends 1 / n of every member's buffer to each other member, directly.
+all-to-all sends 1 / n of every member's buffer to each other member, directly. Groups are columns: one for each plan.
 """
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
-from paceline.cluster.cluster import Cluster
+import numpy as np
+
+from paceline.cluster.cluster import SOURCES, Cluster, Link
+from paceline.plan.cost.columns import Floats, Ints
+from paceline.plan.cost.constants import Constants
 from paceline.plan.cost.rates import weakest
 
-# What collectives reach of a published link, inside a node and over k nodes: LINK / (1 + log2 k). Read off measured
-# bus bandwidths: 8 x A100 NVLink 230 of 300 GB/s (vTrain's nccl-tests); 8 x H100 nodes over EFA, 256 MB, 361, 160,
-# 100, 85, 65, 33 GB/s over 2 to 64 nodes for all-reduce, 185 to 11 for all-gather (Ultra-Scale Playbook).
-LINK_EFFICIENCY = 0.75
+COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
 
 
 @dataclass(frozen=True)
 class Ring:
-    """The ring that a group of `size` devices, `stride` ranks apart, forms: its bandwidth and latency."""
+    """The rings that groups of `size` devices, `stride` ranks apart, form: their bandwidths and latencies."""
 
-    size: int
-    nodes: int
-    bytes_per_second: dict[str, float]
-    pass_latency_seconds: float  # of size - 1 hops
-    source: str
+    size: Ints
+    nodes: Ints
+    bytes_per_second: dict[str, Floats]
+    pass_latency_seconds: Floats  # of size - 1 hops
+    tree_latency_seconds: Floats  # up or down a tree over nodes
+    source: Ints  # places in SOURCES
+    start_seconds: float = 0.0  # of any collective, before a byte moves
 
-    def seconds(self, collective: str, total_bytes: float, launches: float) -> float:
-        """Return the seconds of `launches` collectives that together cover `total_bytes`."""
-        if self.size == 1:
-            return 0.0
-        passes = 2 if collective == "all_reduce" else 1
+    def seconds(self, collective: str, total_bytes: Floats, launches: Floats | Ints) -> Floats:
+        """Return the seconds of `launches` collectives that together cover `total_bytes`; 0 in a group of one."""
+        passes, latency = 1, self.pass_latency_seconds
+        if collective == "all_reduce":  # NCCL has had both since 2.4, and takes the faster one
+            passes, latency = 2, np.minimum(latency, self.tree_latency_seconds)
+        elif collective == "all_to_all":  # one message to everybody, all under way at once
+            latency = self.tree_latency_seconds
         wire = passes * (self.size - 1) / self.size * total_bytes / self.bytes_per_second[collective]
-        return wire + passes * launches * self.pass_latency_seconds
+        return np.where(self.size > 1, wire + launches * (passes * latency + self.start_seconds), 0.0)
+
+    def source_of(self, index: int) -> str:
+        """Return how the links of one plan's group are known."""
+        return SOURCES[self.source[index]]
 
 
-def ring(cluster: Cluster, size: int, stride: int) -> Ring:
-    """Return the ring of a group. Groups `stride` apart run at once and share their nodes' adapters."""
-    per_node = max(1, min(size, cluster.devices_per_node // stride))
+def ring(cluster: Cluster, constants: Constants, size: Ints, stride: Ints) -> Ring:
+    """Return the rings of groups. Groups `stride` apart run at once and share their nodes' adapters."""
+    size, stride = np.broadcast_arrays(size, stride)
+    per_node = np.maximum(1, np.minimum(size, cluster.devices_per_node // stride))
     nodes = -(-size // per_node)
     near, far = cluster.links[0], cluster.links[-1]
-    names = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
     inside = {
-        name: near.collective_bytes_per_second.get(name)
-        or near.bytes_per_second.value * (LINK_EFFICIENCY if near.bytes_per_second.source == "published" else 1.0)
-        for name in names
+        name: near.collective_bytes_per_second.get(name) or rate_of(near, constants.node_link_share)
+        for name in COLLECTIVES
     }
-    near_latency = near.latency_seconds.value
-    if nodes == 1:
-        return Ring(size, 1, inside, (size - 1) * near_latency, near.bytes_per_second.source)
     # Every member brings its adapter's share; a chain through the node's members joins them.
-    across = per_node * far.bytes_per_second.value * LINK_EFFICIENCY / (1 + math.log2(nodes))
-    latency = (size - nodes) * near_latency + (nodes - 1) * far.latency_seconds.value
-    source = weakest(far.bytes_per_second.source, near.bytes_per_second.source if per_node > 1 else "measured")
-    rates = {name: min(inside[name], across) for name in names}
+    adapter = rate_of(far, constants.network_link_share)
+    across = per_node * adapter
+    single = nodes == 1
+    rates = {name: np.where(single, inside[name], np.minimum(inside[name], across)) for name in COLLECTIVES}
     # Members of other nodes are reached through one's own adapter alone, the node's members beside that.
-    leaving = (size - per_node) / (far.bytes_per_second.value * LINK_EFFICIENCY)
-    rates["all_to_all"] = (size - 1) / max(leaving, (per_node - 1) / inside["all_to_all"])
-    return Ring(size, nodes, rates, latency, source)
+    slowest = np.maximum((size - per_node) / adapter, (per_node - 1) / inside["all_to_all"])
+    leaving = np.maximum(size - 1, 1) / np.where(size > 1, slowest, 1.0)
+    rates["all_to_all"] = np.where(single, inside["all_to_all"], leaving)
+    # All members of a ring move on together: every hop takes as long as the slowest.
+    near_hop, far_hop = hop_seconds(near, constants), hop_seconds(far, constants)
+    latency = np.asarray((size - 1) * np.where(single, near_hop, max(near_hop, far_hop)), dtype=np.float64)
+    tree = (np.minimum(size, per_node) - 1) * near_hop + np.log2(np.maximum(nodes, 1)) * far_hop
+    near_source, far_source = near.bytes_per_second.source, far.bytes_per_second.source
+    mixed = SOURCES.index(weakest(near_source, far_source))
+    source = np.where(single, SOURCES.index(near_source), np.where(per_node > 1, mixed, SOURCES.index(far_source)))
+    start = 0.0 if near.latency_seconds.source == "measured" else constants.collective_seconds
+    return Ring(size, nodes, rates, latency, np.where(single, latency, tree), source, start)
 
 
-def hop(cluster: Cluster, size: int, stride: int) -> tuple[float, float, str]:
-    """Return (bytes per second, latency, source) of a send between neighbours of a group, on its slowest pair."""
-    link = cluster.links[-1 if size * stride > cluster.devices_per_node else 0]
-    share = LINK_EFFICIENCY if link.bytes_per_second.source == "published" else 1.0
-    source = weakest(link.bytes_per_second.source, link.latency_seconds.source)
-    return link.bytes_per_second.value * share, link.latency_seconds.value, source
+def rate_of(link: Link, share: float) -> float:
+    """Return the bytes per second that a link gives: as measured, or the share of a published rate."""
+    is_known = link.bytes_per_second.source == "measured" or link.level == "process"
+    return link.bytes_per_second.value * (1.0 if is_known else share)
+
+
+def hop_seconds(link: Link, constants: Constants) -> float:
+    """Return the latency of one hop over a link: as measured, or fitted where nobody measured it."""
+    figure = link.latency_seconds
+    if figure.source == "measured" or link.level == "process":
+        return figure.value
+    return constants.node_hop_seconds if link.level == "node" else constants.network_hop_seconds
+
+
+def hop(cluster: Cluster, constants: Constants, size: Ints, stride: Ints) -> tuple[Floats, Floats, Ints]:
+    """Return (bytes per second, latency, place in SOURCES) of sends between neighbours, on their slowest pair."""
+    far = size * stride > cluster.devices_per_node
+    near_link, far_link = cluster.links[0], cluster.links[-1]
+    rate = np.where(far, rate_of(far_link, constants.network_link_share), rate_of(near_link, constants.node_link_share))
+    latency = np.where(far, hop_seconds(far_link, constants), hop_seconds(near_link, constants))
+
+    def known(link: Link) -> int:
+        return SOURCES.index(weakest(link.bytes_per_second.source, link.latency_seconds.source))
+
+    return rate, latency, np.where(far, known(far_link), known(near_link))

@@ -1,26 +1,35 @@
-"""The price of one plan: terms summed, with intervals, money, energy and utilisation."""
+"""The price of plans: terms summed, with intervals, money, energy and utilisation.
+
+`step_seconds` and `peak_bytes` price a whole search: sums alone, a chunk of plans at a time. `price` prices one plan
+with every term in words. All run the same functions, so that what is shown is what was ranked.
+"""
 
 from __future__ import annotations
 
 import math
+from dataclasses import replace
+
+import numpy as np
 
 from paceline.cluster.cluster import Cluster
-from paceline.plan.cost.axes import axis_terms, bubble_terms
-from paceline.plan.cost.compute import compute_terms, fixed_term, matrix_peak, optimizer_term
-from paceline.plan.cost.inputs import Context
-from paceline.plan.cost.memory import memory_terms
-from paceline.plan.cost.network import network_terms
-from paceline.plan.cost.offload import offload_terms
-from paceline.plan.cost.price import bill, busy_share
-from paceline.plan.cost.rates import weakest
+from paceline.plan.cost.axes import axis_columns, bubble_columns
+from paceline.plan.cost.columns import Columns, Floats
+from paceline.plan.cost.compute import compute_columns, fixed_column, launch_column, matrix_peak, optimizer_column
+from paceline.plan.cost.inputs import Column, Context, Sheet, terms_of, total
+from paceline.plan.cost.memory import memory_columns
+from paceline.plan.cost.network import network_columns
+from paceline.plan.cost.offload import offload_columns
+from paceline.plan.cost.price import QUANTILES, WAITING, bill, busy_share
+from paceline.plan.cost.rates import Rates, weakest
 from paceline.plan.forecast import Estimate, Forecast, Term
 from paceline.plan.plan import Plan
 from paceline.task.profile import ModelProfile
 
 # Relative half-width of the 80 % interval that the model itself earns, by how its figures are known.
 TIME_ERROR = {"measured": 0.20, "published": 0.35, "assumed": 0.60, "unknown": math.nan}
-MEMORY_ERROR = 0.15  # bytes are counted, not timed: what is missed is allocation, rounding and libraries
+CPU_MEMORY_ERROR = 0.15  # bytes are counted, not timed: what is missed is allocation, rounding and libraries
 NEGLIGIBLE = 0.05  # a term below this share of the sum does not decide how the sum is known
+CHUNK = 8192  # plans priced at once: what a processor's cache holds
 
 
 def forecast_plan(
@@ -36,27 +45,81 @@ def forecast_plan(
     return price(Context(profile, cluster, batch_samples, steps, optimizer), plan)
 
 
-def price(context: Context, plan: Plan, memory: tuple[Term, ...] | None = None) -> Forecast:
-    """Return what a plan will take, from a context that many plans share; `memory` where its terms are known."""
-    compute = compute_terms(context, plan)
-    inside = axis_terms(context, plan)
-    bubble = bubble_terms(context, plan, compute, inside)
-    network = network_terms(context, plan, sum(term.value for term in compute))
-    moved = offload_terms(context, plan, sum(term.value for term in compute))
-    time = (*compute, *inside, *bubble, *network, optimizer_term(context, plan), *moved, fixed_term(context, plan))
-    memory = memory or tuple(memory_terms(context, plan))
-    step = time_estimate(time, context.rates(plan.precision).relative_spread)
+def forward_backward_columns(sheet: Sheet) -> tuple[list[Column], list[Column]]:
+    """Return what forward and backward compute, launches that this does not hide included, and communicate inside."""
+    compute, inside = compute_columns(sheet), axis_columns(sheet)
+    busy = total([*compute, *(column for column in inside if column.name != "pipeline sends")])
+    return [*compute, launch_column(sheet, busy)], inside
+
+
+def time_columns(sheet: Sheet) -> list[Column]:
+    """Return the seconds per step of plans, by component."""
+    compute, inside = forward_backward_columns(sheet)
+    bubble = bubble_columns(sheet, compute, inside)
+    network = network_columns(sheet, total(compute))
+    moved = offload_columns(sheet, total(compute))
+    return [*compute, *inside, *bubble, *network, optimizer_column(sheet), *moved, fixed_column(sheet)]
+
+
+def chunks_of(context: Context, columns: Columns) -> list[Sheet]:
+    """Return sheets of a few thousand plans each."""
+    return [Sheet(context, columns.take(slice(at, at + CHUNK))) for at in range(0, len(columns), CHUNK)]
+
+
+def peak_bytes(context: Context, columns: Columns) -> Floats:
+    """Return the bytes on every plan's fullest device."""
+    return np.concatenate([np.zeros(0), *(total(memory_columns(sheet)) for sheet in chunks_of(context, columns))])
+
+
+def step_seconds(context: Context, columns: Columns) -> tuple[Floats, Floats]:
+    """Return the seconds per step of every plan, and the part of them in which its devices compute."""
+    seconds, waiting = [np.zeros(0)], [np.zeros(0)]
+    for sheet in chunks_of(context, columns):
+        time = time_columns(sheet)
+        seconds.append(total(time))
+        waiting.append(total([column for column in time if any(word in column.name for word in WAITING)]))
+    whole = np.concatenate(seconds)
+    return whole, 1 - np.concatenate(waiting) / whole
+
+
+def price(context: Context, plan: Plan) -> Forecast:
+    """Return what a plan will take, from a context that many plans share."""
+    return _forecasts(context.sheet(plan))[0]
+
+
+def price_all(context: Context, columns: Columns) -> list[tuple[Plan, Forecast]]:
+    """Return plans in full and what they will take, every term in words."""
+    sheet = Sheet(context, columns)
+    return [(sheet.plan(i), forecast) for i, forecast in enumerate(_forecasts(sheet))]
+
+
+def memory_of(context: Context, plan: Plan) -> tuple[Term, ...]:
+    """Return the bytes on a plan's fullest device, by component."""
+    return terms_of(memory_columns(context.sheet(plan)), 0)
+
+
+def _forecasts(sheet: Sheet) -> list[Forecast]:
+    time, memory = time_columns(sheet), memory_columns(sheet)
+    return [_forecast(sheet, terms_of(time, i), terms_of(memory, i)) for i in range(len(sheet.columns))]
+
+
+def _forecast(sheet: Sheet, time: tuple[Term, ...], memory: tuple[Term, ...]) -> Forecast:
+    context = sheet.context
+    constants, rates = context.constants, sheet.rates
+    step = time_estimate(time, rates)
+    time = with_intervals(time, *((constants.time_80, constants.time_95) if rates.is_published else (None, None)))
     run = _scaled(step, context.steps)
     flops = 3 * context.profile.forward_flops * context.batch_samples
-    peak, _ = matrix_peak(context, plan.precision)
-    devices = context.cluster.devices
+    peak, _ = matrix_peak(context, sheet.columns.precision)
     paid = bill(context.cluster, run, busy_share(time))
-    usd, kwh, carbon = (Estimate(term.value, term.low, term.high, term.source) for term in paid)
+    usd, kwh, carbon = (
+        Estimate(term.value, term.low, term.high, term.source, term.low95, term.high95) for term in paid
+    )
     return Forecast(
         step_seconds=step,
         time=time,
-        peak_bytes=memory_estimate(memory),
-        memory=memory,
+        peak_bytes=memory_estimate(memory, context),
+        memory=with_intervals(memory, *memory_widths(context)),
         tokens_per_second=context.batch_samples * context.profile.tokens_per_sample / step.value,
         steps=context.steps,
         run_seconds=run,
@@ -64,29 +127,61 @@ def price(context: Context, plan: Plan, memory: tuple[Term, ...] | None = None) 
         kwh=kwh,
         carbon_g=carbon,
         model_flops_per_step=flops,
-        mfu=flops / (step.value * devices * peak),
+        mfu=flops / (step.value * context.cluster.devices * peak),
         bill=paid,
     )
 
 
-def time_estimate(terms: tuple[Term, ...], relative_spread: float) -> Estimate:
-    """Return the sum of time terms with its interval.
+def time_estimate(terms: tuple[Term, ...], rates: Rates) -> Estimate:
+    """Return the sum of time terms with its intervals.
 
-    The half-width is the model's error, weighted by the terms' shares, joined in quadrature with the spread of the
-    probe's repeats and sizes. The interval is symmetric in ratios: (value / (1 + r), value * (1 + r)).
+    Of a published device, the intervals are those that hold 80 % and 95 % of what calibration measured. Of a probed
+    one, the half-width is the model's error, weighted by the terms' shares, joined in quadrature with the spread of the
+    probe's repeats and sizes. Intervals are symmetric in ratios: (value / ratio, value * ratio).
     """
     total = sum(term.value for term in terms)
     if not math.isfinite(total):
         return Estimate(math.nan, math.nan, math.nan, "unknown")
+    source = _source(terms, total)
+    if rates.is_published:
+        return _around(total, rates.constants.time_80, rates.constants.time_95, source)
     error = sum(term.value * TIME_ERROR[term.source] for term in terms if term.value) / total
-    ratio = 1 + math.hypot(error, relative_spread)
-    return Estimate(total, total / ratio, total * ratio, _source(terms, total))
+    width = math.log(1 + math.hypot(error, rates.relative_spread))
+    return _around(total, width, width * QUANTILES, source)
 
 
-def memory_estimate(terms: tuple[Term, ...]) -> Estimate:
-    """Return the sum of memory terms with its interval."""
+def memory_estimate(terms: tuple[Term, ...], context: Context) -> Estimate:
+    """Return the sum of memory terms with its intervals."""
     total = sum(term.value for term in terms)
-    return Estimate(total, total * (1 - MEMORY_ERROR), total * (1 + MEMORY_ERROR), _source(terms, total))
+    return _around(total, *memory_widths(context), _source(terms, total))
+
+
+def memory_widths(context: Context) -> tuple[float, float]:
+    """Return the half-widths of memory's 80 % and 95 % intervals as logarithms: of accelerators, as calibrated."""
+    if context.cluster.device.kind == "cpu":
+        width = math.log(1 + CPU_MEMORY_ERROR)
+        return width, width * QUANTILES
+    return context.constants.memory_80, context.constants.memory_95
+
+
+def with_intervals(terms: tuple[Term, ...], width80: float | None, width95: float | None) -> tuple[Term, ...]:
+    """Return terms with intervals: of these half-widths as logarithms, or of those by how each term is known."""
+    found = []
+    for term in terms:
+        narrow = math.log(1 + TIME_ERROR[term.source]) if width80 is None else width80
+        sure = _around(term.value, narrow, narrow * QUANTILES if width95 is None else width95, term.source)
+        found.append(replace(term, low=sure.low, high=sure.high, low95=sure.low95, high95=sure.high95))
+    return tuple(found)
+
+
+def _around(value: float, width80: float, width95: float, source: str) -> Estimate:
+    narrow, wide = math.exp(width80), math.exp(width95)
+    return Estimate(value, value / narrow, value * narrow, source, value / wide, value * wide)
+
+
+def most_bytes(context: Context, peaks: Floats) -> Floats:
+    """Return the high ends of the 80 % intervals of sums of memory."""
+    return peaks * math.exp(memory_widths(context)[0])
 
 
 def _source(terms: tuple[Term, ...], total: float) -> str:
@@ -94,4 +189,7 @@ def _source(terms: tuple[Term, ...], total: float) -> str:
 
 
 def _scaled(estimate: Estimate, factor: float) -> Estimate:
-    return Estimate(estimate.value * factor, estimate.low * factor, estimate.high * factor, estimate.source)
+    low95, high95 = estimate.low95 * factor, estimate.high95 * factor
+    return Estimate(
+        estimate.value * factor, estimate.low * factor, estimate.high * factor, estimate.source, low95, high95
+    )

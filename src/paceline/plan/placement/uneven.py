@@ -16,9 +16,9 @@ from dataclasses import dataclass
 
 from paceline.cluster.groups import Group
 from paceline.errors import DoesNotFit
+from paceline.plan.cost.constants import read_constants
 from paceline.plan.cost.price import bill, busy_share
 from paceline.plan.cost.rates import BYTES
-from paceline.plan.cost.ring import LINK_EFFICIENCY
 from paceline.plan.forecast import BillTerm, Estimate, Forecast
 from paceline.plan.placement.shares import share_out, split_by_speed
 from paceline.plan.plan import Plan, PlanSpec
@@ -199,7 +199,7 @@ def _peak(group: Group) -> float:
 def _between_bytes_per_second(groups: tuple[Group, ...]) -> float:
     """Return the rate between groups: that of the group with the narrowest network, all of its devices together."""
     rates = (group.cluster.devices * group.cluster.links[-1].bytes_per_second.value for group in groups)
-    return LINK_EFFICIENCY * min(rates)
+    return read_constants().network_link_share * min(rates)
 
 
 def _links(profile: ModelProfile) -> list[tuple[BlockProfile, ...]]:

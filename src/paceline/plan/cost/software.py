@@ -1,0 +1,44 @@
+"""What the program that carries out a plan does that the plan does not say: conventions that prices depend on.
+
+A plan is priced for Paceline's own run unless told otherwise. Tables of others were measured with other programs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+
+@dataclass(frozen=True)
+class Software:
+    """Conventions of a training program."""
+
+    name: str
+    sequence_parallel: bool = True  # whether tensor ranks share the sequence where they do not share matrices
+    # 16-bit weights at rest, sharded in ZeRO-3 alone, beside fp32 masters that are part of the optimizer's state.
+    # Otherwise fp32 weights are cast, and sharded in every class, as FSDP2 does.
+    master_weights: bool = False
+    selective_is_attention: bool = False  # selective recompute repeats attention's core alone, else all but products
+    fuses_gradient_sums: bool = False  # whether products of weight gradients add to what earlier micro-batches left
+    fused: bool = True  # whether activations, rotary positions and the loss are fused kernels, as profiles count them
+    keeps_gathered: bool = True  # whether inputs gathered over tp are kept for backward, instead of gathered again
+    first_flash: bool = False  # whether fused attention is that of before FlashAttention-2
+    hides_context: bool = False  # whether keys of other ranks arrive while attention computes on those that are there
+    gradient_bytes: int = 4  # of a gradient that is kept and summed up
+    reduce_bytes: int = 4  # of a gradient that is reduced over devices
+    overlaps: bool = True  # whether communication of the data axes runs beside forward and backward
+
+
+PACELINE = Software("Paceline")
+FSDP = Software("PyTorch FSDP", reduce_bytes=2)
+LLM_FOUNDRY = Software("LLM Foundry", reduce_bytes=2, first_flash=True)
+MEGATRON = Software(
+    "Megatron-LM",
+    master_weights=True,
+    selective_is_attention=True,
+    fuses_gradient_sums=True,
+    hides_context=True,
+    keeps_gathered=False,
+)
+# In 2021 and 2022, when tables were in fp16: gradients of 2 bytes, reduced after the last backward pass.
+EARLY_MEGATRON = replace(MEGATRON, name="Megatron-LM, 2021", gradient_bytes=2, reduce_bytes=2, overlaps=False)
+NANOTRON = Software("Nanotron", master_weights=True, fused=False, keeps_gathered=False, overlaps=False)
