@@ -13,6 +13,7 @@ import numpy as np
 from paceline.cluster.cluster import Cluster
 from paceline.errors import DoesNotFit
 from paceline.plan.cost.columns import Columns, Floats, Ints
+from paceline.plan.cost.constants import Constants, read_constants
 from paceline.plan.cost.inputs import Context, Sheet
 from paceline.plan.cost.price import amounts
 from paceline.plan.cost.total import memory_estimate, memory_of, most_bytes, peak_bytes, price_all, step_seconds
@@ -87,7 +88,9 @@ class Refusals(Sequence[Refusal]):
         if place < len(self.told):
             return self.told[place]
         plan = Sheet(self.context, self.too_large.take([place - len(self.told)])).plan(0)
-        return Refusal(plan, memory_refusal(memory_of(self.context, plan), self.context))
+        return Refusal(
+            plan, memory_refusal(memory_of(self.context, plan), self.context.cluster, self.context.constants)
+        )
 
 
 @dataclass(frozen=True)
@@ -189,10 +192,10 @@ def usable_bytes(cluster: Cluster) -> float:
     return cluster.device.memory_bytes.value * (1 - HEADROOM)
 
 
-def memory_refusal(memory: tuple[Term, ...], context: Context) -> str:
+def memory_refusal(memory: tuple[Term, ...], cluster: Cluster, constants: Constants | None = None) -> str:
     """Return why a plan's memory does not fit, in numbers; empty where it fits or the device's memory is unknown."""
-    usable = usable_bytes(context.cluster)
-    peak = memory_estimate(memory, context)
+    usable = usable_bytes(cluster)
+    peak = memory_estimate(memory, cluster, constants or read_constants())
     if not peak.high > usable:
         return ""
     largest = sorted(memory, key=lambda term: -term.value)[:2]

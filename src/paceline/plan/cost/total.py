@@ -15,12 +15,14 @@ from paceline.cluster.cluster import Cluster
 from paceline.plan.cost.axes import axis_columns, bubble_columns
 from paceline.plan.cost.columns import Columns, Floats
 from paceline.plan.cost.compute import compute_columns, fixed_column, launch_column, matrix_peak, optimizer_column
+from paceline.plan.cost.constants import Constants
 from paceline.plan.cost.inputs import Column, Context, Sheet, terms_of, total
 from paceline.plan.cost.memory import memory_columns
 from paceline.plan.cost.network import network_columns
 from paceline.plan.cost.offload import offload_columns
 from paceline.plan.cost.price import QUANTILES, WAITING, bill, busy_share
 from paceline.plan.cost.rates import Rates, weakest
+from paceline.plan.cost.software import PACELINE, Software
 from paceline.plan.forecast import Estimate, Forecast, Term
 from paceline.plan.plan import Plan
 from paceline.task.profile import ModelProfile
@@ -40,9 +42,10 @@ def forecast_plan(
     batch_samples: int,
     steps: int,
     optimizer: str = "adamw",
+    software: Software = PACELINE,
 ) -> Forecast:
     """Return what the plan will take for `steps` steps of `batch_samples` samples. Values are NaN where unknown."""
-    return price(Context(profile, cluster, batch_samples, steps, optimizer), plan)
+    return price(Context(profile, cluster, batch_samples, steps, optimizer, software), plan)
 
 
 def forward_backward_columns(sheet: Sheet) -> tuple[list[Column], list[Column]]:
@@ -118,8 +121,8 @@ def _forecast(sheet: Sheet, time: tuple[Term, ...], memory: tuple[Term, ...]) ->
     return Forecast(
         step_seconds=step,
         time=time,
-        peak_bytes=memory_estimate(memory, context),
-        memory=with_intervals(memory, *memory_widths(context)),
+        peak_bytes=memory_estimate(memory, context.cluster, constants),
+        memory=with_intervals(memory, *memory_widths(context.cluster, constants)),
         tokens_per_second=context.batch_samples * context.profile.tokens_per_sample / step.value,
         steps=context.steps,
         run_seconds=run,
@@ -150,18 +153,18 @@ def time_estimate(terms: tuple[Term, ...], rates: Rates) -> Estimate:
     return _around(total, width, width * QUANTILES, source)
 
 
-def memory_estimate(terms: tuple[Term, ...], context: Context) -> Estimate:
+def memory_estimate(terms: tuple[Term, ...], cluster: Cluster, constants: Constants) -> Estimate:
     """Return the sum of memory terms with its intervals."""
     total = sum(term.value for term in terms)
-    return _around(total, *memory_widths(context), _source(terms, total))
+    return _around(total, *memory_widths(cluster, constants), _source(terms, total))
 
 
-def memory_widths(context: Context) -> tuple[float, float]:
+def memory_widths(cluster: Cluster, constants: Constants) -> tuple[float, float]:
     """Return the half-widths of memory's 80 % and 95 % intervals as logarithms: of accelerators, as calibrated."""
-    if context.cluster.device.kind == "cpu":
+    if cluster.device.kind == "cpu":
         width = math.log(1 + CPU_MEMORY_ERROR)
         return width, width * QUANTILES
-    return context.constants.memory_80, context.constants.memory_95
+    return constants.memory_80, constants.memory_95
 
 
 def with_intervals(terms: tuple[Term, ...], width80: float | None, width95: float | None) -> tuple[Term, ...]:
@@ -181,7 +184,7 @@ def _around(value: float, width80: float, width95: float, source: str) -> Estima
 
 def most_bytes(context: Context, peaks: Floats) -> Floats:
     """Return the high ends of the 80 % intervals of sums of memory."""
-    return peaks * math.exp(memory_widths(context)[0])
+    return peaks * math.exp(memory_widths(context.cluster, context.constants)[0])
 
 
 def _source(terms: tuple[Term, ...], total: float) -> str:
