@@ -37,6 +37,7 @@ class Stage:
     is_last: bool
     module: nn.Module
     blocks: list[nn.Module]  # its repeated blocks
+    first_block: int = 0  # the number of the first of them in the whole chain
     gradients: Gradients | None = None  # once the plan is applied
 
 
@@ -53,7 +54,7 @@ class Pipeline:
     def apply(self, plan: Plan, mesh: DeviceMesh) -> PipelineGradients:
         """Apply the rest of the plan to every stage and return how their gradients are summed."""
         for stage in self.stages:
-            stage.gradients = apply_plan(stage.module, stage.blocks, plan, mesh, self.rules)
+            stage.gradients = apply_plan(stage.module, stage.blocks, plan, mesh, self.rules, stage.first_block)
         return PipelineGradients(self)
 
     def shared_parameters(self) -> list[nn.Parameter]:
@@ -109,7 +110,8 @@ class Cut:
         else:
             _uncap(module)
         blocks = [inside[name] for name in self._blocks if name in self._held[index]]
-        return Stage(index, index == 0, last, module, blocks)
+        first = next(at for at, name in enumerate(self._blocks) if name in self._held[index])
+        return Stage(index, index == 0, last, module, blocks, first)
 
     def part(self, stages: Iterable[int]) -> nn.Module:
         """Return the model without the modules of all other stages."""
