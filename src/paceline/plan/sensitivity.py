@@ -118,7 +118,7 @@ def _rates(lineup: Lineup) -> Iterator[tuple[str, list[Switch]]]:
             factor = _tipping(lambda factor, few=few: at(factor, few), end)  # type: ignore[misc]
             winner = int(np.argmin(at(factor, few)))
             gain = 1 - float(np.min(scores) / scores[0])
-            ends.append(Switch(varied.name, factor, varied.text(factor), few.columns.plan(winner), gain))
+            ends.append(Switch(varied.name, factor, varied.text(factor), few.columns.plan(winner), gain, end))
         yield varied.name, ends
 
 
@@ -144,7 +144,7 @@ def _memory(lineup: Lineup) -> Iterator[tuple[str, list[Switch]]]:
         there = at(factor)
         plan = lineup.columns.plan(int(np.argmin(there))) if np.isfinite(there).any() else None
         gain = 1 - float(np.min(scores) / scores[0]) if np.isfinite(scores[0]) else None
-        ends.append(Switch("memory of a device", factor, format_bytes(size.value * factor), plan, gain))
+        ends.append(Switch("memory of a device", factor, format_bytes(size.value * factor), plan, gain, end))
     yield "memory of a device", ends
 
 
