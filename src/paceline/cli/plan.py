@@ -74,7 +74,8 @@ def _fields(planned: Any) -> dict[str, Any]:
         "precision_because": found.precision_because,
     }
     fields = {field.name: getattr(planned, field.name) for field in dataclasses.fields(planned)}
-    return {**fields, "search": listed, "expected": planned.expected}
+    learnt = planned.learnt and planned.learnt.as_dict()
+    return {**fields, "search": listed, "expected": planned.expected, "learnt": learnt}
 
 
 def _models(as_json: bool) -> int:

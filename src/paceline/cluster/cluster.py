@@ -46,6 +46,7 @@ class ClusterSpec:
     )
     memory_per_device: int = option(0, "overrides the memory of a device (0 keeps it)", quantity="bytes", minimum=0)
     probe: bool = option(True, "let `train` measure this machine once, before it plans on it for the first time")
+    learn: bool = option(True, "let finished runs on this machine correct forecasts; false makes plans repeatable")
     reliability: ReliabilitySpec = option(
         factory=ReliabilitySpec, doc="how often machines fail, and what an interruption takes"
     )

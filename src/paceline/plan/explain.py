@@ -8,9 +8,10 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from paceline.plan.cost.compute import calibration_note
+from paceline.plan.cost.learnt import TIME_ERROR
 from paceline.plan.cost.rates import Rates
-from paceline.plan.cost.total import TIME_ERROR
 from paceline.plan.forecast import BillTerm, Estimate, Term
+from paceline.plan.learn.correct import shares_text
 from paceline.plan.plan import Plan
 from paceline.plan.search import HEADROOM, Candidate
 from paceline.task.task import ModelSpec
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from paceline.plan.session import Planned
 
 WIDTH = 100
+LEARNT = 12  # runs that it learnt from that `--explain` prints
 LISTED = 200  # candidates that `--explain` prints; the rest is counted
 INDENT = " " * 9
 NOTABLE_GOODPUT = 0.995  # failures that cost less stand in `--explain` only
@@ -136,6 +138,8 @@ def explain_lines(planned: Planned) -> list[str]:
         "",
         *_intervals(planned),
         "",
+        *_learnt(planned),
+        "",
         *_expected(planned),
         "",
         *_candidates(planned.search.candidates),
@@ -191,12 +195,36 @@ def _intervals(planned: Planned) -> list[str]:
         f"(±{rates.relative_spread:.0%}). Memory {format_bytes(peak.low)} to {format_bytes(peak.high)}: "
         f"as calibration missed it. A plan fits where the high end leaves {HEADROOM:.0%} of a device's memory free."
     )
+    if planned.learnt is not None:
+        text += " Of what was learnt here, intervals are those of the posterior."
     lines = _wrap("80 % intervals: ", text, 2)
     if rates.calibration_ratios:
         ratios = ", ".join(f"{ratio:.2f}" for ratio in rates.calibration_ratios)
         note = f"measured steps over the sum of their parts: {ratios}; compute terms are{calibration_note(rates)}"
         lines += _wrap("calibration: ", note, 2)
     return lines
+
+
+def _learnt(planned: Planned) -> list[str]:
+    """Return the runs that the forecast learnt from, newest first, each with how far it counts."""
+    learnt = planned.learnt
+    if learnt is None:
+        because = (
+            "no finished run of this machine is on record" if planned.spec.cluster.learn else "cluster.learn = false"
+        )
+        if not planned.cluster.host:
+            because = "the cluster is not this machine"
+        return [f"learnt from no run: {because}"]
+    lines = [f"{learnt.name}: measured over forecast of today, and the noise that a run is given:"]
+    for run, noise in zip(learnt.runs[:LEARNT], learnt.time.noise, strict=False):
+        found, memory = run.observation, math.exp(run.memory_residual)
+        ratios = f"time x {math.exp(run.time_residual):.2f}" + (f", memory x {memory:.2f}" if memory > 0 else "")
+        same = "this task" if found.task == learnt.task else found.name
+        lines += _wrap("   ", f"{found.date[:16]}  {ratios}, noise {noise:.0%}: {same}, {found.plan}", 6)
+    if len(learnt.runs) > LEARNT:
+        lines.append(f"   and {len(learnt.runs) - LEARNT} more")
+    text = f"what plans have in common counts by {shares_text()}; `paceline probe --forget` deletes all runs"
+    return [*lines, *_wrap("   ", text)]
 
 
 def _expected(planned: Planned) -> list[str]:

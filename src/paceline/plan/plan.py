@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from paceline.config.fields import option
 from paceline.plan.layout import Layout
@@ -74,6 +75,11 @@ class Plan:
         parts.append(self.precision)
         parts.append("no recompute" if self.recompute == "none" else f"{self.recompute} recompute")
         return " · ".join([*parts, *(["compiled"] if self.compile else [])])
+
+
+def plan_from_dict(data: dict[str, Any]) -> Plan:
+    """Return the plan that `dataclasses.asdict` took apart."""
+    return Plan(**{**data, "layout": Layout(**data["layout"]), "stages": tuple(data.get("stages", ()))})
 
 
 def stages_text(stages: tuple[int, ...]) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import overload
+from typing import TYPE_CHECKING, overload
 
 import numpy as np
 
@@ -14,12 +14,15 @@ from paceline.errors import DoesNotFit
 from paceline.plan.cost.columns import Columns, Floats, Ints
 from paceline.plan.cost.inputs import Context
 from paceline.plan.cost.price import amounts
-from paceline.plan.cost.total import memory_estimate, memory_of, most_bytes, peak_bytes, price_all, step_seconds
-from paceline.plan.forecast import Forecast, Term
+from paceline.plan.cost.total import highest_bytes, memory_of, peak_bytes, price_all, step_seconds
+from paceline.plan.forecast import Estimate, Forecast, Term
 from paceline.plan.plan import Plan, PlanSpec
 from paceline.plan.space import MODEL_AXES, Refusal, Space, allowed_layouts, base_plan, recompute_modes
 from paceline.task.profile import ModelProfile
 from paceline.units import format_bytes, format_rate
+
+if TYPE_CHECKING:
+    from paceline.plan.learn.correct import Learnt
 
 HEADROOM = 0.05  # of a device's memory, kept free: allocator rounding, other processes, evaluation
 TIE_RATIO = 1.02  # values this close to the best are a tie: forecasts cannot tell them apart
@@ -85,7 +88,7 @@ class Refusals(Sequence[Refusal]):
         if place < len(self.told):
             return self.told[place]
         plan = self.too_large.plan(place - len(self.told))
-        return Refusal(plan, memory_refusal(memory_of(self.context, plan), self.context))
+        return Refusal(plan, memory_refusal(*memory_of(self.context, plan), self.context))
 
 
 @dataclass(frozen=True)
@@ -106,13 +109,14 @@ def search(
     batch_samples: int,
     steps: int,
     optimizer: str = "adamw",
+    learnt: Learnt | None = None,
 ) -> SearchResult:
     """Return all plans of exactly `cluster.devices` devices that keep the constraints, ranked by `constraints.goal`.
 
     Raises DoesNotFit where none fits, with the one that came nearest, and ConfigError for constraints that
     contradict each other or the cluster.
     """
-    context = Context(profile, cluster, batch_samples, steps, optimizer)
+    context = Context(profile, cluster, batch_samples, steps, optimizer, learnt=learnt)
     precision, precision_because = choose_precision(context, constraints.precision)
     told: list[Refusal] = []
     base = base_plan(constraints, precision, batch_samples)
@@ -120,7 +124,7 @@ def search(
     layouts = allowed_layouts(context, constraints, base, told)
     columns = Space(context, constraints, base, modes, told).columns(layouts)
     peaks = peak_bytes(context, columns)
-    too_large = most_bytes(peaks, context.constants) > usable_bytes(cluster)
+    too_large = highest_bytes(context, columns, peaks) > usable_bytes(cluster)
     left_out = np.flatnonzero(too_large)
     left_out = left_out[np.argsort(peaks[left_out], kind="stable")]
     refused = Refusals(tuple(told), context, columns.take(left_out))
@@ -153,10 +157,9 @@ def usable_bytes(cluster: Cluster) -> float:
     return cluster.device.memory_bytes.value * (1 - HEADROOM)
 
 
-def memory_refusal(memory: tuple[Term, ...], context: Context) -> str:
+def memory_refusal(memory: tuple[Term, ...], peak: Estimate, context: Context) -> str:
     """Return why a plan's memory does not fit, in numbers; empty where it fits or the device's memory is unknown."""
     usable = usable_bytes(context.cluster)
-    peak = memory_estimate(memory, context.constants)
     if not peak.high > usable:
         return ""
     largest = sorted(memory, key=lambda term: -term.value)[:2]

@@ -12,6 +12,8 @@ from paceline.cluster.resolve import resolve_cluster
 from paceline.plan.cost.compute import matrix_peak
 from paceline.plan.cost.inputs import Context
 from paceline.plan.forecast import Forecast
+from paceline.plan.learn.correct import Learnt
+from paceline.plan.learn.recall import recall
 from paceline.plan.plan import Plan
 from paceline.plan.search import SearchResult, search
 from paceline.task.amounts import batch_samples, total_steps
@@ -38,6 +40,7 @@ class Planned:
     batch_samples: int
     steps: int
     remarks: tuple[str, ...]
+    learnt: Learnt | None = None  # what finished runs on this machine said
 
     @property
     def reason(self) -> str:
@@ -83,7 +86,9 @@ def plan_task(spec: Spec, *, say: Callable[[str], None] | None = None) -> Planne
     profile = profile_task(task, facts)
     batch = batch_samples(task, facts.items_per_sample)
     steps = total_steps(task, batch, facts.items_per_sample, facts.samples)
-    found = search(profile, cluster, spec.plan, batch_samples=batch, steps=steps, optimizer=task.optimizer.name)
+    optimizer = task.optimizer.name
+    learnt = recall(profile, optimizer, cluster, spec.cluster)
+    found = search(profile, cluster, spec.plan, batch_samples=batch, steps=steps, optimizer=optimizer, learnt=learnt)
     return Planned(
         spec=spec,
         cluster=cluster,
@@ -95,6 +100,7 @@ def plan_task(spec: Spec, *, say: Callable[[str], None] | None = None) -> Planne
         batch_samples=batch,
         steps=steps,
         remarks=(*remarks, *facts.notes),
+        learnt=learnt,
     )
 
 

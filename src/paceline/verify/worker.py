@@ -14,7 +14,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from paceline.run.brief import plan_from_dict
+from paceline.plan.plan import plan_from_dict
 from paceline.run.handover import take_over
 from paceline.run.worker import end_with_parent, guarded
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -23,6 +24,9 @@ from paceline.plan.forecast import Term
 from paceline.plan.plan import Plan
 from paceline.plan.split import split_by_cost
 from paceline.task.profile import BlockProfile, ModelProfile
+
+if TYPE_CHECKING:
+    from paceline.plan.learn.correct import Learnt
 
 UNFUSED_PASSES = 3  # of attention that keeps its scores: forward 1, backward 2
 # Elements of the stream that norms and residual additions of a layer move, for each of its own, in one pass: what every
@@ -43,6 +47,7 @@ class Context:
     optimizer: str = "adamw"
     software: Software = PACELINE
     constants: Constants = field(default_factory=read_constants)
+    learnt: Learnt | None = None  # what finished runs on this machine say; None: nothing, or it is not asked
 
     def rates(self, precision: str) -> Rates:
         """Return the device's rates in a precision; looked up once."""

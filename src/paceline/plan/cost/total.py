@@ -16,16 +16,23 @@ from paceline.plan.cost.columns import Columns, Floats
 from paceline.plan.cost.compute import compute_columns, fixed_column, launch_column, matrix_peak, optimizer_column
 from paceline.plan.cost.constants import Constants
 from paceline.plan.cost.inputs import Column, Context, Sheet, terms_of, total
+from paceline.plan.cost.learnt import (
+    TIME_ERROR,
+    learnt_memory,
+    learnt_memory_spread,
+    learnt_time,
+    learnt_time_spread,
+    memory_spread,
+)
 from paceline.plan.cost.memory import memory_columns
 from paceline.plan.cost.network import network_columns
 from paceline.plan.cost.price import WAITING, bill, busy_share
 from paceline.plan.cost.rates import weakest
 from paceline.plan.forecast import Estimate, Forecast, Term
+from paceline.plan.learn.process import Z80
 from paceline.plan.plan import Plan
 from paceline.task.profile import ModelProfile
 
-# Relative half-width of the 80 % interval that the model itself earns, by how its figures are known.
-TIME_ERROR = {"measured": 0.20, "published": 0.35, "assumed": 0.60, "unknown": math.nan}
 NEGLIGIBLE = 0.05  # a term below this share of the sum does not decide how the sum is known
 CHUNK = 8192  # plans priced at once: what a processor's cache holds
 
@@ -55,7 +62,14 @@ def time_columns(sheet: Sheet) -> list[Column]:
     compute, inside = forward_backward_columns(sheet)
     bubble = bubble_columns(sheet, compute, inside)
     network = network_columns(sheet, total(compute))
-    return [*compute, *inside, *bubble, *network, optimizer_column(sheet), fixed_column(sheet)]
+    formulas = [*compute, *inside, *bubble, *network, optimizer_column(sheet), fixed_column(sheet)]
+    return [*formulas, *learnt_time(sheet, formulas)]
+
+
+def held_columns(sheet: Sheet) -> list[Column]:
+    """Return the bytes on every plan's fullest device, by component."""
+    formulas = memory_columns(sheet)
+    return [*formulas, *learnt_memory(sheet, formulas)]
 
 
 def chunks_of(context: Context, columns: Columns) -> list[Sheet]:
@@ -65,7 +79,20 @@ def chunks_of(context: Context, columns: Columns) -> list[Sheet]:
 
 def peak_bytes(context: Context, columns: Columns) -> Floats:
     """Return the bytes on every plan's fullest device."""
-    return np.concatenate([np.zeros(0), *(total(memory_columns(sheet)) for sheet in chunks_of(context, columns))])
+    return np.concatenate([np.zeros(0), *(total(held_columns(sheet)) for sheet in chunks_of(context, columns))])
+
+
+def highest_bytes(context: Context, columns: Columns, peaks: Floats) -> Floats:
+    """Return the high ends of the 80 % intervals of every plan's memory."""
+    if context.learnt is None:
+        return most_bytes(peaks, context.constants)
+    ratios = [np.exp(Z80 * _memory_spread(sheet)) for sheet in chunks_of(context, columns)]
+    return peaks * np.concatenate([np.ones(0), *ratios])
+
+
+def _memory_spread(sheet: Sheet) -> Floats:
+    learnt = learnt_memory_spread(sheet)
+    return memory_spread(sheet) if learnt is None else learnt
 
 
 def step_seconds(context: Context, columns: Columns) -> tuple[Floats, Floats]:
@@ -89,19 +116,29 @@ def price_all(context: Context, columns: Columns) -> list[Forecast]:
     return _forecasts(Sheet(context, columns))
 
 
-def memory_of(context: Context, plan: Plan) -> tuple[Term, ...]:
-    """Return the bytes on a plan's fullest device, by component."""
-    return terms_of(memory_columns(context.sheet(plan)), 0)
+def memory_of(context: Context, plan: Plan) -> tuple[tuple[Term, ...], Estimate]:
+    """Return the bytes on a plan's fullest device, by component and in all."""
+    sheet = context.sheet(plan)
+    terms = terms_of(held_columns(sheet), 0)
+    return terms, memory_estimate(terms, float(_memory_spread(sheet)[0]))
 
 
 def _forecasts(sheet: Sheet) -> list[Forecast]:
-    time, memory = time_columns(sheet), memory_columns(sheet)
-    return [_forecast(sheet, terms_of(time, i), terms_of(memory, i)) for i in range(len(sheet.columns))]
+    time, memory = time_columns(sheet), held_columns(sheet)
+    known, held = learnt_time_spread(sheet, time), _memory_spread(sheet)
+    found = []
+    for i in range(len(sheet.columns)):
+        terms = terms_of(time, i)
+        step = time_estimate(terms, sheet.rates.relative_spread, None if known is None else float(known[i]))
+        listed = terms_of(memory, i)
+        found.append(_forecast(sheet, terms, step, listed, memory_estimate(listed, float(held[i]))))
+    return found
 
 
-def _forecast(sheet: Sheet, time: tuple[Term, ...], memory: tuple[Term, ...]) -> Forecast:
+def _forecast(
+    sheet: Sheet, time: tuple[Term, ...], step: Estimate, memory: tuple[Term, ...], held: Estimate
+) -> Forecast:
     context = sheet.context
-    step = time_estimate(time, sheet.rates.relative_spread)
     run = _scaled(step, context.steps)
     flops = 3 * context.profile.forward_flops * context.batch_samples
     peak, _ = matrix_peak(context, sheet.columns.precision)
@@ -110,7 +147,7 @@ def _forecast(sheet: Sheet, time: tuple[Term, ...], memory: tuple[Term, ...]) ->
     return Forecast(
         step_seconds=step,
         time=time,
-        peak_bytes=memory_estimate(memory, context.constants),
+        peak_bytes=held,
         memory=memory,
         tokens_per_second=context.batch_samples * context.profile.tokens_per_sample / step.value,
         steps=context.steps,
@@ -124,24 +161,25 @@ def _forecast(sheet: Sheet, time: tuple[Term, ...], memory: tuple[Term, ...]) ->
     )
 
 
-def time_estimate(terms: tuple[Term, ...], relative_spread: float) -> Estimate:
+def time_estimate(terms: tuple[Term, ...], relative_spread: float, learnt_spread: float | None = None) -> Estimate:
     """Return the sum of time terms with its interval.
 
     The half-width is the model's error, weighted by the terms' shares, joined in quadrature with the spread of the
-    probe's repeats and sizes. The interval is symmetric in ratios: (value / (1 + r), value * (1 + r)).
+    probe's repeats and sizes. The interval is symmetric in ratios: (value / (1 + r), value * (1 + r)). After learning
+    from runs it is what their posterior leaves, `learnt_spread`, a standard deviation of the logarithm.
     """
     total = sum(term.value for term in terms)
     if not math.isfinite(total):
         return Estimate(math.nan, math.nan, math.nan, "unknown")
     error = sum(term.value * TIME_ERROR[term.source] for term in terms if term.value) / total
-    ratio = 1 + math.hypot(error, relative_spread)
+    ratio = 1 + math.hypot(error, relative_spread) if learnt_spread is None else math.exp(Z80 * learnt_spread)
     return Estimate(total, total / ratio, total * ratio, _source(terms, total))
 
 
-def memory_estimate(terms: tuple[Term, ...], constants: Constants) -> Estimate:
-    """Return the sum of memory terms with its interval."""
+def memory_estimate(terms: tuple[Term, ...], spread: float) -> Estimate:
+    """Return the sum of memory terms with its interval; `spread` is the standard deviation of its logarithm."""
     total = sum(term.value for term in terms)
-    ratio = math.exp(constants.memory_80)
+    ratio = math.exp(Z80 * spread)
     return Estimate(total, total / ratio, total * ratio, _source(terms, total))
 
 
