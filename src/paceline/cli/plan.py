@@ -28,6 +28,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--timeline", metavar="FILE", default=None,
         help="write a step of the chosen pipeline: .svg is a picture, .json a trace for Perfetto or chrome://tracing",
     )  # fmt: skip
+    parser.add_argument(
+        "--measure", action="store_true",
+        help="measure the task's own blocks, loss and update on this machine's devices first, and plan with that",
+    )  # fmt: skip
     parser.add_argument("--provenance", action="store_true", help="print every value of the spec and its origin")
     parser.add_argument("--models", action="store_true", help="list the named model sizes")
 
@@ -50,6 +54,11 @@ def execute(options: argparse.Namespace) -> int:
 
     say = say_to(options.json)
     planned = plan_task(spec, say=say)
+    if options.measure:
+        from paceline.launch.measure import measure_task
+
+        measure_task(planned, say)
+        planned = plan_task(spec, say=say)
     if options.timeline:
         from paceline.plan.simulate.steps import write_timeline
 

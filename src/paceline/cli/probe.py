@@ -22,7 +22,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--kind", choices=("cpu", "cuda"), default="cpu", help="which kind of device (default cpu)")
 
     parser.add_argument(
-        "--forget", action="store_true", help="delete what finished runs on this machine left for later forecasts"
+        "--forget", action="store_true", help="delete what finished runs and measured tasks left for later forecasts"
     )
 
 
@@ -41,13 +41,14 @@ def execute(options: argparse.Namespace) -> int:
 def _forget(options: argparse.Namespace) -> int:
     from paceline.cluster.cluster import ClusterSpec
     from paceline.cluster.resolve import resolve_cluster
+    from paceline.plan.learn.measured import forget_measurements
     from paceline.plan.learn.observation import machine_key
     from paceline.plan.learn.store import forget_observations
 
     machine = machine_key(resolve_cluster(ClusterSpec(device=options.kind))[0])
-    count = forget_observations(machine)
+    runs, tasks = forget_observations(machine), forget_measurements(machine)
     if options.json:
-        print_json({"machine": machine, "forgotten": count})
+        print_json({"machine": machine, "runs": runs, "tasks": tasks})
     else:
-        print(f"forgot   {count} finished run(s) on {machine}")
+        print(f"forgot   {runs} finished run(s) and {tasks} measured task(s) on {machine}")
     return 0

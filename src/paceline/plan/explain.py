@@ -7,7 +7,6 @@ import textwrap
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from paceline.plan.cost.compute import calibration_note
 from paceline.plan.cost.learnt import TIME_ERROR
 from paceline.plan.cost.rates import Rates
 from paceline.plan.forecast import BillTerm, Estimate, Term
@@ -18,6 +17,7 @@ from paceline.task.task import ModelSpec
 from paceline.units import format_bytes, format_count, format_rate, format_seconds
 
 if TYPE_CHECKING:
+    from paceline.plan.learn.measured import TaskMeasurement
     from paceline.plan.session import Planned
 
 WIDTH = 100
@@ -198,9 +198,12 @@ def _intervals(planned: Planned) -> list[str]:
     if planned.learnt is not None:
         text += " Of what was learnt here, intervals are those of the posterior."
     lines = _wrap("80 % intervals: ", text, 2)
-    if rates.calibration_ratios:
+    measured = planned.search.candidates.context.measured.get(planned.plan.precision)
+    if measured is not None:
+        lines += _wrap("calibration: ", measurement_text(measured), 2)
+    elif rates.calibration_ratios:
         ratios = ", ".join(f"{ratio:.2f}" for ratio in rates.calibration_ratios)
-        note = f"measured steps over the sum of their parts: {ratios}; compute terms are{calibration_note(rates)}"
+        note = f"measured steps over the sum of their parts: {ratios}; compute terms are x {rates.factor:.2f}"
         lines += _wrap("calibration: ", note, 2)
     return lines
 
@@ -225,6 +228,19 @@ def _learnt(planned: Planned) -> list[str]:
         lines.append(f"   and {len(learnt.runs) - LEARNT} more")
     text = f"what plans have in common counts by {shares_text()}; `paceline probe --forget` deletes all runs"
     return [*lines, *_wrap("   ", text)]
+
+
+def measurement_text(found: TaskMeasurement) -> str:
+    """Return what `plan --measure` found, in one line."""
+    blocks = ", ".join(format_seconds(seconds) for seconds in found.block_seconds)
+    return (
+        f"measured {found.date[:16]} at micro-batch {found.micro_batch} in {found.precision}, "
+        f"{found.devices} device(s) at once: "
+        + (f"{blocks} a block, " if blocks else "")
+        + f"{format_seconds(found.rest_seconds)} for the rest and the loss, forward and backward; "
+        f"{format_seconds(found.update_seconds)} for the update of {format_count(found.update_parameters)} parameters"
+        f" (±{found.spread / 2:.0%})"
+    )
 
 
 def _expected(planned: Planned) -> list[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, overload
 
@@ -23,6 +23,7 @@ from paceline.units import format_bytes, format_rate
 
 if TYPE_CHECKING:
     from paceline.plan.learn.correct import Learnt
+    from paceline.plan.learn.measured import TaskMeasurement
 
 HEADROOM = 0.05  # of a device's memory, kept free: allocator rounding, other processes, evaluation
 TIE_RATIO = 1.02  # values this close to the best are a tie: forecasts cannot tell them apart
@@ -110,13 +111,14 @@ def search(
     steps: int,
     optimizer: str = "adamw",
     learnt: Learnt | None = None,
+    measured: Mapping[str, TaskMeasurement] | None = None,
 ) -> SearchResult:
     """Return all plans of exactly `cluster.devices` devices that keep the constraints, ranked by `constraints.goal`.
 
     Raises DoesNotFit where none fits, with the one that came nearest, and ConfigError for constraints that
     contradict each other or the cluster.
     """
-    context = Context(profile, cluster, batch_samples, steps, optimizer, learnt=learnt)
+    context = Context(profile, cluster, batch_samples, steps, optimizer, learnt=learnt, measured=measured or {})
     precision, precision_because = choose_precision(context, constraints.precision)
     told: list[Refusal] = []
     base = base_plan(constraints, precision, batch_samples)

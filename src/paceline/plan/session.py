@@ -13,12 +13,14 @@ from paceline.plan.cost.compute import matrix_peak
 from paceline.plan.cost.inputs import Context
 from paceline.plan.forecast import Forecast
 from paceline.plan.learn.correct import Learnt
+from paceline.plan.learn.measured import read_measurements
 from paceline.plan.learn.recall import recall
 from paceline.plan.plan import Plan
 from paceline.plan.search import SearchResult, search
 from paceline.task.amounts import batch_samples, total_steps
 from paceline.task.data.facts import DataFacts, data_facts
 from paceline.task.profile import ModelProfile
+from paceline.task.profile_plain import task_key
 from paceline.task.task import ModelSpec, Task
 
 if TYPE_CHECKING:
@@ -88,7 +90,11 @@ def plan_task(spec: Spec, *, say: Callable[[str], None] | None = None) -> Planne
     steps = total_steps(task, batch, facts.items_per_sample, facts.samples)
     optimizer = task.optimizer.name
     learnt = recall(profile, optimizer, cluster, spec.cluster)
-    found = search(profile, cluster, spec.plan, batch_samples=batch, steps=steps, optimizer=optimizer, learnt=learnt)
+    measured = read_measurements(task_key(profile, optimizer), cluster) if spec.cluster.learn else {}
+    found = search(
+        profile, cluster, spec.plan,
+        batch_samples=batch, steps=steps, optimizer=optimizer, learnt=learnt, measured=measured,
+    )  # fmt: skip
     return Planned(
         spec=spec,
         cluster=cluster,

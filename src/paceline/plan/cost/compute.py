@@ -16,7 +16,8 @@ import numpy as np
 from paceline.cluster.cluster import SOURCES
 from paceline.plan.cost.columns import Floats
 from paceline.plan.cost.inputs import Column, Context, Sheet
-from paceline.plan.cost.rates import ATTENTION_PASSES, BYTES, STATE_VALUES, Rates, weakest
+from paceline.plan.cost.measured import measured_text
+from paceline.plan.cost.rates import ATTENTION_PASSES, BYTES, STATE_VALUES
 
 # Per operator under selective recompute: a policy in Python sees every operator of both passes.
 SELECTIVE_SECONDS_PER_OPERATOR = 15e-6
@@ -28,17 +29,16 @@ def compute_columns(sheet: Sheet) -> list[Column]:
     """Return the seconds per step of forward, backward and recompute, launches included."""
     columns, rates, part = sheet.columns, sheet.rates, sheet.slowest
     sequence = sheet.context.profile.tokens_per_sample
-    scale = columns.device_samples * rates.factor / columns.cp
-    note = calibration_note(rates)
-    product, attention, memory = (
-        SOURCES.index(source) for source in (rates.product_source, rates.attention_source, rates.memory_source)
-    )
+    scale = columns.device_samples / columns.cp
+    note = calibration_note(sheet)
+    sources = (rates.product_source, rates.attention_source, rates.memory_source)
+    product, attention, memory = (SOURCES.index("measured" if sheet.measured else source) for source in sources)
 
     def per(index: int) -> str:
         return f"{columns.device_samples[index]} samples/device{sheet.share_text(index)}"
 
     def over(seconds: Floats) -> Floats:
-        return scale * np.einsum("rs,rs->r", part.counts, seconds)
+        return scale * np.einsum("rs,rs->r", part.counts, seconds * sheet.factors)
 
     forward = over(sheet.product_seconds)
     found = [
@@ -67,7 +67,7 @@ def compute_columns(sheet: Sheet) -> list[Column]:
         Column(
             "recompute",
             over(sheet.recompute_seconds),
-            SOURCES.index(weakest(rates.product_source, rates.memory_source)),
+            max(product, memory),
             lambda i: (
                 f"memory-bound operators of the repeated blocks again{note}"
                 if columns.plan(i).recompute == "selective"
@@ -80,8 +80,11 @@ def compute_columns(sheet: Sheet) -> list[Column]:
     return [*found, _casts(sheet)]
 
 
-def calibration_note(rates: Rates) -> str:
-    """Return the formula's mention of the calibration factor, or nothing where there is none."""
+def calibration_note(sheet: Sheet) -> str:
+    """Return the formula's mention of what measured seconds make of it, or nothing where there are none."""
+    if sheet.measured:
+        return measured_text(sheet.measured)
+    rates = sheet.rates
     return f" x {rates.factor:.2f} (measured calibration step)" if rates.calibration_ratios else ""
 
 
@@ -100,12 +103,16 @@ def launch_column(sheet: Sheet, busy_seconds: Floats) -> Column:
         operators = operators + np.where(tp, 2 / 3 * part.number(shapes.collectives), 0.0)
         again = again + np.where(tp & (again > 0), part.number(shapes.collectives * shapes.repeated), 0.0)
     selective = columns.recomputes("selective")
-    per_micro_batch = (3 * operators + again) * launch.value
-    per_micro_batch = per_micro_batch + np.where(selective, 2 * again * SELECTIVE_SECONDS_PER_OPERATOR, 0.0)
-    seconds = columns.accumulation * per_micro_batch
-    seconds = seconds * rates.factor if on_cpu else np.maximum(0.0, seconds - busy_seconds)
-    note = calibration_note(rates) if on_cpu else ", beyond the device's work"
-    known, weak = SOURCES.index(launch.source), SOURCES.index(weakest(launch.source, "assumed"))
+    each = 3 * launch.value, launch.value + np.where(selective, 2 * SELECTIVE_SECONDS_PER_OPERATOR, 0.0)
+    if on_cpu:
+        slowed = sheet.context.shapes["operators"] * sheet.factors
+        repeated = np.where(columns.recomputes("none"), 0.0, part.number(slowed * sheet.context.shapes.repeated))
+        seconds = columns.accumulation * (each[0] * part.number(slowed) + each[1] * repeated)
+    else:
+        seconds = np.maximum(0.0, columns.accumulation * (each[0] * operators + each[1] * again) - busy_seconds)
+    note = calibration_note(sheet) if on_cpu else ", beyond the device's work"
+    known = SOURCES.index("measured" if on_cpu and sheet.measured else launch.source)
+    weak = max(known, SOURCES.index("assumed"))
     return Column(
         "operator launches",
         seconds,
@@ -156,6 +163,15 @@ def optimizer_column(sheet: Sheet) -> Column:
     rates, columns, context = sheet.rates, sheet.columns, sheet.context
     values, size = 2 * STATE_VALUES[context.optimizer] + 3, state_bytes(columns.precision)
     local = sheet.heaviest.parameters / columns.tp / columns.state_degree
+    if sheet.measured:
+        each = sheet.measured.update_seconds / sheet.measured.update_parameters
+        return Column(
+            "optimizer",
+            local * each,
+            SOURCES.index("measured"),
+            lambda i: f"{local[i]:,.0f} parameters x {each * 1e9:.3g} ns for norm, clipping and update, as measured",
+            "measured on the task itself",
+        )
     update = local * size * values / rates.optimizer_rate.value
     clip = local * size * 3 / rates.memory_rate
     return Column(

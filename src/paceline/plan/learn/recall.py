@@ -13,6 +13,7 @@ from paceline.plan.cost.inputs import Context, total
 from paceline.plan.cost.learnt import memory_spread, time_spread
 from paceline.plan.cost.total import held_columns, time_columns
 from paceline.plan.learn.correct import Learnt, LearntRun
+from paceline.plan.learn.measured import read_measurements
 from paceline.plan.learn.observation import Observation, machine_key
 from paceline.plan.learn.store import read_observations
 from paceline.task.profile import ModelProfile
@@ -61,7 +62,8 @@ def _common(one: Observation) -> tuple[object, ...]:
 def _forecast(group: Sequence[tuple[Observation, Cluster]]) -> list[LearntRun]:
     """Return runs of one task, cluster and batch with what the formulas say of them, learning aside."""
     first, cluster = group[0]
-    context = Context(first.profile, cluster, first.plan.batch_samples, 1, first.optimizer)
+    measured = read_measurements(first.task, cluster)
+    context = Context(first.profile, cluster, first.plan.batch_samples, 1, first.optimizer, measured=measured)
     sheet = context.sheet(*(one.plan for one, _ in group))
     time, memory = time_columns(sheet), held_columns(sheet)
     figures = (total(time), time_spread(sheet, time), total(memory), memory_spread(sheet))
