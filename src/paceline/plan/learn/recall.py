@@ -43,15 +43,21 @@ def learn(observations: Sequence[Observation], task: str, cluster_of: ClusterOf)
 
     Runs on clusters that are no more, and those whose forecast is unknown, are left out.
     """
+    found = forecast_runs(observations, cluster_of)
+    usable = tuple(run for run in found if math.isfinite(run.time_residual) and math.isfinite(run.time_spread))
+    return Learnt(task, usable) if usable else None
+
+
+def forecast_runs(observations: Sequence[Observation], cluster_of: ClusterOf) -> list[LearntRun]:
+    """Return every run whose cluster is known with what the formulas say of it, learning aside, in their order."""
     groups: dict[tuple[object, ...], list[tuple[Observation, Cluster]]] = {}
     for one in observations:
         cluster = cluster_of(one)
         if cluster is not None:
-            key = (one.task, one.devices, one.devices_per_node, one.plan.batch_samples, _common(one))
+            key = (one.task, id(cluster), one.plan.batch_samples, _common(one))
             groups.setdefault(key, []).append((one, cluster))
-    found = [run for group in groups.values() for run in _forecast(group)]
-    usable = tuple(run for run in found if math.isfinite(run.time_residual) and math.isfinite(run.time_spread))
-    return Learnt(task, usable) if usable else None
+    found = {id(run.observation): run for group in groups.values() for run in _forecast(group)}
+    return [found[id(one)] for one in observations if id(one) in found]
 
 
 def _common(one: Observation) -> tuple[object, ...]:
