@@ -13,7 +13,7 @@ from paceline.plan.plan import Plan
 if TYPE_CHECKING:
     from paceline.plan.cost.inputs import Sheet
 
-SMALLEST, LARGEST = 0.1, 10.0  # factors beyond are no calibration: the time went elsewhere
+SMALLEST, LARGEST = 0.1, 30.0  # factors beyond are no calibration: the time went elsewhere
 CAST_BYTES = 12.0  # of casting a weight once forward and once backward, on one device
 
 

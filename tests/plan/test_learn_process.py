@@ -45,7 +45,9 @@ def test_equals_linear_regression_on_the_factors_it_stands_for():
     fitted = fit(residuals[:11], spreads[:11], noise[:11], kin[:11, :11])
     mean, deviation = fitted.posterior(kin[11:, :11], spreads[11:])
 
-    columns = [np.ones(12)] + [(items == value) * 1.0 for items in (tasks, layouts, plans) for value in np.unique(items)]
+    columns = [np.ones(12)] + [
+        (items == value) * 1.0 for items in (tasks, layouts, plans) for value in np.unique(items)
+    ]
     names = ["machine"] + [
         name for name, items in (("task", tasks), ("layout", layouts), ("plan", plans)) for _ in np.unique(items)
     ]
