@@ -1,6 +1,6 @@
 """Steps per second of each axis alone against torch code written by hand for the same work, on two CPU processes.
 
-    python benchmarks/layouts.py [--quick] [--axis tp,pp] [--rounds 20] [--json OUT] [--save]
+    python benchmarks/layouts.py [--quick] [--axis tp,pp] [--rounds 15] [--json OUT] [--save]
 
 By hand is FSDP2 for every ZeRO class, DistributedDataParallel, `parallelize_module`, torch's pipelining, keys gathered
 in zigzag order, and experts that tokens reach by all-to-all; see `contenders.py` and `by_hand/`. Weights, rows, the
@@ -129,7 +129,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--seq-len", type=int, default=128)
     parser.add_argument("--vocab", type=int, default=256, help="by hand, tp takes even parts only")
     parser.add_argument("--micro-batch", type=int, default=4, help="rows per forward pass")
-    parser.add_argument("--rounds", type=int, default=18)
+    parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--steps", type=int, default=4, help="steps in a turn")
     parser.add_argument("--threads", type=int, default=1, help="compute threads per process, the same for all")
     parser.add_argument("--quick", action="store_true", help="a few seconds per axis, to see that everything works")

@@ -6,7 +6,6 @@ says now. Nothing here rests on a forecast: jobs are given by their devices and 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -14,6 +13,7 @@ from paceline.cluster.reliability import ReliabilitySpec
 from paceline.plan.simulate.defaults import POLICIES, Saving, make_policy, saving_of
 from paceline.plan.simulate.draw import intervals_svg, timelines_svg
 from paceline.plan.simulate.failures import STUDIES
+from paceline.plan.simulate.outcome import NodeCosts
 from paceline.plan.simulate.pipeline import StageTimes, Timeline, pipeline_timeline
 from paceline.plan.simulate.policy import duration_text
 from paceline.plan.simulate.scenario import Scenario
@@ -40,7 +40,7 @@ def simulated(scenario: Scenario, name: str, reliability: ReliabilitySpec) -> Po
     """Return the runs of a built-in policy, with checkpoints of Llama 3.1 405B."""
     saving = saving_of(PARAMETERS, "adamw", scenario.nodes, scenario.devices, reliability)
     policy = make_policy(name, scenario, saving, reliability, STEP_SECONDS)
-    return simulate_policy(scenario, policy, RUNS, SEED, math.nan, math.nan)
+    return simulate_policy(scenario, policy, RUNS, SEED, NodeCosts())
 
 
 def sweep() -> IntervalSweep:

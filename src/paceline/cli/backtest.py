@@ -1,4 +1,4 @@
-"""Tests forecasts against measured tables: published ones, or your own runs. Fits nothing and needs no accelerator.
+"""Tests forecasts against measured tables: published ones, or your own runs. Needs no accelerator.
 
 A table is CSV, JSON Lines or Parquet with one measured step per row; the guide on backtesting has its columns. A folder
 stands for the runs under it. What a row leaves open is assumed and counted, and every row that cannot be scored is
@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from paceline.cli.output import print_json, say_to
+from paceline.errors import DataError, StorageError
 
 if TYPE_CHECKING:
     from paceline.plan.backtest.backtest import FileResult
@@ -31,6 +32,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--by", choices=BY, help="also score the step times of all files by source, accelerator or model"
     )
+    parser.add_argument(
+        "--fit", metavar="OUT.toml", help="fit the constants of the forecasts on these files and write them there"
+    )
     parser.add_argument("--rows", metavar="OUT.csv", help="write every row's forecast beside its measurement")
 
 
@@ -40,6 +44,8 @@ def execute(options: argparse.Namespace) -> int:
     from paceline.plan.backtest.listing import listing, write_rows
 
     say = say_to(options.json)
+    if options.fit:
+        return _fit([Path(name) for name in options.files], Path(options.fit), options.json)
     folders = [Path(name) for name in options.files if Path(name).is_dir()]
     backtest = run_backtest([Path(name) for name in options.files if not Path(name).is_dir()])
     own = tuple(_own_runs(folder) for folder in folders)
@@ -60,7 +66,6 @@ def execute(options: argparse.Namespace) -> int:
 
 def _own_runs(folder: Path) -> FileResult:
     """Return the scores of the runs under a folder. Raises DataError where there are none."""
-    from paceline.errors import DataError
     from paceline.plan.backtest.runs import FinishedRun, score_runs
     from paceline.run.observe import observe_run, runs_under
 
@@ -73,3 +78,19 @@ def _own_runs(folder: Path) -> FileResult:
     if not runs and not refused:
         raise DataError(f"there is no run under {folder}", "no folder in it has a journal", "a folder such as runs/")
     return score_runs(str(folder), runs, refused)
+
+
+def _fit(files: list[Path], out: Path, as_json: bool) -> int:
+    """Fit the constants on the files and write them."""
+    from paceline.plan.backtest.fit import fit
+
+    found = fit(files)
+    try:
+        out.write_text(found.text(), "utf-8")
+    except OSError as error:
+        raise StorageError(f"cannot write {out}", str(error), "a folder that exists and is yours") from error
+    for line in [*found.lines(), f"written to {out}"]:
+        say_to(as_json)(line)
+    if as_json:
+        print_json(found.constants)
+    return 0

@@ -53,6 +53,8 @@ def execute(options: argparse.Namespace) -> int:
     from paceline.plan.session import plan_task
 
     say = say_to(options.json)
+    if spec.cluster.groups:
+        return _groups(spec, options, say)
     planned = plan_task(spec, say=say)
     if options.measure:
         from paceline.launch.measure import measure_task
@@ -64,9 +66,24 @@ def execute(options: argparse.Namespace) -> int:
 
         write_timeline(planned, Path(options.timeline))
     if options.json:
-        print_json({**_fields(planned), "spec": spec_to_dict(spec)})
+        print_json({**_fields(planned), "placement": planned.placement, "spec": spec_to_dict(spec)})
         return 0
     for line in [*headline_lines(planned), *(["", *explain_lines(planned)] if options.explain else [])]:
+        say(line)
+    return 0
+
+
+def _groups(spec: Any, options: argparse.Namespace, say: Any) -> int:
+    """Plan on groups of different devices."""
+    from paceline.plan.placement.grouped import grouped_lines, plan_groups
+    from paceline.spec import spec_to_dict
+
+    found = plan_groups(spec, say=say)
+    if options.json:
+        fields = {field.name: getattr(found, field.name) for field in dataclasses.fields(found)}
+        print_json({**fields, "spec": spec_to_dict(spec)})
+        return 0
+    for line in grouped_lines(found, options.explain):
         say(line)
     return 0
 

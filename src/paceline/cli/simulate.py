@@ -60,7 +60,7 @@ def execute(options: argparse.Namespace) -> int:
     from paceline.errors import ConfigError
     from paceline.plan.explain import headline_lines
     from paceline.plan.session import plan_task
-    from paceline.plan.simulate.defaults import scenario_of
+    from paceline.plan.simulate.defaults import costs_of, scenario_of
     from paceline.plan.simulate.sweep import simulate_policy, sweep_intervals
     from paceline.spec import load_spec
 
@@ -72,10 +72,8 @@ def execute(options: argparse.Namespace) -> int:
     planned = plan_task(spec, say=say)
     scenario = scenario_of(planned, math.inf if options.days is None else options.days * 86400.0)
     policies = _policies(planned, scenario, options.policy)
-    cluster = planned.cluster
-    usd = cluster.price_usd_per_device_hour.value * cluster.devices_per_node
-    watts = cluster.watts_per_device.value * cluster.devices_per_node
-    results = [simulate_policy(scenario, policy, options.runs, options.seed, usd, watts) for policy in policies]
+    costs = costs_of(planned)
+    results = [simulate_policy(scenario, policy, options.runs, options.seed, costs) for policy in policies]
     sweep = sweep_intervals(scenario, policies[0], options.runs, options.seed) if options.intervals else None
     _write_files(options, scenario, policies[0], sweep)
     if options.json:

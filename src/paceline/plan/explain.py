@@ -7,10 +7,11 @@ import textwrap
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from paceline.plan.cost.learnt import TIME_ERROR
+from paceline.plan.cost.intervals import TIME_ERROR
 from paceline.plan.cost.rates import Rates
 from paceline.plan.forecast import BillTerm, Estimate, Term
 from paceline.plan.learn.correct import shares_text
+from paceline.plan.placement.tell import placement_lines
 from paceline.plan.plan import Plan
 from paceline.plan.search import HEADROOM, Candidate
 from paceline.task.task import ModelSpec
@@ -142,6 +143,8 @@ def explain_lines(planned: Planned) -> list[str]:
         "",
         *_expected(planned),
         "",
+        *placement_lines(planned.placement),
+        "",
         *_candidates(planned.search.candidates),
         "",
         *_refusals(planned),
@@ -189,14 +192,19 @@ def _intervals(planned: Planned) -> list[str]:
     forecast, rates = planned.forecast, Rates(planned.cluster.device, planned.plan.precision)
     errors = ", ".join(f"{error:.0%} for {source}" for source, error in TIME_ERROR.items() if source != "unknown")
     step, peak = forecast.step_seconds, forecast.peak_bytes
-    text = (
-        f"time {format_seconds(step.low)} to {format_seconds(step.high)}: the model's own error by how each term is "
-        f"known ({errors}), weighted by the terms, joined with the spread of the probe's calibration steps "
-        f"(±{rates.relative_spread:.0%}). Memory {format_bytes(peak.low)} to {format_bytes(peak.high)}: "
-        f"as calibration missed it. A plan fits where the high end leaves {HEADROOM:.0%} of a device's memory free."
+    how = (
+        f"the model's own error by how each term is known ({errors}), weighted by the terms, joined with the spread of "
+        f"the probe's calibration steps (±{rates.relative_spread:.0%})"
     )
+    if rates.is_published:
+        how = f"what calibration missed; constants {rates.constants.sha256[:12]} of {rates.constants.date}"
     if planned.learnt is not None:
-        text += " Of what was learnt here, intervals are those of the posterior."
+        how = "what the runs that it learnt from leave open"
+    text = (
+        f"time {format_seconds(step.low)} to {format_seconds(step.high)}: {how}. "
+        f"Memory {format_bytes(peak.low)} to {format_bytes(peak.high)}. "
+        f"A plan fits where the high end leaves {HEADROOM:.0%} of a device's memory free."
+    )
     lines = _wrap("80 % intervals: ", text, 2)
     measured = planned.search.candidates.context.measured.get(planned.plan.precision)
     if measured is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 
@@ -17,16 +18,22 @@ class Term:
     formula: str
     source: str
     law: str = ""  # the formula's name and where it was published
+    low: float = math.nan  # the 80 % interval, and the 95 % one
+    high: float = math.nan
+    low95: float = math.nan
+    high95: float = math.nan
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """A value with its 80 % interval. `source` is the weakest source among its terms; unknown has value NaN."""
+    """A value with its 80 % and 95 % intervals. `source` is the weakest source among its terms; unknown is NaN."""
 
     value: float
     low: float
     high: float
     source: str
+    low95: float = math.nan
+    high95: float = math.nan
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from paceline.errors import DoesNotFit
 from paceline.plan.cost.columns import Columns, Floats, Ints
 from paceline.plan.cost.inputs import Context
 from paceline.plan.cost.price import amounts
-from paceline.plan.cost.total import highest_bytes, memory_of, peak_bytes, price_all, step_seconds
+from paceline.plan.cost.total import memory_price, most_bytes, peak_bytes, price_all, step_seconds
 from paceline.plan.forecast import Estimate, Forecast, Term
 from paceline.plan.plan import Plan, PlanSpec
 from paceline.plan.space import MODEL_AXES, Refusal, Space, allowed_layouts, base_plan, recompute_modes
@@ -89,7 +89,7 @@ class Refusals(Sequence[Refusal]):
         if place < len(self.told):
             return self.told[place]
         plan = self.too_large.plan(place - len(self.told))
-        return Refusal(plan, memory_refusal(*memory_of(self.context, plan), self.context))
+        return Refusal(plan, memory_refusal(*memory_price(self.context, plan), self.context))
 
 
 @dataclass(frozen=True)
@@ -126,7 +126,7 @@ def search(
     layouts = allowed_layouts(context, constraints, base, told)
     columns = Space(context, constraints, base, modes, told).columns(layouts)
     peaks = peak_bytes(context, columns)
-    too_large = highest_bytes(context, columns, peaks) > usable_bytes(cluster)
+    too_large = most_bytes(context, peaks, columns) > usable_bytes(cluster)
     left_out = np.flatnonzero(too_large)
     left_out = left_out[np.argsort(peaks[left_out], kind="stable")]
     refused = Refusals(tuple(told), context, columns.take(left_out))

@@ -24,6 +24,7 @@ from paceline.task.profile_plain import task_key
 from paceline.task.task import ModelSpec, Task
 
 if TYPE_CHECKING:
+    from paceline.plan.placement.place import Placement
     from paceline.plan.simulate.expected import Expected
     from paceline.spec import Spec
 
@@ -58,6 +59,13 @@ class Planned:
 
         return expected_run(self)
 
+    @cached_property
+    def placement(self) -> Placement:
+        """Where the plan's ranks stand on the cluster."""
+        from paceline.plan.placement.place import place
+
+        return place(self.profile, self.cluster, self.plan, self.forecast.step_seconds.value)
+
     @property
     def threads(self) -> int:
         """Compute threads of a CPU device; 0 for accelerators."""
@@ -82,6 +90,9 @@ def plan_task(spec: Spec, *, say: Callable[[str], None] | None = None) -> Planne
     Raises DoesNotFit where no plan fits, and the errors of data, model and cluster. Imports no torch for built-in
     models and text.
     """
+    from paceline.plan.placement.grouped import refuse_groups
+
+    refuse_groups(spec)
     task = spec.task
     cluster, remarks = resolve_cluster(spec.cluster)
     facts = data_facts(task.data, say)

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from paceline.plan.flops import CONVENTIONS, OWN
 from paceline.report.compare import Basis, median
 from paceline.report.records import SECONDS, Records, StepTable, number, table
 from paceline.report.series import Series, thin, trend
@@ -144,9 +145,7 @@ def speed_of(records: Records, reference: Mapping[str, Any], basis: Basis) -> Sp
         p95_items_per_second=_percentile(items, 95),
         mfu=None if mfu is None or expected is None or not seconds else mfu * expected / seconds,
         mfu_forecast=mfu,
-        mfu_convention="the device's peak is unknown"
-        if mfu is None
-        else f"3 x forward FLOPs (causal attention, no recompute) over {peak}",
+        mfu_convention="the device's peak is unknown" if mfu is None else f"{OWN}: {CONVENTIONS[OWN]}, over {peak}",
         slowest=_slowest(records, basis),
     )
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 
+from paceline.plan.placement.draw import placement_svg
+from paceline.plan.placement.place import placement_from_dict
 from paceline.report import sections as part
 from paceline.report.charts import Band, Line, interval_bar, line_chart, stacked_bars
 from paceline.report.compare import Group, Promise
@@ -248,6 +250,15 @@ def _header(summary: Summary) -> str:
     )
 
 
+def _placement(summary: Summary) -> str:
+    """Return the map of ranks to nodes, of runs on several devices."""
+    try:
+        found = placement_from_dict(summary.placement)
+    except (KeyError, TypeError, ValueError):  # no record of it, or one of another version
+        return ""
+    return _figure(placement_svg(found, alone=False)) if found.topology.devices > 1 else ""
+
+
 def render_html(summary: Summary) -> str:
     """Return the whole report as one HTML document, below 2 MB whatever the length of the run."""
     body = "".join(
@@ -262,6 +273,7 @@ def render_html(summary: Summary) -> str:
             section("Decisions", part.decisions(summary.decisions)),
             section("Verification", part.verification(summary.verification)),
             section("Starts, faults and checkpoints", part.starts(summary)),
+            section("Placement", _placement(summary)),
             section("Cluster", part.cluster(summary.cluster)),
             section("Run it again", part.reproduce(summary)),
         ]

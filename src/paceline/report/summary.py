@@ -97,6 +97,7 @@ class Summary:
     faults: tuple[Event, ...]
     verification: dict[str, Any] | None
     cluster: dict[str, Any]
+    placement: dict[str, Any]
     reproduce: Reproduce
     error: dict[str, str] | None
     remarks: tuple[str, ...]
@@ -231,6 +232,7 @@ def summarise(records: Iterable[Mapping[str, Any]], run_dir: str = "") -> Summar
         faults=_events(found, "fault"),
         verification=json_safe(found.of("verify")[-1]) if found.of("verify") else None,
         cluster=json_safe(table(reference.get("cluster"))),
+        placement=json_safe(table(reference.get("placement"))),
         reproduce=_reproduce(reference),
         error={key: text(error.get(key)) for key in ("what", "because", "try")} if error else None,
         remarks=_remarks(found, steps),

@@ -76,6 +76,7 @@ def make_brief(planned: Planned, verified: dict[str, Any] | None = None) -> Brie
         record={
             "cluster": dataclasses.asdict(cluster),
             "forecast": dataclasses.asdict(forecast),
+            "placement": dataclasses.asdict(planned.placement),
             "facts": dataclasses.asdict(planned.facts),
             "parameters": planned.profile.parameters,
             "profile": pack_profile(planned.profile),

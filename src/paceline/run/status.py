@@ -7,6 +7,7 @@ import sys
 from collections.abc import Sequence
 from typing import TextIO
 
+from paceline.plan.flops import OWN
 from paceline.run.brief import Brief
 from paceline.run.step import StepStats
 from paceline.units import format_count, format_seconds
@@ -57,7 +58,7 @@ class StatusLine:
         parts.append(f"{format_seconds(seconds)} (forecast {format_seconds(brief.step_seconds)})")
         parts.append(f"{format_count(rate)} {'tok' if brief.unit == 'tokens' else 'samples'}/s")
         if math.isfinite(brief.peak_flops):
-            parts.append(f"mfu {brief.model_flops_per_step / seconds / brief.peak_flops:.0%}")
+            parts.append(f"mfu {brief.model_flops_per_step / seconds / brief.peak_flops:.0%} ({OWN})")
         parts.append(f"eta {format_seconds(left)}" if left else "done")
         if math.isfinite(brief.usd_per_second):
             parts.append(f"${brief.usd_per_second * stats.step * seconds:.2f}")

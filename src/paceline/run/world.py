@@ -15,6 +15,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from paceline.errors import ConfigError
 from paceline.plan.layout import Layout
+from paceline.run.host_memory import keep_freed_memory
 from paceline.run.place import ranks_from_environment, rendezvous_from
 
 COLLECTIVE_TIMEOUT = timedelta(minutes=10)
@@ -90,6 +91,7 @@ def join_world(device_kind: str, threads: int = 0, rendezvous: str = "") -> Worl
         device = torch.device("cuda", local_rank)
     else:
         device = torch.device("cpu")
+        keep_freed_memory()
     if size > 1 and not dist.is_initialized():
         dist.init_process_group(
             "cuda:nccl,cpu:gloo" if device.type == "cuda" else "gloo",

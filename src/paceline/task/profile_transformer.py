@@ -22,8 +22,7 @@ NORM_MOVES, ROTARY_MOVES, GELU_MOVES, SWIGLU_MOVES, RESIDUAL_MOVES = 2, 2, 2, 3,
 # Unfused attention reads and writes the scores: from the first product, scale, mask and softmax, into the second.
 SCORE_MOVES, SCORE_DROPOUT_MOVES = 4, 2 + MASK
 LOGIT_MOVES = 4.0  # in 2-byte elements: written, read as fp32 by the loss's two passes
-ROUTING_MOVES, ROUTING_OPERATORS = 5, 16
-GROUPED_OPERATORS = 4  # one kernel for the products of all experts, as Megatron-LM's grouped ones
+ROUTING_MOVES, ROUTING_OPERATORS = 5, 16  # of tokens to experts and back; grouped kernels serve all experts at once
 
 
 @dataclass(frozen=True)
@@ -208,7 +207,7 @@ def _routed(shape: TransformerShape, plain: BlockProfile) -> BlockProfile:
         saved_fp32_elements=active.saved_fp32_elements + seq * experts.count,
         selective_elements=active.selective_elements + 2.0 * rows,
         transient_elements=active.transient_elements + rows,
-        operators=active.operators + ROUTING_OPERATORS + GROUPED_OPERATORS,
+        operators=active.operators + ROUTING_OPERATORS,
         matmul_width=max(1, round(math.sqrt(hidden * experts.ffn))),
         experts=experts.count,
         expert_parameters=experts.count * one,
@@ -278,7 +277,7 @@ def _head(shape: TransformerShape) -> BlockProfile:
             moved_elements=LOGIT_MOVES * seq * vocab,
             saved_elements=float(seq * hidden),
             input_elements=float(seq * hidden),
-            transient_elements=seq * vocab / 2,  # the logits' gradient, in the compute dtype
+            transient_elements=float(seq * vocab),  # the exponentials, in fp32
             operators=6,
         ),
         matmul_flops=2.0 * seq * vocab * hidden,

@@ -1,7 +1,7 @@
 """A group of processes that proves many plans, one after the other. It is started once, whatever the plans' ranks.
 
-Plans of the most ranks come first. A process whose rank is not needed any more ends, and those that stay meet in a new
-world of the next size: none waits for its turn, and none is started twice.
+Plans of the most ranks come first. A process whose rank is not needed any more ends, and those that stay meet in
+worlds of the next size: none waits for its turn, and none is started twice.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def run_jobs(jobs: Sequence[Job], steps: int, told: Told | None = None) -> list[
     `told` hears of each (index of the job, result) as soon as it is known. After an error, a process that died
     included, the jobs that are left run in a new group: one layout that fails says nothing of the next.
     """
-    order = sorted(range(len(jobs)), key=lambda index: -jobs[index].plan.layout.devices)
+    order = _order(jobs)
     results: dict[int, Result] = {}
 
     def take(result: Result) -> None:
@@ -61,6 +61,17 @@ def run_jobs(jobs: Sequence[Job], steps: int, told: Told | None = None) -> list[
         if len(results) - before < len(left):
             take(_failure(outcome))
     return [results[index] for index in range(len(jobs))]
+
+
+def _order(jobs: Sequence[Job]) -> list[int]:
+    """Return the places of the jobs, most ranks first, those of one spec and precision next to each other."""
+    specs: list[Spec] = []
+    keys = []
+    for job in jobs:
+        if job.spec not in specs:
+            specs.append(job.spec)
+        keys.append((-job.plan.layout.devices, specs.index(job.spec), job.plan.precision))
+    return sorted(range(len(jobs)), key=keys.__getitem__)
 
 
 def _run(jobs: Sequence[Job], steps: int, take: Callable[[Result], None]) -> Outcome:

@@ -1,7 +1,11 @@
 """The process of one rank of a proof: `python -m paceline.verify.worker REQUEST RESULT`.
 
 REQUEST is a JSON file of {jobs: [{spec: file of the twin's spec, plan}], steps}, plans of the most ranks first; rank 0
-adds a line of JSON to RESULT for each job when it is done. Jobs of one number of ranks share one world.
+adds a line of JSON to RESULT for each job when it is done.
+
+The process imports all that a proof needs, once, and forks a child for every few jobs. What the child leaves behind
+ends with it: torch's caches hold on to process groups that were destroyed, and threads of gloo look for messages a
+hundred times a second as long as their group lives. After a few dozen layouts they would take up the whole machine.
 """
 
 from __future__ import annotations
@@ -10,67 +14,101 @@ import functools
 import itertools
 import json
 import os
+import signal
 import sys
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from paceline.plan.plan import plan_from_dict
+from paceline.plan.plan import Plan, plan_from_dict
 from paceline.run.handover import take_over
 from paceline.run.worker import end_with_parent, guarded
 
-if TYPE_CHECKING:
-    from paceline.run.world import World
+JOBS_PER_CHILD = 6
+Row = tuple[int, Path, Plan]  # a job: its place in the request, the file of its spec, its plan
 
 
 def main() -> int:
-    """Compare all plans of the request and return the exit code."""
+    """Compare the plans of the request that this rank takes part in and return the exit code."""
     end_with_parent()
-    return guarded(lambda: _compare_all(Path(sys.argv[1]), Path(sys.argv[2])))
+    request_path, result_path = Path(sys.argv[1]), Path(sys.argv[2])
+    request = json.loads(request_path.read_text())
+    rows = [(index, Path(job["spec"]), plan_from_dict(job["plan"])) for index, job in enumerate(request["jobs"])]
+    code = guarded(lambda: _prepare([path for _, path, _ in rows[:1]]))
+    for ranks, group in itertools.groupby(rows, key=lambda row: row[2].layout.devices):
+        if code or int(os.environ["RANK"]) >= ranks:
+            break
+        os.environ["WORLD_SIZE"] = str(ranks)  # what torchrun would have put there
+        left = list(group)
+        while left and not code:
+            part, left = left[:JOBS_PER_CHILD], left[JOBS_PER_CHILD:]
+            code = _in_a_child(
+                functools.partial(_compare_all, part, request_path.parent, result_path, request["steps"])
+            )
+    return code
 
 
-def _compare_all(request_path: Path, result_path: Path) -> None:
+def _prepare(specs: Sequence[Path]) -> None:
+    """Import what the comparisons need, modules of the user's included, without starting a thread."""
     import torch
+    import torch._dynamo  # of which DTensor's first use would import it
 
-    from paceline.run.world import leave_world
+    import paceline.verify.compare  # noqa: F401
+    from paceline.task.imports import is_import_path, load_object
+
+    torch.set_num_threads(1)
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    for task in (take_over(path).task for path in specs):
+        named = {
+            "task.model.name": getattr(task.model, "name", None),
+            "task.data.source": getattr(task.data, "source", None),
+            "task.objective": task.objective,
+        }
+        for option, name in named.items():
+            if isinstance(name, str) and is_import_path(name):
+                load_object(name, option)
+
+
+def _in_a_child(work: Any) -> int:
+    """Call `work()` in a forked process and return its exit code; where a signal ended it, end by the same."""
+    os.environ["PACELINE_PARENT"] = str(os.getpid())
+    child = os.fork()
+    if not child:
+        end_with_parent()
+        code = guarded(work)
+        _leave(code)
+    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    if code < 0:
+        os.kill(os.getpid(), -code)  # the supervisor sees how this rank ended
+        signal.pause()
+    return code
+
+
+def _compare_all(rows: Sequence[Row], folder: Path, result_path: Path, steps: int) -> None:
+    """Compare plans of one number of ranks, in one world."""
+    from paceline.run.world import join_world
     from paceline.task.data.source import open_sources
     from paceline.verify.compare import compare
 
-    torch.use_deterministic_algorithms(True, warn_only=True)
-    request = json.loads(request_path.read_text())
-    jobs = [(job["spec"], plan_from_dict(job["plan"])) for job in request["jobs"]]
-
-    @functools.cache
-    def opened(spec: str) -> tuple[Any, Any, dict[Any, Any]]:
-        """Return the spec's task, its data and what is kept of its references."""
-        task = take_over(Path(spec)).task
-        return task, open_sources(task.data, task.seed)[0], {}
-
-    for ranks, group in itertools.groupby(jobs, key=lambda job: job[1].layout.devices):
-        world = _world_of(ranks, request_path)
-        if world is None:
-            return
-        for spec, plan in group:
-            task, source, kept = opened(spec)
-            result = compare(task, plan, world, source, source.items_per_sample, request["steps"], kept)
+    world = join_world("cpu", threads=1, rendezvous=f"file://{folder}/rendezvous-{rows[0][0]}")
+    for path, group in itertools.groupby(rows, key=lambda row: row[1]):
+        task = take_over(path).task
+        kept: dict[Any, Any] = {}
+        source, _ = open_sources(task.data, task.seed)
+        for _, _, plan in group:
+            result = compare(task, plan, world, source, source.items_per_sample, steps, kept)
             if world.is_first:
                 with result_path.open("a") as file:
                     file.write(json.dumps(result) + "\n")
-        world.wait()
-        leave_world()
+    world.wait()
 
 
-def _world_of(ranks: int, request_path: Path) -> World | None:
-    """Join a world of the first so many ranks; None where this process is not among them."""
-    from paceline.run.world import join_world
-
-    if int(os.environ["RANK"]) >= ranks:
-        return None
-    os.environ["WORLD_SIZE"] = str(ranks)  # what torchrun would have put there
-    return join_world("cpu", threads=1, rendezvous=f"file://{request_path.parent}/rendezvous-{ranks}")
-
-
-if __name__ == "__main__":
-    code = main()
+def _leave(code: int) -> None:
+    """End this process without waiting for collectives that will never come."""
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)
+
+
+if __name__ == "__main__":
+    _leave(main())

@@ -125,6 +125,14 @@ def test_the_number_of_parameters_tells_whether_the_head_is_tied(parameters: int
     assert any("of the parameters stated" in mark for mark in marks)
 
 
+@pytest.mark.parametrize(
+    ("arch", "causal", "gated"), [("mistral", True, True), ("BERT", False, False), ("opt", True, False)]
+)
+def test_families_are_known_under_the_names_of_their_like(arch: str, causal: bool, gated: bool) -> None:
+    shape, _ = shape_of(replace(LLAMA, arch=arch))
+    assert shape is not None and (shape.causal, shape.gated) == (causal, gated)
+
+
 def test_a_vocabulary_that_is_not_stated_is_padded_as_for_its_tensor_ranks() -> None:
     row = StepRow(model="gpt", arch="gpt", layers=2, hidden=512, seq_len=1024, tp=8)
     shape, marks = shape_of(row)
@@ -136,7 +144,9 @@ def test_a_vocabulary_that_is_not_stated_is_padded_as_for_its_tensor_ranks() -> 
     ("name", "entry"),
     [("A100-80GB", "a100-80"), ("A100-40GB", "a100-40"), ("H100-80GB", "h100-sxm"), ("a100-40", "a100-40"),
      ("NVIDIA H100-SXM5-80GB", "h100-sxm"), ("NVIDIA Blackwell GPU (B200-SXM-180GB)", "b200"), ("4090", "rtx-4090"),
-     ("A100 (not stated in file)", "a100-80"), ("L4-24GB", "l4"), ("MI300X", "mi300x"), ("A10", None), ("dev", None)],
+     ("A100 (not stated in file)", "a100-80"), ("L4-24GB", "l4"), ("MI300X", "mi300x"),
+     ("A800-80GB", "a800"), ("A10", None), ("dev", None),
+     ("A100-PCIE-40GB", "a100-pcie-40"), ("TPU-v4", "tpu-v4"), ("Trillium", "tpu-v6e")],
 )  # fmt: skip
 def test_accelerators_are_found_under_the_names_that_tables_use(name: str, entry: str | None) -> None:
     found, _ = Machines().entry(name)

@@ -40,10 +40,12 @@ def test_an_empty_cell_means_that_the_table_does_not_say(tmp_path: Path) -> None
 
 def test_a_cell_that_is_no_number_is_named_and_the_file_goes_on(tmp_path: Path) -> None:
     rows = [cells_of(LLAMA, tp="2 or 4", measured_step_s="nan"), cells_of(LLAMA), cells_of(LLAMA, layers=1.5)]
-    first, second, third = read_table(write_table(tmp_path / "a.csv", rows)).rows
+    rows.append(cells_of(LLAMA, measured_step_s=-1))
+    first, second, third, fourth = read_table(write_table(tmp_path / "a.csv", rows)).rows
     assert first.problem == "tp = '2 or 4' is not a whole number; measured_step_s = 'nan' is not a number"
     assert (first.line, second.problem, second.line) == (2, "", 3)
     assert third.problem == "layers = '1.5' is not a whole number"
+    assert fourth.problem == "measured_step_s = '-1' is not a number"
 
 
 def test_nan_of_a_binary_format_is_an_empty_cell(tmp_path: Path) -> None:

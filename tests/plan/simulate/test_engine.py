@@ -23,6 +23,7 @@ from paceline.plan.simulate.events import (
     WAITING,
     Strikes,
 )
+from paceline.plan.simulate.outcome import NodeCosts, summarise
 from paceline.plan.simulate.policy import Policy
 from paceline.plan.simulate.scenario import Scenario
 
@@ -211,6 +212,15 @@ def test_copies_in_memory_lose_less_and_what_they_lose_is_a_few_copies() -> None
     assert without.seconds[LOST] / without.failures > 1000.0
     none = replace(copies, memory_survives=0.0)
     assert simulate_run(job, none, 1).seconds[LOST] == pytest.approx(without.seconds[LOST])
+
+
+def test_spares_are_paid_for_and_draw_less_than_nodes_that_compute() -> None:
+    job = scenario(math.inf, work_hours=10.0)
+    outcome = simulate_run(job, policy(every=math.inf, spares=2))
+    summary = summarise([outcome], NodeCosts(usd_per_hour=2.0, computing_watts=1000.0, waiting_watts=100.0))
+    assert summary.usd.mean == pytest.approx(10 * 3 * 2.0)
+    assert summary.kwh.mean == pytest.approx(10 * (1.0 + 2 * 0.1))
+    assert math.isnan(summarise([outcome], NodeCosts()).kwh.mean)
 
 
 def test_a_hopeless_run_is_given_up() -> None:

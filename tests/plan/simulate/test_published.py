@@ -14,7 +14,7 @@ from paceline.plan.simulate.defaults import make_policy, saving_of
 from paceline.plan.simulate.engine import simulate_run
 from paceline.plan.simulate.events import LOST
 from paceline.plan.simulate.failures import STUDIES
-from paceline.plan.simulate.outcome import Summary, summarise
+from paceline.plan.simulate.outcome import NodeCosts, Summary, summarise
 from paceline.plan.simulate.policy import Policy
 from paceline.plan.simulate.scenario import Scenario
 
@@ -29,7 +29,7 @@ def llama3_policy(detection: float, restart: float) -> Policy:
 
 
 def simulated(scenario: Scenario, policy: Policy) -> Summary:
-    return summarise([simulate_run(scenario, policy, 1, index) for index in range(RUNS)], math.nan, math.nan)
+    return summarise([simulate_run(scenario, policy, 1, index) for index in range(RUNS)], NodeCosts())
 
 
 @pytest.fixture(scope="module")

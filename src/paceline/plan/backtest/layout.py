@@ -90,6 +90,8 @@ def plans_of(
 ) -> tuple[list[Plan], str]:
     """Return every plan that the row may have run: one, or several where it leaves choices open; else the reason."""
     placed, zero = _data_axes(row, degrees["dp"], degrees, devices_per_node, marks)
+    if placed.get("dp_shard", 1) * degrees["cp"] % degrees["ep"]:  # groups smaller than those of the experts
+        placed = {"dp_shard": degrees["dp"]}
     layout = Layout(**placed, cp=degrees["cp"], tp=degrees["tp"], pp=degrees["pp"], ep=degrees["ep"])
     recompute = _recompute(row.recompute, marks)
     if not recompute:

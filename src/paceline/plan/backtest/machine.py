@@ -12,8 +12,8 @@ from paceline.cluster.resolve import resolve_cluster
 
 PCIE4_BYTES_PER_SECOND = 32e9  # one direction of 16 lanes
 RATE = re.compile(r"(?:(\d+)\s*x\s*)?(\d+(?:\.\d+)?)\s*([GT])([bB])(?:ps|it/s|/s)")
-NOISE = ("nvidia", "amd", "google", "gpu", "instinct", "tesla", "geforce", "rtx", "blackwell", "sxm", "sxm2", "sxm4",
-         "sxm5", "oam")  # fmt: skip
+NOISE = ("nvidia", "amd", "google", "gpu", "instinct", "tesla", "geforce", "rtx", "blackwell", "oam")
+PACKAGES = ("sxm", "pcie", "nvl")
 
 
 class Machines:
@@ -42,8 +42,10 @@ class Machines:
         memory = next((int(match[1]) for word in words if (match := re.fullmatch(r"(\d+)gi?b", word))), 0)
         chip = [word for word in words if not re.fullmatch(r"\d+gi?b", word)]
         found = [entry for entry in self.catalog.values() if _same_chip(chip, entry)]
-        fitting = [entry for entry in found if memory and abs(entry.memory_bytes / 1e9 / memory - 1) < 0.05]
-        return fitting or found
+        stated = [package for package in PACKAGES if any(word.startswith(package) for word in words)]
+        packed = [entry for entry in found if any(package in entry.title.lower() for package in stated)] or found
+        fitting = [entry for entry in packed if memory and abs(entry.memory_bytes / 1e9 / memory - 1) < 0.05]
+        return fitting or packed
 
     def cluster(
         self, accelerator: str, devices: int, devices_per_node: int | None = None, inside: str = "", between: str = ""
@@ -77,8 +79,8 @@ def _words(text: str) -> list[str]:
 def _same_chip(chip: list[str], entry: Entry) -> bool:
     """Return whether every word of a name, makers and packages aside, is a word of the entry's name or title."""
     known = {*entry.name.split("-"), *_words(entry.title)}
-    wanted = [word for word in chip if word and word not in NOISE]
-    return bool(wanted) and all(word in known for word in wanted) and any(word in entry.name for word in wanted)
+    wanted = [word for word in chip if word not in NOISE and not word.startswith(PACKAGES)]
+    return bool(wanted) and all(word in known for word in wanted)
 
 
 def rate_of(text: str) -> float | None:
@@ -87,7 +89,8 @@ def rate_of(text: str) -> float | None:
     if match is None:
         return None
     count, number, prefix, unit = match.groups()
-    return int(count or 1) * float(number) * {"G": 1e9, "T": 1e12}[prefix] / (8 if unit == "b" else 1)
+    rate = int(count or 1) * float(number) * {"G": 1e9, "T": 1e12}[prefix] / (8 if unit == "b" else 1)
+    return rate or None
 
 
 def _with_links(cluster: Cluster, inside: str, between: str) -> Cluster:

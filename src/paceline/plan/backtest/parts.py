@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from paceline.plan.backtest.machine import Machines
 from paceline.plan.backtest.price import collective_seconds, layer_seconds, plan_of_layer, watts_per_device
 from paceline.plan.backtest.schema import CollectiveRow, LayerRow, Origin, PowerRow, WholeRunRow
+from paceline.plan.cost.constants import Constants
 from paceline.task.profile import ModelProfile
 from paceline.task.profile_transformer import TransformerShape
 
@@ -45,13 +46,13 @@ class Compared:
 
 
 def compare_collectives(
-    rows: Sequence[CollectiveRow], machines: Machines
+    rows: Sequence[CollectiveRow], machines: Machines, constants: Constants | None = None
 ) -> tuple[list[Compared], list[tuple[Origin, str]]]:
     """Return collectives' seconds, forecast and measured. A bus bandwidth is turned to seconds by its definition."""
     found: list[Compared] = []
     unscored: list[tuple[Origin, str]] = []
     for row in rows:
-        result = _unreadable(row) or _collective(row, machines)
+        result = _unreadable(row) or _collective(row, machines, constants)
         if isinstance(result, str):
             unscored.append((row, result))
         else:
@@ -63,7 +64,7 @@ def _unreadable(row: Origin) -> str:
     return f"unreadable: {row.problem}" if row.problem else ""
 
 
-def _collective(row: CollectiveRow, machines: Machines) -> Compared | str:
+def _collective(row: CollectiveRow, machines: Machines, constants: Constants | None) -> Compared | str:
     name = COLLECTIVES.get(row.collective.lower())
     size = row.group_size or (row.nodes or 1) * (row.devices_per_node or 0)
     if name is None:
@@ -88,7 +89,7 @@ def _collective(row: CollectiveRow, machines: Machines) -> Compared | str:
     cluster, assumed = machines.cluster(row.accelerator, devices, per_node, row.network, row.network)
     if cluster is None:
         return assumed[0]
-    forecast = collective_seconds(cluster, name, size, total)
+    forecast = collective_seconds(cluster, name, size, total, constants)
     return Compared(row, forecast, measured, "seconds", (*marks, *assumed))
 
 

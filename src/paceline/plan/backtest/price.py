@@ -16,7 +16,7 @@ from paceline.plan.cost.constants import Constants, read_constants
 from paceline.plan.cost.inputs import Context
 from paceline.plan.cost.rates import BYTES
 from paceline.plan.cost.ring import hop
-from paceline.plan.cost.software import MEGATRON, PACELINE, Software
+from paceline.plan.cost.software import EARLY_MEGATRON, FSDP, LLM_FOUNDRY, MEGATRON, NANOTRON, Software
 from paceline.plan.layout import Layout
 from paceline.plan.plan import Plan
 from paceline.plan.search import usable_bytes
@@ -59,9 +59,11 @@ def constants_sha256() -> str:
 def software_of(case: Case) -> Software:
     """Return the conventions of the program that ran a case: FSDP as PyTorch has it, else Megatron-LM's."""
     if case.row.zero_stage.lower().startswith(("fsdp", "hsdp")):
-        return PACELINE
-    reduced = 2 if case.plans[0].precision == "fp16" else 4
-    return replace(MEGATRON, sequence_parallel=case.sequence_parallel, gradient_bytes=reduced, reduce_bytes=reduced)
+        return LLM_FOUNDRY if "llm_foundry" in case.row.source else FSDP
+    if "nanotron" in case.row.source:
+        return replace(NANOTRON, sequence_parallel=case.sequence_parallel)
+    megatron = EARLY_MEGATRON if case.plans[0].precision == "fp16" else MEGATRON
+    return replace(megatron, sequence_parallel=case.sequence_parallel)
 
 
 def contexts_of(cases: Sequence[Case], constants: Constants) -> list[tuple[Context, list[int]]]:
@@ -90,14 +92,18 @@ def price_cases(cases: Sequence[Case], constants: Constants | None = None) -> li
         sheet = context.sheet(*(plan for place in places for plan in cases[place].plans))
         time, memory = total.time_columns(sheet), total.memory_columns(sheet)
         seconds, peaks = total.total(time), total.total(memory)
+        held = total.total([column for column in memory if column.name not in OUTSIDE["allocated"]])
         usable = usable_bytes(context.cluster)
         at = 0
         for place in places:
             case = cases[place]
             mine = slice(at, at + len(case.plans))
             at = mine.stop
-            fits = ~(total.most_bytes(peaks[mine], constants) > usable)
-            best = int(np.argmin(np.where(fits, seconds[mine], math.inf) if fits.any() else peaks[mine])) + mine.start
+            fits = ~(total.most_bytes(context, peaks[mine]) > usable)
+            # What ran did fit: of the plans that a row may have run, the fastest whose tensors can have been within the
+            # memory, as far as the interval goes.
+            ran = held[mine] <= context.cluster.device.memory_bytes.value * math.exp(constants.memory_80)
+            best = int(np.argmin(np.where(ran, seconds[mine], math.inf) if ran.any() else peaks[mine])) + mine.start
             if not math.isfinite(seconds[best]):
                 found[place] = "a rate of the cluster is unknown"
                 continue
@@ -105,7 +111,7 @@ def price_cases(cases: Sequence[Case], constants: Constants | None = None) -> li
             terms = {c.name: float(c.values[best]) for c in time}
             interval = _interval(float(seconds[best]), constants)
             plan = case.plans[best - mine.start]
-            found[place] = Priced(plan, interval, float(counted), bool(fits.any()), terms)
+            found[place] = Priced(plan, interval, float(counted), bool(fits[best - mine.start]), terms)
     return found
 
 
@@ -113,6 +119,18 @@ def _interval(value: float, constants: Constants) -> Interval:
     """Return the value with the intervals that the residuals of calibration give."""
     narrow, wide = math.exp(constants.time_80), math.exp(constants.time_95)
     return Interval(value, value / narrow, value * narrow, value / wide, value * wide)
+
+
+def allocated_and_kept(cases: Sequence[Case], constants: Constants) -> list[tuple[float, float]]:
+    """Return the bytes of every case's first plan that tensors hold, and those that the allocator keeps beside them."""
+    found = [(math.nan, math.nan)] * len(cases)
+    for context, places in contexts_of(cases, constants):
+        memory = total.memory_columns(context.sheet(*(cases[place].plans[0] for place in places)))
+        held = total.total([column for column in memory if column.name not in OUTSIDE["allocated"]])
+        kept = total.total([column for column in memory if column.name == "allocator buffers"])
+        for place, both in zip(places, zip(held, kept, strict=True), strict=True):
+            found[place] = (float(both[0]), float(both[1]))
+    return found
 
 
 def layer_seconds(profile: ModelProfile, cluster: Cluster, plan: Plan, sequence_parallel: bool = True) -> float:

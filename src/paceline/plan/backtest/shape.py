@@ -19,13 +19,23 @@ DEEPSEEK = {
     "v2": (Latent(1536, 512, 128, 64, 128), Experts(160, 6, 1536, shared_ffn=3072, dense_layers=1)),
     "v3": (Latent(1536, 512, 128, 64, 128), Experts(256, 8, 2048, shared_ffn=2048, dense_layers=3)),
 }
-FAMILIES = ("gpt", "llama", "moe", "bert", "t5")
+# Families by the names that tables have for their like.
+FAMILIES = {
+    "": ("",),
+    "gpt": ("gpt", "gpt2", "gpt3", "opt", "bloom", "mpt", "dense"),
+    "llama": ("llama", "llama2", "llama3", "mistral", "qwen2", "qwen3"),
+    "moe": ("moe", "mixtral", "deepseek"),
+    "bert": ("bert", "roberta", "encoder"),
+    "t5": ("t5", "encoder-decoder"),
+}
 
 
 def shape_of(row: StepRow) -> tuple[TransformerShape | None, list[str]]:
     """Return the shape and what was assumed of it; None with the reason where the row does not give one."""
-    if row.arch and row.arch not in FAMILIES:
+    family = next((name for name, alike in FAMILIES.items() if row.arch.lower() in alike), None)
+    if family is None:
         return None, [f"arch {row.arch} has no profile here"]
+    row = replace(row, arch=family)
     sizes = {name: getattr(row, name) for name in ("layers", "hidden", "heads")}
     missing = [name for name, value in sizes.items() if not value]
     if not row.layers or not row.hidden or (missing and missing != ["heads"]):

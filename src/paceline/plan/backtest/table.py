@@ -135,6 +135,6 @@ def _value(cell: Any, kind: str) -> Any:
     if kind == "str":
         return str(cell).strip()
     number = float(cell)
-    if not math.isfinite(number) or (kind.startswith("int") and number != int(number)):
+    if not 0 <= number < math.inf or (kind.startswith("int") and number != int(number)):
         raise ValueError(cell)
     return int(number) if kind.startswith("int") else number

@@ -75,6 +75,9 @@ def _context(sheet: Sheet) -> Column:
     again = ~columns.recomputes("none")
     forward = group.seconds("all_gather", moved, launches)
     seconds = forward * np.where(again, 2, 1) + group.seconds("reduce_scatter", moved, launches)
+    if sheet.context.software.hides_context:
+        attention = np.einsum("rs,rs->r", part.counts, sheet.attention_seconds)
+        seconds = np.maximum(0.0, seconds - columns.device_samples / columns.cp * attention)
 
     def text(i: int) -> str:
         recompute = " (again in recompute)" if again[i] else ""
@@ -86,7 +89,9 @@ def _context(sheet: Sheet) -> Column:
 def _expert(sheet: Sheet) -> Column:
     columns, part, group = sheet.columns, sheet.slowest, sheet.ring("ep")
     passes = np.where(columns.recomputes("full"), 6, 4)
-    moved = columns.device_samples * part.total("routed_elements") / columns.cp * sheet.rates.element_bytes
+    # Tensor ranks each send what they hold of the sequence.
+    routed = part.total("routed_elements") / columns.cp / columns.tp
+    moved = columns.device_samples * routed * sheet.rates.element_bytes
     seconds = group.seconds("all_to_all", passes * moved, passes * columns.accumulation * part.routers)
     return Column(
         "expert all-to-all",
@@ -121,8 +126,8 @@ def bubble_columns(sheet: Sheet, compute: Sequence[Column], inside: Sequence[Col
     """Return how long the slowest stage waits while the pipeline fills and drains; nothing without a pipeline.
 
     Filling and draining takes one micro-batch's time in every other stage, `p - 1` of equal ones, a `v`-th of that
-    with `v` chunks a rank (Narayanan et al. 2021, arXiv:2104.04473, section 2.2); `compute` and `inside` are the
-    slowest stage's own terms, which the other stages are in proportion to.
+    with `v` chunks a rank (Narayanan et al. 2021, arXiv:2104.04473, section 2.2), less what 1F1B lets it do meanwhile;
+    `compute` and `inside` are the slowest stage's own terms, which the other stages are in proportion to.
     """
     columns = sheet.columns
     if not (columns.pp > 1).any():
@@ -136,7 +141,7 @@ def bubble_columns(sheet: Sheet, compute: Sequence[Column], inside: Sequence[Col
     source = np.take_along_axis(known, np.argmax(weights, axis=0)[None, :], axis=0)[0]
 
     def text(i: int) -> str:
-        words = f"{others[i]:.3g} micro-batches in the other stages of {columns.accumulation[i]}"
+        words = f"{others[i]:.3g} micro-batches of waiting for the other stages, of {columns.accumulation[i]}"
         words += f" / {columns.virtual_stages[i]} chunks" if columns.virtual_stages[i] > 1 else ""
         words += f" x {share[i]:.2f} idle" if share[i] < 1 else ""
         return f"{words}, {SCHEDULES[columns.schedule[i]]}"
@@ -146,9 +151,20 @@ def bubble_columns(sheet: Sheet, compute: Sequence[Column], inside: Sequence[Col
 
 
 def other_work(sheet: Sheet) -> Floats:
-    """Return one micro-batch's work in all pipeline ranks but the slowest, in units of the slowest one's."""
-    busy = sheet.busy_seconds
-    return np.where(sheet.columns.pp > 1, sheet.rows.sum(busy) / busy[sheet.slowest_row] - 1, 0.0)
+    """Return how long the slowest rank waits for others in filling and draining, in its own time of a micro-batch.
+
+    It waits for the ranks before it twice: at the start and at the end. A micro-batch that it sends on comes back after
+    all that the ranks behind it do. Under 1F1B it meanwhile runs one forward pass for each of them at the start, and
+    at the end one backward pass: of equal stages that leaves p - 1 micro-batches, of uneven ones fewer.
+    """
+    columns, busy, slowest = sheet.columns, sheet.busy_seconds, sheet.slowest_row
+    own, forward = busy[slowest], sheet.forward_seconds[slowest]
+    ahead = sheet.rows.before(busy, slowest)
+    behind = sheet.rows.sum(busy) - own - ahead
+    ranks = columns.pp - 1 - sheet.rows.first[slowest]
+    meanwhile = np.maximum(0.0, behind - ranks * forward) + np.maximum(0.0, behind - ranks * (own - forward))
+    idle = ahead + np.where(columns.scheduled("1f1b", "zero-bubble"), meanwhile, behind)
+    return np.where(columns.pp > 1, idle / own, 0.0)
 
 
 def idle_share(sheet: Sheet) -> Floats:

@@ -28,11 +28,11 @@ class Constants:
     share: dict[str, float] = field(default_factory=dict)  # of the dense peak that large products sustain, by family
     operand_traffic: float = 0.0  # part of the time to move a product's operands that its arithmetic does not hide
     attention_share: float = 0.0  # fused attention's rate over that of large products
+    unfused_moves: float = 0.0  # what separate kernels move, over what fused ones do
     memory_share: float = 0.0  # of the memory's bandwidth that kernels reach
     launch_seconds: float = 0.0  # of the host, to start one operator
     node_link_share: float = 0.0  # of a link's bandwidth that collectives reach inside a node
     network_link_share: float = 0.0  # and between two nodes
-    network_growth: float = 0.0  # how it falls with nodes: 1 / (1 + growth x log2(nodes / 2))
     collective_seconds: float = 0.0  # of starting a collective
     node_hop_seconds: float = 0.0  # latency of a ring's hop inside a node
     network_hop_seconds: float = 0.0  # and between nodes
@@ -55,6 +55,25 @@ class Constants:
         """The hash over all values, names and order aside."""
         values = {name: value for name, value in asdict(self).items() if name not in ("files", "date")}
         return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
+
+
+def constants_text(constants: Constants) -> str:
+    """Return constants as the text of `plan/constants.toml`."""
+    values = asdict(constants)
+    share, about = values.pop("share"), {name: values.pop(name) for name in ("files", "date")}
+    spread = {name: values.pop(name) for name in ("time_80", "time_95", "memory_80", "memory_95")}
+    lines = [
+        "# Fitted by `paceline backtest FILES --fit constants.toml` (plan/backtest/fit.py); cost/constants.py says",
+        "# what each is. Never edited by hand: a test holds the hash against the values.",
+        "",
+        "[about]",
+        f'date = "{about["date"]}"',
+        f'sha256 = "{constants.sha256}"',
+        f"files = {json.dumps(about['files'])}",
+    ]
+    for title, table in (("share", share), ("constants", values), ("spread", spread)):
+        lines += ["", f"[{title}]", *(f"{name} = {value!r}" for name, value in table.items())]
+    return "\n".join(lines) + "\n"
 
 
 def family_of(device_name: str) -> str:

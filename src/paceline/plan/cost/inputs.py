@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from paceline.plan.learn.correct import Learnt
     from paceline.plan.learn.measured import TaskMeasurement
 
+FIRST_FLASH = 2.0  # FlashAttention-2 takes half the time of what came before it (Dao 2023, arXiv:2307.08691, abstract)
 UNFUSED_PASSES = 3  # of attention that keeps its scores: forward 1, backward 2
 # Elements of the stream that norms and residual additions of a layer move, for each of its own, in one pass: what every
 # tensor rank does whole without sequence parallelism (Korthikanti et al. 2022, section 4.2.2).
@@ -210,7 +211,8 @@ class Sheet:
         if not flops:
             return 0.0
         if block.fused_attention:
-            return ATTENTION_PASSES * flops / self.rates.attention_rate(sequence)
+            slower = FIRST_FLASH if self.context.software.first_flash and self.rates.is_published else 1.0
+            return slower * ATTENTION_PASSES * flops / self.rates.attention_rate(sequence)
         width = flops / (4 * sequence**2 * max(block.heads, 1))
         return UNFUSED_PASSES * flops * self.rates.unfused_seconds_per_flop(width, sequence)
 
@@ -223,7 +225,8 @@ class Sheet:
         if not self.context.software.sequence_parallel:  # every tensor rank does what stands between the products
             stream = REPLICATED_MOVES * shapes["input_elements"] * shapes.repeated
             whole = np.minimum(moved, stream)
-        return self.rates.seconds_per_element * (whole + (moved - whole) / tp)
+        slower = 1.0 if self.context.software.fused else self.context.constants.unfused_moves
+        return slower * self.rates.seconds_per_element * (whole + (moved - whole) / tp)
 
     @cached_property
     def recompute_seconds(self) -> Floats:
@@ -248,6 +251,14 @@ class Sheet:
         of_shape *= self.factors / self.columns.cp[:, None]
         rows = self.rows
         return np.einsum("rs,rs->r", rows.parts.counts, of_shape[rows.plan])
+
+    @cached_property
+    def forward_seconds(self) -> Floats:
+        """The part of `busy_seconds` that is the forward pass."""
+        passes = np.where(self.context.shapes["fused_attention"] > 0, ATTENTION_PASSES, UNFUSED_PASSES)
+        of_shape = self.product_seconds + self.attention_seconds / passes + self.moving_seconds
+        of_shape *= self.factors / self.columns.cp[:, None]
+        return np.einsum("rs,rs->r", self.rows.parts.counts, of_shape[self.rows.plan])
 
     @cached_property
     def slowest_row(self) -> Ints:

@@ -10,26 +10,10 @@ import numpy as np
 from paceline.cluster.cluster import SOURCES
 from paceline.plan.cost.columns import Floats
 from paceline.plan.cost.inputs import Column, Sheet, total
-from paceline.plan.learn.process import Z80
+from paceline.plan.cost.intervals import memory_spread, time_spread
 
-# Relative half-width of the 80 % interval that the model itself earns, by how its figures are known.
-TIME_ERROR = {"measured": 0.20, "published": 0.35, "assumed": 0.60, "unknown": math.nan}
 LAW = "Gaussian process over runs (Rasmussen & Williams 2006, equation 2.25)"
 MEASURED = SOURCES.index("measured")
-
-
-def time_spread(sheet: Sheet, formulas: Sequence[Column]) -> Floats:
-    """Return the standard deviation of log(measured / forecast) that every plan's unlearnt step time states."""
-    by_source = np.array([TIME_ERROR[source] for source in SOURCES])
-    errors = [np.where(column.values == 0, 0.0, column.values * by_source[column.known]) for column in formulas]
-    error = np.sum(errors, axis=0) / total(formulas)
-    spread: Floats = np.log1p(np.hypot(error, sheet.rates.relative_spread)) / Z80
-    return spread
-
-
-def memory_spread(sheet: Sheet) -> Floats:
-    """Return the same of every plan's memory."""
-    return np.full(len(sheet.columns), sheet.context.constants.memory_80 / Z80)
 
 
 def learnt_time(sheet: Sheet, formulas: Sequence[Column]) -> list[Column]:

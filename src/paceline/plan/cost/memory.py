@@ -26,6 +26,9 @@ from paceline.plan.cost.rates import STATE_VALUES
 # decoders on one machine missed 16 to 20 % of large sums and more of small ones.
 CPU_ALLOCATOR_SHARE = 0.20
 GATHERED_INPUTS = 2  # of a block's products, kept whole over tp for their gradients: attention's and the feed-forward's
+UNFUSED_LOGITS = 3  # of a loss in separate kernels: logits, exponentials and probabilities, each in fp32
+# Of a Llama layer of 20 hidden widths: silu(gate) of 4 and rotated queries and keys of 2 besides.
+UNFUSED_SAVED = 1.3
 WHOLE_INPUTS = 5  # what each tensor rank keeps whole without sequence parallelism: 10 s b h bytes of a layer (eq. 2)
 MEASURED, ASSUMED = SOURCES.index("measured"), SOURCES.index("assumed")
 
@@ -99,6 +102,12 @@ class Held:
         return self.parts.parameters / self.plans.tp
 
     @cached_property
+    def local_parameters(self) -> Floats:
+        """Parameters of a device before any sharding, of the experts only its own."""
+        experts = self.parts.total("expert_parameters")
+        return self.parameters - experts * (1 - 1 / self.plans.ep) / self.plans.tp
+
+    @cached_property
     def flying(self) -> Floats:
         """Micro-batches whose activations are held at once."""
         return in_flight(self.plans, self.sheet.rows.first)
@@ -119,13 +128,12 @@ class Held:
         state = size * self.parameters / self.plans.state_degree
         weights, resting = state, f"{size} B"
         if software.master_weights:
-            weights = self.compute * self.parameters / np.where(self.plans.zero == 3, self.plans.state_degree, 1)
+            weights = self.compute * self.local_parameters / np.where(self.plans.zero == 3, self.plans.state_degree, 1)
             values, resting = values + 1, f"{self.compute} B"
         short_lived = [self._activations(), self._transients()]
         on_cpu = context.cluster.device.kind == "cpu"
-        kept = CPU_ALLOCATOR_SHARE if on_cpu else context.constants.allocator_share
         runtime = context.cluster.device.runtime_bytes
-        return [
+        held = [
             Column(
                 "weights",
                 weights,
@@ -145,11 +153,18 @@ class Held:
             *short_lived,
             self._buffers(),
             self._loss_buffers(),
+        ]
+        # A caching allocator holds on to blocks that no tensor fills; a CPU's does so for what comes and goes.
+        kept = CPU_ALLOCATOR_SHARE if on_cpu else context.constants.allocator_share
+        of_what = "activations and transients" if on_cpu else "all but the optimizer's state"
+        loose = short_lived if on_cpu else [column for column in held if column.name != "optimizer state"]
+        return [
+            *held,
             Column(
                 "allocator buffers",
-                kept * total(short_lived),
+                kept * total(loose),
                 ASSUMED,
-                lambda i: f"{kept:.0%} of activations and transients",
+                lambda i: f"{kept:.0%} of {of_what}",
                 "caching allocator",
             ),
             Column(
@@ -174,7 +189,8 @@ class Held:
             words = f"{size} B x parameters{self.here(i)}" + ("" if whole[i] else f" / dp_shard {shards[i]}")
             return words + (", whole until the last micro-batch (ZeRO-1), and this device's shard" if both[i] else "")
 
-        return Column("gradients", size * self.parameters * held, MEASURED, text, "ZeRO (Rajbhandari et al. 2020)")
+        parameters = self.local_parameters if software.master_weights else self.parameters
+        return Column("gradients", size * parameters * held, MEASURED, text, "ZeRO (Rajbhandari et al. 2020)")
 
     def _weight_copies(self) -> Column:
         """Return weights in the compute dtype beside the fp32 ones: gathered, or cast and saved for backward."""
@@ -183,8 +199,7 @@ class Held:
         no_recompute = plans.recomputes("none")
         one_unit = np.minimum(self.parameters, root + largest)
         cast = np.where(no_recompute, flying * self.parameters, one_unit) if size < 4 else np.zeros(len(plans))
-        experts = parts.total("expert_parameters")
-        gathered = self.parameters - experts * (1 - 1 / plans.ep) / plans.tp
+        gathered = self.local_parameters
         third = plans.zero == 3
         sharded = np.where(third, np.minimum(gathered, root + 2 * largest), gathered)
         if self.sheet.context.software.master_weights:  # they rest in the compute dtype
@@ -209,12 +224,19 @@ class Held:
         """Bytes that every different block keeps of a sample for backward, without recompute (plan x shape)."""
         plans, shapes = self.sheet.columns, self.sheet.context.shapes
         tp, cp = plans.tp[:, None], plans.cp[:, None]
-        whole = GATHERED_INPUTS if self.sheet.context.software.sequence_parallel else WHOLE_INPUTS
+        software = self.sheet.context.software
+        whole = WHOLE_INPUTS
+        if software.sequence_parallel:
+            whole = GATHERED_INPUTS if software.keeps_gathered else 0
         inputs = whole * shapes["input_elements"] * shapes.repeated
         keys = shapes["kv_elements"]
-        split = np.maximum(0.0, shapes["saved_elements"] - inputs - keys)
-        kept = np.where(tp * cp > 1, split / (tp * cp) + inputs / cp + keys / tp, shapes["saved_elements"])
-        found: Floats = self.compute * kept + max(4, self.compute) * shapes["saved_fp32_elements"] / (tp * cp)
+        wide, saved = shapes["saved_fp32_elements"], shapes["saved_elements"]
+        if not software.fused:
+            wide = wide * np.where(shapes.is_head, UNFUSED_LOGITS, 1.0)
+            saved = saved * np.where(shapes.repeated > 0, UNFUSED_SAVED, 1.0)
+        split = np.maximum(0.0, saved - inputs - keys)
+        kept = np.where(tp * cp > 1, split / (tp * cp) + inputs / cp + keys / tp, saved)
+        found: Floats = self.compute * kept + max(4, self.compute) * wide / (tp * cp)
         return found
 
     def _activations(self) -> Column:
@@ -283,6 +305,8 @@ class Held:
         held = held + np.where(spread, 2 * plans.micro_batch * compute * routed / plans.cp, 0.0)
         # torch.distributed.pipelining sets one aside for each micro-batch and stage, in both directions
         received = plans.accumulation * plans.virtual_stages
+        if self.sheet.context.software.master_weights:  # gradients and weights lie where they are reduced and gathered
+            held, received = held - np.where(plans.is_sharded, units, 0.0), np.ones_like(received)
         held = held + np.where(plans.pp > 1, 2 * received * stream / plans.tp, 0.0)
         some = plans.is_sharded | copies | (plans.tp > 1) | spread | (plans.pp > 1)
 

@@ -87,8 +87,9 @@ def network_columns(sheet: Sheet, forward_backward_seconds: Floats) -> list[Colu
     """
     moved, columns = traffic(sheet), sheet.columns
     gather, reduce = moved.gather_seconds, moved.reduce_seconds
-    how: Callable[[int], str] = lambda i: "not overlapped (CPU)"  # noqa: E731
-    if sheet.rates.device.kind != "cpu":
+    on_cpu = " (CPU)" if sheet.rates.device.kind == "cpu" else ""
+    how: Callable[[int], str] = lambda i: f"not overlapped{on_cpu}"  # noqa: E731
+    if sheet.rates.device.kind != "cpu" and sheet.context.software.overlaps:
         gather, reduce = _exposed(sheet, moved, forward_backward_seconds)
         all_of_it = moved.gather_seconds + moved.reduce_seconds
         how = lambda i: f"of {all_of_it[i]:.3g} s, the rest overlaps computing (assumed)"  # noqa: E731

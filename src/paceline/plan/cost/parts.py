@@ -77,16 +77,21 @@ class Shapes:
         for index, block in enumerate(self.profile.blocks):
             if block.tied_to and rank_of(index) != rank_of(places[block.tied_to]):
                 tied[rank_of(index)] += self.profile.blocks[places[block.tied_to]].parameters
-        different, first, number = np.unique(
-            np.column_stack([counts, tied]), axis=0, return_index=True, return_counts=True
+        different, first, which, number = np.unique(
+            np.column_stack([counts, tied]), axis=0, return_index=True, return_inverse=True, return_counts=True
         )
         order = np.argsort(first)
-        return Stages(different[order, :-1], different[order, -1], first[order], number[order])
+        is_part = which.reshape(-1, 1) == order  # (rank x part)
+        ahead = np.concatenate([np.zeros((1, len(order))), np.cumsum(is_part, axis=0)])
+        return Stages(
+            different[order, :-1], different[order, -1], first[order], number[order], ahead[first[order]].T.copy()
+        )
 
     @cached_property
     def whole(self) -> Stages:
         """The whole chain as the one part there is."""
-        return Stages(self.all_counts[None, :], np.zeros(1), np.zeros(1, dtype=np.int64), np.ones(1, dtype=np.int64))
+        zero, one = np.zeros(1, dtype=np.int64), np.ones(1, dtype=np.int64)
+        return Stages(self.all_counts[None, :], np.zeros(1), zero, one, np.zeros((1, 1)))
 
 
 @dataclass(frozen=True)
@@ -98,6 +103,7 @@ class Stages:
     tied_parameters: Floats
     first: Ints
     ranks: Ints
+    before: Floats  # (part x part): ranks of the one that stand before the first rank of the other
 
 
 @dataclass(frozen=True)
@@ -165,6 +171,19 @@ class Rows:
     starts: Ints
     first: Ints  # the first pipeline rank that has the part
     ranks: Ints  # how many have it
+    stages: tuple[Stages, ...]  # the different splits
+    which: Ints  # the split of every plan
+
+    def before(self, values: Floats, rows: Ints) -> Floats:
+        """Return for every plan the sum over the ranks before the first one that has the part of `rows`."""
+        sums = np.zeros(len(self.starts))
+        for index, stages in enumerate(self.stages):
+            plans = np.flatnonzero(self.which == index)
+            if len(stages.first) == 1:
+                continue
+            own = values[self.starts[plans][:, None] + np.arange(len(stages.first))]
+            sums[plans] = np.einsum("ps,sp->p", own, stages.before[:, rows[plans] - self.starts[plans]])
+        return sums
 
     def largest(self, values: Floats) -> Ints:
         """Return for every plan its row with the largest value: the first such, and the first of all where unknown."""
@@ -205,4 +224,6 @@ def rows_of(columns: Columns, shapes: Shapes, known: dict[tuple[tuple[int, ...],
         starts,
         np.concatenate([stages.first for stages in found])[at],
         np.concatenate([stages.ranks for stages in found])[at],
+        tuple(found),
+        which,
     )

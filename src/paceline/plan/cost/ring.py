@@ -57,9 +57,8 @@ def ring(cluster: Cluster, constants: Constants, size: Ints, stride: Ints) -> Ri
         for name in COLLECTIVES
     }
     # Every member brings its adapter's share; a chain through the node's members joins them.
-    growth = 1 + constants.network_growth * np.log2(np.maximum(nodes, 2) / 2)
     adapter = rate_of(far, constants.network_link_share)
-    across = per_node * adapter / growth
+    across = per_node * adapter
     single = nodes == 1
     rates = {name: np.where(single, inside[name], np.minimum(inside[name], across)) for name in COLLECTIVES}
     # Members of other nodes are reached through one's own adapter alone, the node's members beside that.
@@ -68,7 +67,7 @@ def ring(cluster: Cluster, constants: Constants, size: Ints, stride: Ints) -> Ri
     rates["all_to_all"] = np.where(single, inside["all_to_all"], leaving)
     # All members of a ring move on together: every hop takes as long as the slowest.
     near_hop, far_hop = hop_seconds(near, constants), hop_seconds(far, constants)
-    latency = (size - 1.0) * np.where(single, near_hop, max(near_hop, far_hop))
+    latency = np.asarray((size - 1) * np.where(single, near_hop, max(near_hop, far_hop)), dtype=np.float64)
     tree = (np.minimum(size, per_node) - 1) * near_hop + np.log2(np.maximum(nodes, 1)) * far_hop
     near_source, far_source = near.bytes_per_second.source, far.bytes_per_second.source
     mixed = SOURCES.index(weakest(near_source, far_source))

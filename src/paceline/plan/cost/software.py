@@ -5,7 +5,7 @@ A plan is priced for Paceline's own run unless told otherwise. Tables of others 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True)
@@ -19,9 +19,26 @@ class Software:
     master_weights: bool = False
     selective_is_attention: bool = False  # selective recompute repeats attention's core alone, else all but products
     fuses_gradient_sums: bool = False  # whether products of weight gradients add to what earlier micro-batches left
+    fused: bool = True  # whether activations, rotary positions and the loss are fused kernels, as profiles count them
+    keeps_gathered: bool = True  # whether inputs gathered over tp are kept for backward, instead of gathered again
+    first_flash: bool = False  # whether fused attention is that of before FlashAttention-2
+    hides_context: bool = False  # whether keys of other ranks arrive while attention computes on those that are there
     gradient_bytes: int = 4  # of a gradient that is kept and summed up
     reduce_bytes: int = 4  # of a gradient that is reduced over devices
+    overlaps: bool = True  # whether communication of the data axes runs beside forward and backward
 
 
 PACELINE = Software("Paceline")
-MEGATRON = Software("Megatron-LM", master_weights=True, selective_is_attention=True, fuses_gradient_sums=True)
+FSDP = Software("PyTorch FSDP", reduce_bytes=2)
+LLM_FOUNDRY = Software("LLM Foundry", reduce_bytes=2, first_flash=True)
+MEGATRON = Software(
+    "Megatron-LM",
+    master_weights=True,
+    selective_is_attention=True,
+    fuses_gradient_sums=True,
+    hides_context=True,
+    keeps_gathered=False,
+)
+# In 2021 and 2022, when tables were in fp16: gradients of 2 bytes, reduced after the last backward pass.
+EARLY_MEGATRON = replace(MEGATRON, name="Megatron-LM, 2021", gradient_bytes=2, reduce_bytes=2, overlaps=False)
+NANOTRON = Software("Nanotron", master_weights=True, fused=False, keeps_gathered=False, overlaps=False)

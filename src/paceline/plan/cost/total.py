@@ -14,26 +14,17 @@ from paceline.cluster.cluster import Cluster
 from paceline.plan.cost.axes import axis_columns, bubble_columns
 from paceline.plan.cost.columns import Columns, Floats
 from paceline.plan.cost.compute import compute_columns, fixed_column, launch_column, matrix_peak, optimizer_column
-from paceline.plan.cost.constants import Constants
 from paceline.plan.cost.inputs import Column, Context, Sheet, terms_of, total
-from paceline.plan.cost.learnt import (
-    TIME_ERROR,
-    learnt_memory,
-    learnt_memory_spread,
-    learnt_time,
-    learnt_time_spread,
-    memory_spread,
-)
+from paceline.plan.cost.intervals import memory_estimate, memory_spread, memory_widths, time_estimate, with_intervals
+from paceline.plan.cost.learnt import learnt_memory, learnt_memory_spread, learnt_time, learnt_time_spread
 from paceline.plan.cost.memory import memory_columns
 from paceline.plan.cost.network import network_columns
 from paceline.plan.cost.price import WAITING, bill, busy_share
-from paceline.plan.cost.rates import weakest
 from paceline.plan.forecast import Estimate, Forecast, Term
 from paceline.plan.learn.process import Z80
 from paceline.plan.plan import Plan
 from paceline.task.profile import ModelProfile
 
-NEGLIGIBLE = 0.05  # a term below this share of the sum does not decide how the sum is known
 CHUNK = 8192  # plans priced at once: what a processor's cache holds
 
 
@@ -82,19 +73,6 @@ def peak_bytes(context: Context, columns: Columns) -> Floats:
     return np.concatenate([np.zeros(0), *(total(held_columns(sheet)) for sheet in chunks_of(context, columns))])
 
 
-def highest_bytes(context: Context, columns: Columns, peaks: Floats) -> Floats:
-    """Return the high ends of the 80 % intervals of every plan's memory."""
-    if context.learnt is None:
-        return most_bytes(peaks, context.constants)
-    ratios = [np.exp(Z80 * _memory_spread(sheet)) for sheet in chunks_of(context, columns)]
-    return peaks * np.concatenate([np.ones(0), *ratios])
-
-
-def _memory_spread(sheet: Sheet) -> Floats:
-    learnt = learnt_memory_spread(sheet)
-    return memory_spread(sheet) if learnt is None else learnt
-
-
 def step_seconds(context: Context, columns: Columns) -> tuple[Floats, Floats]:
     """Return the seconds per step of every plan, and the part of them in which its devices compute."""
     seconds, waiting = [np.zeros(0)], [np.zeros(0)]
@@ -116,39 +94,53 @@ def price_all(context: Context, columns: Columns) -> list[Forecast]:
     return _forecasts(Sheet(context, columns))
 
 
-def memory_of(context: Context, plan: Plan) -> tuple[tuple[Term, ...], Estimate]:
+def memory_of(context: Context, plan: Plan) -> tuple[Term, ...]:
+    """Return the bytes on a plan's fullest device, by component."""
+    return terms_of(held_columns(context.sheet(plan)), 0)
+
+
+def memory_price(context: Context, plan: Plan) -> tuple[tuple[Term, ...], Estimate]:
     """Return the bytes on a plan's fullest device, by component and in all."""
-    sheet = context.sheet(plan)
-    terms = terms_of(held_columns(sheet), 0)
-    return terms, memory_estimate(terms, float(_memory_spread(sheet)[0]))
+    terms = memory_of(context, plan)
+    return terms, memory_estimate(terms, context, _at(learnt_memory_spread(context.sheet(plan)), 0))
 
 
 def _forecasts(sheet: Sheet) -> list[Forecast]:
     time, memory = time_columns(sheet), held_columns(sheet)
-    known, held = learnt_time_spread(sheet, time), _memory_spread(sheet)
-    found = []
-    for i in range(len(sheet.columns)):
-        terms = terms_of(time, i)
-        step = time_estimate(terms, sheet.rates.relative_spread, None if known is None else float(known[i]))
-        listed = terms_of(memory, i)
-        found.append(_forecast(sheet, terms, step, listed, memory_estimate(listed, float(held[i]))))
-    return found
+    spreads = learnt_time_spread(sheet, time), learnt_memory_spread(sheet)
+    return [
+        _forecast(sheet, terms_of(time, i), terms_of(memory, i), *(_at(spread, i) for spread in spreads))
+        for i in range(len(sheet.columns))
+    ]
+
+
+def _at(spread: Floats | None, index: int) -> float | None:
+    return None if spread is None else float(spread[index])
 
 
 def _forecast(
-    sheet: Sheet, time: tuple[Term, ...], step: Estimate, memory: tuple[Term, ...], held: Estimate
+    sheet: Sheet,
+    time: tuple[Term, ...],
+    memory: tuple[Term, ...],
+    time_spread: float | None,
+    memory_spread: float | None,
 ) -> Forecast:
     context = sheet.context
+    constants, rates = context.constants, sheet.rates
+    step = time_estimate(time, rates, time_spread)
+    time = with_intervals(time, *((constants.time_80, constants.time_95) if rates.is_published else (None, None)))
     run = _scaled(step, context.steps)
     flops = 3 * context.profile.forward_flops * context.batch_samples
     peak, _ = matrix_peak(context, sheet.columns.precision)
     paid = bill(context.cluster, run, busy_share(time))
-    usd, kwh, carbon = (Estimate(term.value, term.low, term.high, term.source) for term in paid)
+    usd, kwh, carbon = (
+        Estimate(term.value, term.low, term.high, term.source, term.low95, term.high95) for term in paid
+    )
     return Forecast(
         step_seconds=step,
         time=time,
-        peak_bytes=held,
-        memory=memory,
+        peak_bytes=memory_estimate(memory, context, memory_spread),
+        memory=with_intervals(memory, *memory_widths(context)),
         tokens_per_second=context.batch_samples * context.profile.tokens_per_sample / step.value,
         steps=context.steps,
         run_seconds=run,
@@ -161,36 +153,19 @@ def _forecast(
     )
 
 
-def time_estimate(terms: tuple[Term, ...], relative_spread: float, learnt_spread: float | None = None) -> Estimate:
-    """Return the sum of time terms with its interval.
-
-    The half-width is the model's error, weighted by the terms' shares, joined in quadrature with the spread of the
-    probe's repeats and sizes. The interval is symmetric in ratios: (value / (1 + r), value * (1 + r)). After learning
-    from runs it is what their posterior leaves, `learnt_spread`, a standard deviation of the logarithm.
-    """
-    total = sum(term.value for term in terms)
-    if not math.isfinite(total):
-        return Estimate(math.nan, math.nan, math.nan, "unknown")
-    error = sum(term.value * TIME_ERROR[term.source] for term in terms if term.value) / total
-    ratio = 1 + math.hypot(error, relative_spread) if learnt_spread is None else math.exp(Z80 * learnt_spread)
-    return Estimate(total, total / ratio, total * ratio, _source(terms, total))
-
-
-def memory_estimate(terms: tuple[Term, ...], spread: float) -> Estimate:
-    """Return the sum of memory terms with its interval; `spread` is the standard deviation of its logarithm."""
-    total = sum(term.value for term in terms)
-    ratio = math.exp(Z80 * spread)
-    return Estimate(total, total / ratio, total * ratio, _source(terms, total))
-
-
-def most_bytes(peaks: Floats, constants: Constants) -> Floats:
-    """Return the high ends of the 80 % intervals of sums of memory."""
-    return peaks * math.exp(constants.memory_80)
-
-
-def _source(terms: tuple[Term, ...], total: float) -> str:
-    return weakest(*(term.source for term in terms if term.value > NEGLIGIBLE * total), "measured")
+def most_bytes(context: Context, peaks: Floats, columns: Columns | None = None) -> Floats:
+    """Return the high ends of the 80 % intervals of sums of memory; what was learnt differs from plan to plan."""
+    if context.learnt is None or columns is None:
+        return peaks * math.exp(memory_widths(context)[0])
+    ratios = [np.ones(0)]
+    for sheet in chunks_of(context, columns):
+        learnt = learnt_memory_spread(sheet)
+        ratios.append(np.exp(Z80 * (memory_spread(sheet) if learnt is None else learnt)))
+    return peaks * np.concatenate(ratios)
 
 
 def _scaled(estimate: Estimate, factor: float) -> Estimate:
-    return Estimate(estimate.value * factor, estimate.low * factor, estimate.high * factor, estimate.source)
+    low95, high95 = estimate.low95 * factor, estimate.high95 * factor
+    return Estimate(
+        estimate.value * factor, estimate.low * factor, estimate.high * factor, estimate.source, low95, high95
+    )

@@ -13,8 +13,10 @@ from typing import TYPE_CHECKING
 
 from paceline.cluster.reliability import ReliabilitySpec
 from paceline.errors import ConfigError, suggestion
+from paceline.plan.cost.price import busy_share
 from paceline.plan.simulate.failures import FailureRates, failure_rates
 from paceline.plan.simulate.interval import daly_interval
+from paceline.plan.simulate.outcome import NodeCosts
 from paceline.plan.simulate.policy import Policy, duration_text
 from paceline.plan.simulate.scenario import Scenario
 
@@ -68,6 +70,17 @@ def saving_for(planned: Planned) -> Saving:
     return saving_of(
         planned.profile.parameters, spec.task.optimizer.name, nodes, cluster.devices, spec.cluster.reliability
     )
+
+
+def costs_of(planned: Planned) -> NodeCosts:
+    """Return what a node of the cluster costs and draws, by the same figures as the forecast's money and energy."""
+    cluster = planned.cluster
+    load = cluster.watts_per_device.value
+    idle = cluster.waiting_watts_per_device.value if cluster.waiting_watts_per_device else load
+    computing = idle + (load - idle) * busy_share(planned.forecast.time)
+    building = cluster.devices_per_node * (cluster.pue.value if cluster.pue else 1.0)
+    usd = cluster.price_usd_per_device_hour.value * cluster.devices_per_node
+    return NodeCosts(usd, computing * building, idle * building)
 
 
 def scenario_of(planned: Planned, horizon_seconds: float = math.inf) -> Scenario:

@@ -65,6 +65,15 @@ def _quantile(ordered: Sequence[float], share: float) -> float:
 
 
 @dataclass(frozen=True)
+class NodeCosts:
+    """What a node costs an hour, and what it draws while its job computes and while it waits; NaN where unknown."""
+
+    usd_per_hour: float = math.nan
+    computing_watts: float = math.nan
+    waiting_watts: float = math.nan
+
+
+@dataclass(frozen=True)
 class Summary:
     """What many runs of one policy say together."""
 
@@ -80,11 +89,11 @@ class Summary:
     by_cause: Mapping[str, float]  # mean interruptions of each cause, most frequent first
 
 
-def summarise(outcomes: Sequence[RunOutcome], usd_per_node_hour: float, watts_per_node: float) -> Summary:
+def summarise(outcomes: Sequence[RunOutcome], costs: NodeCosts) -> Summary:
     """Return the runs' spread; money and energy are NaN where price or power are.
 
-    Nodes are paid for while they are held, spares included; energy is that of nodes that compute, at the power under
-    load. What idle nodes draw is not known and not in it.
+    Nodes are paid for while they are held, spares included, and draw power for computing or for waiting. Those in
+    repair are neither.
     """
     causes = sorted({name for outcome in outcomes for name in outcome.interruptions})
     mean = {name: statistics.fmean(outcome.interruptions.get(name, 0) for outcome in outcomes) for name in causes}
@@ -95,8 +104,13 @@ def summarise(outcomes: Sequence[RunOutcome], usd_per_node_hour: float, watts_pe
         goodput=spread([outcome.goodput for outcome in outcomes]),
         interruptions=spread([outcome.failures for outcome in outcomes]),
         lost_seconds=spread([outcome.seconds[LOST] for outcome in outcomes]),
-        usd=spread([outcome.held_node_seconds / 3600 * usd_per_node_hour for outcome in outcomes]),
-        kwh=spread([outcome.busy_node_seconds / 3.6e6 * watts_per_node for outcome in outcomes]),
+        usd=spread([outcome.held_node_seconds / 3600 * costs.usd_per_hour for outcome in outcomes]),
+        kwh=spread([_joules(outcome, costs) / 3.6e6 for outcome in outcomes]),
         seconds={kind: statistics.fmean(outcome.seconds[kind] for outcome in outcomes) for kind in KINDS},
         by_cause=dict(sorted(mean.items(), key=lambda item: -item[1])),
     )
+
+
+def _joules(outcome: RunOutcome, costs: NodeCosts) -> float:
+    waiting = outcome.held_node_seconds - outcome.busy_node_seconds
+    return outcome.busy_node_seconds * costs.computing_watts + waiting * costs.waiting_watts

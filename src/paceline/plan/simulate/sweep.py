@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from paceline.plan.simulate.defaults import with_every
 from paceline.plan.simulate.engine import simulate_run
 from paceline.plan.simulate.interval import daly_interval, expected_time, young_interval
-from paceline.plan.simulate.outcome import RunOutcome, Summary, summarise
+from paceline.plan.simulate.outcome import NodeCosts, RunOutcome, Summary, summarise
 from paceline.plan.simulate.policy import Policy
 from paceline.plan.simulate.scenario import Scenario
 
@@ -44,11 +44,9 @@ class IntervalSweep:
     simulated: float
 
 
-def simulate_policy(
-    scenario: Scenario, policy: Policy, runs: int, seed: int, usd_per_node_hour: float, watts_per_node: float
-) -> PolicyResult:
+def simulate_policy(scenario: Scenario, policy: Policy, runs: int, seed: int, costs: NodeCosts) -> PolicyResult:
     """Return the summary of `runs` runs of a policy. Policies with the same seed meet the same failures."""
-    return PolicyResult(policy, summarise(_outcomes(scenario, policy, runs, seed), usd_per_node_hour, watts_per_node))
+    return PolicyResult(policy, summarise(_outcomes(scenario, policy, runs, seed), costs))
 
 
 def sweep_intervals(scenario: Scenario, policy: Policy, runs: int, seed: int) -> IntervalSweep:
@@ -66,7 +64,7 @@ def sweep_intervals(scenario: Scenario, policy: Policy, runs: int, seed: int) ->
 
 
 def _point(scenario: Scenario, policy: Policy, runs: int, seed: int) -> IntervalPoint:
-    summary = summarise(_outcomes(scenario, policy, runs, seed), math.nan, math.nan)
+    summary = summarise(_outcomes(scenario, policy, runs, seed), NodeCosts())
     return IntervalPoint(
         policy.every,
         summary.goodput.mean,

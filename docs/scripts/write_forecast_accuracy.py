@@ -1,0 +1,130 @@
+"""Writes docs/forecast-accuracy.md from the scores of a backtest: of the tables, nothing but scores.
+
+    paceline backtest TABLES... --json > scores.json
+    python docs/scripts/write_forecast_accuracy.py scores.json
+
+The tables are published measurements that are not part of this repository; folders named `calibration` and
+`development` tell which of them the constants were fitted on.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+PAGE = Path(__file__).parents[1] / "forecast-accuracy.md"
+NOTE = "<!-- Written by docs/scripts/write_forecast_accuracy.py from a backtest's scores; run it again instead. -->"
+
+HEAD = """
+# Forecast accuracy
+
+How far forecasts are off on published measurements, as `paceline backtest` scores them: nothing is tuned for a row, a
+model or a file. [Backtesting](guide/backtesting.md) says what the scores mean and how to score your own runs;
+[Published cases](published-cases.md) goes through single runs. The constants have the hash `{sha}`.
+
+The null is a forecast that knows nothing of the layout: every row reaches the median MFU of its accelerator and
+precision over the same rows. Where a table holds tuned settings only, it is hard to beat and says little.
+"""
+
+SETS = {
+    "calibration": "Tables that the constants may be fitted on",
+    "development": "Tables that no constant is fitted on",
+    "": "Other tables",
+}
+
+
+HEADINGS = {"_choice": "Choice", "_memory": "Memory", "_parts": "Parts", "_missing": "Rows not scored"}
+
+
+def page(scores: dict[str, Any]) -> str:
+    """Return the page of a backtest's scores."""
+    lines = [NOTE, *HEAD.format(sha=scores["constants_sha256"][:16]).rstrip().split("\n")]
+    for folder, title in SETS.items():
+        files = [file for file in scores["files"] if _set_of(file["file"]) == folder]
+        for section in (_time, _choice, _memory, _parts, _missing):
+            rows = list(section(files))
+            if len(rows) > 2:
+                lines += ["", f"## {title}" if section is _time else f"### {HEADINGS[section.__name__]}", "", *rows]
+    return "\n".join(lines) + "\n"
+
+
+def _set_of(path: str) -> str:
+    return next((name for name in SETS if name and name in Path(path).parts), "")
+
+
+def _name(file: dict[str, Any]) -> str:
+    return Path(file["file"]).stem
+
+
+def _share(value: float | None, signed: bool = False) -> str:
+    if value is None:
+        return "-"
+    return f"{value:+.1%}" if signed else f"{value:.1%}"
+
+
+def _time(files: list[dict[str, Any]]) -> Iterator[str]:
+    yield "| step time | scored | MAPE | median | bias | worst | null | 80 % hold | 95 % hold |"
+    yield "|---|---|---|---|---|---|---|---|---|"
+    for file in files:
+        time = file["step_time"]
+        if time and time["n"]:
+            errors = [_share(time["mape"]), _share(time["median"]), _share(time["bias"], True), _share(time["worst"])]
+            rest = [_share(time[name]) for name in ("null_mape", "coverage_80", "coverage_95")]
+            yield f"| {' | '.join([_name(file), str(time['n']), *errors, *rest])} |"
+
+
+def _choice(files: list[dict[str, Any]]) -> Iterator[str]:
+    yield "| table | groups | rows | Spearman, median | regret, median | regret, worst |"
+    yield "|---|---|---|---|---|---|"
+    for file in files:
+        choice = file["choice"]
+        if choice and choice["groups"]:
+            spearman = "-" if choice["spearman_median"] is None else f"{choice['spearman_median']:.2f}"
+            regrets = [_share(choice["regret_median"]), _share(choice["regret_worst"])]
+            yield f"| {' | '.join([_name(file), str(choice['groups']), str(choice['rows']), spearman, *regrets])} |"
+
+
+def _memory(files: list[dict[str, Any]]) -> Iterator[str]:
+    yield "| table | scored | MAPE | bias | worst | out of memory, called feasible | failed, the same | ran, refused |"
+    yield "|---|---|---|---|---|---|---|---|"
+    for file in files:
+        memory = file["memory"]
+        if memory and (memory["n"] or memory["oom_rows"] or memory["failed_rows"]):
+            errors = [_share(memory["mape"]), _share(memory["bias"], True), _share(memory["worst"])]
+            called = [
+                f"{memory[wrong]} of {memory[rows]}" if memory[rows] else "-"
+                for wrong, rows in (
+                    ("oom_called_feasible", "oom_rows"),
+                    ("failed_called_feasible", "failed_rows"),
+                    ("ok_called_infeasible", "ok_rows"),
+                )
+            ]
+            yield f"| {' | '.join([_name(file), str(memory['n']), *errors, *called])} |"
+
+
+def _parts(files: list[dict[str, Any]]) -> Iterator[str]:
+    yield "| table | quantity | scored | MAPE | median | bias | worst |"
+    yield "|---|---|---|---|---|---|---|"
+    for file in files:
+        for quantity in ("collectives", "layers", "power", "energy"):
+            errors = file[quantity]
+            if errors and errors["n"]:
+                shares = [_share(errors["mape"]), _share(errors["median"])]
+                shares += [_share(errors["bias"], True), _share(errors["worst"])]
+                yield f"| {' | '.join([_name(file), quantity, str(errors['n']), *shares])} |"
+
+
+def _missing(files: list[dict[str, Any]]) -> Iterator[str]:
+    yield "| table | rows | not scored |"
+    yield "|---|---|---|"
+    for file in files:
+        if file["not_scored"]:
+            reasons = "; ".join(f"{count} {reason}" for reason, count in file["not_scored"].items())
+            yield f"| {_name(file)} | {file['rows']} | {reasons} |"
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page(json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))), encoding="utf-8")

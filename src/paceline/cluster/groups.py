@@ -1,0 +1,74 @@
+"""Groups of different devices: `[cluster.groups.NAME]` tables, each a cluster of its own with the options around it."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from paceline.cluster.cluster import Cluster, ClusterSpec
+from paceline.cluster.resolve import resolve_cluster
+from paceline.config import build, shape
+from paceline.config.document import Key
+from paceline.config.values import toml_key
+from paceline.errors import ConfigError
+
+SHARED = ("groups", "region", "carbon_g_per_kwh", "pue", "catalog")  # hold for the whole cluster
+
+
+@dataclass(frozen=True)
+class Group:
+    """One kind of devices of a cluster, and remarks on what was chosen or assumed of it."""
+
+    name: str
+    cluster: Cluster
+    remarks: tuple[str, ...]
+
+
+def resolve_groups(spec: ClusterSpec, probes: Path | None = None) -> tuple[Group, ...]:
+    """Return the groups of a spec in its order; what a group leaves out is as in `[cluster]`.
+
+    Raises ConfigError for options that a group does not have, for a single group, and for devices beside groups.
+    """
+    if len(spec.groups) < 2:
+        raise ConfigError(f"cluster.groups has {len(spec.groups)} group(s)", "different devices are two kinds at least",
+                          "device and devices in [cluster] for one kind")  # fmt: skip
+    stated = ClusterSpec()
+    if (spec.device, spec.devices) != (stated.device, stated.devices):
+        raise ConfigError("cluster.device or cluster.devices beside cluster.groups", "groups state their own devices",
+                          "leave them to the groups")  # fmt: skip
+    groups = []
+    for name, values in spec.groups.items():
+        cluster, remarks = resolve_cluster(_group_spec(spec, name, values), probes)
+        groups.append(Group(name, cluster, tuple(f"{name}: {remark}" for remark in remarks)))
+    return tuple(groups)
+
+
+@functools.cache
+def _table() -> shape.Table:
+    return shape.table_of(ClusterSpec, "cluster")
+
+
+def _group_spec(spec: ClusterSpec, name: str, values: Any) -> ClusterSpec:
+    place = f"cluster.groups.{toml_key(name)}"
+    if not isinstance(values, dict):
+        raise ConfigError(f"{place} is not a table", "a group states its device and how many there are",
+                          f'[{place}] with device = "h100-sxm" and devices = 8')  # fmt: skip
+    shared = [option for option in values if option in SHARED]
+    if shared:
+        raise ConfigError(f"{place}.{shared[0]} is not for a group", "it holds for the whole cluster",
+                          f"cluster.{shared[0]}")  # fmt: skip
+    missing = [option for option in ("device", "devices") if option not in values]
+    if missing:
+        raise ConfigError(f"{place} lacks {' and '.join(missing)}", "a group states its devices",
+                          f'device = "h100-sxm", devices = 8 in [{place}]')  # fmt: skip
+
+    def where(key: Key) -> str:
+        return ".".join([place, *key[:1]])
+
+    layer = build.mapping_layer(_table(), values, where)
+    own, _ = build.build(_table(), layer)
+    given = {key[0]: getattr(own, key[0]) for key in layer}
+    return dataclasses.replace(spec, groups={}, **given)

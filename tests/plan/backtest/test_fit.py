@@ -1,0 +1,72 @@
+"""The fit finds constants that made the measurements, whatever a few wild rows say."""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+from paceline.errors import DataError
+from paceline.plan.backtest.fit import fit
+from paceline.plan.backtest.price import Priced, price_cases
+from paceline.plan.backtest.rows import Reader
+from paceline.plan.backtest.table import read_table
+from paceline.plan.cost.constants import constants_text, read_constants
+
+COLUMNS = (
+    "source model arch layers hidden ffn_hidden heads kv_heads vocab seq_len accelerator n_devices devices_per_node"
+    " precision tp sp pp cp ep dp zero_stage micro_batch global_batch grad_accum recompute attention_kernel"
+    " measured_step_s measured_memory_gib status notes"
+).split()
+
+
+def table(path: Path, seconds: list[float] | None = None, gib: list[float] | None = None) -> Path:
+    rows = []
+    for hidden in (1024, 2048, 4096):
+        for tp, dp in ((1, 8), (2, 4), (8, 1)):
+            for micro in (1, 4):
+                rows.append(
+                    {"source": "made", "model": f"h{hidden}", "arch": "llama", "layers": 8, "hidden": hidden,
+                     "ffn_hidden": 4 * hidden, "heads": hidden // 128, "kv_heads": hidden // 128, "vocab": 32000,
+                     "seq_len": 2048, "accelerator": "A100-80GB", "n_devices": 8, "devices_per_node": 8,
+                     "precision": "bf16", "tp": tp, "sp": 1, "pp": 1, "cp": 1, "ep": 1, "dp": dp, "zero_stage": "1",
+                     "micro_batch": micro, "global_batch": 64, "grad_accum": 64 // dp // micro, "recompute": "none",
+                     "attention_kernel": "flash", "measured_step_s": 1.0, "measured_memory_gib": 1.0, "status": "ok"}
+                )  # fmt: skip
+    for index, row in enumerate(rows):
+        row["measured_step_s"] = seconds[index] if seconds else 1.0
+        row["measured_memory_gib"] = gib[index] if gib else 1.0
+    with path.open("w", newline="") as file:
+        writer = csv.DictWriter(file, COLUMNS)
+        writer.writeheader()
+        writer.writerows(rows)
+    return path
+
+
+def test_constants_that_made_the_measurements_are_found_and_wild_rows_forgiven(tmp_path: Path) -> None:
+    truth = dataclasses.replace(
+        read_constants(), share={**read_constants().share, "ampere": 0.5}, launch_seconds=2e-5, allocator_share=0.2
+    )
+    reader = Reader()
+    cases = [reader.case(row)[0] for row in read_table(table(tmp_path / "empty.csv")).rows]
+    priced = [item for item in price_cases([case for case in cases if case], truth) if isinstance(item, Priced)]
+    seconds = [item.step_seconds.value for item in priced]
+    seconds[3] *= 40  # a row that no constants explain
+    gib = [item.memory_bytes / 2**30 for item in priced]
+    found = fit([table(tmp_path / "made.csv", seconds, gib)], read_constants()).constants
+    assert found.share["ampere"] == pytest.approx(0.5, rel=0.04)
+    assert found.launch_seconds == pytest.approx(2e-5, rel=0.10)
+    assert found.allocator_share == pytest.approx(0.2, abs=0.01)
+    assert found.files == ("made.csv",) and found.sha256 != truth.sha256
+    assert found.share["hopper"] == truth.share["hopper"], "what no row tells of stays where it was"
+    assert found.time_80 < 0.05 < 1 < found.time_95 * 40
+    assert f'sha256 = "{found.sha256}"' in constants_text(found)
+
+
+def test_nothing_to_fit_on_is_an_error(tmp_path: Path) -> None:
+    path = tmp_path / "none.csv"
+    path.write_text("model,accelerator,n_devices,seq_len\nx,unknown-chip,8,2048\n")
+    with pytest.raises(DataError, match="nothing to fit on"):
+        fit([path])
