@@ -43,7 +43,11 @@ def probe_machine(
     threads = threads_per_device(host.cores, devices) if kind == "cpu" else 0
     say(f"probing  {devices} x {kind} on {host.name}, about {seconds_budget:.0f} s; all devices measure at once")
     begin = time.monotonic()
-    request = {"devices": devices, "kind": kind, "threads": threads or 1, "seconds_budget": seconds_budget}
+    fair_share = min(1.0, host.cores / devices) if kind == "cpu" else 1.0  # of a core for each thread
+    request = {
+        "devices": devices, "kind": kind, "threads": threads or 1, "seconds_budget": seconds_budget,
+        "fair_share": fair_share,
+    }  # fmt: skip
     results = _run_workers(request, timeout_seconds=120 + 6 * seconds_budget)
     record = {
         "schema": SCHEMA,

@@ -57,8 +57,9 @@ class Rank:
         backend = "gloo" if self.kind == "cpu" else "nccl"
         store = dist.FileStore(str(folder / "rendezvous"), self.ranks)
         dist.init_process_group(backend, store=store, rank=rank, world_size=self.ranks)
-        # With one thread a core's own time is the time of the work, whatever else the machine is doing meanwhile.
-        own_time = self.kind == "cpu" and request["threads"] == 1
+        # With one thread a core's own time is the time of the work, whatever else the machine is doing meanwhile; but
+        # ranks that share cores take turns, and that is what training will meet.
+        own_time = self.kind == "cpu" and request["threads"] == 1 and request["fair_share"] >= 1
         self.clock = time.process_time if own_time else time.perf_counter
         # A budget this small is for trying the probe out: only the smallest sizes are measured.
         self.trial = request["seconds_budget"] < 1
@@ -298,7 +299,8 @@ def measure(request: dict[str, Any], rank: int, folder: Path) -> dict[str, Any]:
     result["memory"] = memory_rates(here)
     # Waiting for peers takes little, so on CPUs a rank that got less than its cores shared them with somebody else.
     cpu_seconds = time.process_time() - begin_cpu
-    result["core_share"] = cpu_seconds / (time.perf_counter() - begin_wall) / request["threads"]
+    fair_seconds = (time.perf_counter() - begin_wall) * request["threads"] * request["fair_share"]
+    result["core_share"] = cpu_seconds / fair_seconds
     if here.kind == "cuda":
         result["device_name"] = torch.cuda.get_device_name()
         result["device_memory_bytes"] = torch.cuda.get_device_properties(rank).total_memory
