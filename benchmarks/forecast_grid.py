@@ -217,8 +217,8 @@ def document(result: dict[str, Any], rows: Sequence[Row]) -> str:
         f"{result['rounds']} rounds of {result['steps']} steps", "",
         *table(rows), "",
         "Errors are means of |forecast / measured - 1|. \"After learning\": every row as it is forecast once the half",
-        "of the rows that it is not in has been learnt from. Regret: the plan forecast to be fastest against the fastest,",
-        "of each task and number of processes. The 80 % intervals hold "
+        "of the rows that it is not in has been learnt from. Regret: the plan forecast to be fastest against the",
+        "fastest, of each task and number of processes. The 80 % intervals hold "
         f"{_percent(whole['covered_80'])} of the rows, {_percent(whole['learnt_covered_80'])} after learning.", "",
         "| task | processes | plan | measured | forecast | after learning | memory | forecast |", f"|{'---|' * 8}",
     ]  # fmt: skip

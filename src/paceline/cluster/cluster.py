@@ -62,6 +62,15 @@ class Figure:
 
 
 @dataclass(frozen=True)
+class GroupRates:
+    """Measured collectives of groups of so many consecutive ranks, while all such groups did the same."""
+
+    size: int
+    hop_seconds: float
+    collective_bytes_per_second: dict[str, float]  # as moved by a ring
+
+
+@dataclass(frozen=True)
 class Link:
     """One level of the link hierarchy between devices, for collectives that stay within it."""
 
@@ -70,6 +79,7 @@ class Link:
     bytes_per_second: Figure  # one direction, per device
     # Measured rates per collective (all_reduce, all_gather, reduce_scatter), as moved by a ring; empty: not measured.
     collective_bytes_per_second: dict[str, float] = field(default_factory=dict)
+    groups: tuple[GroupRates, ...] = ()  # of smaller groups than all ranks, by rising size; empty: not measured
 
 
 @dataclass(frozen=True)

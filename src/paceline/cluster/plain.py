@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from paceline.cluster.cluster import CalibrationStep, Cluster, Device, Figure, Link
+from paceline.cluster.cluster import CalibrationStep, Cluster, Device, Figure, GroupRates, Link
 
 FIGURES = ("memory_bytes", "memory_bytes_per_second", "launch_seconds", "runtime_bytes", "optimizer_bytes_per_second")
 PRICES = ("price_usd_per_device_hour", "watts_per_device", "carbon_g_per_kwh", "waiting_watts_per_device", "pue")
@@ -49,7 +49,8 @@ def _device(record: dict[str, Any]) -> Device:
 
 def _link(record: dict[str, Any]) -> Link:
     figures = {name: _figure(record[name]) for name in ("latency_seconds", "bytes_per_second")}
-    return Link(**{**record, **figures})
+    groups = tuple(GroupRates(**group) for group in record.get("groups", ()))
+    return Link(**{**record, **figures, "groups": groups})
 
 
 def _figure(record: dict[str, Any] | None) -> Any:

@@ -203,23 +203,38 @@ def launch_times(rank: Rank) -> dict[str, dict[str, float]]:
 
 
 def collective_times(rank: Rank) -> dict[str, Any]:
-    """Return the latency of a one-element all-reduce and the time of three collectives at two sizes."""
-    import torch
+    """Return what collectives over all ranks take, and over smaller groups of 2, 4, ... ranks, all groups at once."""
     import torch.distributed as dist
 
     if rank.ranks == 1:
         return {}
+    result, size = _group_times(rank, dist.group.WORLD, rank.ranks), 2
+    result["groups"] = {}
+    while size < rank.ranks and rank.ranks % size == 0:
+        groups = [dist.new_group(list(range(first, first + size))) for first in range(0, rank.ranks, size)]
+        result["groups"][str(size)] = _group_times(rank, groups[rank.rank // size], size)
+        size *= 2
+    return result
+
+
+def _group_times(rank: Rank, group: Any, ranks: int) -> dict[str, Any]:
+    """Return the latency of a one-element all-reduce and the time of three collectives at two sizes."""
+    import torch
+    import torch.distributed as dist
+
     one = torch.ones(1, device=rank.device)
-    result: dict[str, Any] = {"latency": rank.time(lambda: dist.all_reduce(one), repeats=60), "sizes": []}
+    result: dict[str, Any] = {
+        "latency": rank.time(lambda: dist.all_reduce(one, group=group), repeats=60), "sizes": []
+    }  # fmt: skip
     sizes = (4, 16) if rank.kind == "cpu" else (16, 256)
     for mebibytes in sizes[:1] if rank.trial else sizes:
-        elements = mebibytes * 2**18 // rank.ranks * rank.ranks
+        elements = mebibytes * 2**18 // ranks * ranks
         whole = torch.ones(elements, device=rank.device)
-        part = torch.ones(elements // rank.ranks, device=rank.device)
+        part = torch.ones(elements // ranks, device=rank.device)
         calls = {
-            "all_reduce": partial(dist.all_reduce, whole),
-            "all_gather": partial(dist.all_gather_into_tensor, whole, part),
-            "reduce_scatter": partial(dist.reduce_scatter_tensor, part, whole),
+            "all_reduce": partial(dist.all_reduce, whole, group=group),
+            "all_gather": partial(dist.all_gather_into_tensor, whole, part, group=group),
+            "reduce_scatter": partial(dist.reduce_scatter_tensor, part, whole, group=group),
         }
         for name, call in calls.items():
             whole.fill_(1.0)
