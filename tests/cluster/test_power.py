@@ -94,3 +94,8 @@ def test_systems_in_use_lie_within_a_fifth_of_a_device_that_always_computes(syst
     watts, tdp = IN_USE[system]
     assert tdp * power_model().over_tdp(1.0) / watts == pytest.approx(1.0, abs=0.2)
     assert tdp * power_model().over_tdp(0.0) < watts  # and above one that always waits
+
+
+def test_a_small_chip_on_a_large_host_is_missed():
+    """PaLM-540B drew 378.5 W per TPU v4, hosts included (Chowdhery et al. 2022): the guide says by how much we miss."""
+    assert 192 * power_model().over_tdp(1.0) / 378.5 == pytest.approx(1 - 0.37, abs=0.005)

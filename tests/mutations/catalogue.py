@@ -6,6 +6,7 @@ from typing import Any
 
 import planted
 import planted_axes
+import planted_experts
 import pytest
 from planted import Plant, nothing
 from tests_shared import SEQ_LEN
@@ -13,15 +14,20 @@ from tests_shared import SEQ_LEN
 from paceline.run.world import World, join_world
 from paceline.verify.compare import compare
 
-PROOFS = [*planted.PROOFS, *planted_axes.AXIS_PROOFS]
-PLANS = {**planted.PLANS, **planted_axes.AXIS_PLANS}
+PROOFS = [*planted.PROOFS, *planted_axes.AXIS_PROOFS, *planted_experts.EXPERT_PROOFS]
+PLANS = {**planted.PLANS, **planted_axes.AXIS_PLANS, **planted_experts.EXPERT_PLANS}
 CONTROLS = [case for case in PLANS if case != "batch norm"]
+TASKS = {
+    **dict.fromkeys(planted.PLANS, planted.task_of),
+    **dict.fromkeys(planted_axes.AXIS_PLANS, planted_axes.task_of),
+    **dict.fromkeys(planted_experts.EXPERT_PLANS, planted_experts.task_of),
+}
 STEPS = 2
 
 
 def prove(case: str, plant: Plant, world: World) -> dict[str, Any]:
     """Return the proof of a case with a mistake planted. Every rank calls it."""
-    task = (planted_axes if case in planted_axes.AXIS_PLANS else planted).task_of(case)
+    task = TASKS[case](case)
     with pytest.MonkeyPatch.context() as patch:
         plant(patch, world)
         return compare(task, PLANS[case], world, task.data, SEQ_LEN, STEPS)

@@ -52,6 +52,19 @@ def test_the_search_opens_the_axis_for_models_with_experts_only() -> None:
         search(profile_decoder(config, 512), cluster(4), PlanSpec(ep=2), batch_samples=32, steps=10)
 
 
+def test_the_search_prices_every_axis_and_product() -> None:
+    found = search(profile_of("moe-2m"), cluster(8), PlanSpec(), batch_samples=32, steps=10)
+    layouts = {candidate.plan.layout for candidate in found.candidates}
+    for layout in (
+        Layout(dp_shard=2, tp=2, pp=2, ep=2),
+        Layout(cp=2, tp=2, pp=2, ep=2),
+        Layout(dp_replicate=2, dp_shard=2, tp=2, ep=2),
+    ):
+        assert layout in layouts
+    with pytest.raises(DoesNotFit, match="heads = 4 cannot be shared evenly by tp = 8"):
+        search(profile_of("moe-2m"), cluster(8), PlanSpec(tp=8), batch_samples=32, steps=10)
+
+
 def test_demanded_degrees_are_kept_or_refused_with_the_reason() -> None:
     found = search(profile_of("moe-2m"), cluster(4), PlanSpec(ep=2), batch_samples=32, steps=10)
     assert all(candidate.plan.layout.ep == 2 for candidate in found.candidates)
@@ -63,7 +76,11 @@ def test_refusals_name_what_does_not_divide() -> None:
     profile = profile_of("moe-2m")
     assert refusal(Layout(dp_shard=4, ep=2), profile) is None
     assert "8 experts cannot be spread evenly over 3" in str(refusal(Layout(dp_shard=3, ep=3), profile))
-    assert "width 128 cannot be sharded over dp_shard x cp / ep = 3" in str(refusal(Layout(dp_shard=6, ep=2), profile))
+    assert "width 128 and 96 cannot be sharded over dp_shard x cp / ep = 5" in str(
+        refusal(Layout(dp_shard=10, ep=2), profile)
+    )
+    assert refusal(Layout(dp_shard=6, ep=2), profile) is None, "the experts' own width can be sharded"
+    assert "width 128 cannot" in str(refusal(Layout(dp_shard=6, ep=2, tp=2), profile)), "unless tp splits it"
 
 
 @pytest.mark.parametrize(

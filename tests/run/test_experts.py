@@ -105,7 +105,7 @@ def held(plan: Plan) -> tuple[dict[str, int], list[Any]]:
 def test_a_rank_holds_its_share_of_whole_experts() -> None:
     for counts, placements in run_ranks(held, 4, plan_of(Layout(dp_shard=4, ep=2))):
         assert counts["layers.0.mlp.experts.down_proj"] == 8 * 32 * 24 // 4
-        assert all(place == (Shard(1), Shard(0)) for place in placements)
+        assert placements == [(Shard(3), Shard(0)), (Shard(2), Shard(0))] * 3, "gate and up, and down, of each layer"
 
 
 def saved_and_loaded(task: Task, first: Plan, then: Plan | None, folder: Path) -> dict[str, torch.Tensor]:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 
+import numpy as np
 import pytest
-from tests_shared import VOCAB
+import torch
+from tests_shared import VOCAB, PaddedText
 
 from paceline.plan.layout import Layout, rows_of
 from paceline.plan.plan import Plan
@@ -14,6 +16,7 @@ from paceline.task.models.sizes import NAMED_SIZES, DecoderConfig, resolve_decod
 from paceline.task.profile_analytic import profile_decoder
 from paceline.task.task import DataSpec, ModelSpec, OptimizerSpec, Task
 from paceline.verify.every import every_layout
+from paceline.verify.fold import for_twin
 from paceline.verify.twin import twin_batch, twin_layout, twin_plan, twin_task
 
 
@@ -24,14 +27,28 @@ def test_structure_is_kept_and_size_is_not(name: str, vocab: int) -> None:
         pytest.skip("the published vocabulary has fewer values than these data")
     task = Task(model=ModelSpec(name), data=DataSpec(seq_len=4096))
     twin = twin_task(task, Plan(Layout(dp_shard=2)), vocab)
-    full, small = resolve_decoder(task.model, vocab, 4096), resolve_decoder(twin.model, vocab, twin.data.seq_len)
+    full, small = resolve_decoder(task.model, vocab, 4096), resolve_decoder(twin.model, 0, twin.data.seq_len)
     assert small.heads / small.kv_heads == full.heads / full.kv_heads
     assert small.tied == full.tied
     assert (small.rope_scaling is None) == (full.rope_scaling is None)
-    assert small.vocab % 2 == 1 and small.vocab >= vocab, "rows of the embedding are uneven over any layout"
+    assert small.vocab % 2 == 1 and small.vocab >= min(vocab, 521), "rows of the embedding are uneven over any layout"
     assert 2 <= small.layers <= full.layers
-    assert small.parameters - small.vocab * small.hidden * (1 if small.tied else 2) < 5e5
+    assert small.parameters < 1e6
     assert twin.data.seq_len <= 24
+
+
+def test_token_ids_are_folded_into_the_vocabulary_of_the_twin() -> None:
+    task = Task(model=ModelSpec("llama-1m", vocab=7), data=PaddedText())
+    whole, folded = PaddedText(), for_twin(PaddedText(), task)
+    ids = np.arange(5)
+    ours, theirs = folded.read(ids), whole.read(ids)
+    assert folded.vocab == 7 and folded.samples == whole.samples and folded.items_per_sample == whole.items_per_sample
+    assert torch.equal(ours["tokens"], theirs["tokens"] % 7) and int(theirs["tokens"].max()) > 7
+    counted = theirs["labels"] >= 0
+    assert torch.equal(ours["labels"][counted], theirs["labels"][counted] % 7)
+    assert not counted.all() and (ours["labels"][~counted] == -100).all()
+    for model in (ModelSpec("llama-1m", vocab=VOCAB), ModelSpec("llama-1m"), ModelSpec("mine:build")):
+        assert for_twin(whole, dataclasses.replace(task, model=model)) is whole
 
 
 def test_the_optimizer_and_the_users_own_are_kept() -> None:

@@ -72,13 +72,22 @@ def test_a_bug_in_an_objective_of_ones_own_is_found(folder: Path) -> None:
     assert "does not compute the numbers of one device" in done.stderr and "likely cause" in done.stderr
 
 
-@pytest.mark.parametrize("name", ["llama-405b", pytest.param("llama-8b", marks=pytest.mark.deep)])
-def test_a_giant_is_proven_by_its_twin(folder: Path, name: str) -> None:
+GIANTS = [
+    ("llama-405b", "tp=8,pp=16", "tp=2 pp=2"),
+    pytest.param("llama-405b", "dp_shard=64,tp=8,pp=16", "dp_shard=2 tp=2 pp=2", marks=pytest.mark.deep),
+    pytest.param("mixtral-8x22b", "dp_shard=32,ep=8", "dp_shard=4 ep=2", marks=pytest.mark.deep),
+    pytest.param("llama-8b", "dp_replicate=64,dp_shard=8", "dp_replicate=2 dp_shard=2", marks=pytest.mark.deep),
+]
+
+
+@pytest.mark.parametrize(("name", "layout", "ran_as"), GIANTS)
+def test_a_giant_is_proven_by_its_twin(folder: Path, name: str, layout: str, ran_as: str) -> None:
     spec = write_spec(folder, folder / name)
     text = "\n".join(f'model = "{name}"' if x.startswith("model =") else x for x in spec.read_text().split("\n"))
     spec.write_text(text)
-    record = verify(spec, "--layout", "dp_replicate=64,dp_shard=8", "--dtype", "fp64", "--steps", "1")
-    assert record["layout"] == "dp_replicate=64 dp_shard=8" and record["ran_as"] == "dp_replicate=2 dp_shard=2"
+    words = ["--set", "task.data.tokenizer=bpe", "--set", "task.data.vocab=600"]  # more than the twin's vocabulary
+    record = verify(spec, "--layout", layout, "--dtype", "fp64", "--steps", "1", *words)
+    assert record["layout"] == layout.replace(",", " ") and record["ran_as"] == ran_as
 
 
 @pytest.mark.parametrize("names", ["float64", "fp64,float64"])

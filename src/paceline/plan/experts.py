@@ -16,10 +16,10 @@ def refusal(layout: Layout, profile: ModelProfile) -> str | None:
     if count % layout.ep:
         return f"{count} experts cannot be spread evenly over {layout.ep} devices: each holds whole ones"
     remaining = layout.dp_shard * layout.cp // layout.ep
-    uneven = [width for width in profile.expert_widths if width % remaining]
-    if uneven:
+    widths = profile.expert_widths[: 1 if layout.tp > 1 else None]
+    if widths and all(width % remaining for width in widths):
         return (
-            f"experts of width {uneven[0]} cannot be sharded over dp_shard x cp / ep = {remaining} devices:"
-            " FSDP2 shards a dimension other than the first evenly or not at all"
+            f"experts of width {' and '.join(map(str, widths))} cannot be sharded over dp_shard x cp / ep = {remaining}"
+            " devices: FSDP2 shards a dimension other than the first evenly or not at all"
         )
     return None

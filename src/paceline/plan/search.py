@@ -11,13 +11,15 @@ import numpy as np
 
 from paceline.cluster.cluster import Cluster
 from paceline.errors import DoesNotFit
+from paceline.plan.chance import margin
 from paceline.plan.cost.columns import Columns, Floats, Ints
 from paceline.plan.cost.inputs import Context
-from paceline.plan.cost.price import amounts
-from paceline.plan.cost.total import memory_price, most_bytes, peak_bytes, price_all, step_seconds
-from paceline.plan.forecast import Estimate, Forecast, Term
+from paceline.plan.cost.total import memory_of, memory_widths_of, peak_bytes, price, price_all
+from paceline.plan.forecast import Forecast
+from paceline.plan.limits import Limits
 from paceline.plan.plan import Plan, PlanSpec
 from paceline.plan.space import MODEL_AXES, Refusal, Space, allowed_layouts, base_plan, recompute_modes
+from paceline.plan.values import Values, goal_values, values_of
 from paceline.task.profile import ModelProfile
 from paceline.units import format_bytes, format_rate
 
@@ -40,10 +42,15 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Candidates(Sequence[Candidate]):
-    """Plans that fit, best first. They stand in columns; plans and terms in words are made for those looked at."""
+    """Plans that fit, best first. They stand in columns; plans and terms in words are made for those looked at.
+
+    `values` are what they take, `scores` how well they serve the goal: 1 would be the best in all that counts.
+    """
 
     context: Context
     columns: Columns
+    values: Values
+    scores: Floats
 
     def __len__(self) -> int:
         return len(self.columns)
@@ -69,14 +76,20 @@ class Candidates(Sequence[Candidate]):
 
 @dataclass(frozen=True)
 class Refusals(Sequence[Refusal]):
-    """Plans that were not taken: those that cannot be had, then those that do not fit, the least memory first."""
+    """Plans that were not taken: those that cannot be had, those beyond a deadline or budget, those that do not fit.
+
+    The second are in the order of the goal, the last by memory, the least first.
+    """
 
     told: tuple[Refusal, ...]
     context: Context
     too_large: Columns
+    beyond: Columns
+    limits: Limits
+    memory_risk: float
 
     def __len__(self) -> int:
-        return len(self.told) + len(self.too_large)
+        return len(self.told) + len(self.beyond) + len(self.too_large)
 
     @overload
     def __getitem__(self, index: int) -> Refusal: ...
@@ -88,8 +101,12 @@ class Refusals(Sequence[Refusal]):
         place = range(len(self))[index]
         if place < len(self.told):
             return self.told[place]
-        plan = self.too_large.plan(place - len(self.told))
-        return Refusal(plan, memory_refusal(*memory_price(self.context, plan), self.context))
+        place -= len(self.told)
+        if place < len(self.beyond):
+            plan = self.beyond.plan(place)
+            return Refusal(plan, self.limits.refusal(price(self.context, plan)))
+        columns = self.too_large.take([place - len(self.beyond)])
+        return Refusal(columns.plan(0), memory_refusal(self.context, columns, self.memory_risk))
 
 
 @dataclass(frozen=True)
@@ -110,31 +127,42 @@ def search(
     batch_samples: int,
     steps: int,
     optimizer: str = "adamw",
+    goodput: float = 1.0,
+    coarse: bool = False,
     learnt: Learnt | None = None,
     measured: Mapping[str, TaskMeasurement] | None = None,
 ) -> SearchResult:
     """Return all plans of exactly `cluster.devices` devices that keep the constraints, ranked by `constraints.goal`.
 
-    Raises DoesNotFit where none fits, with the one that came nearest, and ConfigError for constraints that
-    contradict each other or the cluster.
+    `goodput` is the part of the run's wall time in which it trains, for its deadline and budget; `coarse` leaves out
+    micro-batches that are no powers of two. Raises DoesNotFit where none fits, with the one that came nearest, and
+    ConfigError for constraints that contradict each other or the cluster.
     """
     context = Context(profile, cluster, batch_samples, steps, optimizer, learnt=learnt, measured=measured or {})
+    limits = Limits(constraints.deadline, constraints.budget_usd, steps, goodput)
     precision, precision_because = choose_precision(context, constraints.precision)
     told: list[Refusal] = []
     base = base_plan(constraints, precision, batch_samples)
     modes = recompute_modes(context, constraints)
     layouts = allowed_layouts(context, constraints, base, told)
-    columns = Space(context, constraints, base, modes, told).columns(layouts)
+    columns = Space(context, constraints, base, modes, told, coarse).columns(layouts)
     peaks = peak_bytes(context, columns)
-    too_large = most_bytes(context, peaks, columns) > usable_bytes(cluster)
+    risk, usable = constraints.memory_risk, usable_bytes(cluster)
+    too_large = peaks * np.exp(margin(risk, *memory_widths_of(context, columns))) > usable
     left_out = np.flatnonzero(too_large)
     left_out = left_out[np.argsort(peaks[left_out], kind="stable")]
-    refused = Refusals(tuple(told), context, columns.take(left_out))
-    fits, peaks = columns.take(~too_large), peaks[~too_large]
-    if not len(fits):
+    large, fits = columns.take(left_out), columns.take(~too_large)
+    values = values_of(context, fits, peaks[~too_large], usable)
+    within = limits.keeps(values, cluster)
+    scores = goal_values(values, constraints.goal.weights)
+    beyond = fits.take(np.flatnonzero(~within)[np.argsort(scores[~within], kind="stable")])
+    refused = Refusals(tuple(told), context, large, beyond, limits, risk)
+    if not within.any():
         raise _nothing_fits(profile, cluster, refused)
-    order = _order(fits, goal_values(context, fits, peaks, constraints.goal), peaks)
-    candidates = Candidates(context, fits.take(order))
+    fits, values = fits.take(within), values.take(within)
+    scores = goal_values(values, constraints.goal.weights)
+    order = _order(fits, scores, values.memory)
+    candidates = Candidates(context, fits.take(order), values.take(order), scores[order])
     return SearchResult(candidates[0], candidates, refused, precision_because)
 
 
@@ -159,31 +187,24 @@ def usable_bytes(cluster: Cluster) -> float:
     return cluster.device.memory_bytes.value * (1 - HEADROOM)
 
 
-def memory_refusal(memory: tuple[Term, ...], peak: Estimate, context: Context) -> str:
-    """Return why a plan's memory does not fit, in numbers; empty where it fits or the device's memory is unknown."""
-    usable = usable_bytes(context.cluster)
-    if not peak.high > usable:
+def memory_refusal(context: Context, columns: Columns, risk: float = PlanSpec.memory_risk) -> str:
+    """Return why the memory of a plan, the one in `columns`, does not fit, in numbers; empty where it fits or the
+    device's memory is unknown.
+
+    `risk` is the largest chance of running out of memory that a plan may have.
+    """
+    usable, memory = usable_bytes(context.cluster), memory_of(context, columns.plan(0))
+    ratio = float(np.exp(margin(risk, *memory_widths_of(context, columns)))[0])
+    most = sum(term.value for term in memory) * ratio
+    if not most > usable:
         return ""
     largest = sorted(memory, key=lambda term: -term.value)[:2]
     parts = ", ".join(f"{term.name} {format_bytes(term.value)}" for term in largest)
+    sure = "" if risk == PlanSpec.memory_risk else f" with a chance of {1 - risk:.0%}"
     return (
-        f"needs up to {format_bytes(peak.high)} of {format_bytes(usable)} usable per device "
+        f"needs up to {format_bytes(most)}{sure} of {format_bytes(usable)} usable per device "
         f"({HEADROOM:.0%} headroom kept); {parts}"
     )
-
-
-def goal_values(context: Context, columns: Columns, peaks: Floats, goal: str) -> Floats:
-    """Return what the goal minimises of every plan; infinity where it is unknown.
-
-    On one cluster money is proportional to time, and energy nearly: where they are unknown, time ranks.
-    """
-    if goal == "memory":
-        return peaks
-    seconds, busy = step_seconds(context, columns)
-    usd, kwh, _ = amounts(context.cluster, seconds, busy)
-    asked = {"money": usd, "energy": kwh}.get(goal, seconds)
-    value = asked if np.isfinite(asked).any() else seconds
-    return np.where(np.isfinite(value), value, math.inf)
 
 
 def _order(columns: Columns, value: Floats, peaks: Floats) -> Ints:
@@ -201,6 +222,10 @@ def _order(columns: Columns, value: Floats, peaks: Floats) -> Ints:
 
 def _nothing_fits(profile: ModelProfile, cluster: Cluster, refused: Refusals) -> DoesNotFit:
     what = f"{profile.name} does not fit {cluster.devices} x {cluster.device.name}"
+    if len(refused.beyond):
+        nearest = refused[len(refused.told)]
+        what = f"{profile.name} on {cluster.devices} x {cluster.device.name} keeps no {refused.limits.names}"
+        return DoesNotFit(what, f"the best plan, {nearest.plan}, {nearest.because}", refused.limits.fix(cluster))
     if not len(refused.too_large):
         return DoesNotFit(what, refused.told[-1].because if refused.told else "no layout is possible", "fewer devices")
     nearest = refused[len(refused.told)]

@@ -70,9 +70,10 @@ def assemble(task: Task, plan: Plan, world: World, source: Source, items_per_sam
         _materialise(model, task, family, world, [stage.module for stage in pipeline.stages] if pipeline else [])
     optimizer = build_optimizer(task.optimizer, model)
     routing = watch_routing(model, plan)
+    after_forward = routing.collect if routing else None
     take_part, part = part_of(plan, world.rank, model, objective), plan.layout.coordinates(world.rank)["cp"]
     passes: Passes = (
-        PipelinePasses(pipeline, objective, plan, world.device, task.seed, take_part)
+        PipelinePasses(pipeline, objective, plan, world.device, task.seed, take_part, after_forward)
         if pipeline is not None
         else SequentialPasses(
             model=model,
@@ -83,7 +84,7 @@ def assemble(task: Task, plan: Plan, world: World, source: Source, items_per_sam
             seed=task.seed,
             take_part=take_part,
             part=part,
-            after_forward=routing.collect if routing else None,
+            after_forward=after_forward,
         )
     )
     stepper = Stepper(

@@ -42,7 +42,7 @@ class SequentialPasses:
     take_part: Callable[[Any], Any] = lambda data: data
     part: int = 0  # which part that is: ranks that share a row draw random numbers of their own
     # Called after the forward pass of each micro-batch that counts: routers are watched here.
-    after_forward: Callable[[], None] | None = None
+    after_forward: Callable[[nn.Module], None] | None = None
 
     def accumulate(self, micro_batches: Sequence[MicroBatch], down: float) -> tuple[Any, Any]:
         """Run forward and backward of all micro-batches; return this rank's share of the loss sum and the weight."""
@@ -57,7 +57,7 @@ class SequentialPasses:
                 loss_total = loss_total + loss_sum.detach().double()
                 weight_total = weight_total + weight
                 if self.after_forward is not None:
-                    self.after_forward()
+                    self.after_forward(self.model)
         return self._share(loss_total), self._share(weight_total)
 
     def evaluate(self, micro_batches: Sequence[MicroBatch]) -> tuple[float, float]:

@@ -1,7 +1,8 @@
 """Passes of a pipelined model: torch's schedules decide the order, the last stage knows the loss.
 
-Micro-batches of the step are those of the pipeline. All of a step's loss sum and weight are counted on the last stage,
-with the exact rows of each micro-batch, so uneven ones weigh what they hold.
+Micro-batches of the step are those of the pipeline. A step's weight is counted on the last stage, with the exact rows
+of each micro-batch, so uneven ones weigh what they hold; its loss sum too, but for what blocks of a stage add by
+themselves, which is added, and goes back, where it arises.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed.pipelining import (
     PipelineStage,
     Schedule1F1B,
@@ -64,9 +65,12 @@ class PipelinePasses:
         device: torch.device,
         seed: int,
         take_part: Callable[[Any], Any] = lambda data: data,
+        after_forward: Callable[[nn.Module], None] | None = None,
     ) -> None:
         self._pipeline, self._plan, self._device, self._seed = pipeline, plan, device, seed
-        self._stages = [StageModule(stage, objective, plan, device, seed, take_part) for stage in pipeline.stages]
+        self._stages = [
+            StageModule(stage, objective, plan, device, seed, take_part, after_forward) for stage in pipeline.stages
+        ]
         if len(self._stages) > 1:
             pipeline.model.register_forward_pre_hook(refuse_call)  # stages are called one by one, never their union
         self._indices = [stage.index for stage in pipeline.stages]
@@ -84,8 +88,8 @@ class PipelinePasses:
         count = len(micro_batches)
         numbers = torch.arange(count)
         self._schedule(rows, count, relays, borders).step(index=numbers, target=numbers, return_outputs=False)
-        last = self._stages[-1]
-        return self._share(last.loss_total), self._share(last.weight_total)
+        loss_total = sum(stage.loss_total for stage in self._stages)
+        return self._share(loss_total), self._share(self._stages[-1].weight_total)
 
     def evaluate(self, micro_batches: Sequence[MicroBatch]) -> tuple[float, float]:
         """Run forward only; return this rank's share of the loss sum and the weight.

@@ -14,7 +14,7 @@ from torch import nn
 
 from paceline.plan.plan import Plan
 from paceline.task.models.balance import bias_step
-from paceline.task.models.moe import BALANCE, ENTROPY, MoEDecoder, routers
+from paceline.task.models.moe import BALANCE, ENTROPY, MoEDecoder, routers_by_place
 
 LISTED_EXPERTS = 512  # the journal lists the load of every expert up to so many of them over all layers
 
@@ -42,23 +42,23 @@ class RouterStats:
 
 @dataclass
 class RouterWatch:
-    """Adds up what the routers did in a step's micro-batches and updates their selection biases after it."""
+    """Adds up what the routers did in a step's micro-batches and updates their selection biases after it.
+
+    Of a pipeline's model a rank holds some layers; the sums of the others are zero on it.
+    """
 
     model: MoEDecoder
     plan: Plan
     _total: torch.Tensor | None = field(default=None, init=False)
 
-    def __post_init__(self) -> None:
-        self._routers = list(routers(self.model).values())
-
-    def collect(self) -> None:
-        """Add the forward pass that has just run. Called for micro-batches that count, once each."""
-        assert self.model.routed is not None
-        self._total = self.model.routed if self._total is None else self._total + self.model.routed
+    def collect(self, ran: nn.Module) -> None:
+        """Add the forward pass of a model, or of a stage of it. Called for micro-batches that count, once each."""
+        assert isinstance(ran, MoEDecoder) and ran.routed is not None
+        self._total = ran.routed if self._total is None else self._total + ran.routed
 
     def take(self) -> list[float]:
         """Return this rank's sums as a flat list, and forget them."""
-        shape = (len(self._routers), self.model.config.experts + 2)
+        shape = (self.model.config.routed_layers, self.model.config.experts + 2)
         total, self._total = self._total, None
         return (torch.zeros(shape) if total is None else total).flatten().tolist()
 
@@ -67,14 +67,14 @@ class RouterWatch:
 
         `items` is the step's weight. Ranks of a tensor-parallel group have routed the same tokens.
         """
-        table = torch.tensor(sums, dtype=torch.float64).view(len(self._routers), -1) / self.plan.layout.tp
+        table = torch.tensor(sums, dtype=torch.float64).view(self.model.config.routed_layers, -1) / self.plan.layout.tp
         counts = table[:, :ENTROPY].round()
         config = self.model.config
         if updated:
-            for router, row in zip(self._routers, counts, strict=True):
+            for place, router in routers_by_place(self.model).items():
                 bias = router.e_score_correction_bias
                 if bias is not None:
-                    bias_step(bias, row.to(bias.device), config.bias_rate)
+                    bias_step(bias, counts[place].to(bias.device), config.bias_rate)
         tokens = counts.sum(dim=1) / config.top_k
         entropy = table[:, ENTROPY] / tokens / math.log(config.experts) if config.experts > 1 else table[:, ENTROPY] * 0
         return RouterStats(

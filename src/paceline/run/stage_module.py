@@ -23,14 +23,28 @@ from paceline.run.parallel.pipeline import Stage
 from paceline.run.passes import Objective, in_model_precision
 from paceline.run.rng import seed_at, seed_device
 from paceline.run.rng_state import random_state, restore_random_state
+from paceline.task.models.chain import HandedOn
 
 
-class _HandedOn(BaseException):
+class _Ended(BaseException):
     """Ends an objective on a stage that is not the last, where the model has said what the next stage needs."""
 
-    def __init__(self, hidden: Any) -> None:
+    def __init__(self, handed_on: HandedOn) -> None:
         super().__init__()
-        self.hidden = hidden
+        self.handed_on = handed_on
+
+
+class _WithLoss(torch.autograd.Function):
+    """Hidden states as they are; in the backward pass a loss that their stage adds gets its gradient with theirs."""
+
+    @staticmethod
+    def forward(ctx: Any, hidden: Tensor, loss: Tensor) -> Tensor:
+        ctx.dtype, ctx.device = loss.dtype, loss.device
+        return hidden.detach()  # the same numbers; torch detaches outputs in place, which a view forbids
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
+        return grad, torch.ones((), dtype=ctx.dtype, device=ctx.device)
 
 
 class StageModule(nn.Module):
@@ -44,8 +58,10 @@ class StageModule(nn.Module):
         device: torch.device,
         seed: int,
         take_part: Callable[[Any], Any],
+        after_forward: Callable[[nn.Module], None] | None = None,
     ) -> None:
         super().__init__()
+        self._after_forward = after_forward  # called for micro-batches that count: routers are watched here
         self.part = stage.module
         self._stage, self._objective, self._plan = stage, objective, plan
         self._device, self._seed, self._take_part = device, seed, take_part
@@ -62,7 +78,7 @@ class StageModule(nn.Module):
         """Prepare a step; `rows` are those of its largest micro-batch, `relays` says whether random numbers travel."""
         self._micro_batches, self._down, self._rows, self._relays = micro_batches, down, rows, relays
         self._backwards = 0
-        self.loss_total: Any = 0.0
+        self.loss_total: Any = 0.0  # of a stage before the last, what its own blocks add to the loss
         self.weight_total: Any = 0.0
 
     def forward(self, *received: Tensor, index: Tensor) -> Tensor | tuple[Tensor, ...]:
@@ -76,26 +92,36 @@ class StageModule(nn.Module):
         else:
             seed_device(seed_at(self._seed, micro.position), self._device)
         hidden = received[0][: rows_in(micro)] if received else None
-        found = self.run(micro, hidden)
-        if self._stage.is_last:
-            loss_sum, weight = found
-            if micro.counts:
-                self.loss_total = self.loss_total + loss_sum.detach().double()
-                self.weight_total = self.weight_total + weight
-            out = loss_sum * (self._down if micro.counts else 0.0)
+        found = self._run(micro, hidden)
+        down = self._down if micro.counts else 0.0
+        if isinstance(found, HandedOn):
+            loss_sum, weight = found.added_loss, 0.0
+            out = found.hidden if loss_sum is None else _WithLoss.apply(found.hidden, loss_sum * down)
+            out = self._padded(out)
         else:
-            out = self._padded(found)
+            loss_sum, weight = found
+            out = loss_sum * down
+        if micro.counts:
+            if loss_sum is not None:
+                self.loss_total = self.loss_total + loss_sum.detach().double()
+            self.weight_total = self.weight_total + weight
+            if self._after_forward is not None:
+                self._after_forward(self.part)
         if out.requires_grad:
             out.register_hook(self._before_backward)
         return (out, random_state(self._device)) if self._relays and not self._stage.is_last else out
 
     def run(self, micro: MicroBatch, hidden: Tensor | None) -> Any:
         """Run the stage's part of the objective: (loss sum, weight) on the last stage, else hidden states."""
+        found = self._run(micro, hidden)
+        return found.hidden if isinstance(found, HandedOn) else found
+
+    def _run(self, micro: MicroBatch, hidden: Tensor | None) -> Any:
         self._incoming, self._running, self._calls = hidden, True, 0
         try:
             return self._objective(self.part, self._take_part(in_model_precision(micro.data, self._plan)))
-        except _HandedOn as handed_on:
-            return handed_on.hidden
+        except _Ended as ended:
+            return ended.handed_on
         finally:
             self._incoming, self._running = None, False
 
@@ -122,7 +148,7 @@ class StageModule(nn.Module):
     def _leave(self, module: nn.Module, args: Any, output: Any) -> None:
         if not self._stage.is_last:
             hidden = getattr(output, "logits", output)
-            raise _HandedOn(hidden)
+            raise _Ended(output if isinstance(output, HandedOn) else HandedOn(hidden, None))
 
     def _padded(self, hidden: Tensor) -> Tensor:
         """Return hidden states with rows of zeros up to the largest micro-batch's."""

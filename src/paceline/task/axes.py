@@ -16,7 +16,8 @@ CLOSED_AXES = {
     "pp": "splitting the chain of blocks into stages needs rules for this model: an attribute `paceline_rules` that "
     "names what comes before the blocks, their container and what comes after; dp_replicate and dp_shard need none",
     "cp": SEQUENCE_RULE,
-    "ep": "the model has no experts to spread; the sizes moe-2m and mixtral-8x7b, among others, have",
+    "ep": "the model has no experts to spread; the sizes moe-2m and mixtral-8x7b, among others, have, and a model of"
+    " your own whose attribute `paceline_rules` names them: {'layers.*.experts': 'expert'}",
 }
 
 _BATCH_STATISTICS = "BatchNorm statistics would be computed over each {part}; try GroupNorm"

@@ -49,6 +49,8 @@ def tensor_axis(model: Any) -> tuple[TensorLimits | None, str]:
         return None, rules.closed.get("tp", "") if rules else ""
     modules = dict(model.named_modules())
     rules.check(modules)
+    if "expert" in rules.tensor.values():
+        return None, "which dimensions of its experts' weights are their width is known of the built-in families alone"
     counts, dimensions, widths = dict(rules.counts), [], set()
     for name, module in modules.items():
         style = rules.style_of(name)
@@ -66,6 +68,24 @@ def tensor_axis(model: Any) -> tuple[TensorLimits | None, str]:
             counts[f"features of {name}"] = module.weight.shape[0]
     limits = TensorLimits(counts, min(dimensions, default=1), tuple(sorted(widths)), rules.splits_sequence)
     return limits, ""
+
+
+def expert_axis(model: Any) -> tuple[dict[str, Any], str]:
+    """Return the modules with the experts of a layer, by name, or ({}, why they cannot be spread over ranks).
+
+    A module with the rule 'expert' is called with rows [tokens, ...] sorted by expert and int64 counts [experts] of
+    them, returns a result for each row, and holds all its weights stacked: [experts, ...].
+    """
+    rules = declared_rules(model)
+    found = {n: m for n, m in model.named_modules() if rules is not None and rules.style_of(n) == "expert"}
+    for name, module in found.items():
+        weights = dict(module.named_parameters(recurse=False))
+        counts = {weight.shape[0] for weight in weights.values() if weight.dim() > 1}
+        if len(weights) < len(list(module.parameters())) or any(weight.dim() < 2 for weight in weights.values()):
+            return {}, f"'{name}' holds experts as modules of their own: stack their weights as [experts, ...]"
+        if len(counts) != 1:
+            return {}, f"the weights of '{name}' are not stacked by expert: the first dimension of all counts experts"
+    return found, ""
 
 
 def hf_rules(model: Any) -> Rules | None:

@@ -32,7 +32,8 @@ def next_token(model: nn.Module, batch: Mapping[str, Tensor]) -> tuple[Tensor, T
     [rows, seq, vocab], as a tensor or as an output with `.logits`.
 
     It may hold "documents" too, int64 [rows, seq]: tokens then see only those of their own document, in which positions
-    restart. Where ranks share sequences it holds "positions" and perhaps "mask" instead, made from the whole rows.
+    restart. Where ranks share sequences it holds "positions" and perhaps "mask" instead, made from the whole rows, and
+    "real", for models with an argument of this name: which tokens are no padding.
     """
     tokens, labels = _field(batch, "tokens"), _field(batch, "labels")
     options = _placement(model, batch)
@@ -114,14 +115,15 @@ def _placement(model: nn.Module, batch: Mapping[str, Tensor]) -> dict[str, Any]:
     if "documents" in batch:
         documents = batch["documents"]
         found = {"positions": document_positions(documents), "mask": document_mask(documents)}
-    if found:
-        known = inspect.signature(type(model).forward).parameters
-        if missing := [name for name in found if name not in known]:
-            raise ConfigError(
-                f"{type(model).__name__} takes no argument '{missing[0]}'",
-                "the batch says where its tokens stand: documents are packed into rows, or ranks share sequences",
-                "forward(self, tokens, positions=None, mask=None), or data without documents",
-            )
+    known = inspect.signature(type(model).forward).parameters
+    if missing := [name for name in found if name not in known]:
+        raise ConfigError(
+            f"{type(model).__name__} takes no argument '{missing[0]}'",
+            "the batch says where its tokens stand: documents are packed into rows, or ranks share sequences",
+            "forward(self, tokens, positions=None, mask=None), or data without documents",
+        )
+    if "real" in batch and "real" in known:  # routers count what is no padding
+        found["real"] = batch["real"]
     return found
 
 

@@ -45,7 +45,7 @@ class BlockProfile:
     experts: int = 0  # of a mixture of experts; 0 for every other block
     expert_parameters: int = 0  # those of the parameters that lie in experts, which `ep` spreads
     active_parameters: int = 0  # parameters that one token passes (0: all)
-    expert_widths: tuple[int, ...] = ()  # output widths of an expert's matrices
+    expert_widths: tuple[int, ...] = ()  # of an expert's matrices: that of the stream, and its own, which `tp` splits
     routed_elements: float = 0.0  # elements of a sample that are sent to experts, once for each that a token passes
 
 
@@ -102,7 +102,7 @@ class ModelProfile:
 
     @property
     def expert_widths(self) -> tuple[int, ...]:
-        """The output widths of an expert's matrices."""
+        """The widths of an expert's matrices: that of the stream, and its own, which `tp` splits."""
         return next((block.expert_widths for block in self.blocks if block.expert_widths), ())
 
     @cached_property

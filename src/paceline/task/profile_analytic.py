@@ -68,10 +68,11 @@ def decoder_layer(config: DecoderConfig, seq: int) -> BlockProfile:
     """Return the profile of one layer of attention and feed-forward."""
     hidden, ffn, queries, keys = config.hidden, config.ffn, config.q_width, config.kv_width
     products = [(hidden, queries), (hidden, keys), (hidden, keys), (queries, hidden), *3 * [(hidden, ffn)]]
+    normed = (queries + keys) * config.qk_norm  # queries and keys that are normalised by head
     weights = sum(inner * outer for inner, outer in products)
     # Kept: the inputs of two norms, of four products that read them, of attention and its output, and in SwiGLU
     # gate, silu(gate), up and their product.
-    saved = 4 * hidden + 2 * queries + 2 * keys + 4 * ffn
+    saved = 4 * hidden + 2 * queries + 2 * keys + 4 * ffn + normed
     # Kept: the block's input and the outputs of seven products and of attention (log-sum-exp per head in fp32).
     selective = 3 * hidden + 2 * queries + 2 * keys + 2 * ffn + 2 * config.heads
     return BlockProfile(
@@ -81,7 +82,8 @@ def decoder_layer(config: DecoderConfig, seq: int) -> BlockProfile:
         matmul_flops=2.0 * seq * weights,
         attention_flops=2.0 * seq * seq * queries,  # two products of 2 seq^2 queries each, the causal half of them
         moved_elements=float(
-            seq * (2 * _norm_moves(hidden) + ROTARY_MOVES * (queries + keys) + 5 * ffn + 2 * 3 * hidden)
+            seq * (2 * _norm_moves(hidden) + NORM_MOVES * normed + ROTARY_MOVES * (queries + keys))
+            + seq * (5 * ffn + 2 * 3 * hidden)
         ),
         saved_elements=float(seq * saved),
         saved_fp32_elements=float(seq * (2 + config.heads)),  # per token: two norms' scales, log-sum-exp per head
@@ -89,7 +91,7 @@ def decoder_layer(config: DecoderConfig, seq: int) -> BlockProfile:
         input_elements=float(seq * hidden),
         # Backward of SwiGLU: gradients of the product, of silu(gate) and of up, and one of the stream.
         transient_elements=float(seq * (3 * ffn + hidden)),
-        operators=2 * NORM_OPERATORS + 2 * ROTARY_OPERATORS + len(products) + 5,
+        operators=(2 + 2 * config.qk_norm) * NORM_OPERATORS + 2 * ROTARY_OPERATORS + len(products) + 5,
         matmul_width=_width(products),
         recomputable=True,
         kv_elements=2.0 * seq * keys,

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from paceline.task.axes import closed_axes
 from paceline.task.models.sizes import MoEConfig
-from paceline.task.profile import BlockProfile, ModelProfile
+from paceline.task.profile import BlockProfile, ModelProfile, TensorLimits
 from paceline.task.profile_analytic import decoder_layer, profile_decoder
 
 # Per token and chosen expert, in elements of the hidden width: the row is copied to its expert's place and its result
@@ -32,8 +32,19 @@ def profile_moe(config: MoEConfig, seq_len: int) -> ModelProfile:
     return replace(
         plain,
         blocks=(plain.blocks[0], *layers, *plain.blocks[-2:]),
-        closed_axes=closed_axes("ep"),
-        tensor_limits=None,
+        closed_axes=closed_axes("tp", "cp", "pp", "ep"),
+        tensor_limits=_tensor_limits(config),
+    )
+
+
+def _tensor_limits(config: MoEConfig) -> TensorLimits:
+    """Return what the tensor axis must respect: as of a decoder without experts, and a part of every expert's width."""
+    widths = [config.expert_ffn, *([config.ffn] if config.dense_layers else [])]
+    return TensorLimits(
+        counts={"heads": config.heads, "kv_heads": config.kv_heads},
+        smallest_split=min(config.vocab, config.kv_width, *widths, config.shared_ffn or config.expert_ffn),
+        widths=(config.hidden,),
+        splits_sequence=True,
     )
 
 
@@ -58,6 +69,6 @@ def _routed_layer(config: MoEConfig, seq: int) -> BlockProfile:
         experts=experts,
         expert_parameters=config.expert_parameters,
         active_parameters=config.routed_layer_parameters - config.expert_parameters * (experts - top_k) // experts,
-        expert_widths=(2 * config.expert_ffn, hidden),
+        expert_widths=(hidden, config.expert_ffn),
         routed_elements=float(rows),
     )

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 from torch import Tensor, nn
@@ -11,7 +13,7 @@ from torch.utils._pytree import tree_leaves
 
 from paceline.errors import ConfigError
 from paceline.task.axes import BATCH_STATISTICS, closed_axes
-from paceline.task.declared import tensor_axis
+from paceline.task.declared import expert_axis, tensor_axis
 from paceline.task.models.attention import can_share_sequences
 from paceline.task.models.blocks import find_blocks
 from paceline.task.models.build import has_batch_statistics
@@ -38,28 +40,37 @@ def profile_module(
     """
     rows = _rows(example_batch)
     blocks = find_blocks(model)
-    counts = _trace(model, blocks, example_batch, objective)
+    experts, unstacked = expert_axis(model)
+    with _rows_to(experts) as routed:
+        counts = _trace(model, blocks, example_batch, objective)
     batch_statistics = has_batch_statistics(model)
     axes = () if batch_statistics else ("dp_replicate", "dp_shard")
     limits, because = tensor_axis(model)
     takes_parts = can_share_sequences(model) and takes_sequence_parts(objective)
     chained = chain_of(model) is not None  # BatchNorm closes pp again
     opened = [*(["tp"] if limits else []), *(["cp"] if takes_parts else []), *(["pp"] if chained else [])]
-    tensor_closed = {"tp": because} if because and not limits else {}
+    opened += ["ep"] if experts else []
+    model_closed = {axis: why for axis, why in (("tp", because), ("ep", unstacked)) if why and axis not in opened}
     profiles: list[BlockProfile] = []
     owners: dict[int, str] = {}
+    seen: set[str] = set()
     for (name, block), count in zip([*blocks, (REST, model)], counts, strict=True):
         own = {id(parameter): parameter.numel() for parameter in block.parameters()}
         parameters = sum(size for key, size in own.items() if key not in owners)
         tied_to = next((owners[key] for key in own if key in owners and name != REST), "")
         owners = {**dict.fromkeys(own, name), **owners}
-        profiles.append(_block(name, count, parameters, rows, axes, tied_to))
+        inside = [key for key in experts if key.startswith(f"{name}.") or (name == REST and key not in seen)]
+        seen.update(inside)
+        profile = _block(name, count, parameters, rows, axes, tied_to)
+        profiles.append(
+            _with_experts(profile, [experts[key] for key in inside], sum(routed[key] for key in inside), rows)
+        )
     return ModelProfile(
         name=type(model).__name__,
         blocks=tuple(profiles),
         tokens_per_sample=items_per_sample or _items(example_batch, rows),
         source="traced",
-        closed_axes={**closed_axes(*opened), **tensor_closed, **(BATCH_STATISTICS if batch_statistics else {})},
+        closed_axes={**closed_axes(*opened), **model_closed, **(BATCH_STATISTICS if batch_statistics else {})},
         tensor_limits=limits,
     )
 
@@ -84,6 +95,37 @@ def _block(name: str, counts: Counts, parameters: int, rows: int, axes: tuple[st
         recomputable=name != REST,
         open_axes=axes,
         tied_to=tied_to,
+    )
+
+
+@contextlib.contextmanager
+def _rows_to(experts: Mapping[str, nn.Module]) -> Iterator[dict[str, int]]:
+    """Yield the elements that each module with experts was given in the passes inside the block."""
+    given = dict.fromkeys(experts, 0)
+
+    def look(name: str) -> Callable[..., None]:
+        return lambda module, args: given.update({name: args[0].numel()})
+
+    handles = [module.register_forward_pre_hook(look(name)) for name, module in experts.items()]
+    try:
+        yield given
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _with_experts(profile: BlockProfile, experts: list[nn.Module], elements: int, rows: int) -> BlockProfile:
+    """Return the profile with what its experts are; `elements` are those that all rows of the batch sent to them."""
+    if not experts:
+        return profile
+    weights = [weight for module in experts for weight in module.parameters()]
+    shared = set.intersection(*(set(weight.shape[1:]) for weight in weights))  # widths that all of them have
+    return replace(
+        profile,
+        experts=weights[0].shape[0],
+        expert_parameters=sum(weight.numel() for weight in weights),
+        expert_widths=tuple(sorted(shared)),
+        routed_elements=elements / rows,
     )
 
 

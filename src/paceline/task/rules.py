@@ -21,15 +21,16 @@ from paceline.errors import ConfigError, suggestion
 STYLES = {
     "column": "output features are split; the input is whole",
     "row": "input features are split; the outputs are summed",
+    "partial": "input features are split; the outputs stay parts of a sum",
     "vocabulary": "rows of the vocabulary are split: of an embedding, or of the head and its loss",
     "sequence": "the weight is whole; the activation is split along the sequence",
-    "expert": "whole experts are spread over the expert axis",
+    "expert": "whole experts are spread over the expert axis; a part of the width of each over the tensor axis",
     "replicated": "the weight is whole, and so is the activation",
-    "summed": "the weight is whole, the activation is split otherwise: a norm of single heads",
+    "summed": "the weight is whole, what is made of its output is a part of a sum: a norm of single heads, a router",
     "gathered": "output features are split and then gathered",
 }
 # Style -> the dimension of a weight [out, in] that is spread over the tensor axis; the other styles leave it whole.
-SPREAD = {"column": 0, "gathered": 0, "vocabulary": 0, "row": 1}
+SPREAD = {"column": 0, "gathered": 0, "vocabulary": 0, "row": 1, "partial": 1}
 
 
 @dataclass(frozen=True)
@@ -97,20 +98,23 @@ DECODER = Rules(
 )
 
 
-def decoder_rules(tied: bool, heads: int, kv_heads: int) -> Rules:
+def decoder_rules(tied: bool, heads: int, kv_heads: int, qk_norm: bool = False) -> Rules:
     """Return the rules of a built-in decoder of this shape; a tied one has no module for its head."""
     counts = {"heads": heads, "kv_heads": kv_heads}
-    if not tied:
-        return replace(DECODER, counts=counts)
-    tensor = {pattern: style for pattern, style in DECODER.tensor.items() if pattern != "lm_head"}
-    return replace(DECODER, tensor=tensor, last=("norm",), counts=counts)
+    tensor = {pattern: style for pattern, style in DECODER.tensor.items() if pattern != "lm_head" or not tied}
+    if qk_norm:
+        tensor |= {"layers.*.self_attn.q_norm": "summed", "layers.*.self_attn.k_norm": "summed"}
+    return replace(DECODER, tensor=tensor, last=("norm",) if tied else DECODER.last, counts=counts)
 
 
-def moe_rules(*, dense_layers: bool, shared_experts: bool) -> Rules:
+def moe_rules(
+    tied: bool, heads: int, kv_heads: int, qk_norm: bool, *, dense_layers: bool, shared_experts: bool
+) -> Rules:
     """Return the rules of a decoder with experts: routers stay whole, dense and shared feed-forwards split as usual."""
-    feed_forward = "layers.*.mlp."
-    tensor = {name: style for name, style in DECODER.tensor.items() if not name.startswith(feed_forward)}
-    tensor |= {feed_forward + "gate": "replicated", feed_forward + "experts": "expert"}
-    for prefix in [feed_forward] * dense_layers + [feed_forward + "shared_experts."] * shared_experts:
-        tensor |= {prefix + "gate_proj": "column", prefix + "up_proj": "column", prefix + "down_proj": "row"}
-    return Rules(tensor=tensor, first=DECODER.first, blocks=DECODER.blocks, last=DECODER.last)
+    base, feed_forward = decoder_rules(tied, heads, kv_heads, qk_norm), "layers.*.mlp."
+    tensor = {name: style for name, style in base.tensor.items() if not name.startswith(feed_forward)}
+    tensor |= {feed_forward + "gate": "summed", feed_forward + "experts": "expert"}
+    ends = [(feed_forward, "row")] * dense_layers + [(feed_forward + "shared_experts.", "partial")] * shared_experts
+    for prefix, end in ends:  # what shared experts make is added to what routed ones do, and summed with it
+        tensor |= {prefix + "gate_proj": "column", prefix + "up_proj": "column", prefix + "down_proj": end}
+    return replace(base, tensor=tensor)

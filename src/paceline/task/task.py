@@ -26,6 +26,12 @@ class ModelSpec:
     ffn: int = option(0, "overrides the width of the feed-forward layer, or of one expert", minimum=0)
     experts: int = option(0, "overrides the number of experts of a layer, of sizes that have them", minimum=0)
     top_k: int = option(0, "overrides the number of experts that a token passes", minimum=0)
+    scoring: str = option(
+        "",
+        "how a router scores experts: 'softmax' (against each other) or 'sigmoid' (each alone, as in DeepSeek-V3);"
+        " empty keeps the named size's choice",
+        choices=("", "softmax", "sigmoid"),
+    )
     balance: str = option(
         "",
         "how the load of experts is kept even: 'sequence' (an auxiliary loss per sequence), 'bias' (a selection bias"

@@ -21,7 +21,6 @@ from paceline.run.schedule import learning_rate
 from paceline.run.step import StepStats
 from paceline.run.world import World
 from paceline.task.data.source import Source
-from paceline.task.models.moe import routers
 from paceline.task.task import Task
 from paceline.verify.diagnosis import Traits, diagnose, traits_of
 from paceline.verify.difference import Difference, number_differences, sample_differences, tensor_differences
@@ -153,7 +152,7 @@ def _step(
     return [
         samples,
         weight,
-        *tensor_differences("router", _loads(built, stats), expected.router, step, world, plan.layout),
+        *tensor_differences("router", _loads(stats, expected), expected.router, step, world, plan.layout),
         loss,
         *gradients,
         norm,
@@ -162,11 +161,10 @@ def _step(
     ]
 
 
-def _loads(built: Assembled, stats: StepStats) -> dict[str, torch.Tensor]:
-    """Return the tokens per expert that a step reports, by router."""
+def _loads(stats: StepStats, expected: ReferenceStep) -> dict[str, torch.Tensor]:
+    """Return the tokens per expert that a step reports, by router; every rank reports those of all stages."""
     counts = stats.router.counts if stats.router else ()
-    names = routers(built.model)
-    return {name: torch.tensor(row, dtype=torch.float64) for name, row in zip(names, counts, strict=True)}
+    return {name: torch.tensor(row, dtype=torch.float64) for name, row in zip(expected.router, counts, strict=True)}
 
 
 def _state(model: torch.nn.Module) -> dict[str, torch.Tensor]:

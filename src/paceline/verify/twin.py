@@ -1,8 +1,8 @@
 """The twin: the task scaled down until a laptop can run it, with its structure kept.
 
 Kept: head ratios, tied weights, the tokenizer, every axis of the layout, the ZeRO class, recompute, clipping, the
-optimizer. Shrunk: width, depth, sequence length, batch, degrees. What can be uneven is made so on purpose: ranks get
-different numbers of rows, pipeline stages of blocks, shards of the embedding of values.
+optimizer. Shrunk: width, depth, vocabulary, sequence length, batch, degrees. What can be uneven is made so on purpose:
+ranks get different numbers of rows, pipeline stages of blocks, shards of the embedding of values.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ HEAD_DIMS = ((16, 8), (64, 4), (10_000, 2))  # (up to so many heads, width of ea
 LAYERS = 3
 SEQ_LEN = 24
 LARGEST_EXPERTS = 8
-LARGEST_VOCAB = 521  # a prime: uneven over every number of shards, where the data's own is not larger
+LARGEST_VOCAB = 521  # a prime: uneven over every number of shards; ids of more are folded into it (fold.py)
 # Adam divides by |g| + eps: with a tiny eps it turns rounding noise in near-zero gradients into whole updates.
 TWIN_EPS = 1e-4
 
@@ -67,7 +67,7 @@ def twin_model(model: ModelSpec, data_vocab: int, task: Task, layout: Layout, la
         layers=min(full.layers, layers),
         ffn=ffn + -ffn % (layout.state_degree // layout.ep) if layout.ep > 1 else ffn,
         **_twin_experts(full, layout.ep),
-        vocab=max(data_vocab, min(full.vocab, LARGEST_VOCAB)) | 1,  # odd: shards of the embedding differ in rows
+        vocab=min(full.vocab | 1, LARGEST_VOCAB),  # odd: shards of the embedding differ in rows
         tied=full.tied,
         weights="",
     )

@@ -89,12 +89,13 @@ def _compare_all(rows: Sequence[Row], folder: Path, result_path: Path, steps: in
     from paceline.run.world import join_world
     from paceline.task.data.source import open_sources
     from paceline.verify.compare import compare
+    from paceline.verify.fold import for_twin
 
     world = join_world("cpu", threads=1, rendezvous=f"file://{folder}/rendezvous-{rows[0][0]}")
     for path, group in itertools.groupby(rows, key=lambda row: row[1]):
         task = take_over(path).task
         kept: dict[Any, Any] = {}
-        source, _ = open_sources(task.data, task.seed)
+        source = for_twin(open_sources(task.data, task.seed)[0], task)
         for _, _, plan in group:
             result = compare(task, plan, world, source, source.items_per_sample, steps, kept)
             if world.is_first:

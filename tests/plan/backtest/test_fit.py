@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import dataclasses
+import itertools
 from pathlib import Path
 
 import pytest
@@ -15,31 +16,23 @@ from paceline.plan.backtest.rows import Reader
 from paceline.plan.backtest.table import read_table
 from paceline.plan.cost.constants import constants_text, read_constants
 
-COLUMNS = (
-    "source model arch layers hidden ffn_hidden heads kv_heads vocab seq_len accelerator n_devices devices_per_node"
-    " precision tp sp pp cp ep dp zero_stage micro_batch global_batch grad_accum recompute attention_kernel"
-    " measured_step_s measured_memory_gib status notes"
-).split()
-
 
 def table(path: Path, seconds: list[float] | None = None, gib: list[float] | None = None) -> Path:
     rows = []
-    for hidden in (1024, 2048, 4096):
-        for tp, dp in ((1, 8), (2, 4), (8, 1)):
-            for micro in (1, 4):
-                rows.append(
-                    {"source": "made", "model": f"h{hidden}", "arch": "llama", "layers": 8, "hidden": hidden,
-                     "ffn_hidden": 4 * hidden, "heads": hidden // 128, "kv_heads": hidden // 128, "vocab": 32000,
-                     "seq_len": 2048, "accelerator": "A100-80GB", "n_devices": 8, "devices_per_node": 8,
-                     "precision": "bf16", "tp": tp, "sp": 1, "pp": 1, "cp": 1, "ep": 1, "dp": dp, "zero_stage": "1",
-                     "micro_batch": micro, "global_batch": 64, "grad_accum": 64 // dp // micro, "recompute": "none",
-                     "attention_kernel": "flash", "measured_step_s": 1.0, "measured_memory_gib": 1.0, "status": "ok"}
-                )  # fmt: skip
+    sizes = itertools.product((512, 1024, 2048, 4096), ((1, 8), (2, 4), (8, 1)), (1, 2, 4), (4, 8))
+    for hidden, (tp, dp), micro, layers in sizes:
+        rows.append(
+            {"source": "made", "model": f"h{hidden}", "arch": "llama", "layers": layers, "hidden": hidden,
+             "ffn_hidden": 4 * hidden, "heads": 8, "kv_heads": 8, "vocab": 32000, "seq_len": 2048,
+             "accelerator": "A100-80GB", "n_devices": 8, "devices_per_node": 8, "precision": "bf16", "tp": tp, "sp": 1,
+             "pp": 1, "cp": 1, "ep": 1, "dp": dp, "zero_stage": "1", "micro_batch": micro, "global_batch": 64,
+             "grad_accum": 64 // dp // micro, "recompute": "none", "attention_kernel": "flash", "status": "ok"}
+        )  # fmt: skip
     for index, row in enumerate(rows):
         row["measured_step_s"] = seconds[index] if seconds else 1.0
         row["measured_memory_gib"] = gib[index] if gib else 1.0
     with path.open("w", newline="") as file:
-        writer = csv.DictWriter(file, COLUMNS)
+        writer = csv.DictWriter(file, list(rows[0]))
         writer.writeheader()
         writer.writerows(rows)
     return path

@@ -15,6 +15,7 @@ from paceline.task.models import products
 from paceline.task.models.balance import bias_step, expert_counts, sequence_balance
 from paceline.task.models.build import build_model, load_weights
 from paceline.task.models.huggingface import export_safetensors, from_hf_state, to_hf_config, to_hf_state
+from paceline.task.models.huggingface_moe import joined
 from paceline.task.models.init import initialise
 from paceline.task.models.moe import MoE, MoEDecoder, RoutedLayer, routers
 from paceline.task.models.products import expert_products
@@ -39,14 +40,20 @@ def built(config: MoEConfig) -> MoEDecoder:
     return model
 
 
-def mixtral(config: MoEConfig) -> torch.nn.Module:
-    return transformers.MixtralForCausalLM(transformers.MixtralConfig(**to_hf_config(config)))
+QWEN3 = {"qk_norm": True, "dense_layers": 1, "renormalise": False, "head_dim": 12}
+HF_CASES = [{"top_k": 1}, {"top_k": 2}, {"top_k": 6}, {"qk_norm": True, "top_k": 3}, {**QWEN3, "top_k": 2}]
 
 
-@pytest.mark.parametrize("top_k", [1, 2, 6])
-def test_logits_and_gradients_equal_mixtrals_for_the_same_weights_and_names(top_k: int) -> None:
-    config = tiny(top_k=top_k)
-    ours, theirs = built(config), mixtral(config)
+def hugging_face(config: MoEConfig) -> torch.nn.Module:
+    kind = "Qwen3Moe" if config.qk_norm else "Mixtral"
+    described = getattr(transformers, f"{kind}Config")(**to_hf_config(config))
+    return getattr(transformers, f"{kind}ForCausalLM")(described)
+
+
+@pytest.mark.parametrize("changes", HF_CASES, ids=str)
+def test_logits_and_gradients_equal_hugging_faces_for_the_same_weights_and_names(changes: dict) -> None:
+    config = tiny(**changes)
+    ours, theirs = built(config), hugging_face(config)
     missing = theirs.load_state_dict(to_hf_state(ours.state_dict()), strict=True)
     assert not missing.missing_keys and not missing.unexpected_keys
     back = from_hf_state(theirs.state_dict())
@@ -63,12 +70,13 @@ def test_logits_and_gradients_equal_mixtrals_for_the_same_weights_and_names(top_
         torch.testing.assert_close(dict(ours.named_parameters())[name].grad, gradient, rtol=1e-3, atol=1e-4)
 
 
-def test_files_go_to_mixtral_and_back(tmp_path: Path) -> None:
-    config = tiny()
+@pytest.mark.parametrize(("changes", "kind"), [({}, "Mixtral"), (QWEN3, "Qwen3Moe")], ids=["Mixtral", "Qwen3Moe"])
+def test_files_go_to_hugging_face_and_back(changes: dict, kind: str, tmp_path: Path) -> None:
+    config = tiny(**changes)
     ours = built(config)
     export_safetensors(dict(ours.state_dict()), config, tmp_path / "ours")
     theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "ours")
-    assert type(theirs).__name__ == "MixtralForCausalLM"
+    assert type(theirs).__name__ == f"{kind}ForCausalLM"
     tokens, _ = batch(config)
     torch.testing.assert_close(ours(tokens), theirs(tokens).logits, rtol=1e-4, atol=1e-5)
     theirs.save_pretrained(tmp_path / "theirs")
@@ -77,15 +85,59 @@ def test_files_go_to_mixtral_and_back(tmp_path: Path) -> None:
         load_weights(again, str(tmp_path / folder))
         assert all(torch.equal(again.state_dict()[name], tensor) for name, tensor in ours.state_dict().items())
     described = json.loads((tmp_path / "ours" / "config.json").read_text())
-    assert (described["num_local_experts"], described["num_experts_per_tok"]) == (6, 2)
+    assert (described.get("num_local_experts") or described["num_experts"], described["num_experts_per_tok"]) == (6, 2)
     with pytest.raises(ConfigError, match="num_experts_per_tok"):
-        load_weights(MoEDecoder(tiny(top_k=3)), str(tmp_path / "ours"))
+        load_weights(MoEDecoder(tiny(**{**changes, "top_k": 3})), str(tmp_path / "ours"))
 
 
 def test_what_mixtral_cannot_compute_is_not_exported(tmp_path: Path) -> None:
     config = tiny(shared_ffn=16, renormalise=False)
     with pytest.raises(ConfigError, match="no shared experts, no weights that are not renormalised"):
         export_safetensors(dict(built(config).state_dict()), config, tmp_path)
+
+
+def test_a_sigmoid_router_with_a_bias_and_shared_experts_is_deepseek_v3s_block() -> None:
+    from transformers.models.deepseek_v3.modeling_deepseek_v3 import DeepseekV3MoE
+
+    config = tiny(scoring="sigmoid", balance="bias", shared_ffn=16, expert_ffn=16, top_k=3)
+    described = transformers.DeepseekV3Config(
+        hidden_size=32, moe_intermediate_size=16, n_routed_experts=6, num_experts_per_tok=3, n_shared_experts=1,
+        n_group=1, topk_group=1, norm_topk_prob=True, routed_scaling_factor=1.0,
+    )  # fmt: skip
+    ours, theirs = built(config).layers[0].mlp, DeepseekV3MoE(described)
+    ours.gate.e_score_correction_bias.uniform_(-0.2, 0.2)
+    state = {name: joined(name, tensor) for name, tensor in ours.state_dict().items()}
+    theirs.load_state_dict(state, strict=True)
+    x = torch.randn(2, 7, 32, requires_grad=True)
+    out, routed = ours(x)
+    expected = theirs(x)
+    torch.testing.assert_close(out, expected, rtol=1e-4, atol=1e-6)
+    here, there = (torch.autograd.grad(y.square().sum(), x)[0] for y in (out, expected))
+    torch.testing.assert_close(here, there, rtol=1e-4, atol=1e-6)
+    probabilities, _, chosen = ours.gate(x)
+    torch.testing.assert_close(probabilities.sum(-1), torch.ones(2, 7))
+    # Equations 17 to 20 of the report, term by term: scores of a token divided by their sum.
+    scores = (x @ ours.gate.weight.T).sigmoid()
+    share = torch.nn.functional.one_hot(chosen, 6).sum(2).float().mean(1) * 6 / 3
+    mean = (scores / scores.sum(-1, keepdim=True)).mean(1)
+    torch.testing.assert_close(routed.balance / 3, (share * mean).sum(1))
+
+
+def test_padding_is_no_part_of_what_routers_tell() -> None:
+    config = tiny(balance_weight=0.3)
+    model = built(config).double().train()
+    tokens, labels = batch(config)
+    labels[:, 9:] = -100
+    labels[0, 4] = -100  # a token without a label of its own, before others that have one
+    cut, weight = model(tokens[:, :9], labels[:, :9])
+    told = model.routed
+    filled, same = model(tokens, labels)
+    assert weight == same
+    torch.testing.assert_close(filled, cut)
+    assert model.routed is not None and told is not None
+    torch.testing.assert_close(model.routed, told)
+    model(tokens, torch.full_like(labels, -100))
+    assert torch.equal(model.routed, torch.zeros_like(told)), "a batch without a label teaches nothing"
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
@@ -95,22 +147,20 @@ def test_the_balance_is_load_balancing_loss_func_of_each_sequence_and_layer(dtyp
     logits = torch.randn(3, 20, 6, dtype=dtype, generator=torch.Generator().manual_seed(2))
     probabilities = logits.softmax(-1)
     counts = expert_counts(probabilities.topk(2).indices, 6)
-    ours = sequence_balance(probabilities, counts)
+    ours = sequence_balance(probabilities, counts, 2)
     theirs = torch.stack([load_balancing_loss_func((row,), 6, 2) for row in logits])
     torch.testing.assert_close(ours, theirs.to(dtype), rtol=1e-6, atol=0)
     # Two ranks with half of each sequence: their parts add up.
     halves = [slice(0, 8), slice(8, 20)]
-    whole = {6: counts, 1: torch.tensor(20.0)}
-    over = lambda t: whole[t.shape[-1] if t.dim() else 1]  # noqa: E731
-    parts = [sequence_balance(probabilities[:, half], counts, over) for half in halves]
+    parts = [sequence_balance(probabilities[:, half], counts, 2, lambda part: counts) for half in halves]
     torch.testing.assert_close(sum(parts), ours)
 
 
 def test_an_even_load_gives_top_k_and_one_expert_for_all_gives_experts() -> None:
     even = torch.full((1, 6, 6), 1 / 6)
-    assert sequence_balance(even, torch.full((1, 6), 2.0)).item() == pytest.approx(2)
+    assert sequence_balance(even, torch.full((1, 6), 2.0), 2).item() == pytest.approx(2)
     one = torch.nn.functional.one_hot(torch.zeros(1, 6, dtype=torch.int64), 6).float()
-    assert sequence_balance(one, torch.tensor([[6.0, 0, 0, 0, 0, 0]])).item() == pytest.approx(6)
+    assert sequence_balance(one, torch.tensor([[6.0, 0, 0, 0, 0, 0]]), 1).item() == pytest.approx(6)
 
 
 def test_the_loss_does_not_depend_on_how_a_batch_is_cut() -> None:
@@ -154,7 +204,7 @@ def test_shared_experts_dense_layers_and_unscaled_weights() -> None:
     want = sparse.mlp.shared_experts(x)
     for row, at, slot in ((r, a, s) for r in range(2) for a in range(4) for s in range(2)):
         expert = int(chosen[row, at, slot])
-        gate, up = (experts.gate_up_proj[expert] @ x[row, at]).chunk(2)
+        gate, up = experts.gate_up_proj[expert] @ x[row, at]
         value = experts.down_proj[expert] @ (torch.nn.functional.silu(gate) * up)
         want[row, at] = want[row, at] + weights[row, at, slot] * value
     torch.testing.assert_close(out, want)

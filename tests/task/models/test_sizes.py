@@ -32,6 +32,13 @@ def test_the_name_tells_the_parameter_count(name: str) -> None:
     assert size.parameters == pytest.approx(named, rel=0.03 if unit == "m" else 0.24)  # Llama-3.2-1B has 1.24 B
 
 
+def test_published_experts_have_the_parameters_of_their_name() -> None:
+    size = NAMED_SIZES["qwen3-30b-a3b"]
+    assert size.parameters == 30_532_122_624  # the model card: 30.5 B, 3.3 B of them active
+    assert size.active_parameters == pytest.approx(3.3e9, rel=0.02)
+    assert resolve_decoder(ModelSpec(name="qwen3-30b-a3b"), 257, 64).head_dim == 128, "wider than hidden / heads"
+
+
 def test_small_sizes_take_the_datas_vocabulary_and_length() -> None:
     config = resolve_decoder(ModelSpec(name="llama-11m"), data_vocab=257, seq_len=512)
     assert (config.vocab, config.max_seq, config.tied) == (257, 512, True)

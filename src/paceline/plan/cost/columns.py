@@ -127,3 +127,10 @@ def columns_of(plans: Sequence[Plan]) -> Columns:
         splits=splits,
         common=common,
     )
+
+
+def joined(first: Columns, second: Columns) -> Columns:
+    """Return plans of one space, the first ones first."""
+    assert first.splits == second.splits and first.common == second.common, "plans of one space share their splits"
+    arrays: dict[str, Any] = {name: np.concatenate([getattr(first, name), getattr(second, name)]) for name in ARRAYS}
+    return replace(first, **arrays)

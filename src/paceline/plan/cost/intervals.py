@@ -11,9 +11,10 @@ from dataclasses import replace
 
 import numpy as np
 
-from paceline.cluster.cluster import SOURCES
+from paceline.cluster.cluster import SOURCES, Cluster
 from paceline.plan.cost.columns import Floats
-from paceline.plan.cost.inputs import Column, Context, Sheet, total
+from paceline.plan.cost.constants import Constants
+from paceline.plan.cost.inputs import Column, Sheet, total
 from paceline.plan.cost.price import QUANTILES
 from paceline.plan.cost.rates import Rates, weakest
 from paceline.plan.forecast import Estimate, Term
@@ -58,26 +59,28 @@ def time_spread(sheet: Sheet, formulas: Sequence[Column]) -> Floats:
     return spread
 
 
-def memory_estimate(terms: tuple[Term, ...], context: Context, learnt_spread: float | None = None) -> Estimate:
+def memory_estimate(
+    terms: tuple[Term, ...], cluster: Cluster, constants: Constants, learnt_spread: float | None = None
+) -> Estimate:
     """Return the sum of memory terms with its intervals, those that learning from runs leaves where there was any."""
     total = sum(term.value for term in terms)
-    widths = memory_widths(context)
+    widths = memory_widths(cluster, constants)
     if learnt_spread is not None:
         widths = Z80 * learnt_spread, Z95 * learnt_spread
     return around(total, *widths, source_of(terms, total))
 
 
-def memory_widths(context: Context) -> tuple[float, float]:
+def memory_widths(cluster: Cluster, constants: Constants) -> tuple[float, float]:
     """Return the half-widths of memory's 80 % and 95 % intervals as logarithms: of accelerators, as calibrated."""
-    if context.cluster.device.kind == "cpu":
+    if cluster.device.kind == "cpu":
         width = math.log(1 + CPU_MEMORY_ERROR)
         return width, width * QUANTILES
-    return context.constants.memory_80, context.constants.memory_95
+    return constants.memory_80, constants.memory_95
 
 
 def memory_spread(sheet: Sheet) -> Floats:
     """Return the standard deviation of log(measured / forecast) that every plan's unlearnt memory states."""
-    return np.full(len(sheet.columns), memory_widths(sheet.context)[0] / Z80)
+    return np.full(len(sheet.columns), memory_widths(sheet.context.cluster, sheet.context.constants)[0] / Z80)
 
 
 def with_intervals(terms: tuple[Term, ...], width80: float | None, width95: float | None) -> tuple[Term, ...]:

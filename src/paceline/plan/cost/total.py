@@ -15,13 +15,14 @@ from paceline.plan.cost.axes import axis_columns, bubble_columns
 from paceline.plan.cost.columns import Columns, Floats
 from paceline.plan.cost.compute import compute_columns, fixed_column, launch_column, matrix_peak, optimizer_column
 from paceline.plan.cost.inputs import Column, Context, Sheet, terms_of, total
-from paceline.plan.cost.intervals import memory_estimate, memory_spread, memory_widths, time_estimate, with_intervals
+from paceline.plan.cost.intervals import memory_estimate, memory_widths, time_estimate, with_intervals
 from paceline.plan.cost.learnt import learnt_memory, learnt_memory_spread, learnt_time, learnt_time_spread
 from paceline.plan.cost.memory import memory_columns
 from paceline.plan.cost.network import network_columns
 from paceline.plan.cost.price import WAITING, bill, busy_share
+from paceline.plan.cost.software import PACELINE, Software
 from paceline.plan.forecast import Estimate, Forecast, Term
-from paceline.plan.learn.process import Z80
+from paceline.plan.learn.process import Z80, Z95
 from paceline.plan.plan import Plan
 from paceline.task.profile import ModelProfile
 
@@ -36,9 +37,10 @@ def forecast_plan(
     batch_samples: int,
     steps: int,
     optimizer: str = "adamw",
+    software: Software = PACELINE,
 ) -> Forecast:
     """Return what the plan will take for `steps` steps of `batch_samples` samples. Values are NaN where unknown."""
-    return price(Context(profile, cluster, batch_samples, steps, optimizer), plan)
+    return price(Context(profile, cluster, batch_samples, steps, optimizer, software), plan)
 
 
 def forward_backward_columns(sheet: Sheet) -> tuple[list[Column], list[Column]]:
@@ -99,12 +101,6 @@ def memory_of(context: Context, plan: Plan) -> tuple[Term, ...]:
     return terms_of(held_columns(context.sheet(plan)), 0)
 
 
-def memory_price(context: Context, plan: Plan) -> tuple[tuple[Term, ...], Estimate]:
-    """Return the bytes on a plan's fullest device, by component and in all."""
-    terms = memory_of(context, plan)
-    return terms, memory_estimate(terms, context, _at(learnt_memory_spread(context.sheet(plan)), 0))
-
-
 def _forecasts(sheet: Sheet) -> list[Forecast]:
     time, memory = time_columns(sheet), held_columns(sheet)
     spreads = learnt_time_spread(sheet, time), learnt_memory_spread(sheet)
@@ -139,8 +135,8 @@ def _forecast(
     return Forecast(
         step_seconds=step,
         time=time,
-        peak_bytes=memory_estimate(memory, context, memory_spread),
-        memory=with_intervals(memory, *memory_widths(context)),
+        peak_bytes=memory_estimate(memory, context.cluster, constants, memory_spread),
+        memory=with_intervals(memory, *memory_widths(context.cluster, constants)),
         tokens_per_second=context.batch_samples * context.profile.tokens_per_sample / step.value,
         steps=context.steps,
         run_seconds=run,
@@ -153,15 +149,22 @@ def _forecast(
     )
 
 
-def most_bytes(context: Context, peaks: Floats, columns: Columns | None = None) -> Floats:
-    """Return the high ends of the 80 % intervals of sums of memory; what was learnt differs from plan to plan."""
-    if context.learnt is None or columns is None:
-        return peaks * math.exp(memory_widths(context)[0])
-    ratios = [np.ones(0)]
-    for sheet in chunks_of(context, columns):
-        learnt = learnt_memory_spread(sheet)
-        ratios.append(np.exp(Z80 * (memory_spread(sheet) if learnt is None else learnt)))
-    return peaks * np.concatenate(ratios)
+def most_bytes(context: Context, peaks: Floats) -> Floats:
+    """Return the high ends of the 80 % intervals of sums of memory, learning aside."""
+    return peaks * math.exp(memory_widths(context.cluster, context.constants)[0])
+
+
+def memory_widths_of(context: Context, columns: Columns) -> tuple[Floats, Floats]:
+    """Return the half-widths of the 80 % and 95 % intervals of every plan's memory, as logarithms."""
+    spreads = [np.zeros(0)]
+    if context.learnt is not None:
+        found = [learnt_memory_spread(sheet) for sheet in chunks_of(context, columns)]
+        spreads += [spread for spread in found if spread is not None]
+    spread = np.concatenate(spreads)
+    if len(spread) == len(columns):
+        return Z80 * spread, Z95 * spread
+    narrow, wide = memory_widths(context.cluster, context.constants)
+    return np.full(len(columns), narrow), np.full(len(columns), wide)
 
 
 def _scaled(estimate: Estimate, factor: float) -> Estimate:

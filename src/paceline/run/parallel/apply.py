@@ -66,7 +66,7 @@ def _split_layers(model: nn.Module, plan: Plan, mesh: DeviceMesh | None) -> list
             (rules.closed.get("tp") if rules else None) or "it declares no rules for the tensor axis",
             "an attribute `paceline_rules` that names its column, row and vocabulary layers",
         )
-    return split_layers(model, rules, mesh["tp"])
+    return split_layers(model, rules, mesh["tp"], stage=plan.layout.pp > 1)
 
 
 def _apply_whole(model: nn.Module, blocks: list[nn.Module], plan: Plan, mesh: DeviceMesh | None) -> Gradients:

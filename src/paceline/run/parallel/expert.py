@@ -8,10 +8,15 @@ Dense weights are sharded over all of `fsdp` = dp_shard x cp. Expert weights are
 each rank's experts are sharded over the remaining fsdp / ep ranks (`expert_shard`), which hold the same experts. The
 backward pass of the all-to-all brings an expert the gradients of all tokens of its `ep` group, FSDP2 adds those of the
 other groups and copies: sums over exactly all ranks, never divided by a degree.
+
+Tensor ranks each hold a part of the width of the same experts, and each exchange the whole rows with the ranks that
+hold the same part: `ep` groups lie side by side.
 """
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,38 +24,92 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Shard
+from torch.distributed.tensor import DTensor, Placement, Shard
 
 from paceline.errors import ConfigError
 from paceline.plan.layout import Layout
-from paceline.task.models.moe import Experts, MoE, MoEDecoder
+from paceline.task.declared import expert_axis
+from paceline.task.models.moe import MoE, MoEDecoder
 
-EXPERT_DIM, OUT_DIM = 0, 1  # of stacked weights [experts, out, in]: split over `ep`, sharded over `expert_shard`
+EXPERT_DIM = 0  # of stacked weights, split over `ep`
 
 
 def spread_experts(model: nn.Module, mesh: DeviceMesh, layout: Layout) -> dict[nn.Parameter, Any]:
     """Split every layer's experts over `ep` and return where FSDP2 is to shard each of their weights.
 
     They stay in the sharding unit of their block, so that nothing is gathered inside a block, where selective recompute
-    could not follow. Weights may be on the meta device. Raises ConfigError for a model whose experts cannot be spread.
+    could not follow. Weights may be on the meta device. A pipeline stage may be without experts; every rank of the mesh
+    makes its groups all the same. Raises ConfigError for a model whose experts cannot be spread.
     """
-    found = {name: module for name, module in model.named_modules() if isinstance(module, Experts)}
-    if not found:
-        raise ConfigError(f"layout ep = {layout.ep}", "the model has no experts to spread", "ep = 1")
     axes = expert_mesh(mesh, layout)
     exchange = AllToAll(axes["ep"].get_group())
-    place = _placement(axes, layout)
     placed: dict[nn.Parameter, Any] = {}
-    for name, experts in found.items():
-        _check_even(name, experts, layout)
+    place = _placements(axes, layout)
+    for name, experts in _experts_of(model, layout).items():
         for key, weight in list(experts.named_parameters(recurse=False)):
-            part = weight.detach().tensor_split(layout.ep, dim=EXPERT_DIM)[axes["ep"].get_local_rank()].clone()
-            spread = DTensor.from_local(part, axes["ep"], [Shard(EXPERT_DIM)], run_check=False)
-            parameter = nn.Parameter(spread, requires_grad=weight.requires_grad)
+            parameter = _own_experts(f"{name}.{key}", weight, axes, layout)
             experts.register_parameter(key, parameter)
-            placed[parameter] = place
-        experts.exchange = exchange
+            placed[parameter] = place(_sharded_dimension(f"{name}.{key}", parameter, layout))
+        experts.forward = functools.partial(_on_their_ranks, experts, experts.forward, exchange)
     return placed
+
+
+def _experts_of(model: nn.Module, layout: Layout) -> dict[str, nn.Module]:
+    """Return the modules with a layer's stacked experts, by name, as the model's rules say."""
+    found, because = expert_axis(model)
+    if because or (not found and layout.pp == 1):
+        because = because or "the model has no experts to spread"
+        raise ConfigError(f"layout ep = {layout.ep}", because, "ep = 1")
+    return found
+
+
+def _own_experts(name: str, weight: nn.Parameter, axes: DeviceMesh, layout: Layout) -> nn.Parameter:
+    """Return the experts that this rank has of a stacked weight, which may be split over tensor ranks already."""
+    if weight.shape[EXPERT_DIM] % layout.ep:
+        raise ConfigError(
+            f"layout ep = {layout.ep} with {weight.shape[EXPERT_DIM]} experts in {name}",
+            "every rank holds the same number of whole experts", "an ep that divides the number of experts",
+        )  # fmt: skip
+    held, mesh = weight.detach(), axes["ep"]
+    placements: list[Placement] = [Shard(EXPERT_DIM)]
+    if isinstance(held, DTensor):
+        mesh, placements = axes["ep", "tp"], [Shard(EXPERT_DIM), *held.placements]
+        held = held.to_local()
+    part = held.tensor_split(layout.ep, dim=EXPERT_DIM)[axes["ep"].get_local_rank()].clone()
+    stride = torch.empty(weight.shape, device="meta").stride()
+    spread = DTensor.from_local(part, mesh, placements, run_check=False, shape=weight.shape, stride=stride)
+    return nn.Parameter(spread, requires_grad=weight.requires_grad)
+
+
+def _sharded_dimension(name: str, weight: nn.Parameter, layout: Layout) -> int:
+    """Return the last dimension of a spread weight that no axis splits and that can be sharded evenly."""
+    assert isinstance(weight, DTensor)
+    remaining = layout.dp_shard * layout.cp // layout.ep
+    split = {place.dim for place in weight.placements if isinstance(place, Shard)}
+    whole = [dim for dim in range(weight.dim()) if dim not in split]
+    even = [dim for dim in whole if weight.shape[dim] % remaining == 0]
+    if not even:
+        raise ConfigError(
+            f"{name} of widths {', '.join(str(weight.shape[dim]) for dim in whole)} over "
+            f"dp_shard x cp / ep = {remaining} devices",
+            "FSDP2 shards a dimension other than the first evenly or not at all",
+            "a larger ep, or an expert width and a hidden width that are multiples",
+        )
+    return even[-1]
+
+
+def _on_their_ranks(experts: nn.Module, forward: Any, exchange: AllToAll, rows: Tensor, counts: Tensor) -> Tensor:
+    """Send rows to the ranks of their experts, run those there on plain weights, and bring the results back."""
+    rows, counts, ticket = exchange.dispatch(rows, counts)
+    spread = dict(experts._parameters)
+    try:
+        for key, weight in spread.items():
+            if isinstance(weight, DTensor):
+                experts._parameters[key] = weight.to_local()
+        results = forward(rows, counts)
+    finally:
+        experts._parameters.update(spread)
+    return exchange.combine(results, ticket)
 
 
 def balance_shared_sequences(model: nn.Module, group: dist.ProcessGroup) -> None:
@@ -70,16 +129,16 @@ def balance_shared_sequences(model: nn.Module, group: dist.ProcessGroup) -> None
 
 
 def expert_mesh(mesh: DeviceMesh, layout: Layout) -> DeviceMesh:
-    """Return the mesh (dp_replicate, expert_shard, ep), in which `fsdp` is split in two. Every rank calls it.
+    """Return the mesh (dp_replicate, expert_shard, ep, tp), in which `fsdp` is split in two. Every rank calls it.
 
     Neighbours of `fsdp` form an `ep` group: they exchange the most.
     """
     remaining = layout.dp_shard * layout.cp // layout.ep
-    return mesh["dp_replicate", "fsdp"]._unflatten("fsdp", (remaining, layout.ep), ("expert_shard", "ep"))
+    return mesh["dp_replicate", "fsdp", "tp"]._unflatten("fsdp", (remaining, layout.ep), ("expert_shard", "ep"))
 
 
-def _placement(axes: DeviceMesh, layout: Layout) -> Any:
-    """Return FSDP2's placement of the second dimension over `expert_shard`, with copies over `dp_replicate`.
+def _placements(axes: DeviceMesh, layout: Layout) -> Callable[[int], Any]:
+    """Return what gives FSDP2's placement of a dimension over `expert_shard`, with copies over `dp_replicate`.
 
     torch documents this result of `shard_placement_fn`, for experts, but exports its name from a private module only.
     """
@@ -95,7 +154,7 @@ def _placement(axes: DeviceMesh, layout: Layout) -> Any:
         if layout.dp_replicate > 1
         else FSDPMeshInfo(axes["expert_shard"], shard_mesh_dim=0)
     )
-    return ShardPlacementResult(Shard(OUT_DIM), info)
+    return lambda dim: ShardPlacementResult(Shard(dim), info)
 
 
 @dataclass(frozen=True)
@@ -149,20 +208,3 @@ def _all_to_all(rows: Tensor, out_sizes: list[int], in_sizes: list[int], group: 
     received = rows.new_empty((sum(out_sizes), *rows.shape[1:]))
     dist.all_to_all_single(received, rows.contiguous(), out_sizes, in_sizes, group=group)
     return received
-
-
-def _check_even(name: str, experts: Experts, layout: Layout) -> None:
-    """Raise ConfigError where whole experts cannot be spread evenly, or their widths not sharded evenly."""
-    remaining = layout.dp_shard * layout.cp // layout.ep
-    for key, weight in experts.named_parameters(recurse=False):
-        if weight.shape[EXPERT_DIM] % layout.ep:
-            raise ConfigError(
-                f"layout ep = {layout.ep} with {weight.shape[EXPERT_DIM]} experts in {name}",
-                "every rank holds the same number of whole experts", "an ep that divides the number of experts",
-            )  # fmt: skip
-        if weight.shape[OUT_DIM] % remaining:
-            raise ConfigError(
-                f"{name}.{key} of width {weight.shape[OUT_DIM]} over dp_shard x cp / ep = {remaining} devices",
-                "FSDP2 shards a dimension other than the first evenly or not at all",
-                "a larger ep, or an expert width and a hidden width that are multiples",
-            )

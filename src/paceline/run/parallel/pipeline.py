@@ -20,6 +20,7 @@ from paceline.errors import ConfigError, DoesNotFit
 from paceline.plan.plan import Plan
 from paceline.plan.stages import blocks_per_stage, refusal, stages_of
 from paceline.run.parallel.apply import Gradients, apply_plan
+from paceline.task.declared import declared_rules
 from paceline.task.models.absent import Absent
 from paceline.task.models.chain import OPENED_BY, chain_of, is_hugging_face
 from paceline.task.rules import Rules
@@ -66,6 +67,9 @@ def split_model(model: nn.Module, plan: Plan, mesh: DeviceMesh) -> Pipeline:
     Raises DoesNotFit where the model declares no chain or the plan's pipeline cannot run on it, and ConfigError for a
     parameter that belongs to no stage.
     """
+    declared = declared_rules(model) if plan.layout.tp > 1 else None
+    if declared is not None:
+        declared.check(name for name, _ in model.named_modules())
     cut = Cut(model, plan)
     stages = [cut.stage(index) for index in stages_of(mesh.get_local_rank("pp"), plan)]
     union = stages[0].module if len(stages) == 1 else cut.part([stage.index for stage in stages])

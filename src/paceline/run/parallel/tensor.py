@@ -4,10 +4,12 @@
 |------------|------------------|--------------------|-------------------------------------------------|
 | column     | rows spread      | whole              | features spread                                 |
 | row        | columns spread   | features spread    | summed                                          |
+| partial    | columns spread   | features spread    | a part of a sum                                 |
 | vocabulary | rows spread      | tokens, or whole   | summed (embedding), spread logits (head)        |
 | gathered   | rows spread      | whole              | whole                                           |
 | sequence   | whole            | split by sequence  | split by sequence                               |
-| summed     | whole            | spread in any way  | spread in the same way                          |
+| summed     | whole            | whole, or spread   | a part of a sum, or spread in the same way      |
+| expert     | widths spread    | tokens, whole      | a part of a sum                                 |
 | replicated | whole            | whole              | whole                                           |
 
 Where the rules have a `sequence` module, the activation between layers is split along the sequence: what is summed is
@@ -16,6 +18,10 @@ reduce-scattered, and what must be whole is gathered once for all layers that re
 Spread weights become DTensors on the tensor axis, so that sharding, checkpoints and the gradient norm know their parts.
 All other parameters stay as they are; the gradients of those that see only a part of the activations are summed
 over the axis once a step. Biases are whole: a column's layer takes its part of it, a row's adds it after the sum.
+
+A mixture of experts enters once, for its router and its experts: every rank routes the whole sequence, alike, and
+computes its part of the width of every expert, so that weights and products are shared evenly whatever the load. What
+a rank alone would route of its own part of the sequence would need whole experts on every rank.
 """
 
 from __future__ import annotations
@@ -35,7 +41,8 @@ from torch.nn.modules.dropout import _DropoutNd
 
 from paceline.errors import ConfigError
 from paceline.task.models.absent import Absent
-from paceline.task.models.collectives import add, gather, join, part, scatter, share
+from paceline.task.models.collectives import add, gather, join, once, part, scatter, share
+from paceline.task.models.moe import Experts, MoE
 from paceline.task.models.vocabulary import as_spread_logits, first_row, local_weight, partial_embedding
 from paceline.task.rules import SPREAD, Rules
 
@@ -72,19 +79,24 @@ class Region:
         if self.has_dropout:
             self.inside = inside
 
+    def once(self, x: Tensor) -> Tensor:
+        """Return `x`, which all ranks compute alike from what entered, with a gradient on one of them alone."""
+        return once(x, self.group)
+
     def leave(self, x: Tensor) -> Tensor:
         """Return the sum of the ranks' partial `x`: whole, or this rank's part of the sequence."""
         return scatter(x, self.group) if self.splits_sequence else add(x, self.group)
 
 
-def split_layers(model: nn.Module, rules: Rules, mesh: DeviceMesh) -> list[str]:
-    """Spread the model's layers over the one axis of `mesh` in place, as the rules say.
+def split_layers(model: nn.Module, rules: Rules, mesh: DeviceMesh, stage: bool = False) -> list[str]:
+    """Spread the layers of a model, or of a pipeline stage of one, over the one axis of `mesh` in place, by its rules.
 
     The weights of all ranks must be equal, or still without storage. Returns the names of the whole parameters whose
     gradients must be summed over the axis. Raises ConfigError for rules that do not fit the model, or an uneven shape.
     """
     modules = dict(model.named_modules())
-    rules.check(modules)
+    if not stage:  # it may lack a kind of layer; the whole model has been checked before it was cut
+        rules.check(modules)
     region = Region(mesh.get_group(), rules.splits_sequence)
     model.register_forward_pre_hook(lambda *_: region.mark(inside=False))
     spread: dict[nn.Parameter, nn.Parameter] = {}  # a tied one is spread once
@@ -100,10 +112,14 @@ def split_layers(model: nn.Module, rules: Rules, mesh: DeviceMesh) -> list[str]:
                 summed.add(f"{name}.bias")
             if "forward" not in vars(module):  # a pipeline stage may hold a module for its weight alone
                 module.forward = functools.partial(FORWARD[style, type(module).forward], module, region)
+        elif style == "expert":
+            _spread_experts(name, module, mesh)
         elif style in ("sequence", "summed"):
             summed |= {f"{name}.{own}" if name else own for own, _ in module.named_parameters()}
         elif style == "replicated" and region.splits_sequence:
             module.forward = functools.partial(_on_the_whole, module.forward, region)
+        if isinstance(module, MoE):
+            module.region = region
         if isinstance(module, _DropoutNd):
             _guard_dropout(name, module, rules, region)
     _check_ties(model, spread)
@@ -125,6 +141,11 @@ def _row(layer: nn.Linear, region: Region, x: Tensor) -> Tensor:
     region.mark(inside=False)
     out = region.leave(F.linear(x, local_weight(layer.weight)))
     return out if layer.bias is None else out + layer.bias
+
+
+def _partial(layer: nn.Linear, region: Region, x: Tensor) -> Tensor:
+    region.mark(inside=False)
+    return F.linear(x, local_weight(layer.weight))
 
 
 def _gathered(layer: nn.Linear, region: Region, x: Tensor) -> Tensor:
@@ -162,6 +183,7 @@ def _on_the_whole(forward: Callable[..., Any], region: Region, x: Tensor, *args:
 FORWARD: dict[tuple[str, Any], Callable[..., Tensor]] = {
     ("column", nn.Linear.forward): _column,
     ("row", nn.Linear.forward): _row,
+    ("partial", nn.Linear.forward): _partial,
     ("gathered", nn.Linear.forward): _gathered,
     ("vocabulary", nn.Linear.forward): _head,
     ("vocabulary", nn.Embedding.forward): _embedding,
@@ -178,6 +200,11 @@ def _check_layer(name: str, module: nn.Module, style: str) -> None:
             f"rule '{style}' for '{name}', a {type(module).__name__}", f"the style is for {fitting}",
             "another style, or no rule for it",
         )  # fmt: skip
+    if style == "partial" and module.bias is not None:
+        raise ConfigError(
+            f"rule 'partial' for '{name}'", "every rank would add its bias to a part of a sum",
+            "bias = False, or the style 'row'",
+        )  # fmt: skip
     if isinstance(module, nn.Embedding) and (module.max_norm is not None or module.sparse or module.scale_grad_by_freq):
         raise ConfigError(
             f"rule '{style}' for '{name}'", "it renormalises, counts tokens or has sparse gradients, over all its rows",
@@ -192,21 +219,38 @@ def _spread_weight(
     weight = module.weight
     assert isinstance(weight, nn.Parameter)
     if weight not in spread:
-        parts = weight.detach().chunk(mesh.size(), dim)
-        if len(parts) < mesh.size():
-            raise ConfigError(
-                f"'{name}' over tp = {mesh.size()}", f"{weight.shape[dim]} features give some ranks none",
-                f"tp = {len(parts)} at most, or no rule for it",
-            )  # fmt: skip
-        own = parts[mesh.get_local_rank()].clone(memory_format=torch.contiguous_format)
-        stride = weight.contiguous().stride()
-        local = DTensor.from_local(own, mesh, [Shard(dim)], run_check=False, shape=weight.shape, stride=stride)
-        spread[weight] = nn.Parameter(local, requires_grad=weight.requires_grad)
+        spread[weight] = _own_part(name, weight, dim, mesh)
     module.weight = spread[weight]
     if not isinstance(module.weight, DTensor) or not module.weight.placements[0].is_shard(dim):
         raise ConfigError(
             f"rule for '{name}'", "its weight is tied to one that is split the other way", "one style for both"
         )
+
+
+def _spread_experts(name: str, module: nn.Module, mesh: DeviceMesh) -> None:
+    """Put this rank's part of the width of every expert in the place of the stacked weights."""
+    if not isinstance(module, Experts):
+        raise ConfigError(
+            f"rule 'expert' for '{name}', a {type(module).__name__}, under tp = {mesh.size()}",
+            "which dimensions of its weights are an expert's width is known of the built-in experts alone",
+            "ep, dp_shard or dp_replicate, which need no such rule",
+        )  # fmt: skip
+    for key, weight in list(module.named_parameters(recurse=False)):
+        module.register_parameter(key, _own_part(f"{name}.{key}", weight, module.WIDTH_DIM, mesh))
+
+
+def _own_part(name: str, weight: nn.Parameter, dim: int, mesh: DeviceMesh) -> nn.Parameter:
+    """Return this rank's part of a whole weight along `dim`, as a DTensor."""
+    parts = weight.detach().chunk(mesh.size(), dim)
+    if len(parts) < mesh.size():
+        raise ConfigError(
+            f"'{name}' over tp = {mesh.size()}", f"{weight.shape[dim]} features give some ranks none",
+            f"tp = {len(parts)} at most, or no rule for it",
+        )  # fmt: skip
+    own = parts[mesh.get_local_rank()].clone(memory_format=torch.contiguous_format)
+    stride = weight.contiguous().stride()
+    local = DTensor.from_local(own, mesh, [Shard(dim)], run_check=False, shape=weight.shape, stride=stride)
+    return nn.Parameter(local, requires_grad=weight.requires_grad)
 
 
 def _check_ties(model: nn.Module, spread: dict[nn.Parameter, nn.Parameter]) -> None:

@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from paceline.errors import ConfigError
+from paceline.task.models.balance import before_last_label
 from paceline.task.models.documents import document_mask, document_positions
 from paceline.task.models.loss import IGNORED
 
@@ -44,6 +45,7 @@ class SequencePart:
     def __call__(self, batch: Any) -> dict[str, Any]:
         """Return the batch with this rank's part of every entry [rows, seq, ...], "positions" and, if packed, "mask".
 
+        "real" says which tokens are no padding, which a part of a row cannot tell: see `before_last_label`.
         Labels are cut after labelling, so the last of a chunk is the first token of the next chunk. What is filled in
         at the end of a sequence is seen by no token before it and has no label: it changes no number.
         """
@@ -60,6 +62,8 @@ class SequencePart:
         places = places_of(self.rank, self.ranks, seq, tokens.device)
         if documents is not None:
             whole["positions"] = document_positions(documents)
+        if isinstance(whole.get("labels"), Tensor) and whole["labels"].shape == tokens.shape:
+            whole["real"] = before_last_label(whole["labels"])
         part = {name: self._cut(name, value, seq) for name, value in whole.items()}
         if "positions" not in part:
             part["positions"] = places.expand(rows, -1)

@@ -17,30 +17,48 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from paceline.task.models.loss import IGNORED
+
 SequenceSum = Callable[[Tensor], Tensor]
 
 
-def expert_counts(chosen: Tensor, experts: int) -> Tensor:
-    """Return how many tokens of each row chose each expert, [rows, experts] in fp32; `chosen` is [rows, seq, top_k]."""
+def expert_counts(chosen: Tensor, experts: int, real: Tensor | None = None) -> Tensor:
+    """Return how many tokens of each row chose each expert, [rows, experts] in fp32; `chosen` is [rows, seq, top_k].
+
+    `real`, bool [rows, seq], says which tokens count; by default all.
+    """
     flat = chosen.flatten(1)
-    ones = torch.ones((), dtype=torch.float32, device=chosen.device).expand_as(flat)
+    if real is None:
+        ones = torch.ones((), dtype=torch.float32, device=chosen.device).expand_as(flat)
+    else:
+        ones = real.unsqueeze(2).expand_as(chosen).flatten(1).float()
     return torch.zeros(flat.shape[0], experts, device=chosen.device).scatter_add_(1, flat, ones)
 
 
-def sequence_balance(probabilities: Tensor, counts: Tensor, over_sequence: SequenceSum | None = None) -> Tensor:
+def sequence_balance(
+    probabilities: Tensor, counts: Tensor, top_k: int, over_sequence: SequenceSum | None = None
+) -> Tensor:
     """Return the balance loss of each row, [rows]: experts x the sum over experts of load x mean probability.
 
-    Load is the part of the row's tokens that chose the expert. `probabilities` [rows, seq, experts] are the router's
-    softmax, `counts` [rows, experts] as of `expert_counts`. An even load gives top_k, all tokens on the same experts
-    give as much as `experts`. Gradients flow through the probabilities alone. Where ranks share sequences,
-    `over_sequence` sums over them, and their results add up.
+    Load is the part of the row's tokens that chose the expert. `probabilities` [rows, seq, experts] add up to one for
+    each token and to zero for padding, `counts` [rows, experts] are those of `expert_counts` with `top_k` choices a
+    token. An even load gives top_k, all tokens on the same experts give as much as `experts`. Gradients flow through
+    the probabilities alone. Where ranks share sequences, `over_sequence` sums over them, and their results add up.
     """
-    experts, tokens = probabilities.shape[2], float(probabilities.shape[1])
     if over_sequence is not None:
         counts = over_sequence(counts)
-        tokens = float(over_sequence(counts.new_tensor(tokens)))
-    share = (counts / tokens).to(probabilities.dtype)
-    return experts / tokens * (share * probabilities.sum(dim=1)).sum(dim=1)
+    counts = counts.to(probabilities.dtype)
+    tokens = (counts.sum(dim=1) / top_k).clamp(min=1)  # [rows]; a row of padding alone has none
+    return counts.shape[1] / tokens.square() * (counts * probabilities.sum(dim=1)).sum(dim=1)
+
+
+def before_last_label(labels: Tensor) -> Tensor:
+    """Return which tokens of `labels` [rows, seq] are no padding, bool: those up to the row's last label that counts.
+
+    What follows it changes nothing in a causal model's loss, whether it fills up a short sample or a rank's share.
+    Tokens before it without a label of their own (a prompt, say) do, and count.
+    """
+    return (labels != IGNORED).flip(1).cumsum(dim=1).flip(1) > 0
 
 
 def bias_step(bias: Tensor, counts: Tensor, rate: float) -> None:

@@ -17,7 +17,7 @@ from paceline.errors import ConfigError
 from paceline.task.imports import is_import_path, load_object
 from paceline.task.models.absent import Absent
 from paceline.task.models.decoder import Decoder
-from paceline.task.models.huggingface import HEAD, PREFIX, LazyTensors, check_hf_config, read_safetensors, to_hf_state
+from paceline.task.models.huggingface import HEAD, PREFIX, LazyTensors, check_hf_config, hf_name, read_safetensors
 from paceline.task.models.huggingface_moe import StackedExperts
 from paceline.task.models.init import fill, initialise, named_parameters
 from paceline.task.models.moe import MoEDecoder
@@ -99,7 +99,7 @@ def load_weights(model: nn.Module, path: str) -> None:
             for name, bias in model.named_buffers():  # of routers; they begin at zero where none are stored
                 bias.zero_()
                 targets |= {name: bias} if PREFIX + name in stored else {}
-        targets = to_hf_state(targets)
+        targets = {hf_name(name): target for name, target in targets.items()}
     else:
         persistent = model.state_dict(keep_vars=True)
         targets |= {name: buffer for name, buffer in model.named_buffers() if name in persistent}
@@ -187,7 +187,7 @@ def _seeded(seed: int) -> Iterator[None]:
 
 
 def _refuse_overrides(spec: ModelSpec) -> None:
-    names = ("hidden", "layers", "heads", "kv_heads", "ffn", "experts", "top_k", "balance", "vocab")
+    names = ("hidden", "layers", "heads", "kv_heads", "ffn", "experts", "top_k", "scoring", "balance", "vocab")
     given = [name for name in names if getattr(spec, name)]
     given += [name for name in ("tied", "balance_weight") if getattr(spec, name) is not None]
     if given:

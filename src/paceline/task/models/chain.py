@@ -7,9 +7,9 @@ pipeline plan: `base_model_pp_plan` of its config and `_pp_plan` of its class.
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from typing import Any, NamedTuple
 
-from torch import nn
+from torch import Tensor, nn
 
 from paceline.task.models.decoder import Decoder
 from paceline.task.rules import DECODER, Rules
@@ -18,6 +18,13 @@ OPENED_BY = (
     "the model declares no chain of blocks; an attribute paceline_rules = Rules(first=(...), blocks=..., last=(...)) "
     "names the modules before the blocks, their container and the modules after them"
 )
+
+
+class HandedOn(NamedTuple):
+    """What a pipeline stage before the last may return: hidden states, and what its own blocks add to the loss."""
+
+    hidden: Tensor
+    added_loss: Tensor | None  # a scalar
 
 
 def chain_of(model: nn.Module) -> Rules | None:

@@ -13,6 +13,7 @@ conjugates these are):
 | scatter  | partial -> split | reduce-scatter | split -> whole    | all-gather     |
 | join     | split -> whole   | all-gather     | whole -> split    | nothing        |
 | part     | whole -> split   | nothing        | split -> whole    | all-gather     |
+| once     | whole -> whole   | nothing        | whole -> partial  | nothing        |
 
 `gather` belongs before ranks that compute different things with the whole, `join` before ranks that compute the same.
 """
@@ -65,6 +66,14 @@ def part(x: Tensor, group: dist.ProcessGroup) -> Tensor:
     return _Move.apply(x, _own, _gathered, group)
 
 
+def once(x: Tensor, group: dist.ProcessGroup) -> Tensor:
+    """Return a whole `x` that all ranks computed alike from what they share; its gradient goes back on one of them.
+
+    The others send zeros back: with the same graph everywhere, collectives come in the same order, in recompute too.
+    """
+    return _Move.apply(x, _same, _of_the_first, group)
+
+
 class _Move(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, there: Callable[..., Tensor], back: Callable[..., Tensor], group: Any) -> Tensor:
@@ -78,6 +87,10 @@ class _Move(torch.autograd.Function):
 
 def _same(x: Tensor, group: dist.ProcessGroup) -> Tensor:
     return x.detach()  # the same numbers; a view would hold its base, which may hold it in turn
+
+
+def _of_the_first(x: Tensor, group: dist.ProcessGroup) -> Tensor:
+    return x if group.rank() == 0 else torch.zeros_like(x)
 
 
 def _sum(x: Tensor, group: dist.ProcessGroup) -> Tensor:

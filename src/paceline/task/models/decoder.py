@@ -70,13 +70,15 @@ class Attention(nn.Module):
         self.k_proj = nn.Linear(config.hidden, config.kv_width, bias=False)
         self.v_proj = nn.Linear(config.hidden, config.kv_width, bias=False)
         self.o_proj = nn.Linear(config.q_width, config.hidden, bias=False)
+        self.q_norm = RMSNorm(config.head_dim, config.norm_eps) if config.qk_norm else nn.Identity()
+        self.k_norm = RMSNorm(config.head_dim, config.norm_eps) if config.qk_norm else nn.Identity()
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor, mask: Tensor | None = None) -> Tensor:
         """Return [rows, seq, hidden] for x of that shape; `mask` as in CausalAttention."""
         q = self.q_proj(x).unflatten(-1, (-1, self.head_dim))  # [rows, seq, heads, head_dim]
         k = self.k_proj(x).unflatten(-1, (-1, self.head_dim))  # [rows, seq, kv_heads, head_dim]
         v = self.v_proj(x).unflatten(-1, (-1, self.head_dim))
-        q, k = rotate(q, cos, sin), rotate(k, cos, sin)
+        q, k = rotate(self.q_norm(q), cos, sin), rotate(self.k_norm(k), cos, sin)
         q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)  # [rows, heads, seq, head_dim]
         out = self.attend(q, k, v, mask)
         return self.o_proj(out.transpose(1, 2).flatten(2))  # [rows, seq, hidden]
@@ -128,7 +130,7 @@ class Decoder(nn.Module):
     @property
     def paceline_rules(self) -> Rules:
         """How the model may be split."""
-        return decoder_rules(self.config.tied, self.config.heads, self.config.kv_heads)
+        return decoder_rules(self.config.tied, self.config.heads, self.config.kv_heads, self.config.qk_norm)
 
     @overload
     def forward(

@@ -14,32 +14,35 @@ from typing import Any
 from torch import Tensor
 
 from paceline.errors import ConfigError, StorageError
-from paceline.task.models.huggingface_moe import SplitExperts, mixtral_config
+from paceline.task.models.huggingface_moe import SplitExperts, apart, joined, moe_config
 from paceline.task.models.sizes import DecoderConfig, MoEConfig
 
 PREFIX = "model."
 HEAD = "lm_head.weight"
+# Qwen3 is Llama with norms of single heads.
+QWEN3 = {"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "use_sliding_window": False}
 SHARD_BYTES = 5 * 10**9  # as in transformers' save_pretrained up to version 4
 INDEX = "model.safetensors.index.json"
 
 
 def to_hf_state(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return our decoder's state under the names of LlamaForCausalLM."""
-    return {_hf_name(name): tensor for name, tensor in state.items()}
+    """Return our decoder's state under the names of LlamaForCausalLM, or MixtralForCausalLM, and in its shapes."""
+    return {hf_name(name): joined(name, tensor) for name, tensor in state.items()}
 
 
-def _hf_name(name: str) -> str:
+def hf_name(name: str) -> str:
+    """Return the name that LlamaForCausalLM, or MixtralForCausalLM, has for a tensor of ours."""
     return name if name == HEAD else PREFIX + name
 
 
 def from_hf_state(state: Mapping[str, Tensor], tied: bool = False) -> dict[str, Tensor]:
     """Return a LlamaForCausalLM state under our decoder's names; a `tied` model has no weight for the head."""
     names = (name for name in state if not (tied and name == HEAD))
-    return {name.removeprefix(PREFIX): state[name] for name in names}
+    return {name.removeprefix(PREFIX): apart(name, state[name]) for name in names}
 
 
 def to_hf_config(config: DecoderConfig, dtype: str = "float32") -> dict[str, Any]:
-    """Return the content of the config.json that LlamaForCausalLM reads, or MixtralForCausalLM."""
+    """Return the content of the config.json that LlamaForCausalLM reads, or Qwen3's and Mixtral's equivalents."""
     rope: dict[str, Any] = {"rope_type": "default"}
     if config.rope_scaling is not None:
         scaling = config.rope_scaling
@@ -58,7 +61,9 @@ def to_hf_config(config: DecoderConfig, dtype: str = "float32") -> dict[str, Any
         "rope_parameters": {**rope, "rope_theta": config.rope_theta},  # transformers 5
         "rope_theta": config.rope_theta, "rope_scaling": None if config.rope_scaling is None else rope,  # 4
     }  # fmt: skip
-    return {**llama, **mixtral_config(config)} if isinstance(config, MoEConfig) else llama
+    if isinstance(config, MoEConfig):
+        return {**llama, **moe_config(config)}
+    return {**llama, **(QWEN3 if config.qk_norm else {})}
 
 
 def export_safetensors(
@@ -75,8 +80,8 @@ def export_safetensors(
     folder = Path(folder)
     config_json = to_hf_config(config)  # says so where there is no such model
     if isinstance(config, MoEConfig):
-        state = SplitExperts(state, config.experts)
-    ours = {_hf_name(name): name for name in state}
+        state = SplitExperts(state, config)
+    ours = {hf_name(name): name for name in state}
     sizes, dtypes = {}, set()
     for name in ours:
         tensor = state[ours[name]]
@@ -204,7 +209,7 @@ def check_hf_config(config: DecoderConfig, folder: str | Path) -> None:
         raise StorageError(f"{path} cannot be read", str(error), "a fresh copy of the file") from error
     ours = to_hf_config(config)
     keys = ["model_type", "hidden_act", "num_attention_heads", "num_key_value_heads", "rms_norm_eps", "attention_bias",
-            "mlp_bias", "tie_word_embeddings", "num_experts_per_tok"]  # fmt: skip
+            "mlp_bias", "tie_word_embeddings", "num_experts_per_tok", "norm_topk_prob"]  # fmt: skip
     pairs = {key: (ours.get(key), theirs[key]) for key in keys if theirs.get(key) is not None}
     their_rope = theirs.get("rope_parameters") or {
         "rope_theta": theirs.get("rope_theta", 10_000.0), **(theirs.get("rope_scaling") or {})

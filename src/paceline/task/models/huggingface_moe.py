@@ -1,8 +1,11 @@
-"""Mixtures of experts in Hugging Face's names: Mixtral's checkpoints keep every expert's matrices by themselves.
+"""Mixtures of experts in Hugging Face's names: checkpoints keep every expert's matrices by themselves.
 
-In memory the names of MixtralForCausalLM (transformers 5) and ours agree: `mlp.gate.weight`, and the stacked
-`mlp.experts.gate_up_proj` and `mlp.experts.down_proj`. In files, of every version, expert 3 has
-`block_sparse_moe.experts.3.w1.weight` (gate), `.w3.weight` (up) and `.w2.weight` (down).
+In memory the names of MixtralForCausalLM and Qwen3MoeForCausalLM (transformers 5) and ours agree: `mlp.gate.weight`,
+and the stacked `mlp.experts.gate_up_proj`, where ours has a dimension of gate and up, and `mlp.experts.down_proj`. In
+files, of every version, expert 3 has
+
+- in Mixtral's `block_sparse_moe.experts.3.w1.weight` (gate), `.w3.weight` (up) and `.w2.weight` (down);
+- in Qwen3's and DeepSeek's `mlp.experts.3.gate_proj.weight`, `.up_proj.weight` and `.down_proj.weight`.
 """
 
 from __future__ import annotations
@@ -18,8 +21,12 @@ from paceline.errors import ConfigError
 from paceline.task.models.sizes import MoEConfig
 
 _STACKED = re.compile(r"(.*\.)mlp\.experts\.(gate_up_proj|down_proj)$")
-_SINGLE = re.compile(r"(.*\.)block_sparse_moe\.experts\.(\d+)\.(w[123])\.weight$")
-_PARTS = {"gate_up_proj": ("w1", "w3"), "down_proj": ("w2",)}
+_SINGLE = re.compile(r"(.*\.)(block_sparse_moe|mlp)\.experts\.(\d+)\.(w[123]|gate_proj|up_proj|down_proj)\.weight$")
+MIXTRAL, QWEN3 = "block_sparse_moe", "mlp"  # the folder of an expert in files
+_PARTS = {
+    MIXTRAL: {"gate_up_proj": ("w1", "w3"), "down_proj": ("w2",)},
+    QWEN3: {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)},
+}
 
 
 class Stored(Protocol):
@@ -31,24 +38,36 @@ class Stored(Protocol):
     def shape(self, name: str) -> tuple[int, ...]: ...
 
 
+def apart(name: str, tensor: Tensor) -> Tensor:
+    """Return a tensor of ours: of joined gates and ups [experts, 2 x width, hidden], [experts, 2, width, hidden]."""
+    joined = name.endswith("gate_up_proj") and tensor.dim() == 3
+    return tensor.unflatten(1, (2, -1)) if joined else tensor
+
+
+def joined(name: str, tensor: Tensor) -> Tensor:
+    """Return a tensor of theirs: of gates and ups apart [experts, 2, width, hidden], [experts, 2 x width, hidden]."""
+    return tensor.flatten(1, 2) if name.endswith("experts.gate_up_proj") else tensor
+
+
 class SplitExperts(Mapping[str, Tensor]):
-    """A state of ours under the names of Mixtral's files: stacked experts one by one, the router renamed.
+    """A state of ours under the names of Mixtral's or Qwen3's files: stacked experts one by one, Mixtral's renamed.
 
     The state may be lazy: one stacked tensor is held at a time.
     """
 
-    def __init__(self, state: Mapping[str, Tensor], experts: int) -> None:
+    def __init__(self, state: Mapping[str, Tensor], config: MoEConfig) -> None:
         self._state = state
+        inside = QWEN3 if config.qk_norm else MIXTRAL
         self._places: dict[str, tuple[str, int, int]] = {}  # file's name -> (ours, expert or -1, which of its parts)
         self._held: tuple[str, Tensor] | None = None
         for name in state:
             stacked = _STACKED.match(name)
             if stacked is None:
-                self._places[name.replace(".mlp.", ".block_sparse_moe.")] = (name, -1, 0)
+                self._places[name.replace(".mlp.", f".{inside}.")] = (name, -1, 0)
                 continue
-            for index in range(experts):
-                for place, part in enumerate(_PARTS[stacked[2]]):
-                    self._places[f"{stacked[1]}block_sparse_moe.experts.{index}.{part}.weight"] = (name, index, place)
+            for index in range(config.experts):
+                for place, part in enumerate(_PARTS[inside][stacked[2]]):
+                    self._places[f"{stacked[1]}{inside}.experts.{index}.{part}.weight"] = (name, index, place)
 
     def __getitem__(self, name: str) -> Tensor:
         ours, expert, place = self._places[name]
@@ -56,8 +75,8 @@ class SplitExperts(Mapping[str, Tensor]):
             return self._state[ours]
         if self._held is None or self._held[0] != ours:
             self._held = (ours, self._state[ours])
-        parts = 2 if ours.endswith("gate_up_proj") else 1
-        return self._held[1][expert].chunk(parts)[place]
+        matrices = self._held[1][expert]
+        return matrices[place] if ours.endswith("gate_up_proj") else matrices
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._places)
@@ -73,22 +92,24 @@ class StackedExperts(Mapping[str, Tensor]):
         self._stored = stored
         self._names: dict[str, str] = {}  # ours -> the file's
         self._experts: dict[str, int] = {}  # stacked name -> how many experts there are
+        self._inside = QWEN3  # of single experts
         for name in stored:
             single = _SINGLE.match(name)
             if single is None:
                 self._names[name.replace(".block_sparse_moe.", ".mlp.")] = name
                 continue
-            kind = "down_proj" if single[3] == "w2" else "gate_up_proj"
+            self._inside = single[2]
+            kind = "down_proj" if single[4] in ("w2", "down_proj") else "gate_up_proj"
             stacked = f"{single[1]}mlp.experts.{kind}"
-            self._experts[stacked] = max(self._experts.get(stacked, 0), int(single[2]) + 1)
+            self._experts[stacked] = max(self._experts.get(stacked, 0), int(single[3]) + 1)
 
     def __getitem__(self, name: str) -> Tensor:
-        if name in self._experts:
-            return torch.stack([
-                torch.cat([self._stored[part] for part in self._parts(name, index)])
-                for index in range(self._experts[name])
-            ])  # fmt: skip
-        return self._stored[self._names[name]]
+        if name not in self._experts:
+            return apart(name, self._stored[self._names[name]])
+        join = torch.stack if name.endswith("gate_up_proj") else torch.cat
+        return torch.stack(
+            [join([self._stored[part] for part in self._parts(name, index)]) for index in range(self._experts[name])]
+        )
 
     def __iter__(self) -> Iterator[str]:
         yield from self._names
@@ -100,33 +121,45 @@ class StackedExperts(Mapping[str, Tensor]):
     def shape(self, name: str) -> tuple[int, ...]:
         """Return a tensor's shape from the files' headers."""
         if name not in self._experts:
-            return self._stored.shape(self._names[name])
+            shape = self._stored.shape(self._names[name])
+            joined = name.endswith("gate_up_proj") and len(shape) == 3
+            return (shape[0], 2, shape[1] // 2, shape[2]) if joined else shape
         shapes = [self._stored.shape(part) for part in self._parts(name, 0)]
-        return (self._experts[name], sum(shape[0] for shape in shapes), shapes[0][1])
+        return (self._experts[name], *((2,) if len(shapes) == 2 else ()), *shapes[0])
 
     def _parts(self, name: str, index: int) -> list[str]:
         stacked = _STACKED.match(name)
         assert stacked is not None
-        return [f"{stacked[1]}block_sparse_moe.experts.{index}.{part}.weight" for part in _PARTS[stacked[2]]]
+        parts = _PARTS[self._inside][stacked[2]]
+        return [f"{stacked[1]}{self._inside}.experts.{index}.{part}.weight" for part in parts]
 
 
-def mixtral_config(config: MoEConfig) -> dict[str, Any]:
-    """Return what a MixtralForCausalLM's config.json says beyond a LlamaForCausalLM's.
+def moe_config(config: MoEConfig) -> dict[str, Any]:
+    """Return what the config.json of a MixtralForCausalLM, or Qwen3MoeForCausalLM, says beyond a LlamaForCausalLM's.
 
     Raises ConfigError for what that model cannot compute.
     """
+    kind = "Qwen3MoeForCausalLM" if config.qk_norm else "MixtralForCausalLM"
     foreign = {
-        "shared experts": config.shared_ffn, "dense layers": config.dense_layers,
-        "weights that are not renormalised": not config.renormalise, "a selection bias": config.balance == "bias",
+        "shared experts": config.shared_ffn, "selection bias": config.balance == "bias",
+        "sigmoid scores": config.scoring == "sigmoid", "dense layers": config.dense_layers and not config.qk_norm,
+        "weights that are not renormalised": not config.renormalise and not config.qk_norm,
     }  # fmt: skip
     if any(foreign.values()):
         raise ConfigError(
             f"model {config.name} has no counterpart in transformers",
-            f"MixtralForCausalLM has no {', no '.join(what for what, present in foreign.items() if present)}",
+            f"{kind} has no {', no '.join(what for what, present in foreign.items() if present)}",
             "safetensors under our own names: paceline.run.checkpoint.consolidate",
         )
+    common = {
+        "architectures": [kind], "num_experts_per_tok": config.top_k, "router_aux_loss_coef": config.balance_weight,
+        "sliding_window": None,
+    }  # fmt: skip
+    if not config.qk_norm:
+        mixtral = {"model_type": "mixtral", "intermediate_size": config.expert_ffn}
+        return {**common, **mixtral, "num_local_experts": config.experts}
     return {
-        "architectures": ["MixtralForCausalLM"], "model_type": "mixtral", "intermediate_size": config.expert_ffn,
-        "num_local_experts": config.experts, "num_experts_per_tok": config.top_k,
-        "router_aux_loss_coef": config.balance_weight, "sliding_window": None,
+        **common, "model_type": "qwen3_moe", "moe_intermediate_size": config.expert_ffn, "num_experts": config.experts,
+        "norm_topk_prob": config.renormalise, "decoder_sparse_step": 1, "use_sliding_window": False,
+        "mlp_only_layers": list(range(config.dense_layers)),
     }  # fmt: skip

@@ -7,14 +7,16 @@ Hugging Face's MixtralForCausalLM (transformers 5), the shared experts' those of
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from paceline.task.models.balance import SequenceSum, expert_counts, sequence_balance
+from paceline.task.models.absent import Absent
+from paceline.task.models.balance import SequenceSum, before_last_label, expert_counts, sequence_balance
+from paceline.task.models.chain import HandedOn
 from paceline.task.models.decoder import Decoder, DecoderLayer, FeedForward
 from paceline.task.models.loss import IGNORED
 from paceline.task.models.products import expert_products
@@ -32,14 +34,17 @@ class Routed(NamedTuple):
     entropy: Tensor  # [rows], in nats, summed over tokens
 
 
-class Exchange(Protocol):
-    """Sends rows to the ranks that hold their experts, and results back: see run/parallel/expert.py."""
+class Region(Protocol):
+    """Where tensor ranks share a layer: what enters it, and what they make of it. See run/parallel/tensor.py."""
 
-    def dispatch(self, rows: Tensor, counts: Tensor) -> tuple[Tensor, Tensor, Any]:
-        """Return (rows for this rank's experts sorted by expert, counts of them, what `combine` needs)."""
+    def enter(self, x: Tensor) -> Tensor:
+        """Return the whole of `x` for ranks that each go on with a part of the layer."""
 
-    def combine(self, results: Tensor, ticket: Any) -> Tensor:
-        """Return the results of the rows that this rank sent, in the order in which it sent them."""
+    def leave(self, x: Tensor) -> Tensor:
+        """Return the sum of the ranks' partial `x`."""
+
+    def once(self, x: Tensor) -> Tensor:
+        """Return `x`, which all ranks compute alike, with a gradient on one of them alone."""
 
 
 class Router(nn.Module):
@@ -47,7 +52,7 @@ class Router(nn.Module):
 
     def __init__(self, config: MoEConfig) -> None:
         super().__init__()
-        self.top_k, self.renormalise = config.top_k, config.renormalise
+        self.top_k, self.scoring, self.renormalise = config.top_k, config.scoring, config.renormalise
         self.weight = nn.Parameter(torch.empty(config.experts, config.hidden))
         self.e_score_correction_bias: Tensor | None
         bias = torch.zeros(config.experts) if config.balance == "bias" else None
@@ -56,43 +61,45 @@ class Router(nn.Module):
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:  # [rows, seq, hidden]
         """Return (probabilities [rows, seq, experts], weights and indices of the chosen [rows, seq, top_k] each).
 
-        Probabilities are the softmax over all experts in fp32 at least.
+        Scores are the softmax over all experts in fp32 at least, or each expert's sigmoid; probabilities are scores
+        that add up to one (DeepSeek-V3, arXiv:2412.19437, equations 12 to 19; without its limit on groups of experts).
         """
         logits = F.linear(x, self.weight)
-        probabilities = logits.to(torch.promote_types(x.dtype, torch.float32)).softmax(dim=-1)
-        scores = probabilities.detach()
+        logits = logits.to(torch.promote_types(x.dtype, torch.float32))
+        scores = logits.sigmoid() if self.scoring == "sigmoid" else logits.softmax(dim=-1)
+        probabilities = scores / scores.sum(dim=-1, keepdim=True) if self.scoring == "sigmoid" else scores
+        preferred = scores.detach()
         if self.e_score_correction_bias is not None:
-            scores = scores + self.e_score_correction_bias
-        chosen = scores.topk(self.top_k, dim=-1).indices
-        weights = probabilities.gather(-1, chosen)
+            preferred = preferred + self.e_score_correction_bias
+        chosen = preferred.topk(self.top_k, dim=-1).indices
+        weights = scores.gather(-1, chosen)
         if self.renormalise:
             weights = weights / weights.sum(dim=-1, keepdim=True)
         return probabilities, weights, chosen
 
 
 class Experts(nn.Module):
-    """The experts of a layer, SwiGLU each, their weights stacked: [experts, out, in].
+    """The experts of a layer, SwiGLU each, their weights stacked: [experts, ..., in].
 
-    Under expert parallelism the weights are DTensors of which this rank holds some whole experts, and `exchange` moves
-    the tokens.
+    Under expert parallelism a rank holds some whole experts and gets the tokens of those. Under tensor parallelism it
+    holds a part of the width of each expert, and so of the outputs' sum. Gate and up have a dimension of their own, so
+    that a part of the width is a part of both.
     """
+
+    WIDTH_DIM = 2  # of both weights
 
     def __init__(self, config: MoEConfig) -> None:
         super().__init__()
-        self.gate_up_proj = nn.Parameter(torch.empty(config.experts, 2 * config.expert_ffn, config.hidden))
+        self.gate_up_proj = nn.Parameter(torch.empty(config.experts, 2, config.expert_ffn, config.hidden))
         self.down_proj = nn.Parameter(torch.empty(config.experts, config.hidden, config.expert_ffn))
-        self.exchange: Exchange | None = None
 
     def forward(self, rows: Tensor, counts: Tensor) -> Tensor:
         """Return the experts' outputs [tokens, hidden] for `rows` [tokens, hidden], sorted by expert.
 
         `counts` [experts] int64 says how many rows each expert gets.
         """
-        gate_up, down = _held(self.gate_up_proj), _held(self.down_proj)
-        if self.exchange is None:
-            return expert_products(rows, counts, gate_up, down)
-        rows, counts, ticket = self.exchange.dispatch(rows, counts)
-        return self.exchange.combine(expert_products(rows, counts, gate_up, down), ticket)
+        gate_up, down = _held(self.gate_up_proj).flatten(1, 2), _held(self.down_proj)
+        return expert_products(rows, counts, gate_up, down)
 
 
 class MoE(nn.Module):
@@ -104,17 +111,35 @@ class MoE(nn.Module):
         self.experts = Experts(config)
         self.shared_experts = FeedForward(_shared(config)) if config.shared_ffn else None
         self.over_sequence: SequenceSum | None = None  # set where ranks share sequences
+        self.region: Region | None = None  # set where tensor ranks share the layer
 
-    def forward(self, x: Tensor) -> tuple[Tensor, Routed]:  # [rows, seq, hidden]
-        """Return the output [rows, seq, hidden] and what the router did."""
-        probabilities, weights, chosen = self.gate(x)
-        out = self._through_experts(x.flatten(0, 1), weights.flatten(0, 1), chosen.flatten(0, 1)).view_as(x)
+    def forward(self, x: Tensor, real: Tensor | None = None) -> tuple[Tensor, Routed]:  # [rows, seq, hidden]
+        """Return the output [rows, seq, hidden] and what the router did with the tokens that are `real` [rows, seq].
+
+        Tensor ranks route the whole sequence alike and each compute a part of every expert: what they have is a part
+        of the output's sum, and so are the gradients of the router, but for those of the balance loss, which all
+        of them compute and one passes on.
+        """
+        whole = x if self.region is None else self.region.enter(x)
+        probabilities, weights, chosen = self.gate(whole)
+        out = self._through_experts(whole.flatten(0, 1), weights.flatten(0, 1), chosen.flatten(0, 1)).view_as(whole)
         if self.shared_experts is not None:
             out = out + self.shared_experts(x)
-        counts = expert_counts(chosen, probabilities.shape[2])
+        if self.region is not None:
+            out = self.region.leave(out)
+        return out, self._told(probabilities, chosen, real)
+
+    def _told(self, probabilities: Tensor, chosen: Tensor, real: Tensor | None) -> Routed:
+        """Return what the router did."""
+        counts = expert_counts(chosen, probabilities.shape[2], real)
+        if real is not None:
+            probabilities = probabilities.where(real.unsqueeze(2), 0)
+        if self.region is not None:
+            probabilities = self.region.once(probabilities)
         with torch.no_grad():
             entropy = torch.special.entr(probabilities).sum(dim=(1, 2))
-        return out, Routed(sequence_balance(probabilities, counts, self.over_sequence), counts, entropy)
+        balance = sequence_balance(probabilities, counts, self.gate.top_k, self.over_sequence)
+        return Routed(balance, counts, entropy)
 
     @torch.compiler.disable  # how many tokens an expert gets is data, and shapes follow from it
     def _through_experts(self, tokens: Tensor, weights: Tensor, chosen: Tensor) -> Tensor:
@@ -133,18 +158,19 @@ class RoutedLayer(DecoderLayer):
 
     def __init__(self, config: MoEConfig, index: int) -> None:
         super().__init__(config)
-        if index >= config.dense_layers:
+        self.place = index - config.dense_layers  # among the layers with experts; below zero without
+        if self.place >= 0:
             self.mlp = MoE(config)  # type: ignore[assignment]
 
     def forward(  # type: ignore[override]
-        self, x: Tensor, cos: Tensor, sin: Tensor, mask: Tensor | None = None
+        self, x: Tensor, cos: Tensor, sin: Tensor, mask: Tensor | None = None, real: Tensor | None = None
     ) -> tuple[Tensor, Routed | None]:
-        """Return the stream after this layer, and what its router did where it has one."""
+        """Return the stream after this layer, and what its router did with `real` tokens where it has one."""
         dtype = self.input_layernorm.weight.dtype
         x, cos, sin = x.to(dtype), cos.to(dtype), sin.to(dtype)
         x = x + self.self_attn(self.input_layernorm(x), cos, sin, mask)
-        out = self.mlp(self.post_attention_layernorm(x))
-        out, routed = out if isinstance(out, tuple) else (out, None)
+        normal = self.post_attention_layernorm(x)
+        out, routed = self.mlp(normal, real) if self.place >= 0 else (self.mlp(normal), None)
         return x + out, routed
 
 
@@ -152,7 +178,8 @@ class MoEDecoder(Decoder):
     """The whole decoder. Its loss includes the auxiliary balance loss in training, and is the cross-entropy otherwise.
 
     Every sequence adds balance_weight x (its counted labels) x (the mean over layers of its balance loss), so that the
-    step's loss is the mean cross-entropy plus balance_weight times the mean balance, in any layout.
+    step's loss is the mean cross-entropy plus balance_weight times the mean balance, in any layout. A pipeline stage
+    adds the part of its own layers.
     """
 
     config: MoEConfig
@@ -167,7 +194,14 @@ class MoEDecoder(Decoder):
     def paceline_rules(self) -> Rules:
         """How the model may be split."""
         config = self.config
-        return moe_rules(dense_layers=config.dense_layers > 0, shared_experts=config.shared_ffn > 0)
+        return moe_rules(
+            config.tied,
+            config.heads,
+            config.kv_heads,
+            config.qk_norm,
+            dense_layers=config.dense_layers > 0,
+            shared_experts=config.shared_ffn > 0,
+        )
 
     def forward(  # type: ignore[override]
         self,
@@ -175,34 +209,50 @@ class MoEDecoder(Decoder):
         labels: Tensor | None = None,
         positions: Tensor | None = None,
         mask: Tensor | None = None,
-    ) -> Tensor | tuple[Tensor, Tensor]:
-        """Return logits [rows, seq, vocab]; with `labels`, (loss_sum, weight), as Decoder.forward does."""
+        real: Tensor | None = None,
+    ) -> Tensor | tuple[Tensor, Tensor] | HandedOn:
+        """Return logits [rows, seq, vocab]; with `labels`, (loss_sum, weight), as Decoder.forward does.
+
+        Routers take count of the tokens that are `real`, bool [rows, seq]: by default those up to each row's last
+        label. A pipeline stage before the last returns what it hands on and what it adds to the loss.
+        """
+        if real is None and labels is not None:
+            real = before_last_label(labels)
         x, cos, sin = self.begin(tokens, positions)
-        told: list[Routed] = []
+        told: dict[int, Routed] = {}
         for layer in self.layers:
-            x, routed = layer(x, cos, sin, mask)
+            x, routed = layer(x, cos, sin, mask, real)
             if routed is not None:
-                told.append(routed)
+                told[_place(layer)] = routed
+        added = self._added_loss(told, labels) if labels is not None and self.training else None
+        if isinstance(self.norm, Absent):
+            return HandedOn(x, added)
         out = self.finish(x, labels, tokens.shape[1])
-        if labels is None or not self.training or not told:
-            return out
-        loss_sum, weight = out
+        return out if added is None else (out[0] + added.to(out[0].dtype), out[1])
+
+    def _added_loss(self, told: dict[int, Routed], labels: Tensor) -> Tensor | None:
+        """Return what these layers' balance adds to the loss, None where it adds nothing; keep what routers did."""
         items = (labels != IGNORED).sum(dim=1)  # [rows]
         if self.over_sequence is not None:
             items = self.over_sequence(items)
-        balance = torch.stack([routed.balance for routed in told]) * items  # [layers, rows]
-        self.routed = _record(told, balance)
-        if self.config.balance == "sequence" and self.config.balance_weight:
-            loss_sum = loss_sum + self.config.balance_weight * balance.mean(dim=0).sum().to(loss_sum.dtype)
-        return loss_sum, weight
+        balance = {place: routed.balance * items for place, routed in told.items()}
+        self.routed = self._record(told, balance, labels.device)
+        if not told or self.config.balance != "sequence" or not self.config.balance_weight:
+            return None
+        return self.config.balance_weight / self.config.routed_layers * torch.stack([*balance.values()]).sum()
 
+    @torch.no_grad()
+    def _record(self, told: dict[int, Routed], balance: dict[int, Tensor], device: torch.device) -> Tensor:
+        """Return sums over rows, fp64 [layers with experts, experts + 2]: tokens per expert, entropy, balance x items.
 
-def _record(told: list[Routed], balance: Tensor) -> Tensor:
-    """Return sums over rows, fp64 [layers with experts, experts + 2]: tokens per expert, entropy, balance x items."""
-    with torch.no_grad():
-        counts = torch.stack([routed.counts.sum(dim=0) for routed in told]).double()
-        entropy = torch.stack([routed.entropy.sum() for routed in told]).double()
-        return torch.cat([counts, entropy[:, None], balance.detach().double().sum(dim=1, keepdim=True)], dim=1)
+        Rows of layers that other pipeline stages have are zero.
+        """
+        record = torch.zeros(self.config.routed_layers, self.config.experts + 2, dtype=torch.float64, device=device)
+        for place, routed in told.items():
+            record[place, :ENTROPY] = routed.counts.sum(dim=0)
+            record[place, ENTROPY] = routed.entropy.sum()
+            record[place, BALANCE] = balance[place].sum()
+        return record
 
 
 def routers(model: nn.Module) -> dict[str, Router]:
@@ -210,8 +260,18 @@ def routers(model: nn.Module) -> dict[str, Router]:
     return {name: module for name, module in model.named_modules() if isinstance(module, Router)}
 
 
+def routers_by_place(model: MoEDecoder) -> dict[int, Router]:
+    """Return the routers that a model, or a part of one, holds, by their layer's place among those with experts."""
+    return {_place(layer): layer.mlp.gate for layer in model.layers if isinstance(layer.mlp, MoE)}
+
+
+def _place(layer: nn.Module) -> int:
+    assert isinstance(layer, RoutedLayer)
+    return layer.place
+
+
 def _held(weight: Tensor) -> Tensor:
-    """Return the experts that this rank holds, of a stacked weight."""
+    """Return what this rank holds of a stacked weight."""
     return weight.to_local() if isinstance(weight, DTensor) else weight
 
 

@@ -2,8 +2,8 @@
 
 Sizes from 1b up are the published shapes of Meta's Llama 3.1 and 3.2 (the config.json of each release on the Hugging
 Face hub). The small ones take the data's vocabulary, so their names count parameters at `nominal_vocab`: 257 (bytes)
-up to 30m, GPT-2's 50,257 for 124m and 350m. The decoders with experts have Mixtral's structure, or DeepSeekMoE's with
-shared experts; their published shapes are those of the releases named beside them.
+up to 30m, GPT-2's 50,257 for 124m and 350m. The decoders with experts have Mixtral's structure, DeepSeekMoE's with
+shared experts, or Qwen3's; their published shapes are those of the releases named beside them.
 """
 
 from __future__ import annotations
@@ -42,6 +42,7 @@ class DecoderConfig:
     norm_eps: float = 1e-5
     max_seq: int = 0
     rope_scaling: RopeScaling | None = None
+    qk_norm: bool = False  # whether queries and keys are normalised by head before they are turned, as in Qwen3
 
     def __post_init__(self) -> None:
         for field in ("hidden", "layers", "heads", "kv_heads", "head_dim", "ffn"):
@@ -72,8 +73,8 @@ class DecoderConfig:
 
     @property
     def layer_parameters(self) -> int:
-        """Parameters of one decoder layer: four attention and three feed-forward matrices, two norms."""
-        attention = 2 * self.hidden * self.q_width + 2 * self.hidden * self.kv_width
+        """Parameters of one decoder layer: four attention and three feed-forward matrices, and the norms."""
+        attention = 2 * self.hidden * self.q_width + 2 * self.hidden * self.kv_width + 2 * self.head_dim * self.qk_norm
         return attention + 3 * self.hidden * self.ffn + 2 * self.hidden
 
     @property
@@ -83,6 +84,7 @@ class DecoderConfig:
         return embeddings + self.layers * self.layer_parameters + self.hidden
 
 
+SCORINGS = ("softmax", "sigmoid")
 BALANCES = ("sequence", "bias", "none")
 
 
@@ -99,6 +101,7 @@ class MoEConfig(DecoderConfig):
     expert_ffn: int = 0
     shared_ffn: int = 0
     dense_layers: int = 0
+    scoring: str = "softmax"  # how a router scores experts: against each other, or each alone as in DeepSeek-V3
     renormalise: bool = True  # whether the weights of a token's experts are scaled to add up to one
     balance: str = "sequence"  # how the load of experts is kept even: see task/models/balance.py
     balance_weight: float = 0.01  # of the auxiliary loss, with balance "sequence"
@@ -111,6 +114,8 @@ class MoEConfig(DecoderConfig):
                 f"model {self.name}: {self.top_k} experts per token of {self.experts}",
                 "a token passes at least one expert and each at most once", f"top_k = {min(2, self.experts)}",
             )  # fmt: skip
+        if self.scoring not in SCORINGS:
+            raise ConfigError(f"model {self.name}: scoring = '{self.scoring}'", "", suggestion(self.scoring, SCORINGS))
         if self.balance not in BALANCES:
             raise ConfigError(f"model {self.name}: balance = '{self.balance}'", "", suggestion(self.balance, BALANCES))
 
@@ -190,6 +195,25 @@ _SIZES: tuple[DecoderConfig, ...] = (
     _mixtral("mixtral-8x7b", 4096, 32, 32, 14336, vocab=32_000, max_seq=32_768, balance_weight=0.02),  # v0.1
     _mixtral("mixtral-8x22b", 6144, 56, 48, 16384, vocab=32_000, max_seq=65_536, balance_weight=0.001),  # v0.1
     _deepseek("deepseek-moe-16b", 2048, 28, 16, 10944, 1408),  # deepseek-moe-16b-base
+    MoEConfig(
+        "qwen3-30b-a3b",
+        2048,
+        48,
+        32,
+        4,
+        128,
+        ffn=6144,
+        vocab=151_936,
+        tied=False,
+        rope_theta=1e6,
+        norm_eps=1e-6,
+        max_seq=40_960,
+        qk_norm=True,
+        experts=128,
+        top_k=8,
+        expert_ffn=768,
+        balance_weight=0.001,
+    ),  # Qwen3-30B-A3B
 )
 NAMED_SIZES: dict[str, DecoderConfig] = {size.name: size for size in _SIZES}
 
@@ -222,7 +246,8 @@ def resolve_decoder(spec: ModelSpec, data_vocab: int, seq_len: int) -> DecoderCo
         )  # fmt: skip
     base = _with_experts(NAMED_SIZES[spec.name], spec)
     hidden, heads = spec.hidden or base.hidden, spec.heads or base.heads
-    if hidden % heads:
+    kept = (hidden, heads) == (base.hidden, base.heads)  # a published size's heads may have a width of their own
+    if hidden % heads and not kept:
         fitting = hidden // heads * heads or heads
         raise ConfigError(
             f"model {spec.name}: hidden = {hidden} with heads = {heads}",
@@ -234,7 +259,7 @@ def resolve_decoder(spec: ModelSpec, data_vocab: int, seq_len: int) -> DecoderCo
         layers=spec.layers or base.layers,
         heads=heads,
         kv_heads=spec.kv_heads or base.kv_heads,
-        head_dim=hidden // heads,
+        head_dim=base.head_dim if kept else hidden // heads,
         ffn=base.ffn if isinstance(base, MoEConfig) else spec.ffn or base.ffn,
         vocab=_vocab(spec, base, data_vocab),
         tied=base.tied if spec.tied is None else spec.tied,
@@ -247,7 +272,7 @@ def _with_experts(base: DecoderConfig, spec: ModelSpec) -> DecoderConfig:
 
     `ffn` then is the width of one expert; the widths of dense layers and shared experts follow in proportion.
     """
-    names = ("experts", "top_k", "balance", "balance_weight")
+    names = ("experts", "top_k", "scoring", "balance", "balance_weight")
     given = {name: value for name in names if (value := getattr(spec, name)) not in (0, "", None)}
     if spec.balance_weight is not None:
         given["balance_weight"] = spec.balance_weight

@@ -1,0 +1,105 @@
+"""How fast plans are priced and searched: `OMP_NUM_THREADS=1 python benchmarks/pricing.py [--json]`. Needs no GPU.
+
+Three figures. Layouts priced per second, memory and time of each; the complete search for Llama 3.1 405B on 16,384 H100
+in a process that has only just started, Python's own start included; `paceline plan` of a small task, likewise.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from paceline.cluster.cluster import ClusterSpec
+from paceline.cluster.resolve import resolve_cluster
+from paceline.plan.cost.inputs import Context
+from paceline.plan.cost.total import peak_bytes, step_seconds
+from paceline.plan.plan import PlanSpec
+from paceline.plan.space import Space, allowed_layouts, base_plan, recompute_modes
+from paceline.task.models.sizes import resolve_decoder
+from paceline.task.profile_analytic import profile_decoder
+from paceline.task.task import ModelSpec
+
+DEVICES, BATCH, SEQUENCE = 16_384, 2048, 8192
+REPEATS = 5
+SEARCH = """
+import time
+from paceline.cluster.cluster import ClusterSpec
+from paceline.cluster.resolve import resolve_cluster
+from paceline.plan.plan import PlanSpec
+from paceline.plan.search import search
+from paceline.task.models.sizes import resolve_decoder
+from paceline.task.profile_analytic import profile_decoder
+from paceline.task.task import ModelSpec
+profile = profile_decoder(resolve_decoder(ModelSpec("llama-405b"), 0, {sequence}), {sequence})
+cluster, _ = resolve_cluster(ClusterSpec(device="h100-sxm", devices={devices}))
+found = search(profile, cluster, PlanSpec(), batch_samples={batch}, steps=1)
+print(len(found.candidates) + len(found.refused), found.best.plan, sep="|")
+"""
+
+
+def priced_per_second() -> dict[str, Any]:
+    """Return how many plans of the whole space are priced in a second of one core: memory and time of each."""
+    profile = profile_decoder(resolve_decoder(ModelSpec("llama-405b"), 0, SEQUENCE), SEQUENCE)
+    cluster, _ = resolve_cluster(ClusterSpec(device="h100-sxm", devices=DEVICES))
+    context, constraints = Context(profile, cluster, BATCH, 1), PlanSpec()
+    base, modes = base_plan(constraints, "bf16", BATCH), recompute_modes(context, constraints)
+    layouts = allowed_layouts(context, constraints, base, [])
+    columns = Space(context, constraints, base, modes, []).columns(layouts)
+    seconds = []
+    for _ in range(REPEATS):
+        began = time.process_time()
+        peak_bytes(context, columns)
+        step_seconds(context, columns)
+        seconds.append(time.process_time() - began)
+    return {"plans": len(columns), "layouts": len(layouts), "per_second": len(columns) / statistics.median(seconds)}
+
+
+def cold(command: list[str]) -> tuple[dict[str, float], str]:
+    """Return the median wall and processor seconds of a process from its start to its end, and what it printed."""
+    wall, used, printed = [], [], ""
+    for _ in range(REPEATS):
+        before, began = os.times(), time.perf_counter()
+        printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+        after = os.times()
+        wall.append(time.perf_counter() - began)
+        used.append(after.children_user + after.children_system - before.children_user - before.children_system)
+    return {"wall_seconds": statistics.median(wall), "processor_seconds": statistics.median(used)}, printed
+
+
+def main() -> None:
+    """Measure, and print lines for people or JSON."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--json", action="store_true")
+    as_json = parser.parse_args().json
+    priced = priced_per_second()
+    code = SEARCH.format(sequence=SEQUENCE, devices=DEVICES, batch=BATCH)
+    searched, printed = cold([sys.executable, "-c", code])
+    count, _, best = printed.strip().partition("|")
+    with tempfile.TemporaryDirectory() as folder:
+        text = Path(folder) / "text.txt"
+        text.write_text("A paceline is a line of riders who share the work. " * 4000, "utf-8")
+        small = [f"task.data.source={text}", "task.model=llama-11m", "cluster.device=h100-sxm", "cluster.devices=8"]
+        sets = [word for pair in small for word in ("--set", pair)]
+        planned, _ = cold([sys.executable, "-m", "paceline", "plan", *sets])
+    if as_json:
+        print(json.dumps({"priced": priced, "search_405b": {**searched, "plans": int(count)}, "plan_small": planned}))
+        return
+    space = f"{priced['plans']:,} plans of {priced['layouts']:,} layouts"
+    print(f"priced        {priced['per_second']:,.0f} plans/s on one core, memory and time ({space})")
+    print(f"search        llama-405b on {DEVICES:,} x h100-sxm: {searched['wall_seconds']:.2f} s from a cold start"
+          f" ({searched['processor_seconds']:.2f} s of processor), {int(count):,} plans, all of them")  # fmt: skip
+    print(f"best          {best}")
+    print(f"plan          llama-11m on 8 x h100-sxm: {planned['wall_seconds']:.2f} s from a cold start"
+          f" ({planned['processor_seconds']:.2f} s of processor)")  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()
