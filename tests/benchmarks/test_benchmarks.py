@@ -120,3 +120,17 @@ def test_gpu_benchmark_with_compiled_blocks(tmp_path: Path) -> None:
     result, _ = run_script("gpu.py", tmp_path, "--device", "cpu", "--quick")
     check_gpu(result["results"][0])
     assert "compiled" in result["results"][0]["plan"]
+
+
+@pytest.mark.deep
+def test_forecasts_of_a_few_layouts_are_scored_against_their_runs(tmp_path: Path) -> None:
+    result, printed = run_script("forecast_grid.py", tmp_path, "--quick")
+    assert not result["not_measured"] and {row["devices"] for row in result["rows"]} == {1, 2}
+    assert {row["task"] for row in result["rows"]} == {"small decoder"}
+    for row in result["rows"]:
+        assert all(row[f"{kind}_seconds"] > 0 for kind in ("measured", "forecast", "learnt"))
+        assert 0.5 < row["forecast_bytes"] / row["measured_bytes"] < 2
+    whole = result["scores"]
+    errors = [abs(row["forecast_seconds"] / row["measured_seconds"] - 1) for row in result["rows"]]
+    assert whole["time_mape"] == pytest.approx(sum(errors) / len(errors)) and whole["regret_worst"] >= 0
+    assert printed.count("\n| all | ") == 1
