@@ -33,7 +33,7 @@ CAUSES = {
     "operator launches": "host",
     "fixed step overhead": "host",
 }
-# Standard deviation of a setting's logarithm: the median over the three calibration tables that are grids of layouts, as
+# Standard deviation of a setting's logarithm: the median over the three calibration tables that are grids, as
 # `benchmarks/choices.py` measures it (4 to 42 %). A cause is as uncertain as a plan's whole time.
 SETTING_SPREAD = 0.10
 DRAWS, SEED = 2000, 0
