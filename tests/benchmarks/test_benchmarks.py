@@ -120,3 +120,16 @@ def test_gpu_benchmark_with_compiled_blocks(tmp_path: Path) -> None:
     result, _ = run_script("gpu.py", tmp_path, "--device", "cpu", "--quick")
     check_gpu(result["results"][0])
     assert "compiled" in result["results"][0]["plan"]
+
+
+def test_memory_that_choices_keep_is_what_the_planner_says(tmp_path: Path) -> None:
+    result, printed = run_script("memory.py", tmp_path, "--quick")
+    rows = {row["choice"]: row for row in result["rows"]}
+    assert printed.count("\n| ") == len(rows) + 1
+    for name, row in rows.items():
+        assert row["kept"] == pytest.approx(row["forecast_kept"], abs=0.05), name
+        assert row["computed"] == pytest.approx(1.0 if name in ("none", "selective") else row["computed"])
+    for part in (0.75, 0.5, 0.25):
+        assert rows["full"]["kept"] <= rows[f"budget {part:g}"]["kept"] <= part
+    assert rows["full"]["computed"] > rows["budget 0.5"]["computed"] > 1
+    assert rows["none, activations on the host"]["kept"] < 0.03 > rows["full, activations on the host"]["kept"]

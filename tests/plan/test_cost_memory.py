@@ -61,7 +61,7 @@ chosen = st.builds(
 )
 
 
-@settings(max_examples=60)
+@settings(max_examples=60, deadline=None)
 @given(chosen, st.integers(1, 8))
 def test_memory_grows_with_the_micro_batch(first, more):
     second = plan(
@@ -75,7 +75,7 @@ def test_memory_grows_with_the_micro_batch(first, more):
     assert total(second) > total(first)
 
 
-@settings(max_examples=60)
+@settings(max_examples=60, deadline=None)
 @given(st.integers(1, 8), st.sampled_from(["fp32", "bf16"]), st.sampled_from([2, 4]), st.integers(4, 12))
 def test_zero_classes_are_ordered(micro_batch, precision, shards, layers):
     layout = Layout(dp_shard=shards)
@@ -83,7 +83,7 @@ def test_zero_classes_are_ordered(micro_batch, precision, shards, layers):
     assert by_class[0] > by_class[1] > by_class[2]
 
 
-@settings(max_examples=30)
+@settings(max_examples=30, deadline=None)
 @given(layouts, st.integers(4, 16))
 def test_recompute_modes_are_ordered(layout, micro_batch):
     none, selective, full = (

@@ -18,9 +18,9 @@ from paceline.plan.cost.inputs import Context
 from paceline.plan.cost.price import busy_share
 from paceline.plan.cost.total import price, step_seconds
 from paceline.plan.layout import MESH_ORDER, accumulation_for, layouts_over
-from paceline.plan.plan import RECOMPUTE, Plan, PlanSpec
+from paceline.plan.plan import Plan, PlanSpec
 from paceline.plan.search import TIE_RATIO, SearchResult, search
-from paceline.plan.space import micro_batches
+from paceline.plan.space import TRIED_RECOMPUTE, micro_batches
 from paceline.task.models.sizes import resolve_decoder
 from paceline.task.profile import ModelProfile
 from paceline.task.profile_analytic import profile_decoder
@@ -160,7 +160,7 @@ def test_no_plan_of_the_space_is_left_out_and_none_is_better() -> None:
         for (schedule, several), zero, mode, size in itertools.product(
             (("1f1b", 1), ("interleaved", 2), ("interleaved", 4), ("interleaved", 8), ("zero-bubble", 1)),
             (1, 2, 3) if layout.state_degree > 1 else (3,),
-            RECOMPUTE,
+            TRIED_RECOMPUTE,
             micro_batches(8, layout.data_degree),
         ):
             if layout.pp == 1 and schedule != "1f1b":

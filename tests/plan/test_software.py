@@ -8,7 +8,7 @@ import pytest
 from plan_examples import block, cluster, opened, plan, profile
 
 from paceline.plan.cost.inputs import REPLICATED_MOVES, Context
-from paceline.plan.cost.memory import WHOLE_INPUTS
+from paceline.plan.cost.recompute import WHOLE_INPUTS
 from paceline.plan.cost.software import MEGATRON, PACELINE, Software
 from paceline.plan.cost.total import memory_of, price
 from paceline.plan.layout import Layout

@@ -53,9 +53,10 @@ def _value(option: Option) -> dict[str, Any]:
     if option.kind == "bytes":
         size = {"type": "string", "pattern": _pattern([f"{prefix}B" for prefix in PREFIXES])}
         return {"anyOf": [{"type": "integer", **rules}, size]}
+    text = {"type": "string", **({"enum": list(option.choices)} if option.choices else {})}
     kinds: dict[str, dict[str, Any]] = {
-        "text": {"type": "string", **({"enum": list(option.choices)} if option.choices else {})},
-        "texts": {"type": "array", "items": {"type": "string"}},
+        "text": text,
+        "texts": {"type": "array", "items": text},
         "whole": {"type": "integer", **rules},
         "number": {"type": "number", **rules},
         "flag": {"type": "boolean"},

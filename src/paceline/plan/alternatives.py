@@ -47,7 +47,7 @@ def alternatives(found: SearchResult) -> tuple[Alternative, ...]:
     for choice, side in sides.items():
         has_it = not side[0]
         if choice in places:
-            plan, forecast = candidates.columns.plan(places[choice]), forecasts[choice]
+            plan, forecast = forecasts[choice]
             slower = forecast.step_seconds.value / found.best.forecast.step_seconds.value - 1
             told.append(Alternative(choice, has_it, plan, slower, deciding_terms(found.best.forecast, forecast)))
             continue

@@ -10,7 +10,9 @@ from paceline.errors import ConfigError, suggestion
 from paceline.plan.layout import Layout
 
 PRECISIONS = ("fp32", "bf16", "fp16", "fp64")
-RECOMPUTE = ("none", "selective", "full")
+RECOMPUTE = ("none", "selective", "budget", "full")  # from what keeps most to what keeps least
+SAVED_KINDS = ("products", "attention")  # what selective recompute may keep
+OFFLOAD = ("none", "optimizer", "activations", "all")
 SCHEDULES = ("gpipe", "1f1b", "interleaved", "zero-bubble")
 CP_METHODS = ("gather", "ring")
 QUANTITIES = ("time", "memory", "money", "energy", "carbon")  # what a plan takes, and a goal minimises
@@ -65,6 +67,18 @@ class PlanSpec:
     )
     micro_batch: int = option(0, "samples per forward pass on a device (0: planner's choice)", minimum=0)
     recompute: str = option("auto", "activation checkpointing", choices=("auto", *RECOMPUTE))
+    recompute_save: tuple[str, ...] = option(
+        SAVED_KINDS, "what selective recompute keeps: outputs of products, of attention", choices=SAVED_KINDS
+    )
+    recompute_budget: float = option(
+        0.0,
+        "part of the activation bytes of the repeated blocks that recompute = budget keeps (0: planner's choice)",
+        minimum=0.0,
+        maximum=1.0,
+    )
+    offload: str = option(
+        "auto", "what rests in host memory (auto: nothing, unless no plan fits without)", choices=("auto", *OFFLOAD)
+    )
     precision: str = option(
         "auto", "dtype of forward and backward; weights and optimizer state stay fp32", choices=("auto", *PRECISIONS)
     )
@@ -100,13 +114,31 @@ class Plan:
     micro_batch: int = 1  # samples per forward pass on a device
     accumulation: int = 1  # micro-batches per step on a device
     batch_samples: int = 1  # samples per step over all devices: the task's global batch
-    recompute: str = "none"  # none, selective, full
+    recompute: str = "none"  # none, selective, budget, full
     precision: str = "fp32"  # fp32, bf16, fp16, fp64
     compile: bool = False
     schedule: str = "1f1b"  # of the pipeline: gpipe, 1f1b, interleaved, zero-bubble
     virtual_stages: int = 1  # pipeline stages per device
     stages: tuple[int, ...] = ()  # blocks of every pipeline stage, in order; empty: as even as can be
     cp_method: str = "gather"  # gather, ring: how keys reach the ranks that share a sequence
+    recompute_save: tuple[str, ...] = SAVED_KINDS  # what selective recompute keeps
+    recompute_budget: float = 0.0  # of recompute = budget: the part of the repeated blocks' activation bytes kept
+    recompute_blocks: tuple[str, ...] = ()  # of recompute = budget: the mode of every repeated block, in order
+    offload: str = "none"  # none, optimizer, activations, all: what rests in host memory
+
+    @property
+    def offloads_optimizer(self) -> bool:
+        """Whether the optimizer's state rests in host memory."""
+        return self.offload in ("optimizer", "all")
+
+    @property
+    def offloads_activations(self) -> bool:
+        """Whether what blocks keep for the backward pass rests in host memory until then."""
+        return self.offload in ("activations", "all")
+
+    def recompute_of(self, block: int) -> str:
+        """Return how a repeated block is recomputed: none, selective or full."""
+        return self.recompute_blocks[block] if self.recompute == "budget" else self.recompute
 
     def __str__(self) -> str:
         parts = [str(self.layout)]
@@ -119,8 +151,22 @@ class Plan:
             parts.append(f"{self.cp_method} attention")
         parts.append(f"micro-batch {self.micro_batch} x {self.accumulation} accumulation")
         parts.append(self.precision)
-        parts.append("no recompute" if self.recompute == "none" else f"{self.recompute} recompute")
+        parts.append(self._recompute_text())
+        if self.offload != "none":
+            held = {"optimizer": "optimizer state", "activations": "activations"}
+            parts.append(f"{held.get(self.offload, 'optimizer state and activations')} in host memory")
         return " · ".join([*parts, *(["compiled"] if self.compile else [])])
+
+    def _recompute_text(self) -> str:
+        if self.recompute == "none":
+            return "no recompute"
+        text = f"{self.recompute} recompute"
+        if self.recompute == "budget":
+            counts = {mode: self.recompute_blocks.count(mode) for mode in RECOMPUTE}
+            blocks = ", ".join(f"{count} {mode}" for mode, count in counts.items() if count)
+            text += f" {self.recompute_budget:g}" + (f" ({blocks})" if blocks else "")
+        kept = self.recompute_save != SAVED_KINDS and self.recompute in ("selective", "budget")
+        return text + (f", keeping {' and '.join(self.recompute_save)}" if kept else "")
 
 
 def stages_text(stages: tuple[int, ...]) -> str:

@@ -58,11 +58,24 @@ def split_backward(plan: Plan, profile: ModelProfile) -> str | None:
     return split_backward_refusal(plan)
 
 
+def hosted_activations(plan: Plan, profile: ModelProfile) -> str | None:
+    """Activations move to the host block by block, and only those that autograd itself keeps."""
+    if not plan.offloads_activations:
+        return None
+    if not profile.repeated_blocks:
+        return f"offload = {plan.offload} moves what repeated blocks keep, and none were found in this model"
+    if plan.recompute == "selective":
+        return (
+            f"offload = {plan.offload} cannot move what selective recompute keeps: torch holds it past autograd's hooks"
+        )
+    return None
+
+
 # Limits of the model, which hold for the layout alone, and of the whole plan. Add a limit here and nowhere else. Those
 # of the whole plan are asked once for all layouts that agree in `pp`, in whether the data axes or `cp` are in use, and
 # in whether `tp` is.
 LAYOUT_REFUSALS: tuple[Limit, ...] = (closed_axis, attention_heads, tensor_parts, expert_parts)
-PLAN_REFUSALS: tuple[Limit, ...] = (pipeline_stages, pipeline_micro_batches, split_backward)
+PLAN_REFUSALS: tuple[Limit, ...] = (pipeline_stages, pipeline_micro_batches, split_backward, hosted_activations)
 
 
 def layout_refusal(plan: Plan, profile: ModelProfile) -> str | None:

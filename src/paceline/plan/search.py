@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import overload
 
@@ -14,18 +15,20 @@ from paceline.errors import DoesNotFit
 from paceline.plan.chance import margin
 from paceline.plan.cost.columns import Columns, Floats, Ints
 from paceline.plan.cost.constants import Constants, read_constants
-from paceline.plan.cost.inputs import Context
+from paceline.plan.cost.inputs import Context, Sheet
 from paceline.plan.cost.total import memory_of, memory_widths, peak_bytes, price, price_all
 from paceline.plan.forecast import Forecast, Term
 from paceline.plan.limits import Limits
-from paceline.plan.plan import Plan, PlanSpec
-from paceline.plan.space import MODEL_AXES, Refusal, Space, allowed_layouts, base_plan, recompute_modes
+from paceline.plan.plan import OFFLOAD, Plan, PlanSpec
+from paceline.plan.refusals import refusal
+from paceline.plan.space import BUDGETS, MODEL_AXES, Refusal, Space, allowed_layouts, base_plan, recompute_modes
 from paceline.plan.values import Values, goal_values, values_of
 from paceline.task.profile import ModelProfile
 from paceline.units import format_bytes, format_rate
 
 HEADROOM = 0.05  # of a device's memory, kept free: allocator rounding, other processes, evaluation
 TIE_RATIO = 1.02  # values this close to the best are a tie: forecasts cannot tell them apart
+BUDGETED = 64  # of the best plans that recompute, on which memory budgets are tried
 WORDED = 512  # plans whose terms are put in words at once, where many are listed
 
 
@@ -67,8 +70,7 @@ class Candidates(Sequence[Candidate]):
 
     def _worded(self, columns: Columns) -> Iterator[Candidate]:
         if len(columns):
-            forecasts = price_all(self.context, columns)
-            yield from (Candidate(columns.plan(i), forecast) for i, forecast in enumerate(forecasts))
+            yield from (Candidate(*priced) for priced in price_all(self.context, columns))
 
 
 @dataclass(frozen=True)
@@ -99,10 +101,11 @@ class Refusals(Sequence[Refusal]):
         if place < len(self.told):
             return self.told[place]
         place -= len(self.told)
+        context = self.context
         if place < len(self.beyond):
-            plan = self.beyond.plan(place)
-            return Refusal(plan, self.limits.refusal(price(self.context, plan)))
-        plan, context = self.too_large.plan(place - len(self.beyond)), self.context
+            plan = Sheet(context, self.beyond.take([place])).plan(0)
+            return Refusal(plan, self.limits.refusal(price(context, plan)))
+        plan = Sheet(context, self.too_large.take([place - len(self.beyond)])).plan(0)
         memory = memory_of(context, plan)
         return Refusal(plan, memory_refusal(memory, context.cluster, context.constants, self.memory_risk))
 
@@ -137,29 +140,68 @@ def search(
     context = Context(profile, cluster, batch_samples, steps, optimizer)
     limits = Limits(constraints.deadline, constraints.budget_usd, steps, goodput)
     precision, precision_because = choose_precision(context, constraints.precision)
-    told: list[Refusal] = []
     base = base_plan(constraints, precision, batch_samples)
     modes = recompute_modes(context, constraints)
-    layouts = allowed_layouts(context, constraints, base, told)
-    columns = Space(context, constraints, base, modes, told, coarse).columns(layouts)
-    peaks = peak_bytes(context, columns)
-    risk, usable = constraints.memory_risk, usable_bytes(cluster)
-    too_large = peaks * math.exp(margin(risk, *memory_widths(cluster, context.constants))) > usable
-    left_out = np.flatnonzero(too_large)
-    left_out = left_out[np.argsort(peaks[left_out], kind="stable")]
-    large, fits = columns.take(left_out), columns.take(~too_large)
-    values = values_of(context, fits, peaks[~too_large], usable)
+    weights, risk = constraints.goal.weights, constraints.memory_risk
+
+    def sort_out(offload: str) -> tuple[Columns, Floats, Columns, list[Refusal]]:
+        told: list[Refusal] = []
+        started = dataclasses.replace(base, offload=offload)
+        layouts = allowed_layouts(context, constraints, started, told)
+        columns = Space(context, constraints, started, modes, told, coarse).columns(layouts)
+        return (*_sort_out(context, columns, risk), told)
+
+    fits, peaks, large, told = sort_out(base.offload)
+    # Host memory is the last resort, the least of it first; on a CPU it is the device's own.
+    for offload in OFFLOAD[1:] if constraints.offload == "auto" and cluster.device.kind != "cpu" else ():
+        if not len(fits):
+            fits, peaks, large, told = sort_out(offload)
+    values = values_of(context, fits, peaks, usable_bytes(cluster))
+    if len(fits) and constraints.recompute == "auto" and fits.recompute[np.argmin(goal_values(values, weights))]:
+        fits, values = _with_budgets(context, weights, risk, fits, values)
     within = limits.keeps(values, cluster)
-    scores = goal_values(values, constraints.goal.weights)
+    scores = goal_values(values, weights)
     beyond = fits.take(np.flatnonzero(~within)[np.argsort(scores[~within], kind="stable")])
     refused = Refusals(tuple(told), context, large, beyond, limits, risk)
     if not within.any():
         raise _nothing_fits(profile, cluster, refused)
     fits, values = fits.take(within), values.take(within)
-    scores = goal_values(values, constraints.goal.weights)
+    scores = goal_values(values, weights)
     order = _order(fits, scores, values.memory)
     candidates = Candidates(context, fits.take(order), values.take(order), scores[order])
     return SearchResult(candidates[0], candidates, refused, precision_because)
+
+
+def _sort_out(context: Context, columns: Columns, risk: float) -> tuple[Columns, Floats, Columns]:
+    """Return the plans that fit with their peak bytes, and those that do not, the smallest first."""
+    peaks = peak_bytes(context, columns)
+    widths = memory_widths(context.cluster, context.constants)
+    too_large = peaks * math.exp(margin(risk, *widths)) > usable_bytes(context.cluster)
+    left_out = np.flatnonzero(too_large)
+    left_out = left_out[np.argsort(peaks[left_out], kind="stable")]
+    return columns.take(~too_large), peaks[~too_large], columns.take(left_out)
+
+
+def _with_budgets(
+    context: Context, weights: Mapping[str, float], risk: float, fits: Columns, values: Values
+) -> tuple[Columns, Values]:
+    """Return plans and values, joined by plans with a memory budget that beat all others beyond a tie.
+
+    Where memory makes the best plan recompute, budgets are tried on the best plans that do.
+    """
+    scores = goal_values(values, weights)
+    recomputing = np.flatnonzero(fits.recompute)
+    nearest = recomputing[np.argsort(scores[recomputing], kind="stable")[:BUDGETED]]
+    tried = fits.take(nearest).with_budgets(BUDGETS)
+    allowed = [refusal(tried.plan(index), context.profile) is None for index in range(len(tried))]
+    tried, held, _ = _sort_out(context, tried.take(np.array(allowed, dtype=bool)), risk)
+    if not len(tried):
+        return fits, values
+    fits, values = fits.joined(tried), values.joined(values_of(context, tried, held, usable_bytes(context.cluster)))
+    scores = goal_values(values, weights)
+    keep = scores * TIE_RATIO < np.min(scores[: -len(tried)])
+    keep[: -len(tried)] = True
+    return fits.take(keep), values.take(keep)
 
 
 def choose_precision(context: Context, asked: str) -> tuple[str, str]:

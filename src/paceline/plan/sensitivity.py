@@ -17,7 +17,7 @@ import numpy as np
 from paceline.cluster.cluster import Cluster, Device, Figure
 from paceline.cluster.vary import varied_figures
 from paceline.plan.chance import margin
-from paceline.plan.cost.columns import AXES, Columns, Flags, Floats, Ints, joined
+from paceline.plan.cost.columns import AXES, Columns, Flags, Floats, Ints
 from paceline.plan.cost.inputs import Context
 from paceline.plan.cost.rates import Rates
 from paceline.plan.cost.total import memory_widths, peak_bytes
@@ -82,7 +82,7 @@ def sensitivity(planned: Planned) -> Sensitivity:
 
 def _lineup(found: SearchResult, weights: dict[str, float], risk: float) -> Lineup:
     context, fitting, large = found.candidates.context, found.candidates.columns, found.refused.too_large
-    columns = joined(fitting.take(_first_of_kinds(fitting)), large.take(_first_of_kinds(large)))
+    columns = fitting.take(_first_of_kinds(fitting)).joined(large.take(_first_of_kinds(large)))
     return Lineup(context, columns, peak_bytes(context, columns), weights, risk)
 
 

@@ -12,7 +12,7 @@ from paceline.cluster.resolve import resolve_cluster
 from paceline.plan.cost.compute import matrix_peak
 from paceline.plan.cost.inputs import Context
 from paceline.plan.forecast import Forecast
-from paceline.plan.plan import Plan
+from paceline.plan.plan import Plan, PlanSpec
 from paceline.plan.search import SearchResult, search
 from paceline.task.amounts import batch_samples, total_steps
 from paceline.task.data.facts import DataFacts, data_facts
@@ -179,8 +179,19 @@ def _planned(prepared: Prepared, cluster: Cluster, remarks: tuple[str, ...], goo
         forecast=found.best.forecast,
         batch_samples=prepared.batch_samples,
         steps=prepared.steps,
-        remarks=(*remarks, *prepared.facts.notes),
+        remarks=(*remarks, *prepared.facts.notes, *_offload_remarks(found.best.plan, spec.plan, cluster)),
     )
+
+
+def _offload_remarks(plan: Plan, asked: PlanSpec, cluster: Cluster) -> tuple[str, ...]:
+    """Return what is to be said of a plan that moves state to the host: why it does, or that it is of no use."""
+    if plan.offload == "none":
+        return ()
+    if cluster.device.kind == "cpu":
+        return (f"offload = {plan.offload} saves nothing here: a CPU's host memory is the device's own",)
+    if asked.offload == "auto":
+        return (f"offload = {plan.offload}: without it no plan fits",)
+    return ()
 
 
 def profile_task(task: Task, facts: DataFacts) -> ModelProfile:

@@ -13,12 +13,14 @@ from paceline.errors import ConfigError, DoesNotFit
 from paceline.plan.cost.columns import AXES, Columns, Ints
 from paceline.plan.cost.inputs import Context
 from paceline.plan.layout import Layout, accumulation_for, layouts_over
-from paceline.plan.plan import RECOMPUTE, SCHEDULES, Plan, PlanSpec
+from paceline.plan.plan import RECOMPUTE, SAVED_KINDS, SCHEDULES, Plan, PlanSpec
 from paceline.plan.refusals import layout_refusal, pipeline_stages, plan_refusal
 from paceline.plan.stages import INTERLEAVED
 
 DATA_AXES = ("dp_replicate", "dp_shard")
 MODEL_AXES = ("cp", "tp", "pp", "ep")
+TRIED_RECOMPUTE = ("none", "selective", "full")  # without being asked; memory budgets follow on the best of these
+BUDGETS = (0.75, 0.5, 0.25)  # tried where the budget is the planner's choice
 TRIED_SCHEDULES = ("interleaved", "zero-bubble", "1f1b")  # GPipe, unless asked for, holds more and gains nothing
 UNMENTIONED = "this version computes the data axes dp_replicate and dp_shard only"
 
@@ -38,6 +40,8 @@ def base_plan(constraints: PlanSpec, precision: str, batch_samples: int) -> Plan
         compile=constraints.compile,
         batch_samples=batch_samples,
         cp_method=constraints.cp_method,
+        recompute_save=tuple(kind for kind in SAVED_KINDS if kind in constraints.recompute_save),
+        offload="none" if constraints.offload == "auto" else constraints.offload,
     )
 
 
@@ -129,17 +133,34 @@ def _sound(context: Context, layouts: list[Layout], base: Plan, refused: list[Re
     return kept
 
 
-def recompute_modes(context: Context, constraints: PlanSpec) -> tuple[str, ...]:
-    """Return the modes of activation checkpointing to price. Raises ConfigError for one the model cannot have."""
+def recompute_modes(context: Context, constraints: PlanSpec) -> tuple[tuple[str, float], ...]:
+    """Return the (mode, budget) of activation checkpointing to price; a budget of 0 where the mode has none.
+
+    Raises ConfigError for a mode that the model cannot have, and for options that contradict it.
+    """
+    if constraints.recompute_budget and constraints.recompute != "budget":
+        raise ConfigError(
+            f"plan.recompute_budget = {constraints.recompute_budget:g} with recompute = '{constraints.recompute}'",
+            "a budget is one way to recompute, beside selective and full",
+            'recompute = "budget"',
+        )
+    if not constraints.recompute_save and constraints.recompute in ("selective", "budget"):
+        raise ConfigError(
+            "plan.recompute_save = []", "selective recompute that keeps nothing is full recompute", 'recompute = "full"'
+        )
     if constraints.recompute == "auto":
-        return RECOMPUTE if context.recomputable else ("none",)
+        tried = TRIED_RECOMPUTE if context.recomputable else ("none",)
+        return tuple((mode, 0.0) for mode in tried if mode != "selective" or constraints.recompute_save)
     if constraints.recompute != "none" and not context.recomputable:
         raise ConfigError(
             f"plan.recompute = '{constraints.recompute}' with the model {context.profile.name}",
             "activation checkpointing works on repeated blocks, and none were found in this model",
             'recompute = "none", or hold the repeated layers in an nn.ModuleList',
         )
-    return (constraints.recompute,)
+    if constraints.recompute == "budget":
+        asked = constraints.recompute_budget
+        return tuple(("budget", part) for part in ((asked,) if asked else BUDGETS))
+    return ((constraints.recompute, 0.0),)
 
 
 def micro_batches(batch_samples: int, data_degree: int, demanded: int = 0, *, coarse: bool = False) -> tuple[int, ...]:
@@ -202,7 +223,7 @@ class Space:
     context: Context
     constraints: PlanSpec
     base: Plan
-    modes: tuple[str, ...]
+    modes: tuple[tuple[str, float], ...]  # of recompute, with their budgets
     refused: list[Refusal]
     coarse: bool = False
     splits: list[tuple[int, ...]] = field(default_factory=list)
@@ -217,11 +238,16 @@ class Space:
             lengths.append(len(blocks[-1]))
         degrees = np.array([[getattr(layout, axis) for axis in AXES] for layout in layouts], dtype=np.int64)
         spread = np.repeat(degrees.reshape(-1, len(AXES)), np.array(lengths, dtype=np.int64), axis=0)
-        settings = np.concatenate(blocks)
+        settings = dict(zip(SETTINGS, np.ascontiguousarray(np.concatenate(blocks).T), strict=True))
+        mode = settings.pop("mode")
         return Columns(
             **{axis: np.ascontiguousarray(spread[:, place]) for place, axis in enumerate(AXES)},
-            **{name: np.ascontiguousarray(settings[:, place]) for place, name in enumerate(SETTINGS)},
+            **settings,
+            recompute=np.array([RECOMPUTE.index(way) for way, _ in self.modes], dtype=np.int64)[mode],
+            budget=np.array([budget for _, budget in self.modes])[mode],
+            settled=np.full(len(mode), -1),
             splits=tuple(self.splits),
+            blocks=(),
             common=self.base,
         )
 
@@ -244,23 +270,23 @@ class Space:
         ]
         closed = "accumulation" in (self.context.profile.closed_axes or {})
         rows, told = [], set()
-        for (schedule, several, stages), mode in itertools.product(
-            pipelines(self.context, self.constraints, layout.pp), self.modes
+        for (schedule, several, stages), (place, (way, budget)) in itertools.product(
+            pipelines(self.context, self.constraints, layout.pp), enumerate(self.modes)
         ):
             shown = dataclasses.replace(
-                self.base, layout=layout, recompute=mode, schedule=schedule, virtual_stages=several, stages=stages,
-                zero=classes[0],
+                self.base, layout=layout, recompute=way, schedule=schedule, virtual_stages=several, stages=stages,
+                zero=classes[0], recompute_budget=budget,
             )  # fmt: skip
             reasons = [self._because(shown, *both, in_use) for both in sizes]
             fitting = [both for both, because in zip(sizes, reasons, strict=True) if because is None]
-            first = next((place for place, because in enumerate(reasons) if because), None)
+            first = next((at for at, because in enumerate(reasons) if because), None)
             if first is not None and (not fitting or closed) and reasons[first] not in told:
                 told.add(reasons[first])
                 size, accumulation = sizes[first]
                 plan = dataclasses.replace(shown, micro_batch=size, accumulation=accumulation)
                 self.refused.append(Refusal(plan, str(reasons[first])))
             split = self._place(stages) if layout.pp > 1 else -1
-            places = (RECOMPUTE.index(mode), SCHEDULES.index(schedule), several, split)
+            places = (place, SCHEDULES.index(schedule), several, split)
             rows += [(zero, *both, *places) for zero in classes for both in fitting]
         return np.array(rows, dtype=np.int64).reshape(-1, len(SETTINGS))
 
@@ -285,4 +311,4 @@ class Space:
         return self.splits.index(stages)
 
 
-SETTINGS = ("zero", "micro_batch", "accumulation", "recompute", "schedule", "virtual_stages", "split")
+SETTINGS = ("zero", "micro_batch", "accumulation", "mode", "schedule", "virtual_stages", "split")

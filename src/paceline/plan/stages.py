@@ -114,7 +114,7 @@ def split_backward_refusal(plan: Plan) -> str | None:
     layout = plan.layout
     if layout.dp_shard * layout.cp * layout.dp_replicate > 1:
         return f"{plan.schedule} takes weight gradients past the hooks with which FSDP2 sums them over ranks"
-    if plan.recompute == "selective":
+    if plan.recompute in ("selective", "budget"):
         return f"{plan.schedule} walks the graph twice, and selective recompute gives up what it kept after one walk"
     if plan.compile:
         return f"{plan.schedule} cannot split the backward pass of compiled blocks"

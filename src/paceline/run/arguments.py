@@ -18,7 +18,8 @@ def make_spec(task: Task, plan: Any = "auto", cluster: Any = "auto", run: Any = 
     """Return the spec that Python arguments describe; each takes the typed spec, a dict of it, or a shorthand."""
     if isinstance(plan, Plan):
         layout = dataclasses.asdict(plan.layout)
-        same = ("zero", "micro_batch", "recompute", "precision", "compile", "schedule", "virtual_stages", "cp_method")
+        same = ("zero", "micro_batch", "recompute", "recompute_save", "recompute_budget", "offload", "precision",
+                "compile", "schedule", "virtual_stages", "cp_method")  # fmt: skip
         rest = {name: getattr(plan, name) for name in same}
         rest["stages"] = "+".join(map(str, plan.stages))
         plan = PlanSpec(**layout, **rest)
@@ -50,17 +51,28 @@ def plan_spec(text: str) -> PlanSpec:
                 f"'{part.strip()}' is not of the form name=value with one of {', '.join(known)}",
                 '"auto", or for example "dp_shard=2, precision=bf16"',
             )
-        is_count = value.isdigit() and name != "stages"
-        read = int(value) if is_count else {"true": True, "false": False}.get(value.lower(), value)
-        choices = known[name].metadata["choices"]
-        if type(read) is not type(known[name].default) or (choices and read not in choices):
-            kind = {int: "a whole number", bool: "true or false"}.get(type(known[name].default), "one of the choices")
+        read, choices = _read(value, type(known[name].default)), known[name].metadata["choices"]
+        chosen = read if isinstance(read, tuple) else (read,)
+        if type(read) is not type(known[name].default) or (choices and not set(chosen) <= set(choices)):
+            kinds = {int: "a whole number", float: "a number", bool: "true or false"}
+            kind = kinds.get(type(known[name].default), "one of the choices")
             raise ConfigError(
                 f"plan = '{text}' is not a plan", f"{name} = '{value}' is not {kind}",
                 suggestion(value, choices) if choices else f"{name}={known[name].default or 2}".lower(),
             )  # fmt: skip
         found[name] = read
     return PlanSpec(**found)
+
+
+def _read(text: str, kind: type) -> Any:
+    """Return a value of the type, with the parts of a list joined by "+"; the text itself where it is none."""
+    if kind is tuple:
+        return tuple(part.strip() for part in text.split("+"))
+    if kind is float and text.replace(".", "", 1).isdigit():
+        return float(text)
+    if kind is int and text.isdigit():
+        return int(text)
+    return {"true": True, "false": False}.get(text.lower(), text) if kind is bool else text
 
 
 def run_directory(spec: Spec) -> Path:

@@ -10,6 +10,7 @@ import torch.distributed as dist
 from torch import nn
 
 from paceline.plan.plan import Plan
+from paceline.run.hosted import HostedUpdate
 from paceline.run.loader import BatchStream
 from paceline.run.optimizer import build_optimizer
 from paceline.run.parallel.apply import Gradients, apply_plan, is_sharded
@@ -97,6 +98,7 @@ def assemble(task: Task, plan: Plan, world: World, source: Source, items_per_sam
         world=world,
         items_per_sample=items_per_sample,
         clip_norm=task.optimizer.clip_norm,
+        updater=HostedUpdate(optimizer) if plan.offloads_optimizer else optimizer,
         routing=routing,
         stages_holding=dict.fromkeys(pipeline.shared_parameters(), 2) if pipeline else {},
     )

@@ -95,7 +95,8 @@ def brief_from_json(text: str) -> Brief:
 
 def plan_from_dict(data: dict[str, Any]) -> Plan:
     """Return the plan that `dataclasses.asdict` took apart."""
-    return Plan(**{**data, "layout": Layout(**data["layout"]), "stages": tuple(data.get("stages", ()))})
+    lists = {name: tuple(value) for name, value in data.items() if isinstance(value, list)}
+    return Plan(**{**data, **lists, "layout": Layout(**data["layout"])})
 
 
 def given_brief() -> Brief | None:

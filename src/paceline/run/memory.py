@@ -50,9 +50,17 @@ def _local_bytes(tensors: list[torch.Tensor]) -> int:
 
 
 def held_bytes(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, int]:
-    """Return this rank's bytes of weights, gradients and optimizer state, each storage counted once."""
+    """Return this rank's bytes of weights, gradients and optimizer state, each storage counted once.
+
+    What rests in a GPU's host memory is not counted: it is no memory of the device.
+    """
     parameters = list(model.parameters())
-    state = [value for slots in optimizer.state.values() for value in slots.values() if isinstance(value, torch.Tensor)]
+    state = [
+        value
+        for parameter, slots in optimizer.state.items()
+        for value in slots.values()
+        if isinstance(value, torch.Tensor) and value.device == parameter.device
+    ]
     return {
         "weights": _local_bytes([p.detach() for p in parameters]),
         "gradients": _local_bytes([p.grad for p in parameters if p.grad is not None]),

@@ -21,6 +21,7 @@ from torch.distributed.tensor import DTensor
 
 from paceline.errors import NumericalStop
 from paceline.plan.plan import Plan
+from paceline.run.hosted import HostedUpdate
 from paceline.run.loader import StepBatch
 from paceline.run.parallel.apply import Gradients
 from paceline.run.passes import Passes
@@ -87,6 +88,7 @@ class Stepper:
     world: World
     items_per_sample: int
     clip_norm: float
+    updater: torch.optim.Optimizer | HostedUpdate  # changes the weights: the optimizer, or who lends it its state
     # Called with the complete gradients' factor before they are scaled; `verify` looks at gradients here.
     observe: Callable[[float], None] | None = None
     routing: RouterWatch | None = None
@@ -193,7 +195,7 @@ class Stepper:
             torch._foreach_mul_([_local(p.grad) for p in self._parameters if p.grad is not None], factor)
         for group in self.optimizer.param_groups:
             group["lr"] = lr
-        self.optimizer.step()
+        self.updater.step()
         if self.scaler:
             self.scaler.update(overflowed=False)
         return True

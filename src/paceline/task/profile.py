@@ -46,6 +46,7 @@ class BlockProfile:
     expert_parameters: int = 0  # those of the parameters that lie in experts, which `ep` spreads
     active_parameters: int = 0  # parameters that one token passes (0: all)
     expert_widths: tuple[int, ...] = ()  # of an expert's matrices: that of the stream, and its own, which `tp` splits
+    attention_out_elements: float = 0.0  # output of attention that selective recompute keeps; in `selective_elements`
     routed_elements: float = 0.0  # elements of a sample that are sent to experts, once for each that a token passes
 
 

@@ -97,6 +97,7 @@ def decoder_layer(config: DecoderConfig, seq: int) -> BlockProfile:
         kv_elements=2.0 * seq * keys,
         heads=config.heads,
         kv_heads=config.kv_heads,
+        attention_out_elements=float(seq * (queries + 2 * config.heads)),
     )
 
 

@@ -89,6 +89,7 @@ def _block(name: str, counts: Counts, parameters: int, rows: int, axes: tuple[st
         saved_fp32_elements=counts.saved_fp32_elements / rows,
         selective_elements=counts.product_elements / rows + inputs,
         input_elements=inputs,
+        attention_out_elements=counts.attention_elements / rows,
         transient_elements=counts.largest_elements / rows,
         operators=counts.operators,
         matmul_width=round(math.exp(counts.log_width / counts.matmul_flops)) if counts.matmul_flops else 1,

@@ -36,6 +36,7 @@ class Counts:
     saved_elements: float = 0.0  # in the compute dtype
     saved_fp32_elements: float = 0.0  # anything wider or not floating-point, in units of four bytes
     product_elements: float = 0.0  # outputs of matrix products and attention, which selective recompute keeps
+    attention_elements: float = 0.0  # those of them that are attention's
     input_elements: float = 0.0
     largest_elements: float = 0.0  # read and written by the block's largest operator
     operators: int = 0
@@ -183,8 +184,10 @@ class _OperatorMode(TorchDispatchMode):
         read = outputs if name in LOOKUPS else inputs  # of a table, only the rows that are looked up
         touched = sum(x.numel() for x in read + outputs)
         counts.largest_elements = max(counts.largest_elements, touched)
+        kept = sum(x.nbytes for x in outputs if x.is_floating_point()) / 2
         if name.startswith("_scaled_dot_product"):
             counts.attention_flops += _attention_flops(func, args, kwargs)
+            counts.attention_elements += kept
         elif func.overloadpacket in self._formulas:
             flops = self._formulas[func.overloadpacket](*args, **kwargs, out_val=result)
             counts.matmul_flops += flops
@@ -192,7 +195,7 @@ class _OperatorMode(TorchDispatchMode):
         else:
             counts.moved_elements += touched
             return result
-        counts.product_elements += sum(x.nbytes for x in outputs if x.is_floating_point()) / 2
+        counts.product_elements += kept
         return result
 
 

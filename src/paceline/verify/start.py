@@ -11,16 +11,17 @@ from typing import Any
 from paceline.errors import DoesNotFit, PacelineError, VerificationFailed
 from paceline.plan.layout import Layout
 from paceline.plan.plan import Plan, PlanSpec
-from paceline.plan.refusals import layout_refusal
+from paceline.plan.refusals import hosted_activations, layout_refusal
 from paceline.plan.session import Planned, plan_task, profile_task
 from paceline.plan.stages import pipeline_limits, with_pipeline
 from paceline.run.arguments import plan_spec
 from paceline.spec import Spec
 from paceline.task.data.facts import data_facts
 from paceline.task.profile import ModelProfile
+from paceline.task.task import ModelSpec
 from paceline.verify.group import Job, run_jobs
 from paceline.verify.tolerance import DTYPES, QUANTITIES, larger
-from paceline.verify.twin import LARGEST_MICRO_BATCH, twin_layout, twin_plan, twin_task
+from paceline.verify.twin import LARGEST_MICRO_BATCH, mixed_modes, twin_layout, twin_plan, twin_task
 
 STEPS = 3
 Say = Callable[[str], None]
@@ -85,13 +86,19 @@ def exact_plan(spec: Spec, asked: PlanSpec, profile: ModelProfile) -> Plan:
         return value if value != getattr(default, name) else getattr(spec.plan, name)
 
     whole_batch = "accumulation" in closed
-    recompute, schedule = chosen("recompute"), chosen("schedule")
+    recompute, schedule, offload = chosen("recompute"), chosen("schedule"), chosen("offload")
     plan = Plan(
         layout=layout,
         zero=chosen("zero") or 3,
         micro_batch=LARGEST_MICRO_BATCH if whole_batch else chosen("micro_batch") or 1,
         accumulation=1 if whole_batch else 2,
         recompute="none" if recompute == "auto" else recompute,
+        recompute_save=chosen("recompute_save"),
+        recompute_budget=chosen("recompute_budget"),
+        recompute_blocks=mixed_modes(profile.repeated_blocks, offload in ("activations", "all"))
+        if recompute == "budget"
+        else (),
+        offload="none" if offload == "auto" else offload,
         schedule="1f1b" if schedule == "auto" else schedule,
         cp_method=chosen("cp_method"),
     )
@@ -100,6 +107,9 @@ def exact_plan(spec: Spec, asked: PlanSpec, profile: ModelProfile) -> Plan:
     limit = pipeline_limits(plan, profile)
     if limit:
         raise DoesNotFit(f"the pipeline of {plan} cannot be had", limit, "another pp, schedule or split")
+    limit = hosted_activations(plan, profile)
+    if limit:
+        raise DoesNotFit(f"{plan} cannot be had", limit, "another recompute or offload")
     return plan
 
 
@@ -133,7 +143,8 @@ def verify_plan(
 def jobs_of(spec: Spec, plan: Plan, data_vocab: int | None, dtypes: Sequence[str], *, exact: bool = False) -> list[Job]:
     """Return what to run for a plan: its twin, once in every dtype. `exact` keeps the degrees of its layout."""
     twin = dataclasses.replace(spec, task=twin_task(spec.task, plan, data_vocab, exact=exact))
-    return [Job(twin, twin_plan(plan, dtype, exact=exact)) for dtype in dtypes]
+    layers = twin.task.model.layers if isinstance(twin.task.model, ModelSpec) else 0
+    return [Job(twin, twin_plan(plan, dtype, exact=exact, layers=layers)) for dtype in dtypes]
 
 
 def proof_of(plan: Plan, ran_as: str, results: Sequence[dict[str, Any]], steps: int, seconds: float) -> dict[str, Any]:

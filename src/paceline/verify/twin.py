@@ -140,8 +140,17 @@ def twin_batch(layout: Layout) -> int:
     return layout.data_degree * 4 - 1
 
 
-def twin_plan(plan: Plan, dtype: str, *, exact: bool = False) -> Plan:
-    """Return the plan for the twin at a dtype in which rounding does not hide mistakes."""
+def mixed_modes(blocks: int, offloads_activations: bool = False) -> tuple[str, ...]:
+    """Return a mode of recompute for each block, of every kind that a memory budget mixes."""
+    modes = ("none", "full") if offloads_activations else ("none", "selective", "full")
+    return tuple(modes[index % len(modes)] for index in range(blocks))
+
+
+def twin_plan(plan: Plan, dtype: str, *, exact: bool = False, layers: int = 0) -> Plan:
+    """Return the plan for the twin at a dtype in which rounding does not hide mistakes.
+
+    `layers` are those of a twin that has others than the task: a memory budget then mixes all modes over them.
+    """
     layout = _run_as(plan, exact)
     batch = twin_batch(layout)
     whole = plan.accumulation == 1 and plan.micro_batch >= LARGEST_MICRO_BATCH
@@ -153,6 +162,9 @@ def twin_plan(plan: Plan, dtype: str, *, exact: bool = False) -> Plan:
         micro_batch=micro_batch,
         accumulation=fill_pipeline(accumulation, layout.pp, plan.schedule),
         stages=(),  # the twin has blocks of its own number
+        recompute_blocks=mixed_modes(layers, plan.offloads_activations)
+        if layers and plan.recompute == "budget"
+        else plan.recompute_blocks,
         batch_samples=batch,
         precision=dtype,
         compile=False,

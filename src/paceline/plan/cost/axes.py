@@ -21,7 +21,8 @@ import numpy as np
 
 from paceline.cluster.cluster import SOURCES
 from paceline.plan.cost.columns import Floats
-from paceline.plan.cost.inputs import Column, Sheet, total
+from paceline.plan.cost.inputs import Column, Sheet, in_modes, total
+from paceline.plan.cost.parts import AGAIN
 from paceline.plan.cost.ring import hop
 from paceline.plan.plan import SCHEDULES
 
@@ -49,10 +50,17 @@ def axis_columns(sheet: Sheet) -> list[Column]:
     return found
 
 
+def _repeated_share(sheet: Sheet, field: str, modes: tuple[str, ...] = AGAIN) -> Floats:
+    """Return the part of a field's sum over the slowest part that belongs to blocks of these modes of recompute."""
+    again = sheet.over_modes(in_modes(sheet.context.shapes[field], *modes), sheet.slowest_row)
+    whole = sheet.slowest.total(field)
+    return np.divide(again, whole, out=np.zeros(len(whole)), where=whole > 0)
+
+
 def _tensor(sheet: Sheet) -> Column:
     columns, part, group, stream = sheet.columns, sheet.slowest, sheet.ring("tp"), sheet.stream_bytes
     shapes = sheet.context.shapes
-    again = np.where(columns.recomputes("none"), 0.0, part.number(shapes.collectives * shapes.repeated))
+    again = sheet.over_modes(in_modes(shapes.collectives, *AGAIN), sheet.slowest_row)
     collectives = 2 * part.number(shapes.collectives) + again
     launches = columns.accumulation * collectives / 2
     # Half of them gather and half reduce and scatter.
@@ -72,15 +80,15 @@ def _context(sheet: Sheet) -> Column:
     columns, part, group = sheet.columns, sheet.slowest, sheet.ring("cp")
     moved = columns.device_samples * part.total("kv_elements") / columns.tp * sheet.rates.element_bytes
     launches = columns.accumulation * part.number(sheet.context.shapes["kv_elements"] > 0)
-    again = ~columns.recomputes("none")
+    again = _repeated_share(sheet, "kv_elements")
     forward = group.seconds("all_gather", moved, launches)
-    seconds = forward * np.where(again, 2, 1) + group.seconds("reduce_scatter", moved, launches)
+    seconds = forward * (1 + again) + group.seconds("reduce_scatter", moved, launches)
     if sheet.context.software.hides_context:
         attention = np.einsum("rs,rs->r", part.counts, sheet.attention_seconds)
         seconds = np.maximum(0.0, seconds - columns.device_samples / columns.cp * attention)
 
     def text(i: int) -> str:
-        recompute = " (again in recompute)" if again[i] else ""
+        recompute = " (again in recompute)" if again[i] > 0 else ""
         return f"gather{recompute} and reduce-scatter of {moved[i]:.3g} B of keys and values over {columns.cp[i]}"
 
     return Column("context communication", seconds, group.source, text, RING, columns.cp > 1)
@@ -88,7 +96,7 @@ def _context(sheet: Sheet) -> Column:
 
 def _expert(sheet: Sheet) -> Column:
     columns, part, group = sheet.columns, sheet.slowest, sheet.ring("ep")
-    passes = np.where(columns.recomputes("full"), 6, 4)
+    passes = 4 + 2 * _repeated_share(sheet, "routed_elements", ("full",))
     # Tensor ranks each send what they hold of the sequence.
     routed = part.total("routed_elements") / columns.cp / columns.tp
     moved = columns.device_samples * routed * sheet.rates.element_bytes
@@ -97,7 +105,7 @@ def _expert(sheet: Sheet) -> Column:
         "expert all-to-all",
         seconds,
         np.maximum(group.source, SOURCES.index("assumed")),
-        lambda i: f"{passes[i]} x {moved[i]:.3g} B of routed tokens over {columns.ep[i]}, experts evenly loaded",
+        lambda i: f"{passes[i]:g} x {moved[i]:.3g} B of routed tokens over {columns.ep[i]}, experts evenly loaded",
         "direct all-to-all",
         (columns.ep > 1) & (part.routers > 0),
     )

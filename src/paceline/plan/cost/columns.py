@@ -24,7 +24,8 @@ class Columns:
     """Plans of one task and precision. Arrays have one entry per plan; the rest holds for all of them.
 
     `recompute` and `schedule` are places in RECOMPUTE and SCHEDULES, `split` a place in `splits`, which lists the
-    blocks of every pipeline stage; -1 is a plan without a pipeline.
+    blocks of every pipeline stage; -1 is a plan without a pipeline. `settled` is a place in `blocks`, which lists the
+    mode of recompute of every repeated block; -1 is a plan whose `recompute` and `budget` decide on them.
     """
 
     dp_replicate: Ints
@@ -37,11 +38,14 @@ class Columns:
     micro_batch: Ints
     accumulation: Ints
     recompute: Ints
+    budget: Floats
+    settled: Ints
     schedule: Ints
     virtual_stages: Ints
     split: Ints
     splits: tuple[tuple[int, ...], ...]
-    common: Plan  # batch, precision, compile and attention over cp, of every plan
+    blocks: tuple[tuple[str, ...], ...]
+    common: Plan  # what every plan has in common: the fields of COMMON
 
     def __len__(self) -> int:
         return len(self.dp_replicate)
@@ -88,9 +92,27 @@ class Columns:
         """Return the plans that an index, a slice or a mask chooses."""
         return replace(self, **{name: getattr(self, name)[chosen] for name in ARRAYS})
 
+    def joined(self, others: Columns) -> Columns:
+        """Return these plans and others taken from among their like: splits and settled modes must be the same."""
+        assert (self.splits, self.blocks, self.common) == (others.splits, others.blocks, others.common)
+        arrays: dict[str, Any] = {name: np.concatenate([getattr(self, name), getattr(others, name)]) for name in ARRAYS}
+        return replace(self, **arrays)
+
+    def with_budgets(self, budgets: Sequence[float]) -> Columns:
+        """Return every plan with each of these memory budgets in place of its recompute; equal ones once."""
+        plans = self.take(np.repeat(np.arange(len(self)), len(budgets)))
+        asked = replace(
+            plans,
+            recompute=np.full(len(plans), RECOMPUTE.index("budget")),
+            budget=np.tile(np.array(budgets, dtype=np.float64), len(self)),
+            settled=np.full(len(plans), -1),
+        )
+        _, first = np.unique(np.stack([getattr(asked, name) for name in ARRAYS], axis=1), axis=0, return_index=True)
+        return asked.take(np.sort(first))
+
     def plan(self, index: int) -> Plan:
         """Return one plan in full."""
-        split = int(self.split[index])
+        split, settled = int(self.split[index]), int(self.settled[index])
         return replace(
             self.common,
             layout=Layout(**{axis: int(getattr(self, axis)[index]) for axis in AXES}),
@@ -98,19 +120,24 @@ class Columns:
             micro_batch=int(self.micro_batch[index]),
             accumulation=int(self.accumulation[index]),
             recompute=RECOMPUTE[self.recompute[index]],
+            recompute_budget=float(self.budget[index]),
+            recompute_blocks=self.blocks[settled] if settled >= 0 else (),
             schedule=SCHEDULES[self.schedule[index]],
             virtual_stages=int(self.virtual_stages[index]),
             stages=self.splits[split] if split >= 0 else (),
         )
 
 
-ARRAYS = tuple(field.name for field in fields(Columns) if field.name not in ("splits", "common"))
+ARRAYS = tuple(field.name for field in fields(Columns) if field.name not in ("splits", "blocks", "common"))
+COMMON = ("precision", "compile", "batch_samples", "cp_method", "recompute_save", "offload")
 
 
 def columns_of(plans: Sequence[Plan]) -> Columns:
-    """Return plans of one batch, precision and method of attention as columns. Their splits must be given."""
+    """Return plans that agree in the fields of COMMON as columns. Their splits must be given."""
     common = plans[0]
+    assert all(getattr(plan, name) == getattr(common, name) for plan in plans for name in COMMON)
     splits = tuple(dict.fromkeys(plan.stages for plan in plans if plan.layout.pp > 1))
+    blocks = tuple(dict.fromkeys(plan.recompute_blocks for plan in plans if _is_settled(plan)))
 
     def column(values: list[int]) -> Ints:
         return np.array(values, dtype=np.int64)
@@ -122,15 +149,15 @@ def columns_of(plans: Sequence[Plan]) -> Columns:
             for name in ("zero", "micro_batch", "accumulation", "virtual_stages")
         },
         recompute=column([RECOMPUTE.index(plan.recompute) for plan in plans]),
+        budget=np.array([plan.recompute_budget for plan in plans], dtype=np.float64),
+        settled=column([blocks.index(plan.recompute_blocks) if _is_settled(plan) else -1 for plan in plans]),
         schedule=column([SCHEDULES.index(plan.schedule) for plan in plans]),
         split=column([splits.index(plan.stages) if plan.layout.pp > 1 else -1 for plan in plans]),
         splits=splits,
+        blocks=blocks,
         common=common,
     )
 
 
-def joined(first: Columns, second: Columns) -> Columns:
-    """Return plans of one space, the first ones first."""
-    assert first.splits == second.splits and first.common == second.common, "plans of one space share their splits"
-    arrays: dict[str, Any] = {name: np.concatenate([getattr(first, name), getattr(second, name)]) for name in ARRAYS}
-    return replace(first, **arrays)
+def _is_settled(plan: Plan) -> bool:
+    return plan.recompute == "budget" and bool(plan.recompute_blocks)

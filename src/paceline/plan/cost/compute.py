@@ -15,11 +15,14 @@ import numpy as np
 
 from paceline.cluster.cluster import SOURCES
 from paceline.plan.cost.columns import Floats
-from paceline.plan.cost.inputs import Column, Context, Sheet
+from paceline.plan.cost.inputs import Column, Context, Sheet, in_modes
+from paceline.plan.cost.parts import AGAIN, MODES
 from paceline.plan.cost.rates import ATTENTION_PASSES, BYTES, STATE_VALUES, Rates, weakest
+from paceline.plan.plan import SAVED_KINDS
 
 # Per operator under selective recompute: a policy in Python sees every operator of both passes.
 SELECTIVE_SECONDS_PER_OPERATOR = 15e-6
+CPU_FIXED_SECONDS = 2e-3  # the loop around a step on a CPU: next batch, learning rate, journal
 ROOFLINE = "roofline (Williams et al. 2009)"
 COUNTED = "counted elements over bandwidth"
 
@@ -66,18 +69,28 @@ def compute_columns(sheet: Sheet) -> list[Column]:
         ),
         Column(
             "recompute",
-            over(sheet.recompute_seconds),
+            scale * sheet.over_modes(sheet.again_seconds, sheet.slowest_row),
             SOURCES.index(weakest(rates.product_source, rates.memory_source)),
-            lambda i: (
-                f"memory-bound operators of the repeated blocks again{note}"
-                if columns.plan(i).recompute == "selective"
-                else f"forward pass of the repeated blocks again{note}"
-            ),
+            lambda i: f"{_recompute_text(sheet, i)}{note}",
             "Chen et al. 2016, arXiv:1604.06174",
             ~columns.recomputes("none"),
         ),
     ]
     return [*found, _casts(sheet)]
+
+
+def _recompute_text(sheet: Sheet, index: int) -> str:
+    """Return what of a plan's repeated blocks is computed again, in words."""
+    plan = sheet.columns.plan(index)
+    if plan.recompute == "selective" and set(plan.recompute_save) == set(SAVED_KINDS):
+        return "memory-bound operators of the repeated blocks again"
+    text = "forward pass of the repeated blocks again"
+    if plan.recompute == "selective":
+        text += f" but kept {' and '.join(plan.recompute_save)}"
+    if plan.recompute == "budget":
+        counts = sheet.modes_of(int(sheet.slowest_row[index])).sum(axis=1)
+        text += f", of {', '.join(f'{n:.0f} {mode}' for mode, n in zip(MODES, counts, strict=True) if n)}"
+    return text
 
 
 def calibration_note(rates: Rates) -> str:
@@ -93,15 +106,14 @@ def launch_column(sheet: Sheet, busy_seconds: Floats) -> Column:
     """
     columns, rates, part = sheet.columns, sheet.rates, sheet.slowest
     launch, on_cpu = rates.launch_seconds, rates.device.kind == "cpu"
-    operators = part.total("operators")
-    again = np.where(columns.recomputes("none"), 0.0, part.total("operators", repeated=True))
+    shapes, operators, started = sheet.context.shapes, part.total("operators"), sheet.context.shapes["operators"][None]
     if not on_cpu:
-        shapes, tp = sheet.context.shapes, columns.tp > 1
-        operators = operators + np.where(tp, 2 / 3 * part.number(shapes.collectives), 0.0)
-        again = again + np.where(tp & (again > 0), part.number(shapes.collectives * shapes.repeated), 0.0)
-    selective = columns.recomputes("selective")
-    per_micro_batch = (3 * operators + again) * launch.value
-    per_micro_batch = per_micro_batch + np.where(selective, 2 * again * SELECTIVE_SECONDS_PER_OPERATOR, 0.0)
+        split = (columns.tp > 1)[:, None] * shapes.collectives
+        operators = operators + 2 / 3 * np.einsum("rs,rs->r", part.counts, split)
+        started = started + split
+    again = sheet.over_modes(in_modes(started, *AGAIN), sheet.slowest_row)
+    selective = sheet.over_modes(in_modes(started, "selective"), sheet.slowest_row)
+    per_micro_batch = (3 * operators + again) * launch.value + 2 * selective * SELECTIVE_SECONDS_PER_OPERATOR
     seconds = columns.accumulation * per_micro_batch
     seconds = seconds * rates.factor if on_cpu else np.maximum(0.0, seconds - busy_seconds)
     note = calibration_note(rates) if on_cpu else ", beyond the device's work"
@@ -109,7 +121,7 @@ def launch_column(sheet: Sheet, busy_seconds: Floats) -> Column:
     return Column(
         "operator launches",
         seconds,
-        np.where(selective, weak, known),
+        np.where(selective > 0, weak, known),
         lambda i: (
             f"{columns.accumulation[i]} micro-batches x (3 x {operators[i]:.0f} + {again[i]:.0f}) operators x launch"
             f" time{note}"
@@ -171,7 +183,8 @@ def optimizer_column(sheet: Sheet) -> Column:
 
 def fixed_column(sheet: Sheet) -> Column:
     """Return what every step costs whatever its size: the loop, and one collective of a few numbers."""
-    cluster, constants = sheet.context.cluster, sheet.context.constants
+    cluster = sheet.context.cluster
+    loop = CPU_FIXED_SECONDS if cluster.device.kind == "cpu" else sheet.context.constants.fixed_seconds
     near, far = cluster.links[0].latency_seconds.value, cluster.links[-1].latency_seconds.value
     if cluster.devices <= cluster.devices_per_node:
         latency = 2 * (cluster.devices - 1) * near if cluster.devices > 1 else 0.0
@@ -180,11 +193,9 @@ def fixed_column(sheet: Sheet) -> Column:
         latency += 2 * math.ceil(math.log2(cluster.devices / cluster.devices_per_node)) * far
     return Column(
         "fixed step overhead",
-        np.full(len(sheet.columns), constants.fixed_seconds + latency),
+        np.full(len(sheet.columns), loop + latency),
         SOURCES.index("assumed"),
-        lambda i: (
-            f"{constants.fixed_seconds * 1e3:.3g} ms of host work + one all-reduce of loss, weight and gradient norm"
-        ),
+        lambda i: f"{loop * 1e3:.3g} ms of host work + one all-reduce of loss, weight and gradient norm",
         "trees between nodes",
     )
 

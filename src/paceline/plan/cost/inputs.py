@@ -6,7 +6,7 @@ computed once, in the Context; what several terms need of the plans, once for al
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -15,8 +15,9 @@ import numpy as np
 from paceline.cluster.cluster import SOURCES, Cluster
 from paceline.plan.cost.columns import Columns, Flags, Floats, Ints, columns_of
 from paceline.plan.cost.constants import Constants, read_constants
-from paceline.plan.cost.parts import Parts, Rows, Shapes, Stages, rows_of
+from paceline.plan.cost.parts import MODES, Known, Parts, Rows, Shapes, rows_of
 from paceline.plan.cost.rates import ATTENTION_PASSES, Rates
+from paceline.plan.cost.recompute import MODE_OF, fill_budget, kept_bytes, modes_in_order
 from paceline.plan.cost.ring import Ring, ring
 from paceline.plan.cost.software import PACELINE, Software
 from paceline.plan.forecast import Term
@@ -81,9 +82,16 @@ class Context:
         return {}
 
     @cached_property
-    def known_stages(self) -> dict[tuple[tuple[int, ...], int], Stages]:
-        """The parts of pipelines that have been looked at, by split and ranks."""
+    def known_stages(self) -> Known:
+        """The parts of pipelines that have been looked at, by split, ranks and settled modes of recompute."""
         return {}
+
+    def with_blocks(self, plan: Plan) -> Plan:
+        """Return the plan with the mode of every repeated block in it, where a memory budget decides on them.
+
+        The budget is that of each pipeline rank's own blocks.
+        """
+        return self.sheet(plan).plan(0)
 
     def sheet(self, *plans: Plan) -> Sheet:
         """Return the sheet of a few plans of one precision; a pipeline without a split gets the one by cost."""
@@ -125,6 +133,11 @@ def terms_of(columns: Sequence[Column], index: int) -> tuple[Term, ...]:
 def total(columns: Sequence[Column]) -> Floats:
     """Return the sum of the components of every plan."""
     return np.sum([column.values for column in columns], axis=0)
+
+
+def in_modes(values: Floats, *modes: str) -> Floats:
+    """Return the values in the modes named and 0 in others (mode x plan x shape); of one row (mode x 1 x shape)."""
+    return np.stack([np.atleast_2d(values) * (mode in modes) for mode in MODES])
 
 
 @dataclass(frozen=True)
@@ -197,9 +210,9 @@ class Sheet:
         return slower * self.rates.seconds_per_element * (whole + (moved - whole) / tp)
 
     @cached_property
-    def recompute_seconds(self) -> Floats:
-        """Seconds of what recompute repeats for one sample, in every different block (plan x shape)."""
-        shapes = self.context.shapes
+    def again_seconds(self) -> Floats:
+        """Seconds of what recompute repeats for one sample, in every different block (mode x plan x shape)."""
+        shapes, save = self.context.shapes, self.columns.common.recompute_save
         passes = np.where(shapes["fused_attention"] > 0, ATTENTION_PASSES, UNFUSED_PASSES)
         attention = self.attention_seconds / passes
         full = self.product_seconds + attention + self.moving_seconds
@@ -208,17 +221,136 @@ class Sheet:
             scores = np.maximum(0.0, shapes["saved_elements"] - shapes["selective_elements"])
             moved = SCORE_MOVES * scores * self.rates.seconds_per_element
             some = attention + moved / self.columns.tp[:, None]
-        some = np.where(self.columns.recomputes("selective")[:, None], some, 0.0)
-        all_of_it = np.where(self.columns.recomputes("full")[:, None], full, some)
-        return all_of_it * shapes.repeated
+        else:
+            some = some + (0.0 if "products" in save else self.product_seconds)
+            some = some + (0.0 if "attention" in save else attention)
+        return np.stack([np.zeros_like(full), some, full])
+
+    @cached_property
+    def kept_bytes(self) -> Floats:
+        """Bytes that every different block keeps of one sample for backward (mode x plan x shape)."""
+        return kept_bytes(self.columns, self.context.shapes, self.context.software, self.rates.element_bytes)
+
+    @cached_property
+    def mode(self) -> Ints:
+        """The mode of recompute of all repeated blocks, of every plan whose blocks agree: its place in MODES."""
+        return MODE_OF[self.columns.recompute]
+
+    @cached_property
+    def repeated_counts(self) -> Floats:
+        """How many repeated blocks every part has of each shape (row x shape)."""
+        return self.rows.parts.counts * self.context.shapes.repeated
+
+    @cached_property
+    def mixed(self) -> tuple[Ints, Floats] | None:
+        """Of rows whose blocks differ in mode, how many have each (mode x place x shape), and the place of every row.
+
+        The place is -1 of all others. None where there are none.
+        """
+        rows, columns = self.rows, self.columns
+        has_budget = columns.recomputes("budget")
+        if not has_budget.any():
+            return None
+        chosen = np.flatnonzero(has_budget[rows.plan])
+        place = np.full(len(rows.plan), -1)
+        place[chosen] = np.arange(len(chosen))
+        found = np.zeros((len(MODES), len(chosen), len(self.context.shapes.blocks)))
+        for index, stages in enumerate(rows.stages):
+            if stages.settled is not None:
+                at = np.flatnonzero(rows.which[rows.plan] == index)
+                found[:, place[at]] = stages.settled[:, at - rows.starts[rows.plan[at]]]
+        left_open = chosen[columns.settled[rows.plan[chosen]] < 0]
+        if len(left_open):
+            found[:, place[left_open]] = self._within_budget(left_open, self.repeated_counts[left_open])
+        return place, found
+
+    def modes_of(self, row: int) -> Floats:
+        """Return how many repeated blocks of one part have each mode of recompute (mode x shape)."""
+        if self.mixed is not None and self.mixed[0][row] >= 0:
+            return self.mixed[1][:, self.mixed[0][row]]
+        same = self.mode[self.rows.plan[row]] == np.arange(len(MODES))
+        return same[:, None] * self.repeated_counts[row]
+
+    def _within_budget(self, rows: Ints, repeated: Floats) -> Floats:
+        """Return the modes of recompute that a budget gives the blocks of some rows (mode x row x shape).
+
+        Activations that rest in host memory leave out `selective`: what that keeps is out of reach of the transfer.
+        """
+        plans, places = self.rows.plan[rows], np.flatnonzero(self.context.shapes.repeated)
+        kept, seconds = (values[:, plans][:, :, places] for values in (self.kept_bytes, self.again_seconds))
+        unknown = ~np.isfinite(seconds).all(axis=(0, 2))
+        seconds[:, unknown] = self._operations[:, None, places]  # of a device whose rates nobody knows
+        if self.columns.common.offloads_activations:
+            seconds[MODES.index("selective")] = np.inf
+        numbers = repeated[:, places]
+        budget = self.columns.budget[plans] * np.einsum("rs,rs->r", numbers, kept[MODES.index("none")])
+        found = np.zeros((len(MODES), *repeated.shape))
+        found[:, :, places] = fill_budget(numbers, kept, seconds, budget)
+        return found
+
+    @property
+    def _operations(self) -> Floats:
+        """Operations that recompute repeats in every different block, products and attention kept or not."""
+        shapes = self.context.shapes
+        moved = shapes["moved_elements"]
+        return np.stack([np.zeros_like(moved), moved, moved + shapes["matmul_flops"] + shapes["attention_flops"]])
+
+    def over_modes(self, values: Floats, rows: Ints | None = None) -> Floats:
+        """Return the sum over the repeated blocks of rows (None: all), each with the value of its own mode.
+
+        `values` are (mode x plan x shape), or (mode x 1 x shape) where they are the same for every plan.
+        """
+        counts, plans, of_plan = self._own_mode(values, rows)
+        found = np.einsum("rs,rs->r", counts, of_plan[plans])
+        for there, several, of_mode in self._mixed(values, rows):
+            found[there] = np.einsum("mrs,mrs->r", several, of_mode)
+        return found
+
+    def most_over_modes(self, values: Floats) -> Floats:
+        """Return the largest value among the repeated blocks of every row, each with that of its own mode."""
+        counts, plans, of_plan = self._own_mode(values, None)
+        found = np.max(np.where(counts > 0, of_plan[plans], 0.0), axis=1)
+        for there, several, of_mode in self._mixed(values, None):
+            found[there] = np.max(np.where(several > 0, of_mode, 0.0), axis=(0, 2))
+        return found
+
+    def _own_mode(self, values: Floats, rows: Ints | None) -> tuple[Floats, Ints, Floats]:
+        """Return the repeated blocks of rows, their plans, and every plan's value of its mode (plan x shape)."""
+        of_plan = values[self.mode, np.arange(len(self.mode)) if values.shape[1] > 1 else 0]
+        if rows is None:
+            return self.repeated_counts, self.rows.plan, of_plan
+        return self.repeated_counts[rows], self.rows.plan[rows], of_plan
+
+    def _mixed(self, values: Floats, rows: Ints | None) -> Iterator[tuple[Ints, Floats, Floats]]:
+        """Yield where the rows are whose blocks differ in mode, how many have each, and the values of each mode."""
+        if self.mixed is not None:
+            place, counts = self.mixed
+            wanted, plans = (place, self.rows.plan) if rows is None else (place[rows], self.rows.plan[rows])
+            there = np.flatnonzero(wanted >= 0)
+            yield there, counts[:, wanted[there]], values[:, plans[there]] if values.shape[1] > 1 else values
+
+    def plan(self, index: int) -> Plan:
+        """Return one plan in full, with the mode of every repeated block where a memory budget decides on them."""
+        plan = self.columns.plan(index)
+        if plan.recompute != "budget" or plan.recompute_blocks:
+            return plan
+        shapes, ranks = self.context.shapes, plan.layout.pp
+        ends = np.cumsum(plan.stages if ranks > 1 else [len(shapes.repeated_at)])
+        rank_of = np.searchsorted(ends, np.arange(len(shapes.repeated_at)), side="right") % ranks
+        part_of = self.rows.stages[self.rows.which[index]].part_of
+        found = np.empty(len(rank_of), dtype=object)
+        for rank in range(ranks):
+            held = np.flatnonzero(rank_of == rank)
+            counts = self.modes_of(int(self.rows.starts[index] + part_of[rank]))
+            found[held] = modes_in_order([shapes.of_block[shapes.repeated_at[block]] for block in held], counts)
+        return replace(plan, recompute_blocks=tuple(found))
 
     @cached_property
     def busy_seconds(self) -> Floats:
         """Seconds that one sample's arithmetic takes on a device of every part (row), recompute included."""
-        of_shape = 3 * self.product_seconds + self.attention_seconds + 3 * self.moving_seconds + self.recompute_seconds
-        of_shape *= self.rates.factor / self.columns.cp[:, None]
-        rows = self.rows
-        return np.einsum("rs,rs->r", rows.parts.counts, of_shape[rows.plan])
+        of_shape, rows = 3 * self.product_seconds + self.attention_seconds + 3 * self.moving_seconds, self.rows
+        seconds = np.einsum("rs,rs->r", rows.parts.counts, of_shape[rows.plan]) + self.over_modes(self.again_seconds)
+        return seconds * (self.rates.factor / self.columns.cp)[rows.plan]
 
     @cached_property
     def forward_seconds(self) -> Floats:

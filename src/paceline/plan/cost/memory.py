@@ -17,19 +17,15 @@ import numpy as np
 from paceline.cluster.cluster import SOURCES
 from paceline.plan.cost.columns import Columns, Flags, Floats, Ints
 from paceline.plan.cost.compute import state_bytes
-from paceline.plan.cost.inputs import Column, Sheet, total
+from paceline.plan.cost.inputs import Column, Sheet, in_modes, total
 from paceline.plan.cost.network import BUCKET_BYTES
+from paceline.plan.cost.offload import MOVING_BLOCKS, optimizer_held, optimizer_text, rests_on_host
 from paceline.plan.cost.parts import Parts
 from paceline.plan.cost.rates import STATE_VALUES
 
 # What a CPU's allocator keeps beyond what is in use, as a part of activations and transients: eight runs of small
 # decoders on one machine missed 16 to 20 % of large sums and more of small ones.
 CPU_ALLOCATOR_SHARE = 0.20
-GATHERED_INPUTS = 2  # of a block's products, kept whole over tp for their gradients: attention's and the feed-forward's
-UNFUSED_LOGITS = 3  # of a loss in separate kernels: logits, exponentials and probabilities, each in fp32
-# Of a Llama layer of 20 hidden widths: silu(gate) of 4 and rotated queries and keys of 2 besides.
-UNFUSED_SAVED = 1.3
-WHOLE_INPUTS = 5  # what each tensor rank keeps whole without sequence parallelism: 10 s b h bytes of a layer (eq. 2)
 MEASURED, ASSUMED = SOURCES.index("measured"), SOURCES.index("assumed")
 
 
@@ -144,9 +140,11 @@ class Held:
             self._gradients(),
             Column(
                 "optimizer state",
-                values * state,
+                optimizer_held(self.sheet, values * state),
                 MEASURED,
-                lambda i: f"{values} values x {size} B x parameters{self.over(i)} ({context.optimizer})",
+                lambda i: optimizer_text(
+                    self.sheet, f"{values} values x {size} B x parameters{self.over(i)} ({context.optimizer})"
+                ),
                 "ZeRO (Rajbhandari et al. 2020)",
             ),
             self._weight_copies(),
@@ -197,7 +195,11 @@ class Held:
         size, plans, parts, flying = self.compute, self.plans, self.parts, self.flying
         root, largest = parts.root_parameters / plans.tp, parts.largest_unit(plans.ep) / plans.tp
         no_recompute = plans.recomputes("none")
-        one_unit = np.minimum(self.parameters, root + largest)
+        # Blocks that a budget spares recompute keep theirs for every micro-batch in flight.
+        spared = np.zeros(len(plans))
+        if self.sheet.mixed is not None:
+            spared = self.sheet.over_modes(in_modes(parts.shapes["parameters"], "none")) / plans.tp
+        one_unit = np.minimum(flying * self.parameters, np.minimum(self.parameters, root + largest) + flying * spared)
         cast = np.where(no_recompute, flying * self.parameters, one_unit) if size < 4 else np.zeros(len(plans))
         gathered = self.local_parameters
         third = plans.zero == 3
@@ -214,48 +216,24 @@ class Held:
             if no_recompute[i]:
                 times = f"{flying[i]:g} micro-batches in flight x " if flying[i] > 1 else ""
                 return f"{times}{size} B x parameters{self.here(i)}, cast"
-            return f"{size} B x (root + largest block){self.here(i)}, cast again"
+            blocks = " + blocks without recompute" if spared[i] else ""
+            return f"{size} B x (root + largest block{blocks}){self.here(i)}, cast again"
 
         values = size * np.where(plans.is_sharded, sharded, cast)
         return Column("weight copies", values, MEASURED, text, "FSDP2's gathered and cast weights")
 
-    @cached_property
-    def _saved(self) -> Floats:
-        """Bytes that every different block keeps of a sample for backward, without recompute (plan x shape)."""
-        plans, shapes = self.sheet.columns, self.sheet.context.shapes
-        tp, cp = plans.tp[:, None], plans.cp[:, None]
-        software = self.sheet.context.software
-        whole = WHOLE_INPUTS
-        if software.sequence_parallel:
-            whole = GATHERED_INPUTS if software.keeps_gathered else 0
-        inputs = whole * shapes["input_elements"] * shapes.repeated
-        keys = shapes["kv_elements"]
-        wide, saved = shapes["saved_fp32_elements"], shapes["saved_elements"]
-        if not software.fused:
-            wide = wide * np.where(shapes.is_head, UNFUSED_LOGITS, 1.0)
-            saved = saved * np.where(shapes.repeated > 0, UNFUSED_SAVED, 1.0)
-        split = np.maximum(0.0, saved - inputs - keys)
-        kept = np.where(tp * cp > 1, split / (tp * cp) + inputs / cp + keys / tp, saved)
-        found: Floats = self.compute * kept + max(4, self.compute) * wide / (tp * cp)
-        return found
-
     def _activations(self) -> Column:
-        plans, shapes, rows, size = self.sheet.columns, self.sheet.context.shapes, self.sheet.rows, self.compute
-        spread = (plans.tp * plans.cp)[:, None]
-        none = plans.recomputes("none")[:, None] | (shapes.repeated[None, :] == 0)
-        selective = plans.recomputes("selective")[:, None]
-        elements = np.where(selective, shapes["selective_elements"], shapes["input_elements"])
-        if self.sheet.context.software.sequence_parallel:
-            rest = size * elements / spread
-        else:  # what tensor ranks do not share stands whole on each
-            whole = np.minimum(elements, np.where(selective, WHOLE_INPUTS, 1) * shapes["input_elements"])
-            rest = size * (whole / plans.cp[:, None] + (elements - whole) / spread)
-        of_shape = np.where(none, self._saved, rest)
-        # What is computed again stands there for one block at a time.
-        again = np.where(none, 0.0, np.where(selective, self._saved - rest, self._saved))
-        counts = self.parts.counts
-        kept = np.einsum("rs,rs->r", counts, of_shape[rows.plan])
-        working = np.max(np.where(counts > 0, again[rows.plan], 0.0), axis=1)
+        sheet, shapes, rows, size = self.sheet, self.sheet.context.shapes, self.sheet.rows, self.compute
+        own = sheet.kept_bytes
+        saved, part, _ = own
+        on_host = rests_on_host(sheet)
+        kept = np.einsum("rs,rs->r", self.parts.counts, (saved * (1 - shapes.repeated))[rows.plan])
+        resting = sheet.over_modes(own)
+        kept, hosted = (kept, resting) if on_host else (kept + resting, np.zeros_like(kept))
+        # What is computed again stands there for one block at a time, and so does what is on its way from the host.
+        again = np.stack([np.zeros_like(saved), saved - part, saved])
+        again = again + MOVING_BLOCKS * own if on_host else again
+        working = sheet.most_over_modes(again)
 
         def text(i: int) -> str:
             plan = self.plans.plan(i)
@@ -266,6 +244,9 @@ class Held:
                 words += f", {self.flying[i]:.3g} micro-batches in flight"
             if plan.recompute != "none":
                 words += f", {plan.recompute} recompute: kept ones and one block's all"
+            if hosted[i]:
+                in_all = plan.micro_batch * self.flying[i] * hosted[i]
+                words += f"; {in_all:.3g} B in host memory, two blocks' on their way"
             return words
 
         values = self.plans.micro_batch * (self.flying * kept + working)

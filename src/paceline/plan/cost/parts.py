@@ -20,6 +20,9 @@ from paceline.task.profile import BlockProfile, ModelProfile
 # The backward pass has the same with the two kinds swapped (Korthikanti et al. 2022, arXiv:2205.05198, figure 5).
 TENSOR_COLLECTIVES = {"embedding": 1, "decoder": 4, "experts": 4, "module": 4, "head": 1, "norm": 0}
 
+MODES = ("none", "selective", "full")  # of recompute of one block, from what keeps most to what keeps least
+AGAIN = MODES[1:]  # those that run anything again
+
 
 class Shapes:
     """The different blocks of a chain as columns, one entry for each, and where the chain has them."""
@@ -60,10 +63,11 @@ class Shapes:
         """How many there are of each different block in the whole chain."""
         return self._before[-1]
 
-    def split(self, sizes: tuple[int, ...], ranks: int) -> Stages:
+    def split(self, sizes: tuple[int, ...], ranks: int, modes: tuple[str, ...] = ()) -> Stages:
         """Return the different parts of `ranks` pipeline ranks: stage i has `sizes[i]` blocks, on rank i mod ranks.
 
-        What comes before the repeated blocks belongs to the first stage, what comes after them to the last.
+        What comes before the repeated blocks belongs to the first stage, what comes after them to the last. `modes` are
+        the modes of recompute of the repeated blocks, where they are settled.
         """
         cuts = [0, *(self.repeated_at[taken] for taken in itertools.accumulate(sizes[:-1])), len(self.profile.blocks)]
         pieces = np.diff(self._before[cuts], axis=0)
@@ -77,21 +81,45 @@ class Shapes:
         for index, block in enumerate(self.profile.blocks):
             if block.tied_to and rank_of(index) != rank_of(places[block.tied_to]):
                 tied[rank_of(index)] += self.profile.blocks[places[block.tied_to]].parameters
+        settled = self._settled(modes, cuts, ranks)
+        table = np.column_stack([counts, tied, *settled])
         different, first, which, number = np.unique(
-            np.column_stack([counts, tied]), axis=0, return_index=True, return_inverse=True, return_counts=True
+            table,
+            axis=0,
+            return_index=True,
+            return_inverse=True,
+            return_counts=True,
         )
         order = np.argsort(first)
         is_part = which.reshape(-1, 1) == order  # (rank x part)
         ahead = np.concatenate([np.zeros((1, len(order))), np.cumsum(is_part, axis=0)])
+        shapes = counts.shape[1]
         return Stages(
-            different[order, :-1], different[order, -1], first[order], number[order], ahead[first[order]].T.copy()
+            different[order, :shapes],
+            different[order, shapes],
+            first[order],
+            number[order],
+            ahead[first[order]].T.copy(),
+            np.argmax(is_part, axis=1),
+            settled[:, first[order]] if modes else None,
         )
+
+    def _settled(self, modes: tuple[str, ...], cuts: list[int], ranks: int) -> Floats:
+        """Return how many repeated blocks of every rank have each mode (mode x rank x shape); no mode without any."""
+        shapes, chain = len(self.blocks), len(self.profile.blocks)
+        if not modes:
+            return np.zeros((0, ranks, shapes))
+        steps = np.zeros((len(MODES), chain + 1, shapes))
+        for index, mode in zip(self.repeated_at, modes, strict=True):
+            steps[MODES.index(mode), index + 1, self.of_block[index]] = 1
+        pieces = np.diff(np.cumsum(steps, axis=1)[:, cuts], axis=1)
+        return pieces.reshape(len(MODES), -1, ranks, shapes).sum(axis=1)
 
     @cached_property
     def whole(self) -> Stages:
         """The whole chain as the one part there is."""
         zero, one = np.zeros(1, dtype=np.int64), np.ones(1, dtype=np.int64)
-        return Stages(self.all_counts[None, :], np.zeros(1), zero, one, np.zeros((1, 1)))
+        return Stages(self.all_counts[None, :], np.zeros(1), zero, one, np.zeros((1, 1)), zero)
 
 
 @dataclass(frozen=True)
@@ -104,6 +132,8 @@ class Stages:
     first: Ints
     ranks: Ints
     before: Floats  # (part x part): ranks of the one that stand before the first rank of the other
+    part_of: Ints  # the part of every rank
+    settled: Floats | None = None  # blocks that have each mode of recompute (mode x part x shape), where it is given
 
 
 @dataclass(frozen=True)
@@ -197,17 +227,23 @@ class Rows:
         return np.add.reduceat(values * self.ranks, self.starts)
 
 
-def rows_of(columns: Columns, shapes: Shapes, known: dict[tuple[tuple[int, ...], int], Stages]) -> Rows:
-    """Return the different parts of every plan. `known` keeps the stages of each (split, ranks)."""
-    keys = columns.split * (1 << 32) + columns.pp
-    different, which = np.unique(keys, return_inverse=True)
+Known = dict[tuple[tuple[int, ...], int, tuple[str, ...]], Stages]
+PLACES = 1 << 20  # more than there are splits, lists of modes, and ranks
+
+
+def rows_of(columns: Columns, shapes: Shapes, known: Known) -> Rows:
+    """Return the different parts of every plan. `known` keeps the stages of each (split, ranks, modes)."""
+    keys = ((columns.settled + 1) * PLACES + columns.split + 1) * PLACES + columns.pp
+    _, first, which = np.unique(keys, return_index=True, return_inverse=True)
     found = []
-    for key in different:
-        place, ranks = int(key >> 32), int(key & 0xFFFFFFFF)
+    for index in first:
+        place, settled, ranks = (int(values[index]) for values in (columns.split, columns.settled, columns.pp))
         sizes = columns.splits[place] if place >= 0 else ()
-        if (sizes, ranks) not in known:
-            known[sizes, ranks] = shapes.split(sizes, ranks) if place >= 0 else shapes.whole
-        found.append(known[sizes, ranks])
+        modes = columns.blocks[settled] if settled >= 0 else ()
+        if (sizes, ranks, modes) not in known:
+            given = place >= 0 or modes
+            known[sizes, ranks, modes] = shapes.split(sizes, ranks, modes) if given else shapes.whole
+        found.append(known[sizes, ranks, modes])
     numbers = np.array([len(stages.first) for stages in found])
     offsets = np.cumsum(numbers) - numbers
     lengths = numbers[which]

@@ -19,6 +19,7 @@ from paceline.plan.cost.constants import Constants
 from paceline.plan.cost.inputs import Column, Context, Sheet, terms_of, total
 from paceline.plan.cost.memory import memory_columns
 from paceline.plan.cost.network import network_columns
+from paceline.plan.cost.offload import offload_columns
 from paceline.plan.cost.price import QUANTILES, WAITING, bill, busy_share
 from paceline.plan.cost.rates import Rates, weakest
 from paceline.plan.cost.software import PACELINE, Software
@@ -59,7 +60,8 @@ def time_columns(sheet: Sheet) -> list[Column]:
     compute, inside = forward_backward_columns(sheet)
     bubble = bubble_columns(sheet, compute, inside)
     network = network_columns(sheet, total(compute))
-    return [*compute, *inside, *bubble, *network, optimizer_column(sheet), fixed_column(sheet)]
+    moved = offload_columns(sheet, total(compute))
+    return [*compute, *inside, *bubble, *network, optimizer_column(sheet), *moved, fixed_column(sheet)]
 
 
 def chunks_of(context: Context, columns: Columns) -> list[Sheet]:
@@ -88,9 +90,10 @@ def price(context: Context, plan: Plan) -> Forecast:
     return _forecasts(context.sheet(plan))[0]
 
 
-def price_all(context: Context, columns: Columns) -> list[Forecast]:
-    """Return what plans will take, every term in words."""
-    return _forecasts(Sheet(context, columns))
+def price_all(context: Context, columns: Columns) -> list[tuple[Plan, Forecast]]:
+    """Return plans in full and what they will take, every term in words."""
+    sheet = Sheet(context, columns)
+    return [(sheet.plan(i), forecast) for i, forecast in enumerate(_forecasts(sheet))]
 
 
 def memory_of(context: Context, plan: Plan) -> tuple[Term, ...]:

@@ -48,17 +48,18 @@ def training_state(model: nn.Module, optimizer: torch.optim.Optimizer | None = N
     return state
 
 
-def materialise_optimizer_state(optimizer: torch.optim.Optimizer) -> None:
+def materialise_optimizer_state(optimizer: torch.optim.Optimizer, device: torch.device | None = None) -> None:
     """Give every trained parameter the state it would have before its first update, where it has none yet.
 
     Zero moments, zero buffers, step 0: exactly what AdamW and Adam begin with; for SGD with momentum a zero buffer
-    gives the same first update only if `dampening` is 0. Weights are not touched, and no step is taken.
+    gives the same first update only if `dampening` is 0. Weights are not touched, and no step is taken. `device` is
+    where moments and buffers are made, by default where the parameter is.
     Raises ConfigError for an optimizer of another kind that has no state yet.
     """
     for group in optimizer.param_groups:
         for parameter in group["params"]:
             if parameter.requires_grad and not optimizer.state.get(parameter):
-                fresh = _fresh_state(optimizer, group, parameter)
+                fresh = _fresh_state(optimizer, group, parameter, device)
                 if fresh:
                     optimizer.state[parameter] = fresh
 
@@ -85,7 +86,7 @@ def _model_names(model: nn.Module) -> dict[str, torch.Tensor]:
 
 
 def _fresh_state(
-    optimizer: torch.optim.Optimizer, group: dict[str, object], parameter: torch.Tensor
+    optimizer: torch.optim.Optimizer, group: dict[str, object], parameter: torch.Tensor, where: torch.device | None
 ) -> dict[str, torch.Tensor]:
     """Return what torch's own step() would create for the parameter (torch/optim/adam.py and sgd.py, `_init_group`)."""
     if isinstance(optimizer, torch.optim.Adam):  # AdamW is one
@@ -104,5 +105,5 @@ def _fresh_state(
             "take one step before loading, or use one of these",
         )
     for name in moments:
-        state[name] = torch.zeros_like(parameter, memory_format=torch.preserve_format)
+        state[name] = torch.zeros_like(parameter, memory_format=torch.preserve_format, device=where)
     return state

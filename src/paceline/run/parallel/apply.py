@@ -1,4 +1,7 @@
-"""The one order in which a plan is applied: tensor, context, precision, recompute, compile, shard, replicas."""
+"""The one order in which a plan is applied.
+
+Tensor, context, precision, recompute, compile, offload, shard, replicas.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from paceline.errors import ConfigError
 from paceline.plan.plan import Plan
+from paceline.run.offload import keep_on_host
 from paceline.run.parallel.context import share_sequences
 from paceline.run.parallel.data import ShardedGradients, shard
 from paceline.run.parallel.expert import balance_shared_sequences, spread_experts
@@ -19,6 +23,7 @@ from paceline.run.recompute import checkpoint_block
 from paceline.run.replicas.allreduce import LocalGradients, ReducedGradients
 from paceline.run.world import context_group
 from paceline.task.declared import declared_rules
+from paceline.task.rules import Rules
 
 
 class Gradients(Protocol):
@@ -44,22 +49,31 @@ def is_sharded(plan: Plan) -> bool:
     return layout.dp_shard * layout.cp > 1 or (splits_model and layout.dp_replicate > 1)
 
 
-def apply_plan(model: nn.Module, blocks: list[nn.Module], plan: Plan, mesh: DeviceMesh | None) -> Gradients:
+def apply_plan(
+    model: nn.Module,
+    blocks: list[nn.Module],
+    plan: Plan,
+    mesh: DeviceMesh | None,
+    rules: Rules | None = None,
+    first: int = 0,
+) -> Gradients:
     """Change `model` in place into what `plan` asks for and return how its gradients are summed.
 
-    `blocks` are the model's repeated blocks: the units of recompute, compilation and sharding. The mesh is None for a
-    single device.
+    `blocks` are the model's repeated blocks, or those of a pipeline stage from number `first` on: the units of
+    recompute, compilation, offload and sharding. The mesh is None for a single device. For a stage `rules` are those
+    of the whole model, which a part does not tell.
     """
-    parts = _split_layers(model, plan, mesh)
-    gradients = _apply_whole(model, blocks, plan, mesh)
+    parts = _split_layers(model, plan, mesh, rules)
+    modes = _modes(plan, range(first, first + len(blocks)))
+    gradients = _apply_whole(model, blocks, modes, plan, mesh)
     return SummedGradients(gradients, model, parts, mesh.get_group("tp")) if mesh is not None and parts else gradients
 
 
-def _split_layers(model: nn.Module, plan: Plan, mesh: DeviceMesh | None) -> list[str]:
+def _split_layers(model: nn.Module, plan: Plan, mesh: DeviceMesh | None, rules: Rules | None) -> list[str]:
     """Apply the tensor axis and return the names of the parameters whose gradients are parts of a sum over it."""
     if mesh is None or plan.layout.tp == 1:
         return []
-    rules = declared_rules(model)
+    rules = rules or declared_rules(model)
     if rules is None or not rules.tensor:
         raise ConfigError(
             f"tp = {plan.layout.tp} with a {type(model).__name__}",
@@ -69,7 +83,20 @@ def _split_layers(model: nn.Module, plan: Plan, mesh: DeviceMesh | None) -> list
     return split_layers(model, rules, mesh["tp"], stage=plan.layout.pp > 1)
 
 
-def _apply_whole(model: nn.Module, blocks: list[nn.Module], plan: Plan, mesh: DeviceMesh | None) -> Gradients:
+def _modes(plan: Plan, numbers: range) -> list[str]:
+    """Return how blocks of these numbers are recomputed."""
+    if plan.recompute == "budget" and len(plan.recompute_blocks) < numbers.stop:
+        raise ConfigError(
+            f"recompute = budget says nothing of block {numbers.stop - 1}",
+            f"the plan has the modes of {len(plan.recompute_blocks)} repeated blocks, and the model has more",
+            "let the planner make the plan, or name a mode for every block in recompute_blocks",
+        )
+    return [plan.recompute_of(number) for number in numbers]
+
+
+def _apply_whole(
+    model: nn.Module, blocks: list[nn.Module], modes: list[str], plan: Plan, mesh: DeviceMesh | None
+) -> Gradients:
     """Apply what treats every layer alike and return how gradients are summed over the data axes."""
     placed = spread_experts(model, mesh, plan.layout) if mesh is not None and plan.layout.ep > 1 else None
     if mesh is not None and plan.layout.cp > 1:
@@ -78,16 +105,18 @@ def _apply_whole(model: nn.Module, blocks: list[nn.Module], plan: Plan, mesh: De
     sharded = mesh is not None and is_sharded(plan)
     share_sequences(model, plan, mesh)
     if compute != master and not sharded:
-        # The compiler cannot follow a swap of weights inside a recomputed part, and would leave the block uncompiled.
-        cast_block = cast_reads if plan.compile and plan.recompute != "none" else cast_unit
-        for block in blocks:
+        for block, mode in zip(blocks, modes, strict=True):
+            # The compiler cannot follow a swap of weights inside a recomputed part, and would leave it uncompiled.
+            cast_block = cast_reads if plan.compile and mode != "none" else cast_unit
             cast_block(block, compute, set(blocks) - {block})
         cast_unit(model, compute, set(blocks) - {model})
-    for block in blocks:
-        checkpoint_block(block, plan.recompute)
+    for block, mode in zip(blocks, modes, strict=True):
+        checkpoint_block(block, mode, plan.recompute_save)
     if plan.compile:
         for block in blocks or [model]:
             block.forward = torch.compile(block.forward)  # inside the hooks that sharding adds
+    if plan.offloads_activations:
+        keep_on_host(blocks)
     if sharded:
         assert mesh is not None
         shard(model, blocks, mesh, plan.layout, plan.zero, compute, master, placed)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import functools
 import traceback
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -106,7 +107,7 @@ def load_weights(model: nn.Module, path: str) -> None:
     aliases = {*_aliases(model), *_of_other_stages(model, stored)}
     _check_names(targets, stored, aliases, path)
     for name, target in targets.items():
-        fill(target, stored[name])
+        fill(target, functools.partial(stored.part, name))
 
 
 def has_batch_statistics(model: nn.Module) -> bool:

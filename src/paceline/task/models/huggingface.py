@@ -145,6 +145,16 @@ class LazyTensors(Mapping[str, Tensor]):
     def __len__(self) -> int:
         return len(self._files)
 
+    def part(self, name: str, offsets: tuple[int, ...], sizes: tuple[int, ...]) -> Tensor:
+        """Return the part of a tensor that begins at `offsets` and has the shape `sizes`; the rest is not read."""
+        if not sizes:
+            return self[name]
+        from safetensors import safe_open
+
+        with safe_open(self._files[name], framework="pt") as opened:
+            found = opened.get_slice(name)
+            return found[tuple(slice(at, at + size) for at, size in zip(offsets, sizes, strict=True))]
+
     def shape(self, name: str) -> tuple[int, ...]:
         """Return a tensor's shape from the file's header."""
         from safetensors import safe_open

@@ -35,6 +35,7 @@ class Stored(Protocol):
     def __getitem__(self, name: str) -> Tensor: ...
     def __iter__(self) -> Iterator[str]: ...
     def __len__(self) -> int: ...
+    def part(self, name: str, offsets: tuple[int, ...], sizes: tuple[int, ...]) -> Tensor: ...
     def shape(self, name: str) -> tuple[int, ...]: ...
 
 
@@ -110,6 +111,17 @@ class StackedExperts(Mapping[str, Tensor]):
         return torch.stack(
             [join([self._stored[part] for part in self._parts(name, index)]) for index in range(self._experts[name])]
         )
+
+    def part(self, name: str, offsets: tuple[int, ...], sizes: tuple[int, ...]) -> Tensor:
+        """Return a part of a tensor; of stacked experts, only those in it are read, one at a time."""
+        if name not in self._experts:
+            return self._stored.part(self._names[name], offsets, sizes)
+        found = []
+        for index in range(offsets[0], offsets[0] + sizes[0]):
+            rows = torch.cat([self._stored[part] for part in self._parts(name, index)])
+            rows = rows.narrow(0, offsets[1], sizes[1]).narrow(1, offsets[2], sizes[2])
+            found.append(rows.clone())  # of a view the whole would stay
+        return torch.stack(found)
 
     def __iter__(self) -> Iterator[str]:
         yield from self._names

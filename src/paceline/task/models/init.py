@@ -1,27 +1,34 @@
 """Initial weights that depend on the seed and the parameter's name alone: not on layout, order or device.
 
-Each parameter has its own generator, so any rank can draw any parameter without the others.
+Each parameter has its own generators, one for every run of rows, so any rank can draw its part of any parameter without
+the rest, and needs no memory for it.
 """
 
 from __future__ import annotations
 
 import hashlib
 import math
+from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.distributed.tensor import DTensor
 
 from paceline.task.models.decoder import Decoder
 
 STD = 0.02  # Radford et al. 2019 (GPT-2), as in Llama
 # Products that add to the residual stream are scaled down, so that its variance does not grow with depth (GPT-2, 2.3).
 RESIDUAL_OUTPUTS = ("o_proj.weight", "down_proj.weight", "experts.down_proj")
+DRAWN_ELEMENTS = 2**22  # of one generator, in whole rows; part of what initial weights are
+
+Box = tuple[int, ...]
+Part = Callable[[Box, Box], Tensor]  # (offsets, sizes) of a part of a tensor -> its values
 
 
-def parameter_seed(name: str, seed: int) -> int:
-    """Return the seed of one parameter's generator: 63 bits of a hash of `seed` and `name`."""
-    return int.from_bytes(hashlib.sha256(f"{seed}:{name}".encode()).digest()[:8], "big") >> 1
+def parameter_seed(name: str, seed: int, run: int = 0) -> int:
+    """Return the seed of a parameter's generator for a run of rows: 63 bits of a hash of `seed`, `name` and `run`."""
+    text = f"{seed}:{name}" + (f":{run}" if run else "")
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") >> 1
 
 
 def initial_tensor(name: str, shape: tuple[int, ...] | torch.Size, layers: int, seed: int) -> Tensor:
@@ -29,31 +36,58 @@ def initial_tensor(name: str, shape: tuple[int, ...] | torch.Size, layers: int, 
 
     Norms are ones; matrices normal with std 0.02, or 0.02 / sqrt(2 * layers) for those that add to the stream.
     """
+    return initial_part(name, shape, layers, seed, (0,) * len(shape), tuple(shape))
+
+
+def initial_part(
+    name: str, shape: tuple[int, ...] | torch.Size, layers: int, seed: int, offsets: Box, sizes: Box
+) -> Tensor:
+    """Return the part of a parameter's initial values that begins at `offsets` and has the shape `sizes`.
+
+    Besides the result it needs memory for DRAWN_ELEMENTS, or for one row where that is larger.
+    """
     if len(shape) == 1:
-        return torch.ones(shape)
+        return torch.ones(sizes)
     std = STD / math.sqrt(2 * layers) if name.endswith(RESIDUAL_OUTPUTS) else STD
-    generator = torch.Generator().manual_seed(parameter_seed(name, seed))
-    return torch.empty(shape, dtype=torch.float32).normal_(0.0, std, generator=generator)
+    part = torch.empty(sizes, dtype=torch.float32)
+    run_rows = max(1, DRAWN_ELEMENTS // max(1, math.prod(shape[1:])))
+    begin, end = offsets[0], offsets[0] + sizes[0]
+    for run in range(begin // run_rows, -(-end // run_rows)) if part.numel() else ():
+        first, last = run * run_rows, min((run + 1) * run_rows, shape[0])
+        generator = torch.Generator().manual_seed(parameter_seed(name, seed, run))
+        drawn = torch.empty((last - first, *shape[1:]), dtype=torch.float32).normal_(0.0, std, generator=generator)
+        low, high = max(first, begin), min(last, end)
+        drawn = drawn[low - first : high - first]
+        for dimension in range(1, len(shape)):
+            drawn = drawn.narrow(dimension, offsets[dimension], sizes[dimension])
+        part[low - begin : high - begin] = drawn
+    return part
 
 
-def fill(parameter: Tensor, values: Tensor) -> None:
-    """Copy full `values` into a parameter, or into this rank's shard where the parameter is a DTensor.
+def fill(parameter: Tensor, part: Part) -> None:
+    """Copy values into a parameter, or into this rank's shard where the parameter is a DTensor.
 
-    Every rank must hold the same `values`: nothing is communicated.
+    `part` is asked for what this rank holds alone; every rank's must tell of the same tensor. Nothing is communicated.
     """
     with torch.no_grad():
         if isinstance(parameter, DTensor):
-            values = values.to(device=parameter.device, dtype=parameter.dtype)
-            shard = distribute_tensor(values, parameter.device_mesh, parameter.placements, src_data_rank=None)
-            parameter.to_local().copy_(shard.to_local())
+            (chunk,) = parameter.__create_chunk_list__()  # as for a checkpoint; offsets and sizes of this rank's shard
+            local, offsets, sizes = parameter.to_local(), tuple(chunk.offsets), tuple(chunk.sizes)
         else:
-            parameter.copy_(values)
+            local, offsets, sizes = parameter, (0,) * parameter.dim(), tuple(parameter.shape)
+        if local.numel():
+            local.copy_(part(offsets, sizes))
 
 
 def initialise(model: Decoder, seed: int) -> None:
     """Fill every parameter of a decoder, one at a time: ordinary tensors and DTensors, whatever they held before."""
+    layers = model.config.layers
     for name, parameter in named_parameters(model):
-        fill(parameter, initial_tensor(name, parameter.shape, model.config.layers, seed))
+
+        def part(offsets: Box, sizes: Box, name: str = name, shape: torch.Size = parameter.shape) -> Tensor:
+            return initial_part(name, shape, layers, seed, offsets, sizes)
+
+        fill(parameter, part)
     for buffer in model.buffers():  # the selection biases of routers, which begin at zero
         buffer.zero_()
 
