@@ -105,9 +105,14 @@ def dump_toml(spec: Tables, comments: bool = False) -> str:
     return plain.dump_toml(table(), spec, (lambda key, member: member.doc) if comments else None)
 
 
+def spec_values(spec: Tables) -> list[tuple[str, Any]]:
+    """Return (dotted key, value as a file would hold it) of every option."""
+    return list(plain.flat_values(table(), spec))
+
+
 def provenance_lines(spec: Spec) -> list[str]:
     """Return one line per option: its key and value in TOML, and the origin of the value."""
-    rows = [(f"{key} = {literal(value)}", _origin(spec, key)) for key, value in plain.flat_values(table(), spec)]
+    rows = [(f"{key} = {literal(value)}", _origin(spec, key)) for key, value in spec_values(spec)]
     width = max(len(left) for left, _ in rows)
     return [f"{left:<{width}}  {origin}" for left, origin in rows]
 

@@ -6,7 +6,9 @@ import sys
 import pytest
 
 from paceline.errors import ConfigError, DoesNotFit
-from paceline.plan.explain import LISTED, WIDTH, explain_lines, headline_lines, money_text
+from paceline.plan.explain import LISTED, explain_lines, headline_lines, money_text
+from paceline.plan.explain_choice import tried_text
+from paceline.plan.lines import WIDTH
 from paceline.plan.session import plan_task
 from paceline.plan.trace import _trace_in_child
 from paceline.spec import load_spec
@@ -33,14 +35,16 @@ def test_headline_has_the_look_of_the_product(text):
     assert plan == f"plan     {planned.plan}"
     assert price.startswith("         ") and "/step ±" in price and "/device · " in price and "$" in price
     fit, refused = len(planned.search.candidates), len(planned.search.refused)
-    assert f"best of {fit} that fit, {refused} refused: --explain" in price
+    tried = tried_text(planned.contest)
+    assert f"best of {fit} that fit, {refused} refused{tried}: --explain" in price
+    assert tried == f", {len(planned.contest.contenders) - 1} more worth a try"
 
 
 @pytest.mark.parametrize("device", ["cpu", "h100-sxm"])
 def test_explanation_holds_everything_in_100_columns(text, device):
     planned = planned_with(text, f"cluster.device={device}", "cluster.devices=2")
     lines = explain_lines(planned)
-    assert max(map(len, lines)) <= WIDTH
+    assert max(len(line) for line in lines if "paceline train" not in line) <= WIDTH, "commands stay whole"
     whole = " ".join(" ".join(lines).split())
     for term in (*planned.forecast.time, *planned.forecast.memory):
         assert term.name in whole and " ".join(term.formula.split()) in whole

@@ -23,10 +23,10 @@ SHAPE = {
 }  # fmt: skip
 
 
-def hugging_face(family: str, **changes: Any) -> nn.Module:
+def hugging_face(family: str, attention: str = "sdpa", **changes: Any) -> nn.Module:
     """Return a tiny causal model of a family, from its config alone."""
     config = getattr(transformers, f"{family}Config")(**{**SHAPE, **changes})
-    return transformers.AutoModelForCausalLM.from_config(config, attn_implementation="sdpa")
+    return transformers.AutoModelForCausalLM.from_config(config, attn_implementation=attention)
 
 
 def task_of(family: str, **changes: Any) -> Any:
@@ -60,6 +60,20 @@ def test_a_family_with_shards() -> None:
     )
 
 
+def test_stages_of_tensor_ranks_follow_the_rules_of_the_whole_model() -> None:
+    layout = Layout(pp=2, tp=2)
+    gemma = {"hidden_size": 16, "query_pre_attn_scalar": 8, "sliding_window": 5}  # its embedding is no plain layer
+    heads = {"num_key_value_heads": 2}
+    assert_equal(
+        [
+            (task_of("Qwen3", tie_word_embeddings=True, **heads), piped(layout)),
+            (task_of("Qwen3", tie_word_embeddings=False, **heads), piped(layout, **INTERLEAVED)),
+            (task_of("Gemma2", attention="eager", **gemma, **heads), piped(layout)),
+        ],
+        ranks=4,
+    )
+
+
 class Scaled(Net):
     """Scales the embedding outside of the embedding: every stage would do it again."""
 
@@ -71,6 +85,15 @@ class Scaled(Net):
         return self.head(x)
 
 
-def test_a_forward_pass_that_is_no_chain_is_refused() -> None:
+class Capped(Net):
+    """Caps its logits outside of the head: every stage would cap what it hands on, by little."""
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        """Return logits [rows, seq, vocab]."""
+        return 30 * torch.tanh(super().forward(tokens) / 30)
+
+
+@pytest.mark.parametrize("model", [Scaled, Capped])
+def test_a_forward_pass_that_is_no_chain_is_refused(model: type[nn.Module]) -> None:
     with pytest.raises(ConfigError, match="is not the chain that its rules declare"):
-        run_ranks(weights_held, 2, decoder_task(model=Scaled, objective="next_token"), piped(TWO))
+        run_ranks(weights_held, 2, decoder_task(model=model, objective="next_token"), piped(TWO, precision="fp32"))

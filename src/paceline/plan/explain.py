@@ -3,24 +3,32 @@
 from __future__ import annotations
 
 import math
-import textwrap
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from paceline.plan.cost.compute import calibration_note
 from paceline.plan.cost.rates import Rates
 from paceline.plan.cost.total import TIME_ERROR
+from paceline.plan.explain_choice import (
+    alternative_lines,
+    contest_lines,
+    front_lines,
+    risk_text,
+    sensitivity_lines,
+    tried_text,
+)
 from paceline.plan.forecast import BillTerm, Estimate, Term
+from paceline.plan.limits import chance_within
+from paceline.plan.lines import wrap
 from paceline.plan.placement.tell import placement_lines
 from paceline.plan.plan import Plan
-from paceline.plan.search import HEADROOM, Candidate
+from paceline.plan.search import HEADROOM, Candidates
 from paceline.task.task import ModelSpec
 from paceline.units import format_bytes, format_count, format_rate, format_seconds
 
 if TYPE_CHECKING:
     from paceline.plan.session import Planned
 
-WIDTH = 100
 LISTED = 200  # candidates that `--explain` prints; the rest is counted
 INDENT = " " * 9
 NOTABLE_GOODPUT = 0.995  # failures that cost less stand in `--explain` only
@@ -28,13 +36,15 @@ NOTABLE_GOODPUT = 0.995  # failures that cost less stand in `--explain` only
 
 def headline_lines(planned: Planned) -> list[str]:
     """Return the block that every run opens with: task, cluster, plan and price."""
-    others = f"best of {len(planned.search.candidates)} that fit, {len(planned.search.refused)} refused: --explain"
+    others = f"best of {len(planned.search.candidates)} that fit, {len(planned.search.refused)} refused"
+    others += f"{tried_text(planned.contest)}: --explain"
     return [
         f"task     {task_text(planned)}",
         f"cluster  {cluster_text(planned)}",
         f"plan     {planned.plan}",
         f"{INDENT}{price_text(planned)}   ({others})",
         *([f"{INDENT}{expected_text(planned)}"] if planned.expected.goodput < NOTABLE_GOODPUT else []),
+        *(f"{INDENT}{line}" for line in limit_lines(planned)),
     ]
 
 
@@ -75,7 +85,7 @@ def price_text(planned: Planned) -> str:
         f"{format_seconds(step.value)}/step{_percent(step)}",
         f"{format_bytes(forecast.peak_bytes.value)}/device",
         format_seconds(forecast.run_seconds.value),
-        _energy(forecast.kwh.value),
+        energy_text(forecast.kwh.value),
         money_text(forecast.usd.value),
     ])  # fmt: skip
 
@@ -91,6 +101,24 @@ def expected_text(planned: Planned) -> str:
     )
 
 
+def limit_lines(planned: Planned) -> list[str]:
+    """Return how likely the run keeps its deadline and its budget, where it has them."""
+    limits, forecast, expected = planned.spec.plan, planned.forecast, planned.expected
+    lines = []
+    known = math.isfinite(expected.wall_seconds.value)
+    time = expected.wall_seconds if known else forecast.run_seconds
+    if limits.deadline is not None:
+        chance = chance_within(time, limits.deadline)
+        lines.append(
+            f"deadline {format_seconds(limits.deadline)}: {format_seconds(time.value)} expected, kept with {chance:.0%}"
+        )
+    if limits.budget_usd is not None:
+        usd = forecast.usd.value / (expected.goodput if known else 1.0)
+        chance = chance_within(forecast.usd, limits.budget_usd, usd)
+        lines.append(f"budget {money_text(limits.budget_usd)}: {money_text(usd)} expected, kept with {chance:.0%}")
+    return lines
+
+
 def money_text(usd: float) -> str:
     """Return an amount of money; "price unknown" where there is none."""
     if not math.isfinite(usd):
@@ -102,17 +130,21 @@ def bill_text(term: BillTerm) -> str:
     """Return money, energy or carbon in one line: the value, both intervals, the formula and its source."""
     if not math.isfinite(term.value):
         return f"unknown: {term.formula}"
-    show = {"USD": money_text, "kWh": _energy, "g": _carbon}[term.unit]
+    show = {"USD": money_text, "kWh": energy_text, "g": carbon_text}[term.unit]
     sure = f"80 %: {show(term.low)} to {show(term.high)}; 95 %: {show(term.low95)} to {show(term.high95)}"
     return f"{show(term.value)} ({sure}); {term.formula} [{term.source}]"
 
 
-def _carbon(grams: float) -> str:
+def carbon_text(grams: float) -> str:
+    """Return an amount of carbon; "carbon unknown" where it is."""
+    if not math.isfinite(grams):
+        return "carbon unknown"
     scale, unit = next(pair for pair in ((1e6, "t"), (1e3, "kg"), (1.0, "g")) if grams >= pair[0] or pair[1] == "g")
     return f"{grams / scale:,.3g} {unit} CO2e"
 
 
-def _energy(kwh: float) -> str:
+def energy_text(kwh: float) -> str:
+    """Return an amount of energy; "energy unknown" where it is."""
     return f"{kwh:,.3g} kWh" if math.isfinite(kwh) else "energy unknown"
 
 
@@ -141,6 +173,14 @@ def explain_lines(planned: Planned) -> list[str]:
         "",
         *placement_lines(planned.placement),
         "",
+        *contest_lines(planned),
+        "",
+        *alternative_lines(planned),
+        "",
+        *sensitivity_lines(planned),
+        "",
+        *front_lines(planned),
+        "",
         *_candidates(planned.search.candidates),
         "",
         *_refusals(planned),
@@ -150,10 +190,10 @@ def explain_lines(planned: Planned) -> list[str]:
 
 
 def _why(planned: Planned) -> list[str]:
-    lines = _wrap("chosen   ", f"{planned.plan}")
-    lines += _wrap("because  ", planned.reason)
+    lines = wrap("chosen   ", f"{planned.plan}")
+    lines += wrap("because  ", planned.reason)
     for remark in planned.remarks:
-        lines += _wrap("note     ", remark)
+        lines += wrap("note     ", remark)
     return lines
 
 
@@ -163,7 +203,7 @@ def _terms(title: str, terms: Sequence[Term], show: Callable[[float], str]) -> l
     for term in sorted(terms, key=lambda term: -term.value if math.isfinite(term.value) else -math.inf):
         share = f"{term.value / total:4.0%}" if total and math.isfinite(total) else "   ?"
         value = show(term.value) if math.isfinite(term.value) else "unknown"
-        lines += _wrap(f"  {share} {value:>9}  {term.name:24}  ", f"{term.formula} [{term.source}]", 44)
+        lines += wrap(f"  {share} {value:>9}  {term.name:24}  ", f"{term.formula} [{term.source}]", 44)
     return lines
 
 
@@ -180,7 +220,7 @@ def _totals(planned: Planned) -> list[str]:
         ("not in it", "start-up, evaluation and checkpoints"),
     ]  # fmt: skip
     for name, text in rows:
-        lines += _wrap(f"  {name:12}", text)
+        lines += wrap(f"  {name:12}", text)
     return lines
 
 
@@ -199,11 +239,11 @@ def _intervals(planned: Planned) -> list[str]:
         f"Memory {format_bytes(peak.low)} to {format_bytes(peak.high)}. "
         f"A plan fits where the high end leaves {HEADROOM:.0%} of a device's memory free."
     )
-    lines = _wrap("80 % intervals: ", text, 2)
+    lines = wrap("80 % intervals: ", text, 2)
     if rates.calibration_ratios:
         ratios = ", ".join(f"{ratio:.2f}" for ratio in rates.calibration_ratios)
         note = f"measured steps over the sum of their parts: {ratios}; compute terms are{calibration_note(rates)}"
-        lines += _wrap("calibration: ", note, 2)
+        lines += wrap("calibration: ", note, 2)
     return lines
 
 
@@ -211,21 +251,23 @@ def _expected(planned: Planned) -> list[str]:
     """Return the run under failures, term by term."""
     expected = planned.expected
     if not expected.terms:
-        return _wrap("under failures: ", expected_text(planned), 2)
+        return wrap("under failures: ", expected_text(planned), 2)
     lines = _terms("the run under failures", expected.terms, format_seconds)
     text = f"{expected_text(planned).removeprefix('expected: ')}; {expected.because}. `paceline simulate` tells more."
-    return [*lines, *_wrap("  ", text)]
+    return [*lines, *wrap("  ", text)]
 
 
-def _candidates(candidates: Sequence[Candidate]) -> list[str]:
+def _candidates(candidates: Candidates) -> list[str]:
     noun = "plan fits" if len(candidates) == 1 else "plans fit"
     head = f"  {'step':>8}  {'memory':>9}  {'tokens/s':>8}  {'micro x accumulation':>20}  {'recompute':9}  layout"
-    lines = [f"{len(candidates)} {noun}, best first (within 2 % of the best, the plan with fewest surprises):", head]
-    for candidate in candidates[:LISTED]:
+    lines = [f"{len(candidates)} {noun}, best first (within 2 % of the best, the plan with fewest surprises; risk: of"]
+    lines += ["  running out of memory):", head]
+    for candidate, risk in zip(candidates[:LISTED], candidates.values.risk, strict=False):
         forecast, plan = candidate.forecast, candidate.plan
         shown = str(plan.layout) + (f" ZeRO-{plan.zero}" if plan.layout.state_degree > 1 else "")
         if plan.layout.pp > 1:
             shown += f" {plan.schedule}" + (f" x {plan.virtual_stages}" if plan.virtual_stages > 1 else "")
+        shown += f" · {text}" if (text := risk_text(float(risk))) else ""
         lines.append(
             f"  {format_seconds(forecast.step_seconds.value):>8}  {format_bytes(forecast.peak_bytes.value):>9}"
             f"  {format_count(forecast.tokens_per_second):>8}  {f'{plan.micro_batch} x {plan.accumulation}':>20}"
@@ -245,7 +287,7 @@ def _refusals(planned: Planned) -> list[str]:
         reasons.setdefault(refusal.because, []).append(refusal.plan)
     for because, plans in reasons.items():
         others = f" (and {len(plans) - 1} more)" if len(plans) > 1 else ""
-        lines += _wrap("   ", f"{plans[0]}{others}: {because}", 6)
+        lines += wrap("   ", f"{plans[0]}{others}: {because}", 6)
     if len(refused) > LISTED:
         lines.append(f"   and {len(refused) - LISTED:,} more that need more memory")
     return lines
@@ -266,14 +308,5 @@ def _figures(planned: Planned) -> list[str]:
         figures.append((f"hop, {link.level}", link.latency_seconds, format_seconds))
     for name, figure, show in figures:
         value = show(figure.value) if math.isfinite(figure.value) else "unknown"
-        lines += _wrap(f"  {name:18}{value:>12}  ", f"[{figure.source}] {figure.note}", 34)
+        lines += wrap(f"  {name:18}{value:>12}  ", f"[{figure.source}] {figure.note}", 34)
     return lines
-
-
-def _wrap(head: str, text: str, hanging: int | None = None) -> list[str]:
-    """Return `head` and `text` in lines of at most 100 columns; nothing is cut off."""
-    indent = " " * (len(head) if hanging is None else hanging)
-    wrapped = textwrap.wrap(
-        text, WIDTH, initial_indent=head, subsequent_indent=indent, break_on_hyphens=False, break_long_words=False
-    )
-    return wrapped or [head.rstrip()]

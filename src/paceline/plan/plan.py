@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from paceline.config.fields import option
+from paceline.errors import ConfigError, suggestion
 from paceline.plan.layout import Layout
 
 PRECISIONS = ("fp32", "bf16", "fp16", "fp64")
@@ -13,6 +15,38 @@ SAVED_KINDS = ("products", "attention")  # what selective recompute may keep
 OFFLOAD = ("none", "optimizer", "activations", "all")
 SCHEDULES = ("gpipe", "1f1b", "interleaved", "zero-bubble")
 CP_METHODS = ("gather", "ring")
+QUANTITIES = ("time", "memory", "money", "energy", "carbon")  # what a plan takes, and a goal minimises
+
+
+@dataclass(frozen=True)
+class GoalSpec:
+    """What the planner minimises: one quantity, or a weighted sum of several, each over the least that a plan takes."""
+
+    name: str = option("time", "minimised alone, where no weight is set", choices=QUANTITIES)
+    time: float = option(0.0, "weight of the time of a step", minimum=0.0)
+    memory: float = option(0.0, "weight of the memory of the fullest device", minimum=0.0)
+    money: float = option(0.0, "weight of the run's money", minimum=0.0)
+    energy: float = option(0.0, "weight of the run's energy", minimum=0.0)
+    carbon: float = option(0.0, "weight of the run's carbon", minimum=0.0)
+
+    def __post_init__(self) -> None:
+        if self.name not in QUANTITIES:
+            raise ConfigError(
+                f"plan.goal = '{self.name}'", f"a plan takes {', '.join(QUANTITIES)}", suggestion(self.name, QUANTITIES)
+            )
+
+    @property
+    def weights(self) -> dict[str, float]:
+        """The weight of every quantity that counts; they add up to 1."""
+        stated = {name: getattr(self, name) for name in QUANTITIES if getattr(self, name) > 0}
+        total = sum(stated.values())
+        return {name: weight / total for name, weight in stated.items()} if stated else {self.name: 1.0}
+
+    def __str__(self) -> str:
+        weights = self.weights
+        if len(weights) == 1:
+            return next(iter(weights))
+        return " + ".join(f"{weight:.3g} {name}" for name, weight in weights.items())
 
 
 @dataclass(frozen=True)
@@ -55,7 +89,20 @@ class PlanSpec:
     cp_method: str = option(
         "gather", "how keys reach the ranks that share a sequence: all at once, or in a ring", choices=CP_METHODS
     )
-    goal: str = option("time", "what the planner minimises", choices=("time", "memory", "money", "energy"))
+    goal: Any = option(factory=GoalSpec, doc="what the planner minimises")
+    deadline: float | None = option(
+        None, "longest time the run may take, failures included where they are known", quantity="duration", above=0.0
+    )
+    budget_usd: float | None = option(None, "most the run may cost, in USD", above=0.0)
+    memory_risk: float = option(
+        0.1, "largest chance of running out of memory that a plan may have", above=0.0, maximum=0.5
+    )
+
+    def __post_init__(self) -> None:
+        if isinstance(self.goal, str):
+            object.__setattr__(self, "goal", GoalSpec(self.goal))
+        elif isinstance(self.goal, dict):
+            object.__setattr__(self, "goal", GoalSpec(**self.goal))
 
 
 @dataclass(frozen=True)
@@ -92,6 +139,12 @@ class Plan:
     def recompute_of(self, block: int) -> str:
         """Return how a repeated block is recomputed: none, selective or full."""
         return self.recompute_blocks[block] if self.recompute == "budget" else self.recompute
+
+    def recompute_share(self, *modes: str) -> float:
+        """Return the part of the repeated blocks that are recomputed in one of these modes."""
+        if self.recompute != "budget":
+            return float(self.recompute in modes)
+        return sum(mode in modes for mode in self.recompute_blocks) / max(1, len(self.recompute_blocks))
 
     def __str__(self) -> str:
         parts = [str(self.layout)]

@@ -12,15 +12,17 @@ import numpy as np
 
 from paceline.cluster.cluster import Cluster
 from paceline.errors import DoesNotFit
-from paceline.plan.cost.columns import Columns, Floats, Ints
+from paceline.plan.chance import margin
+from paceline.plan.cost.columns import Columns, Floats, Ints, joined
 from paceline.plan.cost.constants import Constants, read_constants
-from paceline.plan.cost.inputs import Context, Sheet
-from paceline.plan.cost.price import amounts
-from paceline.plan.cost.total import memory_estimate, memory_of, most_bytes, peak_bytes, price_all, step_seconds
+from paceline.plan.cost.inputs import Context
+from paceline.plan.cost.total import memory_of, memory_widths, peak_bytes, price, price_all
 from paceline.plan.forecast import Forecast, Term
+from paceline.plan.limits import Limits
 from paceline.plan.plan import OFFLOAD, Plan, PlanSpec
 from paceline.plan.refusals import refusal
 from paceline.plan.space import BUDGETS, MODEL_AXES, Refusal, Space, allowed_layouts, base_plan, recompute_modes
+from paceline.plan.values import Values, goal_values, values_of
 from paceline.task.profile import ModelProfile
 from paceline.units import format_bytes, format_rate
 
@@ -40,10 +42,15 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Candidates(Sequence[Candidate]):
-    """Plans that fit, best first. They stand in columns; plans and terms in words are made for those looked at."""
+    """Plans that fit, best first. They stand in columns; plans and terms in words are made for those looked at.
+
+    `values` are what they take, `scores` how well they serve the goal: 1 would be the best in all that counts.
+    """
 
     context: Context
     columns: Columns
+    values: Values
+    scores: Floats
 
     def __len__(self) -> int:
         return len(self.columns)
@@ -65,17 +72,27 @@ class Candidates(Sequence[Candidate]):
         if len(columns):
             yield from (Candidate(*priced) for priced in price_all(self.context, columns))
 
+    def plan(self, place: int) -> Plan:
+        """Return one plan in full, without its price."""
+        return self.context.plan_of(self.columns, place)
+
 
 @dataclass(frozen=True)
 class Refusals(Sequence[Refusal]):
-    """Plans that were not taken: those that cannot be had, then those that do not fit, the least memory first."""
+    """Plans that were not taken: those that cannot be had, those beyond a deadline or budget, those that do not fit.
+
+    The second are in the order of the goal, the last by memory, the least first.
+    """
 
     told: tuple[Refusal, ...]
     context: Context
     too_large: Columns
+    beyond: Columns
+    limits: Limits
+    memory_risk: float
 
     def __len__(self) -> int:
-        return len(self.told) + len(self.too_large)
+        return len(self.told) + len(self.beyond) + len(self.too_large)
 
     @overload
     def __getitem__(self, index: int) -> Refusal: ...
@@ -87,10 +104,14 @@ class Refusals(Sequence[Refusal]):
         place = range(len(self))[index]
         if place < len(self.told):
             return self.told[place]
-        plan = Sheet(self.context, self.too_large.take([place - len(self.told)])).plan(0)
-        return Refusal(
-            plan, memory_refusal(memory_of(self.context, plan), self.context.cluster, self.context.constants)
-        )
+        place -= len(self.told)
+        if place < len(self.beyond):
+            plan = self.context.plan_of(self.beyond, place)
+            return Refusal(plan, self.limits.refusal(price(self.context, plan)))
+        context = self.context
+        plan = context.plan_of(self.too_large, place - len(self.beyond))
+        memory = memory_of(context, plan)
+        return Refusal(plan, memory_refusal(memory, context.cluster, context.constants, self.memory_risk))
 
 
 @dataclass(frozen=True)
@@ -111,64 +132,72 @@ def search(
     batch_samples: int,
     steps: int,
     optimizer: str = "adamw",
+    goodput: float = 1.0,
+    coarse: bool = False,
 ) -> SearchResult:
     """Return all plans of exactly `cluster.devices` devices that keep the constraints, ranked by `constraints.goal`.
 
-    Raises DoesNotFit where none fits, with the one that came nearest, and ConfigError for constraints that
-    contradict each other or the cluster.
+    `goodput` is the part of the run's wall time in which it trains, for its deadline and budget; `coarse` leaves out
+    micro-batches that are no powers of two. Raises DoesNotFit where none fits, with the one that came nearest, and
+    ConfigError for constraints that contradict each other or the cluster.
     """
     context = Context(profile, cluster, batch_samples, steps, optimizer)
+    limits = Limits(constraints.deadline, constraints.budget_usd, steps, goodput)
     precision, precision_because = choose_precision(context, constraints.precision)
     base = base_plan(constraints, precision, batch_samples)
     modes = recompute_modes(context, constraints)
-
-    def sort_out(offload: str) -> tuple[Columns, Floats, Refusals]:
-        told: list[Refusal] = []
-        started = dataclasses.replace(base, offload=offload)
-        layouts = allowed_layouts(context, constraints, started, told)
-        return _sort_out(context, Space(context, constraints, started, modes, told).columns(layouts), told)
-
-    fits, peaks, refused = sort_out(base.offload)
     # Host memory is the last resort, the least of it first; on a CPU it is the device's own.
-    for offload in OFFLOAD[1:] if constraints.offload == "auto" and cluster.device.kind != "cpu" else ():
-        if not len(fits):
-            fits, peaks, refused = sort_out(offload)
-    if not len(fits):
+    resorts = OFFLOAD[1:] if constraints.offload == "auto" and cluster.device.kind != "cpu" else ()
+    for offload in (base.offload, *resorts):
+        told: list[Refusal] = []
+        begun = dataclasses.replace(base, offload=offload)
+        layouts = allowed_layouts(context, constraints, begun, told)
+        columns = Space(context, constraints, begun, modes, told, coarse).columns(layouts)
+        fits, values, large = _by_memory(context, columns, constraints.memory_risk)
+        if len(fits):
+            break
+    if constraints.recompute == "auto" and len(fits):
+        fits, values = _with_budgets(context, constraints, fits, values)
+    within = limits.keeps(values, cluster)
+    scores = goal_values(values, constraints.goal.weights)
+    beyond = fits.take(np.flatnonzero(~within)[np.argsort(scores[~within], kind="stable")])
+    refused = Refusals(tuple(told), context, large, beyond, limits, constraints.memory_risk)
+    if not within.any():
         raise _nothing_fits(profile, cluster, refused)
-    value = goal_values(context, fits, peaks, constraints.goal)
-    if constraints.recompute == "auto" and fits.recompute[np.argmin(value)]:
-        fits, value, peaks = _with_budgets(context, constraints.goal, fits, value, peaks)
-    order = _order(fits, value, peaks)
-    candidates = Candidates(context, fits.take(order))
+    fits, values = fits.take(within), values.take(within)
+    scores = goal_values(values, constraints.goal.weights)
+    order = _order(fits, scores, values.memory)
+    candidates = Candidates(context, fits.take(order), values.take(order), scores[order])
     return SearchResult(candidates[0], candidates, refused, precision_because)
 
 
-def _sort_out(context: Context, columns: Columns, told: list[Refusal]) -> tuple[Columns, Floats, Refusals]:
-    """Return the plans that fit with their peak bytes, and the refusals, those that were told before among them."""
-    peaks = peak_bytes(context, columns)
-    too_large = most_bytes(context, peaks) > usable_bytes(context.cluster)
+def _by_memory(context: Context, columns: Columns, risk: float) -> tuple[Columns, Values, Columns]:
+    """Return the plans that fit with what they take, and those that do not, the least memory first."""
+    peaks, usable = peak_bytes(context, columns), usable_bytes(context.cluster)
+    too_large = peaks * math.exp(margin(risk, *memory_widths(context.cluster, context.constants))) > usable
     left_out = np.flatnonzero(too_large)
     left_out = left_out[np.argsort(peaks[left_out], kind="stable")]
-    return columns.take(~too_large), peaks[~too_large], Refusals(tuple(told), context, columns.take(left_out))
+    fits = columns.take(~too_large)
+    return fits, values_of(context, fits, peaks[~too_large], usable), columns.take(left_out)
 
 
-def _with_budgets(
-    context: Context, goal: str, fits: Columns, value: Floats, peaks: Floats
-) -> tuple[Columns, Floats, Floats]:
-    """Return plans, values and peak bytes, joined by plans with a memory budget that beat all others beyond a tie.
+def _with_budgets(context: Context, constraints: PlanSpec, fits: Columns, values: Values) -> tuple[Columns, Values]:
+    """Return plans and what they take, joined by plans with a memory budget that beat all others beyond a tie.
 
     Where memory makes the best plan recompute, budgets are tried on the best plans that do.
     """
+    scores, number = goal_values(values, constraints.goal.weights), len(fits)
+    if not fits.recompute[np.argmin(scores)]:
+        return fits, values
     recomputing = np.flatnonzero(fits.recompute)
-    nearest = recomputing[np.argsort(value[recomputing], kind="stable")[:BUDGETED]]
+    nearest = recomputing[np.argsort(scores[recomputing], kind="stable")[:BUDGETED]]
     tried = fits.take(nearest).with_budgets(BUDGETS)
     allowed = [refusal(tried.plan(index), context.profile) is None for index in range(len(tried))]
-    tried = tried.take(np.array(allowed, dtype=bool))
-    tried, held, _ = _sort_out(context, tried, [])
-    reached = goal_values(context, tried, held, goal)
-    better = reached * TIE_RATIO < np.min(value)
-    joined = fits.joined(tried.take(better))
-    return joined, np.concatenate([value, reached[better]]), np.concatenate([peaks, held[better]])
+    tried, taken, _ = _by_memory(context, tried.take(np.array(allowed, dtype=bool)), constraints.memory_risk)
+    both = values.joined(taken)
+    scores = goal_values(both, constraints.goal.weights)
+    kept = (np.arange(len(both)) < number) | (scores * TIE_RATIO < np.min(scores[:number]))
+    return joined(fits, tried).take(kept), both.take(kept)
 
 
 def choose_precision(context: Context, asked: str) -> tuple[str, str]:
@@ -192,32 +221,29 @@ def usable_bytes(cluster: Cluster) -> float:
     return cluster.device.memory_bytes.value * (1 - HEADROOM)
 
 
-def memory_refusal(memory: tuple[Term, ...], cluster: Cluster, constants: Constants | None = None) -> str:
-    """Return why a plan's memory does not fit, in numbers; empty where it fits or the device's memory is unknown."""
+def memory_refusal(
+    memory: tuple[Term, ...],
+    cluster: Cluster,
+    constants: Constants | None = None,
+    risk: float = PlanSpec.memory_risk,
+) -> str:
+    """Return why a plan's memory does not fit, in numbers; empty where it fits or the device's memory is unknown.
+
+    `risk` is the largest chance of running out of memory that a plan may have.
+    """
     usable = usable_bytes(cluster)
-    peak = memory_estimate(memory, cluster, constants or read_constants())
-    if not peak.high > usable:
+    most = sum(term.value for term in memory) * math.exp(
+        margin(risk, *memory_widths(cluster, constants or read_constants()))
+    )
+    if not most > usable:
         return ""
     largest = sorted(memory, key=lambda term: -term.value)[:2]
     parts = ", ".join(f"{term.name} {format_bytes(term.value)}" for term in largest)
+    sure = "" if risk == PlanSpec.memory_risk else f" with a chance of {1 - risk:.0%}"
     return (
-        f"needs up to {format_bytes(peak.high)} of {format_bytes(usable)} usable per device "
+        f"needs up to {format_bytes(most)}{sure} of {format_bytes(usable)} usable per device "
         f"({HEADROOM:.0%} headroom kept); {parts}"
     )
-
-
-def goal_values(context: Context, columns: Columns, peaks: Floats, goal: str) -> Floats:
-    """Return what the goal minimises of every plan; infinity where it is unknown.
-
-    On one cluster money is proportional to time, and energy nearly: where they are unknown, time ranks.
-    """
-    if goal == "memory":
-        return peaks
-    seconds, busy = step_seconds(context, columns)
-    usd, kwh, _ = amounts(context.cluster, seconds, busy)
-    asked = {"money": usd, "energy": kwh}.get(goal, seconds)
-    value = asked if np.isfinite(asked).any() else seconds
-    return np.where(np.isfinite(value), value, math.inf)
 
 
 def _order(columns: Columns, value: Floats, peaks: Floats) -> Ints:
@@ -235,6 +261,10 @@ def _order(columns: Columns, value: Floats, peaks: Floats) -> Ints:
 
 def _nothing_fits(profile: ModelProfile, cluster: Cluster, refused: Refusals) -> DoesNotFit:
     what = f"{profile.name} does not fit {cluster.devices} x {cluster.device.name}"
+    if len(refused.beyond):
+        nearest = refused[len(refused.told)]
+        what = f"{profile.name} on {cluster.devices} x {cluster.device.name} keeps no {refused.limits.names}"
+        return DoesNotFit(what, f"the best plan, {nearest.plan}, {nearest.because}", refused.limits.fix(cluster))
     if not len(refused.too_large):
         return DoesNotFit(what, refused.told[-1].because if refused.told else "no layout is possible", "fewer devices")
     nearest = refused[len(refused.told)]

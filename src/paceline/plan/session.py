@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from paceline.cluster.cluster import Cluster
 from paceline.cluster.resolve import resolve_cluster
@@ -20,9 +20,19 @@ from paceline.task.profile import ModelProfile
 from paceline.task.task import ModelSpec, Task
 
 if TYPE_CHECKING:
+    from paceline.plan.contest import Contest
     from paceline.plan.placement.place import Placement
     from paceline.plan.simulate.expected import Expected
+    from paceline.plan.switch import Sensitivity
     from paceline.spec import Spec
+
+SUPERLATIVES = {
+    "time": "fastest",
+    "memory": "smallest",
+    "money": "cheapest",
+    "energy": "least energy",
+    "carbon": "least carbon",
+}
 
 
 @dataclass(frozen=True)
@@ -43,9 +53,17 @@ class Planned:
     @property
     def reason(self) -> str:
         """Why this plan: the goal, how many others there were, and why this precision."""
-        goal = {"time": "fastest", "memory": "smallest", "money": "cheapest", "energy": "least energy"}
+        goal = str(self.spec.plan.goal)
+        best = SUPERLATIVES.get(goal, f"best by {goal}")
         fit, refused = len(self.search.candidates), len(self.search.refused)
-        return f"{goal[self.spec.plan.goal]} of {fit} that fit, {refused} refused; {self.search.precision_because}"
+        return f"{best} of {fit} that fit, {refused} refused; {self.search.precision_because}"
+
+    @cached_property
+    def contest(self) -> Contest:
+        """Which other plans may turn out better, given how far forecasts err, and which few are worth a try."""
+        from paceline.plan.contest import contest
+
+        return contest(self.search.candidates, self.spec.plan.goal.weights, self.forecast.step_seconds)
 
     @cached_property
     def expected(self) -> Expected:
@@ -53,6 +71,18 @@ class Planned:
         from paceline.plan.simulate.expected import expected_run
 
         return expected_run(self)
+
+    @cached_property
+    def sensitivity(self) -> Sensitivity:
+        """What would change the choice."""
+        from paceline.plan.sensitivity import sensitivity
+
+        return sensitivity(self)
+
+    @property
+    def prepared(self) -> Prepared:
+        """The task without the cluster."""
+        return Prepared(self.spec, self.facts, self.profile, self.batch_samples, self.steps)
 
     @cached_property
     def placement(self) -> Placement:
@@ -79,33 +109,77 @@ class Planned:
         return Context(self.profile, self.cluster, self.batch_samples, self.steps, self.spec.task.optimizer.name)
 
 
-def plan_task(spec: Spec, *, say: Callable[[str], None] | None = None) -> Planned:
-    """Return the best plan of a spec's task on its cluster, with its price. `say` hears of slow preparations.
+@dataclass(frozen=True)
+class Prepared:
+    """A task ready to be planned on any cluster: its data's facts, its model's profile, batch and steps."""
 
-    Raises DoesNotFit where no plan fits, and the errors of data, model and cluster. Imports no torch for built-in
-    models and text.
+    spec: Spec
+    facts: DataFacts
+    profile: ModelProfile
+    batch_samples: int
+    steps: int
+
+
+def prepare_task(spec: Spec, *, say: Callable[[str], None] | None = None) -> Prepared:
+    """Return what planning a spec's task needs to know of it. `say` hears of slow preparations.
+
+    Raises the errors of data and model. Imports no torch for built-in models and text.
     """
     from paceline.plan.placement.grouped import refuse_groups
 
     refuse_groups(spec)
     task = spec.task
-    cluster, remarks = resolve_cluster(spec.cluster)
     facts = data_facts(task.data, say)
     profile = profile_task(task, facts)
     batch = batch_samples(task, facts.items_per_sample)
     steps = total_steps(task, batch, facts.items_per_sample, facts.samples)
-    found = search(profile, cluster, spec.plan, batch_samples=batch, steps=steps, optimizer=task.optimizer.name)
+    return Prepared(spec, facts, profile, batch, steps)
+
+
+def plan_task(spec: Spec, *, say: Callable[[str], None] | None = None) -> Planned:
+    """Return the best plan of a spec's task on its cluster, with its price. `say` hears of slow preparations.
+
+    Raises DoesNotFit where no plan fits, and the errors of data, model and cluster.
+    """
+    cluster, remarks = resolve_cluster(spec.cluster)
+    return plan_prepared(prepare_task(spec, say=say), cluster, tuple(remarks))
+
+
+def plan_prepared(prepared: Prepared, cluster: Cluster, remarks: tuple[str, ...] = ()) -> Planned:
+    """Return the best plan of a prepared task on a cluster. Raises DoesNotFit where none fits or keeps the limits."""
+    planned = _planned(prepared, cluster, remarks, goodput=1.0)
+    constraints = prepared.spec.plan
+    if constraints.deadline is None and constraints.budget_usd is None:
+        return planned
+    goodput = planned.expected.goodput
+    if not goodput < 1:  # failures take nothing, or nothing is known of them
+        return planned
+    # What failures take hardly depends on the plan: the best one's share tells what they leave of deadline and budget.
+    return _planned(prepared, cluster, remarks, goodput)
+
+
+def _planned(prepared: Prepared, cluster: Cluster, remarks: tuple[str, ...], goodput: float) -> Planned:
+    spec = prepared.spec
+    found = search(
+        prepared.profile,
+        cluster,
+        spec.plan,
+        batch_samples=prepared.batch_samples,
+        steps=prepared.steps,
+        optimizer=spec.task.optimizer.name,
+        goodput=goodput,
+    )
     return Planned(
         spec=spec,
         cluster=cluster,
-        profile=profile,
-        facts=facts,
+        profile=prepared.profile,
+        facts=prepared.facts,
         search=found,
         plan=found.best.plan,
         forecast=found.best.forecast,
-        batch_samples=batch,
-        steps=steps,
-        remarks=(*remarks, *facts.notes, *_offload_remarks(found.best.plan, spec.plan, cluster)),
+        batch_samples=prepared.batch_samples,
+        steps=prepared.steps,
+        remarks=(*remarks, *prepared.facts.notes, *_offload_remarks(found.best.plan, spec.plan, cluster)),
     )
 
 
@@ -122,7 +196,7 @@ def _offload_remarks(plan: Plan, asked: PlanSpec, cluster: Cluster) -> tuple[str
 
 def profile_task(task: Task, facts: DataFacts) -> ModelProfile:
     """Return the model's profile: analytic for the built-in family on its own objective, else traced."""
-    if _is_built_in(task.model, task.objective, facts):
+    if is_built_in(task, facts):
         from paceline.task.models.sizes import MoEConfig, resolve_decoder
         from paceline.task.profile_analytic import profile_decoder
         from paceline.task.profile_moe import profile_moe
@@ -136,8 +210,9 @@ def profile_task(task: Task, facts: DataFacts) -> ModelProfile:
     return trace_task(task)
 
 
-def _is_built_in(model: Any, objective: Any, facts: DataFacts) -> bool:
+def is_built_in(task: Task, facts: DataFacts) -> bool:
+    """Return whether the model is of the built-in family on its own objective: its profile is computed, not traced."""
     from paceline.task.imports import is_import_path
 
-    named = isinstance(model, ModelSpec) and not is_import_path(model.name)
-    return named and facts.unit == "tokens" and objective in ("auto", "next_token")
+    named = isinstance(task.model, ModelSpec) and not is_import_path(task.model.name)
+    return named and facts.unit == "tokens" and task.objective in ("auto", "next_token")

@@ -163,12 +163,15 @@ def recompute_modes(context: Context, constraints: PlanSpec) -> tuple[tuple[str,
     return ((constraints.recompute, 0.0),)
 
 
-def micro_batches(batch_samples: int, data_degree: int, demanded: int = 0) -> tuple[int, ...]:
-    """Return the micro-batches worth pricing: even parts of a device's share, powers of two, and the whole share."""
+def micro_batches(batch_samples: int, data_degree: int, demanded: int = 0, *, coarse: bool = False) -> tuple[int, ...]:
+    """Return the micro-batches worth pricing: even parts of a device's share, powers of two, and the whole share.
+
+    `coarse` leaves the powers of two alone.
+    """
     if demanded:
         return (demanded,)
     largest = -(-batch_samples // data_degree)
-    parts = {-(-largest // count) for count in range(1, 17)}
+    parts = set() if coarse else {-(-largest // count) for count in range(1, 17)}
     powers = {2**exponent for exponent in range(largest.bit_length())}
     return tuple(sorted(parts | powers))
 
@@ -222,6 +225,7 @@ class Space:
     base: Plan
     modes: tuple[tuple[str, float], ...]  # of recompute, with their budgets
     refused: list[Refusal]
+    coarse: bool = False
     splits: list[tuple[int, ...]] = field(default_factory=list)
     _settings: dict[tuple[int, ...], Ints] = field(default_factory=dict)
     _reasons: dict[tuple[object, ...], str | None] = field(default_factory=dict)
@@ -262,7 +266,7 @@ class Space:
         classes = any_class if layout.state_degree > 1 else (3,)
         sizes = [
             (size, accumulation_for(batch, layout.data_degree, size))
-            for size in micro_batches(batch, layout.data_degree, self.constraints.micro_batch)
+            for size in micro_batches(batch, layout.data_degree, self.constraints.micro_batch, coarse=self.coarse)
         ]
         closed = "accumulation" in (self.context.profile.closed_axes or {})
         rows, told = [], set()

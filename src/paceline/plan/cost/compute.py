@@ -22,6 +22,7 @@ from paceline.plan.plan import SAVED_KINDS
 
 # Per operator under selective recompute: a policy in Python sees every operator of both passes.
 SELECTIVE_SECONDS_PER_OPERATOR = 15e-6
+CPU_FIXED_SECONDS = 2e-3  # the loop around a step on a CPU: next batch, learning rate, journal
 ROOFLINE = "roofline (Williams et al. 2009)"
 COUNTED = "counted elements over bandwidth"
 
@@ -182,7 +183,8 @@ def optimizer_column(sheet: Sheet) -> Column:
 
 def fixed_column(sheet: Sheet) -> Column:
     """Return what every step costs whatever its size: the loop, and one collective of a few numbers."""
-    cluster, constants = sheet.context.cluster, sheet.context.constants
+    cluster = sheet.context.cluster
+    loop = CPU_FIXED_SECONDS if cluster.device.kind == "cpu" else sheet.context.constants.fixed_seconds
     near, far = cluster.links[0].latency_seconds.value, cluster.links[-1].latency_seconds.value
     if cluster.devices <= cluster.devices_per_node:
         latency = 2 * (cluster.devices - 1) * near if cluster.devices > 1 else 0.0
@@ -191,11 +193,9 @@ def fixed_column(sheet: Sheet) -> Column:
         latency += 2 * math.ceil(math.log2(cluster.devices / cluster.devices_per_node)) * far
     return Column(
         "fixed step overhead",
-        np.full(len(sheet.columns), constants.fixed_seconds + latency),
+        np.full(len(sheet.columns), loop + latency),
         SOURCES.index("assumed"),
-        lambda i: (
-            f"{constants.fixed_seconds * 1e3:.3g} ms of host work + one all-reduce of loss, weight and gradient norm"
-        ),
+        lambda i: f"{loop * 1e3:.3g} ms of host work + one all-reduce of loss, weight and gradient norm",
         "trees between nodes",
     )
 

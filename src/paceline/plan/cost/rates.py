@@ -126,9 +126,10 @@ class Rates:
         steps = [step for step in self.device.calibration if step.precision == self.precision]
         if not steps and self.precision != "fp32":
             return Rates(self.device, "fp32", self.constants).calibration_ratios
-        return tuple(ratio for step in steps if math.isfinite(ratio := self._ratio(step)) and ratio > 0)
+        return tuple(ratio for step in steps if math.isfinite(ratio := self.ratio_of(step)) and ratio > 0)
 
-    def _ratio(self, step: CalibrationStep) -> float:
+    def ratio_of(self, step: CalibrationStep) -> float:
+        """Return a calibration step's measured time over the sum of its parts, the optimizer's update aside."""
         per_flop = self.product_seconds_per_flop(np.array(step.width), np.array(step.sequence), np.array(1.0))
         modelled = (
             3 * step.matmul_flops * float(per_flop)

@@ -23,6 +23,7 @@ from paceline.run.recompute import checkpoint_block
 from paceline.run.replicas.allreduce import LocalGradients, ReducedGradients
 from paceline.run.world import context_group
 from paceline.task.declared import declared_rules
+from paceline.task.rules import Rules
 
 
 class Gradients(Protocol):
@@ -49,24 +50,30 @@ def is_sharded(plan: Plan) -> bool:
 
 
 def apply_plan(
-    model: nn.Module, blocks: list[nn.Module], plan: Plan, mesh: DeviceMesh | None, first: int = 0
+    model: nn.Module,
+    blocks: list[nn.Module],
+    plan: Plan,
+    mesh: DeviceMesh | None,
+    rules: Rules | None = None,
+    first: int = 0,
 ) -> Gradients:
     """Change `model` in place into what `plan` asks for and return how its gradients are summed.
 
     `blocks` are the model's repeated blocks, or those of a pipeline stage from number `first` on: the units of
-    recompute, compilation, offload and sharding. The mesh is None for a single device.
+    recompute, compilation, offload and sharding. The mesh is None for a single device. For a stage of a pipeline
+    `rules` are those of the whole model, which a part does not tell.
     """
-    parts = _split_layers(model, plan, mesh)
+    parts = _split_layers(model, plan, mesh, rules)
     modes = _modes(plan, range(first, first + len(blocks)))
     gradients = _apply_whole(model, blocks, modes, plan, mesh)
     return SummedGradients(gradients, model, parts, mesh.get_group("tp")) if mesh is not None and parts else gradients
 
 
-def _split_layers(model: nn.Module, plan: Plan, mesh: DeviceMesh | None) -> list[str]:
+def _split_layers(model: nn.Module, plan: Plan, mesh: DeviceMesh | None, rules: Rules | None) -> list[str]:
     """Apply the tensor axis and return the names of the parameters whose gradients are parts of a sum over it."""
     if mesh is None or plan.layout.tp == 1:
         return []
-    rules = declared_rules(model)
+    rules = rules or declared_rules(model)
     if rules is None or not rules.tensor:
         raise ConfigError(
             f"tp = {plan.layout.tp} with a {type(model).__name__}",

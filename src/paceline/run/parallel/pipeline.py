@@ -25,6 +25,8 @@ from paceline.task.models.absent import Absent
 from paceline.task.models.chain import OPENED_BY, chain_of, is_hugging_face
 from paceline.task.rules import Rules
 
+SOFTCAP = "final_logit_softcapping"  # of a Hugging Face config: logits are c * tanh(logits / c)
+
 
 @dataclass
 class Stage:
@@ -47,11 +49,12 @@ class Pipeline:
     stages: list[Stage]
     group: dist.ProcessGroup
     shared: list[str] = field(default_factory=list)  # parameters that the first and the last stage both hold
+    rules: Rules | None = None  # of the whole model, where the plan splits its layers
 
     def apply(self, plan: Plan, mesh: DeviceMesh) -> PipelineGradients:
         """Apply the rest of the plan to every stage and return how their gradients are summed."""
         for stage in self.stages:
-            stage.gradients = apply_plan(stage.module, stage.blocks, plan, mesh, stage.first_block)
+            stage.gradients = apply_plan(stage.module, stage.blocks, plan, mesh, self.rules, stage.first_block)
         return PipelineGradients(self)
 
     def shared_parameters(self) -> list[nn.Parameter]:
@@ -74,7 +77,7 @@ def split_model(model: nn.Module, plan: Plan, mesh: DeviceMesh) -> Pipeline:
     cut = Cut(model, plan)
     stages = [cut.stage(index) for index in stages_of(mesh.get_local_rank("pp"), plan)]
     union = stages[0].module if len(stages) == 1 else cut.part([stage.index for stage in stages])
-    return Pipeline(union, stages, mesh.get_group("pp"), cut.shared)
+    return Pipeline(union, stages, mesh.get_group("pp"), cut.shared, declared)
 
 
 class Cut:
@@ -104,6 +107,8 @@ class Cut:
         if last:
             for name in (name for name in self._rules.first if name in self._rules.last):
                 inside[name].forward = _first_input  # it is here for its weights alone
+        else:
+            _uncap(module)
         blocks = [inside[name] for name in self._blocks if name in self._held[index]]
         first = next(at for at, name in enumerate(self._blocks) if name in self._held[index])
         return Stage(index, index == 0, last, module, blocks, first)
@@ -142,6 +147,15 @@ def _without(module: nn.Module, absent: set[str], keep_places: bool, prefix: str
         else:
             setattr(part, name, Absent() if full in absent else _without(child, absent, keep_places, f"{full}."))
     return part
+
+
+def _uncap(module: nn.Module) -> None:
+    """Have a Hugging Face stage without a head hand on its hidden states as they are: its class would cap them too."""
+    config = getattr(module, "config", None)
+    if getattr(config, SOFTCAP, None) is not None:
+        config = copy.copy(config)
+        setattr(config, SOFTCAP, None)
+        vars(module)["config"] = config
 
 
 def _first_input(x: torch.Tensor, *args: object, **kwargs: object) -> torch.Tensor:
