@@ -26,6 +26,7 @@ from paceline.plan.chance import Z80
 from paceline.plan.contest import cause_seconds, drawn_factors, judge, settings_of
 from paceline.plan.cost.columns import Floats, Ints, columns_of
 
+MEDIAN = 0.6745  # of the size of a standard normal variable
 BINS = ((0.5, 0.6), (0.6, 0.7), (0.7, 0.8), (0.8, 0.9), (0.9, 1.01))
 
 
@@ -37,6 +38,8 @@ class Group:
     forecast: Floats
     settings: Ints
     factors: Floats  # plan x draw
+    shares: Floats  # of a plan's time by cause (plan x cause)
+    spread: float  # standard deviation of the logarithm of a plan's time
 
 
 @dataclass(frozen=True)
@@ -46,6 +49,7 @@ class Choices:
     table: str
     groups: int
     pair_spread: float
+    setting_spread: float  # what a setting errs by, causes taken off: what SETTING_SPREAD is by this table
     regret: float
     regret_median: float
     regret_said: float
@@ -65,7 +69,8 @@ def group_of(rows: Sequence[Scored]) -> Group:
     spread = math.log(interval.high_80 / interval.value) / Z80
     measured = np.array([row.case.step_seconds or math.nan for row in rows])
     forecast = np.array([row.priced.step_seconds.value for row in rows])
-    return Group(measured, forecast, settings, drawn_factors(causes, settings, spread))
+    shares = causes / causes.sum(axis=1, keepdims=True)
+    return Group(measured, forecast, settings, drawn_factors(causes, settings, spread), shares, spread)
 
 
 def choices_of(table: str, groups: Sequence[Group]) -> Choices:
@@ -76,7 +81,7 @@ def choices_of(table: str, groups: Sequence[Group]) -> Choices:
         group.measured[list(verdict.tried)].min() / group.measured.min() - 1
         for group, verdict in zip(groups, verdicts, strict=True)
     ]
-    said, true, off = [np.zeros(0)], [np.zeros(0)], [np.zeros(0)]
+    said, true, off, own = [np.zeros(0)], [np.zeros(0)], [np.zeros(0)], [np.zeros(0)]
     for group in groups:
         pairs = [
             (first, second)
@@ -91,6 +96,9 @@ def choices_of(table: str, groups: Sequence[Group]) -> Choices:
         true.append((group.measured[one] < group.measured[other]).astype(float))
         errors = np.log(group.measured / group.forecast)
         off.append(np.abs(errors[one] - errors[other]))
+        caused = group.spread**2 * ((group.shares[one] - group.shares[other]) ** 2).sum(axis=1)
+        differing = (group.settings[one] != group.settings[other]).sum(axis=1)
+        own.append(np.sqrt(np.maximum(off[-1] ** 2 / MEDIAN**2 - caused, 0.0) / (2 * differing)))
     chances, outcomes = np.concatenate(said), np.concatenate(true)
     chances, outcomes = np.where(chances < 0.5, 1 - chances, chances), np.where(chances < 0.5, 1 - outcomes, outcomes)
     reliability = []
@@ -101,7 +109,8 @@ def choices_of(table: str, groups: Sequence[Group]) -> Choices:
     return Choices(
         table,
         len(groups),
-        float(np.median(np.concatenate(off)) / 0.6745),
+        float(np.median(np.concatenate(off)) / MEDIAN),
+        float(np.median(np.concatenate(own))),
         float(np.mean(regrets)),
         median(regrets),
         float(np.mean([verdict.regrets[0] for verdict in verdicts])),
@@ -127,7 +136,8 @@ def measure(paths: Sequence[Path]) -> list[Choices]:
 def text(choices: Choices) -> list[str]:
     """Return a table's result in lines."""
     return [
-        f"{choices.table}: {choices.groups} groups; two forecasts err from each other by {choices.pair_spread:.1%}",
+        f"{Path(choices.table).name}: {choices.groups} groups; two forecasts err from each other by"
+        f" {choices.pair_spread:.1%}, a setting by {choices.setting_spread:.1%}",
         f"  regret of the choice {choices.regret:.1%} on average, said {choices.regret_said:.1%};"
         f" median {choices.regret_median:.1%}",
         f"  after trying {choices.tried:.1f}: {choices.regret_tried:.1%} (said {choices.regret_tried_said:.1%})",

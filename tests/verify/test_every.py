@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from runs import as_json, paceline, write_spec
 from tests_shared import SEQ_LEN, decoder_task, plan_of
 
 from paceline.errors import PacelineError
@@ -26,7 +27,6 @@ from paceline.verify.compare import compare
 from paceline.verify.every import every_layout, table_rows, verify_all
 from paceline.verify.group import Job, run_jobs
 from paceline.verify.start import jobs_of
-from runs import as_json, paceline, write_spec
 
 FAILS = """
 import os

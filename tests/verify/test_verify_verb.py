@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from runs import as_json, paceline, write_spec
 
 from paceline.cli.verify import _dtypes
-from runs import as_json, paceline, write_spec
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 RECORD = {"layout", "equal", "seconds", "differences", "first_difference", "refused_because"}

@@ -41,13 +41,13 @@ def alternatives(found: SearchResult) -> tuple[Alternative, ...]:
     large = _sides(found.refused.too_large) if len(found.refused.too_large) else {}
     beyond = _sides(found.refused.beyond) if len(found.refused.beyond) else {}
     places = {choice: int(other[0]) for choice, side in sides.items() if len(other := np.flatnonzero(side != side[0]))}
-    others = price_all(candidates.context, candidates.columns.take(list(places.values())))
-    priced = dict(zip(places, others, strict=True))
+    priced = price_all(candidates.context, candidates.columns.take(list(places.values())))
+    forecasts = dict(zip(places, priced, strict=True))
     told = []
     for choice, side in sides.items():
         has_it = not side[0]
         if choice in places:
-            plan, forecast = priced[choice]
+            plan, forecast = forecasts[choice]
             slower = forecast.step_seconds.value / found.best.forecast.step_seconds.value - 1
             told.append(Alternative(choice, has_it, plan, slower, deciding_terms(found.best.forecast, forecast)))
             continue

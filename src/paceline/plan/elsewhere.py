@@ -52,7 +52,7 @@ def _switches(
                 break
             plan, gain = _best_there(planned, *made)
             if plan is None or gain is None or gain > 0:
-                found.append(Switch(name, factor, text(factor), plan, gain))
+                found.append(Switch(name, factor, text(factor), plan, gain, factor))
                 break
     return found
 

@@ -122,11 +122,11 @@ def sensitivity_lines(planned: Planned) -> list[str]:
 
 
 def switch_text(planned: Planned, switch: Switch) -> str:
-    """Return a switch in words: "at 800 Gb/s or more: tp=4 for 8 (up to 12 % less)"."""
+    """Return a switch in words: "at 800 Gb/s or more (x2): tp=4 for 8 (12% less at x4)"."""
     where = f"at {switch.value} or {'more' if switch.factor > 1 else 'less'} (x{switch.factor:.3g}): "
     if switch.plan is None:
         return f"{where}no plan fits"
-    gain = "the chosen one does not fit" if switch.gain is None else f"up to {switch.gain:.0%} less"
+    gain = "the chosen one does not fit" if switch.gain is None else f"{switch.gain:.0%} less at x{switch.gain_at:g}"
     return f"{where}{difference(planned.plan, switch.plan)} ({gain})"
 
 

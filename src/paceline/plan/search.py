@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import overload
 
@@ -13,7 +13,7 @@ import numpy as np
 from paceline.cluster.cluster import Cluster
 from paceline.errors import DoesNotFit
 from paceline.plan.chance import margin
-from paceline.plan.cost.columns import Columns, Floats, Ints, joined
+from paceline.plan.cost.columns import Columns, Floats, Ints
 from paceline.plan.cost.constants import Constants, read_constants
 from paceline.plan.cost.inputs import Context
 from paceline.plan.cost.total import memory_of, memory_widths, peak_bytes, price, price_all
@@ -105,10 +105,10 @@ class Refusals(Sequence[Refusal]):
         if place < len(self.told):
             return self.told[place]
         place -= len(self.told)
-        if place < len(self.beyond):
-            plan = self.context.plan_of(self.beyond, place)
-            return Refusal(plan, self.limits.refusal(price(self.context, plan)))
         context = self.context
+        if place < len(self.beyond):
+            plan = context.plan_of(self.beyond, place)
+            return Refusal(plan, self.limits.refusal(price(context, plan)))
         plan = context.plan_of(self.too_large, place - len(self.beyond))
         memory = memory_of(context, plan)
         return Refusal(plan, memory_refusal(memory, context.cluster, context.constants, self.memory_risk))
@@ -146,58 +146,66 @@ def search(
     precision, precision_because = choose_precision(context, constraints.precision)
     base = base_plan(constraints, precision, batch_samples)
     modes = recompute_modes(context, constraints)
-    # Host memory is the last resort, the least of it first; on a CPU it is the device's own.
-    resorts = OFFLOAD[1:] if constraints.offload == "auto" and cluster.device.kind != "cpu" else ()
-    for offload in (base.offload, *resorts):
+    weights, risk = constraints.goal.weights, constraints.memory_risk
+
+    def sort_out(offload: str) -> tuple[Columns, Floats, Columns, list[Refusal]]:
         told: list[Refusal] = []
-        begun = dataclasses.replace(base, offload=offload)
-        layouts = allowed_layouts(context, constraints, begun, told)
-        columns = Space(context, constraints, begun, modes, told, coarse).columns(layouts)
-        fits, values, large = _by_memory(context, columns, constraints.memory_risk)
-        if len(fits):
-            break
-    if constraints.recompute == "auto" and len(fits):
-        fits, values = _with_budgets(context, constraints, fits, values)
+        started = dataclasses.replace(base, offload=offload)
+        layouts = allowed_layouts(context, constraints, started, told)
+        columns = Space(context, constraints, started, modes, told, coarse).columns(layouts)
+        return (*_sort_out(context, columns, risk), told)
+
+    fits, peaks, large, told = sort_out(base.offload)
+    # Host memory is the last resort, the least of it first; on a CPU it is the device's own.
+    for offload in OFFLOAD[1:] if constraints.offload == "auto" and cluster.device.kind != "cpu" else ():
+        if not len(fits):
+            fits, peaks, large, told = sort_out(offload)
+    values = values_of(context, fits, peaks, usable_bytes(cluster))
+    if len(fits) and constraints.recompute == "auto" and fits.recompute[np.argmin(goal_values(values, weights))]:
+        fits, values = _with_budgets(context, weights, risk, fits, values)
     within = limits.keeps(values, cluster)
-    scores = goal_values(values, constraints.goal.weights)
+    scores = goal_values(values, weights)
     beyond = fits.take(np.flatnonzero(~within)[np.argsort(scores[~within], kind="stable")])
-    refused = Refusals(tuple(told), context, large, beyond, limits, constraints.memory_risk)
+    refused = Refusals(tuple(told), context, large, beyond, limits, risk)
     if not within.any():
         raise _nothing_fits(profile, cluster, refused)
     fits, values = fits.take(within), values.take(within)
-    scores = goal_values(values, constraints.goal.weights)
+    scores = goal_values(values, weights)
     order = _order(fits, scores, values.memory)
     candidates = Candidates(context, fits.take(order), values.take(order), scores[order])
     return SearchResult(candidates[0], candidates, refused, precision_because)
 
 
-def _by_memory(context: Context, columns: Columns, risk: float) -> tuple[Columns, Values, Columns]:
-    """Return the plans that fit with what they take, and those that do not, the least memory first."""
-    peaks, usable = peak_bytes(context, columns), usable_bytes(context.cluster)
-    too_large = peaks * math.exp(margin(risk, *memory_widths(context.cluster, context.constants))) > usable
+def _sort_out(context: Context, columns: Columns, risk: float) -> tuple[Columns, Floats, Columns]:
+    """Return the plans that fit with their peak bytes, and those that do not, the smallest first."""
+    peaks = peak_bytes(context, columns)
+    widths = memory_widths(context.cluster, context.constants)
+    too_large = peaks * math.exp(margin(risk, *widths)) > usable_bytes(context.cluster)
     left_out = np.flatnonzero(too_large)
     left_out = left_out[np.argsort(peaks[left_out], kind="stable")]
-    fits = columns.take(~too_large)
-    return fits, values_of(context, fits, peaks[~too_large], usable), columns.take(left_out)
+    return columns.take(~too_large), peaks[~too_large], columns.take(left_out)
 
 
-def _with_budgets(context: Context, constraints: PlanSpec, fits: Columns, values: Values) -> tuple[Columns, Values]:
-    """Return plans and what they take, joined by plans with a memory budget that beat all others beyond a tie.
+def _with_budgets(
+    context: Context, weights: Mapping[str, float], risk: float, fits: Columns, values: Values
+) -> tuple[Columns, Values]:
+    """Return plans and values, joined by plans with a memory budget that beat all others beyond a tie.
 
     Where memory makes the best plan recompute, budgets are tried on the best plans that do.
     """
-    scores, number = goal_values(values, constraints.goal.weights), len(fits)
-    if not fits.recompute[np.argmin(scores)]:
-        return fits, values
+    scores = goal_values(values, weights)
     recomputing = np.flatnonzero(fits.recompute)
     nearest = recomputing[np.argsort(scores[recomputing], kind="stable")[:BUDGETED]]
     tried = fits.take(nearest).with_budgets(BUDGETS)
     allowed = [refusal(tried.plan(index), context.profile) is None for index in range(len(tried))]
-    tried, taken, _ = _by_memory(context, tried.take(np.array(allowed, dtype=bool)), constraints.memory_risk)
-    both = values.joined(taken)
-    scores = goal_values(both, constraints.goal.weights)
-    kept = (np.arange(len(both)) < number) | (scores * TIE_RATIO < np.min(scores[:number]))
-    return joined(fits, tried).take(kept), both.take(kept)
+    tried, held, _ = _sort_out(context, tried.take(np.array(allowed, dtype=bool)), risk)
+    if not len(tried):
+        return fits, values
+    fits, values = fits.joined(tried), values.joined(values_of(context, tried, held, usable_bytes(context.cluster)))
+    scores = goal_values(values, weights)
+    keep = scores * TIE_RATIO < np.min(scores[: -len(tried)])
+    keep[: -len(tried)] = True
+    return fits.take(keep), values.take(keep)
 
 
 def choose_precision(context: Context, asked: str) -> tuple[str, str]:

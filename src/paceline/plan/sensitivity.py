@@ -17,7 +17,7 @@ import numpy as np
 from paceline.cluster.cluster import Cluster, Device, Figure
 from paceline.cluster.vary import varied_figures
 from paceline.plan.chance import margin
-from paceline.plan.cost.columns import AXES, Columns, Flags, Floats, Ints, joined
+from paceline.plan.cost.columns import AXES, Columns, Flags, Floats, Ints
 from paceline.plan.cost.inputs import Context
 from paceline.plan.cost.rates import Rates
 from paceline.plan.cost.total import memory_widths, peak_bytes
@@ -82,7 +82,7 @@ def sensitivity(planned: Planned) -> Sensitivity:
 
 def _lineup(found: SearchResult, weights: dict[str, float], risk: float) -> Lineup:
     context, fitting, large = found.candidates.context, found.candidates.columns, found.refused.too_large
-    columns = joined(fitting.take(_first_of_kinds(fitting)), large.take(_first_of_kinds(large)))
+    columns = fitting.take(_first_of_kinds(fitting)).joined(large.take(_first_of_kinds(large)))
     return Lineup(context, columns, peak_bytes(context, columns), weights, risk)
 
 
@@ -118,9 +118,8 @@ def _rates(lineup: Lineup) -> Iterator[tuple[str, list[Switch]]]:
             factor = _tipping(lambda factor, few=few: at(factor, few), end)  # type: ignore[misc]
             winner = int(np.argmin(at(factor, few)))
             gain = 1 - float(np.min(scores) / scores[0])
-            ends.append(
-                Switch(varied.name, factor, varied.text(factor), lineup.context.plan_of(few.columns, winner), gain)
-            )
+            plan = lineup.context.plan_of(few.columns, winner)
+            ends.append(Switch(varied.name, factor, varied.text(factor), plan, gain, end))
         yield varied.name, ends
 
 
@@ -146,7 +145,7 @@ def _memory(lineup: Lineup) -> Iterator[tuple[str, list[Switch]]]:
         there = at(factor)
         plan = lineup.context.plan_of(lineup.columns, int(np.argmin(there))) if np.isfinite(there).any() else None
         gain = 1 - float(np.min(scores) / scores[0]) if np.isfinite(scores[0]) else None
-        ends.append(Switch("memory of a device", factor, format_bytes(size.value * factor), plan, gain))
+        ends.append(Switch("memory of a device", factor, format_bytes(size.value * factor), plan, gain, end))
     yield "memory of a device", ends
 
 

@@ -13,8 +13,8 @@ WIDEST = 4.0  # how far a figure is varied, either way
 class Switch:
     """A figure, the factor at which the choice changes, the figure's value there, and the plan that is better then.
 
-    `gain` is what that plan takes less than the chosen one, as a fraction, at the end of the range where the figure is
-    a rate or a size: None where the chosen one does not fit there. Without a plan nothing fits.
+    `gain` is what the best plan takes less than the chosen one at the factor `gain_at`, as a fraction: None where the
+    chosen one does not fit there. Without a plan nothing fits.
     """
 
     figure: str
@@ -22,6 +22,7 @@ class Switch:
     value: str
     plan: Plan | None
     gain: float | None
+    gain_at: float
 
 
 @dataclass(frozen=True)

@@ -51,9 +51,9 @@ class Values:
         return Values(**{field.name: getattr(self, field.name)[chosen] for field in dataclasses.fields(self)})
 
     def joined(self, others: Values) -> Values:
-        """Return these entries, then others."""
-        fields = (field.name for field in dataclasses.fields(self))
-        return Values(**{name: np.concatenate([getattr(self, name), getattr(others, name)]) for name in fields})
+        """Return these entries and then others."""
+        names = [field.name for field in dataclasses.fields(self)]
+        return Values(**{name: np.concatenate([getattr(self, name), getattr(others, name)]) for name in names})
 
     def known(self, quantity: str) -> str:
         """Return the quantity, or the one that stands in for it where it is unknown of every plan."""

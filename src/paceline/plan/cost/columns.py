@@ -92,6 +92,12 @@ class Columns:
         """Return the plans that an index, a slice or a mask chooses."""
         return replace(self, **{name: getattr(self, name)[chosen] for name in ARRAYS})
 
+    def joined(self, others: Columns) -> Columns:
+        """Return these plans and others taken from among their like: splits and settled modes must be the same."""
+        assert (self.splits, self.blocks, self.common) == (others.splits, others.blocks, others.common)
+        arrays: dict[str, Any] = {name: np.concatenate([getattr(self, name), getattr(others, name)]) for name in ARRAYS}
+        return replace(self, **arrays)
+
     def with_budgets(self, budgets: Sequence[float]) -> Columns:
         """Return every plan with each of these memory budgets in place of its recompute; equal ones once."""
         plans = self.take(np.repeat(np.arange(len(self)), len(budgets)))
@@ -155,11 +161,3 @@ def columns_of(plans: Sequence[Plan]) -> Columns:
 
 def _is_settled(plan: Plan) -> bool:
     return plan.recompute == "budget" and bool(plan.recompute_blocks)
-
-
-def joined(first: Columns, second: Columns) -> Columns:
-    """Return plans of one space, the first ones first."""
-    shared = ("splits", "blocks", "common")
-    assert all(getattr(first, name) == getattr(second, name) for name in shared), "plans of one space share them"
-    arrays: dict[str, Any] = {name: np.concatenate([getattr(first, name), getattr(second, name)]) for name in ARRAYS}
-    return replace(first, **arrays)
