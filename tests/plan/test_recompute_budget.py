@@ -19,10 +19,13 @@ from paceline.plan.cost.inputs import Context
 from paceline.plan.cost.parts import MODES
 from paceline.plan.cost.recompute import fill_budget, modes_in_order
 from paceline.plan.cost.total import price
+from paceline.plan.difference import difference, plan_options
 from paceline.plan.layout import Layout
+from paceline.plan.placement.traffic import axis_traffic
 from paceline.plan.plan import SAVED_KINDS, Plan, PlanSpec
 from paceline.plan.search import TIE_RATIO, search
 from paceline.plan.space import BUDGETS
+from paceline.run.arguments import plan_spec
 from paceline.run.brief import plan_from_dict
 
 # Of a block, in the order of MODES: the bytes that it keeps, and the seconds that it computes again.
@@ -84,6 +87,7 @@ def test_a_budget_is_kept_and_is_within_one_step_of_the_best(kinds: list[tuple[i
     assert min(possible) <= seconds <= min(possible) + step
 
 
+EXPERTS = Layout(dp_shard=2, ep=2)
 SMALL = dataclasses.replace(cluster(1).device, memory_bytes=measured(3e8))
 
 
@@ -248,6 +252,30 @@ def test_the_search_turns_to_budgets_where_memory_makes_the_best_plan_recompute(
         assert sorted(c.plan.recompute_budget for c in auto.candidates)[-1] == (0.75 if budgets else 0)
     bubble = search(opened(model), cluster(2, memory_bytes=9e9), PlanSpec(pp=2, schedule="zero-bubble"), **setting)
     assert {c.plan.recompute for c in bubble.candidates} <= {"none", "full"}, "its limits hold"
+
+
+def test_what_runs_again_is_sent_again() -> None:
+    """What an axis sends under a budget lies between its modes' own, by the blocks that have each."""
+    model = opened(profile(4, kv_elements=1e4, routed_elements=1e5, experts=4))
+    mixed = {"recompute": "budget", "recompute_blocks": ("none", "selective", "full", "full")}
+    for layout, axis, part in ((Layout(tp=2), "tp", 3 / 4), (Layout(cp=2), "cp", 3 / 4), (EXPERTS, "ep", 1 / 2)):
+        ways = ({"recompute": "none"}, {"recompute": "full"}, mixed)
+        none, full, sent = (axis_traffic(model, plan(layout, **way))[0] for way in ways)
+        assert sent.axis == axis and full.bytes_per_step > none.bytes_per_step
+        expected = none.bytes_per_step + part * (full.bytes_per_step - none.bytes_per_step)
+        assert sent.bytes_per_step == pytest.approx(expected)
+
+
+def test_options_bring_back_a_plan_with_a_budget() -> None:
+    """The command that tries a plan asks for its budget and its offload."""
+    where, setting = cluster(1, "cuda"), {"batch_samples": 64, "steps": 1}
+    asked = PlanSpec(recompute="budget", recompute_budget=0.4, offload="optimizer", micro_batch=4)
+    chosen = search(profile(8), where, asked, **setting).best.plan
+    options = dict(option.removeprefix("plan.").split("=") for option in plan_options(chosen, has_experts=False))
+    again = plan_spec(", ".join(f"{name}={value}" for name, value in options.items()))
+    assert search(profile(8), where, again, **setting).best.plan == chosen
+    other = dataclasses.replace(chosen, recompute_budget=0.75)
+    assert difference(chosen, other) == "budget recompute 0.75"
 
 
 def test_contradictions_are_named() -> None:

@@ -167,7 +167,7 @@ def _front(planned: Any) -> dict[str, Any]:
     candidates = planned.search.candidates
     places, names = front_of(candidates.values)
     plans = [
-        {"plan": candidates.columns.plan(int(place)), "risk": float(candidates.values.risk[place]),
+        {"plan": candidates.plan(int(place)), "risk": float(candidates.values.risk[place]),
          **{name: float(getattr(candidates.values, name)[place]) for name in QUANTITIES}}
         for place in places
     ]  # fmt: skip

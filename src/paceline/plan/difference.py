@@ -22,8 +22,9 @@ def difference(chosen: Plan, other: Plan) -> str:
         parts.append(f"{other.schedule}{several}")
     if (other.micro_batch, other.accumulation) != (chosen.micro_batch, chosen.accumulation):
         parts.append(f"micro-batch {other.micro_batch} x {other.accumulation}")
-    if other.recompute != chosen.recompute:
-        parts.append("no recompute" if other.recompute == "none" else f"{other.recompute} recompute")
+    if (other.recompute, other.recompute_budget) != (chosen.recompute, chosen.recompute_budget):
+        share = f" {other.recompute_budget:g}" if other.recompute == "budget" else ""
+        parts.append("no recompute" if other.recompute == "none" else f"{other.recompute} recompute{share}")
     return ", ".join(parts) or "the same plan"
 
 
@@ -37,6 +38,8 @@ def plan_options(plan: Plan, has_experts: bool) -> tuple[str, ...]:
     options += ["plan.ep=1"] if has_experts and layout.ep == 1 else []
     options += [f"plan.zero={plan.zero}"] if layout.state_degree > 1 else []
     options += [f"plan.micro_batch={plan.micro_batch}", f"plan.recompute={plan.recompute}"]
+    options += [f"plan.recompute_budget={plan.recompute_budget:g}"] if plan.recompute == "budget" else []
+    options += [f"plan.offload={plan.offload}"] if plan.offload != "none" else []
     options.append(f"plan.precision={plan.precision}")
     if layout.pp > 1:
         options += [f"plan.schedule={plan.schedule}", f"plan.virtual_stages={plan.virtual_stages}"]

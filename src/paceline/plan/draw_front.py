@@ -84,9 +84,7 @@ def front_svg(planned: Planned) -> str:
     marks = [Mark(values.time[at], values.memory[at], "some", "") for at in drawn]
     for place in places[values.time[places] <= SLOWEST * np.min(values.time)]:
         words = f"{format_seconds(values.time[place])}, {format_bytes(values.memory[place])}"
-        marks.append(
-            Mark(values.time[place], values.memory[place], "front", f"{candidates.columns.plan(int(place))}: {words}")
-        )
+        marks.append(Mark(values.time[place], values.memory[place], "front", f"{candidates.plan(int(place))}: {words}"))
     marks.append(Mark(values.time[0], values.memory[0], "chosen", f"chosen: {planned.plan}", "chosen"))
     title = (
         f"{planned.profile.name} on {planned.cluster.devices:,} x {planned.cluster.device.name}: "

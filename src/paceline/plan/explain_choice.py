@@ -101,7 +101,7 @@ def front_lines(planned: Planned) -> list[str]:
         return ["Pareto front: unknown, as the time of a step is"]
     lines = [f"Pareto front over {', '.join(names)} (none beats these in all; like ones are left out):"]
     for place in places[:SHOWN_FRONT]:
-        values, plan = candidates.values.take([place]), candidates.columns.plan(int(place))
+        values, plan = candidates.values.take([place]), candidates.plan(int(place))
         energy = f"  {values.energy[0]:>9,.3g} kWh" if "energy" in names else ""
         head = f"  {format_seconds(values.time[0]):>8}  {format_bytes(values.memory[0]):>9}{energy}  "
         lines += wrap(head, "the chosen one" if place == 0 else difference(planned.plan, plan))

@@ -140,6 +140,12 @@ class Plan:
         """Return how a repeated block is recomputed: none, selective or full."""
         return self.recompute_blocks[block] if self.recompute == "budget" else self.recompute
 
+    def recompute_share(self, *modes: str) -> float:
+        """Return the part of the repeated blocks that are recomputed in one of these modes."""
+        if self.recompute != "budget":
+            return float(self.recompute in modes)
+        return sum(mode in modes for mode in self.recompute_blocks) / max(1, len(self.recompute_blocks))
+
     def __str__(self) -> str:
         parts = [str(self.layout)]
         if self.layout.state_degree > 1:

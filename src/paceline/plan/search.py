@@ -14,7 +14,7 @@ from paceline.cluster.cluster import Cluster
 from paceline.errors import DoesNotFit
 from paceline.plan.chance import margin
 from paceline.plan.cost.columns import Columns, Floats, Ints
-from paceline.plan.cost.inputs import Context, Sheet
+from paceline.plan.cost.inputs import Context
 from paceline.plan.cost.total import memory_of, memory_widths_of, peak_bytes, price, price_all
 from paceline.plan.forecast import Forecast
 from paceline.plan.limits import Limits
@@ -75,6 +75,10 @@ class Candidates(Sequence[Candidate]):
         if len(columns):
             yield from (Candidate(*priced) for priced in price_all(self.context, columns))
 
+    def plan(self, place: int) -> Plan:
+        """Return one plan in full, without its price."""
+        return self.context.plan_of(self.columns, place)
+
 
 @dataclass(frozen=True)
 class Refusals(Sequence[Refusal]):
@@ -106,11 +110,11 @@ class Refusals(Sequence[Refusal]):
         place -= len(self.told)
         context = self.context
         if place < len(self.beyond):
-            plan = Sheet(context, self.beyond.take([place])).plan(0)
+            plan = context.plan_of(self.beyond, place)
             return Refusal(plan, self.limits.refusal(price(context, plan)))
-        columns = self.too_large.take([place - len(self.beyond)])
-        plan = Sheet(context, columns).plan(0)
-        return Refusal(plan, memory_refusal(context, columns, self.memory_risk))
+        place -= len(self.beyond)
+        refused = memory_refusal(context, self.too_large.take([place]), self.memory_risk)
+        return Refusal(context.plan_of(self.too_large, place), refused)
 
 
 @dataclass(frozen=True)

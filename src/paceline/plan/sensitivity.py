@@ -88,7 +88,7 @@ def _lineup(found: SearchResult, weights: dict[str, float], risk: float) -> Line
 
 def _first_of_kinds(columns: Columns) -> Ints:
     fields = [getattr(columns, axis) for axis in AXES]
-    fields += [columns.schedule, columns.virtual_stages, columns.recompute, columns.zero]
+    fields += [columns.schedule, columns.virtual_stages, columns.recompute, columns.budget, columns.zero]
     keys = np.zeros(len(columns), dtype=np.int64)
     for field in fields:  # numbers of a mixed base: unique over one column is fast
         different, which = np.unique(field, return_inverse=True)
@@ -118,7 +118,8 @@ def _rates(lineup: Lineup) -> Iterator[tuple[str, list[Switch]]]:
             factor = _tipping(lambda factor, few=few: at(factor, few), end)  # type: ignore[misc]
             winner = int(np.argmin(at(factor, few)))
             gain = 1 - float(np.min(scores) / scores[0])
-            ends.append(Switch(varied.name, factor, varied.text(factor), few.columns.plan(winner), gain, end))
+            plan = lineup.context.plan_of(few.columns, winner)
+            ends.append(Switch(varied.name, factor, varied.text(factor), plan, gain, end))
         yield varied.name, ends
 
 
@@ -142,7 +143,7 @@ def _memory(lineup: Lineup) -> Iterator[tuple[str, list[Switch]]]:
             continue
         factor = _tipping(at, end, MEMORY_HALVINGS)
         there = at(factor)
-        plan = lineup.columns.plan(int(np.argmin(there))) if np.isfinite(there).any() else None
+        plan = lineup.context.plan_of(lineup.columns, int(np.argmin(there))) if np.isfinite(there).any() else None
         gain = 1 - float(np.min(scores) / scores[0]) if np.isfinite(scores[0]) else None
         ends.append(Switch("memory of a device", factor, format_bytes(size.value * factor), plan, gain, end))
     yield "memory of a device", ends

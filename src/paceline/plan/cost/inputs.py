@@ -115,6 +115,10 @@ class Context:
         """
         return self.sheet(plan).plan(0)
 
+    def plan_of(self, columns: Columns, index: int) -> Plan:
+        """Return one plan of columns in full, with the mode of every repeated block."""
+        return Sheet(self, columns.take([index])).plan(0)
+
     def sheet(self, *plans: Plan) -> Sheet:
         """Return the sheet of a few plans of one precision; a pipeline without a split gets the one by cost."""
         return Sheet(self, columns_of([self._with_split(plan) for plan in plans]))

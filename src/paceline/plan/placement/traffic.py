@@ -58,7 +58,7 @@ def _stream(profile: ModelProfile, plan: Plan) -> float:
 def _tensor(profile: ModelProfile, plan: Plan) -> tuple[float, str]:
     size = plan.layout.tp
     once = sum(TENSOR_COLLECTIVES[block.kind] for block in profile.blocks) / plan.layout.pp
-    passes = 2 if plan.recompute == "none" else 3
+    passes = 2 + plan.recompute_share("selective", "full")
     stream = _stream(profile, plan)
     text = f"{passes * once:,.4g} gathers and reduce-scatters of {stream:.3g} B of stream"
     return passes * once * stream * (size - 1) / size, text
@@ -68,16 +68,16 @@ def _context(profile: ModelProfile, plan: Plan) -> tuple[float, str]:
     size = plan.layout.cp
     kept = sum(block.kv_elements for block in profile.blocks) / plan.layout.pp / plan.layout.tp
     moved = _samples(plan) * kept * BYTES[plan.precision]
-    passes = 2 if plan.recompute == "none" else 3
-    return passes * moved * (size - 1) / size, f"{passes} x {moved:.3g} B of keys, values and their gradients"
+    passes = 2 + plan.recompute_share("selective", "full")
+    return passes * moved * (size - 1) / size, f"{passes:.3g} x {moved:.3g} B of keys, values and their gradients"
 
 
 def _expert(profile: ModelProfile, plan: Plan) -> tuple[float, str]:
     size = plan.layout.ep
     routed = sum(block.routed_elements for block in profile.blocks) / plan.layout.pp / plan.layout.cp
     moved = _samples(plan) * routed * BYTES[plan.precision]
-    passes = 6 if plan.recompute == "full" else 4
-    return passes * moved * (size - 1) / size, f"{passes} all-to-alls of {moved:.3g} B of routed tokens"
+    passes = 4 + 2 * plan.recompute_share("full")
+    return passes * moved * (size - 1) / size, f"{passes:.3g} all-to-alls of {moved:.3g} B of routed tokens"
 
 
 def _parameters(profile: ModelProfile, plan: Plan) -> tuple[float, float]:

@@ -39,7 +39,8 @@ def plan_timeline(planned: Planned) -> Timeline:
     """Return one step of the planned pipeline, by its exact schedule.
 
     Stages take time in proportion to their FLOPs, twice as long backward as forward, and a forward pass more under full
-    recompute. The busiest device is busy for as long as the forecast's terms but those of the pipeline itself.
+    recompute, or its part where a memory budget gives that to some blocks. The busiest device is busy for as long as
+    the forecast's terms but those of the pipeline itself.
     """
     plan, profile = planned.plan, planned.profile
     if plan.layout.pp == 1:
@@ -49,7 +50,7 @@ def plan_timeline(planned: Planned) -> Timeline:
     terms = planned.forecast.time
     busy = sum(term.value for term in terms if not term.name.startswith("pipeline"))
     sends = sum(term.value for term in terms if term.name == "pipeline sends")
-    again = 1 if plan.recompute == "full" else 0
+    again = plan.recompute_share("full")
     unit = busy / plan.accumulation / busiest / (3 + again)  # seconds of a forward FLOP
     stages = [StageTimes(work * unit, work * unit * (1 + again), work * unit) for work in flops]
     hops = 2 * (plan.accumulation * plan.virtual_stages + plan.layout.pp - 1)

@@ -60,8 +60,8 @@ def apply_plan(
     """Change `model` in place into what `plan` asks for and return how its gradients are summed.
 
     `blocks` are the model's repeated blocks, or those of a pipeline stage from number `first` on: the units of
-    recompute, compilation, offload and sharding. The mesh is None for a single device. For a stage `rules` are those
-    of the whole model, which a part does not tell.
+    recompute, compilation, offload and sharding. The mesh is None for a single device. For a stage of a pipeline
+    `rules` are those of the whole model, which a part does not tell.
     """
     parts = _split_layers(model, plan, mesh, rules)
     modes = _modes(plan, range(first, first + len(blocks)))
