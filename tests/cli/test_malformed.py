@@ -76,7 +76,7 @@ def wrong_line(draw: st.DrawFn) -> str:
         known = [other[-1] for other, _ in OPTIONS] + [part for other, _ in OPTIONS for part in other]
         broken = f"{misspelt(draw, name, known)} = 1"
     else:
-        choices = ['"nonsense"', '""'] if option.choices else []
+        choices = [f'"{value}"' for value in ("nonsense", "") if option.choices and value not in option.choices]
         broken = f"{name} = {draw(st.sampled_from(WRONG[option.kind] + choices))}"
     return f"[{table_name}]\n{broken}\n"
 
@@ -153,7 +153,7 @@ def wrong_command(draw: st.DrawFn) -> list[str]:
         known = ["json", "set", "explain", "steps", "devices", "help"]
         return [verb, *path, "--" + misspelt(draw, option[2:], known)]
     if wrong == "argument":
-        return [verb, "a.toml", "b.toml", *path]
+        return [verb, "a.toml", "b.toml", *path] if verb != "backtest" else [verb]  # which takes any number of files
     if wrong == "value":
         return draw(st.sampled_from([
             ["train", "--steps", "-1"], ["train", "--steps", "1.5"], ["train", "--steps", "9" * 5000],
