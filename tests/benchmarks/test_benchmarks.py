@@ -133,3 +133,17 @@ def test_memory_that_choices_keep_is_what_the_planner_says(tmp_path: Path) -> No
         assert rows["full"]["kept"] <= rows[f"budget {part:g}"]["kept"] <= part
     assert rows["full"]["computed"] > rows["budget 0.5"]["computed"] > 1
     assert rows["none, activations on the host"]["kept"] < 0.03 > rows["full, activations on the host"]["kept"]
+
+
+@pytest.mark.deep
+def test_forecasts_of_a_few_layouts_are_scored_against_their_runs(tmp_path: Path) -> None:
+    result, printed = run_script("forecast_grid.py", tmp_path, "--quick")
+    assert not result["not_measured"] and {row["devices"] for row in result["rows"]} == {1, 2}
+    assert {row["task"] for row in result["rows"]} == {"small decoder"}
+    for row in result["rows"]:
+        assert all(row[f"{kind}_seconds"] > 0 for kind in ("measured", "forecast", "learnt"))
+        assert 0.5 < row["forecast_bytes"] / row["measured_bytes"] < 2
+    whole = result["scores"]
+    errors = [abs(row["forecast_seconds"] / row["measured_seconds"] - 1) for row in result["rows"]]
+    assert whole["time_mape"] == pytest.approx(sum(errors) / len(errors)) and whole["regret_worst"] >= 0
+    assert printed.count("\n| all | ") == 1

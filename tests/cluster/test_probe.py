@@ -6,7 +6,7 @@ import pytest
 
 from paceline.cluster import probe
 from paceline.cluster.cluster import ClusterSpec
-from paceline.cluster.probe import combine, probe_machine, threads_per_device
+from paceline.cluster.probe import combine, probe_lines, probe_machine, threads_per_device
 from paceline.cluster.resolve import resolve_cluster
 from paceline.errors import ConfigError, PacelineError
 
@@ -74,3 +74,15 @@ def test_the_slowest_rank_counts():
     assert record["link"]["bytes_per_second"]["all_reduce"] == pytest.approx(4e6 / (20e-3 - 2e-3))
     assert record["link"]["bytes_per_second"]["all_gather"] == pytest.approx(2e6 / (20e-3 - 1e-3))
     assert math.isclose(record["relative_spread"], 0.1)
+    assert record["link"]["groups"] == []
+
+
+@pytest.mark.deep
+def test_groups_of_two_among_four_ranks_are_measured_and_priced(monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    record = probe_machine(4, "cpu", lambda line: None, seconds_budget=0.2)
+    (group,) = record["link"]["groups"]
+    assert group["size"] == 2 and set(group["bytes_per_second"]) == set(record["link"]["bytes_per_second"])
+    assert any(line.startswith("  groups of 2") for line in probe_lines(record))
+    link = resolve_cluster(ClusterSpec(device="cpu", devices=4))[0].links[0]
+    assert link.groups[0].collective_bytes_per_second == group["bytes_per_second"]

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from plan_examples import cluster, network_terms, plan, profile
 
-from paceline.cluster.cluster import Cluster, ClusterSpec, Figure, Link
+from paceline.cluster.cluster import Cluster, ClusterSpec, Figure, GroupRates, Link
 from paceline.cluster.resolve import resolve_cluster
 from paceline.plan.cost.constants import read_constants
 from paceline.plan.cost.inputs import Context
@@ -104,3 +104,17 @@ def test_groups_across_nodes_share_their_adapters():
     assert slow.tree_latency_seconds == pytest.approx(tree)
     assert slow.seconds("all_reduce", np.zeros(1), 1) == pytest.approx(2 * tree + CONSTANTS.collective_seconds)
     assert ring(published, 1, 1).seconds("all_reduce", 1, 1) == 0
+
+
+def test_smaller_groups_have_the_rates_that_were_measured_of_them():
+    figure = Figure(1e9, "measured")
+    pairs = GroupRates(2, 1e-5, {"all_reduce": 4e9})
+    link = Link("process", Figure(1e-4, "measured"), figure, {"all_reduce": 1e9}, (pairs,))
+    here = cluster(8, links=(link,))
+    found = rings(here, CONSTANTS, np.array([2, 4, 8]), np.ones(3, dtype=np.int64))
+    assert found.bytes_per_second["all_reduce"] == pytest.approx([4e9, 2e9, 1e9])  # straight in logarithms
+    hops = found.pass_latency_seconds / np.array([1, 3, 7])
+    assert hops == pytest.approx([1e-5, 1e-5 * 10**0.5, 1e-4])
+    assert found.bytes_per_second["all_gather"] == pytest.approx([1e9] * 3)  # not measured of pairs
+    plain = rings(cluster(8), CONSTANTS, np.array([2, 8]), np.ones(2, dtype=np.int64))
+    assert plain.bytes_per_second["all_reduce"] == pytest.approx([1e9] * 2)

@@ -71,6 +71,32 @@ def test_without_sharding_gradient_reduction_has_a_clock_of_its_own() -> None:
     assert groups["gradient reduction"].measured == pytest.approx(0.2)
 
 
+def test_where_a_rank_measured_its_waiting_computing_and_communication_are_apart() -> None:
+    records = small_run([9.0, 2.0, 2.0])
+    for record in records:
+        if record["kind"] == "step":
+            record["waiting_seconds"] = 0.5
+    groups = {group.name: group for group in summarise(records).time_groups}
+    computing, waiting = groups["computing forward and backward"], groups["communication and waiting"]
+    assert computing.forecast == pytest.approx(0.44 + 0.88 + 0.31) and computing.measured == pytest.approx(1.7 - 0.5)
+    assert waiting.forecast == pytest.approx(0.12 + 0.08) and waiting.measured == pytest.approx(0.5)
+
+
+def test_what_was_learnt_is_shared_out_over_the_groups() -> None:
+    records = small_run([9.0, 2.0, 2.0])
+    plain = [group.forecast for group in summarise(records).time_groups]
+    start = next(record for record in records if record["kind"] == "run_started")
+    for key in ("time", "memory"):
+        total = sum(term["value"] for term in start["forecast"][key])
+        start["forecast"][key].append(journals.term("learnt from 2 runs here", 0.1 * total, "sum x (1.100 - 1)"))
+    summary = summarise(records)
+    for before, group in zip(plain, summary.time_groups, strict=True):
+        assert group.forecast == (None if before is None else pytest.approx(1.1 * before))
+        assert not group.terms or "x 1.100, learnt from 2 runs here" in group.note
+    announced = sum(term["value"] for term in start["forecast"]["memory"])
+    assert sum(group.forecast or 0.0 for group in summary.memory_groups) == pytest.approx(announced)
+
+
 @pytest.mark.parametrize(
     ("name", "group"),
     [
@@ -80,6 +106,7 @@ def test_without_sharding_gradient_reduction_has_a_clock_of_its_own() -> None:
         ("weight casts and gradient sums", "forward_backward"),
         ("gradient reduction", "reduce"),
         ("parameter gathering", "reduce"),
+        ("pipeline bubble", "reduce"),
         ("reduce-scatter of gradients", "reduce"),
         ("optimizer", "optimizer"),
         ("fixed step overhead", "other"),

@@ -30,6 +30,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="write a step of the chosen pipeline: .svg is a picture, .json a trace for Perfetto or chrome://tracing",
     )  # fmt: skip
     parser.add_argument(
+        "--measure", action="store_true",
+        help="measure the task's own blocks, loss and update on this machine's devices first, and plan with that",
+    )  # fmt: skip
+    parser.add_argument(
         "--devices", metavar="N,N", type=_counts, default=(),
         help="instead of the spec's cluster.devices; several are compared in a table",
     )  # fmt: skip
@@ -101,6 +105,11 @@ def execute(options: argparse.Namespace) -> int:
     if spec.cluster.groups:
         return _groups(spec, options, say)
     planned = plan_task(spec, say=say)
+    if options.measure:
+        from paceline.launch.measure import measure_task
+
+        measure_task(planned, say)
+        planned = plan_task(spec, say=say)
     if options.timeline:
         from paceline.plan.simulate.steps import write_timeline
 
@@ -145,8 +154,9 @@ def _fields(planned: Any) -> dict[str, Any]:
         "precision_because": found.precision_because,
     }
     fields = {field.name: getattr(planned, field.name) for field in dataclasses.fields(planned)}
+    learnt = planned.learnt and planned.learnt.as_dict()
     return {**fields, "search": listed, "expected": planned.expected, "contest": planned.contest,
-            "pareto": _front(planned)}  # fmt: skip
+            "pareto": _front(planned), "learnt": learnt}  # fmt: skip
 
 
 def _front(planned: Any) -> dict[str, Any]:
@@ -177,7 +187,7 @@ def _compare(spec: Any, options: argparse.Namespace) -> int:
     from paceline.spec import spec_to_dict
 
     say = say_to(options.json)
-    for option in ("explain", "timeline"):
+    for option in ("explain", "timeline", "measure"):
         if getattr(options, option):
             raise ConfigError(f"--{option} with several clusters", "it speaks of one plan", "one of the clusters")
     found = compare_clusters(spec, options.device, options.devices, say=say)

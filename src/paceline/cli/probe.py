@@ -21,12 +21,34 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--devices", metavar="N", type=whole, default=0, help=devices_help)
     parser.add_argument("--kind", choices=("cpu", "cuda"), default="cpu", help="which kind of device (default cpu)")
 
+    parser.add_argument(
+        "--forget", action="store_true", help="delete what finished runs and measured tasks left for later forecasts"
+    )
+
 
 def execute(options: argparse.Namespace) -> int:
     """Run `paceline probe`. The table for people is printed by the probe itself, as it is measured."""
+    if options.forget:
+        return _forget(options)
     from paceline.cluster.probe import probe_machine
 
     record = probe_machine(options.devices, options.kind, say_to(options.json))
     if options.json:
         print_json(record)
+    return 0
+
+
+def _forget(options: argparse.Namespace) -> int:
+    from paceline.cluster.cluster import ClusterSpec
+    from paceline.cluster.resolve import resolve_cluster
+    from paceline.plan.learn.measured import forget_measurements
+    from paceline.plan.learn.observation import machine_key
+    from paceline.plan.learn.store import forget_observations
+
+    machine = machine_key(resolve_cluster(ClusterSpec(device=options.kind))[0])
+    runs, tasks = forget_observations(machine), forget_measurements(machine)
+    if options.json:
+        print_json({"machine": machine, "runs": runs, "tasks": tasks})
+    else:
+        print(f"forgot   {runs} finished run(s) and {tasks} measured task(s) on {machine}")
     return 0

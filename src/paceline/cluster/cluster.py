@@ -46,6 +46,7 @@ class ClusterSpec:
     )
     memory_per_device: int = option(0, "overrides the memory of a device (0 keeps it)", quantity="bytes", minimum=0)
     probe: bool = option(True, "let `train` measure this machine once, before it plans on it for the first time")
+    learn: bool = option(True, "let finished runs on this machine correct forecasts; false makes plans repeatable")
     reliability: ReliabilitySpec = option(
         factory=ReliabilitySpec, doc="how often machines fail, and what an interruption takes"
     )
@@ -61,6 +62,15 @@ class Figure:
 
 
 @dataclass(frozen=True)
+class GroupRates:
+    """Measured collectives of groups of so many consecutive ranks, while all such groups did the same."""
+
+    size: int
+    hop_seconds: float
+    collective_bytes_per_second: dict[str, float]  # as moved by a ring
+
+
+@dataclass(frozen=True)
 class Link:
     """One level of the link hierarchy between devices, for collectives that stay within it."""
 
@@ -69,6 +79,7 @@ class Link:
     bytes_per_second: Figure  # one direction, per device
     # Measured rates per collective (all_reduce, all_gather, reduce_scatter), as moved by a ring; empty: not measured.
     collective_bytes_per_second: dict[str, float] = field(default_factory=dict)
+    groups: tuple[GroupRates, ...] = ()  # of smaller groups than all ranks, by rising size; empty: not measured
 
 
 @dataclass(frozen=True)

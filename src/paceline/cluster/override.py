@@ -64,7 +64,7 @@ def _with_link(links: tuple[Link, ...], name: str, number: float) -> tuple[Link,
     index = len(links) - 1 if level == "network" else 0
     changes: dict[str, Any] = {what: _stated(number)}
     if what == "bytes_per_second":
-        changes["collective_bytes_per_second"] = {}
+        changes |= {"collective_bytes_per_second": {}, "groups": ()}
     return (*links[:index], dataclasses.replace(links[index], **changes), *links[index + 1 :])
 
 

@@ -43,7 +43,11 @@ def probe_machine(
     threads = threads_per_device(host.cores, devices) if kind == "cpu" else 0
     say(f"probing  {devices} x {kind} on {host.name}, about {seconds_budget:.0f} s; all devices measure at once")
     begin = time.monotonic()
-    request = {"devices": devices, "kind": kind, "threads": threads or 1, "seconds_budget": seconds_budget}
+    fair_share = min(1.0, host.cores / devices) if kind == "cpu" else 1.0  # of a core for each thread
+    request = {
+        "devices": devices, "kind": kind, "threads": threads or 1, "seconds_budget": seconds_budget,
+        "fair_share": fair_share,
+    }  # fmt: skip
     results = _run_workers(request, timeout_seconds=120 + 6 * seconds_budget)
     record = {
         "schema": SCHEMA,
@@ -161,15 +165,24 @@ def _slowest_points(ranks: list[dict[str, list[dict[str, float]]]]) -> dict[str,
 
 
 def _link(results: list[dict[str, Any]], ranks: int) -> dict[str, Any]:
+    """Return what collectives over all ranks gave, and those of smaller groups."""
+    groups = [
+        {"size": int(size), **_rates([result["collectives"]["groups"][size] for result in results], int(size))}
+        for size in results[0]["collectives"].get("groups", {})
+    ]
+    return {**_rates([result["collectives"] for result in results], ranks), "groups": groups}
+
+
+def _rates(results: list[dict[str, Any]], ranks: int) -> dict[str, Any]:
     """Return latency per ring hop and bytes per second per collective, in the terms of ring algorithms.
 
     A ring all-reduce takes 2 (n - 1) hops and moves 2 (n - 1) / n of the buffer; gather and scatter take half.
     """
-    latency = max(result["collectives"]["latency"]["seconds"] for result in results)
+    latency = max(result["latency"]["seconds"] for result in results)
     hop = latency / (2 * (ranks - 1))
     rates: dict[str, list[float]] = {}
-    for index, row in enumerate(results[0]["collectives"]["sizes"]):
-        seconds = max(result["collectives"]["sizes"][index]["seconds"] for result in results)
+    for index, row in enumerate(results[0]["sizes"]):
+        seconds = max(result["sizes"][index]["seconds"] for result in results)
         passes = 2 if row["collective"] == "all_reduce" else 1
         moved = passes * (ranks - 1) / ranks * row["bytes"]
         # A transfer is never faster than ten times what the latency leaves: it guards against a noisy latency.
@@ -214,12 +227,10 @@ def probe_lines(record: dict[str, Any]) -> list[str]:
     lines.append(f"  fused AdamW            {format_rate(record['optimizer_bytes_per_second'], 'B')}")
     lines.append(f"  process before tensors {format_bytes(record['runtime_bytes'])}")
     if "link" in record:
-        rates = " · ".join(
-            f"{name.replace('_', '-')} {format_rate(rate, 'B')}"
-            for name, rate in record["link"]["bytes_per_second"].items()
-        )
-        latency = format_seconds(record["link"]["all_reduce_latency_seconds"])
-        lines.append(f"  between devices        {latency} all-reduce of one number · {rates}")
+        lines.append(f"  between devices        {_collectives_text(record['link'])}")
+        for group in record["link"].get("groups", ()):
+            name = f"groups of {group['size']}"
+            lines.append(f"  {name:23}{_collectives_text(group)}")
     if is_disturbed(record):
         lines.append(f"  ! {disturbed_text(record)}")
     for step in record["calibration"]:
@@ -229,3 +240,9 @@ def probe_lines(record: dict[str, Any]) -> list[str]:
             f", repeats within {100 * step['spread']:.0f} %"
         )
     return lines
+
+
+def _collectives_text(link: dict[str, Any]) -> str:
+    rates = (f"{name.replace('_', '-')} {format_rate(rate, 'B')}" for name, rate in link["bytes_per_second"].items())
+    latency = format_seconds(link["all_reduce_latency_seconds"])
+    return f"{latency} all-reduce of one number · {' · '.join(rates)}"

@@ -57,8 +57,9 @@ class Rank:
         backend = "gloo" if self.kind == "cpu" else "nccl"
         store = dist.FileStore(str(folder / "rendezvous"), self.ranks)
         dist.init_process_group(backend, store=store, rank=rank, world_size=self.ranks)
-        # With one thread a core's own time is the time of the work, whatever else the machine is doing meanwhile.
-        own_time = self.kind == "cpu" and request["threads"] == 1
+        # With one thread a core's own time is the time of the work, whatever else the machine is doing meanwhile; but
+        # ranks that share cores take turns, and that is what training will meet.
+        own_time = self.kind == "cpu" and request["threads"] == 1 and request["fair_share"] >= 1
         self.clock = time.process_time if own_time else time.perf_counter
         # A budget this small is for trying the probe out: only the smallest sizes are measured.
         self.trial = request["seconds_budget"] < 1
@@ -202,23 +203,38 @@ def launch_times(rank: Rank) -> dict[str, dict[str, float]]:
 
 
 def collective_times(rank: Rank) -> dict[str, Any]:
-    """Return the latency of a one-element all-reduce and the time of three collectives at two sizes."""
-    import torch
+    """Return what collectives over all ranks take, and over smaller groups of 2, 4, ... ranks, all groups at once."""
     import torch.distributed as dist
 
     if rank.ranks == 1:
         return {}
+    result, size = _group_times(rank, dist.group.WORLD, rank.ranks), 2
+    result["groups"] = {}
+    while size < rank.ranks and rank.ranks % size == 0:
+        groups = [dist.new_group(list(range(first, first + size))) for first in range(0, rank.ranks, size)]
+        result["groups"][str(size)] = _group_times(rank, groups[rank.rank // size], size)
+        size *= 2
+    return result
+
+
+def _group_times(rank: Rank, group: Any, ranks: int) -> dict[str, Any]:
+    """Return the latency of a one-element all-reduce and the time of three collectives at two sizes."""
+    import torch
+    import torch.distributed as dist
+
     one = torch.ones(1, device=rank.device)
-    result: dict[str, Any] = {"latency": rank.time(lambda: dist.all_reduce(one), repeats=60), "sizes": []}
+    result: dict[str, Any] = {
+        "latency": rank.time(lambda: dist.all_reduce(one, group=group), repeats=60), "sizes": []
+    }  # fmt: skip
     sizes = (4, 16) if rank.kind == "cpu" else (16, 256)
     for mebibytes in sizes[:1] if rank.trial else sizes:
-        elements = mebibytes * 2**18 // rank.ranks * rank.ranks
+        elements = mebibytes * 2**18 // ranks * ranks
         whole = torch.ones(elements, device=rank.device)
-        part = torch.ones(elements // rank.ranks, device=rank.device)
+        part = torch.ones(elements // ranks, device=rank.device)
         calls = {
-            "all_reduce": partial(dist.all_reduce, whole),
-            "all_gather": partial(dist.all_gather_into_tensor, whole, part),
-            "reduce_scatter": partial(dist.reduce_scatter_tensor, part, whole),
+            "all_reduce": partial(dist.all_reduce, whole, group=group),
+            "all_gather": partial(dist.all_gather_into_tensor, whole, part, group=group),
+            "reduce_scatter": partial(dist.reduce_scatter_tensor, part, whole, group=group),
         }
         for name, call in calls.items():
             whole.fill_(1.0)
@@ -298,7 +314,8 @@ def measure(request: dict[str, Any], rank: int, folder: Path) -> dict[str, Any]:
     result["memory"] = memory_rates(here)
     # Waiting for peers takes little, so on CPUs a rank that got less than its cores shared them with somebody else.
     cpu_seconds = time.process_time() - begin_cpu
-    result["core_share"] = cpu_seconds / (time.perf_counter() - begin_wall) / request["threads"]
+    fair_seconds = (time.perf_counter() - begin_wall) * request["threads"] * request["fair_share"]
+    result["core_share"] = cpu_seconds / fair_seconds
     if here.kind == "cuda":
         result["device_name"] = torch.cuda.get_device_name()
         result["device_memory_bytes"] = torch.cuda.get_device_properties(rank).total_memory

@@ -26,7 +26,7 @@ from paceline.cluster.catalog import (
     published_price,
     published_watts,
 )
-from paceline.cluster.cluster import CalibrationStep, Cluster, ClusterSpec, Device, Figure, Link
+from paceline.cluster.cluster import CalibrationStep, Cluster, ClusterSpec, Device, Figure, GroupRates, Link
 from paceline.cluster.host import Host, read_host, torch_without_cuda, visible_gpus
 from paceline.cluster.override import with_overrides
 from paceline.cluster.probe import disturbed_text, is_disturbed, threads_per_device
@@ -213,6 +213,10 @@ def apply_probe(cluster: Cluster, record: dict[str, Any]) -> Cluster:
                 measured(record["link"]["hop_seconds"], "per ring hop, from the all-reduce of one number"),
                 measured(rates["all_reduce"], "ring bandwidth of all-reduce, 4 and 16 MiB"),
                 {name: float(rate) for name, rate in rates.items()},
+                tuple(
+                    GroupRates(group["size"], float(group["hop_seconds"]), group["bytes_per_second"])
+                    for group in record["link"].get("groups", ())
+                ),
             ),
             *cluster.links[1:],
         )

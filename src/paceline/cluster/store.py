@@ -1,4 +1,7 @@
-"""Where probes are kept: one JSON file per host, kind of device, number of devices and threads, in the user's cache."""
+"""Where measurements of this machine are kept, in the user's cache: JSON files, each written whole.
+
+A probe is one file per host, kind of device, number of devices and threads.
+"""
 
 from __future__ import annotations
 
@@ -22,12 +25,21 @@ def cache_dir() -> Path:
 
 def probe_path(host: str, kind: str, devices: int, threads: int, folder: Path | None = None) -> Path:
     """Return the file of a probe; hosts differ by name, and a changed processor is noticed when reading."""
-    safe = re.sub(r"[^A-Za-z0-9._-]", "-", host) or "host"
-    return (folder or cache_dir() / "probes") / f"{safe}-{kind}-{devices}x{threads}.json"
+    return (folder or cache_dir() / "probes") / f"{safe_name(host)}-{kind}-{devices}x{threads}.json"
+
+
+def safe_name(name: str) -> str:
+    """Return a machine's name as it may stand in a file's name."""
+    return re.sub(r"[^A-Za-z0-9._-]", "-", name) or "host"
 
 
 def write_probe(record: dict[str, Any], path: Path) -> None:
     """Write a probe atomically. Raises StorageError where the folder cannot be written."""
+    write_json(record, path)
+
+
+def write_json(record: dict[str, Any], path: Path) -> None:
+    """Write what was measured here as JSON, whole or not at all. Raises StorageError where it cannot be written."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile("w", dir=path.parent, suffix=".partial", delete=False) as file:
@@ -35,8 +47,9 @@ def write_probe(record: dict[str, Any], path: Path) -> None:
         Path(file.name).replace(path)
     except OSError as error:
         raise StorageError(
-            f"cannot store the probe in {path.parent}", str(error), "set XDG_CACHE_HOME to a folder you can write"
-        ) from error
+            f"cannot store what was measured in {path.parent}", str(error),
+            "set XDG_CACHE_HOME to a folder you can write",
+        ) from error  # fmt: skip
 
 
 def read_probe(path: Path, processor: str) -> tuple[dict[str, Any] | None, str]:

@@ -7,11 +7,13 @@ ratio, so that both intervals hold what they say; where the wide one is a normal
 from __future__ import annotations
 
 import math
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
+Width = TypeVar("Width", float, NDArray[np.float64])
 
 Z80, Z95 = 1.2815515655446004, 1.959963984540054  # standard deviations to either side that hold 80 % and 95 %
 # Abramowitz & Stegun 1964, formula 7.1.26 of the error function: off by 1.5e-7 at most.
@@ -45,7 +47,7 @@ def chance_above(value: Floats, limit: float, width80: Floats | float, width95: 
     return found
 
 
-def margin(chance: float, width80: float, width95: float) -> float:
+def margin(chance: float, width80: Width, width95: Width) -> Width:
     """Return the logarithm of the ratio to a value that its truth exceeds with this chance, of at most one half."""
     deviations = _quantile(chance)
     if deviations <= Z80:

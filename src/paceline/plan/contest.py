@@ -33,8 +33,8 @@ CAUSES = {
     "operator launches": "host",
     "fixed step overhead": "host",
 }
-# Standard deviation of a setting's logarithm: the median over the three calibration tables that are grids of layouts,
-# as `benchmarks/choices.py` measures it (4 to 42 %). A cause is as uncertain as a plan's whole time.
+# Standard deviation of a setting's logarithm: the median over the three calibration tables that are grids, as
+# `benchmarks/choices.py` measures it (4 to 42 %). A cause is as uncertain as a plan's whole time.
 SETTING_SPREAD = 0.10
 DRAWS, SEED = 2000, 0
 LOOKED_AT, COMPARED = 4096, 64  # candidates that are looked at, and kinds of plan of which the best are compared

@@ -6,9 +6,8 @@ import math
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from paceline.plan.cost.compute import calibration_note
+from paceline.plan.cost.intervals import TIME_ERROR
 from paceline.plan.cost.rates import Rates
-from paceline.plan.cost.total import TIME_ERROR
 from paceline.plan.explain_choice import (
     alternative_lines,
     contest_lines,
@@ -18,6 +17,7 @@ from paceline.plan.explain_choice import (
     tried_text,
 )
 from paceline.plan.forecast import BillTerm, Estimate, Term
+from paceline.plan.learn.correct import shares_text
 from paceline.plan.limits import chance_within
 from paceline.plan.lines import wrap
 from paceline.plan.placement.tell import placement_lines
@@ -27,8 +27,10 @@ from paceline.task.task import ModelSpec
 from paceline.units import format_bytes, format_count, format_rate, format_seconds
 
 if TYPE_CHECKING:
+    from paceline.plan.learn.measured import TaskMeasurement
     from paceline.plan.session import Planned
 
+LEARNT = 12  # runs that it learnt from that `--explain` prints
 LISTED = 200  # candidates that `--explain` prints; the rest is counted
 INDENT = " " * 9
 NOTABLE_GOODPUT = 0.995  # failures that cost less stand in `--explain` only
@@ -169,6 +171,8 @@ def explain_lines(planned: Planned) -> list[str]:
         "",
         *_intervals(planned),
         "",
+        *_learnt(planned),
+        "",
         *_expected(planned),
         "",
         *placement_lines(planned.placement),
@@ -234,17 +238,57 @@ def _intervals(planned: Planned) -> list[str]:
     )
     if rates.is_published:
         how = f"what calibration missed; constants {rates.constants.sha256[:12]} of {rates.constants.date}"
+    if planned.learnt is not None:
+        how = "what the runs that it learnt from leave open"
     text = (
         f"time {format_seconds(step.low)} to {format_seconds(step.high)}: {how}. "
         f"Memory {format_bytes(peak.low)} to {format_bytes(peak.high)}. "
         f"A plan fits where the high end leaves {HEADROOM:.0%} of a device's memory free."
     )
     lines = wrap("80 % intervals: ", text, 2)
-    if rates.calibration_ratios:
+    measured = planned.search.candidates.context.measured.get(planned.plan.precision)
+    if measured is not None:
+        lines += wrap("calibration: ", measurement_text(measured), 2)
+    elif rates.calibration_ratios:
         ratios = ", ".join(f"{ratio:.2f}" for ratio in rates.calibration_ratios)
-        note = f"measured steps over the sum of their parts: {ratios}; compute terms are{calibration_note(rates)}"
+        note = f"measured steps over the sum of their parts: {ratios}; compute terms are x {rates.factor:.2f}"
         lines += wrap("calibration: ", note, 2)
     return lines
+
+
+def _learnt(planned: Planned) -> list[str]:
+    """Return the runs that the forecast learnt from, newest first, each with how far it counts."""
+    learnt = planned.learnt
+    if learnt is None:
+        because = (
+            "no finished run of this machine is on record" if planned.spec.cluster.learn else "cluster.learn = false"
+        )
+        if not planned.cluster.host:
+            because = "the cluster is not this machine"
+        return [f"learnt from no run: {because}"]
+    lines = [f"{learnt.name}: measured over forecast of today, and the noise that a run is given:"]
+    for run, noise in zip(learnt.runs[:LEARNT], learnt.time.noise, strict=False):
+        found, memory = run.observation, math.exp(run.memory_residual)
+        ratios = f"time x {math.exp(run.time_residual):.2f}" + (f", memory x {memory:.2f}" if memory > 0 else "")
+        same = "this task" if found.task == learnt.task else found.name
+        lines += wrap("   ", f"{found.date[:16]}  {ratios}, noise {noise:.0%}: {same}, {found.plan}", 6)
+    if len(learnt.runs) > LEARNT:
+        lines.append(f"   and {len(learnt.runs) - LEARNT} more")
+    text = f"what plans have in common counts by {shares_text()}; `paceline probe --forget` deletes all runs"
+    return [*lines, *wrap("   ", text)]
+
+
+def measurement_text(found: TaskMeasurement) -> str:
+    """Return what `plan --measure` found, in one line."""
+    blocks = ", ".join(format_seconds(seconds) for seconds in found.block_seconds)
+    return (
+        f"measured {found.date[:16]} at micro-batch {found.micro_batch} in {found.precision}, "
+        f"{found.devices} device(s) at once: "
+        + (f"{blocks} a block, " if blocks else "")
+        + f"{format_seconds(found.rest_seconds)} for the rest and the loss, forward and backward; "
+        f"{format_seconds(found.update_seconds)} for the update of {format_count(found.update_parameters)} parameters"
+        f" (±{found.spread / 2:.0%})"
+    )
 
 
 def _expected(planned: Planned) -> list[str]:

@@ -175,6 +175,12 @@ class Plan:
         return text + (f", keeping {' and '.join(self.recompute_save)}" if kept else "")
 
 
+def plan_from_dict(data: dict[str, Any]) -> Plan:
+    """Return the plan that `dataclasses.asdict` took apart."""
+    lists = {name: tuple(value) for name, value in data.items() if isinstance(value, list)}
+    return Plan(**{**data, **lists, "layout": Layout(**data["layout"])})
+
+
 def stages_text(stages: tuple[int, ...]) -> str:
     """Return how blocks are spread over stages, runs of equal ones joined: "31+3x32+31"."""
     runs: list[list[int]] = []

@@ -6,7 +6,7 @@ import dataclasses
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import overload
+from typing import TYPE_CHECKING, overload
 
 import numpy as np
 
@@ -14,10 +14,9 @@ from paceline.cluster.cluster import Cluster
 from paceline.errors import DoesNotFit
 from paceline.plan.chance import margin
 from paceline.plan.cost.columns import Columns, Floats, Ints
-from paceline.plan.cost.constants import Constants, read_constants
 from paceline.plan.cost.inputs import Context
-from paceline.plan.cost.total import memory_of, memory_widths, peak_bytes, price, price_all
-from paceline.plan.forecast import Forecast, Term
+from paceline.plan.cost.total import memory_of, memory_widths_of, peak_bytes, price, price_all
+from paceline.plan.forecast import Forecast
 from paceline.plan.limits import Limits
 from paceline.plan.plan import OFFLOAD, Plan, PlanSpec
 from paceline.plan.refusals import refusal
@@ -25,6 +24,10 @@ from paceline.plan.space import BUDGETS, MODEL_AXES, Refusal, Space, allowed_lay
 from paceline.plan.values import Values, goal_values, values_of
 from paceline.task.profile import ModelProfile
 from paceline.units import format_bytes, format_rate
+
+if TYPE_CHECKING:
+    from paceline.plan.learn.correct import Learnt
+    from paceline.plan.learn.measured import TaskMeasurement
 
 HEADROOM = 0.05  # of a device's memory, kept free: allocator rounding, other processes, evaluation
 TIE_RATIO = 1.02  # values this close to the best are a tie: forecasts cannot tell them apart
@@ -109,9 +112,9 @@ class Refusals(Sequence[Refusal]):
         if place < len(self.beyond):
             plan = context.plan_of(self.beyond, place)
             return Refusal(plan, self.limits.refusal(price(context, plan)))
-        plan = context.plan_of(self.too_large, place - len(self.beyond))
-        memory = memory_of(context, plan)
-        return Refusal(plan, memory_refusal(memory, context.cluster, context.constants, self.memory_risk))
+        columns = self.too_large.take([place - len(self.beyond)])
+        plan = context.plan_of(columns, 0)
+        return Refusal(plan, memory_refusal(context, columns, self.memory_risk))
 
 
 @dataclass(frozen=True)
@@ -134,6 +137,8 @@ def search(
     optimizer: str = "adamw",
     goodput: float = 1.0,
     coarse: bool = False,
+    learnt: Learnt | None = None,
+    measured: Mapping[str, TaskMeasurement] | None = None,
 ) -> SearchResult:
     """Return all plans of exactly `cluster.devices` devices that keep the constraints, ranked by `constraints.goal`.
 
@@ -141,7 +146,7 @@ def search(
     micro-batches that are no powers of two. Raises DoesNotFit where none fits, with the one that came nearest, and
     ConfigError for constraints that contradict each other or the cluster.
     """
-    context = Context(profile, cluster, batch_samples, steps, optimizer)
+    context = Context(profile, cluster, batch_samples, steps, optimizer, learnt=learnt, measured=measured or {})
     limits = Limits(constraints.deadline, constraints.budget_usd, steps, goodput)
     precision, precision_because = choose_precision(context, constraints.precision)
     base = base_plan(constraints, precision, batch_samples)
@@ -179,8 +184,7 @@ def search(
 def _sort_out(context: Context, columns: Columns, risk: float) -> tuple[Columns, Floats, Columns]:
     """Return the plans that fit with their peak bytes, and those that do not, the smallest first."""
     peaks = peak_bytes(context, columns)
-    widths = memory_widths(context.cluster, context.constants)
-    too_large = peaks * math.exp(margin(risk, *widths)) > usable_bytes(context.cluster)
+    too_large = peaks * np.exp(margin(risk, *memory_widths_of(context, columns))) > usable_bytes(context.cluster)
     left_out = np.flatnonzero(too_large)
     left_out = left_out[np.argsort(peaks[left_out], kind="stable")]
     return columns.take(~too_large), peaks[~too_large], columns.take(left_out)
@@ -229,20 +233,15 @@ def usable_bytes(cluster: Cluster) -> float:
     return cluster.device.memory_bytes.value * (1 - HEADROOM)
 
 
-def memory_refusal(
-    memory: tuple[Term, ...],
-    cluster: Cluster,
-    constants: Constants | None = None,
-    risk: float = PlanSpec.memory_risk,
-) -> str:
-    """Return why a plan's memory does not fit, in numbers; empty where it fits or the device's memory is unknown.
+def memory_refusal(context: Context, columns: Columns, risk: float = PlanSpec.memory_risk) -> str:
+    """Return why the memory of a plan, the one in `columns`, does not fit, in numbers; empty where it fits or the
+    device's memory is unknown.
 
     `risk` is the largest chance of running out of memory that a plan may have.
     """
-    usable = usable_bytes(cluster)
-    most = sum(term.value for term in memory) * math.exp(
-        margin(risk, *memory_widths(cluster, constants or read_constants()))
-    )
+    usable, memory = usable_bytes(context.cluster), memory_of(context, columns.plan(0))
+    ratio = float(np.exp(margin(risk, *memory_widths_of(context, columns)))[0])
+    most = sum(term.value for term in memory) * ratio
     if not most > usable:
         return ""
     largest = sorted(memory, key=lambda term: -term.value)[:2]

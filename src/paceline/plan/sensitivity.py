@@ -20,7 +20,7 @@ from paceline.plan.chance import margin
 from paceline.plan.cost.columns import AXES, Columns, Flags, Floats, Ints
 from paceline.plan.cost.inputs import Context
 from paceline.plan.cost.rates import Rates
-from paceline.plan.cost.total import memory_widths, peak_bytes
+from paceline.plan.cost.total import memory_widths_of, peak_bytes
 from paceline.plan.elsewhere import searched_switches
 from paceline.plan.search import TIE_RATIO, SearchResult, usable_bytes
 from paceline.plan.switch import WIDEST, Sensitivity, Switch
@@ -59,7 +59,7 @@ class Lineup:
 
     def fits(self, cluster: Cluster) -> Flags:
         """Return which plans fit a cluster's devices."""
-        needed = self.peaks * math.exp(margin(self.risk, *memory_widths(self.context.cluster, self.context.constants)))
+        needed = self.peaks * np.exp(margin(self.risk, *memory_widths_of(self.context, self.columns)))
         return ~(needed > usable_bytes(cluster))
 
     def scores(self, values: Values, fits: Flags) -> Floats:

@@ -12,11 +12,15 @@ from paceline.cluster.resolve import resolve_cluster
 from paceline.plan.cost.compute import matrix_peak
 from paceline.plan.cost.inputs import Context
 from paceline.plan.forecast import Forecast
+from paceline.plan.learn.correct import Learnt
+from paceline.plan.learn.measured import read_measurements
+from paceline.plan.learn.recall import recall
 from paceline.plan.plan import Plan, PlanSpec
 from paceline.plan.search import SearchResult, search
 from paceline.task.amounts import batch_samples, total_steps
 from paceline.task.data.facts import DataFacts, data_facts
 from paceline.task.profile import ModelProfile
+from paceline.task.profile_plain import task_key
 from paceline.task.task import ModelSpec, Task
 
 if TYPE_CHECKING:
@@ -49,6 +53,7 @@ class Planned:
     batch_samples: int
     steps: int
     remarks: tuple[str, ...]
+    learnt: Learnt | None = None  # what finished runs on this machine said
 
     @property
     def reason(self) -> str:
@@ -159,15 +164,19 @@ def plan_prepared(prepared: Prepared, cluster: Cluster, remarks: tuple[str, ...]
 
 
 def _planned(prepared: Prepared, cluster: Cluster, remarks: tuple[str, ...], goodput: float) -> Planned:
-    spec = prepared.spec
+    spec, optimizer = prepared.spec, prepared.spec.task.optimizer.name
+    learnt = recall(prepared.profile, optimizer, cluster, spec.cluster)
+    measured = read_measurements(task_key(prepared.profile, optimizer), cluster) if spec.cluster.learn else {}
     found = search(
         prepared.profile,
         cluster,
         spec.plan,
         batch_samples=prepared.batch_samples,
         steps=prepared.steps,
-        optimizer=spec.task.optimizer.name,
+        optimizer=optimizer,
         goodput=goodput,
+        learnt=learnt,
+        measured=measured,
     )
     return Planned(
         spec=spec,
@@ -180,6 +189,7 @@ def _planned(prepared: Prepared, cluster: Cluster, remarks: tuple[str, ...], goo
         batch_samples=prepared.batch_samples,
         steps=prepared.steps,
         remarks=(*remarks, *prepared.facts.notes, *_offload_remarks(found.best.plan, spec.plan, cluster)),
+        learnt=learnt,
     )
 
 

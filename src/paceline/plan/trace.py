@@ -16,7 +16,8 @@ from typing import Any
 
 from paceline import errors
 from paceline.errors import PacelineError
-from paceline.task.profile import BlockProfile, ModelProfile, TensorLimits
+from paceline.task.profile import ModelProfile
+from paceline.task.profile_plain import pack_profile, unpack_profile
 from paceline.task.task import DataSpec, ModelSpec, Task
 
 EXAMPLE_ROWS = 2  # samples in the example batch: enough to tell what grows with the batch
@@ -72,7 +73,7 @@ def _trace_in_child(task: Task) -> ModelProfile:
         result = json.loads(answer.read_text("utf-8"))
     if "error" in result:
         raise _rebuilt(result)
-    return profile_from_dict(result)
+    return unpack_profile(result)
 
 
 def _rebuilt(record: dict[str, Any]) -> PacelineError:
@@ -82,17 +83,6 @@ def _rebuilt(record: dict[str, Any]) -> PacelineError:
     return (kind if simple else errors.ConfigError)(record["what"], record["because"], record["try"])
 
 
-def profile_from_dict(record: dict[str, Any]) -> ModelProfile:
-    """Return the profile that `dataclasses.asdict` made plain."""
-    lists = ("open_axes", "expert_widths")  # JSON knows no tuples
-    blocks = tuple(
-        BlockProfile(**{**block, **{name: tuple(block[name]) for name in lists}}) for block in record["blocks"]
-    )
-    limits = record.get("tensor_limits")
-    limits = limits and TensorLimits(**{**limits, "widths": tuple(limits["widths"])})
-    return ModelProfile(**{**record, "blocks": blocks, "tensor_limits": limits})
-
-
 def main() -> None:
     """Trace the task of a request file and write the profile, or the error, to the answer file."""
     request = json.loads(Path(sys.argv[1]).read_text("utf-8"))
@@ -100,7 +90,7 @@ def main() -> None:
     data = DataSpec(**{**request["data"], "include": tuple(request["data"]["include"])})
     try:
         profile = trace_here(ModelSpec(**request["model"]), data, request["objective"], request["seed"])
-        answer = dataclasses.asdict(profile)
+        answer = pack_profile(profile)
     except PacelineError as error:
         answer = error.as_dict()
     partial = Path(sys.argv[2] + ".partial")

@@ -24,7 +24,7 @@ from paceline.plan.chance import chance_above
 from paceline.plan.cost.columns import Columns, Floats
 from paceline.plan.cost.inputs import Context
 from paceline.plan.cost.price import amounts
-from paceline.plan.cost.total import memory_widths, step_seconds
+from paceline.plan.cost.total import memory_widths_of, step_seconds
 
 SAFE = 0.01  # largest chance of running out of memory of a plan that surely fits
 # Of plans of one cluster money is proportional to time, and carbon to energy, which nearly is: what stands in for a
@@ -76,7 +76,7 @@ def values_of(context: Context, columns: Columns, peaks: Floats, usable_bytes: f
     usd, kwh, grams = (
         np.broadcast_to(amount, seconds.shape) for amount in amounts(context.cluster, seconds * context.steps, busy)
     )
-    risk = chance_above(peaks, usable_bytes, *memory_widths(context.cluster, context.constants))
+    risk = chance_above(peaks, usable_bytes, *memory_widths_of(context, columns))
     return Values(seconds, peaks, usd, kwh, grams, risk)
 
 

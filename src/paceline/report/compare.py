@@ -17,7 +17,9 @@ from paceline.report.phases import Attempt
 from paceline.report.records import Records, StepTable, number, table, text
 
 JOULES_PER_KWH = 3.6e6
-COMMUNICATION = ("reduc", "gather", "communication", "collective", "all-to-all", "send", "network", "all_reduce")
+COMMUNICATION = ("reduc", "gather", "communication", "collective", "all-to-all", "send", "network", "all_reduce",
+                 "bubble")  # fmt: skip
+LEARNT = "learnt from"  # the term that earlier runs add corrects the sum: every group has its share of it
 ACTIVATIONS = "activations_and_buffers"
 JOINT = "activations_and_runtime"
 
@@ -165,9 +167,20 @@ def memory_group(name: str) -> str:
     return "weights" if "weight" in lowered or "parameter" in lowered else ACTIVATIONS
 
 
-def _total(terms: list[TermLine]) -> float | None:
+def _total(terms: list[TermLine], learnt: float = 1.0) -> float | None:
     values = [term.value for term in terms if term.value is not None]
-    return sum(values) if values else None
+    return sum(values) * learnt if values else None
+
+
+def _without_learnt(terms: list[TermLine]) -> tuple[list[TermLine], float, str]:
+    """Return the terms of formulas, the factor by which earlier runs corrected their sum, and a note that says so."""
+    formulas = [term for term in terms if not term.name.startswith(LEARNT)]
+    learnt = next((term for term in terms if term.name.startswith(LEARNT)), None)
+    base = _total(formulas)
+    if learnt is None or learnt.value is None or not base:
+        return formulas, 1.0, ""
+    factor = 1 + learnt.value / base
+    return formulas, factor, f"forecast x {factor:.3f}, {learnt.name}"
 
 
 def _communicates_inside(plan: Mapping[str, Any]) -> bool:
@@ -178,7 +191,7 @@ def _communicates_inside(plan: Mapping[str, Any]) -> bool:
 
 def time_groups(reference: Mapping[str, Any], steps: StepTable) -> tuple[Group, ...]:
     """Return the step's groups of time terms with the medians of the clocks that measure them, in seconds."""
-    terms = _terms(table(reference.get("forecast")), "time")
+    terms, learnt, note = _without_learnt(_terms(table(reference.get("forecast")), "time"))
     sorted_terms: dict[str, list[TermLine]] = {
         name: [] for name in ("forward_backward", "reduce", "optimizer", "data", "other")
     }
@@ -187,7 +200,13 @@ def time_groups(reference: Mapping[str, Any], steps: StepTable) -> tuple[Group, 
     clocks = {name: steps.column(name) for name in sorted_terms}
     names = {"forward_backward": "forward and backward", "reduce": "gradient reduction"}
     notes = {}
-    if _communicates_inside(table(reference.get("plan"))):
+    world, waiting = number(reference.get("world_size")) or 1, steps.column("waiting_seconds")
+    if world > 1 and np.isfinite(waiting).any():
+        clocks["forward_backward"] = clocks["forward_backward"] + np.nan_to_num(clocks["reduce"]) - waiting
+        clocks["reduce"] = waiting
+        names = {"forward_backward": "computing forward and backward", "reduce": "communication and waiting"}
+        notes["reduce"] = "time in which rank 0 did not compute: collectives, peers that were slower, a shared core"
+    elif _communicates_inside(table(reference.get("plan"))):
         sorted_terms["forward_backward"] += sorted_terms.pop("reduce")
         clocks["forward_backward"] = clocks["forward_backward"] + np.nan_to_num(clocks.pop("reduce"))
         names["forward_backward"] = "forward, backward and communication"
@@ -196,7 +215,8 @@ def time_groups(reference: Mapping[str, Any], steps: StepTable) -> tuple[Group, 
     for key, own in sorted_terms.items():
         measured = median(clocks[key])
         if own or measured:
-            groups.append(Group(names.get(key, key), _total(own), measured, tuple(own), notes.get(key, "")))
+            said = "; ".join(filter(None, (notes.get(key, ""), note if own else "")))
+            groups.append(Group(names.get(key, key), _total(own, learnt), measured, tuple(own), said))
     return tuple(groups)
 
 
@@ -205,7 +225,8 @@ def memory_groups(records: Records, reference: Mapping[str, Any]) -> tuple[Group
     sorted_terms: dict[str, list[TermLine]] = {
         name: [] for name in ("weights", "gradients", "optimizer", ACTIVATIONS, "runtime")
     }
-    for term in _terms(table(reference.get("forecast")), "memory"):
+    terms, learnt, note = _without_learnt(_terms(table(reference.get("forecast")), "memory"))
+    for term in terms:
         sorted_terms[memory_group(term.name)].append(term)
     record = (records.of("memory") or [{}])[-1]
     measured = {name: number(value) for name, value in table(record.get("components")).items()}
@@ -214,7 +235,7 @@ def memory_groups(records: Records, reference: Mapping[str, Any]) -> tuple[Group
     for name in measured:
         sorted_terms.setdefault(name, [])
     return tuple(
-        Group(name.replace("_", " "), _total(own), measured.get(name), tuple(own))
+        Group(name.replace("_", " "), _total(own, learnt), measured.get(name), tuple(own), note if own else "")
         for name, own in sorted_terms.items()
         if own or measured.get(name) is not None
     )

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 SECONDS = ("total", "data", "forward_backward", "reduce", "optimizer", "other")
 COLUMNS = ("attempt", "step", "time", "position_after", "loss", "weight", "grad_norm", "lr", "tokens_per_second",
-           "peak_bytes", *SECONDS)  # fmt: skip
+           "peak_bytes", "waiting_seconds", *SECONDS)  # fmt: skip
 
 
 def number(value: Any) -> float | None:

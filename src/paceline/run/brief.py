@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from paceline.plan.explain import headline_lines
-from paceline.plan.layout import Layout
-from paceline.plan.plan import Plan
+from paceline.plan.plan import Plan, plan_from_dict
 from paceline.plan.session import Planned
+from paceline.task.profile_plain import pack_profile
 
 BRIEF_VARIABLE = "PACELINE_BRIEF"
 
@@ -79,6 +79,8 @@ def make_brief(planned: Planned, verified: dict[str, Any] | None = None) -> Brie
             "placement": dataclasses.asdict(planned.placement),
             "facts": dataclasses.asdict(planned.facts),
             "parameters": planned.profile.parameters,
+            "profile": pack_profile(planned.profile),
+            "optimizer": planned.spec.task.optimizer.name,
             "headline": headline_lines(planned),
             "provenance": {key: str(origin) for key, origin in planned.spec.provenance.items()},
             "decisions": [decision],
@@ -91,12 +93,6 @@ def brief_from_json(text: str) -> Brief:
     """Return the brief that `to_json` wrote."""
     data = json.loads(text)
     return Brief(**{**data, "plan": plan_from_dict(data["plan"])})
-
-
-def plan_from_dict(data: dict[str, Any]) -> Plan:
-    """Return the plan that `dataclasses.asdict` took apart."""
-    lists = {name: tuple(value) for name, value in data.items() if isinstance(value, list)}
-    return Plan(**{**data, **lists, "layout": Layout(**data["layout"])})
 
 
 def given_brief() -> Brief | None:

@@ -12,10 +12,11 @@ import torch
 import torch.distributed as dist
 
 from paceline import __version__
-from paceline.errors import PacelineError
+from paceline.errors import DataError, PacelineError, StorageError
 from paceline.run.brief import Brief
 from paceline.run.journal import Journal
 from paceline.run.memory import MemoryMeter
+from paceline.run.observe import remember_run
 from paceline.run.recovery.supervisor import is_supervised
 from paceline.run.resume import Progress, Restored
 from paceline.run.status import StatusLine
@@ -30,7 +31,7 @@ class Recorder:
     def __init__(
         self, run_dir: Path, spec: Spec, brief: Brief, world: World, meter: MemoryMeter, log_every: int
     ) -> None:
-        self._journal = Journal(run_dir)
+        self._run_dir, self._journal = run_dir, Journal(run_dir)
         self._status = StatusLine(brief, log_every)
         self._spec, self._brief, self._world, self._meter = spec, brief, world, meter
         self._ended = False
@@ -74,6 +75,8 @@ class Recorder:
         optional: dict[str, Any] = {}
         if loss_scale is not None:
             optional |= {"loss_scale": loss_scale, "updated": stats.updated}
+        if stats.waiting_seconds is not None:
+            optional["waiting_seconds"] = stats.waiting_seconds
         if stats.router is not None:
             optional["router"] = stats.router.as_dict()
         if sample_ids is not None:
@@ -130,8 +133,17 @@ class Recorder:
             seconds=seconds,
         )  # fmt: skip
         self._journal.close()
+        if status == "complete" and self._spec.cluster.learn:
+            self._remember()
         if self._tensorboard is not None:
             self._tensorboard.close()
+
+    def _remember(self) -> None:
+        """Leave what this run measured for the next forecast. A run that tells nothing is none the worse for it."""
+        try:
+            remember_run(self._run_dir)
+        except (DataError, StorageError) as error:
+            self.say(f"learn    the next forecast learns nothing from this run: {error.what}: {error.because}")
 
     def say(self, text: str) -> None:
         """Print a line."""

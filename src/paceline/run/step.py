@@ -47,14 +47,21 @@ class StepStats:
     updated: bool  # False where an fp16 overflow skipped the update
     stop_requested: bool  # any rank asked to stop
     router: RouterStats | None = None  # of a model with experts
+    # Of `forward_backward` and `reduce`, what rank 0 waited in: for peers, or for its core. None where unknown (CUDA).
+    waiting_seconds: float | None = None
 
 
 class PhaseClock:
-    """Splits a step's wall time into named phases; on CUDA by events, so that nothing waits for the device."""
+    """Splits a step's wall time into named phases; on CUDA by events, so that nothing waits for the device.
+
+    On a CPU this thread computes forward and backward itself, so the time in which it did not run is time that it
+    waited: in a collective, whose transfers other threads make, or for a core.
+    """
 
     def __init__(self, device: torch.device) -> None:
         self._cuda = device.type == "cuda"
         self._marks: list[tuple[str, Any]] = []
+        self._ran: list[float] = []
         self.mark("start")
 
     def mark(self, phase: str) -> None:
@@ -65,6 +72,7 @@ class PhaseClock:
             self._marks.append((phase, event))
         else:
             self._marks.append((phase, time.perf_counter()))
+            self._ran.append(time.thread_time())
 
     def seconds(self) -> dict[str, float]:
         """Return the seconds of each phase. On CUDA the device must have passed the last mark."""
@@ -73,6 +81,17 @@ class PhaseClock:
             span = before.elapsed_time(after) / 1e3 if self._cuda else after - before
             spans[phase] = spans.get(phase, 0.0) + span
         return spans
+
+    def waiting_seconds(self, *phases: str) -> float | None:
+        """Return the part of phases in which this thread did not run; None on CUDA, where it is not known."""
+        if self._cuda:
+            return None
+        pairs = zip(self._marks, self._marks[1:], self._ran, self._ran[1:], strict=False)
+        return sum(
+            max(0.0, after - before - (ran - since))
+            for (_, before), (phase, after), since, ran in pairs
+            if phase in phases
+        )
 
 
 @dataclass
@@ -148,6 +167,7 @@ class Stepper:
             updated=updated,
             stop_requested=stop > 0,
             router=router,
+            waiting_seconds=clock.waiting_seconds("forward_backward", "reduce"),
         )
 
     @torch.no_grad()  # the local part of a DTensor is then no step of a graph

@@ -20,8 +20,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from paceline.plan.plan import Plan
-from paceline.run.brief import plan_from_dict
+from paceline.plan.plan import Plan, plan_from_dict
 from paceline.run.handover import take_over
 from paceline.run.worker import end_with_parent, guarded
 

@@ -64,6 +64,7 @@ class FileScore:
     collectives: Errors | None = None
     layers: Errors | None = None
     energy: Errors | None = None
+    learnt: TimeScore | None = None  # of one's own runs, each forecast after learning from those before it
 
 
 @dataclass(frozen=True)

@@ -42,11 +42,16 @@ def _indented(lines: Iterator[str]) -> list[str]:
 def _file_lines(score: FileScore) -> list[str]:
     reasons = [f"{count} {reason}" for reason, count in score.not_scored.items()]
     more = f" and {len(reasons) - MOST_REASONS} other reasons" if len(reasons) > MOST_REASONS else ""
-    lines = [f"{Path(score.file).name}: {score.rows} rows, {score.scored} scored"]
+    lines = [f"{Path(score.file).name or score.file}: {score.rows} rows, {score.scored} scored"]
     if reasons:
         lines.append(f"  not scored: {'; '.join(reasons[:MOST_REASONS])}{more}")
     if score.step_time:
         lines += _indented(_time_lines(score.step_time))
+    if score.learnt:
+        learnt = [
+            line.replace("step time:", "after learning from the runs before it:") for line in _time_lines(score.learnt)
+        ]
+        lines += _indented(iter(learnt))
     if score.null:
         rates = (f"{rate.accelerator} {rate.precision} {_percent(rate.mfu)}" for rate in score.null)
         lines.append(f"  null MFU: {', '.join(rates)}")

@@ -16,8 +16,9 @@ import numpy as np
 from paceline.cluster.cluster import SOURCES
 from paceline.plan.cost.columns import Floats
 from paceline.plan.cost.inputs import Column, Context, Sheet, in_modes
+from paceline.plan.cost.measured import measured_text
 from paceline.plan.cost.parts import AGAIN, MODES
-from paceline.plan.cost.rates import ATTENTION_PASSES, BYTES, STATE_VALUES, Rates, weakest
+from paceline.plan.cost.rates import ATTENTION_PASSES, BYTES, STATE_VALUES
 from paceline.plan.plan import SAVED_KINDS
 
 # Per operator under selective recompute: a policy in Python sees every operator of both passes.
@@ -31,17 +32,16 @@ def compute_columns(sheet: Sheet) -> list[Column]:
     """Return the seconds per step of forward, backward and recompute, launches included."""
     columns, rates, part = sheet.columns, sheet.rates, sheet.slowest
     sequence = sheet.context.profile.tokens_per_sample
-    scale = columns.device_samples * rates.factor / columns.cp
-    note = calibration_note(rates)
-    product, attention, memory = (
-        SOURCES.index(source) for source in (rates.product_source, rates.attention_source, rates.memory_source)
-    )
+    scale = columns.device_samples / columns.cp
+    note = calibration_note(sheet)
+    sources = (rates.product_source, rates.attention_source, rates.memory_source)
+    product, attention, memory = (SOURCES.index("measured" if sheet.measured else source) for source in sources)
 
     def per(index: int) -> str:
         return f"{columns.device_samples[index]} samples/device{sheet.share_text(index)}"
 
     def over(seconds: Floats) -> Floats:
-        return scale * np.einsum("rs,rs->r", part.counts, seconds)
+        return scale * np.einsum("rs,rs->r", part.counts, seconds * sheet.factors)
 
     forward = over(sheet.product_seconds)
     found = [
@@ -69,8 +69,8 @@ def compute_columns(sheet: Sheet) -> list[Column]:
         ),
         Column(
             "recompute",
-            scale * sheet.over_modes(sheet.again_seconds, sheet.slowest_row),
-            SOURCES.index(weakest(rates.product_source, rates.memory_source)),
+            scale * sheet.over_modes(sheet.again_seconds * sheet.factors, sheet.slowest_row),
+            max(product, memory),
             lambda i: f"{_recompute_text(sheet, i)}{note}",
             "Chen et al. 2016, arXiv:1604.06174",
             ~columns.recomputes("none"),
@@ -93,8 +93,11 @@ def _recompute_text(sheet: Sheet, index: int) -> str:
     return text
 
 
-def calibration_note(rates: Rates) -> str:
-    """Return the formula's mention of the calibration factor, or nothing where there is none."""
+def calibration_note(sheet: Sheet) -> str:
+    """Return the formula's mention of what measured seconds make of it, or nothing where there are none."""
+    if sheet.measured:
+        return measured_text(sheet.measured)
+    rates = sheet.rates
     return f" x {rates.factor:.2f} (measured calibration step)" if rates.calibration_ratios else ""
 
 
@@ -106,7 +109,9 @@ def launch_column(sheet: Sheet, busy_seconds: Floats) -> Column:
     """
     columns, rates, part = sheet.columns, sheet.rates, sheet.slowest
     launch, on_cpu = rates.launch_seconds, rates.device.kind == "cpu"
-    shapes, operators, started = sheet.context.shapes, part.total("operators"), sheet.context.shapes["operators"][None]
+    shapes = sheet.context.shapes
+    slowed = shapes["operators"] * (sheet.factors if on_cpu else 1.0)
+    operators, started = part.number(slowed), slowed[None]
     if not on_cpu:
         split = (columns.tp > 1)[:, None] * shapes.collectives
         operators = operators + 2 / 3 * np.einsum("rs,rs->r", part.counts, split)
@@ -115,9 +120,11 @@ def launch_column(sheet: Sheet, busy_seconds: Floats) -> Column:
     selective = sheet.over_modes(in_modes(started, "selective"), sheet.slowest_row)
     per_micro_batch = (3 * operators + again) * launch.value + 2 * selective * SELECTIVE_SECONDS_PER_OPERATOR
     seconds = columns.accumulation * per_micro_batch
-    seconds = seconds * rates.factor if on_cpu else np.maximum(0.0, seconds - busy_seconds)
-    note = calibration_note(rates) if on_cpu else ", beyond the device's work"
-    known, weak = SOURCES.index(launch.source), SOURCES.index(weakest(launch.source, "assumed"))
+    if not on_cpu:
+        seconds = np.maximum(0.0, seconds - busy_seconds)
+    note = calibration_note(sheet) if on_cpu else ", beyond the device's work"
+    known = SOURCES.index("measured" if on_cpu and sheet.measured else launch.source)
+    weak = max(known, SOURCES.index("assumed"))
     return Column(
         "operator launches",
         seconds,
@@ -168,6 +175,15 @@ def optimizer_column(sheet: Sheet) -> Column:
     rates, columns, context = sheet.rates, sheet.columns, sheet.context
     values, size = 2 * STATE_VALUES[context.optimizer] + 3, state_bytes(columns.precision)
     local = sheet.heaviest.parameters / columns.tp / columns.state_degree
+    if sheet.measured:
+        each = sheet.measured.update_seconds / sheet.measured.update_parameters
+        return Column(
+            "optimizer",
+            local * each,
+            SOURCES.index("measured"),
+            lambda i: f"{local[i]:,.0f} parameters x {each * 1e9:.3g} ns for norm, clipping and update, as measured",
+            "measured on the task itself",
+        )
     update = local * size * values / rates.optimizer_rate.value
     clip = local * size * 3 / rates.memory_rate
     return Column(

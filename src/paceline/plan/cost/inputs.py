@@ -6,15 +6,17 @@ computed once, in the Context; what several terms need of the plans, once for al
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from paceline.cluster.cluster import SOURCES, Cluster
 from paceline.plan.cost.columns import Columns, Flags, Floats, Ints, columns_of
 from paceline.plan.cost.constants import Constants, read_constants
+from paceline.plan.cost.measured import block_factors, sheet_plan
 from paceline.plan.cost.parts import MODES, Known, Parts, Rows, Shapes, rows_of
 from paceline.plan.cost.rates import ATTENTION_PASSES, Rates
 from paceline.plan.cost.recompute import MODE_OF, fill_budget, kept_bytes, modes_in_order
@@ -24,6 +26,10 @@ from paceline.plan.forecast import Term
 from paceline.plan.plan import Plan
 from paceline.plan.split import split_by_cost
 from paceline.task.profile import BlockProfile, ModelProfile
+
+if TYPE_CHECKING:
+    from paceline.plan.learn.correct import Learnt
+    from paceline.plan.learn.measured import TaskMeasurement
 
 FIRST_FLASH = 2.0  # FlashAttention-2 takes half the time of what came before it (Dao 2023, arXiv:2307.08691, abstract)
 UNFUSED_PASSES = 3  # of attention that keeps its scores: forward 1, backward 2
@@ -45,6 +51,8 @@ class Context:
     optimizer: str = "adamw"
     software: Software = PACELINE
     constants: Constants = field(default_factory=read_constants)
+    learnt: Learnt | None = None  # what finished runs on this machine say; None: nothing, or it is not asked
+    measured: Mapping[str, TaskMeasurement] = field(default_factory=dict)  # of the task itself, by precision
 
     def rates(self, precision: str) -> Rates:
         """Return the device's rates in a precision; looked up once."""
@@ -70,6 +78,20 @@ class Context:
     def stream_elements(self) -> float:
         """Elements of what one sample passes from block to block."""
         return max((block.input_elements for block in self.profile.blocks), default=0.0)
+
+    def factors(self, precision: str) -> Floats:
+        """Return measured over modelled seconds of every different block: the task's own, or the probe's for all."""
+        if precision not in self._factors:
+            measured = self.measured.get(precision)
+            if measured is None:
+                self._factors[precision] = np.full(len(self.shapes.blocks), self.rates(precision).factor)
+            else:
+                self._factors[precision] = block_factors(self.sheet(sheet_plan(measured)), measured)
+        return self._factors[precision]
+
+    @cached_property
+    def _factors(self) -> dict[str, Floats]:
+        return {}
 
     def split(self, stages: int) -> tuple[int, ...]:
         """Return the repeated blocks of each of so many stages, split by cost; () where there are too few blocks."""
@@ -155,6 +177,16 @@ class Sheet:
     def rates(self) -> Rates:
         """The device's rates in the plans' precision."""
         return self.context.rates(self.columns.precision)
+
+    @property
+    def measured(self) -> TaskMeasurement | None:
+        """What was measured of the task itself in the plans' precision."""
+        return self.context.measured.get(self.columns.precision)
+
+    @property
+    def factors(self) -> Floats:
+        """What the formulas' seconds of every different block are multiplied by."""
+        return self.context.factors(self.columns.precision)
 
     @cached_property
     def rows(self) -> Rows:
@@ -281,7 +313,9 @@ class Sheet:
         Activations that rest in host memory leave out `selective`: what that keeps is out of reach of the transfer.
         """
         plans, places = self.rows.plan[rows], np.flatnonzero(self.context.shapes.repeated)
-        kept, seconds = (values[:, plans][:, :, places] for values in (self.kept_bytes, self.again_seconds))
+        kept, seconds = (
+            values[:, plans][:, :, places] for values in (self.kept_bytes, self.again_seconds * self.factors)
+        )
         unknown = ~np.isfinite(seconds).all(axis=(0, 2))
         seconds[:, unknown] = self._operations[:, None, places]  # of a device whose rates nobody knows
         if self.columns.common.offloads_activations:
@@ -352,16 +386,17 @@ class Sheet:
     @cached_property
     def busy_seconds(self) -> Floats:
         """Seconds that one sample's arithmetic takes on a device of every part (row), recompute included."""
-        of_shape, rows = 3 * self.product_seconds + self.attention_seconds + 3 * self.moving_seconds, self.rows
-        seconds = np.einsum("rs,rs->r", rows.parts.counts, of_shape[rows.plan]) + self.over_modes(self.again_seconds)
-        return seconds * (self.rates.factor / self.columns.cp)[rows.plan]
+        of_shape = 3 * self.product_seconds + self.attention_seconds + 3 * self.moving_seconds
+        factors, rows = self.factors / self.columns.cp[:, None], self.rows
+        once = np.einsum("rs,rs->r", rows.parts.counts, (of_shape * factors)[rows.plan])
+        return once + self.over_modes(self.again_seconds * factors)
 
     @cached_property
     def forward_seconds(self) -> Floats:
         """The part of `busy_seconds` that is the forward pass."""
         passes = np.where(self.context.shapes["fused_attention"] > 0, ATTENTION_PASSES, UNFUSED_PASSES)
         of_shape = self.product_seconds + self.attention_seconds / passes + self.moving_seconds
-        of_shape *= self.rates.factor / self.columns.cp[:, None]
+        of_shape *= self.factors / self.columns.cp[:, None]
         return np.einsum("rs,rs->r", self.rows.parts.counts, of_shape[self.rows.plan])
 
     @cached_property

@@ -14,7 +14,7 @@ import numpy as np
 from paceline.cluster.cluster import SOURCES, Cluster, Link
 from paceline.plan.cost.columns import Floats, Ints
 from paceline.plan.cost.constants import Constants
-from paceline.plan.cost.rates import weakest
+from paceline.plan.cost.rates import interpolate, weakest
 
 COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
 
@@ -52,10 +52,7 @@ def ring(cluster: Cluster, constants: Constants, size: Ints, stride: Ints) -> Ri
     per_node = np.maximum(1, np.minimum(size, cluster.devices_per_node // stride))
     nodes = -(-size // per_node)
     near, far = cluster.links[0], cluster.links[-1]
-    inside = {
-        name: near.collective_bytes_per_second.get(name) or rate_of(near, constants.node_link_share)
-        for name in COLLECTIVES
-    }
+    inside = {name: _inside(near, name, per_node, cluster, constants) for name in COLLECTIVES}
     # Every member brings its adapter's share; a chain through the node's members joins them.
     adapter = rate_of(far, constants.network_link_share)
     across = per_node * adapter
@@ -66,14 +63,27 @@ def ring(cluster: Cluster, constants: Constants, size: Ints, stride: Ints) -> Ri
     leaving = np.maximum(size - 1, 1) / np.where(size > 1, slowest, 1.0)
     rates["all_to_all"] = np.where(single, inside["all_to_all"], leaving)
     # All members of a ring move on together: every hop takes as long as the slowest.
-    near_hop, far_hop = hop_seconds(near, constants), hop_seconds(far, constants)
-    latency = np.asarray((size - 1) * np.where(single, near_hop, max(near_hop, far_hop)), dtype=np.float64)
+    near_hop, far_hop = _near_hop(near, per_node, cluster, constants), hop_seconds(far, constants)
+    latency = np.asarray((size - 1) * np.where(single, near_hop, np.maximum(near_hop, far_hop)), dtype=np.float64)
     tree = (np.minimum(size, per_node) - 1) * near_hop + np.log2(np.maximum(nodes, 1)) * far_hop
     near_source, far_source = near.bytes_per_second.source, far.bytes_per_second.source
     mixed = SOURCES.index(weakest(near_source, far_source))
     source = np.where(single, SOURCES.index(near_source), np.where(per_node > 1, mixed, SOURCES.index(far_source)))
     start = 0.0 if near.latency_seconds.source == "measured" else constants.collective_seconds
     return Ring(size, nodes, rates, latency, np.where(single, latency, tree), source, start)
+
+
+def _inside(near: Link, collective: str, size: Ints, cluster: Cluster, constants: Constants) -> Floats:
+    """Return the bytes per second of a collective inside nodes, by group size where that was measured."""
+    whole = near.collective_bytes_per_second.get(collective) or rate_of(near, constants.node_link_share)
+    smaller = [(group.size, group.collective_bytes_per_second.get(collective, whole)) for group in near.groups]
+    return interpolate((*smaller, (cluster.devices_per_node, whole)), size.astype(np.float64))
+
+
+def _near_hop(near: Link, size: Ints, cluster: Cluster, constants: Constants) -> Floats:
+    """Return the latency of one hop inside nodes, by group size where that was measured."""
+    smaller = [(group.size, group.hop_seconds) for group in near.groups]
+    return interpolate((*smaller, (cluster.devices_per_node, hop_seconds(near, constants))), size.astype(np.float64))
 
 
 def rate_of(link: Link, share: float) -> float:

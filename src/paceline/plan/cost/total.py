@@ -7,7 +7,6 @@ with every term in words. All run the same functions, so that what is shown is w
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 
 import numpy as np
 
@@ -15,22 +14,19 @@ from paceline.cluster.cluster import Cluster
 from paceline.plan.cost.axes import axis_columns, bubble_columns
 from paceline.plan.cost.columns import Columns, Floats
 from paceline.plan.cost.compute import compute_columns, fixed_column, launch_column, matrix_peak, optimizer_column
-from paceline.plan.cost.constants import Constants
 from paceline.plan.cost.inputs import Column, Context, Sheet, terms_of, total
+from paceline.plan.cost.intervals import memory_estimate, memory_widths, time_estimate, with_intervals
+from paceline.plan.cost.learnt import learnt_memory, learnt_memory_spread, learnt_time, learnt_time_spread
 from paceline.plan.cost.memory import memory_columns
 from paceline.plan.cost.network import network_columns
 from paceline.plan.cost.offload import offload_columns
-from paceline.plan.cost.price import QUANTILES, WAITING, bill, busy_share
-from paceline.plan.cost.rates import Rates, weakest
+from paceline.plan.cost.price import WAITING, bill, busy_share
 from paceline.plan.cost.software import PACELINE, Software
 from paceline.plan.forecast import Estimate, Forecast, Term
+from paceline.plan.learn.process import Z80, Z95
 from paceline.plan.plan import Plan
 from paceline.task.profile import ModelProfile
 
-# Relative half-width of the 80 % interval that the model itself earns, by how its figures are known.
-TIME_ERROR = {"measured": 0.20, "published": 0.35, "assumed": 0.60, "unknown": math.nan}
-CPU_MEMORY_ERROR = 0.15  # bytes are counted, not timed: what is missed is allocation, rounding and libraries
-NEGLIGIBLE = 0.05  # a term below this share of the sum does not decide how the sum is known
 CHUNK = 8192  # plans priced at once: what a processor's cache holds
 
 
@@ -61,7 +57,14 @@ def time_columns(sheet: Sheet) -> list[Column]:
     bubble = bubble_columns(sheet, compute, inside)
     network = network_columns(sheet, total(compute))
     moved = offload_columns(sheet, total(compute))
-    return [*compute, *inside, *bubble, *network, optimizer_column(sheet), *moved, fixed_column(sheet)]
+    formulas = [*compute, *inside, *bubble, *network, optimizer_column(sheet), *moved, fixed_column(sheet)]
+    return [*formulas, *learnt_time(sheet, formulas)]
+
+
+def held_columns(sheet: Sheet) -> list[Column]:
+    """Return the bytes on every plan's fullest device, by component."""
+    formulas = memory_columns(sheet)
+    return [*formulas, *learnt_memory(sheet, formulas)]
 
 
 def chunks_of(context: Context, columns: Columns) -> list[Sheet]:
@@ -71,7 +74,7 @@ def chunks_of(context: Context, columns: Columns) -> list[Sheet]:
 
 def peak_bytes(context: Context, columns: Columns) -> Floats:
     """Return the bytes on every plan's fullest device."""
-    return np.concatenate([np.zeros(0), *(total(memory_columns(sheet)) for sheet in chunks_of(context, columns))])
+    return np.concatenate([np.zeros(0), *(total(held_columns(sheet)) for sheet in chunks_of(context, columns))])
 
 
 def step_seconds(context: Context, columns: Columns) -> tuple[Floats, Floats]:
@@ -98,18 +101,32 @@ def price_all(context: Context, columns: Columns) -> list[tuple[Plan, Forecast]]
 
 def memory_of(context: Context, plan: Plan) -> tuple[Term, ...]:
     """Return the bytes on a plan's fullest device, by component."""
-    return terms_of(memory_columns(context.sheet(plan)), 0)
+    return terms_of(held_columns(context.sheet(plan)), 0)
 
 
 def _forecasts(sheet: Sheet) -> list[Forecast]:
-    time, memory = time_columns(sheet), memory_columns(sheet)
-    return [_forecast(sheet, terms_of(time, i), terms_of(memory, i)) for i in range(len(sheet.columns))]
+    time, memory = time_columns(sheet), held_columns(sheet)
+    spreads = learnt_time_spread(sheet, time), learnt_memory_spread(sheet)
+    return [
+        _forecast(sheet, terms_of(time, i), terms_of(memory, i), *(_at(spread, i) for spread in spreads))
+        for i in range(len(sheet.columns))
+    ]
 
 
-def _forecast(sheet: Sheet, time: tuple[Term, ...], memory: tuple[Term, ...]) -> Forecast:
+def _at(spread: Floats | None, index: int) -> float | None:
+    return None if spread is None else float(spread[index])
+
+
+def _forecast(
+    sheet: Sheet,
+    time: tuple[Term, ...],
+    memory: tuple[Term, ...],
+    time_spread: float | None,
+    memory_spread: float | None,
+) -> Forecast:
     context = sheet.context
     constants, rates = context.constants, sheet.rates
-    step = time_estimate(time, rates)
+    step = time_estimate(time, rates, time_spread)
     time = with_intervals(time, *((constants.time_80, constants.time_95) if rates.is_published else (None, None)))
     run = _scaled(step, context.steps)
     flops = 3 * context.profile.forward_flops * context.batch_samples
@@ -121,7 +138,7 @@ def _forecast(sheet: Sheet, time: tuple[Term, ...], memory: tuple[Term, ...]) ->
     return Forecast(
         step_seconds=step,
         time=time,
-        peak_bytes=memory_estimate(memory, context.cluster, constants),
+        peak_bytes=memory_estimate(memory, context.cluster, constants, memory_spread),
         memory=with_intervals(memory, *memory_widths(context.cluster, constants)),
         tokens_per_second=context.batch_samples * context.profile.tokens_per_sample / step.value,
         steps=context.steps,
@@ -135,60 +152,22 @@ def _forecast(sheet: Sheet, time: tuple[Term, ...], memory: tuple[Term, ...]) ->
     )
 
 
-def time_estimate(terms: tuple[Term, ...], rates: Rates) -> Estimate:
-    """Return the sum of time terms with its intervals.
-
-    Of a published device, the intervals are those that hold 80 % and 95 % of what calibration measured. Of a probed
-    one, the half-width is the model's error, weighted by the terms' shares, joined in quadrature with the spread of the
-    probe's repeats and sizes. Intervals are symmetric in ratios: (value / ratio, value * ratio).
-    """
-    total = sum(term.value for term in terms)
-    if not math.isfinite(total):
-        return Estimate(math.nan, math.nan, math.nan, "unknown")
-    source = _source(terms, total)
-    if rates.is_published:
-        return _around(total, rates.constants.time_80, rates.constants.time_95, source)
-    error = sum(term.value * TIME_ERROR[term.source] for term in terms if term.value) / total
-    width = math.log(1 + math.hypot(error, rates.relative_spread))
-    return _around(total, width, width * QUANTILES, source)
-
-
-def memory_estimate(terms: tuple[Term, ...], cluster: Cluster, constants: Constants) -> Estimate:
-    """Return the sum of memory terms with its intervals."""
-    total = sum(term.value for term in terms)
-    return _around(total, *memory_widths(cluster, constants), _source(terms, total))
-
-
-def memory_widths(cluster: Cluster, constants: Constants) -> tuple[float, float]:
-    """Return the half-widths of memory's 80 % and 95 % intervals as logarithms: of accelerators, as calibrated."""
-    if cluster.device.kind == "cpu":
-        width = math.log(1 + CPU_MEMORY_ERROR)
-        return width, width * QUANTILES
-    return constants.memory_80, constants.memory_95
-
-
-def with_intervals(terms: tuple[Term, ...], width80: float | None, width95: float | None) -> tuple[Term, ...]:
-    """Return terms with intervals: of these half-widths as logarithms, or of those by how each term is known."""
-    found = []
-    for term in terms:
-        narrow = math.log(1 + TIME_ERROR[term.source]) if width80 is None else width80
-        sure = _around(term.value, narrow, narrow * QUANTILES if width95 is None else width95, term.source)
-        found.append(replace(term, low=sure.low, high=sure.high, low95=sure.low95, high95=sure.high95))
-    return tuple(found)
-
-
-def _around(value: float, width80: float, width95: float, source: str) -> Estimate:
-    narrow, wide = math.exp(width80), math.exp(width95)
-    return Estimate(value, value / narrow, value * narrow, source, value / wide, value * wide)
-
-
 def most_bytes(context: Context, peaks: Floats) -> Floats:
-    """Return the high ends of the 80 % intervals of sums of memory."""
+    """Return the high ends of the 80 % intervals of sums of memory, learning aside."""
     return peaks * math.exp(memory_widths(context.cluster, context.constants)[0])
 
 
-def _source(terms: tuple[Term, ...], total: float) -> str:
-    return weakest(*(term.source for term in terms if term.value > NEGLIGIBLE * total), "measured")
+def memory_widths_of(context: Context, columns: Columns) -> tuple[Floats, Floats]:
+    """Return the half-widths of the 80 % and 95 % intervals of every plan's memory, as logarithms."""
+    spreads = [np.zeros(0)]
+    if context.learnt is not None:
+        found = [learnt_memory_spread(sheet) for sheet in chunks_of(context, columns)]
+        spreads += [spread for spread in found if spread is not None]
+    spread = np.concatenate(spreads)
+    if len(spread) == len(columns):
+        return Z80 * spread, Z95 * spread
+    narrow, wide = memory_widths(context.cluster, context.constants)
+    return np.full(len(columns), narrow), np.full(len(columns), wide)
 
 
 def _scaled(estimate: Estimate, factor: float) -> Estimate:

@@ -7,6 +7,7 @@ When one rank ends badly, its peers are given a moment to end themselves and are
 from __future__ import annotations
 
 import json
+import math
 import os
 import signal
 import subprocess
@@ -33,8 +34,8 @@ class Outcome:
     error: dict[str, object] | None = None
 
 
-def supervise(command: Sequence[str], ranks: int, environ: dict[str, str]) -> Outcome:
-    """Run `command` once per rank and return how they ended.
+def supervise(command: Sequence[str], ranks: int, environ: dict[str, str], limit_seconds: float = math.inf) -> Outcome:
+    """Run `command` once per rank and return how they ended. After `limit_seconds` they are killed.
 
     Each process gets RANK, LOCAL_RANK, WORLD_SIZE and a rendezvous; SIGTERM, SIGINT and SIGUSR1 are passed on to all.
     """
@@ -59,7 +60,9 @@ def supervise(command: Sequence[str], ranks: int, environ: dict[str, str]) -> Ou
                 place = {"RANK": str(rank), "LOCAL_RANK": str(rank), "PACELINE_PARENT": str(os.getpid())}
                 # Own process group: Ctrl-C reaches the ranks once, through us.
                 processes.append(subprocess.Popen(list(command), env={**shared, **place}, process_group=0))
-            _wait(processes)
+            if not _wait(processes, time.monotonic() + limit_seconds):
+                because = f"{ranks} process(es) ran for more than {limit_seconds:.0f} s and were killed"
+                return Outcome(1, PacelineError("it took too long", because, "try on an idle machine").as_dict())
             return _outcome(processes, Path(folder))
         finally:
             for process in processes:
@@ -69,8 +72,11 @@ def supervise(command: Sequence[str], ranks: int, environ: dict[str, str]) -> Ou
             flag.release()
 
 
-def _wait(processes: list[subprocess.Popen[bytes]]) -> None:
-    """Return when all processes have ended, by themselves or, after a peer's failure, by force."""
+def _wait(processes: list[subprocess.Popen[bytes]], latest: float) -> bool:
+    """Return when all processes have ended, by themselves or, after a peer's failure, by force.
+
+    The result is False where they were still running at `latest` and were killed.
+    """
     deadline = None
     while any(process.poll() is None for process in processes):
         failed = any(process.poll() not in (None, 0) for process in processes)
@@ -80,7 +86,13 @@ def _wait(processes: list[subprocess.Popen[bytes]]) -> None:
             for process in processes:
                 if process.poll() is None:
                     process.kill()
+        if time.monotonic() > latest:
+            for process in processes:
+                process.kill()
+                process.wait()
+            return False
         time.sleep(POLL_SECONDS)  # a wait for several processes at once, not a synchronisation
+    return True
 
 
 def _outcome(processes: list[subprocess.Popen[bytes]], folder: Path) -> Outcome:

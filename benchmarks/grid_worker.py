@@ -1,0 +1,88 @@
+"""One rank of the forecast grid: runs many plans of one task in turns and writes what they took.
+
+    python benchmarks/grid_worker.py REQUEST RESULT
+
+REQUEST is a JSON file of {spec, plans, rounds, steps, threads}. Every plan is assembled once and makes two steps, in
+which its memory is measured; then plans take turns of a few steps, so that what else the machine does hits all alike.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import json
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from paceline.plan.plan import plan_from_dict
+from paceline.run.assemble import assemble
+from paceline.run.handover import take_over
+from paceline.run.loader import BatchStream
+from paceline.run.worker import end_with_parent, guarded
+from paceline.run.world import World, join_world
+from paceline.task.data.source import open_sources
+
+STATUS, RESET = Path("/proc/self/status"), Path("/proc/self/clear_refs")
+
+
+class Turn:
+    """A plan, assembled: makes steps and says how long they took on the slowest rank."""
+
+    def __init__(self, task: Any, plan: Any, world: World, source: Any) -> None:
+        self.world, self.position, self.batch = world, 0, plan.batch_samples
+        self.stepper = assemble(task, plan, world, source, source.items_per_sample).stepper
+        self.stream = BatchStream(source, task.seed, plan, plan.layout.data_rank(world.rank), world.device)
+
+    def step(self) -> float:
+        """Make one step, the reading of its batch included, and return the seconds."""
+        self.world.wait()
+        begin = time.perf_counter()
+        self.stepper.step(self.stream.at(self.position), lr=1e-4)
+        self.position += self.batch
+        return self.world.maximum([time.perf_counter() - begin])[0]
+
+
+def resident(field: str) -> int:
+    """Return VmRSS, VmHWM or RssFile of this process in bytes."""
+    line = next(line for line in STATUS.read_text().splitlines() if line.startswith(f"{field}:"))
+    return int(line.split()[1]) * 1024
+
+
+def measure(request_path: Path, result_path: Path) -> None:
+    """Run all plans of the request and write a list of {seconds, peak_bytes}, one for each plan."""
+    request = json.loads(request_path.read_text())
+    world = join_world("cpu", threads=request["threads"])
+    task = take_over(Path(request["spec"])).task
+    base = resident("VmRSS")
+    source, _ = open_sources(task.data, task.seed)
+    turns, peaks = [], []
+    for plan in map(plan_from_dict, request["plans"]):
+        gc.collect()
+        ctypes.CDLL(None).malloc_trim(0)
+        RESET.write_text("5")  # the high-water mark starts anew
+        held = resident("VmRSS") - resident("RssFile")
+        turn = Turn(task, plan, world, source)
+        turn.step(), turn.step()
+        own = resident("VmHWM") - resident("RssFile") - held
+        turns.append(turn)
+        peaks.append(world.maximum([float(base + own)])[0])
+    seconds: list[list[float]] = [[] for _ in turns]
+    for number in range(request["rounds"]):
+        for place in range(len(turns)):
+            at = (place + number) % len(turns)
+            seconds[at] += [turns[at].step() for _ in range(request["steps"])]
+    if world.is_first:
+        rows = [{"seconds": taken, "peak_bytes": peak} for taken, peak in zip(seconds, peaks, strict=True)]
+        result_path.write_text(json.dumps(rows))
+    world.wait()
+
+
+if __name__ == "__main__":
+    end_with_parent()
+    code = guarded(lambda: measure(Path(sys.argv[1]), Path(sys.argv[2])))
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)

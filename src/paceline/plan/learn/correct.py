@@ -1,0 +1,165 @@
+"""Learnt: what finished runs on this machine say of the plans of a task, for whole searches at once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from paceline.plan.cost.columns import AXES, Columns, Flags, Floats
+from paceline.plan.learn.observation import Observation
+from paceline.plan.learn.process import RUN_NOISE, SHARES, Fitted, Kinship, fit
+from paceline.plan.plan import Plan
+
+# Of a plan besides its layout: what runs of one plan agree in.
+FIELDS = ("micro_batch", "recompute", "recompute_budget", "offload", "schedule", "virtual_stages")
+ONE_DEVICE_CORE = 0.9  # a lone process that got less of its core was not alone
+
+
+@dataclass(frozen=True)
+class LearntRun:
+    """A run that was learnt from: what it measured beside what it is forecast to take today."""
+
+    observation: Observation
+    forecast_seconds: float
+    time_spread: float  # standard deviation of the log that the forecast states of itself
+    forecast_bytes: float
+    memory_spread: float
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return for people and machines which run it was, and what it measured beside today's forecast."""
+        found = self.observation
+        return {
+            "run": found.run,
+            "date": found.date,
+            "name": found.name,
+            "plan": str(found.plan),
+            "step_seconds": found.step_seconds,
+            "forecast_step_seconds": self.forecast_seconds,
+            "peak_bytes": found.peak_bytes,
+            "forecast_peak_bytes": self.forecast_bytes,
+            "core_share": found.core_share,
+        }
+
+    @property
+    def time_residual(self) -> float:
+        """Measured over forecast, as a logarithm."""
+        return float(np.log(self.observation.step_seconds / self.forecast_seconds))
+
+    @property
+    def memory_residual(self) -> float:
+        """Measured over forecast, as a logarithm; NaN where the run's memory is not known."""
+        return float(np.log((self.observation.peak_bytes or np.nan) / self.forecast_bytes))
+
+    @property
+    def time_noise(self) -> float:
+        """Standard deviation of the log of the run's step time: between runs, of its steps, of a shared machine."""
+        found = self.observation
+        of_median = 1.2533 * found.spread / max(1, found.steps) ** 0.5  # of normal values: sqrt(pi / 2) of the mean's
+        share = found.core_share
+        disturbed = -np.log(max(share, 0.01)) if share is not None and share < ONE_DEVICE_CORE else 0.0
+        return float(np.sqrt(RUN_NOISE**2 + of_median**2 + disturbed**2))
+
+
+@dataclass(frozen=True)
+class Learnt:
+    """What was learnt for one task: its key and the runs, all of which have finite residuals of time."""
+
+    task: str
+    runs: tuple[LearntRun, ...]
+
+    @property
+    def name(self) -> str:
+        """What the term is called in a forecast."""
+        return f"learnt from {len(self.runs)} run{'s' if len(self.runs) > 1 else ''} here"
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the task's key and every run with its noise: a run that counts for little has much."""
+        noise = self.time.noise.tolist()
+        runs = [{**run.as_dict(), "noise": loud} for run, loud in zip(self.runs, noise, strict=True)]
+        return {"task": self.task, "shares": SHARES, "runs": runs}
+
+    @cached_property
+    def time(self) -> Fitted:
+        """What the residuals of step times say."""
+        return self._fitted(self.runs, [run.time_residual for run in self.runs], "time")
+
+    @cached_property
+    def memory(self) -> Fitted | None:
+        """What the residuals of memory say; None where no run's memory is known."""
+        known = self._with_memory
+        return self._fitted(known, [run.memory_residual for run in known], "memory") if known else None
+
+    @property
+    def _with_memory(self) -> tuple[LearntRun, ...]:
+        return tuple(run for run in self.runs if np.isfinite(run.memory_residual))
+
+    def correct_time(self, columns: Columns, spreads: Floats) -> tuple[Floats, Floats]:
+        """Return mean and standard deviation of log(measured / forecast) of every plan's step time."""
+        return self.time.posterior(self.kinship(columns).value, spreads)
+
+    def correct_memory(self, columns: Columns, spreads: Floats) -> tuple[Floats, Floats]:
+        """Return the same of every plan's memory."""
+        if self.memory is None:
+            return np.zeros(len(columns)), spreads
+        kept = np.isfinite([run.memory_residual for run in self.runs])
+        return self.memory.posterior(self.kinship(columns).value[:, kept], spreads)
+
+    def kinship(self, columns: Columns) -> Kinship:
+        """Return what plans of the task have in common with the runs, as (plan x run) flags."""
+        ran = [run.observation for run in self.runs]
+        task = np.broadcast_to(np.array([one.task == self.task for one in ran]), (len(columns), len(ran)))
+        layout, alike = np.empty(task.shape, dtype=bool), np.empty(task.shape, dtype=bool)
+        for place, one in enumerate(ran):
+            layout[:, place], alike[:, place] = _compare(columns, one.plan)
+        return Kinship(task, layout, task & layout & alike)
+
+    def words(self, columns: Columns, index: int) -> str:
+        """Return which runs a plan's correction rests on."""
+        kin = self.kinship(columns)
+        task, layout, plan = kin.task[index], kin.layout[index], kin.plan[index]
+        counts = {
+            "of this plan": plan,
+            "of this task": task & ~plan,
+            "of this layout": layout & ~task,
+            "of others on this machine": ~task & ~layout,
+        }
+        return ", ".join(f"{int(flags.sum())} {what}" for what, flags in counts.items() if flags.any())
+
+    def _fitted(self, runs: tuple[LearntRun, ...], residuals: list[float], what: str) -> Fitted:
+        of_time = what == "time"
+        return fit(
+            residuals,
+            [run.time_spread if of_time else run.memory_spread for run in runs],
+            [run.time_noise if of_time else RUN_NOISE for run in runs],
+            _between([run.observation for run in runs]),
+        )
+
+
+def _between(ran: list[Observation]) -> Floats:
+    """Return the kinship of runs with each other."""
+    task = np.array([[one.task == other.task for other in ran] for one in ran])
+    layout = np.array([[one.layout == other.layout for other in ran] for one in ran])
+    rest = [(one.plan.precision, *(getattr(one.plan, name) for name in FIELDS)) for one in ran]
+    alike = np.array([[one == other for other in rest] for one in rest])
+    return Kinship(task, layout, task & layout & alike).value
+
+
+def _compare(columns: Columns, plan: Plan) -> tuple[Flags, Flags]:
+    """Return whether plans have another's layout, and whether they agree with it in the rest."""
+    layout = np.ones(len(columns), dtype=bool)
+    for axis in AXES:
+        layout &= getattr(columns, axis) == getattr(plan.layout, axis)
+    layout &= (columns.state_degree == 1) | (columns.zero == plan.zero)
+    alike = np.full(len(columns), (columns.precision, columns.common.offload) == (plan.precision, plan.offload))
+    alike &= columns.recomputes(plan.recompute) & (columns.budget == plan.recompute_budget)
+    alike &= columns.scheduled(plan.schedule)
+    alike &= (columns.micro_batch == plan.micro_batch) & (columns.virtual_stages == plan.virtual_stages)
+    return layout, alike
+
+
+def shares_text() -> str:
+    """Return how kinship is counted, for people."""
+    return ", ".join(f"{name} {share:.0%}" for name, share in SHARES.items())

@@ -1,0 +1,83 @@
+"""Recall: the finished runs of this machine, forecast again with today's figures, as what a plan learns from."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Sequence
+
+from paceline.cluster.cluster import Cluster, ClusterSpec
+from paceline.cluster.resolve import resolve_cluster
+from paceline.errors import ConfigError
+from paceline.plan.cost.inputs import Context, total
+from paceline.plan.cost.learnt import memory_spread, time_spread
+from paceline.plan.cost.total import held_columns, time_columns
+from paceline.plan.learn.correct import Learnt, LearntRun
+from paceline.plan.learn.measured import read_measurements
+from paceline.plan.learn.observation import Observation, machine_key
+from paceline.plan.learn.store import read_observations
+from paceline.task.profile import ModelProfile
+from paceline.task.profile_plain import task_key
+
+ClusterOf = Callable[[Observation], Cluster | None]
+
+
+def recall(profile: ModelProfile, optimizer: str, cluster: Cluster, spec: ClusterSpec) -> Learnt | None:
+    """Return what finished runs on this machine say of a task; None where there are none, or learning is off."""
+    machine = machine_key(cluster)
+    if not spec.learn or not machine:
+        return None
+    known: dict[tuple[int, int], Cluster | None] = {(cluster.devices, cluster.devices_per_node): cluster}
+
+    def cluster_of(one: Observation) -> Cluster | None:
+        key = (one.devices, one.devices_per_node)
+        if key not in known:
+            known[key] = _resolved(dataclasses.replace(spec, devices=key[0], devices_per_node=key[1]))
+        return known[key]
+
+    return learn(read_observations(machine), task_key(profile, optimizer), cluster_of)
+
+
+def learn(observations: Sequence[Observation], task: str, cluster_of: ClusterOf) -> Learnt | None:
+    """Return what observations say of a task, each forecast anew on `cluster_of` it; None where they say nothing.
+
+    Runs on clusters that are no more, and those whose forecast is unknown, are left out.
+    """
+    found = forecast_runs(observations, cluster_of)
+    usable = tuple(run for run in found if math.isfinite(run.time_residual) and math.isfinite(run.time_spread))
+    return Learnt(task, usable) if usable else None
+
+
+def forecast_runs(observations: Sequence[Observation], cluster_of: ClusterOf) -> list[LearntRun]:
+    """Return every run whose cluster is known with what the formulas say of it, learning aside, in their order."""
+    groups: dict[tuple[object, ...], list[tuple[Observation, Cluster]]] = {}
+    for one in observations:
+        cluster = cluster_of(one)
+        if cluster is not None:
+            key = (one.task, id(cluster), one.plan.batch_samples, _common(one))
+            groups.setdefault(key, []).append((one, cluster))
+    found = {id(run.observation): run for group in groups.values() for run in _forecast(group)}
+    return [found[id(one)] for one in observations if id(one) in found]
+
+
+def _common(one: Observation) -> tuple[object, ...]:
+    """Return what plans that are priced together have in common, besides the task, the machine and the batch."""
+    return one.plan.precision, one.plan.compile, one.plan.cp_method
+
+
+def _forecast(group: Sequence[tuple[Observation, Cluster]]) -> list[LearntRun]:
+    """Return runs of one task, cluster and batch with what the formulas say of them, learning aside."""
+    first, cluster = group[0]
+    measured = read_measurements(first.task, cluster)
+    context = Context(first.profile, cluster, first.plan.batch_samples, 1, first.optimizer, measured=measured)
+    sheet = context.sheet(*(one.plan for one, _ in group))
+    time, memory = time_columns(sheet), held_columns(sheet)
+    figures = (total(time), time_spread(sheet, time), total(memory), memory_spread(sheet))
+    return [LearntRun(one, *(float(values[place]) for values in figures)) for place, (one, _) in enumerate(group)]
+
+
+def _resolved(spec: ClusterSpec) -> Cluster | None:
+    try:
+        return resolve_cluster(spec)[0]
+    except ConfigError:  # this machine has fewer devices now
+        return None

@@ -1,0 +1,130 @@
+"""A run corrects the next forecast of its machine; a short measurement of the task does so before any run."""
+
+import json
+import math
+
+import pytest
+import runs
+
+from paceline.errors import ConfigError, PacelineError
+from paceline.launch.measure import measure_task
+from paceline.plan.explain import explain_lines
+from paceline.plan.learn.measured import read_measurements
+from paceline.plan.learn.store import read_observations
+from paceline.plan.session import plan_task
+from paceline.run.observe import observe_run, remember_run, runs_under
+from paceline.spec import load_spec
+from paceline.task.profile_plain import task_key
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """A finished run in a cache of its own: (environment, spec file, run's directory)."""
+    folder = tmp_path_factory.mktemp("learnt")
+    environment = runs.environment(XDG_CACHE_HOME=str(folder / "home"))
+    spec = runs.write_spec(folder, folder / "run", steps=10)
+    done = runs.paceline("train", spec, env=environment)
+    assert done.returncode == 0, done.stderr
+    return environment, spec, folder / "run"
+
+
+@pytest.fixture
+def here(finished, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", finished[0]["XDG_CACHE_HOME"])
+    return finished
+
+
+def test_a_second_plan_forecasts_what_the_first_run_showed(here):
+    _, spec, run_dir = here
+    found, _ = observe_run(run_dir)
+    unlearnt = plan_task(load_spec(spec, ["cluster.learn=false"]))
+    learnt = plan_task(load_spec(spec))
+    assert unlearnt.learnt is None and len(learnt.learnt.runs) == 1
+    assert learnt.learnt.runs[0].observation == read_observations(found.machine)[0] == found
+
+    def error(planned, measured, forecast):
+        return abs(math.log(measured / getattr(planned.forecast, forecast).value))
+
+    # However busy the machine was: the forecast is on the way from the formulas' to what was measured.
+    assert error(learnt, found.step_seconds, "step_seconds") < error(unlearnt, found.step_seconds, "step_seconds")
+    assert error(learnt, found.peak_bytes, "peak_bytes") < 0.5 * error(unlearnt, found.peak_bytes, "peak_bytes")
+    whole = " ".join(" ".join(explain_lines(learnt)).split())
+    assert "learnt from 1 run here" in whole and "this task" in whole
+    assert "learnt from no run: cluster.learn = false" in explain_lines(unlearnt)
+
+
+def test_an_observation_is_of_steady_steps_under_the_last_plan(here):
+    found, cluster = observe_run(here[2])
+    steps = [step for step in runs.steps_of(here[2]) if step["step"] not in (1, 4, 8, 10)]  # first, checkpoints
+    assert found.steps == len(steps) == 6 and found.devices == cluster.devices == 1
+    ordered = sorted(step["seconds"]["total"] for step in steps)
+    assert found.step_seconds == pytest.approx((ordered[2] + ordered[3]) / 2)
+    assert found.peak_bytes >= max(step["peak_bytes"] for step in steps)
+    assert 0 < found.core_share <= 1.001
+    assert sum(found.forecast.values()) == pytest.approx(
+        runs.records_of(here[2], "run_started")[0]["forecast"]["step_seconds"]["value"]
+    )
+
+
+def test_plan_json_tells_the_runs_and_forget_deletes_them(here, tmp_path):
+    environment, spec, run_dir = here
+    told = runs.as_json(runs.paceline("plan", spec, "--json", env=environment).stdout)["learnt"]
+    assert [one["run"] for one in told["runs"]] == [str(run_dir)] and told["runs"][0]["noise"] >= 0.03
+    forgot = runs.as_json(runs.paceline("probe", "--forget", "--json", env=environment).stdout)
+    assert forgot["runs"] == 1
+    assert runs.as_json(runs.paceline("plan", spec, "--json", env=environment).stdout)["learnt"] is None
+    remember_run(run_dir)  # from the journal alone
+
+
+def test_runs_are_backtested_by_their_folder(here, tmp_path):
+    environment, _, run_dir = here
+    (tmp_path / "none" / "journal").mkdir(parents=True)
+    rows = tmp_path / "rows.csv"
+    done = runs.paceline("backtest", run_dir, tmp_path, "--rows", rows, "--json", env=environment)
+    own, empty = runs.as_json(done.stdout)["files"]
+    assert own["kind"] == "own runs" and own["scored"] == 1 and own["memory"]["n"] == 1
+    assert empty["scored"] == 0 and list(empty["not_scored"]) == ["its journal has no start"]
+    assert len(rows.read_text().splitlines()) == 3
+    assert runs_under(run_dir.parent) == [run_dir]
+    nothing = runs.paceline("backtest", rows.parent / "none" / "journal", env=environment)
+    assert nothing.returncode == 5 and "there is no run under" in nothing.stderr
+
+
+def test_the_tasks_own_blocks_are_measured_and_used(here):
+    _, spec, _ = here
+    planned = plan_task(load_spec(spec))
+    said = []
+    found = measure_task(planned, said.append, seconds=0.1)
+    assert found.blocks == 2 and len(found.block_seconds) == 1 and found.update_parameters == planned.profile.parameters
+    assert 0 < 2 * found.block_seconds[0] < 20 * (2 * found.block_seconds[0] + found.rest_seconds)
+    assert read_measurements(task_key(planned.profile, "adamw"), planned.cluster) == {"fp32": found}
+    again = plan_task(load_spec(spec))
+    terms = {term.name: term for term in again.forecast.time}
+    assert "measured here" in terms["products, forward"].formula and terms["products, forward"].source == "measured"
+    assert any("a block" in line for line in said)
+    assert any("measured 20" in line for line in explain_lines(again))
+    untouched = plan_task(load_spec(spec, ["cluster.learn=false"]))
+    assert "measured here" not in untouched.forecast.time[0].formula
+
+
+def test_a_measurement_that_takes_too_long_is_killed(here):
+    planned = plan_task(load_spec(here[1]))
+    with pytest.raises(PacelineError, match=r"could not be measured") as error:
+        measure_task(planned, lambda line: None, limit_seconds=0.3)
+    assert "were killed" in error.value.because
+
+
+def test_only_this_machine_can_be_measured(here):
+    planned = plan_task(load_spec(here[1], ["cluster.device=h100-sxm"]))
+    with pytest.raises(ConfigError, match="only this machine"):
+        measure_task(planned, lambda line: None)
+
+
+def test_a_journal_without_enough_steps_says_so(here, tmp_path):
+    journal = tmp_path / "journal"
+    journal.mkdir()
+    lines = (here[2] / "journal" / "0001.jsonl").read_text().splitlines()
+    start = [line for line in lines if json.loads(line)["kind"] == "run_started"]
+    (journal / "0001.jsonl").write_text("\n".join(start + [line for line in lines if '"step":2' in line]) + "\n")
+    with pytest.raises(PacelineError, match="tells no step time"):
+        observe_run(tmp_path)

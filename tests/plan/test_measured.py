@@ -1,0 +1,123 @@
+"""Measured seconds of the task's own blocks take the place of the model's."""
+
+import dataclasses
+
+import pytest
+from plan_examples import cluster, opened, plan, profile
+
+from paceline.plan.cost.inputs import Context
+from paceline.plan.cost.total import price, step_seconds
+from paceline.plan.layout import Layout
+from paceline.plan.learn.measured import (
+    TaskMeasurement,
+    forget_measurements,
+    measured_shapes,
+    read_measurements,
+    with_blocks,
+    write_measurement,
+)
+from paceline.plan.learn.observation import machine_key
+from paceline.task.profile_plain import task_key
+
+MODEL = opened(profile(4))
+COMPUTED = ("products, forward", "products, backward", "attention", "memory-bound operators", "operator launches")
+
+
+def measurement(here, precision="fp32", **changes):
+    fields = {
+        "date": "2026-01-01T00:00:00+00:00",
+        "machine": machine_key(here),
+        "task": task_key(MODEL, "adamw"),
+        "name": "round",
+        "precision": precision,
+        "micro_batch": 4,
+        "devices": here.devices_per_node,
+        "threads": here.device.threads,
+        "block_seconds": (0.7,),
+        "rest_seconds": 0.06,
+        "update_seconds": 0.05,
+        "update_parameters": MODEL.parameters,
+        "blocks": 4,
+        "repeats": 10,
+        "spread": 0.1,
+    }
+    return TaskMeasurement(**{**fields, **changes})
+
+
+def priced(here, chosen, precision="fp32", **changes):
+    known = {precision: measurement(here, precision, **changes)}
+    return price(Context(MODEL, here, 64, 1, measured=known), chosen)
+
+
+@pytest.mark.parametrize("kind", ["cpu", "cuda"])
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_a_step_of_the_measured_micro_batch_takes_what_was_measured(kind, precision):
+    here = cluster(1, kind, host="node-1")
+    chosen = plan(Layout(), micro_batch=4, batch=4, precision=precision)
+    forecast = priced(here, chosen, precision)
+    terms = {term.name: term for term in forecast.time}
+    computed = sum(terms[name].value for name in COMPUTED)
+    casts = 0.0 if precision == "fp32" else terms["casts and gradient sums"].value
+    assert computed + casts == pytest.approx(4 * 0.7 + 0.06, rel=1e-12)
+    assert terms["optimizer"].value == pytest.approx(0.05, rel=1e-12)
+    assert all(terms[name].source == "measured" for name in COMPUTED)
+    assert all("measured here at micro-batch 4" in terms[name].formula for name in COMPUTED[:4])
+
+
+def test_other_layouts_keep_the_ratio_and_other_precisions_are_untouched():
+    here = cluster(2, host="node-1")
+    chosen = plan(Layout(tp=2), micro_batch=8, batch=64)
+    known, unknown = priced(here, chosen), price(Context(MODEL, here, 64, 1), chosen)
+    rows = [{term.name: term.value for term in forecast.time} for forecast in (known, unknown)]
+    assert rows[0]["tensor communication"] == pytest.approx(rows[1]["tensor communication"], rel=1e-12)
+    assert rows[0]["products, forward"] > 1.5 * rows[1]["products, forward"]
+    other = dataclasses.replace(chosen, precision="bf16")
+    assert priced(here, other).step_seconds == price(Context(MODEL, here, 64, 1), other).step_seconds
+
+
+def test_factors_beyond_reason_are_cut_off():
+    here, chosen = cluster(1, host="node-1"), plan(Layout(), micro_batch=4, batch=4)
+    seconds = [priced(here, chosen, block_seconds=(value,)).step_seconds.value for value in (1e3, 1e6)]
+    assert seconds[0] == pytest.approx(seconds[1], rel=1e-12)
+
+
+def test_a_memory_budget_spares_the_blocks_that_were_measured_to_be_slow():
+    here = cluster(1, host="node-1")
+    fast, slow = MODEL.blocks[1], dataclasses.replace(MODEL.blocks[1], transient_elements=2e5)
+    model = dataclasses.replace(MODEL, blocks=(MODEL.blocks[0], fast, slow, fast, slow))
+    known = measurement(here, task=task_key(model, "adamw"), block_seconds=(0.5, 1.0))
+    asked = plan(Layout(), micro_batch=4, recompute="budget", recompute_budget=0.6)
+    modes = Context(model, here, 64, 1, measured={"fp32": known}).with_blocks(asked).recompute_blocks
+    assert modes == ("selective", "none", "selective", "selective")
+    assert Context(model, here, 64, 1).with_blocks(asked).recompute_blocks == ("none", *3 * ("selective",))
+
+
+def test_searches_price_plans_as_each_by_itself():
+    here = cluster(2, host="node-1")
+    context = Context(MODEL, here, 64, 1, measured={"fp32": measurement(here)})
+    plans = [plan(layout, micro_batch=m) for layout in (Layout(dp_shard=2), Layout(tp=2)) for m in (1, 4)]
+    together = step_seconds(context, context.sheet(*plans).columns)[0]
+    assert together == pytest.approx([price(context, one).step_seconds.value for one in plans], rel=1e-12)
+
+
+def test_shapes_and_short_chains():
+    odd = dataclasses.replace(MODEL.blocks[1], name="odd", operators=99)
+    mixed = dataclasses.replace(MODEL, blocks=(*MODEL.blocks, odd))
+    assert [shape.operators for shape in measured_shapes(mixed)] == [30, 99]
+    assert [block.name for block in with_blocks(mixed, 2).blocks] == ["embedding", "layers.0", "layers.1"]
+
+
+def test_measurements_are_kept_by_task_precision_and_devices(monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    here, key = cluster(2, host="node-1"), task_key(MODEL, "adamw")
+    path = write_measurement(measurement(here))
+    write_measurement(measurement(here, "bf16"))
+    write_measurement(measurement(here, rest_seconds=0.05))
+    assert read_measurements(key, here) == {
+        "fp32": measurement(here, rest_seconds=0.05),
+        "bf16": measurement(here, "bf16"),
+    }
+    assert read_measurements("another", here) == {} == read_measurements(key, cluster(1, host="node-1"))
+    path.write_text("{}")
+    assert list(read_measurements(key, here)) == ["bf16"]
+    assert forget_measurements(machine_key(here)) == 2 and read_measurements(key, here) == {}
