@@ -42,10 +42,10 @@ from paceline.spec import load_spec
 
 HERE = Path(__file__).parent
 TASKS = {
-    "small decoder": ["task.model=llama-1m", "task.data.seq_len=128", "task.global_batch=32 samples"],
+    "small decoder": ["task.model=llama-1m", "task.data.seq_len=128", "task.global_batch=16 samples"],
     "larger decoder": [
         "task.model=llama-1m", "task.model.hidden=320", "task.model.layers=6", "task.model.heads=8",
-        "task.model.kv_heads=4", "task.model.ffn=896", "task.data.seq_len=128", "task.global_batch=16 samples",
+        "task.model.kv_heads=4", "task.model.ffn=896", "task.data.seq_len=128", "task.global_batch=8 samples",
     ],
     "mixture of experts": ["task.model=moe-2m", "task.data.seq_len=64", "task.global_batch=32 samples"],
     "long sequence": ["task.model=llama-1m", "task.data.seq_len=1024", "task.global_batch=4 samples"],
@@ -57,6 +57,7 @@ TASKS = {
 }  # fmt: skip
 COMMON = ["cluster.device=cpu", "cluster.learn=false", "plan.precision=fp32", "plan.recompute=none",
           "task.stop=1000 steps"]  # fmt: skip
+QUICK = ["task.data.seq_len=32", "task.global_batch=4 samples"]
 LIMIT_SECONDS = 180.0  # of one task on one number of processes
 
 
@@ -237,7 +238,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--devices", default="1,2,4", help="numbers of processes")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--steps", type=int, default=2, help="steps in a turn")
-    parser.add_argument("--layouts", type=int, default=16, help="most layouts of one task and number of processes")
+    parser.add_argument("--layouts", type=int, default=10, help="most layouts of one task and number of processes")
     parser.add_argument("--tasks", default="", help="words of the tasks to run, such as small,vision")
     parser.add_argument("--probe-seconds", type=float, default=15.0, help="time for each probe")
     parser.add_argument("--quick", action="store_true", help="a few seconds, to see that everything works")
@@ -267,7 +268,8 @@ def main(arguments: list[str]) -> int:
             probe_machine(devices, "cpu", say=lambda line: None, seconds_budget=options.probe_seconds)
             for name, task in chosen.items():
                 data = [] if any("data.source" in value for value in task) else [text]
-                planned = plan_task(load_spec(None, [*COMMON, *task, *data, f"cluster.devices={devices}"]))
+                asked = [*COMMON, *task, *data, *(QUICK if options.quick else []), f"cluster.devices={devices}"]
+                planned = plan_task(load_spec(None, asked))
                 plans = plans_of(planned, options.layouts)
                 try:
                     measured = measure(planned, plans, options)

@@ -313,6 +313,6 @@ def test_terms_are_named_so_that_the_right_clock_measures_them() -> None:
     names = {term.name: time_group(term.name) for term in price(context, chosen).time}
     inside_names = ("tensor communication", "context communication", "expert all-to-all", "pipeline sends")
     assert {names[name] for name in (*inside_names, "gradient reduction", "parameter gathering")} == {"reduce"}
-    assert names["pipeline bubble"] == "reduce"  # a rank in a bubble waits for its peers
+    assert names["pipeline bubble"] == "reduce"  # a rank that waits for its peers, as in a collective
     assert memory_group("loss buffers") == memory_group("communication buffers") == memory_group("activations")
     assert network_terms(context, chosen, 0.0)

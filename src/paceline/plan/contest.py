@@ -89,7 +89,7 @@ def contest(candidates: Candidates, weights: Mapping[str, float], step: Estimate
     places = np.sort(np.unique(settings, axis=0, return_index=True)[1])[:COMPARED]
     plans = candidates.columns.take(places)
     if len(places) == 1 or not math.isfinite(step.value) or set(weights) == {"memory"}:
-        return Contest((Contender(candidates.plan(int(places[0])), 1.0, 0.0),), 1, 0.0, 0.0)
+        return Contest((Contender(plans.plan(0), 1.0, 0.0),), 1, 0.0, 0.0)
     spread = math.log(step.high / step.value) / Z80
     factors = drawn_factors(_cause_seconds(candidates.context, plans), settings[places], spread)
     fixed = np.zeros(len(places))
@@ -97,7 +97,7 @@ def contest(candidates: Candidates, weights: Mapping[str, float], step: Estimate
         fixed = weights["memory"] * candidates.values.memory[places] / np.min(candidates.values.memory)
     verdict = judge((candidates.scores[places] - fixed)[:, None] * factors + fixed[:, None])
     contenders = tuple(
-        Contender(candidates.plan(int(places[place])), float(verdict.chance_best[place]), float(verdict.regrets[place]))
+        Contender(plans.plan(place), float(verdict.chance_best[place]), float(verdict.regrets[place]))
         for place in verdict.tried
     )
     return Contest(contenders, len(places), float(verdict.regrets[0]), verdict.regret_tried)
@@ -106,8 +106,7 @@ def contest(candidates: Candidates, weights: Mapping[str, float], step: Estimate
 def settings_of(columns: Columns) -> Ints:
     """Return the settings of plans whose forecasts err by a factor of their own (plan x setting)."""
     fields = [columns.tp, columns.pp, columns.cp, columns.ep, columns.state_degree > 1, columns.micro_batch]
-    fields += [columns.recompute * 1000 + np.round(999 * columns.budget).astype(np.int64)]
-    fields += [columns.schedule * 1000 + columns.virtual_stages]
+    fields += [columns.recompute, columns.schedule * 1000 + columns.virtual_stages]
     return np.stack(fields, axis=1).astype(np.int64)
 
 

@@ -112,9 +112,9 @@ class Refusals(Sequence[Refusal]):
         if place < len(self.beyond):
             plan = context.plan_of(self.beyond, place)
             return Refusal(plan, self.limits.refusal(price(context, plan)))
-        columns = self.too_large.take([place - len(self.beyond)])
-        plan = context.plan_of(columns, 0)
-        return Refusal(plan, memory_refusal(context, columns, self.memory_risk))
+        place -= len(self.beyond)
+        refused = memory_refusal(context, self.too_large.take([place]), self.memory_risk)
+        return Refusal(context.plan_of(self.too_large, place), refused)
 
 
 @dataclass(frozen=True)
