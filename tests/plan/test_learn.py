@@ -117,6 +117,19 @@ def test_other_layouts_are_corrected_in_part_and_other_tasks_less():
     assert "1 of this task" in other.formula and "1 of others on this machine" in stranger.time[-1].formula
 
 
+def test_runs_of_another_budget_or_offload_are_runs_of_another_plan():
+    modes = {"recompute": "budget", "recompute_budget": 0.5, "recompute_blocks": ("none", "full")}
+    ran = dataclasses.replace(run_of().plan, **modes)
+    learnt = learnt_from(run_of(plan=ran))
+    for changes, words in (
+        ({}, "1 of this plan"),
+        ({"recompute_budget": 0.25}, "1 of this task"),
+        ({"recompute": "full", "recompute_blocks": (), "recompute_budget": 0.0}, "1 of this task"),
+        ({"offload": "optimizer"}, "1 of this task"),
+    ):
+        assert words in price(context(learnt), dataclasses.replace(ran, **changes)).time[-1].formula
+
+
 def test_plans_of_a_search_are_corrected_as_each_by_itself():
     learnt = learnt_from(run_of(factor=1.4, memory=1.2), run_of(layout=LAYOUTS[1], factor=0.8))
     plans = [dataclasses.replace(run_of(layout=layout).plan, micro_batch=m) for layout in LAYOUTS[:3] for m in (1, 4)]

@@ -81,6 +81,17 @@ def test_factors_beyond_reason_are_cut_off():
     assert seconds[0] == pytest.approx(seconds[1], rel=1e-12)
 
 
+def test_a_memory_budget_spares_the_blocks_that_were_measured_to_be_slow():
+    here = cluster(1, host="node-1")
+    fast, slow = MODEL.blocks[1], dataclasses.replace(MODEL.blocks[1], transient_elements=2e5)
+    model = dataclasses.replace(MODEL, blocks=(MODEL.blocks[0], fast, slow, fast, slow))
+    known = measurement(here, task=task_key(model, "adamw"), block_seconds=(0.5, 1.0))
+    asked = plan(Layout(), micro_batch=4, recompute="budget", recompute_budget=0.6)
+    modes = Context(model, here, 64, 1, measured={"fp32": known}).with_blocks(asked).recompute_blocks
+    assert modes == ("selective", "none", "selective", "selective")
+    assert Context(model, here, 64, 1).with_blocks(asked).recompute_blocks == ("none", *3 * ("selective",))
+
+
 def test_searches_price_plans_as_each_by_itself():
     here = cluster(2, host="node-1")
     context = Context(MODEL, here, 64, 1, measured={"fp32": measurement(here)})

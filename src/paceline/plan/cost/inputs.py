@@ -313,7 +313,9 @@ class Sheet:
         Activations that rest in host memory leave out `selective`: what that keeps is out of reach of the transfer.
         """
         plans, places = self.rows.plan[rows], np.flatnonzero(self.context.shapes.repeated)
-        kept, seconds = (values[:, plans][:, :, places] for values in (self.kept_bytes, self.again_seconds))
+        kept, seconds = (
+            values[:, plans][:, :, places] for values in (self.kept_bytes, self.again_seconds * self.factors)
+        )
         unknown = ~np.isfinite(seconds).all(axis=(0, 2))
         seconds[:, unknown] = self._operations[:, None, places]  # of a device whose rates nobody knows
         if self.columns.common.offloads_activations:

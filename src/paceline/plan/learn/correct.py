@@ -14,7 +14,7 @@ from paceline.plan.learn.process import RUN_NOISE, SHARES, Fitted, Kinship, fit
 from paceline.plan.plan import Plan
 
 # Of a plan besides its layout: what runs of one plan agree in.
-FIELDS = ("micro_batch", "recompute", "schedule", "virtual_stages")
+FIELDS = ("micro_batch", "recompute", "recompute_budget", "offload", "schedule", "virtual_stages")
 ONE_DEVICE_CORE = 0.9  # a lone process that got less of its core was not alone
 
 
@@ -153,8 +153,9 @@ def _compare(columns: Columns, plan: Plan) -> tuple[Flags, Flags]:
     for axis in AXES:
         layout &= getattr(columns, axis) == getattr(plan.layout, axis)
     layout &= (columns.state_degree == 1) | (columns.zero == plan.zero)
-    alike = np.full(len(columns), columns.precision == plan.precision)
-    alike &= columns.recomputes(plan.recompute) & columns.scheduled(plan.schedule)
+    alike = np.full(len(columns), (columns.precision, columns.common.offload) == (plan.precision, plan.offload))
+    alike &= columns.recomputes(plan.recompute) & (columns.budget == plan.recompute_budget)
+    alike &= columns.scheduled(plan.schedule)
     alike &= (columns.micro_batch == plan.micro_batch) & (columns.virtual_stages == plan.virtual_stages)
     return layout, alike
 
