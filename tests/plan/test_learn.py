@@ -143,6 +143,16 @@ def test_plans_of_a_search_are_corrected_as_each_by_itself():
         assert alone.peak_bytes.high == pytest.approx(highs[place], rel=1e-12)
 
 
+def test_runs_that_differ_in_what_columns_share_are_learnt_from_together():
+    run = run_of(factor=1.2)
+    ways = ({"offload": "optimizer"}, {"precision": "bf16"}, {"recompute": "budget", "recompute_budget": 0.5},
+            {"recompute_save": ("matmul",)})  # fmt: skip
+    others = [dataclasses.replace(run, plan=dataclasses.replace(run.plan, **changes)) for changes in ways]
+    learnt = learnt_from(run, *others)
+    assert len(learnt.runs) == 5
+    assert learnt.kinship(columns_of([run.plan])).plan.tolist() == [[True, False, False, False, True]]
+
+
 def test_what_ran_slower_than_forecast_is_chosen_no_more():
     constraints = PlanSpec(pp=1, tp=1, micro_batch=4, precision="fp32", recompute="none")
     found = search(SMALL, HERE, constraints, batch_samples=64, steps=1)

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from paceline.cluster.cluster import Cluster, ClusterSpec
 from paceline.cluster.resolve import resolve_cluster
 from paceline.errors import ConfigError
+from paceline.plan.cost.columns import COMMON
 from paceline.plan.cost.inputs import Context, total
 from paceline.plan.cost.learnt import memory_spread, time_spread
 from paceline.plan.cost.total import held_columns, time_columns
@@ -54,15 +55,12 @@ def forecast_runs(observations: Sequence[Observation], cluster_of: ClusterOf) ->
     for one in observations:
         cluster = cluster_of(one)
         if cluster is not None:
-            key = (one.task, id(cluster), one.plan.batch_samples, _common(one))
+            # What is priced together is one task on one cluster, and agrees in what columns hold for all plans.
+            common = tuple(getattr(one.plan, name) for name in COMMON)
+            key = (one.task, id(cluster), *common)
             groups.setdefault(key, []).append((one, cluster))
     found = {id(run.observation): run for group in groups.values() for run in _forecast(group)}
     return [found[id(one)] for one in observations if id(one) in found]
-
-
-def _common(one: Observation) -> tuple[object, ...]:
-    """Return what plans that are priced together have in common, besides the task, the machine and the batch."""
-    return one.plan.precision, one.plan.compile, one.plan.cp_method
 
 
 def _forecast(group: Sequence[tuple[Observation, Cluster]]) -> list[LearntRun]:
