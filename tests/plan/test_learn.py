@@ -146,7 +146,7 @@ def test_plans_of_a_search_are_corrected_as_each_by_itself():
 def test_runs_that_differ_in_what_columns_share_are_learnt_from_together():
     run = run_of(factor=1.2)
     ways = ({"offload": "optimizer"}, {"precision": "bf16"}, {"recompute": "budget", "recompute_budget": 0.5},
-            {"recompute_save": ("matmul",)})  # fmt: skip
+            {"recompute_save": ("products",)})  # fmt: skip
     others = [dataclasses.replace(run, plan=dataclasses.replace(run.plan, **changes)) for changes in ways]
     learnt = learnt_from(run, *others)
     assert len(learnt.runs) == 5
