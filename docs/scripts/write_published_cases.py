@@ -14,6 +14,7 @@ from pathlib import Path
 
 from paceline.cluster.cluster import Cluster, ClusterSpec, Figure
 from paceline.cluster.resolve import resolve_cluster
+from paceline.plan.cost.inputs import Context
 from paceline.plan.cost.total import forecast_plan
 from paceline.plan.flops import flops_per_sample
 from paceline.plan.forecast import Estimate, Forecast
@@ -74,7 +75,8 @@ def cluster_of(device: str, devices: int, per_node: int = 0) -> Cluster:
 def price(profile: ModelProfile, cluster: Cluster, plan: Plan, optimizer: str = "adamw") -> Priced:
     """Return one plan's price."""
     forecast = forecast_plan(profile, cluster, plan, batch_samples=plan.batch_samples, steps=1, optimizer=optimizer)
-    return Priced(plan, forecast, memory_refusal(forecast.memory, cluster))
+    context = Context(profile, cluster, plan.batch_samples, 1, optimizer)
+    return Priced(plan, forecast, memory_refusal(context, context.sheet(plan).columns))
 
 
 def best(profile: ModelProfile, cluster: Cluster, batch: int, **asked: object) -> Priced:
