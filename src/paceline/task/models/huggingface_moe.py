@@ -114,14 +114,28 @@ class StackedExperts(Mapping[str, Tensor]):
 
     def part(self, name: str, offsets: tuple[int, ...], sizes: tuple[int, ...]) -> Tensor:
         """Return a part of a tensor; of stacked experts, only those in it are read, one at a time."""
-        if name not in self._experts:
-            return self._stored.part(self._names[name], offsets, sizes)
-        found = []
-        for index in range(offsets[0], offsets[0] + sizes[0]):
-            rows = torch.cat([self._stored[part] for part in self._parts(name, index)])
-            rows = rows.narrow(0, offsets[1], sizes[1]).narrow(1, offsets[2], sizes[2])
-            found.append(rows.clone())  # of a view the whole would stay
-        return torch.stack(found)
+        if name in self._experts:
+            experts = range(offsets[0], offsets[0] + sizes[0])
+            return torch.stack([self._part_of_one(name, index, offsets[1:], sizes[1:]) for index in experts])
+        file, stored = self._names[name], self._stored
+        if len(offsets) == len(stored.shape(file)):
+            return stored.part(file, offsets, sizes)
+        width = stored.shape(file)[1] // 2  # the file joins gates and ups, one after the other
+        return torch.stack(
+            [
+                stored.part(file, (offsets[0], half * width + offsets[2], offsets[3]), (sizes[0], *sizes[2:]))
+                for half in range(offsets[1], offsets[1] + sizes[1])
+            ],
+            dim=1,
+        )
+
+    def _part_of_one(self, name: str, expert: int, offsets: tuple[int, ...], sizes: tuple[int, ...]) -> Tensor:
+        """Return a part of one expert's matrices: [2, width, hidden] of gates and ups, else [hidden, width]."""
+        files = self._parts(name, expert)
+        if len(files) == 1:
+            return self._stored.part(files[0], offsets, sizes)
+        chosen = files[offsets[0] : offsets[0] + sizes[0]]
+        return torch.stack([self._stored.part(file, offsets[1:], sizes[1:]) for file in chosen])
 
     def __iter__(self) -> Iterator[str]:
         yield from self._names
