@@ -1,0 +1,87 @@
+"""The pages of proven layouts and of curves say what the results that are kept say, and these are all equal."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from paceline.plan.session import profile_task
+from paceline.task.data.facts import data_facts
+from paceline.verify.every import every_plan
+from paceline.verify.tolerance import TOLERANCES
+
+SCRIPTS = Path(__file__).parents[2] / "docs" / "scripts"
+
+
+def script(name: str, patch: pytest.MonkeyPatch) -> ModuleType:
+    patch.syspath_prepend(SCRIPTS)
+    return importlib.import_module(name)
+
+
+@pytest.fixture
+def layouts(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    return script("write_layouts", monkeypatch)
+
+
+@pytest.fixture
+def curves(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    return script("write_curves", monkeypatch)
+
+
+def test_the_page_of_layouts_is_that_of_the_results(layouts: ModuleType) -> None:
+    results = layouts.read_results()
+    assert set(results) == set(layouts.FAMILIES)
+    assert layouts.PAGE.read_text(encoding="utf-8") == layouts.page(results)
+
+
+def test_every_result_is_equal_within_the_tolerances(layouts: ModuleType) -> None:
+    for name, result in layouts.read_results().items():
+        assert result["layouts"], name
+        for proof in result["layouts"]:
+            assert proof["equal"] and set(proof["differences"]) == {"fp32", "fp64"}, (name, proof)
+            for dtype, found in proof["differences"].items():
+                assert all(found[quantity] <= limits[dtype] for quantity, limits in TOLERANCES.items()), (name, proof)
+
+
+@pytest.mark.parametrize("name", ["decoder"])
+def test_every_layout_that_can_be_had_is_in_the_table(
+    layouts: ModuleType, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    family = layouts.FAMILIES[name]
+    spec = layouts.spec_of(family, tmp_path)
+    plans, _ = every_plan(spec, profile_task(spec.task, data_facts(spec.task.data, None)), 8)
+    missing = {str(plan.layout) for plan in plans} - {
+        proof["layout"] for proof in layouts.read_results()[name]["layouts"]
+    }
+    assert not missing, f"run: python docs/scripts/write_layouts.py --family {name}"
+
+
+def test_the_page_and_the_picture_of_curves_are_those_of_the_losses(curves: ModuleType) -> None:
+    kept = curves.read_kept()
+    assert set(kept["runs"]) == set(curves.RUNS)
+    assert curves.PAGE.read_text(encoding="utf-8") == curves.page(kept)
+    assert curves.PICTURE.read_text(encoding="utf-8") == curves.picture(kept)
+
+
+def test_every_curve_lies_on_that_of_one_device(curves: ModuleType) -> None:
+    runs = curves.read_kept()["runs"]
+    for name, curve in curves.RUNS.items():
+        for dtype, most in curves.ON_THE_CURVE.items():
+            reference = runs[curves.REFERENCES[curve.model]][dtype]
+            assert len(reference) == curves.STEPS and reference[-1] < 0.7 * reference[0], "one device learns"
+            assert max(curves.differences(runs[name][dtype], reference)) <= most, (name, dtype)
+
+
+@pytest.mark.deep
+@pytest.mark.parametrize("name", ["shard-tp", "ep-shard"])
+def test_trained_again_it_lies_on_the_curve_of_one_device(curves: ModuleType, name: str, tmp_path: Path) -> None:
+    curve = curves.RUNS[name]
+    one = curves.RUNS[curves.REFERENCES[curve.model]]
+    for dtype, most in curves.ON_THE_CURVE.items():
+        losses, reference = (curves.train(each, dtype, tmp_path) for each in (curve, one))
+        assert max(curves.differences(losses, reference)) <= most, dtype
