@@ -1,7 +1,8 @@
 """How fast plans are priced and searched: `OMP_NUM_THREADS=1 python benchmarks/pricing.py [--json]`. Needs no GPU.
 
-Three figures. Layouts priced per second, memory and time of each; the complete search for Llama 3.1 405B on 16,384 H100
-in a process that has only just started, Python's own start included; `paceline plan` of a small task, likewise.
+Four figures. Layouts priced per second, memory and time of each; the complete search for Llama 3.1 405B on 16,384 H100
+in a process that has only just started, Python's own start included; the one for a model of 530B on 5,120 A100, beside
+what Calculon states of its own search; `paceline plan` of a small task.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from typing import Any
 from paceline.cluster.cluster import ClusterSpec
 from paceline.cluster.resolve import resolve_cluster
 from paceline.plan.cost.inputs import Context
-from paceline.plan.cost.total import peak_bytes, step_seconds
+from paceline.plan.cost.total import needed_bytes, step_seconds
 from paceline.plan.plan import PlanSpec
 from paceline.plan.space import Space, allowed_layouts, base_plan, recompute_modes
 from paceline.task.models.sizes import resolve_decoder
@@ -44,6 +45,23 @@ found = search(profile, cluster, PlanSpec(), batch_samples={batch}, steps=1)
 print(len(found.candidates) + len(found.refused), found.best.plan, sep="|")
 """
 
+# The README of calculon-ai/calculon at 013a664 says "~1 min" of `llm-optimal-execution models/turing-530B.json 5128
+# 2520 float16 systems/a100_80g.json`, on all cores of a machine it does not name. Its space is its own; 5,128 devices
+# divide into no layouts of ours, so this takes 5,120 and a batch of 2,560.
+CALCULON_SECONDS = 60
+TURING = """
+from paceline.cluster.cluster import ClusterSpec
+from paceline.cluster.resolve import resolve_cluster
+from paceline.plan.plan import PlanSpec
+from paceline.plan.search import search
+from paceline.task.profile_transformer import TransformerShape
+profile = TransformerShape("530B", layers=105, hidden=20480, ffn=81920, heads=128, kv_heads=128, head_dim=160,
+                           vocab=51200, seq_len=2048, flash=False, dropout=True).profile()
+cluster, _ = resolve_cluster(ClusterSpec(device="a100-80", devices=5120))
+found = search(profile, cluster, PlanSpec(), batch_samples=2560, steps=1)
+print(len(found.candidates) + len(found.refused), found.best.plan, sep="|")
+"""
+
 
 def priced_per_second() -> dict[str, Any]:
     """Return how many plans of the whole space are priced in a second of one core: memory and time of each."""
@@ -56,7 +74,7 @@ def priced_per_second() -> dict[str, Any]:
     seconds = []
     for _ in range(REPEATS):
         began = time.process_time()
-        peak_bytes(context, columns)
+        needed_bytes(context, columns)
         step_seconds(context, columns)
         seconds.append(time.process_time() - began)
     return {"plans": len(columns), "layouts": len(layouts), "per_second": len(columns) / statistics.median(seconds)}
@@ -83,6 +101,8 @@ def main() -> None:
     code = SEARCH.format(sequence=SEQUENCE, devices=DEVICES, batch=BATCH)
     searched, printed = cold([sys.executable, "-c", code])
     count, _, best = printed.strip().partition("|")
+    turing, printed = cold([sys.executable, "-c", TURING])
+    of_turing, _, best_turing = printed.strip().partition("|")
     with tempfile.TemporaryDirectory() as folder:
         text = Path(folder) / "text.txt"
         text.write_text("A paceline is a line of riders who share the work. " * 4000, "utf-8")
@@ -90,13 +110,17 @@ def main() -> None:
         sets = [word for pair in small for word in ("--set", pair)]
         planned, _ = cold([sys.executable, "-m", "paceline", "plan", *sets])
     if as_json:
-        print(json.dumps({"priced": priced, "search_405b": {**searched, "plans": int(count)}, "plan_small": planned}))
+        print(json.dumps({"priced": priced, "search_405b": {**searched, "plans": int(count)},
+                          "search_530b": {**turing, "plans": int(of_turing)}, "plan_small": planned}))  # fmt: skip
         return
     space = f"{priced['plans']:,} plans of {priced['layouts']:,} layouts"
     print(f"priced        {priced['per_second']:,.0f} plans/s on one core, memory and time ({space})")
     print(f"search        llama-405b on {DEVICES:,} x h100-sxm: {searched['wall_seconds']:.2f} s from a cold start"
           f" ({searched['processor_seconds']:.2f} s of processor), {int(count):,} plans, all of them")  # fmt: skip
     print(f"best          {best}")
+    print(f"search        530B on 5,120 x a100-80: {turing['wall_seconds']:.2f} s from a cold start, {int(of_turing):,}"
+          f" plans; Calculon states about {CALCULON_SECONDS} s of its own space on 5,128")  # fmt: skip
+    print(f"best          {best_turing}")
     print(f"plan          llama-11m on 8 x h100-sxm: {planned['wall_seconds']:.2f} s from a cold start"
           f" ({planned['processor_seconds']:.2f} s of processor)")  # fmt: skip
 

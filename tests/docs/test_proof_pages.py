@@ -47,7 +47,7 @@ def test_every_result_is_equal_within_the_tolerances(layouts: ModuleType) -> Non
                 assert all(found[quantity] <= limits[dtype] for quantity, limits in TOLERANCES.items()), (name, proof)
 
 
-@pytest.mark.parametrize("name", ["decoder"])
+@pytest.mark.parametrize("name", ["decoder", "moe"])
 def test_every_layout_that_can_be_had_is_in_the_table(
     layouts: ModuleType, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

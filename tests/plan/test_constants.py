@@ -26,9 +26,14 @@ def test_constants_are_written_as_they_are_read() -> None:
 def test_they_are_few_and_shares_are_shares() -> None:
     constants = read_constants()
     values = {name: value for name, value in dataclasses.asdict(constants).items() if isinstance(value, float)}
-    assert len(values) + len(constants.share) <= 25
-    shares = [*constants.share.values(), *(value for name, value in values.items() if name.endswith("_share"))]
+    assert len(values) + len(constants.share) + len(constants.attention) <= 28
+    shares = [
+        *constants.share.values(),
+        *constants.attention.values(),
+        *(value for name, value in values.items() if name.endswith("_share")),
+    ]
     assert all(0 < share <= 1 for share in (*shares, constants.overlap, constants.operand_traffic))
+    assert 0.1 < values.pop("flush_seconds") < 10, "gigabytes are given back and asked for again"
     assert all(1e-8 < value < 0.1 for name, value in values.items() if name.endswith("_seconds"))
     assert constants.time_80 < constants.time_95 and constants.memory_80 < constants.memory_95
 

@@ -130,10 +130,23 @@ def test_context_ranks_share_tokens_and_not_weights_by_hand() -> None:
 def test_context_communication_by_hand() -> None:
     moved = 64 * 4 * 2e4 * 4
     once = 3 / 4 * moved / 1e9 + 8 * 4 * 3 * 1e-4
-    assert inside(Layout(cp=4))["context communication"] == pytest.approx(2 * once)
-    assert inside(Layout(cp=4), recompute="full")["context communication"] == pytest.approx(3 * once)
+    assert inside(Layout(cp=4))["context communication"] == pytest.approx(3 * once)
+    assert inside(Layout(cp=4), recompute="full")["context communication"] == pytest.approx(4 * once)
     both = inside(Layout(cp=2, tp=2))["context communication"]
-    assert both == pytest.approx(2 * (1 / 2 * moved / 2 / 1e9 + 8 * 4 * 1e-4))
+    assert both == pytest.approx(3 * (1 / 2 * moved / 2 / 1e9 + 8 * 4 * 1e-4))
+
+
+def test_keys_of_other_ranks_come_while_attention_computes_on_an_accelerator() -> None:
+    shape = model(attention_flops=1e7)
+    whole = inside(Layout(cp=4), shape)["context communication"]
+    found = {}
+    for method in ("gather", "ring"):
+        context = Context(shape, cluster(4, "cuda"), 64, 1)
+        terms = {term.name: term.value for term in price(context, plan(Layout(cp=4), 8, cp_method=method)).time}
+        assert 0 < terms["context communication"] < whole
+        found[method] = (whole - terms["context communication"]) / terms["attention"]
+    assert found["gather"] == pytest.approx(1 / 4), "beside a rank's own part alone"
+    assert found["ring"] == pytest.approx(1), "beside all of it"
 
 
 # Experts

@@ -14,9 +14,10 @@ from plan_examples import cluster, opened, profile
 from paceline.cluster.cluster import Figure
 from paceline.errors import ConfigError, DoesNotFit
 from paceline.plan.chance import chance_above
+from paceline.plan.cost.room import usable_bytes
 from paceline.plan.cost.total import memory_widths
 from paceline.plan.plan import QUANTITIES, GoalSpec, PlanSpec
-from paceline.plan.search import SearchResult, search, usable_bytes
+from paceline.plan.search import SearchResult, search
 from paceline.plan.values import SAFE, Values, goal_values
 from paceline.spec import dump_toml, parse_spec, spec_from_dict, spec_to_dict
 

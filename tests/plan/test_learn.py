@@ -13,7 +13,7 @@ from paceline.cluster.plain import cluster_from_dict
 from paceline.plan.backtest.runs import FinishedRun, score_runs
 from paceline.plan.cost.columns import columns_of
 from paceline.plan.cost.inputs import Context
-from paceline.plan.cost.total import forecast_plan, memory_widths_of, peak_bytes, price, step_seconds
+from paceline.plan.cost.total import forecast_plan, memory_widths_of, needed_bytes, price, step_seconds
 from paceline.plan.layout import Layout
 from paceline.plan.learn.observation import Observation, machine_key, observation_from_dict
 from paceline.plan.learn.recall import learn
@@ -134,7 +134,7 @@ def test_plans_of_a_search_are_corrected_as_each_by_itself():
     learnt = learnt_from(run_of(factor=1.4, memory=1.2), run_of(layout=LAYOUTS[1], factor=0.8))
     plans = [dataclasses.replace(run_of(layout=layout).plan, micro_batch=m) for layout in LAYOUTS[:3] for m in (1, 4)]
     columns, known = columns_of(plans), context(learnt)
-    seconds, peaks = step_seconds(known, columns)[0], peak_bytes(known, columns)
+    seconds, peaks = step_seconds(known, columns)[0], needed_bytes(known, columns)
     highs = peaks * np.exp(memory_widths_of(known, columns)[0])
     for place, one in enumerate(plans):
         alone = price(known, one)

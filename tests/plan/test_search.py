@@ -14,11 +14,12 @@ from paceline.cluster.resolve import resolve_cluster
 from paceline.errors import ConfigError, DoesNotFit
 from paceline.plan.cost.constants import read_constants
 from paceline.plan.cost.rates import Rates
+from paceline.plan.cost.room import HEADROOM
 from paceline.plan.cost.total import forecast_plan, time_estimate
 from paceline.plan.forecast import Term
 from paceline.plan.layout import Layout
 from paceline.plan.plan import PlanSpec
-from paceline.plan.search import HEADROOM, TIE_RATIO, search
+from paceline.plan.search import TIE_RATIO, search
 from paceline.plan.space import micro_batches
 
 

@@ -4,17 +4,29 @@ from __future__ import annotations
 
 import dataclasses
 
+import numpy as np
 import pytest
-from plan_examples import block, cluster, opened, plan, profile
+from plan_examples import block, cluster, measured, opened, plan, profile
 
-from paceline.plan.cost.inputs import REPLICATED_MOVES, Context
+from paceline.cluster.cluster import Cluster, ClusterSpec, Link
+from paceline.cluster.resolve import resolve_cluster
+from paceline.plan.cost.axes import _copies_share
+from paceline.plan.cost.constants import read_constants
+from paceline.plan.cost.inputs import REPLICATED_MOVES, Context, total
+from paceline.plan.cost.memory import Held, memory_columns
 from paceline.plan.cost.recompute import WHOLE_INPUTS
+from paceline.plan.cost.room import HEADROOM, needed
 from paceline.plan.cost.software import MEGATRON, PACELINE, Software
-from paceline.plan.cost.total import memory_of, price
+from paceline.plan.cost.total import memory_of, needed_bytes, price
 from paceline.plan.layout import Layout
 from paceline.plan.plan import Plan
 
 MODEL = opened(profile(4))
+NEAR, FAR = (Link(level, measured(1e-6), measured(1e9)) for level in ("node", "network"))
+
+
+def published_cluster(name: str, devices: int) -> Cluster:
+    return resolve_cluster(ClusterSpec(device=name, devices=devices))[0]
 
 
 def context(software: Software, devices: int = 4, kind: str = "cpu") -> Context:
@@ -77,6 +89,112 @@ def test_unfused_attention_takes_whole_scores_and_three_passes() -> None:
     model = dataclasses.replace(MODEL, blocks=(layer,))
     found = {t.name: t.value for t in price(Context(model, cluster(1), 64, 1), plan(Layout(), 8)).time}
     assert found["attention"] == pytest.approx(64 * 3 * 1e8 / 5e10)
+
+
+def test_tensor_collectives_in_pieces_show_one_piece() -> None:
+    pieces = dataclasses.replace(PACELINE, hides_tensor=True)
+    chosen = plan(Layout(tp=4), 8)
+    whole, shown = (seconds(software, chosen)["tensor communication"] for software in (PACELINE, pieces))
+    assert shown == pytest.approx(whole / 4), "this profile has no head, whose loss is reduced in one piece"
+
+
+def test_interleaved_sends_are_hidden_but_for_filling_and_draining() -> None:
+    hidden = dataclasses.replace(PACELINE, hides_sends=True)
+    interleaved = plan(Layout(pp=2), 8, schedule="interleaved", virtual_stages=2, stages=(1, 1, 1, 1))
+    shown, left = (seconds(software, interleaved)["pipeline sends"] for software in (PACELINE, hidden))
+    assert left / shown == pytest.approx(2 * 1 / (2 * (8 * 2 + 1))), "of 2 x (8 micro-batches x 2 chunks + 1)"
+    plain = plan(Layout(pp=2), 8, stages=(2, 2))
+    assert seconds(hidden, plain)["pipeline sends"] == seconds(PACELINE, plain)["pipeline sends"]
+
+
+@pytest.mark.parametrize(("nodes", "chosen"), [(2, 8), (8, 8), (4, 2), (1, 8)])
+def test_copies_of_a_token_are_as_many_as_the_nodes_that_its_experts_lie_on(nodes: int, chosen: int) -> None:
+    routed = block("layers.0", "experts", routed_elements=chosen * 5e4, experts=64, expert_parameters=900_000.0)
+    model = opened(dataclasses.replace(MODEL, blocks=(routed,)))
+    sheet = Context(model, cluster(4), 64, 1).sheet(plan(Layout(dp_shard=4, ep=4), 1))
+    share = float(_copies_share(sheet, np.array([nodes]))[0])
+    drawn = np.random.default_rng(0).integers(0, nodes, size=(20_000, chosen))
+    counted = np.mean([len(set(row)) for row in drawn.tolist()]) / chosen
+    assert share == pytest.approx(counted if nodes > 1 else 1.0, rel=0.02)
+
+
+def test_unfused_attention_on_heads_that_are_not_aligned_leaves_the_matrix_units() -> None:
+    def attention(width: int) -> float:
+        layer = block("layers.0", fused_attention=False, heads=4, attention_flops=4.0 * 256**2 * 4 * width)
+        model = dataclasses.replace(MODEL, blocks=(layer,))
+        device = published_cluster("a100-80", 1)
+        chosen = plan(Layout(), 8, precision="bf16")
+        return {t.name: t.value for t in price(Context(model, device, 64, 1), chosen).time}["attention"] / width
+
+    assert 0.9 < attention(136) / attention(128) < 1.0, "wider heads take less to move"
+    assert attention(132) > 4 * attention(128), "264 bytes a row: no multiple of 16"
+
+
+def test_a_program_of_separate_kernels_launches_more_of_them_and_writes_the_loss_alike() -> None:
+    head = block("head", "head", recomputable=False, matmul_flops=0.0, attention_flops=0.0, moved_elements=4e6)
+    model = dataclasses.replace(MODEL, blocks=(*MODEL.blocks, head))
+    apart = dataclasses.replace(PACELINE, fused=False)
+    moves = {}
+    for software in (PACELINE, apart):
+        priced = price(Context(model, cluster(1), 64, 1, software=software), plan(Layout(), 8))
+        moves[software] = next(term.value for term in priced.time if term.name == "memory-bound operators")
+    constants = read_constants()
+    of_layers, of_others = 4 * 1e6, 1e6 + 4e6  # four layers; the embedding and the head
+    wanted = (of_layers * constants.unfused_moves + of_others) / (of_layers + of_others)
+    assert moves[apart] / moves[PACELINE] == pytest.approx(wanted)
+    launches = [seconds(software, plan(Layout(), 8))["operator launches"] for software in (PACELINE, apart)]
+    assert launches[1] / launches[0] == pytest.approx((4 * constants.unfused_launches + 1) / 5)
+
+
+def test_tensor_ranks_wait_for_each_other_where_a_pipeline_leaves_the_node() -> None:
+    waits = dataclasses.replace(PACELINE, pipeline_waits=True)
+
+    slow = dataclasses.replace(read_constants(), pipeline_wait_seconds=1.0)
+
+    def launches(software: Software, per_node: int) -> float:
+        where = dataclasses.replace(cluster(8, "cuda"), devices_per_node=per_node, links=(NEAR, FAR))
+        chosen = plan(Layout(tp=4, pp=2), 8, stages=(2, 2))
+        priced = price(Context(MODEL, where, 64, 1, software=software, constants=slow), chosen)
+        return next(term.value for term in priced.time if term.name == "operator launches")
+
+    assert launches(waits, 8) == launches(PACELINE, 8)
+    more = 8 * 2 * 4 * (2 * 4 + 1)  # micro-batches x passes x ranks x collectives of two layers and the embedding
+    assert launches(waits, 4) == pytest.approx(more, rel=0.01), "the device's own work is small beside it"
+
+
+def test_an_allocator_that_would_outgrow_the_device_is_emptied_every_micro_batch() -> None:
+    flushes = dataclasses.replace(PACELINE, flushes=True)
+    chosen = plan(Layout(tp=4), 8)
+    sheet = Context(MODEL, cluster(4, "cuda"), 64, 1, software=flushes).sheet(chosen)
+    memory = memory_columns(sheet)
+    peak, least = (float(values[0]) for values in (total(memory), needed(sheet, memory)))
+    assert least < peak, "what the allocator keeps it can give back"
+    found = {}
+    for room in (peak * 1.01, peak * 0.99):
+        where = cluster(4, "cuda", memory_bytes=room / (1 - HEADROOM))
+        priced = price(Context(MODEL, where, 64, 1, software=flushes), chosen)
+        found[room > peak] = {term.name: term.value for term in priced.time}.get("allocator flushes", 0.0)
+    assert found == {True: 0.0, False: 8 * read_constants().flush_seconds}
+
+
+def test_what_must_be_there_is_all_on_a_cpu_and_without_half_the_cache_on_an_accelerator() -> None:
+    for kind in ("cpu", "cuda"):
+        context = Context(MODEL, cluster(4, kind), 64, 1)
+        columns = context.sheet(plan(Layout(tp=2, dp_shard=2), 8)).columns
+        terms = {term.name: term.value for term in memory_of(context, columns.plan(0))}
+        left_out = terms["allocator buffers"] / 2 if kind == "cuda" else 0.0
+        assert float(needed_bytes(context, columns)[0]) == pytest.approx(sum(terms.values()) - left_out)
+
+
+def test_the_head_of_an_interleaved_pipeline_keeps_one_micro_batch() -> None:
+    head = block("head", "head", recomputable=False, saved_elements=7e5, saved_fp32_elements=0.0)
+    model = dataclasses.replace(MODEL, blocks=(*MODEL.blocks, head))
+    fields = {"schedule": "interleaved", "virtual_stages": 2, "stages": (1, 1, 1, 1)}
+    kept = {}
+    for layers in (MODEL, model):
+        sheet = Context(layers, cluster(2), 64, 1).sheet(plan(Layout(pp=2), 4, **fields))
+        kept[layers is model] = Held(sheet)._activations().values[-1]
+    assert kept[True] - kept[False] == pytest.approx(4 * 4 * 7e5), "a micro-batch of four samples in fp32"
 
 
 def one_f_one_b(stages: int, micro_batches: int, forward: list[float], backward: list[float]) -> float:

@@ -23,10 +23,6 @@ PRECISIONS = ("fp64", "fp32", "tf32", "bf16", "fp16", "fp8")
 PRICE_CLASSES = ("hyperscaler", "specialised")
 DATE = re.compile(r"\d{4}-\d{2}-\d{2}")
 
-# The part of a published peak that wide dense products sustain. A100 with FSDP, 125M to 3B parameters, reaches 46 to
-# 60 % over whole steps (LLM Foundry's MPT table), which takes 78 % in the products. Entries may state another share.
-SUSTAINED_SHARE = 0.78
-
 
 @dataclass(frozen=True)
 class NodeType:
@@ -79,8 +75,11 @@ class Entry:
     watts: float | None = option(None, "thermal design power", above=0.0)
     watts_note: str = option("", "what `watts` is, where it is not the thermal design power")
     nodes: tuple[str, ...] = option((), "node types it comes in, its standard system first")
-    sustained_share: float = option(
-        SUSTAINED_SHARE, "part of a peak that wide products sustain", above=0.0, maximum=1.0
+    sustained_share: float | None = option(
+        None,
+        "part of a peak that wide products sustain; else as fitted for its generation",
+        above=0.0,
+        maximum=1.0,
     )
     source: str = option("", "where the figures are printed")
     node_types: tuple[NodeType, ...] = option((), "the node types themselves")

@@ -120,7 +120,7 @@ class Device:
     runtime_bytes: Figure  # what a process holds before any tensor of ours
     # Measured points `((sequence, FLOP/s), ...)` of causal attention, forward and backward; empty: not measured.
     attention_flops: dict[str, tuple[tuple[int, float], ...]] = field(default_factory=dict)
-    sustained_share: float = 1.0  # part of a published peak that wide products sustain
+    sustained_share: float | None = None  # part of a published peak that wide products sustain; None: as fitted
     threads: int = 0  # threads of a CPU device; 0 for accelerators
     optimizer_bytes_per_second: Figure | None = None  # rate of the fused update; None: the memory's
     calibration: tuple[CalibrationStep, ...] = ()  # measured training steps; empty: not probed

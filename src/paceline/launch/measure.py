@@ -15,6 +15,7 @@ from typing import Any
 from paceline.errors import ConfigError, DoesNotFit, PacelineError
 from paceline.plan.cost.inputs import Context
 from paceline.plan.cost.intervals import memory_estimate
+from paceline.plan.cost.room import needed_terms, usable_bytes
 from paceline.plan.cost.total import memory_of
 from paceline.plan.explain import measurement_text
 from paceline.plan.learn.measured import (
@@ -25,7 +26,6 @@ from paceline.plan.learn.measured import (
     write_measurement,
 )
 from paceline.plan.learn.observation import machine_key
-from paceline.plan.search import usable_bytes
 from paceline.plan.session import Planned
 from paceline.run.handover import hand_over
 from paceline.run.measure import request_of
@@ -103,7 +103,9 @@ def _reduced(planned: Planned) -> tuple[ModelProfile, Spec, list[int]]:
 def _check_fit(planned: Planned, profile: ModelProfile, plan: Any) -> None:
     """Raise DoesNotFit where the model that is measured does not fit one device whole."""
     context = Context(profile, planned.cluster, plan.batch_samples, 1, planned.spec.task.optimizer.name)
-    peak = memory_estimate(memory_of(context, plan), context.cluster, context.constants)
+    peak = memory_estimate(
+        tuple(needed_terms(context.cluster, memory_of(context, plan))), context.cluster, context.constants
+    )
     usable = usable_bytes(planned.cluster)
     if peak.high > usable:
         because = f"it needs up to {format_bytes(peak.high)} of {format_bytes(usable)} on one device, unsharded"

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from paceline.plan.cost.intervals import TIME_ERROR
 from paceline.plan.cost.rates import Rates
+from paceline.plan.cost.room import HEADROOM
 from paceline.plan.explain_choice import (
     alternative_lines,
     contest_lines,
@@ -22,7 +23,7 @@ from paceline.plan.limits import chance_within
 from paceline.plan.lines import wrap
 from paceline.plan.placement.tell import placement_lines
 from paceline.plan.plan import Plan
-from paceline.plan.search import HEADROOM, Candidates
+from paceline.plan.search import Candidates
 from paceline.task.task import ModelSpec
 from paceline.units import format_bytes, format_count, format_rate, format_seconds
 

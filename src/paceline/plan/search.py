@@ -15,7 +15,8 @@ from paceline.errors import DoesNotFit
 from paceline.plan.chance import margin
 from paceline.plan.cost.columns import Columns, Floats, Ints
 from paceline.plan.cost.inputs import Context
-from paceline.plan.cost.total import memory_of, memory_widths_of, peak_bytes, price, price_all
+from paceline.plan.cost.room import HEADROOM, needed_terms, usable_bytes
+from paceline.plan.cost.total import memory_of, memory_widths_of, needed_bytes, price, price_all
 from paceline.plan.forecast import Forecast
 from paceline.plan.limits import Limits
 from paceline.plan.plan import OFFLOAD, Plan, PlanSpec
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
     from paceline.plan.learn.correct import Learnt
     from paceline.plan.learn.measured import TaskMeasurement
 
-HEADROOM = 0.05  # of a device's memory, kept free: allocator rounding, other processes, evaluation
 TIE_RATIO = 1.02  # values this close to the best are a tie: forecasts cannot tell them apart
 BUDGETED = 64  # of the best plans that recompute, on which memory budgets are tried
 WORDED = 512  # plans whose terms are put in words at once, where many are listed
@@ -182,8 +182,8 @@ def search(
 
 
 def _sort_out(context: Context, columns: Columns, risk: float) -> tuple[Columns, Floats, Columns]:
-    """Return the plans that fit with their peak bytes, and those that do not, the smallest first."""
-    peaks = peak_bytes(context, columns)
+    """Return the plans that fit with the bytes they need, and those that do not, the smallest first."""
+    peaks = needed_bytes(context, columns)
     too_large = peaks * np.exp(margin(risk, *memory_widths_of(context, columns))) > usable_bytes(context.cluster)
     left_out = np.flatnonzero(too_large)
     left_out = left_out[np.argsort(peaks[left_out], kind="stable")]
@@ -228,18 +228,14 @@ def choose_precision(context: Context, asked: str) -> tuple[str, str]:
     return "fp32", f"fp32: bf16 is not faster here ({format_rate(bf16, 'FLOP')} at width {width}, {source})"
 
 
-def usable_bytes(cluster: Cluster) -> float:
-    """Return the bytes of a device that a plan may fill."""
-    return cluster.device.memory_bytes.value * (1 - HEADROOM)
-
-
 def memory_refusal(context: Context, columns: Columns, risk: float = PlanSpec.memory_risk) -> str:
     """Return why the memory of a plan, the one in `columns`, does not fit, in numbers; empty where it fits or the
     device's memory is unknown.
 
     `risk` is the largest chance of running out of memory that a plan may have.
     """
-    usable, memory = usable_bytes(context.cluster), memory_of(context, columns.plan(0))
+    usable = usable_bytes(context.cluster)
+    memory = needed_terms(context.cluster, memory_of(context, columns.plan(0)))
     ratio = float(np.exp(margin(risk, *memory_widths_of(context, columns)))[0])
     most = sum(term.value for term in memory) * ratio
     if not most > usable:

@@ -20,9 +20,10 @@ from paceline.plan.chance import margin
 from paceline.plan.cost.columns import AXES, Columns, Flags, Floats, Ints
 from paceline.plan.cost.inputs import Context
 from paceline.plan.cost.rates import Rates
-from paceline.plan.cost.total import memory_widths_of, peak_bytes
+from paceline.plan.cost.room import usable_bytes
+from paceline.plan.cost.total import memory_widths_of, needed_bytes
 from paceline.plan.elsewhere import searched_switches
-from paceline.plan.search import TIE_RATIO, SearchResult, usable_bytes
+from paceline.plan.search import TIE_RATIO, SearchResult
 from paceline.plan.switch import WIDEST, Sensitivity, Switch
 from paceline.plan.values import Values, goal_values, values_of
 from paceline.units import format_bytes
@@ -83,7 +84,7 @@ def sensitivity(planned: Planned) -> Sensitivity:
 def _lineup(found: SearchResult, weights: dict[str, float], risk: float) -> Lineup:
     context, fitting, large = found.candidates.context, found.candidates.columns, found.refused.too_large
     columns = fitting.take(_first_of_kinds(fitting)).joined(large.take(_first_of_kinds(large)))
-    return Lineup(context, columns, peak_bytes(context, columns), weights, risk)
+    return Lineup(context, columns, needed_bytes(context, columns), weights, risk)
 
 
 def _first_of_kinds(columns: Columns) -> Ints:

@@ -3,7 +3,8 @@
 The logarithms of the constants are moved by damped Gauss-Newton steps (Levenberg 1944, Marquardt 1963) to where the sum
 of Huber's losses (1964) of log(forecast / measured) is smallest, so that a row that is off for reasons of its own pulls
 no harder than one that is off by `HUBER`. Every file counts as one of at most `ROWS_PER_FILE` rows, whatever its
-length. Where the data say nothing about a constant, it stays where it started. What is left over gives the intervals.
+length. Where the data say nothing about a constant, it stays where it started. Intervals of time come from what
+constants fitted without a table miss of it, those of memory from what is left over.
 """
 
 from __future__ import annotations
@@ -24,12 +25,12 @@ from paceline.plan.backtest.rows import Case, Reader
 from paceline.plan.backtest.schema import CollectiveRow, StepRow
 from paceline.plan.backtest.table import Table, read_table
 from paceline.plan.cost.columns import Floats
-from paceline.plan.cost.constants import FAMILIES, Constants, constants_text, family_of
+from paceline.plan.cost.constants import BY_FAMILY, FAMILIES, Constants, constants_text, family_of
 
 Item = TypeVar("Item")
-FITTED = ("operand_traffic", "attention_share", "unfused_moves", "memory_share", "launch_seconds", "node_link_share",
-          "network_link_share", "collective_seconds", "node_hop_seconds", "network_hop_seconds", "overlap",
-          "fixed_seconds")  # fmt: skip
+FITTED = ("operand_traffic", "unfused_moves", "unfused_launches", "memory_share", "launch_seconds", "node_link_share",
+          "network_link_share", "collective_seconds", "pipeline_wait_seconds", "flush_seconds",
+          "node_hop_seconds", "network_hop_seconds", "overlap", "fixed_seconds")  # fmt: skip
 AT_MOST_ONE = ("operand_traffic", "memory_share", "node_link_share", "network_link_share", "overlap")
 ROWS_PER_FILE = 150
 FILE_WEIGHT = 60.0  # rows that the longest file counts for
@@ -43,19 +44,23 @@ UNSWITCHED = ("V100",)
 # the roofline and nccl-tests show. Not the constants of an earlier fit, or fits of the same rows would wander.
 START = Constants(
     share=dict.fromkeys((*FAMILIES, "other"), 0.65),
+    # FlashAttention-2 on H100 reaches 335 TFLOP/s (Dao 2023, arXiv:2307.08691, section 4.1).
+    attention={**dict.fromkeys((*FAMILIES, "other"), 0.75), "hopper": 0.57},
     operand_traffic=0.5,
-    attention_share=0.75,
     unfused_moves=2.0,
+    unfused_launches=1.5,
     memory_share=0.85,
     launch_seconds=2e-5,
     node_link_share=0.75,
     network_link_share=0.75,
     collective_seconds=2e-5,
+    pipeline_wait_seconds=2e-4,
+    flush_seconds=1.0,
     node_hop_seconds=1e-6,
     network_hop_seconds=1.5e-5,
     overlap=0.8,
     fixed_seconds=3e-3,
-    allocator_share=0.1,
+    allocator_share=0.05,
     time_80=0.2,
     time_95=0.4,
     memory_80=0.15,
@@ -103,13 +108,14 @@ def fit(paths: Sequence[Path], start: Constants = START) -> Fit:
     parts = [part for table in tables if (part := _part(table, reader)) is not None]
     if not parts:
         raise DataError("nothing to fit on", "no row of these files has a time that can be forecast", "other tables")
-    names = (*(f"share.{family}" for family in _families(tables, reader)), *FITTED)
+    names = (*(f"{name}.{family}" for name in BY_FAMILY for family in _families(tables, reader)), *FITTED)
     constants = _descend(names, constants, parts)
     held = [(table.file, cases) for table in tables if (cases := _held(table, reader))]
     constants = replace(constants, allocator_share=_allocator_share(held, constants))
-    residuals = tuple(Residuals(name, of(constants)) for name, of in parts)
+    residuals = tuple(Residuals(part.file, part.missed(constants)) for part in parts)
     memory = tuple(Residuals(name, _memory_misses(cases, constants)) for name, cases in held)
-    time_80, time_95 = (_quantile(residuals, share) for share in (0.80, 0.95))
+    unseen = _left_out(names, start, parts, residuals) or residuals
+    time_80, time_95 = (_quantile(unseen, share) for share in (0.80, 0.95))
     memory_80, memory_95 = (_quantile(memory, share) for share in (0.80, 0.95)) if memory else (0.15, 0.30)
     constants = replace(
         constants,
@@ -119,7 +125,13 @@ def fit(paths: Sequence[Path], start: Constants = START) -> Fit:
     return Fit(constants, residuals, memory)
 
 
-Part = tuple[str, Callable[[Constants], Floats]]  # a file's name, and what constants miss of its rows
+@dataclass(frozen=True)
+class Part:
+    """The rows of one table as the fit sees them."""
+
+    file: str
+    missed: Callable[[Constants], Floats]  # what constants miss of its rows: log(forecast / measured)
+    generations: frozenset[str]  # that its training steps ran on; none: it has single collectives
 
 
 def _part(table: Table, reader: Reader) -> Part | None:
@@ -131,9 +143,28 @@ def _part(table: Table, reader: Reader) -> Part | None:
             found, _ = compare_collectives(rows, reader.machines, constants)
             return np.log([item.forecast / item.measured for item in found])
 
-        return (table.file, missed) if rows else None
+        return Part(table.file, missed, frozenset()) if rows else None
     cases = _thinned(_cases(table, reader, "step_seconds"))
-    return (table.file, lambda constants: _time_misses(cases, constants)) if cases else None
+    generations = frozenset(family_of(case.cluster.device.name) for case in cases)
+    return Part(table.file, lambda constants: _time_misses(cases, constants), generations) if cases else None
+
+
+def _left_out(
+    names: Sequence[str], start: Constants, parts: Sequence[Part], fitted: Sequence[Residuals]
+) -> list[Residuals]:
+    """Return what constants fitted on all other tables miss of each table of steps: what a new table is to expect.
+
+    A table that alone tells of a generation of devices has nothing else to be forecast from: of it, what is left over.
+    """
+    found = []
+    for part, left in zip(parts, fitted, strict=True):
+        others = [other for other in parts if other is not part]
+        known = frozenset[str]().union(*(other.generations for other in others))
+        if part.generations and part.generations <= known:
+            found.append(Residuals(part.file, part.missed(_descend(names, start, others))))
+        elif part.generations:
+            found.append(left)
+    return found
 
 
 def _tells(row: CollectiveRow) -> bool:
@@ -185,7 +216,8 @@ def _allocator_share(held: Sequence[tuple[str, Sequence[Case]]], constants: Cons
     for _, cases in held:
         reserved = [case for case in cases if case.memory_kind == "reserved"]
         for case, (allocated, kept) in zip(reserved, allocated_and_kept(reserved, constants), strict=True):
-            shares.append(((case.memory_bytes or math.nan) - allocated) / kept * constants.allocator_share)
+            if kept and case.memory_bytes:
+                shares.append((case.memory_bytes - allocated) / kept * constants.allocator_share)
     return _rounded(max(0.0, float(np.median(shares)))) if shares else constants.allocator_share
 
 
@@ -204,11 +236,11 @@ def _rounded(value: float) -> float:
 def _descend(names: Sequence[str], start: Constants, parts: Sequence[Part]) -> Constants:
     """Return the constants at the least loss, found from `start` on."""
     begin = np.log([_get(start, name) for name in names])
-    ceiling = np.array([0.0 if name.split(".")[0] in (*AT_MOST_ONE, "share") else math.inf for name in names])
+    ceiling = np.array([0.0 if name.split(".")[0] in (*AT_MOST_ONE, *BY_FAMILY) else math.inf for name in names])
 
     def missed(at: Floats) -> list[Floats]:
         constants = _with(start, names, at)
-        return [of(constants) for _, of in parts]
+        return [part.missed(constants) for part in parts]
 
     def loss(misses: list[Floats], at: Floats) -> float:
         sizes, weights = np.abs(np.concatenate(misses)), _weights(misses)
@@ -245,12 +277,13 @@ def _weights(misses: list[Floats]) -> Floats:
 
 def _get(constants: Constants, name: str) -> float:
     kind, _, family = name.partition(".")
-    return constants.share[family] if family else float(getattr(constants, kind))
+    return float(getattr(constants, kind)[family] if family else getattr(constants, kind))
 
 
 def _with(constants: Constants, names: Sequence[str], logarithms: Floats) -> Constants:
     values = {name: _rounded(math.exp(value)) for name, value in zip(names, logarithms, strict=True)}
-    shares = {name.partition(".")[2]: value for name, value in values.items() if "." in name}
-    fields = {name: value for name, value in values.items() if "." not in name}
-    changes: dict[str, Any] = {"share": {**constants.share, **shares}, **fields}
+    changes: dict[str, Any] = {name: value for name, value in values.items() if "." not in name}
+    for kind in BY_FAMILY:
+        own = {name.partition(".")[2]: value for name, value in values.items() if name.startswith(f"{kind}.")}
+        changes[kind] = {**getattr(constants, kind), **own}
     return replace(constants, **changes)

@@ -12,7 +12,8 @@ from paceline.cluster.resolve import resolve_cluster
 
 PCIE4_BYTES_PER_SECOND = 32e9  # one direction of 16 lanes
 RATE = re.compile(r"(?:(\d+)\s*x\s*)?(\d+(?:\.\d+)?)\s*([GT])([bB])(?:ps|it/s|/s)")
-NOISE = ("nvidia", "amd", "google", "gpu", "instinct", "tesla", "geforce", "rtx", "blackwell", "oam")
+NOISE = ("nvidia", "amd", "google", "gpu", "instinct", "tesla", "geforce", "rtx", "blackwell", "oam", "intel",
+         "hbm2", "hbm2e", "hbm3", "hbm3e")  # fmt: skip
 PACKAGES = ("sxm", "pcie", "nvl")
 
 
@@ -44,7 +45,8 @@ class Machines:
         found = [entry for entry in self.catalog.values() if _same_chip(chip, entry)]
         stated = [package for package in PACKAGES if any(word.startswith(package) for word in words)]
         packed = [entry for entry in found if any(package in entry.title.lower() for package in stated)] or found
-        fitting = [entry for entry in packed if memory and abs(entry.memory_bytes / 1e9 / memory - 1) < 0.05]
+        # GB, or GiB called so
+        fitting = [entry for entry in packed if memory and 0.95 < entry.memory_bytes / 1e9 / memory < 1.09]
         return fitting or packed
 
     def cluster(
@@ -73,7 +75,9 @@ class Machines:
 
 
 def _words(text: str) -> list[str]:
-    return [word for word in re.split(r"[^a-z0-9.]+", text.lower()) if word]
+    apart = re.sub(r"\b(tpu|rtx|gaudi)(?=v?\d)", r"\1 ", text.lower())
+    apart = re.sub(r"v5 ?lite(pod)?", "v5e", apart)
+    return [word for word in re.split(r"[^a-z0-9.]+", apart) if word]
 
 
 def _same_chip(chip: list[str], entry: Entry) -> bool:

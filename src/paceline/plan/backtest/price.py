@@ -16,10 +16,19 @@ from paceline.plan.cost.constants import Constants, read_constants
 from paceline.plan.cost.inputs import Context
 from paceline.plan.cost.rates import BYTES
 from paceline.plan.cost.ring import hop
-from paceline.plan.cost.software import EARLY_MEGATRON, FSDP, LLM_FOUNDRY, MEGATRON, NANOTRON, Software
+from paceline.plan.cost.room import needed, usable_bytes
+from paceline.plan.cost.software import (
+    EARLY_MEGATRON,
+    FSDP,
+    INTERNEVO,
+    LLM_FOUNDRY,
+    MEGATRON,
+    NANOTRON,
+    NEMO,
+    Software,
+)
 from paceline.plan.layout import Layout
 from paceline.plan.plan import Plan
-from paceline.plan.search import usable_bytes
 from paceline.task.profile import ModelProfile
 
 # Terms of memory that are outside of what a table's figure counts.
@@ -27,6 +36,10 @@ OUTSIDE = {"allocated": ("runtime", "allocator buffers"), "reserved": ("runtime"
 # Terms of a step's time that are no part of a layer's forward and backward pass.
 BESIDE_LAYERS = ("optimizer", "fixed step overhead", "casts and gradient sums", "operator launches",
                  "parameter gathering", "gradient reduction")  # fmt: skip
+
+# What the source of a table says of the program that was measured, where it is not Megatron-LM as it comes. Training in
+# fp16, or with attention that is not fused, is of 2021 and 2022.
+PROGRAMS = {"nemo": NEMO, "bridge": NEMO, "mlperf": NEMO, "internevo": INTERNEVO}
 
 
 @dataclass(frozen=True)
@@ -47,7 +60,7 @@ class Priced:
     plan: Plan
     step_seconds: Interval
     memory_bytes: float  # of the kind that the row measured
-    fits: bool
+    fits: bool  # that or another plan that the row may have run
     terms: dict[str, float]  # seconds per step
 
 
@@ -57,12 +70,16 @@ def constants_sha256() -> str:
 
 
 def software_of(case: Case) -> Software:
-    """Return the conventions of the program that ran a case: FSDP as PyTorch has it, else Megatron-LM's."""
+    """Return the conventions of the program that ran a case: FSDP as PyTorch has it, else a kind of Megatron-LM's."""
     if case.row.zero_stage.lower().startswith(("fsdp", "hsdp")):
         return LLM_FOUNDRY if "llm_foundry" in case.row.source else FSDP
     if "nanotron" in case.row.source:
         return replace(NANOTRON, sequence_parallel=case.sequence_parallel)
-    megatron = EARLY_MEGATRON if case.plans[0].precision == "fp16" else MEGATRON
+    named = next((software for sign, software in PROGRAMS.items() if sign in case.row.source.lower()), MEGATRON)
+    fused = all(block.fused_attention for block in case.profile.blocks if block.attention_flops)
+    megatron = EARLY_MEGATRON if case.plans[0].precision == "fp16" else named
+    if not fused:  # in bf16, gradients are summed up in fp32
+        megatron = replace(EARLY_MEGATRON, gradient_bytes=megatron.gradient_bytes, reduce_bytes=megatron.reduce_bytes)
     return replace(megatron, sequence_parallel=case.sequence_parallel)
 
 
@@ -91,7 +108,7 @@ def price_cases(cases: Sequence[Case], constants: Constants | None = None) -> li
             continue
         sheet = context.sheet(*(plan for place in places for plan in cases[place].plans))
         time, memory = total.time_columns(sheet), total.memory_columns(sheet)
-        seconds, peaks = total.total(time), total.total(memory)
+        seconds, peaks = total.total(time), needed(sheet, memory)
         held = total.total([column for column in memory if column.name not in OUTSIDE["allocated"]])
         usable = usable_bytes(context.cluster)
         at = 0
@@ -111,7 +128,7 @@ def price_cases(cases: Sequence[Case], constants: Constants | None = None) -> li
             terms = {c.name: float(c.values[best]) for c in time}
             interval = _interval(float(seconds[best]), constants)
             plan = case.plans[best - mine.start]
-            found[place] = Priced(plan, interval, float(counted), bool(fits[best - mine.start]), terms)
+            found[place] = Priced(plan, interval, float(counted), bool(fits.any()), terms)
     return found
 
 

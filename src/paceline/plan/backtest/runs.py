@@ -17,11 +17,11 @@ from paceline.plan.backtest.rows import Case
 from paceline.plan.backtest.schema import Origin, StepRow
 from paceline.plan.backtest.score import Scored, choice_score, memory_score, time_score
 from paceline.plan.cost.columns import columns_of
+from paceline.plan.cost.room import usable_bytes
 from paceline.plan.learn.correct import Learnt, LearntRun
 from paceline.plan.learn.observation import Observation
 from paceline.plan.learn.process import Z80, Z95
 from paceline.plan.learn.recall import forecast_runs
-from paceline.plan.search import usable_bytes
 
 
 @dataclass(frozen=True)

@@ -5,8 +5,8 @@ of the slowest stage, per device:
 
 - tp: the stream is gathered before and reduced and scattered after attention and the feed-forward, in each pass
   (Korthikanti et al. 2022, arXiv:2205.05198, section 4.2.2);
-- cp: keys and values are gathered in the forward pass, their gradients reduced and scattered in the backward pass
-  (Dubey et al. 2024, arXiv:2407.21783, section 3.3.2);
+- cp: keys and values are gathered in the forward pass and again in the backward pass, or sent around a ring, and their
+  gradients summed up in fp32 (Dubey et al. 2024, arXiv:2407.21783, section 3.3.2; Liu et al. 2023, arXiv:2310.01889);
 - ep: routed tokens go to their experts and back by all-to-all (Lepikhin et al. 2020, arXiv:2006.16668, section 3.2);
 - pp: every stage sends the stream on, and its gradient back (Narayanan et al. 2021, arXiv:2104.04473, section 3.2).
 
@@ -20,7 +20,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from paceline.cluster.cluster import SOURCES
-from paceline.plan.cost.columns import Floats
+from paceline.plan.cost.columns import Floats, Ints
 from paceline.plan.cost.inputs import Column, Sheet, in_modes, total
 from paceline.plan.cost.parts import AGAIN
 from paceline.plan.cost.ring import hop
@@ -65,6 +65,8 @@ def _tensor(sheet: Sheet) -> Column:
     launches = columns.accumulation * collectives / 2
     # Half of them gather and half reduce and scatter.
     seconds = sum(group.seconds(kind, collectives / 2 * stream, launches) for kind in ("all_gather", "reduce_scatter"))
+    if sheet.context.software.hides_tensor:  # of as many pieces as ranks, all but one run beside a product
+        seconds = seconds / columns.tp
     tokens = columns.device_samples * sheet.context.profile.tokens_per_sample / columns.cp
     loss = group.seconds("all_reduce", LOSS_REDUCTIONS * 4 * tokens, LOSS_REDUCTIONS * columns.accumulation)
     seconds = seconds + np.where(part.has_head, loss, 0.0)
@@ -81,15 +83,20 @@ def _context(sheet: Sheet) -> Column:
     moved = columns.device_samples * part.total("kv_elements") / columns.tp * sheet.rates.element_bytes
     launches = columns.accumulation * part.number(sheet.context.shapes["kv_elements"] > 0)
     again = _repeated_share(sheet, "kv_elements")
-    forward = group.seconds("all_gather", moved, launches)
-    seconds = forward * (1 + again) + group.seconds("reduce_scatter", moved, launches)
-    if sheet.context.software.hides_context:
+    wide = max(4, sheet.rates.element_bytes) / sheet.rates.element_bytes
+    seconds = group.seconds("all_gather", moved, launches) * (2 + again)
+    seconds = seconds + group.seconds("reduce_scatter", wide * moved, launches)
+    software, around = sheet.context.software, columns.common.cp_method == "ring"
+    if software.hides_context or sheet.rates.device.kind != "cpu":
         attention = np.einsum("rs,rs->r", part.counts, sheet.attention_seconds)
-        seconds = np.maximum(0.0, seconds - columns.device_samples / columns.cp * attention)
+        # A ring's next keys come while these are used; what is gathered comes while a rank attends to its own.
+        beside = 1.0 if software.hides_context or around else 1 / columns.cp
+        seconds = np.maximum(0.0, seconds - columns.device_samples / columns.cp * attention * beside)
 
     def text(i: int) -> str:
-        recompute = " (again in recompute)" if again[i] > 0 else ""
-        return f"gather{recompute} and reduce-scatter of {moved[i]:.3g} B of keys and values over {columns.cp[i]}"
+        recompute = ", again in recompute" if again[i] > 0 else ""
+        how = "sent around" if around else "gathered"
+        return f"{moved[i]:.3g} B of keys and values {how} twice{recompute}, gradients summed, over {columns.cp[i]}"
 
     return Column("context communication", seconds, group.source, text, RING, columns.cp > 1)
 
@@ -97,9 +104,12 @@ def _context(sheet: Sheet) -> Column:
 def _expert(sheet: Sheet) -> Column:
     columns, part, group = sheet.columns, sheet.slowest, sheet.ring("ep")
     passes = 4 + 2 * _repeated_share(sheet, "routed_elements", ("full",))
-    # Tensor ranks each send what they hold of the sequence.
-    routed = part.total("routed_elements") / columns.cp / columns.tp
+    routed = part.total("routed_elements") / columns.cp
+    if sheet.context.software.routes_parts:  # tensor ranks each send what they hold of the sequence
+        routed = routed / columns.tp
     moved = columns.device_samples * routed * sheet.rates.element_bytes
+    if sheet.context.software.sends_once_per_node:
+        moved = moved * _copies_share(sheet, group.nodes)
     seconds = group.seconds("all_to_all", passes * moved, passes * columns.accumulation * part.routers)
     return Column(
         "expert all-to-all",
@@ -111,12 +121,23 @@ def _expert(sheet: Sheet) -> Column:
     )
 
 
+def _copies_share(sheet: Sheet, nodes: Ints) -> Floats:
+    """Return how many nodes a token's k experts lie on, for each expert: N (1 - (1 - 1/N)^k) / k of N nodes."""
+    shapes = sheet.context.shapes
+    routed = shapes["routed_elements"]
+    chosen = max(1.0, float(np.max(routed / np.maximum(shapes["input_elements"], 1.0))))
+    share: Floats = nodes * (1 - (1 - 1 / nodes) ** chosen) / chosen
+    return np.where(nodes > 1, share, 1.0)
+
+
 def _sends(sheet: Sheet) -> Column:
     """Return what sending the stream from stage to stage takes: not hidden, each micro-batch there and back."""
     columns, context = sheet.columns, sheet.context
     rate, latency, known = hop(context.cluster, context.constants, *columns.group("pp"))
     micro = sheet.stream_bytes / columns.tp / columns.accumulation
     count = 2 * (columns.accumulation * columns.virtual_stages + columns.pp - 1)
+    if context.software.hides_sends:
+        count = np.where(columns.virtual_stages > 1, 2 * (columns.pp - 1), count)
     seconds = np.where(columns.pp > 1, count * (micro / rate + latency), 0.0)
     return Column(
         "pipeline sends",

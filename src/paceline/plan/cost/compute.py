@@ -107,19 +107,29 @@ def launch_column(sheet: Sheet, busy_seconds: Floats) -> Column:
     `busy_seconds` are those of the device's work inside forward and backward. On a CPU, collectives' launches are part
     of their measured latency.
     """
-    columns, rates, part = sheet.columns, sheet.rates, sheet.slowest
+    columns, rates, rows = sheet.columns, sheet.rates, sheet.rows
     launch, on_cpu = rates.launch_seconds, rates.device.kind == "cpu"
-    shapes = sheet.context.shapes
+    shapes, software, constants = sheet.context.shapes, sheet.context.software, sheet.context.constants
     slowed = shapes["operators"] * (sheet.factors if on_cpu else 1.0)
-    operators, started = part.number(slowed), slowed[None]
+    if not software.fused:
+        slowed = slowed * np.where(shapes.repeated, constants.unfused_launches, 1.0)
+    operators, started = rows.parts.number(slowed), slowed[None]
     if not on_cpu:
         split = (columns.tp > 1)[:, None] * shapes.collectives
-        operators = operators + 2 / 3 * np.einsum("rs,rs->r", part.counts, split)
+        operators = operators + 2 / 3 * np.einsum("rs,rs->r", rows.parts.counts, split[rows.plan])
         started = started + split
-    again = sheet.over_modes(in_modes(started, *AGAIN), sheet.slowest_row)
-    selective = sheet.over_modes(in_modes(started, "selective"), sheet.slowest_row)
+    again = sheet.over_modes(in_modes(started, *AGAIN))
+    selective = sheet.over_modes(in_modes(started, "selective"))
     per_micro_batch = (3 * operators + again) * launch.value + 2 * selective * SELECTIVE_SECONDS_PER_OPERATOR
-    seconds = columns.accumulation * per_micro_batch
+    if software.pipeline_waits:
+        size, stride = columns.group("pp")
+        waits = (columns.tp > 1) & (columns.pp > 1) & (size * stride > sheet.context.cluster.devices_per_node)
+        each = 2 * np.where(waits, columns.tp, 0) * constants.pipeline_wait_seconds
+        per_micro_batch = per_micro_batch + rows.parts.number(shapes.collectives) * each[rows.plan]
+    # The stage that launches most sets the pace where hosts do; on a CPU, launching is part of the slowest's work.
+    at = sheet.slowest_row if on_cpu else rows.largest(per_micro_batch)
+    operators, again, selective = operators[at], again[at], selective[at]
+    seconds = columns.accumulation * per_micro_batch[at]
     if not on_cpu:
         seconds = np.maximum(0.0, seconds - busy_seconds)
     note = calibration_note(sheet) if on_cpu else ", beyond the device's work"

@@ -20,25 +20,30 @@ FAMILIES = {
     "blackwell": ("B200", "B100", "B300", "GB200", "GB300"),
 }
 
+BY_FAMILY = ("share", "attention")  # constants that every generation has its own of
+
 
 @dataclass(frozen=True)
 class Constants:
     """Constants of the cost formulas. Shares are parts of what a manufacturer prints; times are seconds."""
 
     share: dict[str, float] = field(default_factory=dict)  # of the dense peak that large products sustain, by family
+    attention: dict[str, float] = field(default_factory=dict)  # fused attention's rate over that of large products
     operand_traffic: float = 0.0  # part of the time to move a product's operands that its arithmetic does not hide
-    attention_share: float = 0.0  # fused attention's rate over that of large products
-    unfused_moves: float = 0.0  # what separate kernels move, over what fused ones do
+    unfused_moves: float = 0.0  # what a block's separate kernels move, over what fused ones do
+    unfused_launches: float = 0.0  # and how many there are
     memory_share: float = 0.0  # of the memory's bandwidth that kernels reach
     launch_seconds: float = 0.0  # of the host, to start one operator
     node_link_share: float = 0.0  # of a link's bandwidth that collectives reach inside a node
     network_link_share: float = 0.0  # and between two nodes
     collective_seconds: float = 0.0  # of starting a collective
+    pipeline_wait_seconds: float = 0.0  # of a tensor collective beside a pipeline, per rank, in programs that wait so
+    flush_seconds: float = 0.0  # of emptying a full allocator's cache and filling it again, once a micro-batch
     node_hop_seconds: float = 0.0  # latency of a ring's hop inside a node
     network_hop_seconds: float = 0.0  # and between nodes
     overlap: float = 0.0  # of the communication of the data axes that computing can hide
     fixed_seconds: float = 0.0  # of a step whatever its size
-    allocator_share: float = 0.0  # what the caching allocator keeps beyond activations and transients
+    allocator_share: float = 0.0  # what the caching allocator keeps unused, per doubling of tp and half a one of pp
     time_80: float = 0.0  # half-widths of intervals, as log ratios of measured over forecast
     time_95: float = 0.0
     memory_80: float = 0.0
@@ -50,6 +55,10 @@ class Constants:
         """Return the share of its peak that a device's large products sustain; of others, that of its like."""
         return self.share[family_of(device_name)]
 
+    def attention_of(self, device_name: str) -> float:
+        """Return a device's rate of fused attention over that of its large products."""
+        return self.attention[family_of(device_name)]
+
     @property
     def sha256(self) -> str:
         """The hash over all values, names and order aside."""
@@ -60,7 +69,8 @@ class Constants:
 def constants_text(constants: Constants) -> str:
     """Return constants as the text of `plan/constants.toml`."""
     values = asdict(constants)
-    share, about = values.pop("share"), {name: values.pop(name) for name in ("files", "date")}
+    families = {name: values.pop(name) for name in BY_FAMILY}
+    about = {name: values.pop(name) for name in ("files", "date")}
     spread = {name: values.pop(name) for name in ("time_80", "time_95", "memory_80", "memory_95")}
     lines = [
         "# Fitted by `paceline backtest FILES --fit constants.toml` (plan/backtest/fit.py); cost/constants.py says",
@@ -71,7 +81,7 @@ def constants_text(constants: Constants) -> str:
         f'sha256 = "{constants.sha256}"',
         f"files = {json.dumps(about['files'])}",
     ]
-    for title, table in (("share", share), ("constants", values), ("spread", spread)):
+    for title, table in (*families.items(), ("constants", values), ("spread", spread)):
         lines += ["", f"[{title}]", *(f"{name} = {value!r}" for name, value in table.items())]
     return "\n".join(lines) + "\n"
 
@@ -88,7 +98,7 @@ def read_constants() -> Constants:
     record = tomllib.loads(resources.files("paceline.plan").joinpath("constants.toml").read_text("utf-8"))
     about = record.get("about", {})
     return Constants(
-        share=record["share"],
+        **{name: record[name] for name in BY_FAMILY},
         **record["constants"],
         **record["spread"],
         files=tuple(about.get("files", ())),

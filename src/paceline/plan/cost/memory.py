@@ -26,6 +26,7 @@ from paceline.plan.cost.rates import STATE_VALUES
 # What a CPU's allocator keeps beyond what is in use, as a part of activations and transients: eight runs of small
 # decoders on one machine missed 16 to 20 % of large sums and more of small ones.
 CPU_ALLOCATOR_SHARE = 0.20
+CACHE = "allocator buffers"
 MEASURED, ASSUMED = SOURCES.index("measured"), SOURCES.index("assumed")
 
 
@@ -152,17 +153,20 @@ class Held:
             self._buffers(),
             self._loss_buffers(),
         ]
-        # A caching allocator holds on to blocks that no tensor fills; a CPU's does so for what comes and goes.
-        kept = CPU_ALLOCATOR_SHARE if on_cpu else context.constants.allocator_share
-        of_what = "activations and transients" if on_cpu else "all but the optimizer's state"
+        # A caching allocator holds on to blocks that no tensor fills: the more buffers of different sizes come and go,
+        # the more. A CPU's does so for all that comes and goes.
+        doublings = np.log2(self.plans.tp) + 2 * np.log2(self.plans.pp)
+        kept = context.constants.allocator_share * doublings
+        kept = np.full(len(self.plans), CPU_ALLOCATOR_SHARE) if on_cpu else kept
+        of_what = "activations and transients" if on_cpu else "all but the optimizer's state, by tp and pp"
         loose = short_lived if on_cpu else [column for column in held if column.name != "optimizer state"]
         return [
             *held,
             Column(
-                "allocator buffers",
+                CACHE,
                 kept * total(loose),
                 ASSUMED,
-                lambda i: f"{kept:.0%} of {of_what}",
+                lambda i: f"{kept[i]:.0%} of {of_what}",
                 "caching allocator",
             ),
             Column(
@@ -227,7 +231,11 @@ class Held:
         own = sheet.kept_bytes
         saved, part, _ = own
         on_host = rests_on_host(sheet)
-        kept = np.einsum("rs,rs->r", self.parts.counts, (saved * (1 - shapes.repeated))[rows.plan])
+        outside = saved * (1 - shapes.repeated)
+        once = np.einsum("rs,rs->r", self.parts.counts, (outside * shapes.is_head)[rows.plan])
+        kept = np.einsum("rs,rs->r", self.parts.counts, (outside * ~shapes.is_head)[rows.plan])
+        # What the head keeps of a micro-batch is used at once, unless all go forward first.
+        once = once * np.where(self.plans.scheduled("gpipe"), self.flying, 1.0)
         resting = sheet.over_modes(own)
         kept, hosted = (kept, resting) if on_host else (kept + resting, np.zeros_like(kept))
         # What is computed again stands there for one block at a time, and so does what is on its way from the host.
@@ -249,7 +257,7 @@ class Held:
                 words += f"; {in_all:.3g} B in host memory, two blocks' on their way"
             return words
 
-        values = self.plans.micro_batch * (self.flying * kept + working)
+        values = self.plans.micro_batch * (self.flying * kept + once + working)
         return Column("activations", values, MEASURED, text, "Korthikanti et al. 2022, section 4")
 
     def _transients(self) -> Column:

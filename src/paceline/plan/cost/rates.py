@@ -23,6 +23,9 @@ STATE_VALUES = {"adamw": 2, "sgd": 1}  # optimizer state values per parameter: t
 
 # Attention on a CPU nobody has probed, as a part of its rate of products; probed CPUs show 0.1 to 0.5.
 CPU_ATTENTION_EFFICIENCY = 0.4
+# Rows of operands that do not begin at multiples of so many bytes keep products off the matrix units (NVIDIA, Matrix
+# Multiplication Background User's Guide, section 4.1). Fused attention pads its heads.
+ALIGNED_BYTES = 16
 ATTENTION_PASSES = 3.5  # forward 1, backward 2.5: the backward pass computes the scores again (FlashAttention-2)
 
 
@@ -57,7 +60,12 @@ class Rates:
     @cached_property
     def large_product_rate(self) -> float:
         """FLOP/s that large products sustain; NaN where unknown."""
-        return self.peak * (self.constants.share_of(self.device.name) if self.is_published else 1.0)
+        return self.peak * (self.sustained_share if self.is_published else 1.0)
+
+    @property
+    def sustained_share(self) -> float:
+        """The part of a published peak that large products sustain: as stated, else as fitted for its generation."""
+        return self.device.sustained_share or self.constants.share_of(self.device.name)
 
     def product_seconds_per_flop(self, width: Floats, rows: Floats, split: Floats) -> Floats:
         """Return the seconds of a FLOP in products of `rows` rows whose two widths' geometric mean is `width`.
@@ -83,7 +91,7 @@ class Rates:
             return self.peak * CPU_ATTENTION_EFFICIENCY
         if self.precision == "fp8":
             return Rates(self.device, "bf16", self.constants).attention_rate(sequence)
-        return self.large_product_rate * self.constants.attention_share
+        return self.large_product_rate * self.constants.attention_of(self.device.name)
 
     @cached_property
     def product_source(self) -> str:
@@ -159,7 +167,11 @@ class Rates:
         if not self.is_published:
             return 1 / self.attention_rate(sequence)
         per_flop = self.element_bytes / 2 * (1 / head_width + 2 / sequence)
-        return 1 / self.large_product_rate + self.constants.operand_traffic * per_flop / self.memory_rate
+        moving = self.constants.operand_traffic * per_flop / self.memory_rate
+        plain = self.device.matmul_flops.get("fp32")
+        if plain and round(head_width) * self.element_bytes % ALIGNED_BYTES:
+            return 1 / (self.sustained_share * plain[-1][1]) + moving
+        return 1 / self.large_product_rate + moving
 
     @property
     def seconds_per_element(self) -> float:

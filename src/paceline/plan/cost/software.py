@@ -26,6 +26,12 @@ class Software:
     gradient_bytes: int = 4  # of a gradient that is kept and summed up
     reduce_bytes: int = 4  # of a gradient that is reduced over devices
     overlaps: bool = True  # whether communication of the data axes runs beside forward and backward
+    hides_tensor: bool = False  # whether tensor collectives run in pieces beside the products that they feed
+    hides_sends: bool = False  # whether an interleaved pipeline sends while it computes other chunks
+    routes_parts: bool = False  # whether tensor ranks each route their part of the sequence, instead of all of it alike
+    sends_once_per_node: bool = False  # whether a token goes to a node once, however many of its experts are there
+    pipeline_waits: bool = False  # whether tensor collectives wait for each other's ranks where there is a pipeline
+    flushes: bool = False  # whether micro-batches empty the allocator's cache where it would outgrow the device
 
 
 PACELINE = Software("Paceline")
@@ -37,8 +43,18 @@ MEGATRON = Software(
     selective_is_attention=True,
     fuses_gradient_sums=True,
     hides_context=True,
+    routes_parts=True,
     keeps_gathered=False,
+    hides_sends=True,
 )
+# Its recipes: gradients reduced in bf16, tensor collectives through user buffers, experts reached through DeepEP.
+NEMO = replace(MEGATRON, name="NeMo", gradient_bytes=2, reduce_bytes=2, hides_tensor=True, sends_once_per_node=True)
+INTERNEVO = replace(MEGATRON, name="InternEvo", gradient_bytes=2, reduce_bytes=2)  # gradients stay in bf16
 # In 2021 and 2022, when tables were in fp16: gradients of 2 bytes, reduced after the last backward pass.
-EARLY_MEGATRON = replace(MEGATRON, name="Megatron-LM, 2021", gradient_bytes=2, reduce_bytes=2, overlaps=False)
-NANOTRON = Software("Nanotron", master_weights=True, fused=False, keeps_gathered=False, overlaps=False)
+EARLY_MEGATRON = replace(
+    MEGATRON, name="Megatron-LM, 2021", gradient_bytes=2, reduce_bytes=2, overlaps=False, hides_sends=False
+)
+NANOTRON = Software(
+    "Nanotron", master_weights=True, fused=False, keeps_gathered=False, overlaps=False, pipeline_waits=True,
+    flushes=True,
+)  # fmt: skip

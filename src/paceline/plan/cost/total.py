@@ -1,6 +1,6 @@
 """The price of plans: terms summed, with intervals, money, energy and utilisation.
 
-`step_seconds` and `peak_bytes` price a whole search: sums alone, a chunk of plans at a time. `price` prices one plan
+`step_seconds` and `needed_bytes` price a whole search: sums alone, a chunk of plans at a time. `price` prices one plan
 with every term in words. All run the same functions, so that what is shown is what was ranked.
 """
 
@@ -21,6 +21,7 @@ from paceline.plan.cost.memory import memory_columns
 from paceline.plan.cost.network import network_columns
 from paceline.plan.cost.offload import offload_columns
 from paceline.plan.cost.price import WAITING, bill, busy_share
+from paceline.plan.cost.room import flush_columns, needed
 from paceline.plan.cost.software import PACELINE, Software
 from paceline.plan.forecast import Estimate, Forecast, Term
 from paceline.plan.learn.process import Z80, Z95
@@ -57,7 +58,8 @@ def time_columns(sheet: Sheet) -> list[Column]:
     bubble = bubble_columns(sheet, compute, inside)
     network = network_columns(sheet, total(compute))
     moved = offload_columns(sheet, total(compute))
-    formulas = [*compute, *inside, *bubble, *network, optimizer_column(sheet), *moved, fixed_column(sheet)]
+    ends = [optimizer_column(sheet), *moved, *flush_columns(sheet), fixed_column(sheet)]
+    formulas = [*compute, *inside, *bubble, *network, *ends]
     return [*formulas, *learnt_time(sheet, formulas)]
 
 
@@ -72,9 +74,10 @@ def chunks_of(context: Context, columns: Columns) -> list[Sheet]:
     return [Sheet(context, columns.take(slice(at, at + CHUNK))) for at in range(0, len(columns), CHUNK)]
 
 
-def peak_bytes(context: Context, columns: Columns) -> Floats:
-    """Return the bytes on every plan's fullest device."""
-    return np.concatenate([np.zeros(0), *(total(held_columns(sheet)) for sheet in chunks_of(context, columns))])
+def needed_bytes(context: Context, columns: Columns) -> Floats:
+    """Return the bytes that every plan's fullest device must have, without what its allocator would give back."""
+    sheets = chunks_of(context, columns)
+    return np.concatenate([np.zeros(0), *(needed(sheet, held_columns(sheet)) for sheet in sheets)])
 
 
 def step_seconds(context: Context, columns: Columns) -> tuple[Floats, Floats]:
@@ -152,9 +155,9 @@ def _forecast(
     )
 
 
-def most_bytes(context: Context, peaks: Floats) -> Floats:
+def most_bytes(context: Context, bytes_needed: Floats) -> Floats:
     """Return the high ends of the 80 % intervals of sums of memory, learning aside."""
-    return peaks * math.exp(memory_widths(context.cluster, context.constants)[0])
+    return bytes_needed * math.exp(memory_widths(context.cluster, context.constants)[0])
 
 
 def memory_widths_of(context: Context, columns: Columns) -> tuple[Floats, Floats]:

@@ -18,7 +18,7 @@ from paceline.cluster.groups import Group
 from paceline.errors import DoesNotFit
 from paceline.plan.cost.constants import read_constants
 from paceline.plan.cost.price import bill, busy_share
-from paceline.plan.cost.rates import BYTES
+from paceline.plan.cost.rates import BYTES, Rates
 from paceline.plan.forecast import BillTerm, Estimate, Forecast
 from paceline.plan.placement.shares import share_out, split_by_speed
 from paceline.plan.plan import Plan, PlanSpec
@@ -192,8 +192,9 @@ def _memory(group: Group) -> float:
 
 def _peak(group: Group) -> float:
     """Return the FLOP/s that a group's devices are listed with together, to start sharing from; 1 where unknown."""
-    rates = [rate for points in group.cluster.device.matmul_flops.values() for _, rate in points]
-    return group.cluster.devices * group.cluster.device.sustained_share * max(rates, default=1.0)
+    device = group.cluster.device
+    rates = [Rates(device, precision).large_product_rate for precision in device.matmul_flops]
+    return group.cluster.devices * max(rates, default=1.0)
 
 
 def _between_bytes_per_second(groups: tuple[Group, ...]) -> float:
