@@ -54,7 +54,8 @@ class SpreadExperts(nn.Module):
         received = Travel.apply(rows, out_sizes, in_sizes)
         expert = torch.arange(arriving.shape[1]).repeat(arriving.shape[0]).repeat_interleave(arriving.flatten())
         order = expert.argsort(stable=True)  # by expert, no longer by sender
-        results = expert_products(received[order], arriving.sum(0), self.gate_up_proj, self.down_proj)
+        gate_up = self.gate_up_proj.flatten(1, 2)  # [experts, 2 x width, hidden]
+        results = expert_products(received[order], arriving.sum(0), gate_up, self.down_proj)
         return Travel.apply(results[order.argsort()], in_sizes, out_sizes)
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import sys
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -36,7 +37,17 @@ SETS = {
 }
 
 
-HEADINGS = {"_choice": "Choice", "_memory": "Memory", "_parts": "Parts", "_missing": "Rows not scored"}
+HEADINGS = {
+    "_choice": "Choice",
+    "_memory": "Memory",
+    "_reasons": "Where and why they miss",
+    "_parts": "Parts",
+    "_missing": "Rows not scored",
+}
+
+# Why a table misses what is aimed at: a mean error of step time of 10 %, a rank correlation of 0.9, memory within 10 %.
+AIM = {"step_time": 0.10, "memory": 0.10}
+REASONS = tomllib.loads((Path(__file__).parent / "accuracy_reasons.toml").read_text("utf-8"))
 
 
 def page(scores: dict[str, Any]) -> str:
@@ -44,9 +55,9 @@ def page(scores: dict[str, Any]) -> str:
     lines = [NOTE, *HEAD.format(sha=scores["constants_sha256"][:16]).rstrip().split("\n")]
     for folder, title in SETS.items():
         files = [file for file in scores["files"] if _set_of(file["file"]) == folder]
-        for section in (_time, _choice, _memory, _parts, _missing):
+        for section in (_time, _choice, _memory, _reasons, _parts, _missing):
             rows = list(section(files))
-            if len(rows) > 2:
+            if len(rows) > (0 if section is _reasons else 2):
                 lines += ["", f"## {title}" if section is _time else f"### {HEADINGS[section.__name__]}", "", *rows]
     return "\n".join(lines) + "\n"
 
@@ -103,6 +114,14 @@ def _memory(files: list[dict[str, Any]]) -> Iterator[str]:
                 )
             ]
             yield f"| {' | '.join([_name(file), str(memory['n']), *errors, *called])} |"
+
+
+def _reasons(files: list[dict[str, Any]]) -> Iterator[str]:
+    for file in files:
+        missed = any(((file[what] or {}).get("mape") or 0.0) > aim for what, aim in AIM.items())
+        missed |= ((file["choice"] or {}).get("spearman_median") or 1.0) < 0.9
+        if missed and _name(file) in REASONS:
+            yield f"- `{_name(file)}`: {REASONS[_name(file)]}."
 
 
 def _parts(files: list[dict[str, Any]]) -> Iterator[str]:

@@ -21,6 +21,7 @@ from paceline.plan.layout import Layout
 from paceline.plan.plan import Plan
 from paceline.run.assemble import assemble
 from paceline.run.checkpoint import load_checkpoint, materialise_optimizer_state, save_checkpoint, training_state
+from paceline.run.parallel.alone import ExpertGradients
 from paceline.run.parallel.expert import AllToAll, balance_shared_sequences
 from paceline.run.world import join_world
 from paceline.task.models.init import initialise
@@ -147,6 +148,27 @@ def test_a_bias_moves_the_load_and_no_loss_is_added() -> None:
     with_loss, _ = run_steps(moe_task(balance_weight=0.5), plan_of(Layout()), 1)
     assert with_loss[0].router is not None
     assert with_loss[0].loss == pytest.approx(plain[0].loss + 0.5 * with_loss[0].router.balance, rel=1e-6)
+
+
+def held_and_gradients(precision: str, layout: Layout) -> tuple[list[str], bool]:
+    """Return the mesh of a layer's experts after a step, and whether their weights and plain tensors share storage."""
+    built = run_steps(moe_task(), plan_of(layout, precision=precision), 1)[1]
+    weight = built.model.layers[0].mlp.experts.down_proj
+    gradients = built.stepper.gradients
+    leaves = gradients.alone._leaves if isinstance(gradients, ExpertGradients) else {}
+    shared = weight in leaves and leaves[weight].data_ptr() == weight.to_local().data_ptr()
+    return list(weight.device_mesh.mesh_dim_names), shared
+
+
+@pytest.mark.parametrize(
+    ("precision", "layout", "alone"),
+    [("fp32", Layout(dp_shard=2, ep=2), True), ("bf16", Layout(dp_shard=2, ep=2), False),
+     ("fp32", Layout(dp_shard=4, ep=2), False)], ids=["alone", "cast", "shared"],
+)  # fmt: skip
+def test_experts_that_a_rank_has_alone_are_left_out_of_sharding(precision: str, layout: Layout, alone: bool) -> None:
+    axes, plain = run_ranks(held_and_gradients, layout.devices, precision, layout)[0]
+    assert plain == alone
+    assert ("expert_shard" in axes) != alone
 
 
 def spread(task: Task, plan: Plan) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from pathlib import Path
 from typing import Any
 
@@ -38,12 +39,12 @@ def make_spec(task: Task, plan: Any = "auto", cluster: Any = "auto", run: Any = 
 
 
 def plan_spec(text: str) -> PlanSpec:
-    """Return the constraints in "auto" or "dp_shard=2, precision=bf16"."""
+    """Return the constraints in "auto", "dp_shard=2, precision=bf16" or "dp_shard=2 tp=2"."""
     if text == "auto":
         return PlanSpec()
     known = {field.name: field for field in dataclasses.fields(PlanSpec)}
     found: dict[str, Any] = {}
-    for part in text.split(","):
+    for part in re.split(r"\s*,\s*|\s+(?=\w+\s*=)", text.strip()):  # as options have them, and as layouts are printed
         name, _, value = (piece.strip() for piece in part.partition("="))
         if name not in known or not value:
             raise ConfigError(

@@ -14,6 +14,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from paceline.errors import ConfigError
 from paceline.plan.plan import Plan
 from paceline.run.offload import keep_on_host
+from paceline.run.parallel.alone import AloneExperts, ExpertGradients
 from paceline.run.parallel.context import share_sequences
 from paceline.run.parallel.data import ShardedGradients, shard
 from paceline.run.parallel.expert import balance_shared_sequences, spread_experts
@@ -98,10 +99,11 @@ def _apply_whole(
     model: nn.Module, blocks: list[nn.Module], modes: list[str], plan: Plan, mesh: DeviceMesh | None
 ) -> Gradients:
     """Apply what treats every layer alike and return how gradients are summed over the data axes."""
-    placed = spread_experts(model, mesh, plan.layout) if mesh is not None and plan.layout.ep > 1 else None
     if mesh is not None and plan.layout.cp > 1:
         balance_shared_sequences(model, context_group(mesh, plan.layout))
     compute, master = COMPUTE_DTYPES[plan.precision], MASTER_DTYPES[plan.precision]
+    alone = AloneExperts.of(plan.layout, casts=compute != master)
+    placed = spread_experts(model, mesh, plan.layout, alone) if mesh is not None and plan.layout.ep > 1 else None
     sharded = mesh is not None and is_sharded(plan)
     share_sequences(model, plan, mesh)
     if compute != master and not sharded:
@@ -120,7 +122,8 @@ def _apply_whole(
     if sharded:
         assert mesh is not None
         shard(model, blocks, mesh, plan.layout, plan.zero, compute, master, placed)
-        return ShardedGradients(model, plan.zero, replicated=plan.layout.dp_replicate > 1)
+        gradients = ShardedGradients(model, plan.zero, replicated=plan.layout.dp_replicate > 1)
+        return gradients if alone is None else ExpertGradients(gradients, alone)
     if mesh is not None and plan.layout.dp_replicate > 1:
         return ReducedGradients(model, mesh.get_group("dp_replicate"))
     return LocalGradients(model)

@@ -36,13 +36,15 @@ def shard(
     """Shard the blocks and then the rest of the model over `fsdp` (dp_shard x cp), with copies over `dp_replicate`.
 
     Ranks of one `cp` group hold parts of the same sequences: their gradients are summed like those of other samples.
-    Parameters in `placed` go where their entry says instead: a result of fully_shard's `shard_placement_fn`.
+    Parameters in `placed` go where their entry says instead: a result of fully_shard's `shard_placement_fn`, or None
+    for those that stay as they are.
     """
     axes = mesh["dp_replicate", "fsdp"] if layout.dp_replicate > 1 else mesh["fsdp"]
     policy = MixedPrecisionPolicy(
         param_dtype=None if compute_dtype == master_dtype else compute_dtype, reduce_dtype=master_dtype
     )
     elsewhere = placed or {}
+    left = {parameter for parameter, place in elsewhere.items() if place is None}
 
     def placement(parameter: nn.Parameter) -> Any:
         return elsewhere[parameter] if parameter in elsewhere else _dimension(parameter)
@@ -50,7 +52,14 @@ def shard(
     for unit in [*blocks, model]:
         # The root's weights are used last in forward and first in backward: dropping them between gains nothing.
         drop = zero == 3 and unit is not model
-        fully_shard(unit, mesh=axes, mp_policy=policy, reshard_after_forward=drop, shard_placement_fn=placement)
+        fully_shard(
+            unit,
+            mesh=axes,
+            mp_policy=policy,
+            reshard_after_forward=drop,
+            shard_placement_fn=placement,
+            ignored_params=left,
+        )
     for module in model.modules():
         if isinstance(module, FSDPModule):
             module.set_gradient_divide_factor(1.0)

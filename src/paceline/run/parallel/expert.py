@@ -28,18 +28,22 @@ from torch.distributed.tensor import DTensor, Placement, Shard
 
 from paceline.errors import ConfigError
 from paceline.plan.layout import Layout
+from paceline.run.parallel.alone import AloneExperts
 from paceline.task.declared import expert_axis
 from paceline.task.models.moe import MoE, MoEDecoder
 
 EXPERT_DIM = 0  # of stacked weights, split over `ep`
 
 
-def spread_experts(model: nn.Module, mesh: DeviceMesh, layout: Layout) -> dict[nn.Parameter, Any]:
-    """Split every layer's experts over `ep` and return where FSDP2 is to shard each of their weights.
+def spread_experts(
+    model: nn.Module, mesh: DeviceMesh, layout: Layout, alone: AloneExperts | None = None
+) -> dict[nn.Parameter, Any]:
+    """Split every layer's experts over `ep` and return where FSDP2 is to shard each of their weights: None for nowhere.
 
-    They stay in the sharding unit of their block, so that nothing is gathered inside a block, where selective recompute
-    could not follow. Weights may be on the meta device. A pipeline stage may be without experts; every rank of the mesh
-    makes its groups all the same. Raises ConfigError for a model whose experts cannot be spread.
+    Those of ranks that are `alone` with their experts need no FSDP2. Others stay in the sharding unit of their block,
+    so that nothing is gathered inside a block, where selective recompute could not follow. Weights may be on the meta
+    device. A pipeline stage may be without experts; every rank of the mesh makes its groups all the same. Raises
+    ConfigError for a model whose experts cannot be spread.
     """
     axes = expert_mesh(mesh, layout)
     exchange = AllToAll(axes["ep"].get_group())
@@ -49,8 +53,10 @@ def spread_experts(model: nn.Module, mesh: DeviceMesh, layout: Layout) -> dict[n
         for key, weight in list(experts.named_parameters(recurse=False)):
             parameter = _own_experts(f"{name}.{key}", weight, axes, layout)
             experts.register_parameter(key, parameter)
-            placed[parameter] = place(_sharded_dimension(f"{name}.{key}", parameter, layout))
-        experts.forward = functools.partial(_on_their_ranks, experts, experts.forward, exchange)
+            placed[parameter] = (
+                None if alone is not None else place(_sharded_dimension(f"{name}.{key}", parameter, layout))
+            )
+        experts.forward = functools.partial(_on_their_ranks, experts, experts.forward, exchange, alone)
     return placed
 
 
@@ -98,14 +104,22 @@ def _sharded_dimension(name: str, weight: nn.Parameter, layout: Layout) -> int:
     return even[-1]
 
 
-def _on_their_ranks(experts: nn.Module, forward: Any, exchange: AllToAll, rows: Tensor, counts: Tensor) -> Tensor:
+def _on_their_ranks(
+    experts: nn.Module,
+    forward: Any,
+    exchange: AllToAll,
+    alone: AloneExperts | None,
+    rows: Tensor,
+    counts: Tensor,
+) -> Tensor:
     """Send rows to the ranks of their experts, run those there on plain weights, and bring the results back."""
     rows, counts, ticket = exchange.dispatch(rows, counts)
     spread = dict(experts._parameters)
     try:
         for key, weight in spread.items():
             if isinstance(weight, DTensor):
-                experts._parameters[key] = weight.to_local()
+                plain = alone.leaf(weight) if alone else weight.to_local()
+                experts._parameters[key] = plain  # type: ignore[assignment]
         results = forward(rows, counts)
     finally:
         experts._parameters.update(spread)
