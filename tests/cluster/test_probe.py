@@ -69,10 +69,10 @@ def test_the_slowest_rank_counts():
     record = combine([result(1.0), result(2.0)])
     assert record["matmul"]["fp32"] == [[64, 5e8]] and record["memory"]["triad"] == 5e8
     assert record["launch_seconds"] == 2e-3 and record["runtime_bytes"] == 200 and record["core_share"] == 0.5
-    # an all-reduce of one number over two ranks is two hops; half of 4 MB twice, in 20 ms less those
-    assert record["link"]["hop_seconds"] == pytest.approx(1e-3)
+    # a collective of one number over two ranks is one hop; half of 4 MB twice, in 20 ms less that
+    assert record["link"]["hop_seconds"] == pytest.approx(2e-3)
     assert record["link"]["bytes_per_second"]["all_reduce"] == pytest.approx(4e6 / (20e-3 - 2e-3))
-    assert record["link"]["bytes_per_second"]["all_gather"] == pytest.approx(2e6 / (20e-3 - 1e-3))
+    assert record["link"]["bytes_per_second"]["all_gather"] == pytest.approx(2e6 / (20e-3 - 2e-3))
     assert math.isclose(record["relative_spread"], 0.1)
     assert record["link"]["groups"] == []
 

@@ -88,7 +88,7 @@ def test_tensor_communication_by_hand() -> None:
     stream, count, ring_share = 64 * 5e4 * 4, 2 * (1 + 4 * 4 + 1), 3 / 4
     wire = count * ring_share * stream / 1e9
     hops = 8 * count * 3 * 1e-4
-    loss = 2 * ring_share * 3 * 4 * 64 * 256 / 1e9 + 2 * 3 * 8 * 3 * 1e-4
+    loss = 2 * ring_share * 3 * 4 * 64 * 256 / 1e9 + 3 * 8 * 3 * 1e-4  # a measured latency is of a whole collective
     assert inside(Layout(tp=4))["tensor communication"] == pytest.approx(wire + hops + loss)
     again = (4 * 4 * ring_share * stream / 1e9) + 8 * 4 * 4 * 3 * 1e-4
     assert inside(Layout(tp=4), recompute="full")["tensor communication"] == pytest.approx(wire + hops + loss + again)

@@ -176,17 +176,18 @@ def _link(results: list[dict[str, Any]], ranks: int) -> dict[str, Any]:
 def _rates(results: list[dict[str, Any]], ranks: int) -> dict[str, Any]:
     """Return latency per ring hop and bytes per second per collective, in the terms of ring algorithms.
 
-    A ring all-reduce takes 2 (n - 1) hops and moves 2 (n - 1) / n of the buffer; gather and scatter take half.
+    A ring all-reduce moves 2 (n - 1) / n of the buffer; gather and scatter half of that. What all three wait for is to
+    be scheduled and for each other, which an all-reduce does no more often: n - 1 hops are taken for each.
     """
     latency = max(result["latency"]["seconds"] for result in results)
-    hop = latency / (2 * (ranks - 1))
+    hop = latency / (ranks - 1)
     rates: dict[str, list[float]] = {}
     for index, row in enumerate(results[0]["sizes"]):
         seconds = max(result["sizes"][index]["seconds"] for result in results)
         passes = 2 if row["collective"] == "all_reduce" else 1
         moved = passes * (ranks - 1) / ranks * row["bytes"]
-        # A transfer is never faster than ten times what the latency leaves: it guards against a noisy latency.
-        wire_seconds = max(seconds - passes * (ranks - 1) * hop, seconds / 10)
+        # A transfer takes a third of the time at least: it guards against a noisy latency.
+        wire_seconds = max(seconds - latency, seconds / 3)
         rates.setdefault(row["collective"], []).append(moved / wire_seconds)
     return {
         "all_reduce_latency_seconds": latency,

@@ -14,7 +14,7 @@ from typing import Any
 
 from paceline.errors import StorageError
 
-SCHEMA = 2
+SCHEMA = 3
 
 
 def cache_dir() -> Path:

@@ -213,7 +213,8 @@ def fixed_column(sheet: Sheet) -> Column:
     loop = CPU_FIXED_SECONDS if cluster.device.kind == "cpu" else sheet.context.constants.fixed_seconds
     near, far = cluster.links[0].latency_seconds.value, cluster.links[-1].latency_seconds.value
     if cluster.devices <= cluster.devices_per_node:
-        latency = 2 * (cluster.devices - 1) * near if cluster.devices > 1 else 0.0
+        waits = 1 if cluster.links[0].latency_seconds.source == "measured" else 2  # as a ring of the same link
+        latency = waits * (cluster.devices - 1) * near if cluster.devices > 1 else 0.0
     else:  # a few numbers travel along trees between nodes (NCCL 2.4 and later)
         latency = 2 * (cluster.devices_per_node - 1) * near
         latency += 2 * math.ceil(math.log2(cluster.devices / cluster.devices_per_node)) * far

@@ -30,6 +30,7 @@ class Ring:
     tree_latency_seconds: Floats  # up or down a tree over nodes
     source: Ints  # places in SOURCES
     start_seconds: float = 0.0  # of any collective, before a byte moves
+    is_measured: bool = False  # a measured latency is of a whole collective, whichever it is
 
     def seconds(self, collective: str, total_bytes: Floats, launches: Floats | Ints) -> Floats:
         """Return the seconds of `launches` collectives that together cover `total_bytes`; 0 in a group of one."""
@@ -38,8 +39,9 @@ class Ring:
             passes, latency = 2, np.minimum(latency, self.tree_latency_seconds)
         elif collective == "all_to_all":  # one message to everybody, all under way at once
             latency = self.tree_latency_seconds
+        waits = 1 if self.is_measured else passes
         wire = passes * (self.size - 1) / self.size * total_bytes / self.bytes_per_second[collective]
-        return np.where(self.size > 1, wire + launches * (passes * latency + self.start_seconds), 0.0)
+        return np.where(self.size > 1, wire + launches * (waits * latency + self.start_seconds), 0.0)
 
     def source_of(self, index: int) -> str:
         """Return how the links of one plan's group are known."""
@@ -69,8 +71,9 @@ def ring(cluster: Cluster, constants: Constants, size: Ints, stride: Ints) -> Ri
     near_source, far_source = near.bytes_per_second.source, far.bytes_per_second.source
     mixed = SOURCES.index(weakest(near_source, far_source))
     source = np.where(single, SOURCES.index(near_source), np.where(per_node > 1, mixed, SOURCES.index(far_source)))
-    start = 0.0 if near.latency_seconds.source == "measured" else constants.collective_seconds
-    return Ring(size, nodes, rates, latency, np.where(single, latency, tree), source, start)
+    is_measured = near.latency_seconds.source == "measured"
+    start = 0.0 if is_measured else constants.collective_seconds
+    return Ring(size, nodes, rates, latency, np.where(single, latency, tree), source, start, is_measured)
 
 
 def _inside(near: Link, collective: str, size: Ints, cluster: Cluster, constants: Constants) -> Floats:
