@@ -242,7 +242,7 @@ class Sheet:
         if not self.context.software.sequence_parallel:  # every tensor rank does what stands between the products
             stream = REPLICATED_MOVES * shapes["input_elements"] * shapes.repeated
             whole = np.minimum(moved, stream)
-        slower = 1.0
+        slower = np.ones(len(moved))
         if not self.context.software.fused:  # the loss is written alike everywhere
             slower = np.where(shapes.repeated, self.context.constants.unfused_moves, 1.0)
         return slower * self.rates.seconds_per_element * (whole + (moved - whole) / tp)

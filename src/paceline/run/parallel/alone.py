@@ -31,8 +31,9 @@ class AloneExperts:
 
     def leaf(self, weight: nn.Parameter) -> Tensor:
         """Return a plain tensor of the same storage, which gets the gradient in the weight's place."""
+        assert isinstance(weight, DTensor)
         with torch.no_grad():
-            local = weight.to_local()  # type: ignore[operator]
+            local = weight.to_local()
         leaf = self._leaves.get(weight)
         if leaf is None or leaf.data_ptr() != local.data_ptr():  # weights may get their storage later
             leaf = local.detach().requires_grad_(weight.requires_grad)

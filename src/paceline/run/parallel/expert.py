@@ -119,7 +119,7 @@ def _on_their_ranks(
         for key, weight in spread.items():
             if isinstance(weight, DTensor):
                 plain = alone.leaf(weight) if alone else weight.to_local()
-                experts._parameters[key] = plain  # type: ignore[assignment]
+                experts._parameters[key] = plain
         results = forward(rows, counts)
     finally:
         experts._parameters.update(spread)
