@@ -319,6 +319,22 @@ def test_more_micro_batches_mean_less_bubble() -> None:
     assert all(later < before for before, later in pairwise(bubbles))
 
 
+def test_a_bubble_costs_ranks_that_take_turns_only_what_no_other_fills() -> None:
+    shape = model(8)
+    found = {}
+    for share in (1.0, 0.5, 0.9):
+        where = cluster(4)
+        where = dataclasses.replace(where, device=dataclasses.replace(where.device, core_share=share))
+        priced = price(Context(shape, where, 64, 1), plan(Layout(pp=4), 32))
+        terms = {term.name: term.value for term in priced.time}
+        busy = terms["products, forward"] + terms["products, backward"] + terms["attention"]
+        found[share] = terms["pipeline bubble"], busy
+    bubble, busy = found[1.0]
+    assert bubble > busy, "two micro-batches in four stages"
+    assert 0 <= found[0.5][0] < bubble / 4
+    assert found[0.5][0] < found[0.9][0] < 0.9 * bubble
+
+
 def test_terms_are_named_so_that_the_right_clock_measures_them() -> None:
     layout = Layout(dp_shard=2, cp=2, tp=2, pp=2, ep=2)
     context = context_of(layout, mixture())

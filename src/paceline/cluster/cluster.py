@@ -122,6 +122,7 @@ class Device:
     attention_flops: dict[str, tuple[tuple[int, float], ...]] = field(default_factory=dict)
     sustained_share: float | None = None  # part of a published peak that wide products sustain; None: as fitted
     threads: int = 0  # threads of a CPU device; 0 for accelerators
+    core_share: float = 1.0  # part of a core that a thread has while all devices compute, where they take turns
     optimizer_bytes_per_second: Figure | None = None  # rate of the fused update; None: the memory's
     calibration: tuple[CalibrationStep, ...] = ()  # measured training steps; empty: not probed
 

@@ -165,6 +165,9 @@ def bubble_columns(sheet: Sheet, compute: Sequence[Column], inside: Sequence[Col
     others = other_work(sheet)
     share = idle_share(sheet)
     seconds = others * own / columns.accumulation / columns.virtual_stages * share
+    turns = sheet.rates.device.core_share
+    if turns < 1:  # cores that a waiting rank leaves are the others', who compute the faster
+        seconds = np.maximum(0.0, turns * (own + seconds) - own)
     weights = np.stack([column.values for column in compute])
     known = np.stack([np.broadcast_to(column.known, len(columns)) for column in compute])
     source = np.take_along_axis(known, np.argmax(weights, axis=0)[None, :], axis=0)[0]
