@@ -14,6 +14,7 @@ from paceline.plan.layout import Layout
 from paceline.plan.plan import Plan
 from paceline.run import routing, stage_module
 from paceline.run.parallel import apply, tensor, zigzag
+from paceline.run.parallel.alone import AloneExperts
 from paceline.run.parallel.data import ShardedGradients
 from paceline.run.parallel.expert import AllToAll
 from paceline.run.routing import RouterWatch
@@ -54,6 +55,15 @@ def scaled_expert_gradients(patch: Patch, world: World) -> None:
                 parameter.grad.to_local().div_(2)  # by the data-parallel degree of the dense weights
 
     patch.setattr(ShardedGradients, "finish", divided)
+    hand_over = AloneExperts.hand_over
+
+    def divided_alone(self: AloneExperts) -> None:
+        hand_over(self)
+        for weight in self._leaves:
+            if isinstance(weight.grad, DTensor):
+                weight.grad.to_local().div_(2)
+
+    patch.setattr(AloneExperts, "hand_over", divided_alone)
 
 
 def norm_of_the_dense_group(patch: Patch, world: World) -> None:
