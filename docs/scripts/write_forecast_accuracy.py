@@ -22,9 +22,10 @@ NOTE = "<!-- Written by docs/scripts/write_forecast_accuracy.py from a backtest'
 HEAD = """
 # Forecast accuracy
 
-How far forecasts are off on published measurements, as `paceline backtest` scores them: nothing is tuned for a row, a
-model or a file. [Backtesting](guide/backtesting.md) says what the scores mean and how to score your own runs;
-[Published cases](published-cases.md) goes through single runs. The constants have the hash `{sha}`.
+How far forecasts are off on published measurements, as `paceline backtest` scores them: nothing is tuned for a row or a
+model, and but for two constants of Nanotron's nothing for a file. [Backtesting](guide/backtesting.md) says what the
+scores mean and how to score your own runs; [Published cases](published-cases.md) goes through single runs. The
+constants have the hash `{sha}`.
 
 The null is a forecast that knows nothing of the layout: every row reaches the median MFU of its accelerator and
 precision over the same rows. Where a table holds tuned settings only, it is hard to beat and says little.

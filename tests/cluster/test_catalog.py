@@ -63,7 +63,7 @@ PRINTED = {
     "tpu-v6e": (32, 1638, 918, None, None),
 }
 # GiB that PyTorch's out-of-memory messages state as the device's total capacity, in public issues.
-REPORTED = {"a100-80": 79.14, "a100-40": 39.50, "t4": 14.75, "rtx-4090": 23.65, "h200": 139.8}
+REPORTED = {"a100-80": 79.14, "a100-40": 39.50, "t4": 14.75, "rtx-4090": 23.65}
 # GB/s in one direction: fabric per device, and a device's share of the adapters (None: no standard network)
 LINKS = {
     "dgx-1v": (150, 6.25),

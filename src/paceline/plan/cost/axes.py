@@ -176,6 +176,7 @@ def bubble_columns(sheet: Sheet, compute: Sequence[Column], inside: Sequence[Col
         words = f"{others[i]:.3g} micro-batches of waiting for the other stages, of {columns.accumulation[i]}"
         words += f" / {columns.virtual_stages[i]} chunks" if columns.virtual_stages[i] > 1 else ""
         words += f" x {share[i]:.2f} idle" if share[i] < 1 else ""
+        words += f", less what ranks that share cores fill (each has {turns:.2g})" if turns < 1 else ""
         return f"{words}, {SCHEDULES[columns.schedule[i]]}"
 
     law = "fill and drain (Narayanan et al. 2021; zero-bubble: Qi et al. 2023)"
