@@ -33,14 +33,15 @@ Told = Callable[[int, Result], None]
 
 @dataclass(frozen=True)
 class Job:
-    """One plan to compare with one device, and the spec of the twin that it runs."""
+    """One plan to hold against one device, the spec of the twin that it runs, and by which check (`checks.py`)."""
 
     spec: Spec
     plan: Plan
+    check: str = "steps"
 
 
 def run_jobs(jobs: Sequence[Job], steps: int, told: Told | None = None) -> list[Result]:
-    """Return one result of `compare` for each job, or the error that ended it, in the order of the jobs.
+    """Return one result for each job, or the error that ended it, in the order of the jobs.
 
     `told` hears of each (index of the job, result) as soon as it is known. After an error, a process that died
     included, the jobs that are left run in a new group: one layout that fails says nothing of the next.
@@ -86,7 +87,7 @@ def _run(jobs: Sequence[Job], steps: int, take: Callable[[Result], None]) -> Out
                 part.mkdir()
                 at = str(hand_over(job.spec, part))
                 handed.append((job.spec, at))
-            rows.append({"spec": at, "plan": dataclasses.asdict(job.plan)})
+            rows.append({"spec": at, "plan": dataclasses.asdict(job.plan), "check": job.check})
         (folder / "request.json").write_text(json.dumps({"jobs": rows, "steps": steps}))
         result = folder / "result.jsonl"
         command = [sys.executable, "-m", "paceline.verify.worker", str(folder / "request.json"), str(result)]

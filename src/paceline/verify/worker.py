@@ -1,7 +1,7 @@
 """The process of one rank of a proof: `python -m paceline.verify.worker REQUEST RESULT`.
 
-REQUEST is a JSON file of {jobs: [{spec: file of the twin's spec, plan}], steps}, plans of the most ranks first; rank 0
-adds a line of JSON to RESULT for each job when it is done.
+REQUEST is a JSON file of {jobs: [{spec: file of the twin's spec, plan, check}], steps}, plans of the most ranks first;
+rank 0 adds a line of JSON to RESULT for each job when it is done.
 
 The process imports all that a proof needs, once, and forks a child for every few jobs. What the child leaves behind
 ends with it: torch's caches hold on to process groups that were destroyed, and threads of gloo look for messages a
@@ -25,7 +25,7 @@ from paceline.run.handover import take_over
 from paceline.run.worker import end_with_parent, guarded
 
 JOBS_PER_CHILD = 6
-Row = tuple[int, Path, Plan]  # a job: its place in the request, the file of its spec, its plan
+Row = tuple[int, Path, Plan, str]  # a job: its place in the request, the file of its spec, its plan, its check
 
 
 def main() -> int:
@@ -33,8 +33,11 @@ def main() -> int:
     end_with_parent()
     request_path, result_path = Path(sys.argv[1]), Path(sys.argv[2])
     request = json.loads(request_path.read_text())
-    rows = [(index, Path(job["spec"]), plan_from_dict(job["plan"])) for index, job in enumerate(request["jobs"])]
-    code = guarded(lambda: _prepare([path for _, path, _ in rows[:1]]))
+    rows = [
+        (index, Path(job["spec"]), plan_from_dict(job["plan"]), job["check"])
+        for index, job in enumerate(request["jobs"])
+    ]
+    code = guarded(lambda: _prepare([row[1] for row in rows[:1]]))
     for ranks, group in itertools.groupby(rows, key=lambda row: row[2].layout.devices):
         if code or int(os.environ["RANK"]) >= ranks:
             break
@@ -53,7 +56,7 @@ def _prepare(specs: Sequence[Path]) -> None:
     import torch
     import torch._dynamo  # of which DTensor's first use would import it
 
-    import paceline.verify.compare  # noqa: F401
+    import paceline.verify.checks  # noqa: F401
     from paceline.task.imports import is_import_path, load_object
 
     torch.set_num_threads(1)
@@ -88,7 +91,7 @@ def _compare_all(rows: Sequence[Row], folder: Path, result_path: Path, steps: in
     """Compare plans of one number of ranks, in one world."""
     from paceline.run.world import join_world
     from paceline.task.data.source import open_sources
-    from paceline.verify.compare import compare
+    from paceline.verify.checks import CHECKS
     from paceline.verify.fold import for_twin
 
     world = join_world("cpu", threads=1, rendezvous=f"file://{folder}/rendezvous-{rows[0][0]}")
@@ -96,8 +99,8 @@ def _compare_all(rows: Sequence[Row], folder: Path, result_path: Path, steps: in
         task = take_over(path).task
         kept: dict[Any, Any] = {}
         source = for_twin(open_sources(task.data, task.seed)[0], task)
-        for _, _, plan in group:
-            result = compare(task, plan, world, source, source.items_per_sample, steps, kept)
+        for _, _, plan, check in group:
+            result = CHECKS[check](task, plan, world, source, source.items_per_sample, steps, kept)
             if world.is_first:
                 with result_path.open("a") as file:
                     file.write(json.dumps(result) + "\n")

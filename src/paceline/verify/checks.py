@@ -1,0 +1,19 @@
+"""The checks of a proof: each holds one plan against one device in its own way, inside a world of ranks.
+
+Every rank calls a check as (task, plan, world, source, items_per_sample, steps, kept) and gets the same plain record:
+{equal, dtype, steps, seconds, differences, first_difference}. `kept` is a dictionary in which a check keeps what the
+next one of the same task can use again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from paceline.verify.compare import compare
+
+Check = Callable[..., dict[str, Any]]
+
+CHECKS: dict[str, Check] = {
+    "steps": compare,  # updates of the layout, tensor by tensor, against the same updates of one device
+}
