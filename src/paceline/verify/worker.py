@@ -1,7 +1,7 @@
 """The process of one rank of a proof: `python -m paceline.verify.worker REQUEST RESULT`.
 
-REQUEST is a JSON file of {jobs: [{spec: file of the twin's spec, plan, check}], steps}, plans of the most ranks first;
-rank 0 adds a line of JSON to RESULT for each job when it is done.
+REQUEST is a JSON file of {jobs: [{spec: file of the twin's spec, plan, check, masked, steps}]}, plans of the most ranks
+first; rank 0 adds a line of JSON to RESULT for each job when it is done.
 
 The process imports all that a proof needs, once, and forks a child for every few jobs. What the child leaves behind
 ends with it: torch's caches hold on to process groups that were destroyed, and threads of gloo look for messages a
@@ -17,6 +17,7 @@ import os
 import signal
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,18 @@ from paceline.run.handover import take_over
 from paceline.run.worker import end_with_parent, guarded
 
 JOBS_PER_CHILD = 6
-Row = tuple[int, Path, Plan, str]  # a job: its place in the request, the file of its spec, its plan, its check
+
+
+@dataclass(frozen=True)
+class Row:
+    """A job, by its place in the request and the file of its spec."""
+
+    index: int
+    spec: Path
+    plan: Plan
+    check: str
+    masked: bool
+    steps: int
 
 
 def main() -> int:
@@ -34,20 +46,18 @@ def main() -> int:
     request_path, result_path = Path(sys.argv[1]), Path(sys.argv[2])
     request = json.loads(request_path.read_text())
     rows = [
-        (index, Path(job["spec"]), plan_from_dict(job["plan"]), job["check"])
+        Row(index, Path(job["spec"]), plan_from_dict(job["plan"]), job["check"], job["masked"], job["steps"])
         for index, job in enumerate(request["jobs"])
     ]
-    code = guarded(lambda: _prepare([row[1] for row in rows[:1]]))
-    for ranks, group in itertools.groupby(rows, key=lambda row: row[2].layout.devices):
+    code = guarded(lambda: _prepare([row.spec for row in rows[:1]]))
+    for ranks, group in itertools.groupby(rows, key=lambda row: row.plan.layout.devices):
         if code or int(os.environ["RANK"]) >= ranks:
             break
         os.environ["WORLD_SIZE"] = str(ranks)  # what torchrun would have put there
         left = list(group)
         while left and not code:
             part, left = left[:JOBS_PER_CHILD], left[JOBS_PER_CHILD:]
-            code = _in_a_child(
-                functools.partial(_compare_all, part, request_path.parent, result_path, request["steps"])
-            )
+            code = _in_a_child(functools.partial(_compare_all, part, request_path.parent, result_path))
     return code
 
 
@@ -87,20 +97,20 @@ def _in_a_child(work: Any) -> int:
     return code
 
 
-def _compare_all(rows: Sequence[Row], folder: Path, result_path: Path, steps: int) -> None:
+def _compare_all(rows: Sequence[Row], folder: Path, result_path: Path) -> None:
     """Compare plans of one number of ranks, in one world."""
     from paceline.run.world import join_world
     from paceline.task.data.source import open_sources
     from paceline.verify.checks import CHECKS
     from paceline.verify.fold import for_twin
 
-    world = join_world("cpu", threads=1, rendezvous=f"file://{folder}/rendezvous-{rows[0][0]}")
-    for path, group in itertools.groupby(rows, key=lambda row: row[1]):
+    world = join_world("cpu", threads=1, rendezvous=f"file://{folder}/rendezvous-{rows[0].index}")
+    for (path, masked), group in itertools.groupby(rows, key=lambda row: (row.spec, row.masked)):
         task = take_over(path).task
         kept: dict[Any, Any] = {}
-        source = for_twin(open_sources(task.data, task.seed)[0], task)
-        for _, _, plan, check in group:
-            result = CHECKS[check](task, plan, world, source, source.items_per_sample, steps, kept)
+        source = for_twin(open_sources(task.data, task.seed)[0], task, masked)
+        for row in group:
+            result = CHECKS[row.check](task, row.plan, world, source, source.items_per_sample, row.steps, kept)
             if world.is_first:
                 with result_path.open("a") as file:
                     file.write(json.dumps(result) + "\n")
