@@ -125,5 +125,5 @@ def _apply_whole(
         gradients = ShardedGradients(model, plan.zero, replicated=plan.layout.dp_replicate > 1)
         return gradients if alone is None else ExpertGradients(gradients, alone)
     if mesh is not None and plan.layout.dp_replicate > 1:
-        return ReducedGradients(model, mesh.get_group("dp_replicate"))
+        return ReducedGradients(model, mesh.get_group("dp_replicate"), plan.bucket_bytes)
     return LocalGradients(model)
