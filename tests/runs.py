@@ -153,9 +153,9 @@ def as_json(text: str) -> Any:
 
 def wait_until(condition: Callable[[], bool], timeout: float = 90) -> None:
     """Return as soon as the condition holds."""
-    deadline = time.monotonic() + timeout
+    patience = Patience(timeout)
     while not condition():
-        assert time.monotonic() < deadline, f"not in {timeout} s"
+        assert not patience.is_over, f"not in {timeout} s"
         time.sleep(0.01)
 
 
