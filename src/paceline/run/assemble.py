@@ -27,6 +27,7 @@ from paceline.run.world import World, build_mesh
 from paceline.task.data.source import Source
 from paceline.task.models.blocks import find_blocks
 from paceline.task.models.build import build_model, fill_weights
+from paceline.task.models.decoder import Decoder
 from paceline.task.models.sizes import is_named
 from paceline.task.objective import resolve_objective
 from paceline.task.task import ModelSpec, Task
@@ -51,6 +52,8 @@ def assemble(task: Task, plan: Plan, world: World, source: Source, items_per_sam
     family = isinstance(task.model, ModelSpec) and is_named(task.model.name)
     model = build_model(task.model, source.vocab or 0, items_per_sample, task.seed, device="meta" if family else "cpu")
     model.to(dtype=MASTER_DTYPES[plan.precision]).train()
+    if isinstance(model, Decoder):
+        model.logits_elements = plan.logits_elements
     objective = resolve_objective(task.objective, source.unit)
     late = family and (is_sharded(plan) or plan.layout.tp > 1)  # storage only once every rank knows its shard
     if not family:
@@ -99,7 +102,7 @@ def assemble(task: Task, plan: Plan, world: World, source: Source, items_per_sam
         world=world,
         items_per_sample=items_per_sample,
         clip_norm=task.optimizer.clip_norm,
-        updater=HostedUpdate(optimizer) if plan.offloads_optimizer else optimizer,
+        updater=HostedUpdate(optimizer, plan.state_bucket_bytes) if plan.offloads_optimizer else optimizer,
         routing=routing,
         stages_holding=dict.fromkeys(pipeline.shared_parameters(), 2) if pipeline else {},
     )

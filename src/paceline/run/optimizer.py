@@ -25,4 +25,6 @@ def build_optimizer(spec: OptimizerSpec, model: nn.Module) -> torch.optim.Optimi
     ]
     if spec.name == "adamw":
         return torch.optim.AdamW(groups, lr=spec.lr, betas=(spec.beta1, spec.beta2), eps=spec.eps, fused=True)
-    return torch.optim.SGD(groups, lr=spec.lr, momentum=spec.beta1, fused=True)
+    # torch 2.13 has no sharding strategy for `_fused_sgd_`; of `foreach` it has one for every operator.
+    sharded = any(isinstance(parameter, DTensor) for parameter in trained)
+    return torch.optim.SGD(groups, lr=spec.lr, momentum=spec.beta1, fused=not sharded, foreach=sharded)

@@ -7,6 +7,7 @@ nothing else: no loader, no sharding, no accumulation scheme, no loss scaling.
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -35,6 +36,7 @@ class ReferenceStep:
     loss: float
     weight: float
     grad_norm: float
+    clip_norm: float  # the norm above which this step's gradients were scaled down; 0 where the task does not clip
     gradients: dict[str, torch.Tensor]
     weights: dict[str, torch.Tensor]
     buffers: dict[str, torch.Tensor]
@@ -76,8 +78,9 @@ def reference_steps(
             parameter.grad /= total
         gradients = {name: p.grad.clone() for name, p in trained.items() if p.grad is not None}
         norm = torch.linalg.vector_norm(torch.stack([g.norm() for g in gradients.values()]))
-        if task.optimizer.clip_norm:
-            torch.nn.utils.clip_grad_norm_(list(trained.values()), task.optimizer.clip_norm)
+        clip_norm = clip_norm_of(task.optimizer, float(norm), step)
+        if clip_norm:
+            torch.nn.utils.clip_grad_norm_(list(trained.values()), clip_norm)
         for group in optimizer.param_groups:
             group["lr"] = learning_rate(task.schedule, task.optimizer.lr, step, steps, 0, 1)
         optimizer.step()
@@ -87,6 +90,7 @@ def reference_steps(
                 loss=sum(losses) / total,
                 weight=total,
                 grad_norm=float(norm),
+                clip_norm=clip_norm,
                 gradients=gradients,
                 weights={name: p.detach().clone() for name, p in model.named_parameters()},
                 buffers={name: b.detach().clone() for name, b in model.named_buffers()},
@@ -95,6 +99,16 @@ def reference_steps(
             )
         )
     return results
+
+
+def clip_norm_of(spec: OptimizerSpec, grad_norm: float, step: int) -> float:
+    """Return the largest norm that a step's gradients keep: half of theirs, and in every second step twice as much.
+
+    Thresholds far from the norms of a twin would say nothing of clipping, or nothing of steps that are not clipped.
+    """
+    if not spec.clip_norm or not 0 < grad_norm < math.inf:
+        return spec.clip_norm
+    return grad_norm * (2.0 if step % 2 == 0 else 0.5)
 
 
 def _positions(plan: Plan, step: int) -> np.ndarray:

@@ -129,7 +129,7 @@ def _apply_whole(
         assert mesh is not None
         return _shard(model, blocks, mesh, plan, placed, whole, alone)
     if mesh is not None and plan.layout.dp_replicate > 1:
-        return ReducedGradients(model, mesh.get_group("dp_replicate"))
+        return ReducedGradients(model, mesh.get_group("dp_replicate"), plan.bucket_bytes)
     return LocalGradients(model)
 
 
