@@ -15,6 +15,7 @@ from paceline.run.loader import BatchStream
 from paceline.run.optimizer import build_optimizer
 from paceline.run.parallel.apply import Gradients, apply_plan, is_sharded
 from paceline.run.parallel.context import part_of
+from paceline.run.parallel.entry import entered
 from paceline.run.parallel.pipeline import split_model
 from paceline.run.passes import Passes, SequentialPasses
 from paceline.run.pipeline_passes import PipelinePasses
@@ -81,7 +82,7 @@ def assemble(task: Task, plan: Plan, world: World, source: Source, items_per_sam
         if pipeline is not None
         else SequentialPasses(
             model=model,
-            objective=objective,
+            objective=entered(objective, model, gradients, world.device),
             gradients=gradients,
             plan=plan,
             device=world.device,
