@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -107,3 +108,19 @@ def wait_for_step(run_dir: Path, step: int, process: subprocess.Popen[str], time
 def as_json(text: str) -> Any:
     """Return the JSON on standard output."""
     return json.loads(text)
+
+
+def wait_until(condition: Callable[[], bool], timeout: float = 90) -> None:
+    """Return as soon as the condition holds."""
+    deadline = time.monotonic() + timeout
+    while not condition():
+        assert time.monotonic() < deadline, f"not in {timeout} s"
+        time.sleep(0.01)
+
+
+def is_running(pid: int) -> bool:
+    """Return whether a process is there and has not ended, whoever's child it is."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
