@@ -12,7 +12,7 @@ from torch import nn
 from paceline.plan.plan import Plan
 from paceline.run.hosted import HostedUpdate
 from paceline.run.loader import BatchStream
-from paceline.run.optimizer import build_optimizer
+from paceline.run.optimizer import all_names, build_optimizer
 from paceline.run.parallel.apply import Gradients, apply_plan, is_sharded
 from paceline.run.parallel.context import part_of
 from paceline.run.parallel.entry import entered
@@ -55,6 +55,7 @@ def assemble(task: Task, plan: Plan, world: World, source: Source, items_per_sam
     if isinstance(model, Decoder):
         model.logits_elements = plan.logits_elements
     objective = resolve_objective(task.objective, source.unit)
+    names = all_names(model)  # before stages of a pipeline know a part of them
     late = family and (is_sharded(plan) or plan.layout.tp > 1)  # storage only once every rank knows its shard
     if not family:
         _materialise(model, task, family, world)  # a user's model is whole on every rank until it is split
@@ -73,7 +74,7 @@ def assemble(task: Task, plan: Plan, world: World, source: Source, items_per_sam
         gradients = apply_plan(model, [block for _, block in find_blocks(model)], plan, mesh)
     if late:
         _materialise(model, task, family, world, [stage.module for stage in pipeline.stages] if pipeline else [])
-    optimizer = build_optimizer(task.optimizer, model)
+    optimizer = build_optimizer(task.optimizer, model, names)
     routing = watch_routing(model, plan)
     after_forward = routing.collect if routing else None
     take_part, part = part_of(plan, world.rank, model, objective), plan.layout.coordinates(world.rank)["cp"]

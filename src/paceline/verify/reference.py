@@ -25,7 +25,8 @@ from paceline.task.data.order import sample_ids
 from paceline.task.data.source import Source
 from paceline.task.models.build import build_model
 from paceline.task.objective import resolve_objective
-from paceline.task.task import OptimizerSpec, Task
+from paceline.task.task import Task
+from paceline.verify.plain_optimizer import plain_optimizers
 from paceline.verify.router import counted_choices, move_biases
 
 
@@ -59,10 +60,10 @@ def reference_steps(
     the masks that belong to those rows.
     """
     objective = resolve_objective(task.objective, source.unit)
-    optimizer = _optimizer(task.optimizer, model)
+    optimizers = plain_optimizers(task.optimizer, model)
     results = []
     for step in range(1, steps + 1):
-        optimizer.zero_grad(set_to_none=True)
+        model.zero_grad(set_to_none=True)
         losses, weights = [], []
         with counted_choices(model) as router:
             for position, data in _micro_batches(task, plan, source, step):
@@ -81,9 +82,10 @@ def reference_steps(
         clip_norm = clip_norm_of(task.optimizer, float(norm), step)
         if clip_norm:
             torch.nn.utils.clip_grad_norm_(list(trained.values()), clip_norm)
-        for group in optimizer.param_groups:
-            group["lr"] = learning_rate(task.schedule, task.optimizer.lr, step, steps, 0, 1)
-        optimizer.step()
+        for optimizer, scale in optimizers:
+            for group in optimizer.param_groups:
+                group["lr"] = learning_rate(task.schedule, task.optimizer.lr, step, steps, 0, 1) * scale
+            optimizer.step()
         move_biases(model, router)
         results.append(
             ReferenceStep(
@@ -130,15 +132,3 @@ def _micro_batches(task: Task, plan: Plan, source: Source, step: int) -> Iterato
             if len(cut):
                 at = positions[cut.start : cut.stop]
                 yield int(at[0]), source.read(_ids(task, source, at), at)
-
-
-def _optimizer(spec: OptimizerSpec, model: nn.Module) -> torch.optim.Optimizer:
-    matrices = [p for p in model.parameters() if p.requires_grad and p.dim() >= 2]
-    vectors = [p for p in model.parameters() if p.requires_grad and p.dim() < 2]
-    groups = [
-        {"params": matrices, "weight_decay": spec.weight_decay},
-        {"params": vectors, "weight_decay": 0.0},
-    ]
-    if spec.name == "adamw":
-        return torch.optim.AdamW(groups, lr=spec.lr, betas=(spec.beta1, spec.beta2), eps=spec.eps, foreach=False)
-    return torch.optim.SGD(groups, lr=spec.lr, momentum=spec.beta1, foreach=False)
