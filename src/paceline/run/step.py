@@ -216,7 +216,7 @@ class Stepper:
         if factor != 1.0:
             torch._foreach_mul_([_local(p.grad) for p in self._parameters if p.grad is not None], factor)
         for group in self.optimizer.param_groups:
-            group["lr"] = lr
+            group["lr"] = lr * group.get("lr_scale", 1.0)
         self.updater.step()
         if self.scaler:
             self.scaler.update(overflowed=False)
