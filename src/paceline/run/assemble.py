@@ -21,7 +21,7 @@ from paceline.run.parallel.pipeline import split_model
 from paceline.run.parallel.rows import GatheredRows, data_group
 from paceline.run.passes import Passes, SequentialPasses
 from paceline.run.pipeline_passes import PipelinePasses
-from paceline.run.precision import MASTER_DTYPES, scaler_for
+from paceline.run.precision import MASTER_DTYPES, cast_model, scaler_for
 from paceline.run.routing import watch_routing
 from paceline.run.stage_check import check_chain
 from paceline.run.step import Stepper
@@ -56,7 +56,7 @@ def assemble(task: Task, plan: Plan, world: World, source: Source, items_per_sam
     mesh = build_mesh(plan.layout, world)
     family = isinstance(task.model, ModelSpec) and is_named(task.model.name)
     model = build_model(task.model, source.vocab or 0, items_per_sample, task.seed, device="meta" if family else "cpu")
-    model.to(dtype=MASTER_DTYPES[plan.precision]).train()
+    cast_model(model, MASTER_DTYPES[plan.precision])
     if isinstance(model, Decoder):
         model.logits_elements = plan.logits_elements
     objective = resolve_objective(task.objective, source.unit)

@@ -17,12 +17,14 @@ from paceline.errors import VerificationFailed
 from paceline.run.world import World
 
 INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+BUFFER = ("buffer",)  # stands in the place of a parameter's part
 Held = dict[tuple[Any, ...], float | int]
 
 
 def fingerprint(tensor: torch.Tensor) -> int:
     """Return the sum of a tensor's bit patterns as integers, modulo 2^64: another one for almost any other content."""
-    flat = tensor.detach().contiguous().flatten()
+    real = torch.view_as_real(tensor.detach().resolve_conj()) if tensor.is_complex() else tensor.detach()
+    flat = real.contiguous().flatten()
     return int(flat.view(INTEGERS[flat.element_size()]).sum(dtype=torch.int64))
 
 
@@ -37,7 +39,8 @@ def held_by(model: nn.Module, numbers: Mapping[str, float]) -> Held:
             part = tuple((str(place), at) for place, at in places if not place.is_replicate())
             local = parameter.to_local()  # type: ignore[assignment]
         held[name, part] = fingerprint(local)
-    return held
+    # A buffer is whole on every rank: a function of the weights, or of what all ranks saw together.
+    return held | {(name, BUFFER): fingerprint(buffer) for name, buffer in model.named_buffers()}
 
 
 def check_agreement(model: nn.Module, numbers: Mapping[str, float], step: int, world: World) -> None:
@@ -53,8 +56,18 @@ def check_agreement(model: nn.Module, numbers: Mapping[str, float], step: int, w
             owner, expected = first.setdefault(key, (rank, value))
             if value != expected:
                 name = key[0] or key[1]
+                if key[1] == BUFFER:
+                    raise _drifted(name, owner, rank, step)
                 raise VerificationFailed(
                     f"step {step}: ranks {owner} and {rank} no longer agree on {name}",
                     "both hold the same part of it, and its bits differ: an update or a sum went another way on one",
                     "start the same command again: it resumes from the last checkpoint; `paceline verify` the layout",
                 )
+
+
+def _drifted(name: str, owner: int, rank: int, step: int) -> VerificationFailed:
+    return VerificationFailed(
+        f"step {step}: ranks {owner} and {rank} no longer agree on the buffer {name}",
+        "the model changes it in its forward pass by what the rank's own rows hold, so that each rank has another one",
+        "change it by the weights alone, sum over all ranks what goes into it, or one device",
+    )
