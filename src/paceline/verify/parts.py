@@ -13,10 +13,11 @@ from dataclasses import dataclass
 from paceline.plan.layout import Layout
 from paceline.plan.plan import Plan
 from paceline.spec import Spec
+from paceline.task.models.sizes import is_named
 from paceline.task.task import ModelSpec
 from paceline.verify.group import Job
 from paceline.verify.tolerance import DTYPES
-from paceline.verify.twin import EVEN, FEW, UNEVEN, Rows, twin_plan, twin_task
+from paceline.verify.twin import EVEN, FEW, UNEVEN, WHOLE_BATCH, Rows, in_one_piece, twin_plan, twin_task
 from paceline.verify.twin_layout import twin_layouts
 
 # How much is proven: before training, of one layout, of every layout up to a size.
@@ -77,10 +78,29 @@ def few_rows(subject: Subject) -> list[Job]:
     return [subject.job(FEW.name, subject.strictest, layout, FEW)] if layout.data_degree > 1 else []
 
 
+def whole_batch(subject: Subject) -> list[Job]:
+    """Return one device's loss on whole batches and on cut ones, where the plan cuts them or a larger one would."""
+    return [] if in_one_piece(subject.plan) and subject.plan.layout.data_degree == 1 else [_whole_batch(subject)]
+
+
+def whole_batch_of_ones_own(subject: Subject) -> list[Job]:
+    """Return the same for an objective or a model that is not ours: ours are known to be sums."""
+    task = subject.spec.task
+    named = isinstance(task.model, ModelSpec) and is_named(task.model.name)
+    built_in = task.objective in ("auto", "next_token", "classification")
+    return [] if named and built_in else whole_batch(subject)
+
+
+def _whole_batch(subject: Subject) -> Job:
+    return subject.job("whole batch", "fp64", Layout(), WHOLE_BATCH, "whole batch")
+
+
 PARTS: tuple[Part, ...] = (
     Part(uneven_rows, (BRIEF, WHOLE, SWEEP)),
     Part(even_rows, (WHOLE,)),
     Part(few_rows, (WHOLE,)),
+    Part(whole_batch, (WHOLE,)),
+    Part(whole_batch_of_ones_own, (BRIEF,)),
 )
 
 

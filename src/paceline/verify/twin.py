@@ -30,7 +30,7 @@ TWIN_EPS = 1e-4
 SMALLEST_EPS = 1e-8  # as small as fp64 bears
 # Work is cut in parts from these sizes on, so that a small model has a fourth bucket and a second chunk of logits.
 BUCKET_BYTES = 2048
-LOGITS_ELEMENTS = 20 * LARGEST_VOCAB
+LOGITS_ELEMENTS = 8 * LARGEST_VOCAB
 
 
 @dataclass(frozen=True)
@@ -48,6 +48,7 @@ class Rows:
 UNEVEN = Rows("uneven rows", per_rank=5, missing=1, micro_batch=2, masked=True, steady=False)  # three micro-batches
 EVEN = Rows("even rows", per_rank=6, missing=0, micro_batch=2, masked=False, steady=True)
 FEW = Rows("stand-in rows", per_rank=3, missing=1, micro_batch=1, masked=True, steady=True)  # a rank lacks a third
+WHOLE_BATCH = Rows("whole batch", per_rank=7, missing=0, micro_batch=2, masked=True, steady=False)
 
 
 def twin_task(
@@ -73,8 +74,11 @@ def twin_task(
 
 
 def twin_schedule(schedule: ScheduleSpec, rows: Rows) -> ScheduleSpec:
-    """Return a schedule of the same shape, or a constant one; a rate of zero would hide whatever the last step does."""
-    kind = "constant" if rows.steady else schedule.kind
+    """Return a schedule that changes from step to step, the task's own where it does, or a constant one.
+
+    A rate of zero would hide whatever the last step does.
+    """
+    kind = "constant" if rows.steady else "linear" if schedule.kind == "constant" else schedule.kind
     return dataclasses.replace(schedule, kind=kind, decay=None, warmup=None, final=max(schedule.final, 0.1))
 
 
