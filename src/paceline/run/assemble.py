@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from paceline.errors import ConfigError
 from paceline.plan.plan import Plan
 from paceline.run.hosted import HostedUpdate
 from paceline.run.loader import BatchStream
@@ -24,6 +25,7 @@ from paceline.run.precision import MASTER_DTYPES, scaler_for
 from paceline.run.routing import watch_routing
 from paceline.run.stage_check import check_chain
 from paceline.run.step import Stepper
+from paceline.run.updates.joined import JoinedOptimizer
 from paceline.run.world import World, build_mesh
 from paceline.task.coupling import GatheringObjective
 from paceline.task.data.source import Source
@@ -32,6 +34,7 @@ from paceline.task.models.build import build_model, fill_weights
 from paceline.task.models.decoder import Decoder
 from paceline.task.models.sizes import is_named
 from paceline.task.objective import resolve_objective
+from paceline.task.optimizers import NOT_HOSTED
 from paceline.task.task import ModelSpec, Task
 
 
@@ -79,6 +82,8 @@ def assemble(task: Task, plan: Plan, world: World, source: Source, items_per_sam
     if late:
         _materialise(model, task, family, world, [stage.module for stage in pipeline.stages] if pipeline else [])
     optimizer = build_optimizer(task.optimizer, model, names)
+    if plan.offloads_optimizer and isinstance(optimizer, JoinedOptimizer):
+        raise ConfigError(f"offload = {plan.offload}", NOT_HOSTED, 'plan.offload = "none"')
     routing = watch_routing(model, plan)
     after_forward = routing.collect if routing else None
     take_part, part = part_of(plan, world.rank, model, objective), plan.layout.coordinates(world.rank)["cp"]

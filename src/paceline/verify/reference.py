@@ -26,7 +26,7 @@ from paceline.task.data.order import sample_ids
 from paceline.task.data.source import Source
 from paceline.task.models.build import build_model
 from paceline.task.objective import resolve_objective
-from paceline.task.task import Task
+from paceline.task.task import OptimizerSpec, Task
 from paceline.verify.plain_optimizer import plain_optimizers
 from paceline.verify.router import counted_choices, move_biases
 
