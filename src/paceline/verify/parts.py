@@ -20,6 +20,7 @@ from paceline.verify.tolerance import DTYPES
 from paceline.verify.twin import EVEN, FEW, UNEVEN, WHOLE_BATCH, Rows, in_one_piece, twin_plan, twin_task
 from paceline.verify.twin_layout import twin_layouts
 
+LOW = ("bf16", "fp16")
 # How much is proven: before training, of one layout, of every layout up to a size.
 BRIEF, WHOLE, SWEEP = "brief", "whole", "sweep"
 
@@ -95,12 +96,19 @@ def _whole_batch(subject: Subject) -> Job:
     return subject.job("whole batch", "fp64", Layout(), WHOLE_BATCH, "whole batch")
 
 
+def low_precision(subject: Subject) -> list[Job]:
+    """Return a twin in the plan's own precision, where that is less than fp32."""
+    precision = subject.plan.precision
+    return [subject.job("low precision", precision, subject.layouts[0], check="low")] if precision in LOW else []
+
+
 PARTS: tuple[Part, ...] = (
     Part(uneven_rows, (BRIEF, WHOLE, SWEEP)),
     Part(even_rows, (WHOLE,)),
     Part(few_rows, (WHOLE,)),
     Part(whole_batch, (WHOLE,)),
     Part(whole_batch_of_ones_own, (BRIEF,)),
+    Part(low_precision, (BRIEF, WHOLE)),
 )
 
 

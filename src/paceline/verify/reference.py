@@ -84,7 +84,7 @@ def reference_steps(
         model.zero_grad(set_to_none=True)
         losses, weights = [], []
         with counted_choices(model) as router:
-            for position, data in _micro_batches(task, plan, source, step, whole):
+            for position, data in micro_batches(task, plan, source, step, whole):
                 torch.manual_seed(seed_at(task.seed, position))
                 loss_sum, weight = objective(model, cast_floats(data, MASTER_DTYPES[plan.precision]))
                 loss_sum.backward()
@@ -140,7 +140,7 @@ def _ids(task: Task, source: Source, positions: np.ndarray) -> np.ndarray:
     return sample_ids(task.seed, positions, source.samples)
 
 
-def _micro_batches(task: Task, plan: Plan, source: Source, step: int, whole: bool) -> Iterator[tuple[int, Any]]:
+def micro_batches(task: Task, plan: Plan, source: Source, step: int, whole: bool) -> Iterator[tuple[int, Any]]:
     """Yield (position of the first row, data) of every micro-batch of a step, or of all, in the order of the rows."""
     positions = _positions(plan, step)
     if whole:
