@@ -16,9 +16,12 @@ from paceline.run.optimizer import build_optimizer
 from paceline.run.parallel.apply import Gradients, apply_plan, is_sharded
 from paceline.run.parallel.context import part_of
 from paceline.run.parallel.pipeline import split_model
-from paceline.run.passes import Passes, SequentialPasses
+from paceline.run.passes import Passes, SequentialPasses, in_model_precision
 from paceline.run.pipeline_passes import PipelinePasses
 from paceline.run.precision import MASTER_DTYPES, scaler_for
+from paceline.run.randomness.build import sample_randomness
+from paceline.run.randomness.mode import Survey
+from paceline.run.randomness.survey import survey
 from paceline.run.routing import watch_routing
 from paceline.run.stage_check import check_chain
 from paceline.run.step import Stepper
@@ -52,11 +55,14 @@ def assemble(task: Task, plan: Plan, world: World, source: Source, items_per_sam
     model.to(dtype=MASTER_DTYPES[plan.precision]).train()
     objective = resolve_objective(task.objective, source.unit)
     late = family and (is_sharded(plan) or plan.layout.tp > 1)  # storage only once every rank knows its shard
+    looked = Survey()
     if not family:
         _materialise(model, task, family, world)  # a user's model is whole on every rank until it is split
+        stream = BatchStream(source, task.seed, plan, plan.layout.data_rank(world.rank), world.device)
+        example = stream.at(0).micro_batches[0]
+        looked = survey(model, objective, in_model_precision(example.data, plan), world.device)
         if plan.layout.pp > 1:
-            stream = BatchStream(source, task.seed, plan, plan.layout.data_rank(world.rank), world.device)
-            check_chain(model, plan, objective, stream.at(0).micro_batches[0], world.device)
+            check_chain(model, plan, objective, example, world.device)
     pipeline = split_model(model, plan, mesh) if plan.layout.pp > 1 and mesh is not None else None
     if pipeline is not None:
         model = pipeline.model
@@ -72,19 +78,18 @@ def assemble(task: Task, plan: Plan, world: World, source: Source, items_per_sam
     optimizer = build_optimizer(task.optimizer, model)
     routing = watch_routing(model, plan)
     after_forward = routing.collect if routing else None
-    take_part, part = part_of(plan, world.rank, model, objective), plan.layout.coordinates(world.rank)["cp"]
+    take_part = part_of(plan, world.rank, model, objective)
+    randomness = sample_randomness(task.seed, plan, world, looked)
     passes: Passes = (
-        PipelinePasses(pipeline, objective, plan, world.device, task.seed, take_part, after_forward)
+        PipelinePasses(pipeline, objective, plan, world.device, randomness, take_part, after_forward)
         if pipeline is not None
         else SequentialPasses(
             model=model,
             objective=objective,
             gradients=gradients,
             plan=plan,
-            device=world.device,
-            seed=task.seed,
+            randomness=randomness,
             take_part=take_part,
-            part=part,
             after_forward=after_forward,
         )
     )

@@ -29,7 +29,7 @@ from paceline.plan.stages import stage_count
 from paceline.run.loader import MicroBatch
 from paceline.run.parallel.pipeline import Pipeline
 from paceline.run.passes import Objective
-from paceline.run.rng import seed_at, seed_device
+from paceline.run.randomness.mode import SampleRandomness
 from paceline.run.rng_state import random_state
 from paceline.run.stage_module import StageModule, refuse_call, rows_in
 
@@ -63,13 +63,14 @@ class PipelinePasses:
         objective: Objective,
         plan: Plan,
         device: torch.device,
-        seed: int,
+        randomness: SampleRandomness,
         take_part: Callable[[Any], Any] = lambda data: data,
         after_forward: Callable[[nn.Module], None] | None = None,
     ) -> None:
-        self._pipeline, self._plan, self._device, self._seed = pipeline, plan, device, seed
+        self._pipeline, self._plan, self._device, self._randomness = pipeline, plan, device, randomness
         self._stages = [
-            StageModule(stage, objective, plan, device, seed, take_part, after_forward) for stage in pipeline.stages
+            StageModule(stage, objective, plan, device, randomness, take_part, after_forward)
+            for stage in pipeline.stages
         ]
         if len(self._stages) > 1:
             pipeline.model.register_forward_pre_hook(refuse_call)  # stages are called one by one, never their union
@@ -87,7 +88,8 @@ class PipelinePasses:
             stage.begin(micro_batches, down, rows, relays)
         count = len(micro_batches)
         numbers = torch.arange(count)
-        self._schedule(rows, count, relays, borders).step(index=numbers, target=numbers, return_outputs=False)
+        with self._randomness:  # backward passes too: what is computed again draws again
+            self._schedule(rows, count, relays, borders).step(index=numbers, target=numbers, return_outputs=False)
         loss_total = sum(stage.loss_total for stage in self._stages)
         return self._share(loss_total), self._share(self._stages[-1].weight_total)
 
@@ -176,13 +178,11 @@ class PipelinePasses:
         part, was_training = stage.part, stage.part.training
         buffers = [(buffer, buffer.clone()) for buffer in part.buffers()]
         part.train()  # dropout draws in training alone
-        seed_device(seed_at(self._seed, micro.position), self._device)
-        before = random_state(self._device)
         with torch.no_grad():
             found = stage.run(micro, hidden)
             for buffer, kept in buffers:
                 buffer.copy_(kept)
-        draws = not torch.equal(before, random_state(self._device))
+        draws = self._randomness.has_drawn
         part.train(was_training)
         if isinstance(found, tuple):  # the last stage's loss and weight
             return _Border((), torch.float32, draws)

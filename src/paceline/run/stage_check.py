@@ -10,7 +10,8 @@ from paceline.plan.plan import Plan
 from paceline.plan.stages import stage_count
 from paceline.run.loader import MicroBatch
 from paceline.run.parallel.pipeline import Cut
-from paceline.run.passes import Objective, in_model_precision
+from paceline.run.passes import Objective, in_model_precision, sample_rows
+from paceline.run.randomness.mode import SampleRandomness, Survey
 from paceline.run.stage_module import StageModule
 
 RELATIVE = 1e-6  # in fp32, where the same sums in the same order give the same bits; a capped logit is off by 1e-5
@@ -23,16 +24,18 @@ def check_chain(model: nn.Module, plan: Plan, objective: Objective, micro: Micro
     skip connection around several blocks. Such a model would train without an error, and wrongly.
     """
     cut, was_training = Cut(model, plan), model.training
+    randomness = SampleRandomness(0, device, Survey(), strict=False)
     embeddings = dict(model.named_modules())
     model.eval()
     try:
         with torch.no_grad():
-            whole, _ = objective(model, in_model_precision(micro.data, plan))
+            with randomness.during(sample_rows(micro)):
+                whole, _ = objective(model, in_model_precision(micro.data, plan))
             found = None
             for index in range(stage_count(plan)):
                 stage = cut.stage(index)
                 stage.module.eval()
-                found = StageModule(stage, objective, plan, device, 0, lambda data: data).run(micro, found)
+                found = StageModule(stage, objective, plan, device, randomness, lambda data: data).run(micro, found)
     finally:
         model.train(was_training)
         for name in {shared.rpartition(".")[0] for shared in cut.shared}:

@@ -60,8 +60,6 @@ def compare(
         reference = _reference(task, plan, source, items_per_sample, steps, {} if kept is None else kept)
     initial, traits = _shared(reference and (reference.initial, reference.traits), world)
     built = assemble(task, plan, world, source, items_per_sample)
-    if plan.layout.cp > 1:
-        stop_dropout(built.model)
     found = tensor_differences("initial", _state(built.model), initial, 0, world, plan.layout)
     for step in range(1, steps + 1):
         expected = _shared(reference and reference.steps[step - 1], world)
@@ -84,27 +82,13 @@ def _reference(
     task: Task, plan: Plan, source: Source, items_per_sample: int, steps: int, kept: dict[Any, Reference]
 ) -> Reference:
     """Return what one device computes, from `kept` where it is there."""
-    layout, without_dropout = plan.layout, plan.layout.cp > 1
-    key = (plan.precision, steps, plan.batch_samples, layout.data_degree, plan.accumulation, without_dropout)
+    key = (plan.precision, steps, plan.batch_samples, plan.layout.data_degree, plan.accumulation)
     if key not in kept:
         model = reference_model(task, source, items_per_sample, MASTER_DTYPES[plan.precision])
         traits = traits_of(model)
         initial = {name: tensor.detach().clone() for name, tensor in _state(model).items()}
-        if without_dropout:
-            stop_dropout(model)
         kept[key] = Reference(initial, traits, reference_steps(task, plan, source, items_per_sample, steps, model))
     return kept[key]
-
-
-def stop_dropout(model: torch.nn.Module) -> None:
-    """Set the probability of every dropout layer to zero.
-
-    Ranks that share a row draw masks for their own tokens: rightly others than one device, which draws for whole rows.
-    The masks are thus no part of the proof where `cp` is more than 1.
-    """
-    for module in model.modules():
-        if isinstance(module, torch.nn.modules.dropout._DropoutNd):
-            module.p = 0.0
 
 
 def first_difference(found: list[Difference], plan: Plan, traits: Traits) -> dict[str, Any] | None:

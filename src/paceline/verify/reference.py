@@ -1,7 +1,7 @@
 """The reference: the same steps on one device, written plainly with torch alone.
 
-It shares the model, the objective, the sample order, the seed of a micro-batch and the learning rate with the run, and
-nothing else: no loader, no sharding, no accumulation scheme, no loss scaling.
+It shares the model, the objective, the sample order, the random numbers of a sample and the learning rate with the
+run, and nothing else: no loader, no sharding, no accumulation scheme, no loss scaling.
 """
 
 from __future__ import annotations
@@ -18,7 +18,10 @@ from torch import nn
 from paceline.plan.layout import rows_of
 from paceline.plan.plan import Plan
 from paceline.run.precision import MASTER_DTYPES, cast_floats
-from paceline.run.rng import seed_at
+from paceline.run.randomness.again import draw_again
+from paceline.run.randomness.mode import SampleRandomness
+from paceline.run.randomness.shares import SampleRows
+from paceline.run.randomness.survey import length_of, survey
 from paceline.run.schedule import learning_rate
 from paceline.task.data.order import sample_ids
 from paceline.task.data.source import Source
@@ -53,19 +56,24 @@ def reference_steps(
 ) -> list[ReferenceStep]:
     """Run `steps` steps of the task on one device and return their numbers.
 
-    The rows of a batch are read in the micro-batches of `plan`, one after the other, so that a model with dropout sees
-    the masks that belong to those rows.
+    The rows of a batch are read in the micro-batches of `plan`, one after the other. A model that draws random numbers
+    reads them all at once: its numbers belong to the samples, whatever else is in a micro-batch.
     """
     objective = resolve_objective(task.objective, source.unit)
+    dtype, device = MASTER_DTYPES[plan.precision], torch.device("cpu")
+    _, example = next(_micro_batches(task, plan, source, 1))
+    looked = survey(model, objective, cast_floats(example, dtype), device)
+    randomness = SampleRandomness(task.seed, device, looked, strict=False)
+    draw_again(model, randomness)
     optimizer = _optimizer(task.optimizer, model)
     results = []
     for step in range(1, steps + 1):
         optimizer.zero_grad(set_to_none=True)
         losses, weights = [], []
         with counted_choices(model) as router:
-            for position, data in _micro_batches(task, plan, source, step):
-                torch.manual_seed(seed_at(task.seed, position))
-                loss_sum, weight = objective(model, cast_floats(data, MASTER_DTYPES[plan.precision]))
+            for positions, data in _micro_batches(task, plan, source, step, whole=bool(looked.patterns)):
+                with randomness.during(SampleRows(positions, step, length_of(data))):
+                    loss_sum, weight = objective(model, cast_floats(data, dtype))
                 loss_sum.backward()
                 losses.append(float(loss_sum.detach()))
                 weights.append(float(weight))
@@ -106,16 +114,21 @@ def _ids(task: Task, source: Source, positions: np.ndarray) -> np.ndarray:
     return sample_ids(task.seed, positions, source.samples)
 
 
-def _micro_batches(task: Task, plan: Plan, source: Source, step: int) -> Iterator[tuple[int, Any]]:
-    """Yield (position of the first row, data) of every micro-batch of a step, in the order of the rows."""
+def _micro_batches(
+    task: Task, plan: Plan, source: Source, step: int, whole: bool = False
+) -> Iterator[tuple[np.ndarray, Any]]:
+    """Yield (positions of the rows, data) of every micro-batch of a step, in the order of the rows, or of all rows."""
     positions = _positions(plan, step)
+    if whole:
+        yield positions, source.read(_ids(task, source, positions), positions)
+        return
     for data_rank in range(plan.layout.data_degree):
         rows = rows_of(plan.batch_samples, plan.layout.data_degree, data_rank)
         for part in range(plan.accumulation):
             cut = rows[len(rows) * part // plan.accumulation : len(rows) * (part + 1) // plan.accumulation]
             if len(cut):
                 at = positions[cut.start : cut.stop]
-                yield int(at[0]), source.read(_ids(task, source, at), at)
+                yield at, source.read(_ids(task, source, at), at)
 
 
 def _optimizer(spec: OptimizerSpec, model: nn.Module) -> torch.optim.Optimizer:
