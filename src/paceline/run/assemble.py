@@ -19,6 +19,7 @@ from paceline.run.parallel.pipeline import split_model
 from paceline.run.passes import Passes, SequentialPasses, in_model_precision
 from paceline.run.pipeline_passes import PipelinePasses
 from paceline.run.precision import MASTER_DTYPES, scaler_for
+from paceline.run.randomness.again import draw_again
 from paceline.run.randomness.build import sample_randomness
 from paceline.run.randomness.mode import Survey
 from paceline.run.randomness.survey import survey
@@ -68,6 +69,10 @@ def assemble(task: Task, plan: Plan, world: World, source: Source, items_per_sam
         model = pipeline.model
     if family and not late:
         _materialise(model, task, family, world)
+    randomness = sample_randomness(task.seed, plan, world, looked)
+    draw_again(model, randomness)
+    for stage in pipeline.stages if pipeline is not None else ():
+        draw_again(stage.module, randomness)
     gradients: Gradients
     if pipeline is not None and mesh is not None:
         gradients = pipeline.apply(plan, mesh)
@@ -79,7 +84,6 @@ def assemble(task: Task, plan: Plan, world: World, source: Source, items_per_sam
     routing = watch_routing(model, plan)
     after_forward = routing.collect if routing else None
     take_part = part_of(plan, world.rank, model, objective)
-    randomness = sample_randomness(task.seed, plan, world, looked)
     passes: Passes = (
         PipelinePasses(pipeline, objective, plan, world.device, randomness, take_part, after_forward)
         if pipeline is not None

@@ -88,8 +88,7 @@ class PipelinePasses:
             stage.begin(micro_batches, down, rows, relays)
         count = len(micro_batches)
         numbers = torch.arange(count)
-        with self._randomness:  # backward passes too: what is computed again draws again
-            self._schedule(rows, count, relays, borders).step(index=numbers, target=numbers, return_outputs=False)
+        self._schedule(rows, count, relays, borders).step(index=numbers, target=numbers, return_outputs=False)
         loss_total = sum(stage.loss_total for stage in self._stages)
         return self._share(loss_total), self._share(self._stages[-1].weight_total)
 

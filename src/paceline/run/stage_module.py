@@ -91,10 +91,9 @@ class StageModule(nn.Module):
         """
         micro = self._micro_batches[int(index)]
         rows = sample_rows(micro, self._plan)
-        self._randomness.begin(rows)
         hidden = received[0][: rows_in(micro)] if received else None
-        found = self._run(micro, hidden, received[1] if len(received) > 1 else None)
-        self._randomness.check()
+        with self._randomness.during(rows):
+            found = self._run(micro, hidden, received[1] if len(received) > 1 else None)
         down = self._down if micro.counts else 0.0
         if isinstance(found, HandedOn):
             loss_sum, weight = found.added_loss, 0.0

@@ -82,13 +82,22 @@ class LayerDrop(Chain):
 
 
 class StochasticDepth(Chain):
-    """Layers left out for single samples (Huang et al. 2016), and noise that all rows share, as wide as a micro-batch."""
+    """Layers left out for single samples (Huang et al. 2016), and noise that all samples share."""
 
-    def forward(self, tokens: Tensor) -> Tensor:
-        x = self.embed(tokens) + 0.1 * torch.randn(WIDTH)
-        for layer in self.layers:
-            x = x + layer(x) * x.new_empty(x.shape[0], 1, 1).bernoulli_(0.6)
-        return self.head(x)
+    def block(self) -> nn.Module:
+        return SometimesLeftOut()
+
+
+class SometimesLeftOut(nn.Module):
+    """A block that some samples pass by."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        shared = 0.1 * torch.randn(WIDTH)
+        return (self.inner(x) + shared) * x.new_empty(x.shape[0], 1, 1).bernoulli_(0.6)
 
 
 class Flattened(Chain):
@@ -110,6 +119,18 @@ class Features(Chain):
         for layer in self.layers:
             x = x + F.rrelu(layer(x), training=self.training)
         return self.head(x)
+
+
+class ReplayedFunction(Chain):
+    """A function, not a module, is run again, and draws."""
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = checkpoint(self.start, self.embed(tokens), use_reentrant=False)
+        return self.head(x)
+
+    def start(self, x: Tensor) -> Tensor:
+        """Return what is left of the stream."""
+        return F.dropout(x, 0.3)
 
 
 class Recurrent(nn.Module):

@@ -29,8 +29,8 @@ def task_of(model: str = "Chain", objective: Any = "next_token", **changes: Any)
     return decoder_task(model=getattr(drawing_models, model)(), objective=objective, global_batch=batch, **changes)
 
 
-def fp64(layout: Layout = Layout(), **changes: Any) -> Plan:
-    return plan_of(layout, **{"batch": BATCH, "precision": "fp64", **changes})
+def fp64(layout: Layout | None = None, **changes: Any) -> Plan:
+    return plan_of(layout or Layout(), **{"batch": BATCH, "precision": "fp64", **changes})
 
 
 def losses(task: Task, plan: Plan, steps: int = 3) -> list[float]:
@@ -101,7 +101,9 @@ def test_an_objective_that_draws_for_tokens_of_shared_sequences() -> None:
 @pytest.mark.parametrize(
     ("model", "reason"),
     [("ByHand", "Python's module random"), ("OfPairs", "a random tensor of shape [2, 2] for 2 samples is [3, 3]"),
-     ("RowByRow", "how often it draws depends on how many samples there are"), ("OwnOperator", "past torch's functions")],
+     ("ReplayedFunction", "run again in the backward pass, and in no module"),
+     ("RowByRow", "how often it draws depends on how many samples there are"),
+     ("OwnOperator", "past torch's functions")],
 )  # fmt: skip
 def test_numbers_that_belong_to_no_sample_are_named(model: str, reason: str) -> None:
     with pytest.raises(ConfigError) as error:

@@ -32,7 +32,9 @@ Site = tuple[tuple[CodeType, int], ...]  # where a program draws: code and place
 
 DEPTH = 8
 _SILENT = ("torch.nn.modules.dropout",)  # modules that are their caller's tool: where they are called says more
-_ENDS = ("torch.utils.checkpoint", "paceline.run.", "paceline.verify.")  # callers of a program, in two ways or more
+_SKIPPED = ("torch.nn.modules.module", "contextlib")
+CHECKPOINT = "torch.utils.checkpoint"
+_ENDS = (CHECKPOINT, "paceline.run.", "paceline.verify.")  # callers of a program, in two ways or more
 
 
 @dataclass(frozen=True)
@@ -41,7 +43,7 @@ class Survey:
 
     patterns: dict[Site, tuple[Pattern, ...]] = field(default_factory=dict)
     strays: tuple[str, ...] = ()  # random numbers that belong to no sample, in words
-    looked: bool = False  # False where the program was not looked at: then shapes alone must tell
+    modules: tuple[type, ...] = ()  # kinds of modules that draw in their own forward pass
 
     def patterns_of(self, site: Site) -> tuple[Pattern, ...]:
         """Return the patterns seen at a site; those of all sites where it is not known, as in compiled code."""
@@ -72,7 +74,7 @@ class SampleRandomness(TorchFunctionMode):
         self._shares: dict[Any, Share] = {}
         self._told: set[str] = set()
         self._rows: SampleRows | None = None
-        self._began, self._calls = torch.Tensor(), 0
+        self._began, self._calls, self._entered = torch.Tensor(), 0, 0
         self._answer = torch.compiler.disable(self._drawn) if compiled else self._drawn
 
     # ---- the micro-batch -------------------------------------------------------------------------------------------
@@ -84,6 +86,27 @@ class SampleRandomness(TorchFunctionMode):
         with self:
             yield
         self.check()
+
+    def __enter__(self) -> SampleRandomness:
+        self._entered += 1
+        return super().__enter__()  # type: ignore[no-any-return]
+
+    def __exit__(self, *error: Any) -> None:
+        self._entered -= 1
+        super().__exit__(*error)
+
+    @property
+    def is_entered(self) -> bool:
+        """Whether a forward pass is going on."""
+        return self._entered > 0
+
+    @contextlib.contextmanager
+    def again(self) -> Iterator[None]:
+        """Draw once more what a part of a forward pass drew: torch's random state is where that part began."""
+        calls = self._calls
+        with self:
+            yield
+        self._calls = calls
 
     def begin(self, rows: SampleRows) -> None:
         """Start the random numbers of a micro-batch."""
@@ -219,26 +242,33 @@ def _attention_drops(func: Any, args: Any, kwargs: dict[str, Any]) -> bool:
 # ---- where a program draws -----------------------------------------------------------------------------------------
 
 
-def site_of_caller() -> Site:
-    """Return where the program draws: its frames up to the module's forward pass that it is in."""
-    frame = sys._getframe(1)
+def site_of_caller(module_of: Callable[[Any], object] = lambda found: None) -> Site:
+    """Return where the program draws: its frames up to the module's forward pass that it is in.
+
+    That module, or None where the program draws outside of any in what it runs again, goes to `module_of`.
+    """
+    frame: Any = sys._getframe(1)
     found: list[tuple[CodeType, int]] = []
     while frame is not None and len(found) < DEPTH:
-        module = frame.f_globals.get("__name__", "")
-        if module.startswith(_ENDS) and not module.startswith("paceline.run.randomness."):
+        name = frame.f_globals.get("__name__", "")
+        ours = name.startswith("paceline.run.randomness.")
+        if name.startswith(_ENDS) and not ours:
+            if name == CHECKPOINT:
+                module_of(None)
             break
-        ours = module.startswith(("paceline.run.randomness.", "torch.")) and not module.startswith("torch.nn.")
-        if not ours and module not in ("torch", "torch.nn.modules.module", "contextlib"):
+        if not ours and (not name.startswith("torch") or name.startswith("torch.nn.")) and name not in _SKIPPED:
             found.append((frame.f_code, frame.f_lasti))
-            if frame.f_code.co_name == "forward" and module not in _SILENT:
-                break
-        frame = frame.f_back  # type: ignore[assignment]
+            if frame.f_code.co_name == "forward":
+                module_of(frame.f_locals.get("self"))
+                if name not in _SILENT:
+                    break
+        frame = frame.f_back
     return tuple(found)
 
 
 def where(site: Site) -> str:
     """Return a site in words: the program's own line, if there is one."""
-    own = [(code, at) for code, at in site if f"{'torch'}/nn/" not in code.co_filename] or list(site)
+    own = [(code, at) for code, at in site if "/torch/nn/" not in code.co_filename] or list(site)
     if not own:
         return "the program"
     code, at = own[0]

@@ -28,12 +28,20 @@ class _Observer(SampleRandomness):
         super().__init__(0, device, Survey())
         self.shapes: dict[Site, list[tuple[int, ...]]] = {}
         self.strays: dict[str, str] = {}
+        self.modules: set[type] = set()
 
     def stray(self, name: str, because: str) -> None:
         self.strays.setdefault(name, because)
 
     def _share(self, shape: tuple[int, ...], device: torch.device) -> Share:
-        self.shapes.setdefault(site_of_caller(), []).append(shape)
+        modules: list[Any] = []
+        site = site_of_caller(modules.append)
+        self.shapes.setdefault(site, []).append(shape)
+        self.modules.update(type(module) for module in modules if isinstance(module, nn.Module))
+        if modules == [None]:
+            self.stray(
+                where(site), "it is in a function that is run again in the backward pass, and in no module of it"
+            )
         return Share(None, shape, None)
 
 
@@ -108,7 +116,8 @@ def _concluded(few: _Observer, more: _Observer, length: int | None) -> Survey:
                 f"a random tensor of shape {list(pairs[0][at])} for {FEW} samples is {list(pairs[1][at])} for {MORE}"
             )
         patterns[site] = tuple(dict.fromkeys(pattern for pattern in found if pattern is not None))
-    return Survey(patterns, tuple(f"{name}: {because}" for name, because in strays.items()), looked=True)
+    modules = sorted(few.modules | more.modules, key=lambda kind: kind.__qualname__)
+    return Survey(patterns, tuple(f"{name}: {because}" for name, because in strays.items()), tuple(modules))
 
 
 def _pattern(few: tuple[int, ...], more: tuple[int, ...], length: int | None) -> Pattern | None:
