@@ -101,7 +101,7 @@ def test_an_objective_that_draws_for_tokens_of_shared_sequences() -> None:
 @pytest.mark.parametrize(
     ("model", "reason"),
     [("ByHand", "Python's module random"), ("OfPairs", "a random tensor of shape [2, 2] for 2 samples is [3, 3]"),
-     ("ReplayedFunction", "run again in the backward pass, and in no module"),
+     ("ReplayedFunction", "a function that is run again in the backward pass"),
      ("RowByRow", "how often it draws depends on how many samples there are"),
      ("OwnOperator", "past torch's functions")],
 )  # fmt: skip

@@ -40,7 +40,7 @@ class _Observer(SampleRandomness):
         self.modules.update(type(module) for module in modules if isinstance(module, nn.Module))
         if modules == [None]:
             self.stray(
-                where(site), "it is in a function that is run again in the backward pass, and in no module of it"
+                where(site), "a function that is run again in the backward pass, and no module in it, draws"
             )
         return Share(None, shape, None)
 
