@@ -7,6 +7,7 @@ run, and nothing else: no loader, no sharding, no accumulation scheme, no loss s
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -23,11 +24,13 @@ from paceline.run.randomness.mode import SampleRandomness
 from paceline.run.randomness.shares import SampleRows
 from paceline.run.randomness.survey import length_of, survey
 from paceline.run.schedule import learning_rate
+from paceline.task.coupling import is_coupled
 from paceline.task.data.order import sample_ids
 from paceline.task.data.source import Source
 from paceline.task.models.build import build_model
-from paceline.task.objective import resolve_objective
+from paceline.task.objective import Objective, resolve_objective
 from paceline.task.task import OptimizerSpec, Task
+from paceline.verify.plain_optimizer import plain_optimizers
 from paceline.verify.router import counted_choices, move_biases
 
 
@@ -38,6 +41,7 @@ class ReferenceStep:
     loss: float
     weight: float
     grad_norm: float
+    clip_norm: float  # the norm above which this step's gradients were scaled down; 0 where the task does not clip
     gradients: dict[str, torch.Tensor]
     weights: dict[str, torch.Tensor]
     buffers: dict[str, torch.Tensor]
@@ -51,27 +55,37 @@ def reference_model(task: Task, source: Source, items_per_sample: int, dtype: to
     return build_model(model, source.vocab or 0, items_per_sample, task.seed).to(dtype=dtype).train()
 
 
+def reference_randomness(
+    task: Task, plan: Plan, source: Source, model: nn.Module, objective: Objective
+) -> SampleRandomness:
+    """Return the random numbers of the task's samples for a model on the CPU, and make its modules draw them."""
+    device = torch.device("cpu")
+    _, example = next(_micro_batches(task, plan, source, 1, whole=False))
+    looked = survey(model, objective, cast_floats(example, MASTER_DTYPES[plan.precision]), device)
+    randomness = SampleRandomness(task.seed, device, looked, strict=False)
+    draw_again(model, randomness)
+    return randomness
+
+
 def reference_steps(
     task: Task, plan: Plan, source: Source, items_per_sample: int, steps: int, model: nn.Module
 ) -> list[ReferenceStep]:
     """Run `steps` steps of the task on one device and return their numbers.
 
-    The rows of a batch are read in the micro-batches of `plan`, one after the other. A model that draws random numbers
-    reads them all at once: its numbers belong to the samples, whatever else is in a micro-batch.
+    The rows of a batch are read in the micro-batches of `plan`, one after the other; a batch whose rows see each other
+    is read whole. So is that of a model which draws random numbers: they belong to the samples, whatever else is read.
     """
     objective = resolve_objective(task.objective, source.unit)
-    dtype, device = MASTER_DTYPES[plan.precision], torch.device("cpu")
-    _, example = next(_micro_batches(task, plan, source, 1))
-    looked = survey(model, objective, cast_floats(example, dtype), device)
-    randomness = SampleRandomness(task.seed, device, looked, strict=False)
-    draw_again(model, randomness)
-    optimizer = _optimizer(task.optimizer, model)
+    optimizers = plain_optimizers(task.optimizer, model)
+    dtype = MASTER_DTYPES[plan.precision]
+    randomness = reference_randomness(task, plan, source, model, objective)
+    whole = is_coupled(model, objective) or bool(randomness.survey.patterns)
     results = []
     for step in range(1, steps + 1):
-        optimizer.zero_grad(set_to_none=True)
+        model.zero_grad(set_to_none=True)
         losses, weights = [], []
         with counted_choices(model) as router:
-            for positions, data in _micro_batches(task, plan, source, step, whole=bool(looked.patterns)):
+            for positions, data in _micro_batches(task, plan, source, step, whole):
                 with randomness.during(SampleRows(positions, step, length_of(data))):
                     loss_sum, weight = objective(model, cast_floats(data, dtype))
                 loss_sum.backward()
@@ -84,17 +98,20 @@ def reference_steps(
             parameter.grad /= total
         gradients = {name: p.grad.clone() for name, p in trained.items() if p.grad is not None}
         norm = torch.linalg.vector_norm(torch.stack([g.norm() for g in gradients.values()]))
-        if task.optimizer.clip_norm:
-            torch.nn.utils.clip_grad_norm_(list(trained.values()), task.optimizer.clip_norm)
-        for group in optimizer.param_groups:
-            group["lr"] = learning_rate(task.schedule, task.optimizer.lr, step, steps, 0, 1)
-        optimizer.step()
+        clip_norm = clip_norm_of(task.optimizer, float(norm), step)
+        if clip_norm:
+            torch.nn.utils.clip_grad_norm_(list(trained.values()), clip_norm)
+        for optimizer, scale in optimizers:
+            for group in optimizer.param_groups:
+                group["lr"] = learning_rate(task.schedule, task.optimizer.lr, step, steps, 0, 1) * scale
+            optimizer.step()
         move_biases(model, router)
         results.append(
             ReferenceStep(
                 loss=sum(losses) / total,
                 weight=total,
                 grad_norm=float(norm),
+                clip_norm=clip_norm,
                 gradients=gradients,
                 weights={name: p.detach().clone() for name, p in model.named_parameters()},
                 buffers={name: b.detach().clone() for name, b in model.named_buffers()},
@@ -103,6 +120,16 @@ def reference_steps(
             )
         )
     return results
+
+
+def clip_norm_of(spec: OptimizerSpec, grad_norm: float, step: int) -> float:
+    """Return the largest norm that a step's gradients keep: half of theirs, and in every second step twice as much.
+
+    Thresholds far from the norms of a twin would say nothing of clipping, or nothing of steps that are not clipped.
+    """
+    if not spec.clip_norm or not 0 < grad_norm < math.inf:
+        return spec.clip_norm
+    return grad_norm * (2.0 if step % 2 == 0 else 0.5)
 
 
 def _positions(plan: Plan, step: int) -> np.ndarray:
@@ -114,10 +141,8 @@ def _ids(task: Task, source: Source, positions: np.ndarray) -> np.ndarray:
     return sample_ids(task.seed, positions, source.samples)
 
 
-def _micro_batches(
-    task: Task, plan: Plan, source: Source, step: int, whole: bool = False
-) -> Iterator[tuple[np.ndarray, Any]]:
-    """Yield (positions of the rows, data) of every micro-batch of a step, in the order of the rows, or of all rows."""
+def _micro_batches(task: Task, plan: Plan, source: Source, step: int, whole: bool) -> Iterator[tuple[np.ndarray, Any]]:
+    """Yield (positions of the rows, data) of every micro-batch of a step, or of all, in the order of the rows."""
     positions = _positions(plan, step)
     if whole:
         yield positions, source.read(_ids(task, source, positions), positions)
@@ -129,15 +154,3 @@ def _micro_batches(
             if len(cut):
                 at = positions[cut.start : cut.stop]
                 yield at, source.read(_ids(task, source, at), at)
-
-
-def _optimizer(spec: OptimizerSpec, model: nn.Module) -> torch.optim.Optimizer:
-    matrices = [p for p in model.parameters() if p.requires_grad and p.dim() >= 2]
-    vectors = [p for p in model.parameters() if p.requires_grad and p.dim() < 2]
-    groups = [
-        {"params": matrices, "weight_decay": spec.weight_decay},
-        {"params": vectors, "weight_decay": 0.0},
-    ]
-    if spec.name == "adamw":
-        return torch.optim.AdamW(groups, lr=spec.lr, betas=(spec.beta1, spec.beta2), eps=spec.eps, foreach=False)
-    return torch.optim.SGD(groups, lr=spec.lr, momentum=spec.beta1, foreach=False)

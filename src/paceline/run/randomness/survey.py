@@ -39,9 +39,7 @@ class _Observer(SampleRandomness):
         self.shapes.setdefault(site, []).append(shape)
         self.modules.update(type(module) for module in modules if isinstance(module, nn.Module))
         if modules == [None]:
-            self.stray(
-                where(site), "a function that is run again in the backward pass, and no module in it, draws"
-            )
+            self.stray(where(site), "a function that is run again in the backward pass, and no module in it, draws")
         return Share(None, shape, None)
 
 
