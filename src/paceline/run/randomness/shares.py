@@ -33,11 +33,14 @@ class RankPart:
         """Whether the rank has whole samples."""
         return self.cp == 1 and self.tp == 1
 
-    def along(self, local: int, whole: int) -> Tensor | None:
-        """Return which of `whole` places along one dimension this rank's `local` ones are, int64; None if none fit."""
+    def along(self, local: int, whole: int, tokens: bool) -> Tensor | None:
+        """Return which of `whole` places along one dimension this rank's `local` ones are, int64; None if none fit.
+
+        Only along `tokens` do ranks of the context axis have different ones.
+        """
         if local == whole:
             return torch.arange(whole)
-        if self.cp > 1:
+        if self.cp > 1 and tokens:
             shared = places_of(self.cp_rank, self.cp, whole)
             if local == len(shared):
                 return shared
@@ -108,9 +111,10 @@ def share_of(shape: tuple[int, ...], rows: SampleRows, patterns: Sequence[Patter
 
     None where no pattern fits, or where several do that say different things.
     """
-    fitting = [share for p in patterns if (share := _instance(shape, len(rows), p, p.inner(), part)) is not None]
-    if not fitting:  # samples may be of another length than in the pattern
-        fitting = [share for p in patterns if (share := _of_another_length(shape, rows, p, part)) is not None]
+    found = [_instance(shape, len(rows), p, p.inner(), part, p.length) for p in patterns]
+    if not any(found):  # samples may be of another length than in the pattern
+        found = [_of_another_length(shape, rows, p, part) for p in patterns]
+    fitting = [share for share in found if share is not None]
     return fitting[0] if fitting and all(_same(share, fitting[0]) for share in fitting[1:]) else None
 
 
@@ -138,9 +142,12 @@ def _inner(shape: tuple[int, ...], rows: int, dim: int | None) -> tuple[int, ...
 
 
 def _instance(
-    shape: tuple[int, ...], rows: int, pattern: Pattern, whole: tuple[int, ...], part: RankPart
+    shape: tuple[int, ...], rows: int, pattern: Pattern, whole: tuple[int, ...], part: RankPart, tokens: int | None
 ) -> Share | None:
-    """Return how a tensor is shared if its slices are the rank's part of slices of the shape `whole`, else None."""
+    """Return how a tensor is shared if its slices are the rank's part of slices of the shape `whole`, else None.
+
+    A sample has so many `tokens`.
+    """
     dim = pattern.dim
     if len(shape) != len(pattern.shape) or (dim is not None and shape[dim] % rows):
         return None
@@ -149,13 +156,21 @@ def _instance(
         return Share(dim, local, None)
     if part.is_whole or len(local) != len(whole):
         return None
+    of_tokens = [at for at, length in enumerate(whole) if length == tokens]
+    found = (_places(local, whole, at, part) for at in [*of_tokens, None])
+    places = next((each for each in found if each is not None), None)
+    return None if places is None else Share(dim, local, folded(places))
+
+
+def _places(local: tuple[int, ...], whole: tuple[int, ...], tokens: int | None, part: RankPart) -> Tensor | None:
+    """Return the places of a local slice in the whole one, whose dimension `tokens` counts tokens; None if none fit."""
     places = torch.zeros(1, dtype=torch.int64)
-    for mine, length in zip(local, whole, strict=True):
-        along = part.along(mine, length)
+    for at, (mine, length) in enumerate(zip(local, whole, strict=True)):
+        along = part.along(mine, length, tokens=at == tokens)
         if along is None:
             return None
         places = (places.unsqueeze(-1) * length + along).flatten()
-    return Share(dim, local, folded(places))
+    return places
 
 
 def _of_another_length(shape: tuple[int, ...], rows: SampleRows, pattern: Pattern, part: RankPart) -> Share | None:
@@ -165,7 +180,7 @@ def _of_another_length(shape: tuple[int, ...], rows: SampleRows, pattern: Patter
     if rows.length is None or pattern.length is None:
         return None
     whole = tuple(rows.length if length == pattern.length else length for length in pattern.inner())
-    return _instance(shape, len(rows), pattern, whole, part)
+    return _instance(shape, len(rows), pattern, whole, part, rows.length)
 
 
 def _same(one: Share, other: Share) -> bool:
