@@ -72,14 +72,14 @@ def assemble(task: Task, plan: Plan, world: World, source: Source, items_per_sam
         stream = BatchStream(source, task.seed, plan, plan.layout.data_rank(world.rank), world.device)
         example = stream.at(0).micro_batches[0]
         looked = survey(model, plain, in_model_precision(example.data, plan), world.device)
-        if plan.layout.pp > 1:
-            check_chain(model, plan, objective, example, world.device)
+    randomness = sample_randomness(task.seed, plan, world, looked)
+    if not family and plan.layout.pp > 1:
+        check_chain(model, plan, objective, example, world.device, randomness)
     pipeline = split_model(model, plan, mesh) if plan.layout.pp > 1 and mesh is not None else None
     if pipeline is not None:
         model = pipeline.model
     if family and not late:
         _materialise(model, task, family, world)
-    randomness = sample_randomness(task.seed, plan, world, looked)
     draw_again(model, randomness)
     for stage in pipeline.stages if pipeline is not None else ():
         draw_again(stage.module, randomness)

@@ -98,20 +98,24 @@ class PipelinePasses:
         Every stage takes all micro-batches in turn, so that stages work at the same time.
         """
         borders = self._borders_for(micro_batches)
+        relays = any(border.draws for border in borders)
         loss_total = weight_total = 0.0
         sent: list[tuple[dist.Work, Tensor]] = []
         for index, stage in zip(self._indices, self._stages, strict=True):
             for micro in micro_batches:
-                hidden = None
+                received: list[Tensor] = []
                 if index > 0:
-                    hidden = torch.empty_like(borders[index - 1].example(rows_in(micro)), device=self._device)
-                    dist.recv(hidden, src=self._rank_of(index - 1), group=self._pipeline.group)
-                found = stage.run(micro, hidden)
+                    example = borders[index - 1].example(rows_in(micro))
+                    received = [torch.empty_like(example, device=self._device)]
+                    received += [torch.empty_like(random_state(self._device))] if relays else []
+                    for tensor in received:
+                        dist.recv(tensor, src=self._rank_of(index - 1), group=self._pipeline.group)
+                found = stage.run(micro, *received) if received else stage.run(micro, None)
                 if index < stage_count(self._plan) - 1:
-                    found = found.contiguous()
-                    work = dist.isend(found, dst=self._rank_of(index + 1), group=self._pipeline.group)
-                    assert work is not None
-                    sent.append((work, found))
+                    for tensor in (found.contiguous(), *((random_state(self._device),) if relays else ())):
+                        work = dist.isend(tensor, dst=self._rank_of(index + 1), group=self._pipeline.group)
+                        assert work is not None
+                        sent.append((work, tensor))
                 elif micro.counts:
                     loss_total += float(found[0])
                     weight_total += float(found[1])

@@ -11,20 +11,26 @@ from paceline.plan.stages import stage_count
 from paceline.run.loader import MicroBatch
 from paceline.run.parallel.pipeline import Cut
 from paceline.run.passes import Objective, in_model_precision, sample_rows
-from paceline.run.randomness.mode import SampleRandomness, Survey
+from paceline.run.randomness.mode import SampleRandomness
 from paceline.run.stage_module import StageModule
 
 RELATIVE = 1e-6  # in fp32, where the same sums in the same order give the same bits; a capped logit is off by 1e-5
 
 
-def check_chain(model: nn.Module, plan: Plan, objective: Objective, micro: MicroBatch, device: torch.device) -> None:
+def check_chain(
+    model: nn.Module,
+    plan: Plan,
+    objective: Objective,
+    micro: MicroBatch,
+    device: torch.device,
+    randomness: SampleRandomness,
+) -> None:
     """Raise ConfigError where a model's stages in turn, on one micro-batch, do not give the loss of the whole model.
 
     A forward pass may do more than hand hidden states from block to block: scale the embedding outside of it, or add a
     skip connection around several blocks. Such a model would train without an error, and wrongly.
     """
     cut, was_training = Cut(model, plan), model.training
-    randomness = SampleRandomness(0, device, Survey(), strict=False)
     embeddings = dict(model.named_modules())
     model.eval()
     try:

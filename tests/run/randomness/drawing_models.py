@@ -176,6 +176,34 @@ class AttendingLayer(nn.Module):
         return x + flat * x.new_empty(x.shape[0], 1, 1).bernoulli_(0.8)
 
 
+class Start(nn.Module):
+    """Tokens and where they stand, with dropout."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.place = nn.Embedding(VOCAB, WIDTH), nn.Embedding(64, WIDTH)
+
+    def forward(self, tokens: Tensor, positions: Tensor) -> Tensor:
+        return F.dropout(self.embed(tokens) + self.place(positions), 0.2, self.training)
+
+
+class AttendingChain(nn.Module):
+    """The same as a chain, so that stages can share sequences too."""
+
+    paceline_rules = Rules(first=("start",), blocks="layers", last=("head",))
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.start, self.head = Start(), nn.Linear(WIDTH, VOCAB)
+        self.layers = nn.ModuleList(AttendingLayer() for _ in range(3))
+
+    def forward(self, tokens: Tensor, positions: Tensor | None = None, mask: Tensor | None = None) -> Tensor:
+        x = self.start(tokens, torch.arange(tokens.shape[1]) if positions is None else positions)
+        for layer in self.layers:
+            x = layer(x, mask)
+        return self.head(x)
+
+
 def denoise(model: nn.Module, batch: Any) -> tuple[Tensor, Tensor]:
     """Return the loss of tokens masked at a rate that every sample draws, as diffusion over text does."""
     rate = torch.rand(batch["tokens"].shape[0], 1, device=batch["tokens"].device)

@@ -13,6 +13,7 @@ from tests_shared import SEQ_LEN, decoder_task, plan_of, run_steps
 from paceline.errors import ConfigError
 from paceline.plan.layout import Layout
 from paceline.plan.plan import Plan
+from paceline.run.evaluate import evaluate
 from paceline.run.world import join_world
 from paceline.task.task import OptimizerSpec, Task
 from paceline.units import Amount
@@ -77,6 +78,7 @@ LAYOUTS = (
     ("Chain", Layout(dp_shard=2), {"recompute": "selective", "zero": 2}),
     ("Encoder", Layout(dp_shard=2), {"recompute": "selective"}),
     ("Attending", Layout(cp=2), {}),
+    ("AttendingChain", Layout(cp=2, pp=2), {"recompute": "full"}),
     ("Attending", Layout(cp=3, dp_replicate=2), {"recompute": "full", "batch": 5}),
 )
 
@@ -96,6 +98,19 @@ def test_objectives_that_draw_equal_one_device(objective: str, layout: Layout) -
 def test_an_objective_that_draws_for_tokens_of_shared_sequences() -> None:
     task = task_of("Attending", drawing_models.denoise_parts, batch=7)
     assert_equal(task, fp64(Layout(cp=2, dp_shard=2), batch=7))
+
+
+def evaluated(task: Task, plan: Plan) -> float:
+    built = run_steps(task, plan, 1)[1]
+    return evaluate(built.stepper, task.data, 9, plan.layout.data_rank(built.stepper.world.rank))["loss"]
+
+
+@pytest.mark.parametrize("layout", [Layout(pp=2), Layout(dp_replicate=2)], ids=str)
+def test_evaluations_draw_the_same_on_every_layout(layout: Layout) -> None:
+    task = task_of("StochasticDepth", drawing_models.variational)  # draws in evaluations too, in its blocks and after
+    one = evaluated(task, fp64(micro_batch=4))
+    task = task_of("StochasticDepth", drawing_models.variational)
+    assert run_ranks(evaluated, 2, task, fp64(layout, micro_batch=1))[0] == pytest.approx(one, rel=1e-11)
 
 
 @pytest.mark.parametrize(

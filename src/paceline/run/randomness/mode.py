@@ -89,7 +89,8 @@ class SampleRandomness(TorchFunctionMode):
 
     def __enter__(self) -> SampleRandomness:
         self._entered += 1
-        return super().__enter__()  # type: ignore[no-any-return]
+        super().__enter__()
+        return self
 
     def __exit__(self, *error: Any) -> None:
         self._entered -= 1

@@ -49,7 +49,12 @@ def survey(model: nn.Module, objective: Callable[[nn.Module, Any], Any], batch: 
     The first dimension of the batch's tensors counts samples. Buffers and random states are left as they were. A
     program that cannot take two samples is not looked at: shapes alone must then tell.
     """
-    buffers = [(buffer, buffer.detach().clone()) for buffer in model.buffers()]
+    buffers = [
+        (module, name, buffer, buffer.detach().clone())
+        for module in model.modules()
+        for name, buffer in module.named_buffers(recurse=False)
+    ]
+    grads = [(parameter, parameter.grad) for parameter in model.parameters()]
     try:
         with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
             few = _look(model, objective, batch, device, FEW)
@@ -58,21 +63,28 @@ def survey(model: nn.Module, objective: Callable[[nn.Module, Any], Any], batch: 
         return Survey()
     finally:
         with torch.no_grad():
-            for buffer, kept in buffers:
-                buffer.copy_(kept)
+            for module, name, buffer, kept in buffers:
+                setattr(module, name, buffer.copy_(kept))
+            for parameter, grad in grads:  # an objective may go backward itself
+                parameter.grad = grad
     return _concluded(few, more, length_of(batch))
 
 
 def _look(model: nn.Module, objective: Any, batch: Any, device: torch.device, count: int) -> _Observer:
     observer = _Observer(device)
-    others = random.getstate(), np.random.get_state()[1:3]
+    others = _other_states()
     with observer.during(SampleRows(np.arange(count), 0)):
         objective(model, repeated(batch, count))
-    now = random.getstate(), np.random.get_state()[1:3]
-    for name, before, after in zip(("Python's module random", "numpy.random"), others, now, strict=True):
-        if not all(np.array_equal(one, other) for one, other in zip(before, after, strict=True)):
+    for name, state in _other_states().items():
+        if state != others[name]:
             observer.stray(name, "its numbers are not torch's")
     return observer
+
+
+def _other_states() -> dict[str, Any]:
+    """Return where random numbers stand that are not torch's."""
+    state: Any = np.random.get_state()
+    return {"Python's module random": random.getstate(), "numpy.random": (state[1].tobytes(), state[2])}
 
 
 def repeated(batch: Any, count: int) -> Any:
