@@ -111,13 +111,16 @@ def restore(
     written = world.share(json.dumps(dict(read_manifest(newest).extra)) if newest else "")
     changes = _check_same_experiment(spec, fingerprint, json.loads(written), run_dir) if written else []
     materialise_optimizer_state(optimizer)
-    found = load_latest(root, training_state(model, optimizer))
+    found = load_latest(root, training_state(model, optimizer), alone=world.size == 1)
     if found is None:
         return None
-    path, extra, skipped = found
+    path, extra, skipped, unchecked = found
     if scaler is not None and extra["scaler"]:
         scaler.load(extra["scaler"])
     notes = [*(f"skipped {reason}" for reason in skipped), *changes]
+    if unchecked:
+        also = f" and {len(unchecked) - 1} more" if len(unchecked) > 1 else ""
+        notes.append(f"the values of {unchecked[0]}{also} were not checked: the checkpoint has no fingerprint of them")
     if extra["plan"]["layout"] != dataclasses.asdict(plan.layout):
         notes.append(f"resharded from layout {Layout(**extra['plan']['layout'])} to {plan.layout}")
     return Restored(path, Progress(**extra["progress"]), notes)

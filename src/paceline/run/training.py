@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Generator
 from pathlib import Path
 from typing import Any
 
@@ -71,7 +71,7 @@ class Training:
 
     # ---- the loop --------------------------------------------------------------------------------------------------
 
-    def __iter__(self) -> Iterator[StepBatch]:
+    def __iter__(self) -> Generator[StepBatch, None, None]:
         self._stop.watch()
         try:
             while self.progress.step < self.brief.steps:

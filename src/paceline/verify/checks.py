@@ -11,9 +11,11 @@ from collections.abc import Callable
 from typing import Any
 
 from paceline.verify.compare import compare
+from paceline.verify.story import story
 
 Check = Callable[..., dict[str, Any]]
 
 CHECKS: dict[str, Check] = {
     "steps": compare,  # updates of the layout, tensor by tensor, against the same updates of one device
+    "story": story,  # a whole run: its loop, evaluations, checkpoint, and resumes on other layouts
 }

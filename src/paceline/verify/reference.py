@@ -7,7 +7,7 @@ nothing else: no loader, no sharding, no accumulation scheme, no loss scaling.
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -40,6 +40,7 @@ class ReferenceStep:
     buffers: dict[str, torch.Tensor]
     ids: list[int]
     router: dict[str, torch.Tensor]  # tokens per expert, by router; empty for a model without experts
+    moments: dict[str, torch.Tensor]  # the optimizer's state after the update, by `PARAMETER.KEY`
 
 
 def reference_model(task: Task, source: Source, items_per_sample: int, dtype: torch.dtype) -> nn.Module:
@@ -49,12 +50,21 @@ def reference_model(task: Task, source: Source, items_per_sample: int, dtype: to
 
 
 def reference_steps(
-    task: Task, plan: Plan, source: Source, items_per_sample: int, steps: int, model: nn.Module
+    task: Task,
+    plan: Plan,
+    source: Source,
+    items_per_sample: int,
+    steps: int,
+    model: nn.Module,
+    *,
+    rate: Callable[[int], float] | None = None,
+    last: Plan | None = None,
 ) -> list[ReferenceStep]:
     """Run `steps` steps of the task on one device and return their numbers.
 
     The rows of a batch are read in the micro-batches of `plan`, one after the other, so that a model with dropout sees
-    the masks that belong to those rows.
+    the masks that belong to those rows. `rate` gives the learning rate of a step instead of the task's schedule over
+    these steps, and `last` is the plan whose micro-batches the last step reads, where that is another.
     """
     objective = resolve_objective(task.objective, source.unit)
     optimizer = _optimizer(task.optimizer, model)
@@ -63,7 +73,8 @@ def reference_steps(
         optimizer.zero_grad(set_to_none=True)
         losses, weights = [], []
         with counted_choices(model) as router:
-            for position, data in _micro_batches(task, plan, source, step):
+            cut = last if last is not None and step == steps else plan
+            for position, data in _micro_batches(task, cut, source, step):
                 torch.manual_seed(seed_at(task.seed, position))
                 loss_sum, weight = objective(model, cast_floats(data, MASTER_DTYPES[plan.precision]))
                 loss_sum.backward()
@@ -79,7 +90,7 @@ def reference_steps(
         if task.optimizer.clip_norm:
             torch.nn.utils.clip_grad_norm_(list(trained.values()), task.optimizer.clip_norm)
         for group in optimizer.param_groups:
-            group["lr"] = learning_rate(task.schedule, task.optimizer.lr, step, steps, 0, 1)
+            group["lr"] = rate(step) if rate else learning_rate(task.schedule, task.optimizer.lr, step, steps, 0, 1)
         optimizer.step()
         move_biases(model, router)
         results.append(
@@ -92,9 +103,20 @@ def reference_steps(
                 buffers={name: b.detach().clone() for name, b in model.named_buffers()},
                 ids=_ids(task, source, _positions(plan, step)).tolist(),
                 router=router,
+                moments=moments_of(model, optimizer),
             )
         )
     return results
+
+
+def moments_of(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
+    """Return copies of the tensors that an optimizer keeps for the parameters of a model, by `PARAMETER.KEY`."""
+    return {
+        f"{name}.{key}": value.detach().clone()
+        for name, parameter in model.named_parameters()
+        for key, value in optimizer.state.get(parameter, {}).items()
+        if isinstance(value, torch.Tensor)
+    }
 
 
 def _positions(plan: Plan, step: int) -> np.ndarray:
