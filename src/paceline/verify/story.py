@@ -30,14 +30,15 @@ from paceline.spec import Spec
 from paceline.task.data.source import Source, open_sources
 from paceline.task.task import Task
 from paceline.units import Amount
-from paceline.verify.compare import first_difference, stop_dropout
+from paceline.verify.compare import first_difference
 from paceline.verify.difference import Difference
 from paceline.verify.fold import for_twin
+from paceline.verify.reference import masks_follow_cut, stop_dropout
 from paceline.verify.story_cause import explained
 from paceline.verify.story_held import journal_differences, restored_differences, step_differences
 from paceline.verify.story_plans import LENGTH, SAVED, Act, acts_of, story_schedule
 from paceline.verify.story_reference import Unbroken, unbroken
-from paceline.verify.tolerance import QUANTITIES, larger
+from paceline.verify.tolerance import larger
 
 
 def story(
@@ -61,7 +62,7 @@ def story(
         for act, expected in _expected(spec, plan, world):
             told: list[Difference] = []
             if act.world.size == world.size or world.is_first:
-                told = _play(act, spec, run_dir, expected, dropout=plan.layout.cp == 1)
+                told = _play(act, spec, run_dir, expected, plan)
             told = world.share(told)
             found += told
             if expected.traits is not None:  # on rank 0
@@ -69,9 +70,9 @@ def story(
             first = world.share(first)
             if first is not None:
                 break
-    worst = dict.fromkeys(QUANTITIES, 0.0)
+    worst: dict[str, float] = {}
     for difference in found:
-        worst[difference.quantity] = larger(worst[difference.quantity], difference.relative)
+        worst[difference.quantity] = larger(worst.get(difference.quantity, 0.0), difference.relative)
     return {
         "equal": first is None,
         "dtype": plan.precision,
@@ -114,15 +115,15 @@ def _expected(spec: Spec, plan: Plan, world: World) -> Iterator[tuple[Act, Unbro
         yield act, known[cut]
 
 
-def _play(act: Act, spec: Spec, run_dir: Path, expected: Unbroken, dropout: bool) -> list[Difference]:
+def _play(act: Act, spec: Spec, run_dir: Path, expected: Unbroken, plan: Plan) -> list[Difference]:
     """Start the run, as `train` does, let it make the steps of the act, and return all differences in order of cause.
 
-    Every rank of the act's world calls it.
+    Every rank of the act's world calls it. `plan` is that of the proof.
     """
     items, unit = spec.task.data[0].items_per_sample, spec.task.data[0].unit
     brief = Brief(act.plan, LENGTH, items, unit, "cpu", 1, 1.0, math.nan, 1.0, math.nan, {"facts": {}})
     training = Training(spec, brief, act.world, run_dir)
-    if not dropout:  # as the other checks have it under `cp`
+    if masks_follow_cut(spec.task, plan, spec.task.data[0], training.model):  # in any act, as in the device's steps
         stop_dropout(training.model)
     found: list[Difference] = []
     if act.resumed:

@@ -23,9 +23,8 @@ from paceline.task.data.order import sample_ids
 from paceline.task.data.source import Source
 from paceline.task.objective import resolve_objective
 from paceline.task.task import Task
-from paceline.verify.compare import stop_dropout
 from paceline.verify.diagnosis import Traits, traits_of
-from paceline.verify.reference import ReferenceStep, reference_model, reference_steps
+from paceline.verify.reference import ReferenceStep, masks_follow_cut, reference_model, reference_steps, stop_dropout
 from paceline.verify.story_plans import SAVED, expected_rate
 from paceline.verify.tolerance import TOLERANCES
 
@@ -68,7 +67,7 @@ def unbroken(task: Task, plan: Plan, last: Plan, samples: int) -> Unbroken:
     items = source.items_per_sample
     model = reference_model(task, source, items, MASTER_DTYPES[plan.precision])
     traits = traits_of(model)
-    if plan.layout.cp > 1:
+    if masks_follow_cut(task, plan, source, model):
         stop_dropout(model)
 
     def rate(step: int) -> float:
