@@ -33,11 +33,10 @@ from paceline.units import Amount
 from paceline.verify.compare import first_difference
 from paceline.verify.difference import Difference
 from paceline.verify.fold import for_twin
-from paceline.verify.reference import masks_follow_cut, stop_dropout
 from paceline.verify.story_cause import explained
 from paceline.verify.story_held import journal_differences, restored_differences, step_differences
 from paceline.verify.story_plans import LENGTH, SAVED, Act, acts_of, story_schedule
-from paceline.verify.story_reference import Unbroken, unbroken
+from paceline.verify.story_reference import Unbroken, unbroken, without_dropout
 from paceline.verify.tolerance import larger
 
 
@@ -123,8 +122,7 @@ def _play(act: Act, spec: Spec, run_dir: Path, expected: Unbroken, plan: Plan) -
     items, unit = spec.task.data[0].items_per_sample, spec.task.data[0].unit
     brief = Brief(act.plan, LENGTH, items, unit, "cpu", 1, 1.0, math.nan, 1.0, math.nan, {"facts": {}})
     training = Training(spec, brief, act.world, run_dir)
-    if masks_follow_cut(spec.task, plan, spec.task.data[0], training.model):  # in any act, as in the device's steps
-        stop_dropout(training.model)
+    without_dropout(training.model, spec.task, plan)
     found: list[Difference] = []
     if act.resumed:
         found += restored_differences(training, expected.at(SAVED, act.world), act)

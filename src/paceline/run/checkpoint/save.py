@@ -248,7 +248,11 @@ class _Writer(StorageWriter):
         """Write the manifest, publish, remove old checkpoints; leave the CheckpointInfo in `metadata` for all ranks."""
         assert self.partial is not None
         stored = {result.index: result.storage_data for *of_rank, _ in results for result in of_rank}
-        shapes = {name: entry.size for name, entry in metadata.state_dict_metadata.items()}
+        shapes = {
+            name: entry.size
+            for name, entry in metadata.state_dict_metadata.items()
+            if isinstance(entry, TensorStorageMetadata)
+        }
         fingerprints = whole_fingerprints((of_rank[-1].storage_data for of_rank in results), shapes)
         index = {
             name: _tensor_entry(name, entry, stored, fingerprints.get(name, ""))

@@ -45,7 +45,8 @@ class _Entered:
     def __call__(self, model: nn.Module, batch: Any) -> Any:
         """Return what the objective returns."""
         assert isinstance(model, FSDPModule)
-        model._get_fsdp_state()._lazy_init()  # a block that is called first would take itself for the root
+        state = model._get_fsdp_state()
+        state._lazy_init()  # a block that is called first would take itself for the root
         if self.calls is not None:
             self.calls.begin()
         self.gradients.gather()
