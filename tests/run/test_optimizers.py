@@ -21,8 +21,7 @@ from paceline.run.assemble import assemble
 from paceline.run.checkpoint import training_state
 from paceline.run.loader import BatchStream
 from paceline.run.resume import Progress, restore, save
-from paceline.run.schedule import Course
-from paceline.run.schedule import learning_rate
+from paceline.run.schedule import Course, learning_rate
 from paceline.run.world import join_world
 from paceline.spec import Spec
 from paceline.task.data.order import sample_ids
