@@ -71,9 +71,12 @@ def _own_code(spec: Spec) -> str | None:
     folders += [Path.cwd(), *(Path(part) for part in os.environ.get("PYTHONPATH", "").split(os.pathsep) if part)]
     for module in modules:
         found = importlib.util.find_spec(module.partition(".")[0])
-        if found is None or found.origin is None:
+        inside = list(found.submodule_search_locations or ()) if found else []  # of a package
+        if found and found.origin:
+            inside.append(str(Path(found.origin).parent))
+        if not inside:
             return None
-        folders.append(Path(found.origin).parent)
+        folders += map(Path, inside)
     files: set[Path] = set()
     for folder in {folder.resolve() for folder in folders}:
         for path in _python_files(folder):
