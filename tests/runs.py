@@ -7,10 +7,11 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from paceline.patience import Patience
 from paceline.run.journal import final_steps, read_journal
 
 SPEC = """
@@ -29,7 +30,7 @@ devices = {devices}
 probe = false
 
 [plan]
-precision = "fp32"
+precision = "{precision}"
 {plan}
 
 [run]
@@ -52,12 +53,25 @@ def write_corpus(folder: Path) -> Path:
     return corpus
 
 
-def write_spec(folder: Path, run_dir: Path, devices: int = 1, plan: str = "", steps: int = 16) -> Path:
-    """Write a spec for a tiny decoder and return its path."""
+def write_spec(
+    folder: Path, run_dir: Path, devices: int = 1, plan: str = "", steps: int = 16, precision: str = "fp32"
+) -> Path:
+    """Write a spec for a tiny decoder and return its path.
+
+    Losses of different layouts are compared in fp64: in fp32 Adam makes a whole update of rounding (rounding.py).
+    """
     path = folder / f"{run_dir.name}-{devices}.toml"
     corpus = write_corpus(folder)
     path.write_text(
-        SPEC.format(corpus=corpus, cache=folder / "cache", run_dir=run_dir, devices=devices, plan=plan, steps=steps)
+        SPEC.format(
+            corpus=corpus,
+            cache=folder / "cache",
+            run_dir=run_dir,
+            devices=devices,
+            plan=plan,
+            steps=steps,
+            precision=precision,
+        )
     )
     return path
 
@@ -70,9 +84,36 @@ def environment(**changes: str) -> dict[str, str]:
 
 def paceline(*arguments: Any, timeout: float = 120, **options: Any) -> subprocess.CompletedProcess[str]:
     """Run the command line to its end and return how it ended."""
-    command = [sys.executable, "-m", "paceline", *map(str, arguments)]
     options.setdefault("env", environment())
-    return subprocess.run(command, capture_output=True, text=True, timeout=timeout, **options)
+    return run_patiently([sys.executable, "-m", "paceline", *map(str, arguments)], timeout, **options)
+
+
+def run_patiently(
+    command: Sequence[Any], timeout: float = 120, input: str | None = None, **options: Any
+) -> subprocess.CompletedProcess[str]:
+    """Run a command to its end and return how it ended; `timeout` is in seconds of an idle machine."""
+    words = [str(word) for word in command]
+    pipes = {"stdin": subprocess.PIPE if input is not None else None, "stdout": subprocess.PIPE,
+             "stderr": subprocess.PIPE}  # fmt: skip
+    with subprocess.Popen(words, text=True, **pipes, **options) as process:
+        try:
+            stdout, stderr = ending(process, timeout, input)
+        except BaseException:
+            process.kill()
+            raise
+    return subprocess.CompletedProcess(words, process.returncode, stdout, stderr)
+
+
+def ending(process: subprocess.Popen[str], timeout: float, input: str | None = None) -> tuple[str, str]:
+    """Return what a process has printed when it ends (standard output, error); `timeout` as in `run_patiently`."""
+    patience = Patience(timeout)
+    while True:
+        try:
+            return process.communicate(input, timeout=1)
+        except subprocess.TimeoutExpired:
+            input = None  # taken already
+            if patience.is_over:
+                raise
 
 
 def start(*arguments: Any) -> subprocess.Popen[str]:
@@ -95,8 +136,8 @@ def records_of(run_dir: Path, kind: str) -> list[dict[str, Any]]:
 
 def wait_for_step(run_dir: Path, step: int, process: subprocess.Popen[str], timeout: float = 90) -> None:
     """Return as soon as the journal holds the step."""
-    deadline = time.monotonic() + timeout
-    while time.monotonic() < deadline:
+    patience = Patience(timeout)
+    while not patience.is_over:
         if any(record["step"] >= step for record in records_of(run_dir, "step")):
             return
         if process.poll() is not None:
@@ -112,9 +153,9 @@ def as_json(text: str) -> Any:
 
 def wait_until(condition: Callable[[], bool], timeout: float = 90) -> None:
     """Return as soon as the condition holds."""
-    deadline = time.monotonic() + timeout
+    patience = Patience(timeout)
     while not condition():
-        assert time.monotonic() < deadline, f"not in {timeout} s"
+        assert not patience.is_over, f"not in {timeout} s"
         time.sleep(0.01)
 
 

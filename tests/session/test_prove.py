@@ -11,9 +11,8 @@ from runs import environment, paceline, records_of, steps_of, write_spec
 
 from paceline.plan.session import plan_task
 from paceline.session.fingerprint import proof_key
-from paceline.session.prove import DTYPES
+from paceline.session.prove import jobs_before_training
 from paceline.spec import Spec, load_spec
-from paceline.verify.start import jobs_of
 
 OBJECTIVE = """
 from paceline.task.objective import next_token
@@ -28,7 +27,7 @@ def mine(model, batch):
 
 def key_of(spec: Spec) -> str | None:
     planned = plan_task(spec)
-    return proof_key(planned, jobs_of(spec, planned.plan, planned.facts.vocab, DTYPES))
+    return proof_key(planned, jobs_before_training(planned))
 
 
 def test_a_second_start_takes_the_proof_of_the_first_and_says_so(tmp_path: Path) -> None:

@@ -28,7 +28,7 @@ from paceline.verify import group
 from paceline.verify.compare import compare
 from paceline.verify.every import every_layout, table_rows, verify_all
 from paceline.verify.group import Job, run_jobs
-from paceline.verify.start import jobs_of
+from paceline.verify.parts import SWEEP, Subject, jobs_of
 
 FAILS = """
 import os
@@ -85,6 +85,11 @@ def decoder(closed: tuple[str, ...] = (), experts: int = 0) -> ModelProfile:
     return dataclasses.replace(model, blocks=blocks, closed_axes=dict.fromkeys(closed, "no rules"))
 
 
+def swept(spec: Spec, plan: Plan) -> list[Job]:
+    """Return the jobs by which a layout is compared step by step."""
+    return [job for job in jobs_of(Subject(spec, plan, 257, ("fp64",), exact=True), SWEEP) if job.check == "steps"]
+
+
 def test_every_layout_of_open_axes_and_no_other() -> None:
     data = every_layout(decoder(("cp", "tp", "pp", "ep")), 4)
     assert [str(layout) for layout in data] == ["dp_shard=4", "dp_replicate=2 dp_shard=2", "dp_replicate=4"]
@@ -121,7 +126,7 @@ def failing(spec: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iter
 
 def test_a_rank_that_dies_leaves_the_other_layouts_their_proof(failing: Callable[[str], Spec]) -> None:
     plans = [Plan(DP2), Plan(FSDP2), Plan(DP2, recompute="full")]
-    jobs: list[Job] = [job for plan in plans for job in jobs_of(failing("dies"), plan, 257, ("fp64",), exact=True)]
+    jobs: list[Job] = [job for plan in plans for job in swept(failing("dies"), plan)]
     first, died, last = run_jobs(jobs, 1)
     assert isinstance(died, PacelineError) and "rank 1 of 2 was ended by SIGKILL" in died.what
     assert isinstance(first, dict) and isinstance(last, dict) and first["equal"] and last["equal"]
@@ -147,7 +152,7 @@ def test_one_process_imports_for_all_numbers_of_ranks(spec: Path, monkeypatch: p
 
     monkeypatch.setattr(group, "supervise", counted)
     layouts = [DP2, Layout(dp_replicate=3), FSDP2, Layout(tp=2), Layout(dp_shard=3)]
-    jobs = [job for layout in layouts for job in jobs_of(load_spec(spec, []), Plan(layout), 257, ("fp64",), exact=True)]
+    jobs = [job for layout in layouts for job in swept(load_spec(spec, []), Plan(layout))]
     told: list[int] = []
     results = run_jobs(jobs, 2, lambda index, result: told.append(index))
     assert started == [1], "ranks are forked from one process"

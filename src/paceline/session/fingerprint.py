@@ -13,13 +13,14 @@ import json
 import os
 import platform
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import paceline
 from paceline.plan.session import Planned
 from paceline.run.handover import holds_objects
-from paceline.spec import Spec, spec_to_dict
+from paceline.spec import Spec, spec_to_dict, spec_values
 from paceline.task.imports import is_import_path
 from paceline.verify.group import Job
 
@@ -41,7 +42,7 @@ def proof_key(planned: Planned, jobs: Sequence[Job]) -> str | None:
         "task": spec_to_dict(spec)["task"],
         "plan": dataclasses.asdict(planned.plan),
         "facts": dataclasses.asdict(planned.facts),
-        "jobs": [(spec_to_dict(job.spec)["task"], dataclasses.asdict(job.plan), job.check) for job in jobs],
+        "jobs": [_job(job) for job in jobs],
         "own code": code,
         "paceline": _contents(sorted(Path(paceline.__file__).parent.rglob("*.py"))),
         "torch": _where("torch"),
@@ -57,14 +58,30 @@ def proof_key(planned: Planned, jobs: Sequence[Job]) -> str | None:
     return hashlib.sha256(json.dumps(parts, default=str, sort_keys=True).encode()).hexdigest()
 
 
+def _job(job: Job) -> dict[str, Any]:
+    """Return a job as plain data, without the origin of its spec's values."""
+    rest = {field.name: getattr(job, field.name) for field in dataclasses.fields(job) if field.name != "spec"}
+    return {**rest, "plan": dataclasses.asdict(job.plan), "task": spec_to_dict(job.spec)["task"]}
+
+
+def _texts(value: Any) -> Iterator[str]:
+    """Yield every text in nested plain data."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping):
+        yield from _texts(list(value.values()))
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from _texts(item)
+
+
 def _own_code(spec: Spec) -> str | None:
     """Return a digest of all Python code in the folders that the task's import paths can reach, None where too much.
 
     A module may import others at any time, by any name: so what is read is whole folders, not the module alone.
     """
-    task = spec.task
-    named = [getattr(task.model, "name", None), getattr(task.data, "source", None), task.objective, task.optimizer.name]
-    modules = [name.partition(":")[0].strip() for name in named if isinstance(name, str) and is_import_path(name)]
+    values = [value for key, value in spec_values(spec) if key.startswith("task.")]
+    modules = [text.partition(":")[0].strip() for text in _texts(values) if is_import_path(text)]
     if not modules:
         return ""
     folders = [Path(spec.path).parent] if spec.path else []

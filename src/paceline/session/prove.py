@@ -17,7 +17,9 @@ from paceline.run.arguments import run_directory
 from paceline.run.handover import hand_over, holds_objects
 from paceline.run.journal import read_journal
 from paceline.session.fingerprint import proof_key
-from paceline.verify.start import failure_of, jobs_of, verify_planned, verify_text
+from paceline.verify.group import Job
+from paceline.verify.parts import BRIEF, Subject, jobs_of
+from paceline.verify.start import failure_of, verify_planned, verify_text
 
 STEPS = 2  # of the proof before training; `paceline verify` makes more, in more precisions
 DTYPES = ("fp32",)
@@ -46,7 +48,7 @@ def prove(planned: Planned, say: Say = print) -> Proven:
     because = _cannot_be_handed_over(planned)
     if because:
         return _unproven(because, say)
-    key = proof_key(planned, jobs_of(planned.spec, planned.plan, planned.facts.vocab, DTYPES))
+    key = proof_key(planned, jobs_before_training(planned))
     record = None if key is None else _recall(_path(key))
     if record is None:
         record = _prove(planned)
@@ -58,8 +60,13 @@ def prove(planned: Planned, say: Say = print) -> Proven:
     return Proven(record)
 
 
+def jobs_before_training(planned: Planned) -> list[Job]:
+    """Return what the proof before training runs."""
+    return jobs_of(Subject(planned.spec, planned.plan, planned.facts.vocab, DTYPES), BRIEF)
+
+
 def _prove(planned: Planned) -> dict[str, Any]:
-    result = verify_planned(planned, steps=STEPS, dtypes=DTYPES)
+    result = verify_planned(planned, steps=STEPS, dtypes=DTYPES, scope=BRIEF)
     if not result["equal"]:
         raise failure_of(result)
     return {

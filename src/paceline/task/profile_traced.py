@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from paceline.errors import ConfigError
-from paceline.task.axes import BATCH_STATISTICS, closed_axes
+from paceline.task.axes import BATCH_STATISTICS, closed_axes, coupled_axes
+from paceline.task.coupling import gathers_rows, is_coupled
 from paceline.task.declared import expert_axis, tensor_axis
 from paceline.task.models.attention import can_share_sequences
 from paceline.task.models.blocks import find_blocks
@@ -43,8 +44,10 @@ def profile_module(
     experts, unstacked = expert_axis(model)
     with _rows_to(experts) as routed:
         counts = _trace(model, blocks, example_batch, objective)
-    batch_statistics = has_batch_statistics(model)
-    axes = () if batch_statistics else ("dp_replicate", "dp_shard")
+    whole_batch = coupled_axes(gathers_rows(objective)) if is_coupled(model, objective) else {}
+    if has_batch_statistics(model):
+        whole_batch = BATCH_STATISTICS
+    axes = tuple(axis for axis in ("dp_replicate", "dp_shard") if axis not in whole_batch)
     limits, because = tensor_axis(model)
     takes_parts = can_share_sequences(model) and takes_sequence_parts(objective)
     chained = chain_of(model) is not None  # BatchNorm closes pp again
@@ -70,7 +73,7 @@ def profile_module(
         blocks=tuple(profiles),
         tokens_per_sample=items_per_sample or _items(example_batch, rows),
         source="traced",
-        closed_axes={**closed_axes(*opened), **model_closed, **(BATCH_STATISTICS if batch_statistics else {})},
+        closed_axes={**closed_axes(*opened), **model_closed, **whole_batch},
         tensor_limits=limits,
     )
 

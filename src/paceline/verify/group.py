@@ -38,6 +38,9 @@ class Job:
     spec: Spec
     plan: Plan
     check: str = "steps"
+    part: str = ""  # of the proof that this is (`parts.py`), for those who read it
+    masked: bool = False  # whether a random part of the labels of built-in data is masked
+    steps: int = 0  # updates to compare; 0 is the proof's own number
 
 
 def run_jobs(jobs: Sequence[Job], steps: int, told: Told | None = None) -> list[Result]:
@@ -90,8 +93,9 @@ def _run(jobs: Sequence[Job], steps: int, take: Callable[[Result], None]) -> Out
                 part.mkdir()
                 at = str(hand_over(job.spec, part))
                 handed.append((job.spec, at))
-            rows.append({"spec": at, "plan": dataclasses.asdict(job.plan), "check": job.check})
-        (folder / "request.json").write_text(json.dumps({"jobs": rows, "steps": steps}))
+            row = {"check": job.check, "masked": job.masked, "steps": job.steps or steps}
+            rows.append({"spec": at, "plan": dataclasses.asdict(job.plan), **row})
+        (folder / "request.json").write_text(json.dumps({"jobs": rows}))
         result = folder / "result.jsonl"
         command = [sys.executable, "-m", "paceline.verify.worker", str(folder / "request.json"), str(result)]
         # The proof needs no speed and no GPU; one thread a rank keeps it light and repeatable.

@@ -1,7 +1,7 @@
 """The process that makes proofs: `python -m paceline.verify.worker REQUEST RESULT`, one for any number of ranks.
 
-REQUEST is a JSON file of {jobs: [{spec: file of the twin's spec, plan, check}], steps}, plans of the most ranks first.
-RESULT gets a line of JSON for each job, in their order, as soon as it is done: the comparison's record, or
+REQUEST is a JSON file of {jobs: [{spec: file of the twin's spec, plan, check, masked, steps}]}, plans of the most ranks
+first. RESULT gets a line of JSON for each job, in their order, as soon as it is done: the comparison's record, or
 {failed: how its ranks ended}.
 
 The process imports all that a proof needs, once, and forks the ranks for every few jobs: imports are seconds of
@@ -37,11 +37,13 @@ STOPPED = (129, 130, 143)  # ended by SIGHUP, SIGINT or SIGTERM: somebody wants 
 
 @dataclass(frozen=True)
 class Row:
-    """A job: the file of its spec, its plan, and its check."""
+    """A job: the file of its spec, its plan, its check, whether labels are masked, and how many steps are compared."""
 
     spec: Path
     plan: Plan
     check: str
+    masked: bool
+    steps: int
 
 
 def main() -> int:
@@ -49,13 +51,16 @@ def main() -> int:
     end_with_parent(number=signal.SIGKILL)  # there is nothing to save
     request_path, result_path = Path(sys.argv[1]), Path(sys.argv[2])
     request = json.loads(request_path.read_text())
-    rows = [Row(Path(job["spec"]), plan_from_dict(job["plan"]), job["check"]) for job in request["jobs"]]
+    rows = [
+        Row(Path(job["spec"]), plan_from_dict(job["plan"]), job["check"], job["masked"], job["steps"])
+        for job in request["jobs"]
+    ]
     result_path.touch()
     code = guarded(lambda: _prepare([rows[0].spec]))
     done = 0
     while done < len(rows) and not code:
         group = _next_group(rows[done:])
-        outcome = _in_forks(group, result_path, request["steps"])
+        outcome = _in_forks(group, result_path)
         if outcome.exit_code in STOPPED:
             return outcome.exit_code
         told = _lines(result_path)
@@ -74,6 +79,7 @@ def _prepare(specs: Sequence[Path]) -> None:
 
     import paceline.verify.checks  # noqa: F401
     from paceline.task.imports import is_import_path, load_object
+    from paceline.task.optimizers import names_of
 
     torch.set_num_threads(1)
     torch.use_deterministic_algorithms(True, warn_only=True)
@@ -82,6 +88,7 @@ def _prepare(specs: Sequence[Path]) -> None:
             "task.model.name": getattr(task.model, "name", None),
             "task.data.source": getattr(task.data, "source", None),
             "task.objective": task.objective,
+            **{f"task.optimizer.name ({name})": name for name in names_of(task.optimizer)},
         }
         for option, name in named.items():
             if isinstance(name, str) and is_import_path(name):
@@ -94,13 +101,13 @@ def _next_group(rows: Sequence[Row]) -> list[Row]:
     return list(itertools.takewhile(lambda row: row.plan.layout.devices == ranks, rows[:JOBS_PER_FORK]))
 
 
-def _in_forks(rows: Sequence[Row], result_path: Path, steps: int) -> Outcome:
+def _in_forks(rows: Sequence[Row], result_path: Path) -> Outcome:
     """Compare the jobs' plans in forked ranks and return how these ended."""
-    work = functools.partial(guarded, functools.partial(_compare_all, rows, result_path, steps))
+    work = functools.partial(guarded, functools.partial(_compare_all, rows, result_path))
     return supervise_started(functools.partial(fork, work), rows[0].plan.layout.devices, os.environ)
 
 
-def _compare_all(rows: Sequence[Row], result_path: Path, steps: int) -> None:
+def _compare_all(rows: Sequence[Row], result_path: Path) -> None:
     """Compare plans of one number of ranks, in one world."""
     from paceline.run.world import join_world
     from paceline.task.data.source import open_sources
@@ -108,12 +115,12 @@ def _compare_all(rows: Sequence[Row], result_path: Path, steps: int) -> None:
     from paceline.verify.fold import for_twin
 
     world = join_world("cpu", threads=1)
-    for path, group in itertools.groupby(rows, key=lambda row: row.spec):
+    for (path, masked), group in itertools.groupby(rows, key=lambda row: (row.spec, row.masked)):
         task = take_over(path).task
         kept: dict[Any, Any] = {}
-        source = for_twin(open_sources(task.data, task.seed)[0], task)
+        source = for_twin(open_sources(task.data, task.seed)[0], task, masked)
         for row in group:
-            result = CHECKS[row.check](task, row.plan, world, source, source.items_per_sample, steps, kept)
+            result = CHECKS[row.check](task, row.plan, world, source, source.items_per_sample, row.steps, kept)
             if world.is_first:
                 with result_path.open("a") as file:
                     file.write(json.dumps(result) + "\n")

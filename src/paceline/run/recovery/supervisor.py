@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Protocol
 
 from paceline.errors import PacelineError, Requeue, WorkerDied
+from paceline.patience import Patience
 from paceline.run.recovery.parent import PARENT_VARIABLE
 from paceline.run.recovery.signals import forward_signals
 
@@ -87,7 +88,7 @@ def supervise_started(
         try:
             for rank in range(ranks):
                 processes.append(start({**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)}))
-            if not _wait(processes, time.monotonic() + limit_seconds):
+            if not _wait(processes, Patience(limit_seconds)):
                 because = f"{ranks} process(es) ran for more than {limit_seconds:.0f} s and were killed"
                 return Outcome(1, PacelineError("it took too long", because, "try on an idle machine").as_dict())
             return _outcome(processes, Path(folder))
@@ -99,21 +100,21 @@ def supervise_started(
             flag.release()
 
 
-def _wait(processes: Sequence[Process], latest: float) -> bool:
+def _wait(processes: Sequence[Process], limit: Patience) -> bool:
     """Return when all processes have ended, by themselves or, after a peer's failure, by force.
 
-    The result is False where they were still running at `latest` and were killed.
+    The result is False where they were still running when `limit` was over and were killed.
     """
-    deadline = None
+    grace = None
     while any(process.poll() is None for process in processes):
         failed = any(process.poll() not in (None, 0) for process in processes)
-        if failed and deadline is None:
-            deadline = time.monotonic() + GRACE_SECONDS
-        if deadline is not None and time.monotonic() > deadline:
+        if failed and grace is None:
+            grace = Patience(GRACE_SECONDS)
+        if grace is not None and grace.is_over:
             for process in processes:
                 if process.poll() is None:
                     process.kill()
-        if time.monotonic() > latest:
+        if limit.is_over:
             for process in processes:
                 process.kill()
                 process.wait()
