@@ -9,10 +9,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from paceline.task import profile_traced
 from paceline.plan.trace import trace_here
-from paceline.task.task import ModelSpec
+from paceline.task import profile_traced
 from paceline.task.profile import ModelProfile
+from paceline.task.task import ModelSpec
 
 WIDTH, CLASSES = 8, 3
 

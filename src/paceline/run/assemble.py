@@ -16,7 +16,8 @@ from paceline.run.optimizer import build_optimizer
 from paceline.run.parallel.apply import Gradients, apply_plan, is_sharded
 from paceline.run.parallel.context import part_of
 from paceline.run.parallel.pipeline import split_model
-from paceline.run.passes import Passes, SequentialPasses
+from paceline.run.parallel.split_check import SplitCheck
+from paceline.run.passes import Passes, SequentialPasses, in_model_precision
 from paceline.run.pipeline_passes import PipelinePasses
 from paceline.run.precision import MASTER_DTYPES, scaler_for
 from paceline.run.routing import watch_routing
@@ -24,6 +25,7 @@ from paceline.run.stage_check import check_chain
 from paceline.run.step import Stepper
 from paceline.run.world import World, build_mesh
 from paceline.task.data.source import Source
+from paceline.task.declared import declared_rules
 from paceline.task.models.blocks import find_blocks
 from paceline.task.models.build import build_model, fill_weights
 from paceline.task.models.sizes import is_named
@@ -52,11 +54,18 @@ def assemble(task: Task, plan: Plan, world: World, source: Source, items_per_sam
     model.to(dtype=MASTER_DTYPES[plan.precision]).train()
     objective = resolve_objective(task.objective, source.unit)
     late = family and (is_sharded(plan) or plan.layout.tp > 1)  # storage only once every rank knows its shard
+    check: SplitCheck | None = None
     if not family:
         _materialise(model, task, family, world)  # a user's model is whole on every rank until it is split
-        if plan.layout.pp > 1:
+        rules = declared_rules(model)
+        if plan.layout.pp > 1 or (plan.layout.tp > 1 and rules is not None):
             stream = BatchStream(source, task.seed, plan, plan.layout.data_rank(world.rank), world.device)
-            check_chain(model, plan, objective, stream.at(0).micro_batches[0], world.device)
+            micro = stream.at(0).micro_batches[0]
+            if plan.layout.pp > 1:
+                check_chain(model, plan, objective, micro, world.device)
+            elif rules is not None:
+                data = in_model_precision(micro.data, plan)
+                check = SplitCheck(model, rules, lambda: objective(model, data))
     pipeline = split_model(model, plan, mesh) if plan.layout.pp > 1 and mesh is not None else None
     if pipeline is not None:
         model = pipeline.model
@@ -66,7 +75,7 @@ def assemble(task: Task, plan: Plan, world: World, source: Source, items_per_sam
     if pipeline is not None and mesh is not None:
         gradients = pipeline.apply(plan, mesh)
     else:
-        gradients = apply_plan(model, [block for _, block in find_blocks(model)], plan, mesh)
+        gradients = apply_plan(model, [block for _, block in find_blocks(model)], plan, mesh, check=check)
     if late:
         _materialise(model, task, family, world, [stage.module for stage in pipeline.stages] if pipeline else [])
     optimizer = build_optimizer(task.optimizer, model)

@@ -6,8 +6,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import models_huggingface
+import models_own
 
-OWN, HF, DATA = "models_own:", "models_huggingface:", "foreign_data:"
+OWN, UNUSUAL, HF, DATA = "models_own:", "models_unusual:", "models_huggingface:", "foreign_data:"
 
 
 @dataclass(frozen=True)
@@ -30,8 +31,12 @@ class Foreign:
 
 
 def _own(name: str, what: str, model: str, data: str, objective: str = "classification", **more: Any) -> Foreign:
-    objective = objective if objective in ("classification", "next_token") else OWN + objective
-    return Foreign(name, what, OWN + model, DATA + data, objective, **more)
+    objective = objective if objective in ("classification", "next_token") else _module_of(objective) + objective
+    return Foreign(name, what, _module_of(model) + model, DATA + data, objective, **more)
+
+
+def _module_of(name: str) -> str:
+    return OWN if hasattr(models_own, name) else UNUSUAL
 
 
 OWN_MODELS = (
