@@ -2,7 +2,8 @@
 
 The function must be importable (module level) and its arguments and results picklable; tensors travel by value.
 Inside it `torch.distributed` is initialised with gloo, and torch uses one thread. A hung rank is killed at the
-timeout, and an exception is raised again in the test with its rank and its traceback as notes.
+timeout, in seconds of an idle machine. An exception is raised again in the test with its rank and its traceback as
+notes.
 
 Processes come from a fork server that has imported torch once and nothing else, so each starts clean, as with
 "spawn", but in milliseconds.
@@ -16,13 +17,16 @@ import os
 import pickle
 import signal
 import tempfile
-import time
 import traceback
 from collections.abc import Callable, Collection
 from datetime import timedelta
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
+from paceline.patience import Patience
+
+LOOK_SECONDS = 1.0  # between two looks at the load, while ranks are waited for
+COLLECTIVE_LIMIT = timedelta(hours=3)  # never reached: who waits for the ranks knows how loaded the machine is
 TIMEOUT_SECONDS = 60.0
 # What ranks would otherwise import one by one, seconds each; DTensor's first use imports torch._dynamo.
 PRELOADED = ["torch", "torch._dynamo", "torch.distributed.checkpoint", "torch.distributed.fsdp",
@@ -51,7 +55,7 @@ def run_ranks(
         try:
             for rank in range(world_size):
                 pipe, far_end = context.Pipe()
-                setting = (rank, world_size, f"{folder}/rendezvous", timeout_seconds, dict(os.environ))
+                setting = (rank, world_size, f"{folder}/rendezvous", dict(os.environ))
                 process = context.Process(target=_run_one, args=(far_end, work, *setting), name=f"rank-{rank}")
                 process.start()
                 far_end.close()
@@ -69,22 +73,22 @@ def _collect(ranks: list[Any], pipes: list[Connection], timeout_seconds: float, 
     """Return the results in rank order, or raise the first failure."""
     results: list[Any] = [None] * len(ranks)
     waiting, failure = dict(enumerate(pipes)), None
-    deadline = time.monotonic() + timeout_seconds
+    patience = Patience(timeout_seconds)
     while waiting:
-        ready = wait(list(waiting.values()), timeout=max(0.0, deadline - time.monotonic()))
-        if not ready:
+        ready = wait(list(waiting.values()), timeout=LOOK_SECONDS)
+        if not ready and patience.is_over:
             break
         for rank in [rank for rank, pipe in waiting.items() if pipe in ready]:
             try:
                 error, results[rank] = pickle.loads(waiting.pop(rank).recv_bytes())
             except EOFError:
-                ranks[rank].join(timeout=GRACE_SECONDS)
+                ranks[rank].join()  # its end of the pipe is closed: it is ending
                 code = ranks[rank].exitcode
                 died = f"was killed by {signal.Signals(-code).name}" if code and code < 0 else f"ended with code {code}"
                 error = None if rank in may_die else AssertionError(f"rank {rank} of {len(ranks)} {died}")
             if error is not None and failure is None:
                 failure = error
-                deadline = min(deadline, time.monotonic() + GRACE_SECONDS)
+                patience = Patience(min(GRACE_SECONDS, patience.left_seconds()))
     if failure is not None:
         raise failure
     if waiting:
@@ -92,9 +96,7 @@ def _collect(ranks: list[Any], pipes: list[Connection], timeout_seconds: float, 
     return results
 
 
-def _run_one(
-    pipe: Connection, work: bytes, rank: int, world_size: int, store: str, timeout_seconds: float, environment: dict
-) -> None:
+def _run_one(pipe: Connection, work: bytes, rank: int, world_size: int, store: str, environment: dict) -> None:
     """Run one rank: join the group, call the function, send (error, result), wait for the parent, leave."""
     os.environ.update(environment)
     os.environ.update(
@@ -106,8 +108,7 @@ def _run_one(
         import torch.distributed as dist
 
         torch.set_num_threads(1)
-        timeout = timedelta(seconds=timeout_seconds)
-        dist.init_process_group("gloo", f"file://{store}", timeout=timeout, rank=rank, world_size=world_size)
+        dist.init_process_group("gloo", f"file://{store}", timeout=COLLECTIVE_LIMIT, rank=rank, world_size=world_size)
         function, args = pickle.loads(work)
         result = function(*args)
     except BaseException as raised:  # whatever it is, SystemExit included, the test must see it

@@ -7,9 +7,11 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from paceline.patience import Patience
 from paceline.run.journal import final_steps, read_journal
 
 SPEC = """
@@ -28,7 +30,7 @@ devices = {devices}
 probe = false
 
 [plan]
-precision = "fp32"
+precision = "{precision}"
 {plan}
 
 [run]
@@ -51,12 +53,25 @@ def write_corpus(folder: Path) -> Path:
     return corpus
 
 
-def write_spec(folder: Path, run_dir: Path, devices: int = 1, plan: str = "", steps: int = 16) -> Path:
-    """Write a spec for a tiny decoder and return its path."""
+def write_spec(
+    folder: Path, run_dir: Path, devices: int = 1, plan: str = "", steps: int = 16, precision: str = "fp32"
+) -> Path:
+    """Write a spec for a tiny decoder and return its path.
+
+    Losses of different layouts are compared in fp64: in fp32 Adam makes a whole update of rounding (rounding.py).
+    """
     path = folder / f"{run_dir.name}-{devices}.toml"
     corpus = write_corpus(folder)
     path.write_text(
-        SPEC.format(corpus=corpus, cache=folder / "cache", run_dir=run_dir, devices=devices, plan=plan, steps=steps)
+        SPEC.format(
+            corpus=corpus,
+            cache=folder / "cache",
+            run_dir=run_dir,
+            devices=devices,
+            plan=plan,
+            steps=steps,
+            precision=precision,
+        )
     )
     return path
 
@@ -69,9 +84,36 @@ def environment(**changes: str) -> dict[str, str]:
 
 def paceline(*arguments: Any, timeout: float = 120, **options: Any) -> subprocess.CompletedProcess[str]:
     """Run the command line to its end and return how it ended."""
-    command = [sys.executable, "-m", "paceline", *map(str, arguments)]
     options.setdefault("env", environment())
-    return subprocess.run(command, capture_output=True, text=True, timeout=timeout, **options)
+    return run_patiently([sys.executable, "-m", "paceline", *map(str, arguments)], timeout, **options)
+
+
+def run_patiently(
+    command: Sequence[Any], timeout: float = 120, input: str | None = None, **options: Any
+) -> subprocess.CompletedProcess[str]:
+    """Run a command to its end and return how it ended; `timeout` is in seconds of an idle machine."""
+    words = [str(word) for word in command]
+    pipes = {"stdin": subprocess.PIPE if input is not None else None, "stdout": subprocess.PIPE,
+             "stderr": subprocess.PIPE}  # fmt: skip
+    with subprocess.Popen(words, text=True, **pipes, **options) as process:
+        try:
+            stdout, stderr = ending(process, timeout, input)
+        except BaseException:
+            process.kill()
+            raise
+    return subprocess.CompletedProcess(words, process.returncode, stdout, stderr)
+
+
+def ending(process: subprocess.Popen[str], timeout: float, input: str | None = None) -> tuple[str, str]:
+    """Return what a process has printed when it ends (standard output, error); `timeout` as in `run_patiently`."""
+    patience = Patience(timeout)
+    while True:
+        try:
+            return process.communicate(input, timeout=1)
+        except subprocess.TimeoutExpired:
+            input = None  # taken already
+            if patience.is_over:
+                raise
 
 
 def start(*arguments: Any) -> subprocess.Popen[str]:
@@ -94,8 +136,8 @@ def records_of(run_dir: Path, kind: str) -> list[dict[str, Any]]:
 
 def wait_for_step(run_dir: Path, step: int, process: subprocess.Popen[str], timeout: float = 90) -> None:
     """Return as soon as the journal holds the step."""
-    deadline = time.monotonic() + timeout
-    while time.monotonic() < deadline:
+    patience = Patience(timeout)
+    while not patience.is_over:
         if any(record["step"] >= step for record in records_of(run_dir, "step")):
             return
         if process.poll() is not None:
@@ -107,3 +149,19 @@ def wait_for_step(run_dir: Path, step: int, process: subprocess.Popen[str], time
 def as_json(text: str) -> Any:
     """Return the JSON on standard output."""
     return json.loads(text)
+
+
+def wait_until(condition: Callable[[], bool], timeout: float = 90) -> None:
+    """Return as soon as the condition holds."""
+    patience = Patience(timeout)
+    while not condition():
+        assert not patience.is_over, f"not in {timeout} s"
+        time.sleep(0.01)
+
+
+def is_running(pid: int) -> bool:
+    """Return whether a process is there and has not ended, whoever's child it is."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except (FileNotFoundError, ProcessLookupError):
+        return False

@@ -10,12 +10,12 @@ from __future__ import annotations
 import ast
 import graphlib
 import json
-import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from runs import run_patiently
 
 import paceline
 
@@ -27,6 +27,7 @@ FLOORS: dict[str, float] = {
     "paceline": 0,  # the lazy public names and __version__
     "paceline.errors": 1,
     "paceline.units": 1,
+    "paceline.patience": 1,
     "paceline.config": 1,
     # the specs: frozen data
     "paceline.task.task": 2,
@@ -212,8 +213,6 @@ PLAN = ["plan", "examples/stdlib-code.toml", "--set", "task.data.max_bytes=1 MB"
     ids=["import", "plan --help", "train --help", "schema", "plan"],
 )  # fmt: skip
 def test_what_must_start_at_once_imports_nothing_heavy(code: str, forbidden: set[str]) -> None:
-    ran = subprocess.run(
-        [sys.executable, "-c", code + TELL], capture_output=True, text=True, cwd=Path(__file__).parents[1],
-        timeout=60, check=True,
-    )  # fmt: skip
+    ran = run_patiently([sys.executable, "-c", code + TELL], 60, cwd=Path(__file__).parents[1])
+    assert ran.returncode == 0, ran.stderr
     assert not forbidden & set(json.loads(ran.stdout.splitlines()[-1]))

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from runs import run_patiently
 
 SCRIPTS = Path(__file__).parents[2] / "benchmarks"
 
@@ -17,14 +18,11 @@ SCRIPTS = Path(__file__).parents[2] / "benchmarks"
 def run_script(name: str, folder: Path, *arguments: str) -> tuple[dict[str, Any], str]:
     """Run a benchmark and return its JSON result and what it printed. Its caches are its own."""
     out = folder / "result.json"
-    done = subprocess.run(
-        [sys.executable, str(SCRIPTS / name), *arguments, "--json", str(out)],
+    done = run_patiently(
+        [sys.executable, SCRIPTS / name, *arguments, "--json", out],
+        300,
         env={**os.environ, "XDG_CACHE_HOME": str(folder / "cache"), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"},
         cwd=folder,
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return json.loads(out.read_text()), done.stdout

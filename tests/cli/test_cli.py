@@ -8,6 +8,7 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+from runs import run_patiently
 
 from paceline.cli import main as cli
 from paceline.cli import output, parser
@@ -18,9 +19,7 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
 def run(*words: str, **settings: object) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "paceline", *words], capture_output=True, text=True, timeout=60, check=False, **settings
-    )  # type: ignore[call-overload,no-any-return]
+    return run_patiently([sys.executable, "-m", "paceline", *words], 60, **settings)
 
 
 @pytest.fixture

@@ -15,13 +15,13 @@ import contextlib
 import io
 import os
 import re
-import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from runs import run_patiently
 
 from paceline.spec import parse_spec
 
@@ -100,10 +100,8 @@ class Checkout:
         """Run a command, if it was not run before, and return its exit code and all that it printed."""
         if command not in self._endings:
             path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
-            ran = subprocess.run(
-                ["bash", "-c", command], cwd=self.folder, env={**os.environ, "PATH": path, "OMP_NUM_THREADS": "1"},
-                capture_output=True, text=True, timeout=COMMAND_SECONDS,
-            )  # fmt: skip
+            environ = {**os.environ, "PATH": path, "OMP_NUM_THREADS": "1"}
+            ran = run_patiently(["bash", "-c", command], COMMAND_SECONDS, cwd=self.folder, env=environ)
             self._endings[command] = (ran.returncode, ran.stdout + ran.stderr)
         return self._endings[command]
 

@@ -30,8 +30,10 @@ from paceline.task.profile import ModelProfile
 from paceline.task.task import DataSpec, ModelSpec, OptimizerSpec, ScheduleSpec, Task
 from paceline.units import Amount
 from paceline.verify.checks import CHECKS
+from paceline.verify.fold import for_twin
 from paceline.verify.group import Job
-from paceline.verify.start import exact_plan, jobs_of, proof_of, verify_text
+from paceline.verify.parts import SWEEP, WHOLE, Subject, jobs_of
+from paceline.verify.start import exact_plan, proof_of, verify_text
 
 STEPS, PROOF_STEPS, BATCH = 20, 2, 12
 AXES = ("dp_replicate", "dp_shard", "cp", "tp", "pp", "ep")
@@ -95,7 +97,7 @@ def look(row: Foreign, *, whole: bool = True) -> dict[str, Any]:
     record["open"] = [axis for axis in AXES if axis not in closed]
     best = widest(profile)
     alone = [{axis: 2} for axis in record["open"] if axis not in ("dp_replicate", "ep")] if whole else []
-    record["proofs"] = dict(_proofs(row, profile, [*(degrees for degrees in alone if degrees != best), best]))
+    record["proofs"] = dict(_proofs(row, profile, [degrees for degrees in alone if degrees != best], best))
     record["steps"] = {}
     expected: dict[str, Any] | None = None if row.random else plain
     for degrees in [{}, best] if best else [{}]:
@@ -111,24 +113,30 @@ def _named(degrees: dict[str, int]) -> str:
 # ---- the proof -----------------------------------------------------------------------------------------------------
 
 
-def _proofs(row: Foreign, profile: ModelProfile, layouts: list[dict[str, int]]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield the proof of every layout, in fp64 and fp32, made by the jobs that `paceline verify` runs."""
-    for degrees in filter(None, layouts):
-        name = _named(degrees)
+def _proofs(
+    row: Foreign, profile: ModelProfile, alone: list[dict[str, int]], best: dict[str, int]
+) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield the proof of every layout in fp64, of the parts that `paceline verify` makes: all of them for the best."""
+    for degrees in [*alone, *([best] if best else [])]:
+        name, scope = _named(degrees), WHOLE if degrees == best else SWEEP
         spec = spec_of(row, degrees)
         try:
             plan = exact_plan(spec, spec.plan, profile)
         except DoesNotFit as refusal:
             yield name, {"refused": refusal.because}
             continue
-        jobs = jobs_of(spec, plan, None, ("fp64", "fp32"))
+        jobs = jobs_of(Subject(spec, plan, None, ("fp64",), exact=True), scope)
+        results: dict[int, dict[str, Any]] = {}
         try:
-            results = run_ranks(prove_here, plan.layout.devices, jobs, timeout_seconds=SECONDS)[0]
+            for ranks in sorted({job.plan.layout.devices for job in jobs}):
+                mine = {index: job for index, job in enumerate(jobs) if job.plan.layout.devices == ranks}
+                found = run_ranks(prove_here, ranks, list(mine.values()), timeout_seconds=SECONDS)[0]
+                results |= dict(zip(mine, found, strict=True))
         except Exception as error:  # whatever it is, it is what the row has to say
             yield name, {"failed": said(error)}
             continue
-        proof = proof_of(plan, name, results, PROOF_STEPS, 0.0)
-        worst = {dtype: max(found["loss"], found["weights"]) for dtype, found in proof["dtypes"].items()}
+        proof = proof_of(plan, jobs, [results[index] for index in range(len(jobs))], PROOF_STEPS, 0.0)
+        worst = max(proof["differences"]["loss"], proof["differences"]["weights"])
         yield name, {"equal": proof["equal"], "worst": worst, "why": "" if proof["equal"] else verify_text(proof)}
 
 
@@ -137,9 +145,10 @@ def prove_here(jobs: list[Job]) -> list[dict[str, Any]]:
     world, kept = join_world("cpu", threads=1), {}
     results = []
     for job in jobs:
-        task = job.spec.task
-        source = open_sources(task.data, task.seed)[0]
-        results.append(CHECKS[job.check](task, job.plan, world, source, source.items_per_sample, PROOF_STEPS, kept))
+        task, steps = job.spec.task, job.steps or PROOF_STEPS
+        source = for_twin(open_sources(task.data, task.seed)[0], task, job.masked)
+        results.append(CHECKS[job.check](task, job.plan, world, source, source.items_per_sample, steps, kept))
+        kept.clear()
     return results
 
 

@@ -70,7 +70,7 @@ def _proof(record: dict[str, Any]) -> str:
     if not proofs:
         return "no layout"
     wrong = [f"{name}: **{_cell(proof)}**" for name, proof in proofs.items() if not proof.get("equal")]
-    right = [proof["worst"]["fp64"] for proof in proofs.values() if proof.get("equal")]
+    right = [proof["worst"] for proof in proofs.values() if proof.get("equal")]
     names = ", ".join(name for name, proof in proofs.items() if proof.get("equal"))
     return "; ".join([*([f"equal: {names} ({max(right):.0e})"] if right else []), *wrong])
 

@@ -16,7 +16,7 @@ from paceline.task.models.sizes import NAMED_SIZES, MoEConfig
 from paceline.task.profile import ModelProfile
 from paceline.task.profile_analytic import profile_decoder
 from paceline.task.profile_moe import profile_moe
-from paceline.verify.twin import twin_layout
+from paceline.verify.twin_layout import twin_layout
 
 
 def profile_of(name: str, seq: int = 512) -> ModelProfile:

@@ -10,7 +10,8 @@ import pytest
 import torch
 import torch.distributed as dist
 from distributed import run_ranks
-from test_layouts import agree, curve, weights_after
+from rounding import FP64, MEAN_LOSS_BF16, assert_curves_close
+from test_layouts import curve, weights_after
 from tests_shared import SEQ_LEN, VOCAB, decoder_task, plan_of, run_steps
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -92,7 +93,7 @@ def test_bf16_lies_on_the_curve_of_one_device(layout: Layout) -> None:
     single = curve(moe_task(), plan_of(Layout(), precision="bf16"), 5)
     ranks = run_ranks(curve, layout.devices, moe_task(), plan_of(layout, precision="bf16", recompute="full"), 5)
     assert all(rank == ranks[0] for rank in ranks)
-    assert agree(ranks[0], single, 0.02)
+    assert_curves_close(ranks[0], single, 10 * MEAN_LOSS_BF16)  # the norm of the gradient is no mean
 
 
 def held(plan: Plan) -> tuple[dict[str, int], list[Any]]:
@@ -134,7 +135,7 @@ def test_checkpoints_go_from_any_expert_layout_to_any_other(tmp_path: Path) -> N
 
 
 def test_a_bias_moves_the_load_and_no_loss_is_added() -> None:
-    stats, built = run_steps(moe_task(balance="bias"), plan_of(Layout()), 3)
+    stats, built = run_steps(moe_task(balance="bias"), plan_of(Layout(), precision="fp64"), 3)
     assert built.stepper.routing is not None
     first, last = stats[0].router, stats[-1].router
     assert first is not None and last is not None
@@ -143,11 +144,11 @@ def test_a_bias_moves_the_load_and_no_loss_is_added() -> None:
     assert all(0 < entropy <= 1 for entropy in last.entropy)
     biases = [b for name, b in built.model.named_buffers()]
     assert len(biases) == 3 and all(0.0005 < float(b.abs().max()) <= 0.0031 for b in biases)
-    plain, _ = run_steps(moe_task(balance="none"), plan_of(Layout()), 1)
+    plain, _ = run_steps(moe_task(balance="none"), plan_of(Layout(), precision="fp64"), 1)
     assert plain[0].loss == stats[0].loss, "the first step routes as without a balance"
-    with_loss, _ = run_steps(moe_task(balance_weight=0.5), plan_of(Layout()), 1)
+    with_loss, _ = run_steps(moe_task(balance_weight=0.5), plan_of(Layout(), precision="fp64"), 1)
     assert with_loss[0].router is not None
-    assert with_loss[0].loss == pytest.approx(plain[0].loss + 0.5 * with_loss[0].router.balance, rel=1e-6)
+    assert with_loss[0].loss == pytest.approx(plain[0].loss + 0.5 * with_loss[0].router.balance, rel=FP64)
 
 
 def held_and_gradients(precision: str, layout: Layout) -> tuple[list[str], bool]:

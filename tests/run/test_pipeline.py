@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from distributed import run_ranks
+from rounding import MEAN_LOSS_BF16, assert_curves_close
 from tests_shared import SEQ_LEN, VOCAB, decoder_task, plan_of, run_steps
 from torch import nn
 
@@ -163,7 +164,7 @@ def bf16_curve(task: Task, plan: Plan) -> list[float]:
 def test_bf16_means_the_same_as_on_one_device(layout: Layout) -> None:
     single = bf16_curve(deep(), plan_of(Layout(), precision="bf16"))
     for curve in run_ranks(bf16_curve, layout.devices, deep(), piped(layout, precision="bf16")):
-        assert curve == pytest.approx(single, rel=2e-3)
+        assert_curves_close(curve, single, MEAN_LOSS_BF16)
 
 
 def evaluated(task: Task, plan: Plan) -> tuple[float, float]:

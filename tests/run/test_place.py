@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from runs import environment, steps_of, write_spec
+from runs import ending, environment, steps_of, write_spec
 
 from paceline.errors import ConfigError
 from paceline.run.place import first_host, ranks_from_environment, ranks_per_node, rendezvous_from
@@ -55,7 +55,7 @@ def test_srun_starts_a_run(tmp_path: Path) -> None:
         for rank in range(2)
     ]  # fmt: skip
     for process in ranks:
-        _, stderr = process.communicate(timeout=90)
+        _, stderr = ending(process, 90)
         assert process.returncode == 0, stderr
     assert [record["step"] for record in steps_of(tmp_path / "run")] == [1, 2, 3]
     assert (tmp_path / "run" / "report.html").exists()

@@ -7,7 +7,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from runs import environment, records_of, steps_of
+from rounding import assert_curves_close
+from runs import environment, records_of, run_patiently, steps_of
 
 SCRIPT = '''
 import sys
@@ -87,7 +88,7 @@ def script(folder: Path, ending: str) -> Path:
 def reference(tmp_path_factory: pytest.TempPathFactory) -> list[float]:
     """Return the losses of the script on one device."""
     folder = tmp_path_factory.mktemp("python")
-    ended = run([sys.executable, script(folder, LOOP), folder / "run", "auto", "1"])
+    ended = run([sys.executable, script(folder, LOOP), folder / "run", "precision=fp64", "1"])
     assert "rank 0 of 1 ended at 30" in ended.stdout
     curve = losses(folder / "run")
     assert curve[-1] < 0.6 * curve[0]
@@ -95,25 +96,23 @@ def reference(tmp_path_factory: pytest.TempPathFactory) -> list[float]:
 
 
 def run(command: list[object], **options: object) -> subprocess.CompletedProcess[str]:
-    ended = subprocess.run(
-        [str(word) for word in command], capture_output=True, text=True, timeout=120, env=environment(), **options
-    )
+    ended = run_patiently(command, env=environment(), **options)
     assert ended.returncode == 0, ended.stdout + ended.stderr
     return ended
 
 
-@pytest.mark.parametrize("plan", ["dp_replicate=2", "dp_shard=2, zero=3"])
+@pytest.mark.parametrize("plan", ["dp_replicate=2, precision=fp64", "dp_shard=2, zero=3, precision=fp64"])
 def test_a_plain_script_starts_itself_on_two_devices(tmp_path: Path, plan: str, reference: list[float]) -> None:
     ended = run([sys.executable, script(tmp_path, LOOP), tmp_path / "run", plan, "2"])
     assert "rank 0 of 2 ended at 30" in ended.stdout and "rank 1 of 2 ended at 30" in ended.stdout
-    assert losses(tmp_path / "run") == pytest.approx(reference, rel=1e-5)
+    assert_curves_close(losses(tmp_path / "run"), reference)
 
 
 def test_torchrun_runs_the_same_script(tmp_path: Path, reference: list[float]) -> None:
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    ended = run([*torchrun, script(tmp_path, LOOP), tmp_path / "run", "dp_shard=2", "0"])
+    ended = run([*torchrun, script(tmp_path, LOOP), tmp_path / "run", "dp_shard=2, precision=fp64", "0"])
     assert "rank 1 of 2 ended at 30" in ended.stdout
-    assert losses(tmp_path / "run") == pytest.approx(reference, rel=1e-5)
+    assert_curves_close(losses(tmp_path / "run"), reference)
     assert records_of(tmp_path / "run", "run_started")[0]["world_size"] == 2
 
 
@@ -121,28 +120,23 @@ def test_torchrun_runs_the_same_script(tmp_path: Path, reference: list[float]) -
 def test_fit_at_a_prompt(tmp_path: Path, devices: str, reference: list[float]) -> None:
     # What is typed at a prompt exists in no file: classes and functions travel by value.
     text = "import sys\nsys.argv = ['', sys.argv[1], sys.argv[2], sys.argv[3]]\n" + SCRIPT + FIT
-    ended = run([sys.executable, "-", tmp_path / "run", "auto", devices], input=text)
+    ended = run([sys.executable, "-", tmp_path / "run", "precision=fp64", devices], input=text)
     assert "fit ended complete" in ended.stdout
     assert "equal to one device" in ended.stdout or devices == "1"
-    assert losses(tmp_path / "run") == pytest.approx(reference, rel=1e-5)
+    assert_curves_close(losses(tmp_path / "run"), reference)
     assert (tmp_path / "run" / "report.html").exists()
 
 
 def test_a_run_on_two_devices_at_a_prompt_says_what_to_do(tmp_path: Path) -> None:
-    ended = subprocess.run(
-        [sys.executable, "-", str(tmp_path / "run"), "auto", "2"],
-        input=SCRIPT + LOOP, capture_output=True, text=True, timeout=60, env=environment(),
-    )  # fmt: skip
+    command = [sys.executable, "-", tmp_path / "run", "auto", "2"]
+    ended = run_patiently(command, input=SCRIPT + LOOP, env=environment())
     assert ended.returncode != 0
     assert "paceline.fit" in ended.stderr
 
 
 def test_forgetting_the_step_is_an_error(tmp_path: Path) -> None:
     loop = LOOP.replace("stats = run.step(batch)\n    losses.append(stats.loss)", "pass")
-    ended = subprocess.run(
-        [sys.executable, str(script(tmp_path, loop)), str(tmp_path / "run"), "auto", "1"],
-        capture_output=True, text=True, timeout=60, env=environment(),
-    )  # fmt: skip
+    ended = run_patiently([sys.executable, script(tmp_path, loop), tmp_path / "run", "auto", "1"], env=environment())
     assert ended.returncode != 0
     assert "did not call run.step(batch)" in ended.stderr
 

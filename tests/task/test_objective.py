@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from rounding import FP64
 from torch import nn
 
 from paceline.errors import ConfigError
@@ -38,13 +39,13 @@ def tokens() -> dict[str, torch.Tensor]:
 
 
 def test_next_token_is_the_same_fused_plain_and_wrapped(tokens: dict[str, torch.Tensor]) -> None:
-    decoder = build_model(ModelSpec(name="llama-1m", layers=1), 257, 8, seed=0)
+    decoder = build_model(ModelSpec(name="llama-1m", layers=1), 257, 8, seed=0).double()
     plain = nn.Sequential(decoder)
     wrapped = Wrapped(decoder)
     expected = F.cross_entropy(decoder(tokens["tokens"]).flatten(0, 1), tokens["labels"].flatten(), reduction="sum")
     for model in (decoder, plain, wrapped):
         loss_sum, weight = next_token(model, tokens)
-        torch.testing.assert_close(loss_sum, expected)
+        torch.testing.assert_close(loss_sum, expected, rtol=FP64, atol=0)
         assert weight == 4 * 8 - 5
     assert wrapped.seen == {"use_cache": False}
 
@@ -59,11 +60,11 @@ def test_parts_of_a_batch_add_up(tokens: dict[str, torch.Tensor]) -> None:
 
 @pytest.mark.parametrize("as_pair", [True, False])
 def test_classification(as_pair: bool) -> None:
-    model = nn.Sequential(nn.Flatten(), nn.Linear(4, 3))
-    images, labels = torch.randn(5, 1, 2, 2), torch.tensor([0, 1, 2, -100, 1])
+    model = nn.Sequential(nn.Flatten(), nn.Linear(4, 3)).double()
+    images, labels = torch.randn(5, 1, 2, 2, dtype=torch.float64), torch.tensor([0, 1, 2, -100, 1])
     batch = (images, labels) if as_pair else {"images": images, "labels": labels}
     loss_sum, weight = classification(model, batch)
-    torch.testing.assert_close(loss_sum, F.cross_entropy(model(images), labels, reduction="sum"))
+    torch.testing.assert_close(loss_sum, F.cross_entropy(model(images), labels, reduction="sum"), rtol=FP64, atol=0)
     assert weight == 4
 
 

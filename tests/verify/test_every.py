@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import subprocess
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
 import torch
-from runs import as_json, paceline, write_spec
+from runs import as_json, environment, is_running, paceline, wait_until, write_spec
 from tests_shared import SEQ_LEN, decoder_task, plan_of
 
 from paceline.errors import PacelineError
@@ -26,7 +28,7 @@ from paceline.verify import group
 from paceline.verify.compare import compare
 from paceline.verify.every import every_layout, table_rows, verify_all
 from paceline.verify.group import Job, run_jobs
-from paceline.verify.start import jobs_of
+from paceline.verify.parts import SWEEP, Subject, jobs_of
 
 FAILS = """
 import os
@@ -52,6 +54,22 @@ def dies(model, batch):
         os.kill(os.getpid(), signal.SIGKILL)
     return next_token(model, batch)
 """
+ENDLESS = """
+import os
+import signal
+from pathlib import Path
+
+import torch.distributed as dist
+
+
+def endless(model, batch):
+    if dist.is_initialized() and type(model).__name__.startswith("FSDP"):
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        (Path(os.environ["PIDS"]) / f"pid-{os.getpid()}").touch()
+        while True:
+            signal.pause()
+    return model(batch["tokens"]).sum(), 1
+"""
 DP2, FSDP2 = Layout(dp_replicate=2), Layout(dp_shard=2)
 
 
@@ -65,6 +83,11 @@ def decoder(closed: tuple[str, ...] = (), experts: int = 0) -> ModelProfile:
     model = profile_decoder(resolve_decoder(ModelSpec("llama-1m"), 257, 64), 64)
     blocks = tuple(dataclasses.replace(block, experts=experts) for block in model.blocks)
     return dataclasses.replace(model, blocks=blocks, closed_axes=dict.fromkeys(closed, "no rules"))
+
+
+def swept(spec: Spec, plan: Plan) -> list[Job]:
+    """Return the jobs by which a layout is compared step by step."""
+    return [job for job in jobs_of(Subject(spec, plan, 257, ("fp64",), exact=True), SWEEP) if job.check == "steps"]
 
 
 def test_every_layout_of_open_axes_and_no_other() -> None:
@@ -103,7 +126,7 @@ def failing(spec: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iter
 
 def test_a_rank_that_dies_leaves_the_other_layouts_their_proof(failing: Callable[[str], Spec]) -> None:
     plans = [Plan(DP2), Plan(FSDP2), Plan(DP2, recompute="full")]
-    jobs: list[Job] = [job for plan in plans for job in jobs_of(failing("dies"), plan, 257, ("fp64",), exact=True)]
+    jobs: list[Job] = [job for plan in plans for job in swept(failing("dies"), plan)]
     first, died, last = run_jobs(jobs, 1)
     assert isinstance(died, PacelineError) and "rank 1 of 2 was ended by SIGKILL" in died.what
     assert isinstance(first, dict) and isinstance(last, dict) and first["equal"] and last["equal"]
@@ -120,21 +143,39 @@ def test_the_record_of_a_failure(failing: Callable[[str], Spec]) -> None:
     assert proofs["dp_replicate=2"]["equal"] and any("dp_replicate=2: equal in fp64" in line for line in lines)
 
 
-def test_one_group_of_processes_for_all_numbers_of_ranks(spec: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_process_imports_for_all_numbers_of_ranks(spec: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     started: list[int] = []
 
-    def counted(command: Sequence[str], ranks: int, environ: dict[str, str]) -> Outcome:
-        started.append(ranks)
-        return supervise(command, ranks, environ)
+    def counted(command: Sequence[str], processes: int, environ: dict[str, str]) -> Outcome:
+        started.append(processes)
+        return supervise(command, processes, environ)
 
     monkeypatch.setattr(group, "supervise", counted)
     layouts = [DP2, Layout(dp_replicate=3), FSDP2, Layout(tp=2), Layout(dp_shard=3)]
-    jobs = [job for layout in layouts for job in jobs_of(load_spec(spec, []), Plan(layout), 257, ("fp64",), exact=True)]
+    jobs = [job for layout in layouts for job in swept(load_spec(spec, []), Plan(layout))]
     told: list[int] = []
     results = run_jobs(jobs, 2, lambda index, result: told.append(index))
-    assert started == [3], "each process is started once"
+    assert started == [1], "ranks are forked from one process"
     assert sorted(told[:2]) == [1, 4] and sorted(told) == [0, 1, 2, 3, 4], "most ranks first"
     assert all(isinstance(result, dict) and result["equal"] for result in results), results
+
+
+def test_no_rank_outlives_the_proof_that_it_belongs_to(tmp_path: Path) -> None:
+    """Ranks that never end are killed with the command line, however it dies: here by SIGKILL."""
+    (tmp_path / "endless.py").write_text(ENDLESS)
+    path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
+    spec = write_spec(tmp_path, tmp_path / "run")
+    arguments = ("verify", spec, "--layout", "dp_shard=2", "--set", "task.objective=endless:endless")
+    command = [sys.executable, "-m", "paceline", *map(str, arguments)]
+    verb = subprocess.Popen(command, env=environment(PYTHONPATH=path, PIDS=str(tmp_path)), stdout=subprocess.DEVNULL)
+    try:
+        wait_until(lambda: len(list(tmp_path.glob("pid-*"))) == 2 or verb.poll() is not None)
+        ranks = [int(path.name.partition("-")[2]) for path in tmp_path.glob("pid-*")]
+        assert len(ranks) == 2, verb.poll()
+    finally:
+        verb.kill()
+        verb.wait()
+    wait_until(lambda: not any(is_running(rank) for rank in ranks))
 
 
 def test_layouts_that_read_a_batch_in_the_same_parts_share_their_reference() -> None:

@@ -17,7 +17,8 @@ from paceline.task.profile_analytic import profile_decoder
 from paceline.task.task import DataSpec, ModelSpec, OptimizerSpec, Task
 from paceline.verify.every import every_layout
 from paceline.verify.fold import for_twin
-from paceline.verify.twin import twin_batch, twin_layout, twin_plan, twin_task
+from paceline.verify.twin import twin_batch, twin_plan, twin_task
+from paceline.verify.twin_layout import twin_layout, twin_layouts
 
 
 @pytest.mark.parametrize("name", NAMED_SIZES)
@@ -62,18 +63,25 @@ def test_the_optimizer_and_the_users_own_are_kept() -> None:
 
 @pytest.mark.parametrize(
     ("layout", "small"),
-    [(Layout(dp_shard=1024), Layout(dp_shard=4)), (Layout(dp_replicate=64, dp_shard=8), Layout(2, 2)),
-     (Layout(dp_replicate=3), Layout(dp_replicate=3)), (Layout(dp_replicate=2), Layout(dp_replicate=2)),
-     (Layout(dp_shard=64, tp=8, pp=4), Layout(dp_shard=2, tp=2, pp=2)),
-     (Layout(dp_shard=5), Layout(dp_shard=3)), (Layout(dp_shard=10), Layout(dp_shard=3)),
-     (Layout(dp_replicate=127, tp=2), Layout(dp_replicate=2, tp=2)), (Layout(cp=5), Layout(cp=5)),
-     (Layout(tp=6, pp=5), Layout(tp=3, pp=5)), (Layout(4, 8, 2, 8, 16), Layout(2, 2, 2, 2, 2))],
+    [(Layout(dp_shard=1024), [Layout(dp_shard=4)]), (Layout(dp_replicate=64, dp_shard=8), [Layout(2, 2)]),
+     (Layout(dp_replicate=3), [Layout(dp_replicate=3)]), (Layout(dp_replicate=2), [Layout(dp_replicate=2)]),
+     (Layout(dp_shard=5), [Layout(dp_shard=3)]), (Layout(dp_shard=10), [Layout(dp_shard=3)]),
+     (Layout(dp_replicate=127, tp=2), [Layout(dp_replicate=2, tp=2)]), (Layout(cp=5), [Layout(cp=3)]),
+     (Layout(dp_shard=2, cp=4), [Layout(dp_shard=2, cp=3)]), (Layout(cp=4, tp=2), [Layout(cp=4, tp=2)]),
+     (Layout(dp_shard=64, tp=8, pp=4), [Layout(dp_shard=2, tp=4, pp=2), Layout(dp_shard=2, tp=2, pp=3)]),
+     (Layout(tp=6, pp=5), [Layout(tp=3, pp=2), Layout(tp=2, pp=3)]),
+     (Layout(4, 8, 2, 8, 16),
+      [Layout(2, 2, 2, 2, 2), Layout(cp=2, tp=4, pp=2), Layout(cp=2, tp=2, pp=3)])],
     ids=str,
 )  # fmt: skip
-def test_every_axis_of_a_layout_is_kept(layout: Layout, small: Layout) -> None:
-    assert twin_layout(layout) == small
-    axes = layout.mesh_shape
-    assert all((small.mesh_shape[axis] > 1) == (axes[axis] > 1) for axis in axes)
+def test_every_axis_of_a_layout_is_kept_and_three_of_those_that_split_a_model(
+    layout: Layout, small: list[Layout]
+) -> None:
+    assert list(twin_layouts(layout)) == small
+    for axis, degree in layout.mesh_shape.items():
+        most = max(twin.mesh_shape[axis] for twin in small)
+        assert (most > 1) == (degree > 1)
+        assert axis.startswith("dp") or most >= min(3, degree)
 
 
 def decoder_of(task: Task, vocab: int) -> DecoderConfig:
@@ -90,7 +98,7 @@ def test_the_twin_can_have_every_layout_that_the_task_can(name: str) -> None:
     possible = [plan for plan in plans if layout_refusal(plan, full) is None]
     assert len(possible) > 70 and any(plan.layout.tp > 1 for plan in possible)
     for plan in possible:
-        twin = twin_task(task, plan, 257, exact=True)
+        twin = twin_task(task, plan, 257, layout=plan.layout)
         small = decoder_of(twin, 257)
         profile = profile_decoder(small, twin.data.seq_len)
         assert layout_refusal(plan, profile) is None
@@ -104,9 +112,9 @@ def test_stages_and_shards_of_a_giant_stay_uneven(name: str) -> None:
     task = Task(model=ModelSpec(name), data=DataSpec(seq_len=4096))
     layout = Layout(dp_shard=16, tp=8, pp=4)
     small = decoder_of(twin_task(task, Plan(layout), 257), 257)
-    assert twin_layout(layout) == Layout(dp_shard=2, tp=2, pp=2)
+    assert twin_layout(layout) == Layout(dp_shard=2, tp=4, pp=2)
     assert small.layers % 2 and small.vocab % 2 and small.layers >= 3
-    exact = decoder_of(twin_task(task, Plan(Layout(pp=4)), 257, exact=True), 257)
+    exact = decoder_of(twin_task(task, Plan(Layout(pp=4)), 257, layout=Layout(pp=4)), 257)
     assert exact.layers == 5
 
 

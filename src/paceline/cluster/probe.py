@@ -20,6 +20,7 @@ from typing import Any
 from paceline.cluster.host import read_host, torch_without_cuda, visible_gpus
 from paceline.cluster.store import SCHEMA, probe_path, write_probe
 from paceline.errors import ConfigError, PacelineError
+from paceline.patience import Patience
 from paceline.units import format_bytes, format_rate, format_seconds
 
 LEAST_CORE_SHARE = 0.85
@@ -99,13 +100,13 @@ def _run_workers(request: dict[str, Any], timeout_seconds: float) -> list[dict[s
 
 def _wait(workers: list[subprocess.Popen[bytes]], folder: Path, timeout_seconds: float) -> None:
     """Wait for all workers. Raises as soon as one fails, for its peers would wait for it in a collective."""
-    deadline = time.monotonic() + timeout_seconds
+    patience = Patience(timeout_seconds)
     while any(worker.poll() is None for worker in workers):
         failed = [rank for rank, worker in enumerate(workers) if worker.poll() not in (None, 0)]
-        if time.monotonic() > deadline:
+        if patience.is_over:
             break
         if failed:  # a moment for the peers to say why they failed
-            deadline = min(deadline, time.monotonic() + 2)
+            patience = Patience(min(2, patience.left_seconds()))
         time.sleep(0.02)
     failures = []
     for rank, worker in enumerate(workers):
@@ -119,7 +120,7 @@ def _wait(workers: list[subprocess.Popen[bytes]], folder: Path, timeout_seconds:
     if any(worker.poll() is None for worker in workers):
         raise PacelineError(
             "the probe did not finish",
-            f"its processes ran for more than {timeout_seconds:.0f} s",
+            f"its processes ran for more than {timeout_seconds:.0f} s, not counting those that other programs took",
             "probe an idle machine, or fewer devices",
         )
 

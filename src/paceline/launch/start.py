@@ -24,6 +24,7 @@ from paceline.run.journal import mark_end, read_journal
 from paceline.run.place import ranks_from_environment
 from paceline.run.recovery.supervisor import Outcome, explain, supervise
 from paceline.spec import Spec
+from paceline.verify.parts import BRIEF
 from paceline.verify.start import failure_of, verify_planned, verify_text
 
 Say = Callable[[str], None]
@@ -86,7 +87,7 @@ def _is_complete(run_dir: Path, steps: int) -> bool:
 
 
 def _verify(planned: Planned, say: Say) -> dict[str, Any]:
-    result = verify_planned(planned, steps=2, dtypes=("fp32",))
+    result = verify_planned(planned, steps=2, dtypes=("fp32",), scope=BRIEF)
     text = verify_text(result)
     say(f"verify   {text}")
     if not result["equal"]:

@@ -125,6 +125,9 @@ class Plan:
     recompute_budget: float = 0.0  # of recompute = budget: the part of the repeated blocks' activation bytes kept
     recompute_blocks: tuple[str, ...] = ()  # of recompute = budget: the mode of every repeated block, in order
     offload: str = "none"  # none, optimizer, activations, all: what rests in host memory
+    bucket_bytes: int = 25 * 2**20  # of gradients that copies sum at a time
+    state_bucket_bytes: int = 128 * 2**20  # of optimizer state in host memory that visits the device at a time
+    logits_elements: int = 2**27  # of logits that the built-in loss holds at a time
 
     @property
     def offloads_optimizer(self) -> bool:

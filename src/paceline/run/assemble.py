@@ -12,10 +12,12 @@ from torch import nn
 from paceline.plan.plan import Plan
 from paceline.run.hosted import HostedUpdate
 from paceline.run.loader import BatchStream
-from paceline.run.optimizer import build_optimizer
+from paceline.run.optimizer import all_names, build_optimizer
 from paceline.run.parallel.apply import Gradients, apply_plan, is_sharded
 from paceline.run.parallel.context import part_of
+from paceline.run.parallel.entry import entered
 from paceline.run.parallel.pipeline import split_model
+from paceline.run.parallel.rows import GatheredRows, data_group
 from paceline.run.parallel.split_check import SplitCheck
 from paceline.run.passes import Passes, SequentialPasses, in_model_precision
 from paceline.run.pipeline_passes import PipelinePasses
@@ -24,10 +26,12 @@ from paceline.run.routing import watch_routing
 from paceline.run.stage_check import check_chain
 from paceline.run.step import Stepper
 from paceline.run.world import World, build_mesh
+from paceline.task.coupling import GatheringObjective
 from paceline.task.data.source import Source
 from paceline.task.declared import declared_rules
 from paceline.task.models.blocks import find_blocks
 from paceline.task.models.build import build_model, fill_weights
+from paceline.task.models.decoder import Decoder
 from paceline.task.models.sizes import is_named
 from paceline.task.objective import resolve_objective
 from paceline.task.task import ModelSpec, Task
@@ -52,7 +56,12 @@ def assemble(task: Task, plan: Plan, world: World, source: Source, items_per_sam
     family = isinstance(task.model, ModelSpec) and is_named(task.model.name)
     model = build_model(task.model, source.vocab or 0, items_per_sample, task.seed, device="meta" if family else "cpu")
     model.to(dtype=MASTER_DTYPES[plan.precision]).train()
+    if isinstance(model, Decoder):
+        model.logits_elements = plan.logits_elements
     objective = resolve_objective(task.objective, source.unit)
+    names = all_names(model)  # before stages of a pipeline know a part of them
+    if isinstance(objective, GatheringObjective) and mesh is not None and plan.layout.data_degree > 1:
+        objective = objective.over(GatheredRows(data_group(mesh, plan.layout)))
     late = family and (is_sharded(plan) or plan.layout.tp > 1)  # storage only once every rank knows its shard
     check: SplitCheck | None = None
     if not family:
@@ -78,7 +87,7 @@ def assemble(task: Task, plan: Plan, world: World, source: Source, items_per_sam
         gradients = apply_plan(model, [block for _, block in find_blocks(model)], plan, mesh, check=check)
     if late:
         _materialise(model, task, family, world, [stage.module for stage in pipeline.stages] if pipeline else [])
-    optimizer = build_optimizer(task.optimizer, model)
+    optimizer = build_optimizer(task.optimizer, model, names)
     routing = watch_routing(model, plan)
     after_forward = routing.collect if routing else None
     take_part, part = part_of(plan, world.rank, model, objective), plan.layout.coordinates(world.rank)["cp"]
@@ -87,7 +96,7 @@ def assemble(task: Task, plan: Plan, world: World, source: Source, items_per_sam
         if pipeline is not None
         else SequentialPasses(
             model=model,
-            objective=objective,
+            objective=entered(objective, model, gradients, world.device),
             gradients=gradients,
             plan=plan,
             device=world.device,
@@ -107,7 +116,7 @@ def assemble(task: Task, plan: Plan, world: World, source: Source, items_per_sam
         world=world,
         items_per_sample=items_per_sample,
         clip_norm=task.optimizer.clip_norm,
-        updater=HostedUpdate(optimizer) if plan.offloads_optimizer else optimizer,
+        updater=HostedUpdate(optimizer, plan.state_bucket_bytes) if plan.offloads_optimizer else optimizer,
         routing=routing,
         stages_holding=dict.fromkeys(pipeline.shared_parameters(), 2) if pipeline else {},
     )

@@ -96,12 +96,13 @@ def held_out_batches(
     source: Source, samples: int, plan: Plan, data_rank: int, device: torch.device
 ) -> list[MicroBatch]:
     """Return a data rank's share of the evaluated samples; over all ranks each is read once."""
-    chosen = held_out_ids(source, samples)
-    samples = len(chosen)
-    rows = rows_of(samples, plan.layout.data_degree, data_rank)
-    largest = -(-samples // plan.layout.data_degree)
+    chosen, degree = held_out_ids(source, samples), plan.layout.data_degree
+    # All ranks' micro-batches together are rows in a run, a global batch at most: losses of coupled rows need it.
+    together = min(plan.batch_samples, plan.micro_batch * degree)
     batches = []
-    for part in split_rows(rows, -(-largest // plan.micro_batch)):
+    for start in range(0, len(chosen), together):
+        own = rows_of(min(together, len(chosen) - start), degree, data_rank)
+        part = range(start + own.start, start + own.stop)
         ids = chosen[part.start : part.stop] if len(part) else chosen[:1]
         batches.append(MicroBatch(to_device(source.read(ids, ids), device), ids, part.start, len(part) > 0))
     return batches

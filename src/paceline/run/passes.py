@@ -14,6 +14,7 @@ from paceline.run.loader import MicroBatch
 from paceline.run.parallel.apply import Gradients
 from paceline.run.precision import cast_floats
 from paceline.run.rng import seed_at, seed_device
+from paceline.task.coupling import without_own_rows
 
 Objective = Callable[[nn.Module, Any], tuple[torch.Tensor, Any]]
 
@@ -71,7 +72,8 @@ class SequentialPasses:
         return self._share(loss_total), self._share(weight_total)
 
     def _forward(self, micro: MicroBatch) -> tuple[torch.Tensor, Any]:
-        return self.objective(self.model, self.take_part(in_model_precision(micro.data, self.plan)))
+        objective = self.objective if micro.counts else without_own_rows(self.objective)
+        return objective(self.model, self.take_part(in_model_precision(micro.data, self.plan)))
 
     def _share(self, value: Any) -> Any:
         """Return this rank's share of what all ranks of a tensor-parallel group hold alike."""

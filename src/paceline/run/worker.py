@@ -5,27 +5,15 @@ SPEC is a JSON file of a spec, or a file of a task that was pickled by `paceline
 
 from __future__ import annotations
 
-import ctypes
-import os
-import signal
 import sys
 import traceback
 from pathlib import Path
 
 from paceline.errors import PacelineError, Requeue
 from paceline.run.handover import take_over
+from paceline.run.recovery.forked import leave
+from paceline.run.recovery.parent import end_with_parent
 from paceline.run.recovery.supervisor import report_error
-
-PR_SET_PDEATHSIG = 1
-
-
-def end_with_parent() -> None:
-    """Have this process asked to stop when the supervisor dies, where the system offers that (Linux)."""
-    parent = os.environ.get("PACELINE_PARENT")
-    if parent and sys.platform == "linux":
-        ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
-        if os.getppid() != int(parent):
-            os.kill(os.getpid(), signal.SIGTERM)
 
 
 def guarded(work: object) -> int:
@@ -60,8 +48,4 @@ def _train(path: Path) -> None:
 
 
 if __name__ == "__main__":
-    code = main()
-    # A peer may be dead: leave without waiting for collectives that will never come.
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)
+    leave(main())  # a peer may be dead: nothing is waited for

@@ -28,6 +28,20 @@ BATCH_STATISTICS = {
     "accumulation": _BATCH_STATISTICS.format(part="micro-batch"),  # not an axis, but closed all the same
 }
 
+_COUPLED = 'the rows of a batch see each other (coupled = "batch"), and {part}; {opens}'
+_GATHERS = "an objective that takes `gather_rows` opens dp_replicate and dp_shard"
+_NOTHING_OPENS = "only the whole batch in one piece is the loss that was asked for"
+
+
+def coupled_axes(gathers: bool) -> dict[str, str]:
+    """Return what is closed to a loss that needs the whole batch; `gathers` where it brings rows together itself."""
+    device = {"part": "a device would see its own part alone", "opens": _GATHERS}
+    micro = {"part": "a micro-batch would see itself alone", "opens": _NOTHING_OPENS}
+    closed = {"pp": micro, "accumulation": micro, "cp": {**micro, "part": "ranks that share a row each have a part"}}
+    if not gathers:
+        closed |= {"dp_replicate": device, "dp_shard": device}
+    return {axis: _COUPLED.format(**parts) for axis, parts in closed.items()}
+
 
 def closed_axes(*opened: str) -> dict[str, str]:
     """Return axis -> why it is closed, for a model whose rules open the given axes."""

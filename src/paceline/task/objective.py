@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from paceline.errors import ConfigError, suggestion
+from paceline.task.coupling import with_gather
 from paceline.task.imports import is_import_path, load_object
 from paceline.task.models.decoder import Decoder
 from paceline.task.models.documents import document_mask, document_positions
@@ -86,10 +87,11 @@ DEFAULT_FOR_UNIT = {"tokens": "next_token", "samples": "classification"}
 def resolve_objective(objective: Any, source_unit: str) -> Objective:
     """Return the objective function for a task's `objective`: a name, an import path, "auto" or a function.
 
+    One that takes `gather_rows` gets that of one device (coupling.py).
     "auto" follows the data's unit: "tokens" gives next_token, "samples" classification.
     """
     if callable(objective):
-        return objective
+        return with_gather(objective)
     if not isinstance(objective, str):
         raise ConfigError(
             f"task.objective is of type {type(objective).__name__}", "it must be a name or a function",
@@ -105,7 +107,7 @@ def resolve_objective(objective: Any, source_unit: str) -> Objective:
                 f"task.objective = '{name}' is of type {type(found).__name__}", "it cannot be called",
                 "a function objective(model, batch) -> (loss_sum, weight)",
             )  # fmt: skip
-        return found
+        return with_gather(found)
     raise ConfigError(f"there is no objective '{name}'", "", suggestion(name, ["auto", *BUILT_IN]))
 
 

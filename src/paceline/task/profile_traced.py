@@ -15,7 +15,8 @@ from torch.utils._pytree import tree_leaves
 
 from paceline.cluster.host import usable_memory_bytes
 from paceline.errors import ConfigError
-from paceline.task.axes import BATCH_STATISTICS, closed_axes
+from paceline.task.axes import BATCH_STATISTICS, closed_axes, coupled_axes
+from paceline.task.coupling import gathers_rows, is_coupled
 from paceline.task.declared import expert_axis, tensor_axis
 from paceline.task.models.attention import can_share_sequences
 from paceline.task.models.blocks import find_blocks
@@ -51,8 +52,10 @@ def profile_module(
     experts, unstacked = expert_axis(model)
     items = items_per_sample or _items(example_batch, rows)
     counts, routed, note = _trace(model, blocks, list(experts), example_batch, objective, build, rows * items)
-    batch_statistics = has_batch_statistics(model)
-    axes = () if batch_statistics else ("dp_replicate", "dp_shard")
+    whole_batch = coupled_axes(gathers_rows(objective)) if is_coupled(model, objective) else {}
+    if has_batch_statistics(model):
+        whole_batch = BATCH_STATISTICS
+    axes = tuple(axis for axis in ("dp_replicate", "dp_shard") if axis not in whole_batch)
     limits, because = tensor_axis(model)
     takes_parts = can_share_sequences(model) and takes_sequence_parts(objective)
     chained = chain_of(model) is not None  # BatchNorm closes pp again
@@ -79,7 +82,7 @@ def profile_module(
         tokens_per_sample=items,
         source="estimated" if note else "traced",
         note=note,
-        closed_axes={**closed_axes(*opened), **model_closed, **(BATCH_STATISTICS if batch_statistics else {})},
+        closed_axes={**closed_axes(*opened), **model_closed, **whole_batch},
         tensor_limits=limits,
     )
 

@@ -11,9 +11,11 @@ from collections.abc import Callable
 from typing import Any
 
 from paceline.verify.compare import compare
+from paceline.verify.whole_batch import whole_batch
 
 Check = Callable[..., dict[str, Any]]
 
 CHECKS: dict[str, Check] = {
     "steps": compare,  # updates of the layout, tensor by tensor, against the same updates of one device
+    "whole batch": whole_batch,  # the loss of one device: is it a sum over rows?
 }

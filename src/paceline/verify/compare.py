@@ -6,6 +6,7 @@ each tensor against the same part of the reference, so a difference is found on 
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from dataclasses import dataclass
 from typing import Any
@@ -24,7 +25,7 @@ from paceline.task.data.source import Source
 from paceline.task.task import Task
 from paceline.verify.diagnosis import Traits, diagnose, traits_of
 from paceline.verify.difference import Difference, number_differences, sample_differences, tensor_differences
-from paceline.verify.reference import ReferenceStep, reference_model, reference_steps
+from paceline.verify.reference import ReferenceStep, masks_follow_cut, reference_model, reference_steps, stop_dropout
 from paceline.verify.tolerance import QUANTITIES, larger, tolerance
 
 LISTED = 8  # tensors that a result names; the rest is counted
@@ -58,15 +59,17 @@ def compare(
     reference: Reference | None = None
     if world.is_first:
         reference = _reference(task, plan, source, items_per_sample, steps, {} if kept is None else kept)
-    initial, traits = _shared(reference and (reference.initial, reference.traits), world)
-    built = assemble(task, plan, world, source, items_per_sample)
-    if plan.layout.cp > 1:
+    first_step = reference and reference.steps[0].clip_norm
+    initial, traits, clip_norm = _shared(reference and (reference.initial, reference.traits, first_step), world)
+    clipped = dataclasses.replace(task, optimizer=dataclasses.replace(task.optimizer, clip_norm=clip_norm))
+    built = assemble(clipped, plan, world, source, items_per_sample)
+    if masks_follow_cut(task, plan, source, built.model):
         stop_dropout(built.model)
     found = tensor_differences("initial", _state(built.model), initial, 0, world, plan.layout)
     for step in range(1, steps + 1):
         expected = _shared(reference and reference.steps[step - 1], world)
         found += _step(built, task, plan, world, source, step, steps, expected)
-    worst = dict.fromkeys(QUANTITIES, 0.0)
+    worst = dict.fromkeys((name for name in QUANTITIES if name != "whole batch"), 0.0)
     for difference in found:
         worst[difference.quantity] = larger(worst[difference.quantity], difference.relative)
     first = first_difference(found, plan, traits)
@@ -84,27 +87,16 @@ def _reference(
     task: Task, plan: Plan, source: Source, items_per_sample: int, steps: int, kept: dict[Any, Reference]
 ) -> Reference:
     """Return what one device computes, from `kept` where it is there."""
-    layout, without_dropout = plan.layout, plan.layout.cp > 1
-    key = (plan.precision, steps, plan.batch_samples, layout.data_degree, plan.accumulation, without_dropout)
+    layout = plan.layout
+    key = (plan.precision, steps, plan.batch_samples, layout.data_degree, plan.accumulation, layout.cp > 1)
     if key not in kept:
         model = reference_model(task, source, items_per_sample, MASTER_DTYPES[plan.precision])
         traits = traits_of(model)
         initial = {name: tensor.detach().clone() for name, tensor in _state(model).items()}
-        if without_dropout:
+        if masks_follow_cut(task, plan, source, model):
             stop_dropout(model)
         kept[key] = Reference(initial, traits, reference_steps(task, plan, source, items_per_sample, steps, model))
     return kept[key]
-
-
-def stop_dropout(model: torch.nn.Module) -> None:
-    """Set the probability of every dropout layer to zero.
-
-    Ranks that share a row draw masks for their own tokens: rightly others than one device, which draws for whole rows.
-    The masks are thus no part of the proof where `cp` is more than 1.
-    """
-    for module in model.modules():
-        if isinstance(module, torch.nn.modules.dropout._DropoutNd):
-            module.p = 0.0
 
 
 def first_difference(found: list[Difference], plan: Plan, traits: Traits) -> dict[str, Any] | None:
@@ -138,6 +130,8 @@ def _step(
         gradients.extend(tensor_differences("gradients", held, expected.gradients, step, world, plan.layout))
 
     built.stepper.observe = observe
+    if step > 1:  # the first step has what `assemble` made of the task
+        built.stepper.clip_norm = expected.clip_norm
     stream = BatchStream(source, task.seed, plan, plan.layout.data_rank(world.rank), world.device)
     first = (step - 1) * plan.batch_samples
     batch = stream.at(first)

@@ -17,7 +17,8 @@ from paceline.spec import Spec
 from paceline.task.data.facts import data_facts
 from paceline.task.profile import ModelProfile
 from paceline.verify.group import Result, run_jobs
-from paceline.verify.start import STEPS, Say, exact_plan, jobs_of, proof_of, refused
+from paceline.verify.parts import SWEEP, Subject, jobs_of
+from paceline.verify.start import STEPS, Say, exact_plan, proof_of, refused
 
 ALL_DTYPES = ("fp64",)  # the strictest proof; others cost as much again and show what it shows
 
@@ -89,13 +90,14 @@ def _prove(
 ) -> list[dict[str, Any]]:
     """Return the records of plans, proven in one group of processes."""
     began = time.perf_counter()
-    jobs = [job for plan in plans for job in jobs_of(spec, plan, data_vocab, dtypes, exact=True)]
+    proofs_jobs = [jobs_of(Subject(spec, plan, data_vocab, dtypes, exact=True), SWEEP) for plan in plans]
+    jobs = [job for ours in proofs_jobs for job in ours]
     count = itertools.count(1)
 
     def told(index: int, result: Result) -> None:
         if progress:
             done = f"{next(count):>{len(str(len(jobs)))}}/{len(jobs)}"
-            progress(f"verify   {done}  {plans[index // len(dtypes)].layout}: {_outcome_text(result)}")
+            progress(f"verify   {done}  {jobs[index].plan.layout}: {_outcome_text(result)}")
         if say and isinstance(result, PacelineError):
             for note in getattr(result, "__notes__", ()):
                 say(note)
@@ -104,8 +106,9 @@ def _prove(
     own = sum(result["seconds"] for result in results if not isinstance(result, PacelineError))
     shared = max(0.0, time.perf_counter() - began - own) / len(plans)  # starting processes, by layout
     proofs = []
-    for index, plan in enumerate(plans):
-        ours = results[index * len(dtypes) : (index + 1) * len(dtypes)]
+    left = iter(results)
+    for plan, asked in zip(plans, proofs_jobs, strict=True):
+        ours = list(itertools.islice(left, len(asked)))
         errors = [result for result in ours if isinstance(result, PacelineError)]
         good = [result for result in ours if not isinstance(result, PacelineError)]
         seconds = shared + sum(result["seconds"] for result in good)
@@ -114,7 +117,7 @@ def _prove(
             error = failed["refused_because"]
             proofs.append({**failed, "ran_as": str(plan.layout), "refused_because": None, "error": error})
         else:
-            proofs.append(proof_of(plan, str(plan.layout), good, steps, seconds))
+            proofs.append(proof_of(plan, asked, good, steps, seconds))
     return proofs
 
 

@@ -1,7 +1,6 @@
-"""A group of processes that proves many plans, one after the other. It is started once, whatever the plans' ranks.
+"""Proves many plans, one after the other, in ranks that are forked from one process, whatever the plans' ranks.
 
-Plans of the most ranks come first. A process whose rank is not needed any more ends, and those that stay meet in
-worlds of the next size: none waits for its turn, and none is started twice.
+That process (`worker.py`) imports everything once; a rank that dies takes one proof with it and no other.
 """
 
 from __future__ import annotations
@@ -23,8 +22,8 @@ from paceline.plan.plan import Plan
 from paceline.run.handover import hand_over
 from paceline.run.recovery.supervisor import Outcome, supervise
 from paceline.spec import Spec
+from paceline.verify.worker import STOPPED
 
-STOPPED = (129, 130, 143)  # ended by SIGHUP, SIGINT or SIGTERM: somebody wants the whole proof to end
 FOLLOW_SECONDS = 0.2  # between two looks for new results, for those who watch
 
 Result = dict[str, Any] | PacelineError
@@ -38,19 +37,25 @@ class Job:
     spec: Spec
     plan: Plan
     check: str = "steps"
+    part: str = ""  # of the proof that this is (`parts.py`), for those who read it
+    masked: bool = False  # whether a random part of the labels of built-in data is masked
+    steps: int = 0  # updates to compare; 0 is the proof's own number
 
 
 def run_jobs(jobs: Sequence[Job], steps: int, told: Told | None = None) -> list[Result]:
     """Return one result for each job, or the error that ended it, in the order of the jobs.
 
-    `told` hears of each (index of the job, result) as soon as it is known. After an error, a process that died
-    included, the jobs that are left run in a new group: one layout that fails says nothing of the next.
+    `told` hears of each (index of the job, result) as soon as it is known. After an error, a rank that died included,
+    the jobs that are left run all the same: one layout that fails says nothing of the next.
     """
     order = _order(jobs)
     results: dict[int, Result] = {}
 
-    def take(result: Result) -> None:
+    def take(told_result: Result) -> None:
         index = order[len(results)]
+        result = told_result
+        if isinstance(result, dict) and "failed" in result:
+            result = _failure(Outcome(**result["failed"]))
         results[index] = result
         if told is not None:
             told(index, result)
@@ -76,7 +81,7 @@ def _order(jobs: Sequence[Job]) -> list[int]:
 
 
 def _run(jobs: Sequence[Job], steps: int, take: Callable[[Result], None]) -> Outcome:
-    """Run jobs in one group of processes until the end or the first error; give each result to `take` as it comes."""
+    """Run jobs to the end, or until the process that forks their ranks dies; give each result to `take` as it comes."""
     with tempfile.TemporaryDirectory(prefix="paceline-verify-") as name:
         folder, rows = Path(name), []
         handed: list[tuple[Spec, str]] = []
@@ -87,14 +92,15 @@ def _run(jobs: Sequence[Job], steps: int, take: Callable[[Result], None]) -> Out
                 part.mkdir()
                 at = str(hand_over(job.spec, part))
                 handed.append((job.spec, at))
-            rows.append({"spec": at, "plan": dataclasses.asdict(job.plan), "check": job.check})
-        (folder / "request.json").write_text(json.dumps({"jobs": rows, "steps": steps}))
+            row = {"check": job.check, "masked": job.masked, "steps": job.steps or steps}
+            rows.append({"spec": at, "plan": dataclasses.asdict(job.plan), **row})
+        (folder / "request.json").write_text(json.dumps({"jobs": rows}))
         result = folder / "result.jsonl"
         command = [sys.executable, "-m", "paceline.verify.worker", str(folder / "request.json"), str(result)]
         # The proof needs no speed and no GPU; one thread a rank keeps it light and repeatable.
         environ = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
         with _followed(result, take):
-            outcome = supervise(command, jobs[0].plan.layout.devices, environ)
+            outcome = supervise(command, 1, environ)
         if outcome.exit_code in STOPPED:
             raise _failure(outcome)
         return outcome

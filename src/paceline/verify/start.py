@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -18,10 +17,10 @@ from paceline.run.arguments import plan_spec
 from paceline.spec import Spec
 from paceline.task.data.facts import data_facts
 from paceline.task.profile import ModelProfile
-from paceline.task.task import ModelSpec
 from paceline.verify.group import Job, run_jobs
+from paceline.verify.parts import WHOLE, Subject, jobs_of
 from paceline.verify.tolerance import DTYPES, QUANTITIES, larger
-from paceline.verify.twin import LARGEST_MICRO_BATCH, mixed_modes, twin_layout, twin_plan, twin_task
+from paceline.verify.twin import LARGEST_MICRO_BATCH, mixed_modes
 
 STEPS = 3
 Say = Callable[[str], None]
@@ -116,56 +115,75 @@ def exact_plan(spec: Spec, asked: PlanSpec, profile: ModelProfile) -> Plan:
 def refused(layout: str, refusal: PacelineError, steps: int, seconds: float) -> dict[str, Any]:
     """Return the record of a layout that cannot be had, in the shape of a proof."""
     return {
-        "layout": layout, "ran_as": None, "equal": False, "seconds": seconds, "steps": steps, "dtypes": {},
+        "layout": layout, "ran_as": None, "equal": False, "seconds": seconds, "steps": steps, "parts": [], "dtypes": {},
         "differences": {}, "first_difference": None, "error": None,
         "refused_because": f"{refusal.what}: {refusal.because}" if refusal.because else refusal.what,
     }  # fmt: skip
 
 
-def verify_planned(planned: Planned, *, steps: int = STEPS, dtypes: Sequence[str] = DTYPES) -> dict[str, Any]:
-    """Return the proof of one planned task."""
-    return verify_plan(planned.spec, planned.plan, planned.facts.vocab, steps=steps, dtypes=dtypes)
+def verify_planned(
+    planned: Planned, *, steps: int = STEPS, dtypes: Sequence[str] = DTYPES, scope: str = WHOLE
+) -> dict[str, Any]:
+    """Return the proof of one planned task; `scope` BRIEF is the one before training."""
+    return verify_plan(planned.spec, planned.plan, planned.facts.vocab, steps=steps, dtypes=dtypes, scope=scope)
 
 
 def verify_plan(
-    spec: Spec, plan: Plan, data_vocab: int | None, *, steps: int = STEPS, dtypes: Sequence[str] = DTYPES
+    spec: Spec,
+    plan: Plan,
+    data_vocab: int | None,
+    *,
+    steps: int = STEPS,
+    dtypes: Sequence[str] = DTYPES,
+    scope: str = WHOLE,
 ) -> dict[str, Any]:
-    """Return the proof of a plan: the worst differences over all dtypes, and the first that is too large."""
+    """Return the proof of a plan: the worst differences over all its parts, and the first that is too large."""
     began = time.perf_counter()
+    jobs = jobs_of(Subject(spec, plan, data_vocab, dtypes), scope)
     results = []
-    for result in run_jobs(jobs_of(spec, plan, data_vocab, dtypes), steps):
+    for result in run_jobs(jobs, steps):
         if isinstance(result, PacelineError):
             raise result
         results.append(result)
-    return proof_of(plan, str(twin_layout(plan.layout)), results, steps, time.perf_counter() - began)
+    return proof_of(plan, jobs, results, steps, time.perf_counter() - began)
 
 
-def jobs_of(spec: Spec, plan: Plan, data_vocab: int | None, dtypes: Sequence[str], *, exact: bool = False) -> list[Job]:
-    """Return what to run for a plan: its twin, once in every dtype. `exact` keeps the degrees of its layout."""
-    twin = dataclasses.replace(spec, task=twin_task(spec.task, plan, data_vocab, exact=exact))
-    layers = twin.task.model.layers if isinstance(twin.task.model, ModelSpec) else 0
-    return [Job(twin, twin_plan(plan, dtype, exact=exact, layers=layers)) for dtype in dtypes]
-
-
-def proof_of(plan: Plan, ran_as: str, results: Sequence[dict[str, Any]], steps: int, seconds: float) -> dict[str, Any]:
-    """Return the record of a plan from its results in every dtype."""
-    wrong = next((result for result in results if not result["equal"]), None)
-    differences = {
-        quantity: functools.reduce(larger, (result["differences"][quantity] for result in results))
-        for quantity in QUANTITIES
-    }
+def proof_of(
+    plan: Plan, jobs: Sequence[Job], results: Sequence[dict[str, Any]], steps: int, seconds: float
+) -> dict[str, Any]:
+    """Return the record of a plan from the results of its jobs."""
+    parts = [_part_of(job, result) for job, result in zip(jobs, results, strict=True)]
+    wrong = next((part for part in parts if not part["equal"]), None)
+    dtypes: dict[str, dict[str, float]] = {}
+    for result in results:
+        _keep_larger(dtypes.setdefault(result["dtype"], {}), result["differences"])
+    differences = dict.fromkeys(QUANTITIES, 0.0)
+    for found in dtypes.values():
+        _keep_larger(differences, found)
+    named = ("part", "dtype", "ran_as")
     return {
         "layout": str(plan.layout),
-        "ran_as": ran_as,
+        "ran_as": "; ".join(dict.fromkeys(str(job.plan.layout) for job in jobs)),
         "equal": wrong is None,
         "seconds": seconds,
         "steps": steps,
-        "dtypes": {result["dtype"]: result["differences"] for result in results},
+        "parts": [{name: value for name, value in part.items() if name != "first_difference"} for part in parts],
+        "dtypes": dtypes,
         "differences": differences,
-        "first_difference": wrong and {**wrong["first_difference"], "dtype": wrong["dtype"]},
+        "first_difference": wrong and {**wrong["first_difference"], **{name: wrong[name] for name in named}},
         "refused_because": None,
         "error": None,
     }
+
+
+def _part_of(job: Job, result: dict[str, Any]) -> dict[str, Any]:
+    shown = {name: result[name] for name in ("dtype", "equal", "seconds", "first_difference")}
+    return {"part": job.part, "check": job.check, "ran_as": str(job.plan.layout), **shown}
+
+
+def _keep_larger(kept: dict[str, float], found: dict[str, float]) -> None:
+    for quantity, relative in found.items():
+        kept[quantity] = larger(kept.get(quantity, 0.0), relative)
 
 
 def verify_text(result: dict[str, Any]) -> str:
@@ -176,12 +194,18 @@ def verify_text(result: dict[str, Any]) -> str:
             f"{label} {worst[quantity]:.0e}" if worst[quantity] else f"{label} 0"
             for label, quantity in (("loss", "loss"), ("grad norm", "grad_norm"), ("weights", "weights"))
         )
-        return f"equal to one device: {sizes} ({result['seconds']:.1f} s)"
+        return f"equal to one device: {sizes}{_ran_as(result['layout'], result['ran_as'])} ({result['seconds']:.1f} s)"
     first = result["first_difference"]
     return (
         f"NOT equal to one device: {first['quantity']} of {first['name']} at step {first['step']} on rank"
-        f" {first['rank']} differs by {first['relative']:.1e} in {first['dtype']} (ratio {first['ratio']:.6g})"
+        f" {first['rank']} differs by {first['relative']:.1e} in {first['dtype']} (ratio {first['ratio']:.6g};"
+        f" {first['part']}{_ran_as(result['layout'], first['ran_as'])})"
     )
+
+
+def _ran_as(layout: str, ran_as: str) -> str:
+    """Return what a proof ran as, where that is not the layout itself; empty where it is."""
+    return "" if ran_as == layout else f", ran as {ran_as}"
 
 
 def failure_of(result: dict[str, Any]) -> VerificationFailed:

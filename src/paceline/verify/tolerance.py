@@ -13,6 +13,7 @@ FLOOR = 1e-4
 
 # quantity -> dtype -> largest relative difference allowed; in order of cause, which is the order of the report.
 TOLERANCES = {
+    "whole batch": {"fp64": 1e-10, "fp32": 1e-10},  # against the same batch cut in pieces, in fp64 alone
     "samples": {"fp64": 0.0, "fp32": 0.0},
     "initial": {"fp64": 0.0, "fp32": 0.0},
     "weight": {"fp64": 0.0, "fp32": 0.0},

@@ -1,23 +1,25 @@
 """The twin: the task scaled down until a laptop can run it, with its structure kept.
 
 Kept: head ratios, tied weights, the tokenizer, every axis of the layout, the ZeRO class, recompute, clipping, the
-optimizer. Shrunk: width, depth, vocabulary, sequence length, batch, degrees. What can be uneven is made so on purpose:
-ranks get different numbers of rows, pipeline stages of blocks, shards of the embedding of values.
+optimizer. Shrunk: width, depth, vocabulary, sequence length, batch, degrees (twin_layout.py), and the sizes from which
+work is cut in parts. What can be uneven is made so on purpose: ranks get different numbers of rows, pipeline stages of
+blocks, shards of the embedding of values.
 """
 
 from __future__ import annotations
 
 import dataclasses
+from dataclasses import dataclass
 from typing import Any
 
 from paceline.plan.layout import Layout, accumulation_for
 from paceline.plan.plan import Plan
 from paceline.plan.stages import fill_pipeline
 from paceline.task.models.sizes import DecoderConfig, MoEConfig, is_named, resolve_decoder
-from paceline.task.task import DataSpec, ModelSpec, Task
+from paceline.task.task import DataSpec, ModelSpec, ScheduleSpec, Task
+from paceline.verify.twin_layout import twin_layout
 
-SMALLEST_WORLD = 4
-LARGEST_MICRO_BATCH = 4  # rows of the twin's batch that a rank has at most
+LARGEST_MICRO_BATCH = 4  # rows of the twin's batch that a rank has at most, where the batch stays in one piece
 HEAD_DIMS = ((16, 8), (64, 4), (10_000, 2))  # (up to so many heads, width of each)
 LAYERS = 3
 SEQ_LEN = 24
@@ -25,19 +27,44 @@ LARGEST_EXPERTS = 8
 LARGEST_VOCAB = 521  # a prime: uneven over every number of shards; ids of more are folded into it (fold.py)
 # Adam divides by |g| + eps: with a tiny eps it turns rounding noise in near-zero gradients into whole updates.
 TWIN_EPS = 1e-4
+SMALLEST_EPS = 1e-8  # as small as fp64 bears
+# Work is cut in parts from these sizes on, so that a small model has a fourth bucket and a second chunk of logits.
+BUCKET_BYTES = 2048
+LOGITS_ELEMENTS = 8 * LARGEST_VOCAB
 
 
-def twin_task(task: Task, plan: Plan, data_vocab: int | None, *, exact: bool = False) -> Task:
+@dataclass(frozen=True)
+class Rows:
+    """How the global batch of a twin is cut, and what else goes with it."""
+
+    name: str
+    per_rank: int  # of the ranks that have most
+    missing: int  # fewer on other ranks, where several read different rows
+    micro_batch: int
+    masked: bool  # whether a random part of the labels is masked, so that rows weigh differently
+    steady: bool  # whether the learning rate is constant and eps as small as fp64 bears
+
+
+UNEVEN = Rows("uneven rows", per_rank=5, missing=1, micro_batch=2, masked=True, steady=False)  # three micro-batches
+EVEN = Rows("even rows", per_rank=6, missing=0, micro_batch=2, masked=False, steady=True)
+FEW = Rows("stand-in rows", per_rank=3, missing=1, micro_batch=1, masked=True, steady=True)  # a rank lacks a third
+WHOLE_BATCH = Rows("whole batch", per_rank=7, missing=0, micro_batch=2, masked=True, steady=False)
+
+
+def twin_task(
+    task: Task, plan: Plan, data_vocab: int | None, *, layout: Layout | None = None, rows: Rows = UNEVEN
+) -> Task:
     """Return the task, small enough to check. A user's own module and data are used as they are.
 
-    `exact` keeps the layout's degrees as they are instead of lowering them.
+    `layout` is what the twin runs as; by default the first of `twin_layouts`.
     """
-    layout = _run_as(plan, exact)
-    batch = twin_batch(layout)
-    small: dict[str, Any] = {"optimizer": dataclasses.replace(task.optimizer, eps=max(task.optimizer.eps, TWIN_EPS))}
-    small["global_batch"] = dataclasses.replace(task.global_batch, value=batch, unit="samples")
+    layout = layout or twin_layout(plan.layout)
+    eps = max(task.optimizer.eps, SMALLEST_EPS if rows.steady else TWIN_EPS)
+    small: dict[str, Any] = {"optimizer": dataclasses.replace(task.optimizer, eps=eps)}
+    small["schedule"] = twin_schedule(task.schedule, rows)
+    small["global_batch"] = dataclasses.replace(task.global_batch, value=_batch(plan, layout, rows), unit="samples")
     if isinstance(task.data, DataSpec) and data_vocab is not None:
-        small["data"] = dataclasses.replace(task.data, seq_len=_shared(min(SEQ_LEN, task.data.seq_len), layout))
+        small["data"] = dataclasses.replace(task.data, seq_len=_length(min(SEQ_LEN, task.data.seq_len), layout))
     if isinstance(task.model, ModelSpec) and is_named(task.model.name):
         stages = layout.pp * plan.virtual_stages
         # A block for every stage and one more, so that stages are uneven.
@@ -46,8 +73,13 @@ def twin_task(task: Task, plan: Plan, data_vocab: int | None, *, exact: bool = F
     return dataclasses.replace(task, **small)
 
 
-def _run_as(plan: Plan, exact: bool) -> Layout:
-    return plan.layout if exact else twin_layout(plan.layout)
+def twin_schedule(schedule: ScheduleSpec, rows: Rows) -> ScheduleSpec:
+    """Return a schedule that changes from step to step, the task's own where it does, or a constant one.
+
+    A rate of zero would hide whatever the last step does.
+    """
+    kind = "constant" if rows.steady else "linear" if schedule.kind == "constant" else schedule.kind
+    return dataclasses.replace(schedule, kind=kind, decay=None, warmup=None, final=max(schedule.final, 0.1))
 
 
 def twin_model(model: ModelSpec, data_vocab: int, task: Task, layout: Layout, layers: int = LAYERS) -> ModelSpec:
@@ -86,10 +118,16 @@ def _twin_width(full: DecoderConfig, heads: int, layout: Layout) -> int:
     return heads * head_dim
 
 
-def _shared(seq_len: int, layout: Layout) -> int:
-    """Return the length of a sample that the ranks which share it can cut evenly."""
+def _length(seq_len: int, layout: Layout) -> int:
+    """Return the length of a sample that the ranks which share it can cut, unevenly where that can be had.
+
+    Ranks of `cp` fill up what does not divide into two chunks for each; those of `tp` need even parts.
+    """
     ranks = layout.tp * layout.cp
-    return max(ranks, seq_len - seq_len % ranks)
+    if layout.tp > 1 or layout.cp == 1:
+        return max(ranks, seq_len - seq_len % ranks)
+    lengths = (length for length in range(seq_len, 1, -1) if length % (2 * layout.cp))
+    return next(lengths, seq_len)
 
 
 def _twin_experts(full: DecoderConfig, ep: int) -> dict[str, Any]:
@@ -99,45 +137,18 @@ def _twin_experts(full: DecoderConfig, ep: int) -> dict[str, Any]:
     return {"experts": experts, "top_k": min(full.top_k, max(1, experts // 2))}
 
 
-def twin_layout(layout: Layout) -> Layout:
-    """Return the layout with its degrees lowered, the largest first, until two per axis are left or 4 processes in all.
-
-    Two of an axis compute what any number does; more of them only take longer to start. No axis is left out.
-    """
-    degrees = {field.name: getattr(layout, field.name) for field in dataclasses.fields(layout)}
-    axes = sum(degree > 1 for axis, degree in degrees.items() if axis != "ep")
-    degrees["ep"] = 1
-    while Layout(**degrees).devices > max(SMALLEST_WORLD, 2**axes):
-        lower = {axis: _lower(axis, degree) for axis, degree in degrees.items() if _lower(axis, degree) < degree}
-        if not lower:
-            break
-        axis = max(lower, key=lambda a: degrees[a])
-        degrees[axis] = lower[axis]
-    degrees["ep"] = _twin_ep(layout, degrees["dp_shard"] * degrees["cp"])
-    return Layout(**degrees)
+def twin_batch(layout: Layout, rows: Rows = UNEVEN) -> int:
+    """Return a global batch of so many rows; the ranks that read them have different numbers, if they can."""
+    return layout.data_degree * rows.per_rank - (rows.missing if layout.data_degree > 1 else 0)
 
 
-def _lower(axis: str, degree: int) -> int:
-    """Return the next lower degree of an axis that is still above one, or the same where there is none.
-
-    It divides the degree, so that whatever can be shared by the one can be shared by the other. The data axes, which
-    share a batch of any size, may have another where the degree is a prime.
-    """
-    other = min(degree, 3 if degree > 3 else 2) if axis in ("dp_replicate", "dp_shard") else degree
-    return max((divisor for divisor in range(2, degree) if degree % divisor == 0), default=other)
+def in_one_piece(plan: Plan) -> bool:
+    """Return whether the plan runs the batch of a device in one piece, as a model that sees a whole batch needs it."""
+    return plan.accumulation == 1 and plan.micro_batch >= LARGEST_MICRO_BATCH
 
 
-def _twin_ep(layout: Layout, devices: int) -> int:
-    """Return a degree of `ep` over so many devices: above one, and below all, where the layout's is."""
-    shared = layout.ep < layout.dp_shard * layout.cp  # several devices hold the same experts
-    fitting = [degree for degree in range(2, devices + 1) if devices % degree == 0]
-    fitting = [degree for degree in fitting if degree < devices or not shared] or fitting
-    return 1 if layout.ep == 1 else max((degree for degree in fitting if degree <= layout.ep), default=fitting[0])
-
-
-def twin_batch(layout: Layout) -> int:
-    """Return a global batch that leaves the ranks with different numbers of rows, in two micro-batches or more."""
-    return layout.data_degree * 4 - 1
+def _batch(plan: Plan, layout: Layout, rows: Rows) -> int:
+    return twin_batch(layout, dataclasses.replace(rows, per_rank=LARGEST_MICRO_BATCH) if in_one_piece(plan) else rows)
 
 
 def mixed_modes(blocks: int, offloads_activations: bool = False) -> tuple[str, ...]:
@@ -146,15 +157,15 @@ def mixed_modes(blocks: int, offloads_activations: bool = False) -> tuple[str, .
     return tuple(modes[index % len(modes)] for index in range(blocks))
 
 
-def twin_plan(plan: Plan, dtype: str, *, exact: bool = False, layers: int = 0) -> Plan:
+def twin_plan(plan: Plan, dtype: str, *, layout: Layout | None = None, rows: Rows = UNEVEN, layers: int = 0) -> Plan:
     """Return the plan for the twin at a dtype in which rounding does not hide mistakes.
 
-    `layers` are those of a twin that has others than the task: a memory budget then mixes all modes over them.
+    `layout` is what the twin runs as; by default the first of `twin_layouts`. `layers` are those of a twin that has
+    others than the task: a memory budget then mixes all modes over them.
     """
-    layout = _run_as(plan, exact)
-    batch = twin_batch(layout)
-    whole = plan.accumulation == 1 and plan.micro_batch >= LARGEST_MICRO_BATCH
-    micro_batch = LARGEST_MICRO_BATCH if whole else 2
+    layout = layout or twin_layout(plan.layout)
+    batch = _batch(plan, layout, rows)
+    micro_batch = LARGEST_MICRO_BATCH if in_one_piece(plan) else rows.micro_batch
     accumulation = accumulation_for(batch, layout.data_degree, micro_batch)
     return dataclasses.replace(
         plan,
@@ -168,4 +179,7 @@ def twin_plan(plan: Plan, dtype: str, *, exact: bool = False, layers: int = 0) -
         batch_samples=batch,
         precision=dtype,
         compile=False,
+        bucket_bytes=BUCKET_BYTES,
+        state_bucket_bytes=BUCKET_BYTES,
+        logits_elements=LOGITS_ELEMENTS,
     )

@@ -1,15 +1,18 @@
-"""The process of one rank of a proof: `python -m paceline.verify.worker REQUEST RESULT`.
+"""The process that makes proofs: `python -m paceline.verify.worker REQUEST RESULT`, one for any number of ranks.
 
-REQUEST is a JSON file of {jobs: [{spec: file of the twin's spec, plan, check}], steps}, plans of the most ranks first;
-rank 0 adds a line of JSON to RESULT for each job when it is done.
+REQUEST is a JSON file of {jobs: [{spec: file of the twin's spec, plan, check, masked, steps}]}, plans of the most ranks
+first. RESULT gets a line of JSON for each job, in their order, as soon as it is done: the comparison's record, or
+{failed: how its ranks ended}.
 
-The process imports all that a proof needs, once, and forks a child for every few jobs. What the child leaves behind
-ends with it: torch's caches hold on to process groups that were destroyed, and threads of gloo look for messages a
-hundred times a second as long as their group lives. After a few dozen layouts they would take up the whole machine.
+The process imports all that a proof needs, once, and forks the ranks for every few jobs: imports are seconds of
+computing per process, and nearly all that a small proof takes. What forked ranks leave behind ends with them: torch's
+caches hold on to process groups that were destroyed, and threads of gloo look for messages a hundred times a second as
+long as their group lives. After a few dozen layouts they would take up the whole machine.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import itertools
 import json
@@ -17,37 +20,55 @@ import os
 import signal
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from paceline.plan.plan import Plan, plan_from_dict
 from paceline.run.handover import take_over
-from paceline.run.worker import end_with_parent, guarded
+from paceline.run.recovery.forked import fork, leave
+from paceline.run.recovery.parent import end_with_parent
+from paceline.run.recovery.supervisor import Outcome, supervise_started
+from paceline.run.worker import guarded
 
-JOBS_PER_CHILD = 6
-Row = tuple[int, Path, Plan, str]  # a job: its place in the request, the file of its spec, its plan, its check
+JOBS_PER_FORK = 6
+STOPPED = (129, 130, 143)  # ended by SIGHUP, SIGINT or SIGTERM: somebody wants the whole proof to end
+
+
+@dataclass(frozen=True)
+class Row:
+    """A job: the file of its spec, its plan, its check, whether labels are masked, and how many steps are compared."""
+
+    spec: Path
+    plan: Plan
+    check: str
+    masked: bool
+    steps: int
 
 
 def main() -> int:
-    """Compare the plans of the request that this rank takes part in and return the exit code."""
-    end_with_parent()
+    """Make the proofs of the request and return the exit code: not 0 only where no further one can be made."""
+    end_with_parent(number=signal.SIGKILL)  # there is nothing to save
     request_path, result_path = Path(sys.argv[1]), Path(sys.argv[2])
     request = json.loads(request_path.read_text())
     rows = [
-        (index, Path(job["spec"]), plan_from_dict(job["plan"]), job["check"])
-        for index, job in enumerate(request["jobs"])
+        Row(Path(job["spec"]), plan_from_dict(job["plan"]), job["check"], job["masked"], job["steps"])
+        for job in request["jobs"]
     ]
-    code = guarded(lambda: _prepare([row[1] for row in rows[:1]]))
-    for ranks, group in itertools.groupby(rows, key=lambda row: row[2].layout.devices):
-        if code or int(os.environ["RANK"]) >= ranks:
-            break
-        os.environ["WORLD_SIZE"] = str(ranks)  # what torchrun would have put there
-        left = list(group)
-        while left and not code:
-            part, left = left[:JOBS_PER_CHILD], left[JOBS_PER_CHILD:]
-            code = _in_a_child(
-                functools.partial(_compare_all, part, request_path.parent, result_path, request["steps"])
-            )
+    result_path.touch()
+    code = guarded(lambda: _prepare([rows[0].spec]))
+    done = 0
+    while done < len(rows) and not code:
+        group = _next_group(rows[done:])
+        outcome = _in_forks(group, result_path)
+        if outcome.exit_code in STOPPED:
+            return outcome.exit_code
+        told = _lines(result_path)
+        if told < done + len(group):  # the next one of them is the one that failed
+            with result_path.open("a") as file:
+                file.write(json.dumps({"failed": dataclasses.asdict(outcome)}) + "\n")
+            told += 1
+        done = told
     return code
 
 
@@ -72,47 +93,42 @@ def _prepare(specs: Sequence[Path]) -> None:
                 load_object(name, option)
 
 
-def _in_a_child(work: Any) -> int:
-    """Call `work()` in a forked process and return its exit code; where a signal ended it, end by the same."""
-    os.environ["PACELINE_PARENT"] = str(os.getpid())
-    child = os.fork()
-    if not child:
-        end_with_parent()
-        code = guarded(work)
-        _leave(code)
-    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-    if code < 0:
-        os.kill(os.getpid(), -code)  # the supervisor sees how this rank ended
-        signal.pause()
-    return code
+def _next_group(rows: Sequence[Row]) -> list[Row]:
+    """Return the jobs that the next forked ranks do: a few, of one number of ranks."""
+    ranks = rows[0].plan.layout.devices
+    return list(itertools.takewhile(lambda row: row.plan.layout.devices == ranks, rows[:JOBS_PER_FORK]))
 
 
-def _compare_all(rows: Sequence[Row], folder: Path, result_path: Path, steps: int) -> None:
+def _in_forks(rows: Sequence[Row], result_path: Path) -> Outcome:
+    """Compare the jobs' plans in forked ranks and return how these ended."""
+    work = functools.partial(guarded, functools.partial(_compare_all, rows, result_path))
+    return supervise_started(functools.partial(fork, work), rows[0].plan.layout.devices, os.environ)
+
+
+def _compare_all(rows: Sequence[Row], result_path: Path) -> None:
     """Compare plans of one number of ranks, in one world."""
     from paceline.run.world import join_world
     from paceline.task.data.source import open_sources
     from paceline.verify.checks import CHECKS
     from paceline.verify.fold import for_twin
 
-    world = join_world("cpu", threads=1, rendezvous=f"file://{folder}/rendezvous-{rows[0][0]}")
-    for path, group in itertools.groupby(rows, key=lambda row: row[1]):
+    world = join_world("cpu", threads=1)
+    for (path, masked), group in itertools.groupby(rows, key=lambda row: (row.spec, row.masked)):
         task = take_over(path).task
         kept: dict[Any, Any] = {}
-        source = for_twin(open_sources(task.data, task.seed)[0], task)
-        for _, _, plan, check in group:
-            result = CHECKS[check](task, plan, world, source, source.items_per_sample, steps, kept)
+        source = for_twin(open_sources(task.data, task.seed)[0], task, masked)
+        for row in group:
+            result = CHECKS[row.check](task, row.plan, world, source, source.items_per_sample, row.steps, kept)
             if world.is_first:
                 with result_path.open("a") as file:
                     file.write(json.dumps(result) + "\n")
     world.wait()
 
 
-def _leave(code: int) -> None:
-    """End this process without waiting for collectives that will never come."""
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)
+def _lines(path: Path) -> int:
+    """Return how many results there are."""
+    return path.read_bytes().count(b"\n")
 
 
 if __name__ == "__main__":
-    _leave(main())
+    leave(main())

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from distributed import run_ranks
+from rounding import MEAN_LOSS_BF16, assert_curves_close
 from tests_shared import VOCAB, PaddedText, decoder_task, plan_of, run_steps
 from torch import nn
 from torch.distributed.tensor import DTensor
@@ -147,8 +148,7 @@ def test_low_precision_follows_one_device_and_keeps_fp32_weights(precision: str,
     ranks = run_ranks(numbers, 2, text_task(), plan)
     one_device = numbers(text_task(), plan_of(Layout(), precision=precision))
     assert all(weight.dtype == torch.float32 for weight in ranks[0][1].values())
-    for step, expected in zip(ranks[0][0], one_device[0], strict=True):
-        assert step == pytest.approx(expected, rel=5e-3)
+    assert_curves_close(ranks[0][0], one_device[0], 2.5 * MEAN_LOSS_BF16)  # the norm of the gradient is no mean
 
 
 # ---- checkpoints ---------------------------------------------------------------------------------------------------

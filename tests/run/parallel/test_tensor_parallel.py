@@ -12,6 +12,7 @@ import pytest
 import tensor_models
 import torch
 from distributed import run_ranks
+from rounding import MEAN_LOSS_BF16, assert_curves_close
 from tests_shared import SEQ_LEN, decoder_task, plan_of, run_steps
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
@@ -89,7 +90,7 @@ def losses(task: Task, plan: Plan) -> list[float]:
 def test_low_precision_follows_one_device(layout: Layout, precision: str) -> None:
     expected = losses(small_decoder(), plan_of(Layout(), precision=precision))
     for ours in run_ranks(losses, layout.devices, small_decoder(), plan_of(layout, precision=precision)):
-        assert ours == pytest.approx(expected, rel=2e-3)
+        assert_curves_close(ours, expected, MEAN_LOSS_BF16)
 
 
 # ---- what a rank holds ---------------------------------------------------------------------------------------------

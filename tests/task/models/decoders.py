@@ -8,6 +8,10 @@ from paceline.task.models.decoder import Decoder
 from paceline.task.models.init import initialise
 from paceline.task.models.sizes import DecoderConfig
 
+# The longest way through the tiny decoders below: two layers of products over 32 and 48 features, 12 keys and a softmax
+# each, norms, the head, and back with sums over 36 tokens.
+OPERATIONS = 1000
+
 
 def tiny(**changes: object) -> DecoderConfig:
     shape = {"hidden": 32, "layers": 2, "heads": 4, "kv_heads": 2, "head_dim": 8, "ffn": 48, "vocab": 50, "max_seq": 16}

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from decoders import batch, built, tiny
+from decoders import OPERATIONS, batch, built, tiny
+from rounding import assert_close
 from safetensors.torch import save_file
 from transformers import LlamaConfig, LlamaForCausalLM
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
@@ -54,7 +55,7 @@ def theirs(config: DecoderConfig) -> LlamaForCausalLM:
 def assert_same_logits(ours: Decoder, other: LlamaForCausalLM) -> None:
     tokens, _ = batch(ours.config)
     with torch.no_grad():
-        torch.testing.assert_close(ours(tokens), other(tokens).logits, rtol=1e-5, atol=1e-5)
+        assert_close(ours(tokens), other(tokens).logits, OPERATIONS)
 
 
 def test_export_loads_in_transformers(config: DecoderConfig, tmp_path: Path) -> None:
@@ -84,7 +85,7 @@ def test_loss_and_gradients_equal_transformers(config: DecoderConfig) -> None:
     torch.nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten()).backward()
     reference = dict(other.named_parameters())
     for name, gradient in to_hf_state({name: p.grad for name, p in ours.named_parameters()}).items():
-        torch.testing.assert_close(gradient, reference[name].grad, rtol=1e-4, atol=1e-6, msg=name)
+        assert_close(gradient, reference[name].grad, OPERATIONS, name)
 
 
 def test_state_round_trip() -> None:

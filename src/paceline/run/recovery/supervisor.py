@@ -14,11 +14,14 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 from paceline.errors import PacelineError, Requeue, WorkerDied
+from paceline.patience import Patience
+from paceline.run.recovery.parent import PARENT_VARIABLE
 from paceline.run.recovery.signals import forward_signals
 
 GRACE_SECONDS = 15.0
@@ -34,20 +37,47 @@ class Outcome:
     error: dict[str, object] | None = None
 
 
+class Process(Protocol):
+    """What a supervisor asks of a process: a `subprocess.Popen`, or one that was forked."""
+
+    @property
+    def returncode(self) -> int | None: ...
+
+    def poll(self) -> int | None: ...
+
+    def wait(self) -> int: ...
+
+    def send_signal(self, number: int) -> None: ...
+
+    def kill(self) -> None: ...
+
+
 def supervise(command: Sequence[str], ranks: int, environ: dict[str, str], limit_seconds: float = math.inf) -> Outcome:
     """Run `command` once per rank and return how they ended. After `limit_seconds` they are killed.
 
     Each process gets RANK, LOCAL_RANK, WORLD_SIZE and a rendezvous; SIGTERM, SIGINT and SIGUSR1 are passed on to all.
     """
+
+    def start(place: dict[str, str]) -> Process:
+        # Own process group: Ctrl-C reaches the ranks once, through us.
+        return subprocess.Popen(list(command), env={**environ, **place}, process_group=0)
+
+    return supervise_started(start, ranks, environ, limit_seconds)
+
+
+def supervise_started(
+    start: Callable[[dict[str, str]], Process], ranks: int, environ: Mapping[str, str], limit_seconds: float = math.inf
+) -> Outcome:
+    """Start one process per rank, `start(what its environment has besides)`, and return how they ended."""
     with tempfile.TemporaryDirectory(prefix="paceline-") as folder:
         shared = {
-            **environ,
             "WORLD_SIZE": str(ranks),
             "PACELINE_RENDEZVOUS": f"file://{folder}/rendezvous",
             ERROR_FOLDER: folder,
+            PARENT_VARIABLE: str(os.getpid()),
+            "GLOO_SOCKET_IFNAME": environ.get("GLOO_SOCKET_IFNAME", "lo"),
         }
-        shared.setdefault("GLOO_SOCKET_IFNAME", "lo")
-        processes: list[subprocess.Popen[bytes]] = []
+        processes: list[Process] = []
 
         def send(number: int) -> None:
             for process in processes:
@@ -57,10 +87,8 @@ def supervise(command: Sequence[str], ranks: int, environ: dict[str, str], limit
         flag = forward_signals(send)
         try:
             for rank in range(ranks):
-                place = {"RANK": str(rank), "LOCAL_RANK": str(rank), "PACELINE_PARENT": str(os.getpid())}
-                # Own process group: Ctrl-C reaches the ranks once, through us.
-                processes.append(subprocess.Popen(list(command), env={**shared, **place}, process_group=0))
-            if not _wait(processes, time.monotonic() + limit_seconds):
+                processes.append(start({**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)}))
+            if not _wait(processes, Patience(limit_seconds)):
                 because = f"{ranks} process(es) ran for more than {limit_seconds:.0f} s and were killed"
                 return Outcome(1, PacelineError("it took too long", because, "try on an idle machine").as_dict())
             return _outcome(processes, Path(folder))
@@ -72,21 +100,21 @@ def supervise(command: Sequence[str], ranks: int, environ: dict[str, str], limit
             flag.release()
 
 
-def _wait(processes: list[subprocess.Popen[bytes]], latest: float) -> bool:
+def _wait(processes: Sequence[Process], limit: Patience) -> bool:
     """Return when all processes have ended, by themselves or, after a peer's failure, by force.
 
-    The result is False where they were still running at `latest` and were killed.
+    The result is False where they were still running when `limit` was over and were killed.
     """
-    deadline = None
+    grace = None
     while any(process.poll() is None for process in processes):
         failed = any(process.poll() not in (None, 0) for process in processes)
-        if failed and deadline is None:
-            deadline = time.monotonic() + GRACE_SECONDS
-        if deadline is not None and time.monotonic() > deadline:
+        if failed and grace is None:
+            grace = Patience(GRACE_SECONDS)
+        if grace is not None and grace.is_over:
             for process in processes:
                 if process.poll() is None:
                     process.kill()
-        if time.monotonic() > latest:
+        if limit.is_over:
             for process in processes:
                 process.kill()
                 process.wait()
@@ -95,18 +123,16 @@ def _wait(processes: list[subprocess.Popen[bytes]], latest: float) -> bool:
     return True
 
 
-def _outcome(processes: list[subprocess.Popen[bytes]], folder: Path) -> Outcome:
+def _outcome(processes: Sequence[Process], folder: Path) -> Outcome:
     """Return the ending that explains the others: a rank's own error, then a signal, then any other code."""
-    codes = [process.returncode for process in processes if process.returncode is not None]
+    codes = [process.returncode or 0 for process in processes]
     if not any(codes):
         return Outcome(0)
     written = sorted(folder.glob("error-*.json"), key=lambda path: path.stat().st_mtime_ns)
     errors = [json.loads(path.read_text()) for path in written]
     told = next((error for error in errors if error.get("cause")), None)
-    killed = [
-        (rank, -code) for rank, code in enumerate(codes) if code is not None and code < 0 and -code != signal.SIGKILL
-    ]
-    killed = killed or [(rank, -code) for rank, code in enumerate(codes) if code is not None and code < 0]
+    killed = [(rank, -code) for rank, code in enumerate(codes) if code < 0 and -code != signal.SIGKILL]
+    killed = killed or [(rank, -code) for rank, code in enumerate(codes) if code < 0]
     if told is not None:
         return Outcome(int(told["exit_code"]), told)
     if Requeue.exit_code in codes and not killed:

@@ -92,6 +92,13 @@ class ReducedGradients:
                 for parameter, ranks in zip(bucket.parameters, bucket.ranks_reached.tolist(), strict=True):
                     parameter.grad = parameter.grad if ranks else None
 
+    def unreached(self) -> int:
+        """Return 0: the buckets count the ranks that reached a parameter."""
+        return 0
+
+    def settle(self) -> None:
+        """Nothing to settle."""
+
 
 def _grouped(parameters: list[nn.Parameter], limit: int) -> list[list[nn.Parameter]]:
     """Return the parameters in runs of one dtype of about `limit` bytes each."""
@@ -139,3 +146,10 @@ class LocalGradients:
 
     def finish(self) -> None:
         """Nothing to wait for."""
+
+    def unreached(self) -> int:
+        """Return 0: what this device did not reach has no gradient."""
+        return 0
+
+    def settle(self) -> None:
+        """Nothing to settle."""

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from paceline.task.models.absent import Absent
 from paceline.task.models.attention import CausalAttention
+from paceline.task.models.chunks import LOGITS_LIMIT_ELEMENTS
 from paceline.task.models.loss import cross_entropy_sum, head_logits
 from paceline.task.models.norm import RMSNorm
 from paceline.task.models.sizes import DecoderConfig
@@ -121,6 +122,7 @@ class Decoder(nn.Module):
     def __init__(self, config: DecoderConfig) -> None:
         super().__init__()
         self.config = config
+        self.logits_elements = LOGITS_LIMIT_ELEMENTS  # that exist at a time
         self.embed_tokens = nn.Embedding(config.vocab, config.hidden)
         self.layers = nn.ModuleList(DecoderLayer(config) for _ in range(config.layers))
         self.norm = RMSNorm(config.hidden, config.norm_eps)
@@ -177,4 +179,4 @@ class Decoder(nn.Module):
         x = x.to(head.dtype)
         if labels is None:
             return head_logits(x, head, seq)
-        return cross_entropy_sum(x, head, labels)
+        return cross_entropy_sum(x, head, labels, self.logits_elements)

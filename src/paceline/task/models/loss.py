@@ -9,21 +9,25 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from paceline.task.models.chunks import loss_chunk_tokens
+from paceline.task.models.chunks import LOGITS_LIMIT_ELEMENTS, loss_chunk_tokens
 from paceline.task.models.vocabulary import spread_cross_entropy_sum, spread_logits
 
 IGNORED = -100  # labels of this value count neither in the loss nor in the weight
 
 
-def cross_entropy_sum(hidden: Tensor, head: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+def cross_entropy_sum(
+    hidden: Tensor, head: Tensor, labels: Tensor, logits_elements: int = LOGITS_LIMIT_ELEMENTS
+) -> tuple[Tensor, Tensor]:
     """Return (loss_sum, weight) for `hidden` [..., width], `head` [vocab, width] and int64 `labels` [...].
 
     The loss is summed over labels other than -100 in fp32 (fp64 for fp64 inputs); `weight` is how many there are.
     A head that is a DTensor has its rows spread over ranks; `hidden` may then be split along the sequence.
+    No more than `logits_elements` logits exist at a time.
     """
     if isinstance(head, DTensor):
-        return spread_cross_entropy_sum(hidden, head, labels)
-    loss = _LinearCrossEntropy.apply(hidden.flatten(0, -2), head, labels.flatten(), torch.is_grad_enabled())
+        return spread_cross_entropy_sum(hidden, head, labels, logits_elements)
+    size = loss_chunk_tokens(head.shape[0], logits_elements)
+    loss = _LinearCrossEntropy.apply(hidden.flatten(0, -2), head, labels.flatten(), torch.is_grad_enabled(), size)
     return loss, (labels != IGNORED).sum()
 
 
@@ -41,13 +45,12 @@ class _LinearCrossEntropy(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, hidden: Tensor, head: Tensor, labels: Tensor, backward: bool) -> Tensor:
+    def forward(ctx: Any, hidden: Tensor, head: Tensor, labels: Tensor, backward: bool, size: int) -> Tensor:
         wide = torch.promote_types(hidden.dtype, torch.float32)
         loss = torch.zeros((), dtype=wide, device=hidden.device)
         backward = backward and (ctx.needs_input_grad[0] or ctx.needs_input_grad[1])
         grad_hidden = torch.empty_like(hidden) if backward else None
         grad_head = torch.zeros_like(head, dtype=wide) if backward else None
-        size = loss_chunk_tokens(head.shape[0])
         for start in range(0, hidden.shape[0], size):
             part = slice(start, start + size)
             counted = labels[part] != IGNORED  # [chunk]
@@ -66,9 +69,9 @@ class _LinearCrossEntropy(torch.autograd.Function):
         return loss
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, None, None]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         grad_hidden, grad_head = ctx.saved_tensors
         # In fp32: under fp16 the incoming loss scale itself may exceed fp16's range.
         by_hidden = (grad_hidden.to(grad.dtype) * grad).to(grad_hidden.dtype) if ctx.needs_input_grad[0] else None
         by_head = (grad_head * grad).to(ctx.head_dtype) if ctx.needs_input_grad[1] else None
-        return by_hidden, by_head, None, None
+        return by_hidden, by_head, None, None, None

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.distributed.tensor import DTensor, Shard
 
-from paceline.task.models.chunks import loss_chunk_tokens
+from paceline.task.models.chunks import LOGITS_LIMIT_ELEMENTS, loss_chunk_tokens
 from paceline.task.models.collectives import SEQUENCE, gather, share
 
 IGNORED = -100  # as in loss.py
@@ -60,7 +60,9 @@ def as_spread_logits(logits: Tensor, vocab: int, weight: DTensor) -> DTensor:
     return DTensor.from_local(logits, mesh, place, run_check=False, shape=shape, stride=stride)
 
 
-def spread_cross_entropy_sum(hidden: Tensor, head: DTensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+def spread_cross_entropy_sum(
+    hidden: Tensor, head: DTensor, labels: Tensor, logits_elements: int = LOGITS_LIMIT_ELEMENTS
+) -> tuple[Tensor, Tensor]:
     """Return (loss_sum, weight), alike on every rank, for `hidden` [rows, seq, width] and `labels` [rows, seq].
 
     `head` is [vocab, width] with its rows spread over ranks; `hidden` may be whole or split along the sequence.
@@ -68,8 +70,9 @@ def spread_cross_entropy_sum(hidden: Tensor, head: DTensor, labels: Tensor) -> t
     group = head.device_mesh.get_group()
     whole = whole_hidden(hidden, labels.shape[-1], group).flatten(0, -2)
     first, vocab = first_row(head.shape[0], group), head.shape[0]
+    size = loss_chunk_tokens(-(-vocab // group.size()), logits_elements)  # not of this rank's rows: chunks are alike
     loss = _SpreadLinearCrossEntropy.apply(
-        whole, local_weight(head), labels.flatten(), first, vocab, group, torch.is_grad_enabled()
+        whole, local_weight(head), labels.flatten(), first, size, group, torch.is_grad_enabled()
     )
     return loss, (labels != IGNORED).sum()
 
@@ -115,7 +118,7 @@ class _SpreadLinearCrossEntropy(torch.autograd.Function):
         head: Tensor,
         labels: Tensor,
         first: int,
-        vocab: int,
+        size: int,
         group: dist.ProcessGroup,
         backward: bool,
     ) -> Tensor:
@@ -124,7 +127,6 @@ class _SpreadLinearCrossEntropy(torch.autograd.Function):
         backward = backward and (ctx.needs_input_grad[0] or ctx.needs_input_grad[1])
         grad_hidden = torch.empty_like(hidden) if backward else None
         grad_head = torch.zeros_like(head, dtype=wide) if backward else None
-        size = loss_chunk_tokens(-(-vocab // group.size()))  # not of this rank's rows: chunks must be alike
         for start in range(0, hidden.shape[0], size):
             part = slice(start, start + size)
             counted, held, row = _target(labels[part], first, head.shape[0])

@@ -1,0 +1,26 @@
+"""A process that ends when the one that started it dies, however that died: none trains on as an orphan."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import sys
+
+PARENT_VARIABLE = "PACELINE_PARENT"
+PR_SET_PDEATHSIG = 1
+
+
+def end_with_parent(parent: int | None = None, number: int = signal.SIGTERM) -> None:
+    """Have the system send this process a signal when its parent dies, where the system offers that (Linux).
+
+    `parent` is the process that started this one, by default the supervisor that the environment names; a parent that
+    is already gone counts as dying now. A fork forgets the wish: the child states its own.
+    """
+    named = os.environ.get(PARENT_VARIABLE)
+    expected = int(named) if parent is None and named else parent
+    if expected is None or sys.platform != "linux":
+        return
+    ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, number)
+    if os.getppid() != expected:
+        os.kill(os.getpid(), number)

@@ -1,0 +1,109 @@
+"""The parts of a proof, one line each: what is run, by which check, and whether `train` runs it too.
+
+A part turns a subject (a plan to prove) into jobs: twins of the task, each with the check that holds it against one
+device. To add to the proof, write a function that returns jobs and give it a line in PARTS.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from paceline.plan.layout import Layout
+from paceline.plan.plan import Plan
+from paceline.spec import Spec
+from paceline.task.models.sizes import is_named
+from paceline.task.task import ModelSpec
+from paceline.verify.group import Job
+from paceline.verify.tolerance import DTYPES
+from paceline.verify.twin import EVEN, FEW, UNEVEN, WHOLE_BATCH, Rows, in_one_piece, twin_plan, twin_task
+from paceline.verify.twin_layout import twin_layouts
+
+# How much is proven: before training, of one layout, of every layout up to a size.
+BRIEF, WHOLE, SWEEP = "brief", "whole", "sweep"
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A plan to be held against one device, and in which precisions."""
+
+    spec: Spec
+    plan: Plan
+    data_vocab: int | None
+    dtypes: Sequence[str] = DTYPES
+    exact: bool = False  # whether twins keep the degrees of the layout
+
+    @property
+    def layouts(self) -> tuple[Layout, ...]:
+        """What the twins run as."""
+        return (self.plan.layout,) if self.exact else twin_layouts(self.plan.layout)
+
+    @property
+    def strictest(self) -> str:
+        """The precision of parts that run in one alone."""
+        return max(self.dtypes, key=DTYPES.index)
+
+    def job(self, part: str, dtype: str, layout: Layout, rows: Rows = UNEVEN, check: str = "steps") -> Job:
+        """Return the job of one twin of the task."""
+        task = twin_task(self.spec.task, self.plan, self.data_vocab, layout=layout, rows=rows)
+        layers = task.model.layers if isinstance(task.model, ModelSpec) else 0
+        plan = twin_plan(self.plan, dtype, layout=layout, rows=rows, layers=layers)
+        return Job(dataclasses.replace(self.spec, task=task), plan, check, part, rows.masked)
+
+
+@dataclass(frozen=True)
+class Part:
+    """One part of a proof."""
+
+    jobs: Callable[[Subject], list[Job]]
+    scopes: tuple[str, ...]  # of BRIEF, WHOLE and SWEEP: where it runs
+
+
+def uneven_rows(subject: Subject) -> list[Job]:
+    """Return the main twins: ranks of different numbers of rows, three micro-batches, masked labels."""
+    first, *others = subject.layouts
+    jobs = [subject.job(UNEVEN.name, dtype, first) for dtype in subject.dtypes]
+    return jobs + [subject.job(UNEVEN.name, subject.strictest, layout) for layout in others]
+
+
+def even_rows(subject: Subject) -> list[Job]:
+    """Return a twin whose ranks have equal numbers of rows: what is right of uneven ones alone is wrong here."""
+    return [subject.job(EVEN.name, subject.strictest, subject.layouts[0], EVEN)]
+
+
+def few_rows(subject: Subject) -> list[Job]:
+    """Return a twin of which a rank has fewer rows than micro-batches, so that a row that does not count stands in."""
+    layout = subject.layouts[0]
+    return [subject.job(FEW.name, subject.strictest, layout, FEW)] if layout.data_degree > 1 else []
+
+
+def whole_batch(subject: Subject) -> list[Job]:
+    """Return one device's loss on whole batches and on cut ones, where the plan cuts them or a larger one would."""
+    return [] if in_one_piece(subject.plan) and subject.plan.layout.data_degree == 1 else [_whole_batch(subject)]
+
+
+def whole_batch_of_ones_own(subject: Subject) -> list[Job]:
+    """Return the same for an objective or a model that is not ours: ours are known to be sums."""
+    task = subject.spec.task
+    named = isinstance(task.model, ModelSpec) and is_named(task.model.name)
+    built_in = task.objective in ("auto", "next_token", "classification")
+    return [] if named and built_in else whole_batch(subject)
+
+
+def _whole_batch(subject: Subject) -> Job:
+    return subject.job("whole batch", "fp64", Layout(), WHOLE_BATCH, "whole batch")
+
+
+PARTS: tuple[Part, ...] = (
+    Part(uneven_rows, (BRIEF, WHOLE, SWEEP)),
+    Part(even_rows, (WHOLE,)),
+    Part(few_rows, (WHOLE,)),
+    Part(whole_batch, (WHOLE,)),
+    Part(whole_batch_of_ones_own, (BRIEF,)),
+)
+
+
+def jobs_of(subject: Subject, scope: str = WHOLE) -> list[Job]:
+    """Return what to run for a plan, in the order in which it is reported."""
+    return [job for part in PARTS if scope in part.scopes for job in part.jobs(subject)]

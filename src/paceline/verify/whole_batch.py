@@ -1,0 +1,154 @@
+"""Whether the loss is a sum over rows: the whole global batch in one piece against the same batch in several.
+
+The step divides a sum of losses by a sum of weights, whatever pieces the batch is cut in. A loss that is no such sum
+(a mean, a contrast between rows, statistics over a batch) changes with the cut, and so trains otherwise on every
+layout, while each layout equals a reference that is cut in the same way. One device computes all of this.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from paceline.plan.plan import Plan
+from paceline.run.precision import cast_floats
+from paceline.run.world import World
+from paceline.task.data.order import sample_ids
+from paceline.task.data.source import Source
+from paceline.task.objective import Objective, resolve_objective
+from paceline.task.task import Task
+from paceline.verify.reference import reference_model, stop_dropout
+from paceline.verify.tolerance import FLOOR, tolerance
+
+QUANTITY = "whole batch"
+FAMILY = "loss not a sum over rows"
+LIKELY = (
+    "this loss is not a sum over rows: {shown}. An objective returns the sum of its rows' losses and how many items"
+    ' they count. One whose rows see each other says so by an attribute coupled = "batch", on the objective or the'
+    " model, and runs on whole batches: data axes and accumulation are closed, unless it takes `gather_rows`"
+)
+LISTED = 8
+
+
+@dataclass(frozen=True)
+class _Numbers:
+    """What one way to cut the batch gives, per item."""
+
+    sizes: tuple[int, ...]
+    loss: float
+    magnitude: float  # of the pieces' losses, signs aside: what rounding is relative to
+    gradients: dict[str, torch.Tensor]
+    draws: bool  # random numbers
+
+
+def whole_batch(
+    task: Task, plan: Plan, world: World, source: Source, items_per_sample: int, steps: int, kept: dict[Any, Any]
+) -> dict[str, Any]:
+    """Return the record of this check: loss and gradients of the first batch, whole and cut, per item, in fp64.
+
+    A model that draws random numbers beside its dropout layers, which are turned off, draws others for every cut; it
+    is not compared, and `not_compared` says so.
+    """
+    began = time.perf_counter()
+    model = reference_model(task, source, items_per_sample, torch.float64)
+    stop_dropout(model)
+    objective = resolve_objective(task.objective, source.unit)
+    count = plan.batch_samples
+    whole, *others = (_numbers(task, source, model, objective, sizes) for sizes in cuts(count))
+    first, relative = None, 0.0
+    if not whole.draws:
+        found = [(difference, other) for other in others for difference in _differences(whole, other)]
+        relative = max(difference.relative for difference, _ in found)
+        wrong = [(d, other) for d, other in found if not d.relative <= tolerance(QUANTITY, "fp64")]
+        first = _first(wrong, whole) if wrong else None
+    drawn = "the model draws random numbers of its own" if whole.draws else None
+    return {
+        "equal": first is None,
+        "dtype": "fp64",
+        "steps": 1,
+        "seconds": time.perf_counter() - began,
+        "differences": {QUANTITY: relative},
+        "first_difference": first,
+        "not_compared": drawn,
+    }
+
+
+def cuts(rows: int) -> tuple[tuple[int, ...], ...]:
+    """Return ways to cut so many rows into pieces: in one, in growing ones, and all but one and that one."""
+    growing: list[int] = []
+    while sum(growing) < rows:
+        growing.append(min(len(growing) + 1, rows - sum(growing)))
+    return tuple(dict.fromkeys(((rows,), tuple(growing), (rows - 1, 1))))
+
+
+@dataclass(frozen=True)
+class _Difference:
+    name: str
+    relative: float
+    whole: float  # the element that differs most, or the number
+    cut: float
+    ratio: float
+
+
+def _numbers(task: Task, source: Source, model: nn.Module, objective: Objective, sizes: tuple[int, ...]) -> _Numbers:
+    """Return loss and gradients per item of the first batch in pieces of these sizes, on the weights of the start."""
+    buffers = {name: buffer.detach().clone() for name, buffer in model.named_buffers()}
+    model.zero_grad(set_to_none=True)
+    loss = weight = magnitude = 0.0
+    torch.manual_seed(task.seed)
+    before, start = torch.get_rng_state(), 0
+    for size in sizes:
+        positions = np.arange(start, start + size, dtype=np.int64)
+        data = source.read(sample_ids(task.seed, positions, source.samples), positions)
+        before = torch.get_rng_state() if not start else before
+        loss_sum, count = objective(model, cast_floats(data, torch.float64))
+        loss_sum.backward()
+        piece = float(loss_sum.detach())
+        loss, magnitude, weight, start = loss + piece, magnitude + abs(piece), weight + float(count), start + size
+    draws = not torch.equal(before, torch.get_rng_state())
+    gradients = {n: p.grad.detach().clone() for n, p in model.named_parameters() if p.grad is not None}
+    with torch.no_grad():
+        for name, buffer in model.named_buffers():
+            buffer.copy_(buffers[name])
+    by = weight or 1.0
+    return _Numbers(sizes, loss / by, magnitude / abs(by), {name: grad / by for name, grad in gradients.items()}, draws)
+
+
+def _differences(whole: _Numbers, cut: _Numbers) -> list[_Difference]:
+    """Return how far the cut batch is from the whole one: the loss, then every gradient."""
+    relative = abs(cut.loss - whole.loss) / max(abs(whole.loss), cut.magnitude, 1e-300)
+    found = [_Difference("loss", relative, whole.loss, cut.loss, cut.loss / (whole.loss or 1))]
+    floor = FLOOR * float(torch.stack([g.norm() for g in whole.gradients.values()]).norm()) if whole.gradients else 0.0
+    for name in {**whole.gradients, **cut.gradients}:
+        known = whole.gradients.get(name, cut.gradients.get(name))
+        assert known is not None
+        expected, ours = (one.gradients.get(name, torch.zeros_like(known)) for one in (whole, cut))
+        off = (ours - expected).flatten()
+        if not off.numel():
+            continue
+        at, size = int(off.abs().argmax()), float(expected.norm())
+        relative = float(off.norm()) / max(size, floor, 1e-300)
+        ratio = float(ours.norm()) / size if size else 1.0
+        found.append(_Difference(name, relative, float(expected.flatten()[at]), float(ours.flatten()[at]), ratio))
+    return found
+
+
+def _first(wrong: list[tuple[_Difference, _Numbers]], whole: _Numbers) -> dict[str, Any]:
+    """Return the first difference as plain data, in the shape of those of a layout."""
+    difference, cut = wrong[0]
+    names = list(dict.fromkeys(d.name for d, _ in wrong))
+    pieces = " + ".join(map(str, cut.sizes))
+    shown = (
+        f"{difference.name} of {sum(whole.sizes)} rows is {difference.whole:.6g} an item in one piece and"
+        f" {difference.cut:.6g} in pieces of {pieces}"
+    )
+    return {
+        "quantity": QUANTITY, "name": difference.name, "step": 1, "rank": 0, "relative": difference.relative,
+        "ratio": difference.ratio, "ours": difference.cut, "reference": difference.whole, "copies_agree": True,
+        "tensors": names[:LISTED], "tensors_in_all": len(names), "family": FAMILY, "likely": LIKELY.format(shown=shown),
+    }  # fmt: skip

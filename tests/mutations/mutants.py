@@ -1,0 +1,202 @@
+"""Mutation testing: how many small changes of the code no test notices.
+
+    python tests/mutations/mutants.py                                    # 40 mutants of each room
+    python tests/mutations/mutants.py --rooms plan/cost --sample 200     # more of one room
+    python tests/mutations/mutants.py --rooms run --match step.py        # of one file
+
+Each mutant is one change by an operator of cosmic-ray (`a + b` to `a - b`, `<` to `<=`, a number to the next, a loop
+that never runs, ...), made in a copy of the checkout. The tests that import the mutated module run first, then the
+others of its room; a mutant that fails none of them survives. Which mutants are tried is a function of the seed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import difflib
+import itertools
+import os
+import random
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parents[2]
+COPIED = ("src", "tests", "examples", "docs", "benchmarks", "pyproject.toml", "README.md", "CONTRIBUTING.md")
+LIMIT_SECONDS = 1200.0  # of one mutant's tests; a loop without an end is a mutant that was noticed
+
+# room -> tests that look after it, the quickest first. Those that import the mutated module come before them.
+ROOMS = {
+    "plan/cost": ["tests/plan"],
+    "run": ["tests/run/test_step.py", "tests/verify", "tests/run", "tests/mutations/test_planted_bugs.py"],
+    "verify": ["tests/verify", "tests/mutations/test_planted_bugs.py"],
+}
+TORCHLESS = ("plan/cost",)  # rooms of pure functions: tests that start ranks say nothing of them that others do not
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where an operator could change a file: its occurrence there, counted from 0."""
+
+    path: str  # within the checkout
+    operator: str
+    occurrence: int
+    line: int
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """One change of one file: which operator made it at which place, and the code that comes of it."""
+
+    path: str  # within the checkout
+    operator: str
+    line: int
+    code: str
+
+    def difference(self, root: Path) -> str:
+        """Return the changed lines, without what surrounds them."""
+        before, after = (root / self.path).read_text(encoding="utf-8"), self.code
+        lines = difflib.unified_diff(before.splitlines(), after.splitlines(), lineterm="", n=0)
+        return "\n".join(line for line in lines if line[:1] in "+-" and line[:3] not in ("+++", "---"))
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What the tests said of a mutant: "killed", "survived", or "endless" where they were stopped."""
+
+    mutant: Mutant
+    outcome: str
+    seconds: float
+    by: str = ""  # the first test that failed
+
+
+def places_of(path: str, root: Path) -> Iterator[Place]:
+    """Yield every place of a file where an operator could make a change."""
+    from cosmic_ray import plugins
+    from cosmic_ray.ast import ast_nodes, get_ast
+
+    nodes = list(ast_nodes(get_ast((root / path).read_text(encoding="utf-8"))))
+    for name in plugins.operator_names():
+        kind = plugins.get_operator(name)
+        if kind.arguments() or "NoOp" in name:
+            continue
+        starts = [start for node in nodes for start, _ in kind().mutation_positions(node)]
+        yield from (Place(path, name, occurrence, start[0]) for occurrence, start in enumerate(starts))
+
+
+def mutant_at(place: Place, root: Path) -> Mutant | None:
+    """Return the mutant of a place; None where the code means the same: annotations and docstrings do not count."""
+    from cosmic_ray import plugins
+    from cosmic_ray.mutating import mutate_code
+
+    code = (root / place.path).read_text(encoding="utf-8")
+    changed = mutate_code(code, plugins.get_operator(place.operator)(), place.occurrence)
+    if changed is None or _meaning(changed) in (_meaning(code), None):
+        return None
+    return Mutant(place.path, place.operator.split("/")[-1], place.line, changed)
+
+
+def _meaning(code: str) -> str | None:
+    """Return the syntax tree without annotations and docstrings as text; None for what cannot be parsed."""
+    try:
+        tree = ast.parse(code)
+    except SyntaxError:
+        return None
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            node.returns = None
+        elif isinstance(node, ast.arg):
+            node.annotation = None
+        elif isinstance(node, ast.AnnAssign):
+            node.annotation = ast.Constant(None)
+        body = getattr(node, "body", None)
+        if (
+            isinstance(body, list)
+            and body
+            and isinstance(body[0], ast.Expr)
+            and isinstance(body[0].value, ast.Constant)
+        ):
+            body[0].value = ast.Constant(None)
+    return ast.dump(tree)
+
+
+def tests_of(path: str, room: str, root: Path) -> list[str]:
+    """Return the tests to run for a file: those that name its module, then the others of the room."""
+    module = path.removeprefix("src/").removesuffix(".py").replace("/", ".")
+    short = module.rpartition(".")
+    named = re.compile(rf"{re.escape(module)}\b|from {re.escape(short[0])} import [^\n]*\b{short[2]}\b")
+    every = [test.relative_to(root).as_posix() for test in sorted((root / "tests").rglob("test_*.py"))]
+    texts = {test: (root / test).read_text(encoding="utf-8") for test in every}
+    rest = [test for start in ROOMS[room] for test in every if test.startswith(start)]
+    if room in TORCHLESS:
+        texts = {test: text for test, text in texts.items() if "run_ranks" not in text}
+    own = [test for test, text in texts.items() if named.search(text)]
+    return [*own, *(test for test in rest if test in texts and test not in own)]
+
+
+def judge(mutant: Mutant, room: str, root: Path) -> Verdict:
+    """Write the mutant into the copy of the checkout, run its tests until the first failure, and put the file back."""
+    target, began = root / mutant.path, time.monotonic()
+    before = target.read_text(encoding="utf-8")
+    target.write_text(mutant.code, encoding="utf-8")
+    environ = {**os.environ, "PYTHONPATH": str(root / "src"), "PYTHONDONTWRITEBYTECODE": "1"}
+    command = [sys.executable, "-m", "pytest", "-x", "-q", "-m", "not deep", "-p", "no:cacheprovider", "--tb=no"]
+    try:
+        ended = subprocess.run(
+            [*command, *tests_of(mutant.path, room, root)],
+            cwd=root, env=environ, capture_output=True, text=True, timeout=LIMIT_SECONDS, check=False,
+        )  # fmt: skip
+    except subprocess.TimeoutExpired:
+        return Verdict(mutant, "endless", time.monotonic() - began)
+    finally:
+        target.write_text(before, encoding="utf-8")
+    failed = re.search(r"^(?:FAILED|ERROR) (\S+)", ended.stdout, re.MULTILINE)
+    outcome = "killed" if ended.returncode else "survived"
+    return Verdict(mutant, outcome, time.monotonic() - began, failed[1] if failed else "")
+
+
+def main() -> int:
+    """Try the mutants that were asked for and print what became of them."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--rooms", nargs="+", default=list(ROOMS), choices=list(ROOMS))
+    parser.add_argument("--match", default="", help="only files whose path contains this")
+    parser.add_argument("--sample", type=int, default=40, help="mutants of each room")
+    parser.add_argument("--seed", type=int, default=0)
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="mutants-") as name:
+        root = Path(name)
+        for part in COPIED:
+            copy = shutil.copytree if (HERE / part).is_dir() else shutil.copy2
+            copy(HERE / part, root / part)
+        for room in options.rooms:
+            _try_room(room, options, root)
+    return 0
+
+
+def _try_room(room: str, options: argparse.Namespace, root: Path) -> None:
+    files = [p.relative_to(root).as_posix() for p in sorted((root / "src/paceline" / room).rglob("*.py"))]
+    places = [place for path in files if options.match in path for place in places_of(path, root)]
+    random.Random(options.seed).shuffle(places)
+    mutants = (mutant for place in places if (mutant := mutant_at(place, root)) is not None)
+    print(f"{room}: {len(places)} places in {len(files)} files, {options.sample} mutants are tried", flush=True)
+    verdicts = []
+    for mutant in itertools.islice(mutants, options.sample):
+        verdict = judge(mutant, room, root)
+        verdicts.append(verdict)
+        print(
+            f"  {verdict.outcome:8} {mutant.path}:{mutant.line} {mutant.operator} {verdict.seconds:.0f} s {verdict.by}"
+        )
+        if verdict.outcome == "survived":
+            print("    " + mutant.difference(root).replace("\n", "\n    "), flush=True)
+    counts = {kind: sum(v.outcome == kind for v in verdicts) for kind in ("killed", "endless", "survived")}
+    print(f"{room}: " + ", ".join(f"{count} {kind}" for kind, count in counts.items()), flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

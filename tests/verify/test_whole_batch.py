@@ -1,0 +1,262 @@
+"""Losses that are no sums over rows: found on any layout, closed where they say so, exact where they gather rows."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from distributed import run_ranks
+from tests_shared import VOCAB, decoder_task, plan_of
+from torch import Tensor, nn
+
+from paceline.errors import DoesNotFit
+from paceline.plan.layout import Layout
+from paceline.plan.plan import Plan, PlanSpec
+from paceline.plan.trace import trace_task
+from paceline.run.assemble import assemble
+from paceline.run.evaluate import evaluate
+from paceline.run.world import World, join_world
+from paceline.spec import Spec
+from paceline.task.task import ModelSpec, OptimizerSpec, ScheduleSpec, Task
+from paceline.units import Amount
+from paceline.verify.compare import compare
+from paceline.verify.parts import BRIEF, WHOLE, Subject, jobs_of
+from paceline.verify.start import exact_plan
+from paceline.verify.whole_batch import cuts, whole_batch
+
+ROWS = 7
+
+
+class Pairs:
+    """Pairs of noisy views of one thing each: rows of numbers that belong together."""
+
+    samples, items_per_sample, unit, vocab, fingerprint = 500, 1, "samples", None, "pairs"
+
+    def read(self, ids: np.ndarray, positions: np.ndarray | None = None) -> dict[str, Tensor]:
+        """Return "ours" and "theirs", [rows, 6] each."""
+        drawn = [np.random.default_rng(int(i)).normal(size=(3, 6)) for i in ids]
+        views = torch.tensor(np.stack([[x[0] + 0.3 * x[1], x[0] + 0.3 * x[2]] for x in drawn]), dtype=torch.float32)
+        return {"ours": views[:, 0], "theirs": views[:, 1], "labels": views[:, 0, 0].gt(0).long()}
+
+
+class Towers(nn.Module):
+    """Two towers of one width."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.left, self.right = nn.Linear(6, 8), nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 8))
+
+    def forward(self, ours: Tensor, theirs: Tensor) -> tuple[Tensor, Tensor]:
+        """Return embeddings [rows, 8] each."""
+        return F.normalize(self.left(ours), dim=1), F.normalize(self.right(theirs), dim=1)
+
+
+class OwnBatchNorm(nn.Module):
+    """Batch statistics written by hand, which no type tells."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.head = nn.Linear(6, 8), nn.Linear(8, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return logits [rows, 2]."""
+        x = self.body(x)
+        return self.head((x - x.mean(0)) / (x.var(0, unbiased=False) + 1e-5).sqrt())
+
+
+class Noisy(nn.Module):
+    """Draws noise of its own, which no dropout layer tells."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(6, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return logits [rows, 2]."""
+        return self.head(x + torch.randn_like(x))
+
+
+def info_nce(model: nn.Module, batch: Any) -> tuple[Tensor, Any]:
+    ours, theirs = model(batch["ours"], batch["theirs"])
+    labels = torch.arange(len(ours))
+    return F.cross_entropy(ours @ theirs.T / 0.2, labels, reduction="sum"), len(ours)
+
+
+def gathered_nce(model: nn.Module, batch: Any, gather_rows: Any) -> tuple[Tensor, Any]:
+    ours, theirs = model(batch["ours"], batch["theirs"])
+    (all_ours, own), (all_theirs, _) = gather_rows(ours), gather_rows(theirs)
+    labels = torch.arange(own.start, own.stop)
+    there = F.cross_entropy(ours @ all_theirs.T / 0.2, labels, reduction="sum")
+    back = F.cross_entropy(theirs @ all_ours.T / 0.2, labels, reduction="sum")
+    return (there + back) / 2, len(ours)
+
+
+def forgotten_gradients(model: nn.Module, batch: Any, gather_rows: Any) -> tuple[Tensor, Any]:
+    """Rows of other ranks come without gradients, as in the first contrastive models of many ranks."""
+
+    def detached(x: Tensor) -> tuple[Tensor, slice]:
+        everyone, own = gather_rows(x)
+        return torch.cat((everyone[: own.start].detach(), x, everyone[own.stop :].detach())), own
+
+    return gathered_nce(model, batch, detached)
+
+
+def declared_nce(model: nn.Module, batch: Any) -> tuple[Tensor, Any]:
+    return info_nce(model, batch)
+
+
+declared_nce.coupled = "batch"  # type: ignore[attr-defined]
+
+
+def logits_of(model: nn.Module, batch: Any) -> Tensor:
+    return model(batch["ours"])
+
+
+def summed(model: nn.Module, batch: Any) -> tuple[Tensor, Any]:
+    labels = batch["labels"]
+    return F.cross_entropy(logits_of(model, batch), labels, reduction="sum"), len(labels)
+
+
+def mean_and_one(model: nn.Module, batch: Any) -> tuple[Tensor, Any]:
+    return F.cross_entropy(logits_of(model, batch), batch["labels"]), 1
+
+
+def mean_and_rows(model: nn.Module, batch: Any) -> tuple[Tensor, Any]:
+    return F.cross_entropy(logits_of(model, batch), batch["labels"]), len(batch["labels"])
+
+
+def no_weight_in_most_rows(model: nn.Module, batch: Any) -> tuple[Tensor, Any]:
+    kept = batch["ours"][:, 1] > 0.8
+    losses = F.cross_entropy(logits_of(model, batch), batch["labels"], reduction="none")
+    return (losses * kept).sum(), kept.sum()
+
+
+def signed(model: nn.Module, batch: Any) -> tuple[Tensor, Any]:
+    """Losses of both signs, which nearly cancel."""
+    logits = logits_of(model, batch)
+    return (logits[:, 0] * (2 * batch["labels"] - 1)).sum(), len(logits)
+
+
+def classifier() -> nn.Module:
+    return nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 2))
+
+
+def task_of(model: Any, objective: Any, data: Any = None) -> Task:
+    return Task(
+        model=model, data=data or Pairs(), objective=objective, optimizer=OptimizerSpec(lr=1e-2, eps=1e-4),
+        schedule=ScheduleSpec(kind="constant"), global_batch=Amount(ROWS, "samples"), stop=Amount(10, "steps"),
+    )  # fmt: skip
+
+
+def checked(task: Task) -> dict[str, Any]:
+    source = task.data
+    return whole_batch(task, plan_of(Layout(), ROWS), join_world("cpu"), source, source.items_per_sample, 3, {})
+
+
+COUPLED = [(Towers, info_nce), (OwnBatchNorm, summed), (classifier, mean_and_one), (classifier, mean_and_rows)]
+
+
+@pytest.mark.parametrize(("model", "objective"), COUPLED, ids=lambda x: getattr(x, "__name__", ""))
+def test_a_loss_that_is_no_sum_over_rows_is_found_and_named(model: Any, objective: Any) -> None:
+    found = checked(task_of(model, objective))
+    first = found["first_difference"]
+    assert not found["equal"] and (first["quantity"], first["name"]) == ("whole batch", "loss")
+    assert "not a sum over rows" in first["likely"] and 'coupled = "batch"' in first["likely"]
+    assert found["differences"]["whole batch"] > 1e-3
+
+
+MASKED_MOE = ModelSpec(
+    "moe-2m", hidden=16, layers=2, heads=2, kv_heads=2, ffn=8, experts=4, vocab=VOCAB, balance_weight=0.3
+)
+SUMS = {
+    "sum": task_of(classifier, summed),
+    "rows without weight": task_of(classifier, no_weight_in_most_rows),
+    "both signs": task_of(classifier, signed),
+    "masked labels": decoder_task(),
+    "balance per sequence": decoder_task(model=MASKED_MOE),
+    "balance by bias": decoder_task(model=dataclasses.replace(MASKED_MOE, balance_weight=None, balance="bias")),
+}
+
+
+@pytest.mark.parametrize("name", SUMS)
+def test_sums_are_not_flagged(name: str) -> None:
+    found = checked(SUMS[name])
+    assert found["equal"] and found["not_compared"] is None
+    assert found["differences"]["whole batch"] < 1e-12
+
+
+def test_a_model_that_draws_random_numbers_is_not_compared_and_says_so() -> None:
+    found = checked(task_of(Noisy, summed))
+    assert found["equal"] and "random numbers" in found["not_compared"]
+
+
+def test_cuts_are_of_different_sizes() -> None:
+    assert cuts(7) == ((7,), (1, 2, 3, 1), (6, 1))
+    assert cuts(2) == ((2,), (1, 1))
+
+
+# ---- declared, and then exact ----------------------------------------------------------------------------------------
+
+
+def test_a_declared_coupling_closes_what_would_cut_the_batch() -> None:
+    alone = trace_task(task_of(Towers, declared_nce)).closed_axes or {}
+    assert {"dp_replicate", "dp_shard", "pp", "cp", "accumulation"} <= set(alone)
+    assert "see each other" in alone["dp_shard"] and "gather_rows" in alone["dp_shard"]
+    gathers = trace_task(task_of(Towers, gathered_nce)).closed_axes or {}
+    assert {"pp", "cp", "accumulation"} <= set(gathers) and not {"dp_replicate", "dp_shard"} & set(gathers)
+    model = Towers()
+    model.coupled = "batch"  # type: ignore[assignment]
+    assert "accumulation" in (trace_task(task_of(model, info_nce)).closed_axes or {})
+
+
+def test_the_plan_of_a_coupled_loss_runs_the_batch_in_one_piece() -> None:
+    task = task_of(Towers, declared_nce)
+    profile = trace_task(task)
+    with pytest.raises(DoesNotFit, match="see each other"):
+        exact_plan(Spec(task=task), PlanSpec(dp_replicate=2), profile)
+    gathering = task_of(Towers, gathered_nce)
+    plan = exact_plan(Spec(task=gathering), PlanSpec(dp_shard=2), trace_task(gathering))
+    assert plan.accumulation == 1
+    for scope in (BRIEF, WHOLE):
+        jobs = jobs_of(Subject(Spec(task=gathering), plan, None), scope)
+        assert jobs and all(job.plan.accumulation == 1 for job in jobs if job.check == "steps")
+
+
+LAYOUTS = {2: [Layout(dp_replicate=2), Layout(dp_shard=2)], 4: [Layout(dp_replicate=2, dp_shard=2), Layout(dp_shard=4)]}
+
+
+def gathered_everywhere(ranks: int) -> dict[str, Any]:
+    world, found = join_world("cpu", threads=1), {}
+    for layout in LAYOUTS[ranks]:
+        for precision in ("fp32", "fp64"):
+            plan = plan_of(layout, ROWS, micro_batch=4, precision=precision)
+            task = task_of(Towers, gathered_nce)
+            found[f"{layout} {precision}"] = compare(task, plan, world, task.data, 1, 2)
+    plan = plan_of(LAYOUTS[ranks][0], ROWS, micro_batch=4, precision="fp64")
+    task = task_of(Towers, forgotten_gradients)
+    found["no gradients"] = compare(task, plan, world, task.data, 1, 2)
+    found["held out"] = evaluated(plan, world)
+    return found
+
+
+def evaluated(plan: Plan, world: World) -> float:
+    task = task_of(Towers, gathered_nce)
+    return evaluate(
+        assemble(task, plan, world, task.data, 1).stepper, task.data, 16, plan.layout.data_rank(world.rank)
+    )["loss"]
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_gathered_rows_train_as_one_device_would(ranks: int) -> None:
+    found = run_ranks(gathered_everywhere, ranks, ranks)[0]
+    wrong = found.pop("no gradients")
+    held_out = found.pop("held out")
+    for name, result in found.items():
+        assert result["equal"], (name, result["first_difference"])
+    assert not wrong["equal"] and wrong["first_difference"]["quantity"] == "gradients"
+    alone = plan_of(Layout(), ROWS, micro_batch=ROWS, precision="fp64")
+    assert held_out == pytest.approx(evaluated(alone, join_world("cpu")), rel=1e-12)
