@@ -92,10 +92,15 @@ def expert_axis(model: Any) -> tuple[dict[str, Any], str]:
     """Return the modules with the experts of a layer, by name, or ({}, why they cannot be spread over ranks).
 
     A module with the rule 'expert' is called with rows [tokens, ...] sorted by expert and int64 counts [experts] of
-    them, returns a result for each row, and holds all its weights stacked: [experts, ...].
+    them, returns a result for each row, and holds all its weights stacked: [experts, ...]. Those of transformers are
+    found by themselves, and called in their own way.
     """
     rules = declared_rules(model)
-    found = {n: m for n, m in model.named_modules() if rules is not None and rules.style_of(n) == "expert"}
+    found = {
+        name: module
+        for name, module in model.named_modules()
+        if (rules is not None and rules.style_of(name) == "expert") or is_routed(module)
+    }
     for name, module in found.items():
         weights = dict(module.named_parameters(recurse=False))
         counts = {weight.shape[0] for weight in weights.values() if weight.dim() > 1}
@@ -104,6 +109,14 @@ def expert_axis(model: Any) -> tuple[dict[str, Any], str]:
         if len(counts) != 1:
             return {}, f"the weights of '{name}' are not stacked by expert: the first dimension of all counts experts"
     return found, ""
+
+
+def is_routed(module: Any) -> bool:
+    """Return whether a module holds experts as transformers does: what its `use_experts_implementation` gives a class.
+
+    Such a module is called with tokens [tokens, width], the experts that each chose and their weights.
+    """
+    return all(hasattr(module, name) for name in ("num_experts", "is_concatenated", "has_gate"))
 
 
 def hf_rules(model: Any, known: Rules | None = None) -> Rules | None:

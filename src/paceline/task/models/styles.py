@@ -18,12 +18,13 @@ def misfit(module: nn.Module, style: str, parts: tuple[int, ...] = ()) -> str:
     base = nn.Linear if linear else nn.Embedding
     if type(module).forward is not base.forward or "forward" in vars(module):
         return f"its forward pass is not that of nn.{base.__name__}, and a part of it would be the plain product's"
-    if not isinstance(module._parameters.get("weight"), nn.Parameter):
+    weight = module._parameters.get("weight")
+    if not isinstance(weight, nn.Parameter):
         return "its weight is computed from others (a parametrisation), and only a plain parameter can be split"
     if style == "partial" and module.bias is not None:
         return "every rank would add its bias to a part of a sum; bias = False, or the style 'row'"
-    if style == "fused" and sum(parts) != module.weight.shape[0]:
-        return f"its parts {parts} have {sum(parts)} rows, its weight {module.weight.shape[0]}"
+    if style == "fused" and sum(parts) != weight.shape[0]:
+        return f"its parts {parts} have {sum(parts)} rows, its weight {weight.shape[0]}"
     if isinstance(module, nn.Embedding) and (module.max_norm is not None or module.sparse or module.scale_grad_by_freq):
         return "it renormalises, counts tokens or has sparse gradients, over all its rows"
     return ""
