@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from paceline.errors import ConfigError
 from paceline.plan.plan import Plan
 from paceline.run.hosted import HostedUpdate
 from paceline.run.loader import BatchStream
@@ -21,10 +22,11 @@ from paceline.run.parallel.rows import GatheredRows, data_group
 from paceline.run.parallel.split_check import SplitCheck
 from paceline.run.passes import Passes, SequentialPasses, in_model_precision
 from paceline.run.pipeline_passes import PipelinePasses
-from paceline.run.precision import MASTER_DTYPES, scaler_for
+from paceline.run.precision import MASTER_DTYPES, cast_model, scaler_for
 from paceline.run.routing import watch_routing
 from paceline.run.stage_check import check_chain
 from paceline.run.step import Stepper
+from paceline.run.updates.joined import JoinedOptimizer
 from paceline.run.world import World, build_mesh
 from paceline.task.coupling import GatheringObjective
 from paceline.task.data.source import Source
@@ -34,6 +36,7 @@ from paceline.task.models.build import build_model, fill_weights
 from paceline.task.models.decoder import Decoder
 from paceline.task.models.sizes import is_named
 from paceline.task.objective import resolve_objective
+from paceline.task.optimizers import NOT_HOSTED
 from paceline.task.task import ModelSpec, Task
 
 
@@ -55,7 +58,7 @@ def assemble(task: Task, plan: Plan, world: World, source: Source, items_per_sam
     mesh = build_mesh(plan.layout, world)
     family = isinstance(task.model, ModelSpec) and is_named(task.model.name)
     model = build_model(task.model, source.vocab or 0, items_per_sample, task.seed, device="meta" if family else "cpu")
-    model.to(dtype=MASTER_DTYPES[plan.precision]).train()
+    cast_model(model, MASTER_DTYPES[plan.precision])
     if isinstance(model, Decoder):
         model.logits_elements = plan.logits_elements
     objective = resolve_objective(task.objective, source.unit)
@@ -88,6 +91,8 @@ def assemble(task: Task, plan: Plan, world: World, source: Source, items_per_sam
     if late:
         _materialise(model, task, family, world, [stage.module for stage in pipeline.stages] if pipeline else [])
     optimizer = build_optimizer(task.optimizer, model, names)
+    if plan.offloads_optimizer and isinstance(optimizer, JoinedOptimizer):
+        raise ConfigError(f"offload = {plan.offload}", NOT_HOSTED, 'plan.offload = "none"')
     routing = watch_routing(model, plan)
     after_forward = routing.collect if routing else None
     take_part, part = part_of(plan, world.rank, model, objective), plan.layout.coordinates(world.rank)["cp"]

@@ -18,7 +18,7 @@ from torch import nn
 
 from paceline.plan.layout import rows_of
 from paceline.plan.plan import Plan
-from paceline.run.precision import MASTER_DTYPES, cast_floats
+from paceline.run.precision import MASTER_DTYPES, cast_floats, cast_model
 from paceline.run.rng import seed_at
 from paceline.run.schedule import learning_rate
 from paceline.task.coupling import is_coupled
@@ -26,7 +26,7 @@ from paceline.task.data.order import sample_ids
 from paceline.task.data.source import Source
 from paceline.task.models.build import build_model
 from paceline.task.objective import resolve_objective
-from paceline.task.task import Task
+from paceline.task.task import OptimizerSpec, Task
 from paceline.verify.plain_optimizer import plain_optimizers
 from paceline.verify.router import counted_choices, move_biases
 
@@ -49,7 +49,7 @@ class ReferenceStep:
 def reference_model(task: Task, source: Source, items_per_sample: int, dtype: torch.dtype) -> nn.Module:
     """Return the task's model with its initial weights on the CPU."""
     model = copy.deepcopy(task.model) if isinstance(task.model, nn.Module) else task.model
-    return build_model(model, source.vocab or 0, items_per_sample, task.seed).to(dtype=dtype).train()
+    return cast_model(build_model(model, source.vocab or 0, items_per_sample, task.seed), dtype)
 
 
 def masks_follow_cut(task: Task, plan: Plan, source: Source, model: nn.Module) -> bool:
