@@ -28,6 +28,9 @@ def trained(model: str, arguments: dict[str, Any], data: str, objective: str, ba
     torch.manual_seed(SEED)
     module: nn.Module = named(model)(**arguments)
     module = _in_double(module).train()
+    for part in module.modules():
+        if hasattr(getattr(part, "config", None), "_experts_implementation"):
+            part.config._experts_implementation = "eager"  # torch's grouped products know no fp64
     rows, loss_of = named(data)(), {"classification": classified, "next_token": foretold}.get(objective)
     loss_of = loss_of or named(objective)
     matrices = [p for p in module.parameters() if p.requires_grad and p.dim() >= 2]

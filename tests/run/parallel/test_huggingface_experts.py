@@ -40,15 +40,16 @@ WITHIN = {"loss": 1e-7, "gradients": 1e-5, "weights": 1e-6}
 
 
 @pytest.mark.parametrize(
-    ("family", "layout"),
-    [(mixtral, Layout(dp_shard=2, ep=2)), (gpt_oss, Layout(dp_shard=2, ep=2)),
-     (qwen3_moe, Layout(dp_shard=4, ep=2))],
+    ("family", "layout", "precision"),
+    [(mixtral, Layout(dp_shard=2, ep=2), "fp64"), (gpt_oss, Layout(dp_shard=2, ep=2), "fp64"),
+     (qwen3_moe, Layout(dp_shard=4, ep=2), "fp64"), (mixtral, Layout(dp_shard=2, ep=2), "fp32")],
     ids=str,
 )  # fmt: skip
-def test_experts_over_ranks(family: Any, layout: Layout) -> None:
+def test_experts_over_ranks(family: Any, layout: Layout, precision: str) -> None:
     task = decoder_task(model=family, objective="next_token")
-    result = run_ranks(compared, layout.devices, task, plan_of(layout, batch=13, precision="fp64"))[0]
-    assert all(result["differences"][name] <= limit for name, limit in WITHIN.items()), result["first_difference"]
+    result = run_ranks(compared, layout.devices, task, plan_of(layout, batch=13, precision=precision))[0]
+    limits = WITHIN if precision == "fp64" else {"loss": 1e-5, "gradients": 1e-4}
+    assert all(result["differences"][name] <= limit for name, limit in limits.items()), result["differences"]
 
 
 def test_the_planner_knows_them() -> None:

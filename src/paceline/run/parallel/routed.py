@@ -1,8 +1,9 @@
 """Stacked experts as transformers has them, spread over ranks: they are called with tokens and each token's choices.
 
-Ours are called with rows sorted by expert and counts. Tokens are sorted into such rows, the ranks of the experts compute
-them, and the results are weighted and added up where the tokens came from. On its rank a module computes rows with its
-own forward pass, in which every row has one choice of weight one: activations, biases and memory order stay its own.
+Ours are called with rows sorted by expert and counts. Tokens are sorted into such rows, the ranks of the experts
+compute them, and the results are weighted and added up where the tokens came from. On its rank a module computes rows
+with its own forward pass, in which every row has one choice of weight one: activations, biases and memory order stay
+its own.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ OverRanks = Callable[[Tensor, Tensor], Tensor]  # (rows, counts) -> a result for
 
 
 def over_rows(module: nn.Module, forward: Callable[..., Tensor], ranks: int) -> OverRanks:
-    """Return the module's forward pass for rows [tokens, width] sorted by expert and counts of them, of its own part."""
+    """Return the module's forward pass over its own experts for rows [tokens, width] sorted by expert, and counts."""
     assert isinstance(module.num_experts, int)
     module.num_experts //= ranks  # what its forward pass counts up to
 
