@@ -15,8 +15,8 @@ from torch.distributed.tensor import DTensor
 
 from paceline.errors import ConfigError
 from paceline.plan.layout import Layout
-from paceline.plan.optimizer_limits import closed_by
 from paceline.plan.plan import Plan
+from paceline.plan.task_limits import closed_by
 from paceline.run.assemble import assemble
 from paceline.run.checkpoint import training_state
 from paceline.run.loader import BatchStream

@@ -212,9 +212,9 @@ def profile_task(task: Task, facts: DataFacts) -> ModelProfile:
 
     Closed in it are also the axes that the task's optimizers close.
     """
-    from paceline.plan.optimizer_limits import close_for_optimizers
+    from paceline.plan.task_limits import close_for_task
 
-    return close_for_optimizers(_profile_model(task, facts), task, facts)
+    return close_for_task(_profile_model(task, facts), task, facts)
 
 
 def _profile_model(task: Task, facts: DataFacts) -> ModelProfile:

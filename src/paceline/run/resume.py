@@ -41,7 +41,7 @@ from paceline.spec import Spec, spec_to_dict
 # The parts of a Task that make it another experiment when they change. The data may move: their content is compared.
 FIXED = (
     "model.", "objective", "global_batch", "seed", "optimizer.name", "data.tokenizer", "data.seq_len", "data.vocab",
-    "data.validation_fraction", "data.cross_documents",
+    "data.validation_fraction", "data.cross_documents", "data.collate",
 )  # fmt: skip
 
 

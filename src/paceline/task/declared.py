@@ -54,11 +54,6 @@ def tensor_axis(model: Any) -> tuple[TensorLimits | None, str]:
     counts, dimensions, widths = dict(rules.counts), [], set()
     for name, module in modules.items():
         style = rules.style_of(name)
-        if type(module).__name__.startswith("Dropout") and module.p > 0 and rules.splits_sequence:
-            return (
-                None,
-                f"dropout '{name}' would act on a part of the sequence: 0 opens it, or rules without 'sequence'",
-            )
         if style not in SPREAD:
             continue
         dimensions.append(module.weight.shape[SPREAD[style]])
@@ -114,10 +109,7 @@ def hf_rules(model: Any) -> Rules | None:
     tensor |= {_name_of(model, end): "vocabulary" for end in spread}
     config = model.config
     counts = {"heads": config.num_attention_heads, "kv_heads": getattr(config, "num_key_value_heads", None)}
-    closed = {}
-    if getattr(config, "attention_dropout", 0.0):
-        closed["tp"] = f"attention_dropout = {config.attention_dropout} acts on heads that are spread: 0 opens it"
-    return Rules(tensor, **_chain(model, prefix, inner), counts={n: c for n, c in counts.items() if c}, closed=closed)
+    return Rules(tensor, **_chain(model, prefix, inner), counts={n: c for n, c in counts.items() if c})
 
 
 def _ends(model: Any) -> list[Any]:

@@ -87,6 +87,7 @@ def _prepare(specs: Sequence[Path]) -> None:
         named = {
             "task.model.name": getattr(task.model, "name", None),
             "task.data.source": getattr(task.data, "source", None),
+            "task.data.collate": getattr(task.data, "collate", None),
             "task.objective": task.objective,
             **{f"task.optimizer.name ({name})": name for name in names_of(task.optimizer)},
         }

@@ -1,4 +1,4 @@
-"""What a task's optimizers close to a plan, with the reasons. Imports torch for optimizers of the user's alone."""
+"""What a task's optimizers and batches close to a plan, and why. Imports torch for optimizers of the user's alone."""
 
 from __future__ import annotations
 
@@ -10,18 +10,23 @@ from paceline.task.optimizers import NOT_HOSTED, check_options, names_of, needs_
 from paceline.task.profile import ModelProfile
 from paceline.task.task import OptimizerSpec, Task
 
+RAGGED = (
+    "task.data.collate may give each micro-batch another length: stages of a pipeline pass on tensors of one shape, "
+    "and ranks that share a sequence cut it evenly; dp_replicate and dp_shard are open"
+)
 SPREADING = ("dp_shard", "tp", "pp", "cp", "ep")  # axes that put parameters, or parts of them, on different ranks
 
 
-def close_for_optimizers(profile: ModelProfile, task: Task, facts: DataFacts) -> ModelProfile:
-    """Return the profile without what the task's optimizers cannot do, such as sharding or resting on the host.
+def close_for_task(profile: ModelProfile, task: Task, facts: DataFacts) -> ModelProfile:
+    """Return the profile without what its optimizers and batches cannot do, such as sharding or resting on the host.
 
     Raises ConfigError for an optimizer that cannot be had, and for a group that names no parameter.
     """
     check_options(task.optimizer)
+    ragged = {} if not getattr(task.data, "collate", None) else dict.fromkeys(("pp", "cp", "tp"), RAGGED)
     if task.optimizer.groups:
         check_groups(task.optimizer, parameter_names(task, facts))
-    closed = closed_by(task.optimizer)
+    closed = {**ragged, **closed_by(task.optimizer)}
     return dataclasses.replace(profile, closed_axes={**(profile.closed_axes or {}), **closed}) if closed else profile
 
 
