@@ -9,6 +9,7 @@ device, and so is what the run wrote into its journal.
 from __future__ import annotations
 
 import contextlib
+import copy
 import dataclasses
 import io
 import math
@@ -18,6 +19,8 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+
+from torch import nn
 
 from paceline.cluster.cluster import ClusterSpec
 from paceline.errors import Requeue
@@ -119,6 +122,8 @@ def _play(act: Act, spec: Spec, run_dir: Path, expected: Unbroken) -> list[Diffe
 
     Every rank of the act's world calls it.
     """
+    if isinstance(spec.task.model, nn.Module):  # it is laid out and trained in place
+        spec = dataclasses.replace(spec, task=dataclasses.replace(spec.task, model=copy.deepcopy(spec.task.model)))
     items, unit = spec.task.data[0].items_per_sample, spec.task.data[0].unit
     brief = Brief(act.plan, LENGTH, items, unit, "cpu", 1, 1.0, math.nan, 1.0, math.nan, {"facts": {}})
     training = Training(spec, brief, act.world, run_dir)
