@@ -21,7 +21,7 @@ from paceline.run.parallel.rows import GatheredRows, data_group
 from paceline.run.passes import Passes, SequentialPasses, in_model_precision
 from paceline.run.pipeline_passes import PipelinePasses
 from paceline.run.precision import MASTER_DTYPES, scaler_for
-from paceline.run.randomness.again import draw_again
+from paceline.run.randomness.again import draw_again, leave_outside
 from paceline.run.randomness.build import sample_randomness
 from paceline.run.randomness.mode import Survey
 from paceline.run.randomness.survey import survey
@@ -80,14 +80,17 @@ def assemble(task: Task, plan: Plan, world: World, source: Source, items_per_sam
         model = pipeline.model
     if family and not late:
         _materialise(model, task, family, world)
-    draw_again(model, randomness)
-    for stage in pipeline.stages if pipeline is not None else ():
-        draw_again(stage.module, randomness)
+    for part in [model, *(stage.module for stage in (pipeline.stages if pipeline else ()))]:
+        draw_again(part, randomness, plan.compile)
     gradients: Gradients
     if pipeline is not None and mesh is not None:
         gradients = pipeline.apply(plan, mesh)
     else:
         gradients = apply_plan(model, [block for _, block in find_blocks(model)], plan, mesh)
+    if plan.compile:
+        units = [stage.blocks or [stage.module] for stage in pipeline.stages] if pipeline else []
+        for blocks in units or [[block for _, block in find_blocks(model)] or [model]]:
+            leave_outside(blocks, randomness)
     if late:
         _materialise(model, task, family, world, [stage.module for stage in pipeline.stages] if pipeline else [])
     optimizer = build_optimizer(task.optimizer, model, names)

@@ -12,6 +12,7 @@ from paceline.run.loader import MicroBatch
 from paceline.run.parallel.pipeline import Cut
 from paceline.run.passes import Objective, in_model_precision, sample_rows
 from paceline.run.randomness.mode import SampleRandomness
+from paceline.run.rng_state import random_state
 from paceline.run.stage_module import StageModule
 
 RELATIVE = 1e-6  # in fp32, where the same sums in the same order give the same bits; a capped logit is off by 1e-5
@@ -37,11 +38,14 @@ def check_chain(
         with torch.no_grad():
             with randomness.during(sample_rows(micro)):
                 whole, _ = objective(model, in_model_precision(micro.data, plan))
-            found = None
+            found = state = None
             for index in range(stage_count(plan)):
                 stage = cut.stage(index)
                 stage.module.eval()
-                found = StageModule(stage, objective, plan, device, randomness, lambda data: data).run(micro, found)
+                found = StageModule(stage, objective, plan, device, randomness, lambda data: data).run(
+                    micro, found, state
+                )
+                state = random_state(device)
     finally:
         model.train(was_training)
         for name in {shared.rpartition(".")[0] for shared in cut.shared}:

@@ -53,8 +53,7 @@ class Survey:
 class SampleRandomness(TorchFunctionMode):
     """Within it, random numbers of the micro-batch that was begun last belong to its samples.
 
-    `strict` makes random numbers that do not an error; otherwise they are warned of, once. `compiled` says that
-    torch's compiler sees calls of it: it must not look inside.
+    `strict` makes random numbers that do not an error; otherwise they are warned of, once.
     """
 
     def __init__(
@@ -64,7 +63,6 @@ class SampleRandomness(TorchFunctionMode):
         survey: Survey,
         part: RankPart | None = None,
         strict: bool = True,
-        compiled: bool = False,
     ) -> None:
         super().__init__()
         self.survey = survey
@@ -75,7 +73,7 @@ class SampleRandomness(TorchFunctionMode):
         self._told: set[str] = set()
         self._rows: SampleRows | None = None
         self._began, self._calls, self._entered = torch.Tensor(), 0, 0
-        self._answer = torch.compiler.disable(self._drawn) if compiled else self._drawn
+        self._is_forward = False
 
     # ---- the micro-batch -------------------------------------------------------------------------------------------
 
@@ -83,8 +81,12 @@ class SampleRandomness(TorchFunctionMode):
     def during(self, rows: SampleRows) -> Iterator[None]:
         """Make the random numbers of a forward pass those of its samples; at the end see that none went past us."""
         self.begin(rows)
-        with self:
-            yield
+        self._is_forward = True
+        try:
+            with self:
+                yield
+        finally:
+            self._is_forward = False
         self.check()
 
     def __enter__(self) -> SampleRandomness:
@@ -98,16 +100,33 @@ class SampleRandomness(TorchFunctionMode):
 
     @property
     def is_entered(self) -> bool:
-        """Whether a forward pass is going on."""
+        """Whether torch's random functions go through it now."""
         return self._entered > 0
 
     @contextlib.contextmanager
     def again(self) -> Iterator[None]:
-        """Draw once more what a part of a forward pass drew: torch's random state is where that part began."""
+        """Enter where torch has left the mode behind: in compiled code, or in a part that is run again.
+
+        What is drawn again is no new call: torch's random state is where the part began, and goes back.
+        """
         calls = self._calls
         with self:
             yield
-        self._calls = calls
+        self._calls = self._calls if self._is_forward else calls
+
+    @property
+    def rows(self) -> SampleRows | None:
+        """The samples that are drawn for."""
+        return self._rows
+
+    @contextlib.contextmanager
+    def turned_to(self, rows: SampleRows | None) -> Iterator[None]:
+        """Draw for other samples for a while."""
+        before, self._rows = self._rows, rows
+        try:
+            yield
+        finally:
+            self._rows = before
 
     def begin(self, rows: SampleRows) -> None:
         """Start the random numbers of a micro-batch."""
@@ -152,7 +171,7 @@ class SampleRandomness(TorchFunctionMode):
         kwargs = kwargs or {}
         if func not in self._functions:
             return func(*args, **kwargs)
-        return self._answer(func, args, kwargs)
+        return self._drawn(func, args, kwargs)
 
     def _drawn(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         if func is F.dropout:
