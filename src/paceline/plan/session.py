@@ -208,7 +208,16 @@ def _offload_remarks(plan: Plan, asked: PlanSpec, cluster: Cluster) -> tuple[str
 
 
 def profile_task(task: Task, facts: DataFacts) -> ModelProfile:
-    """Return the model's profile: analytic for the built-in family on its own objective, else traced."""
+    """Return the model's profile: analytic for the built-in family on its own objective, else traced.
+
+    Closed in it are also the axes that the task's optimizers close.
+    """
+    from paceline.plan.task_limits import close_for_task
+
+    return close_for_task(_profile_model(task, facts), task, facts)
+
+
+def _profile_model(task: Task, facts: DataFacts) -> ModelProfile:
     if is_built_in(task, facts):
         from paceline.task.models.sizes import MoEConfig, resolve_decoder
         from paceline.task.profile_analytic import profile_decoder

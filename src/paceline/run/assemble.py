@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from paceline.errors import ConfigError
 from paceline.plan.plan import Plan
 from paceline.run.hosted import HostedUpdate
 from paceline.run.loader import BatchStream
@@ -20,7 +21,7 @@ from paceline.run.parallel.pipeline import split_model
 from paceline.run.parallel.rows import GatheredRows, data_group
 from paceline.run.passes import Passes, SequentialPasses, in_model_precision
 from paceline.run.pipeline_passes import PipelinePasses
-from paceline.run.precision import MASTER_DTYPES, scaler_for
+from paceline.run.precision import MASTER_DTYPES, cast_model, scaler_for
 from paceline.run.randomness.again import draw_again, leave_outside
 from paceline.run.randomness.build import sample_randomness
 from paceline.run.randomness.mode import Survey
@@ -28,6 +29,7 @@ from paceline.run.randomness.survey import survey
 from paceline.run.routing import watch_routing
 from paceline.run.stage_check import check_chain
 from paceline.run.step import Stepper
+from paceline.run.updates.joined import JoinedOptimizer
 from paceline.run.world import World, build_mesh
 from paceline.task.coupling import GatheringObjective
 from paceline.task.data.source import Source
@@ -36,6 +38,7 @@ from paceline.task.models.build import build_model, fill_weights
 from paceline.task.models.decoder import Decoder
 from paceline.task.models.sizes import is_named
 from paceline.task.objective import resolve_objective
+from paceline.task.optimizers import NOT_HOSTED
 from paceline.task.task import ModelSpec, Task
 
 
@@ -57,7 +60,7 @@ def assemble(task: Task, plan: Plan, world: World, source: Source, items_per_sam
     mesh = build_mesh(plan.layout, world)
     family = isinstance(task.model, ModelSpec) and is_named(task.model.name)
     model = build_model(task.model, source.vocab or 0, items_per_sample, task.seed, device="meta" if family else "cpu")
-    model.to(dtype=MASTER_DTYPES[plan.precision]).train()
+    cast_model(model, MASTER_DTYPES[plan.precision])
     if isinstance(model, Decoder):
         model.logits_elements = plan.logits_elements
     objective = resolve_objective(task.objective, source.unit)
@@ -73,6 +76,7 @@ def assemble(task: Task, plan: Plan, world: World, source: Source, items_per_sam
         example = stream.at(0).micro_batches[0]
         looked = survey(model, plain, in_model_precision(example.data, plan), world.device)
     randomness = sample_randomness(task.seed, plan, world, looked)
+    draw_again(model, randomness, plan.compile)
     if not family and plan.layout.pp > 1:
         check_chain(model, plan, objective, example, world.device, randomness)
     pipeline = split_model(model, plan, mesh) if plan.layout.pp > 1 and mesh is not None else None
@@ -82,18 +86,20 @@ def assemble(task: Task, plan: Plan, world: World, source: Source, items_per_sam
         _materialise(model, task, family, world)
     for part in [model, *(stage.module for stage in (pipeline.stages if pipeline else ()))]:
         draw_again(part, randomness, plan.compile)
+    blocks = [block for _, block in find_blocks(model)] if pipeline is None else []
     gradients: Gradients
     if pipeline is not None and mesh is not None:
         gradients = pipeline.apply(plan, mesh)
     else:
-        gradients = apply_plan(model, [block for _, block in find_blocks(model)], plan, mesh)
+        gradients = apply_plan(model, blocks, plan, mesh)
     if plan.compile:
-        units = [stage.blocks or [stage.module] for stage in pipeline.stages] if pipeline else []
-        for blocks in units or [[block for _, block in find_blocks(model)] or [model]]:
-            leave_outside(blocks, randomness)
+        units = [stage.blocks or [stage.module] for stage in pipeline.stages] if pipeline else [blocks or [model]]
+        leave_outside([block for unit in units for block in unit], randomness)
     if late:
         _materialise(model, task, family, world, [stage.module for stage in pipeline.stages] if pipeline else [])
     optimizer = build_optimizer(task.optimizer, model, names)
+    if plan.offloads_optimizer and isinstance(optimizer, JoinedOptimizer):
+        raise ConfigError(f"offload = {plan.offload}", NOT_HOSTED, 'plan.offload = "none"')
     routing = watch_routing(model, plan)
     after_forward = routing.collect if routing else None
     take_part = part_of(plan, world.rank, model, objective)

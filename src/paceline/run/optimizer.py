@@ -11,10 +11,10 @@ from torch.distributed.tensor import DTensor
 
 from paceline.errors import ConfigError
 from paceline.run.updates.joined import JoinedOptimizer
-from paceline.run.updates.scope import scope_known
 from paceline.task.groups import Treatment, Treatments
 from paceline.task.optimizers import Use, needs_no_wrapping
 from paceline.task.task import OptimizerSpec
+from paceline.task.update_scope import scope_known
 
 Names = Mapping[str, tuple[str, ...]]
 

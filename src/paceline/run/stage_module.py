@@ -117,9 +117,13 @@ class StageModule(nn.Module):
 
         `state` is the random state at the end of the stage before, where it matters.
         """
-        with self._randomness.during(sample_rows(micro)):
-            found = self._run(micro, hidden, state)
+        found = self.hand_on(micro, hidden, state)
         return found.hidden if isinstance(found, HandedOn) else found
+
+    def hand_on(self, micro: MicroBatch, hidden: Tensor | None, state: Tensor | None) -> Any:
+        """Run the stage's part of the objective: (loss sum, weight) on the last stage, else all that it hands on."""
+        with self._randomness.during(sample_rows(micro)):
+            return self._run(micro, hidden, state)
 
     def _run(self, micro: MicroBatch, hidden: Tensor | None, state: Tensor | None) -> Any:
         self._incoming, self._running, self._calls, self._state = hidden, True, 0, state

@@ -51,7 +51,7 @@ RULES: dict[str, Rule] = {
     "adadelta": Rule("torch.optim:Adadelta", "element", 2, "Zeiler 2012"),
     "rmsprop": Rule("torch.optim:RMSprop", "element", 1, "Hinton 2012, lecture 6e",
                     more_values={"momentum": 1, "centered": 1}),
-    "lion": Rule("paceline.run.updates.lion:Lion", "element", 1, "Chen et al. 2023, algorithm 2",
+    "lion": Rule("paceline.task.lion:Lion", "element", 1, "Chen et al. 2023, algorithm 2",
                  {"betas": ("beta1", "beta2"), "weight_decay": "weight_decay"}),
     # Row and column means: (rows + columns) / (rows x columns) of a value, next to nothing for a matrix.
     "adafactor": Rule("torch.optim:Adafactor", "parameter", 0, "Shazeer & Stern 2018"),
@@ -59,6 +59,7 @@ RULES: dict[str, Rule] = {
 }  # fmt: skip
 # torch's kernels of these take sharded tensors as they are.
 UNWRAPPED = ("adamw", "adam", "sgd")
+NOT_HOSTED = "the state of AdamW, Adam and SGD alone can rest in host memory, as one optimizer of all parameters"
 COMPANION = "adamw"  # trains what a rule for matrices alone leaves
 # Those of torch that a task cannot have, and why.
 WITHOUT = {

@@ -55,6 +55,11 @@ class DataSpec:
         "'stdlib', 'digits', a file or folder of text, JSONL or Parquet, or `module:factory` of a map-style set",
     )
     arguments: dict[str, Any] = option(factory=dict, doc="keyword arguments for a user's data set factory")
+    collate: Any = option(
+        "",
+        "`package.module:function` that makes a batch of a user's samples, such as ragged ones: collate(samples) or"
+        " collate(samples, ids); empty stacks them",
+    )
     tokenizer: str = option(
         "bytes", "'bytes' (256 values and an end-of-document mark), 'bpe' (trained on the corpus), or a tokenizer.json"
     )

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +18,7 @@ from torch import nn
 
 from paceline.plan.layout import rows_of
 from paceline.plan.plan import Plan
-from paceline.run.precision import MASTER_DTYPES, cast_floats
+from paceline.run.precision import MASTER_DTYPES, cast_floats, cast_model
 from paceline.run.randomness.again import draw_again
 from paceline.run.randomness.mode import SampleRandomness
 from paceline.run.randomness.shares import SampleRows
@@ -47,12 +47,13 @@ class ReferenceStep:
     buffers: dict[str, torch.Tensor]
     ids: list[int]
     router: dict[str, torch.Tensor]  # tokens per expert, by router; empty for a model without experts
+    moments: dict[str, torch.Tensor]  # the optimizer's state after the update, by `PARAMETER.KEY`
 
 
 def reference_model(task: Task, source: Source, items_per_sample: int, dtype: torch.dtype) -> nn.Module:
     """Return the task's model with its initial weights on the CPU."""
     model = copy.deepcopy(task.model) if isinstance(task.model, nn.Module) else task.model
-    return build_model(model, source.vocab or 0, items_per_sample, task.seed).to(dtype=dtype).train()
+    return cast_model(build_model(model, source.vocab or 0, items_per_sample, task.seed), dtype)
 
 
 def reference_randomness(
@@ -68,12 +69,23 @@ def reference_randomness(
 
 
 def reference_steps(
-    task: Task, plan: Plan, source: Source, items_per_sample: int, steps: int, model: nn.Module
+    task: Task,
+    plan: Plan,
+    source: Source,
+    items_per_sample: int,
+    steps: int,
+    model: nn.Module,
+    *,
+    rate: Callable[[int], float] | None = None,
+    last: Plan | None = None,
 ) -> list[ReferenceStep]:
     """Run `steps` steps of the task on one device and return their numbers.
 
     The rows of a batch are read in the micro-batches of `plan`, one after the other; a batch whose rows see each other
     is read whole. So is that of a model which draws random numbers: they belong to the samples, whatever else is read.
+
+    With `rate`, the learning rate of a step, gradients are clipped as the task says. `last` is the plan whose
+    micro-batches the last step reads, where that is another.
     """
     objective = resolve_objective(task.objective, source.unit)
     optimizers = plain_optimizers(task.optimizer, model)
@@ -85,7 +97,8 @@ def reference_steps(
         model.zero_grad(set_to_none=True)
         losses, weights = [], []
         with counted_choices(model) as router:
-            for positions, data in _micro_batches(task, plan, source, step, whole):
+            cut = last if last is not None and step == steps else plan
+            for positions, data in _micro_batches(task, cut, source, step, whole):
                 with randomness.during(SampleRows(positions, step, length_of(data))):
                     loss_sum, weight = objective(model, cast_floats(data, dtype))
                 loss_sum.backward()
@@ -98,12 +111,13 @@ def reference_steps(
             parameter.grad /= total
         gradients = {name: p.grad.clone() for name, p in trained.items() if p.grad is not None}
         norm = torch.linalg.vector_norm(torch.stack([g.norm() for g in gradients.values()]))
-        clip_norm = clip_norm_of(task.optimizer, float(norm), step)
+        clip_norm = task.optimizer.clip_norm if rate else clip_norm_of(task.optimizer, float(norm), step)
         if clip_norm:
             torch.nn.utils.clip_grad_norm_(list(trained.values()), clip_norm)
+        lr = rate(step) if rate else learning_rate(task.schedule, task.optimizer.lr, step, steps, 0, 1)
         for optimizer, scale in optimizers:
             for group in optimizer.param_groups:
-                group["lr"] = learning_rate(task.schedule, task.optimizer.lr, step, steps, 0, 1) * scale
+                group["lr"] = lr * scale
             optimizer.step()
         move_biases(model, router)
         results.append(
@@ -117,9 +131,21 @@ def reference_steps(
                 buffers={name: b.detach().clone() for name, b in model.named_buffers()},
                 ids=_ids(task, source, _positions(plan, step)).tolist(),
                 router=router,
+                moments=moments_of(model, *(optimizer for optimizer, _ in optimizers)),
             )
         )
     return results
+
+
+def moments_of(model: nn.Module, *optimizers: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
+    """Return copies of the tensors that optimizers keep for the parameters of a model, by `PARAMETER.KEY`."""
+    return {
+        f"{name}.{key}": value.detach().clone()
+        for name, parameter in model.named_parameters()
+        for optimizer in optimizers
+        for key, value in optimizer.state.get(parameter, {}).items()
+        if isinstance(value, torch.Tensor)
+    }
 
 
 def clip_norm_of(spec: OptimizerSpec, grad_norm: float, step: int) -> float:

@@ -79,6 +79,7 @@ def _prepare(specs: Sequence[Path]) -> None:
 
     import paceline.verify.checks  # noqa: F401
     from paceline.task.imports import is_import_path, load_object
+    from paceline.task.optimizers import names_of
 
     torch.set_num_threads(1)
     torch.use_deterministic_algorithms(True, warn_only=True)
@@ -86,7 +87,9 @@ def _prepare(specs: Sequence[Path]) -> None:
         named = {
             "task.model.name": getattr(task.model, "name", None),
             "task.data.source": getattr(task.data, "source", None),
+            "task.data.collate": getattr(task.data, "collate", None),
             "task.objective": task.objective,
+            **{f"task.optimizer.name ({name})": name for name in names_of(task.optimizer)},
         }
         for option, name in named.items():
             if isinstance(name, str) and is_import_path(name):

@@ -234,4 +234,4 @@ class GatheredGradients(ShardedGradients):
         self._model.set_requires_gradient_sync(True)
         self._model.set_reshard_after_backward(True)
         self._fill_accumulated()
-        fully_shard.state(self._model)._root_post_backward_final_callback()
+        self._model._get_fsdp_state()._root_post_backward_final_callback()

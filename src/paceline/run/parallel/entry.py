@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
 from paceline.errors import ConfigError
@@ -44,7 +44,8 @@ class _Entered:
 
     def __call__(self, model: nn.Module, batch: Any) -> Any:
         """Return what the objective returns."""
-        state: Any = fully_shard.state(model)
+        assert isinstance(model, FSDPModule)
+        state = model._get_fsdp_state()
         state._lazy_init()  # a block that is called first would take itself for the root
         if self.calls is not None:
             self.calls.begin()

@@ -8,7 +8,7 @@ is a few copies of the largest parameter, the gathers, and an update that is not
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import torch
@@ -46,24 +46,18 @@ class JoinedOptimizer(torch.optim.Optimizer):
             part.step()
 
     @torch.no_grad()
-    def materialise(self, guess: bool = False) -> None:
-        """Give every parameter the state it has before its first update, where it has none yet.
+    def materialise(self) -> None:
+        """Give every parameter the state it has before its first update, where it has none yet and that is known."""
+        self._begin(lambda weight, part: part.known)
 
-        Of rules that are not torch's or ours that state is not known: their parameters are left without, or with
-        `guess` get what an update of zeros leaves, which has the right names and shapes to load into.
-        """
+    @torch.no_grad()
+    def begin(self, weights: Collection[nn.Parameter]) -> None:
+        """Give parameters without state one to load into, of the right names and shapes."""
+        chosen = set(weights)
+        self._begin(lambda weight, part: weight in chosen)
+
+    def _begin(self, wanted: Callable[[nn.Parameter, Part], bool]) -> None:
         for weights, part in self._parts:
             for weight in weights:
-                if not self.state.get(weight) and (part.known or guess):
+                if not self.state.get(weight) and wanted(weight, part):
                     part.begin(weight)
-
-    def without_state(self) -> list[nn.Parameter]:
-        """Return the parameters whose state is not known before an update reaches them, and none has."""
-        return [w for weights, part in self._parts for w in weights if not part.known and not self.state.get(w)]
-
-    def forget(self, gone: Collection[nn.Parameter]) -> None:
-        """Drop the state of parameters, as if no update had reached them."""
-        for weights, part in self._parts:
-            for weight in weights:
-                if any(weight is other for other in gone):
-                    part.forget(weight)

@@ -12,6 +12,7 @@ from torch.distributed.tensor import DTensor
 from paceline.errors import ConfigError
 from paceline.run.updates.fresh import fresh_state, knows_fresh_state
 from paceline.run.updates.shards import Cutter, local_of, whole_of, wrapped
+from paceline.task.update_scope import made
 
 Group = dict[str, Any]
 States = Mapping[Tensor, dict[str, Any]]
@@ -28,9 +29,6 @@ class Part(Protocol):
 
     def begin(self, weight: nn.Parameter) -> None:
         """Give a parameter a state to load into."""
-
-    def forget(self, weight: nn.Parameter) -> None:
-        """Drop the state of a parameter, as if no update had reached it."""
 
 
 class Numbers:
@@ -59,7 +57,7 @@ class LocalPart:
         self._groups, self._state, self._numbers = groups, state, Numbers()
         self._plain = {weight: _plain(weight) for group in groups for weight in group["params"]}
         inside = [{**options(g), "params": [self._plain[w] for w in g["params"]]} for g in groups]
-        self._worker = made(groups[0], inside)
+        self._worker = made(groups[0]["use"], groups[0]["lr"], inside)
         self.known = knows_fresh_state(self._worker)
 
     def step(self) -> None:
@@ -86,11 +84,6 @@ class LocalPart:
         plain = self._plain[weight]
         self._worker.state[plain] = fresh_state(self._worker, self._worker.param_groups[group], plain)
         self._show(weight)
-
-    def forget(self, weight: nn.Parameter) -> None:
-        """Drop the state of a parameter."""
-        self._state.pop(weight, None)
-        self._worker.state.pop(self._plain[weight], None)
 
     def _show(self, weight: nn.Parameter) -> None:
         """Show the state of a parameter with the parameter's placements; the memory is the worker's."""
@@ -119,7 +112,7 @@ class WholePart:
         assert isinstance(weight, DTensor)
         self._group, self._weight, self._state, self._numbers = group, weight, state, Numbers()
         self._plain = nn.Parameter(_stand_in(weight))
-        self._worker = made(group, [{**options(group), "params": [self._plain]}])
+        self._worker = made(group["use"], group["lr"], [{**options(group), "params": [self._plain]}])
         self._cutter: Cutter | None = None
         self.known = knows_fresh_state(self._worker)
 
@@ -144,10 +137,6 @@ class WholePart:
         whole = nn.Parameter(torch.zeros(weight.shape, dtype=weight.dtype, device=weight.device))
         self._keep(fresh_state(self._worker, self._worker.param_groups[0], whole))
 
-    def forget(self, weight: nn.Parameter) -> None:
-        """Drop the state of the parameter."""
-        self._state.pop(weight, None)
-
     def _keep(self, state: Mapping[str, Any]) -> None:
         """Keep this rank's part of what has the parameter's shape, and the rest as it is."""
         if not state:
@@ -164,24 +153,6 @@ class WholePart:
     def _cut(self, whole: Tensor) -> Tensor:
         self._cutter = self._cutter or Cutter(self._weight)
         return self._cutter.cut(whole)
-
-
-def made(group: Group, inside: list[Group]) -> torch.optim.Optimizer:
-    """Return a group's optimizer over the given groups of plain tensors. Raises ConfigError where it is none."""
-    use = group["use"]
-    try:
-        optimizer = use.factory(inside, lr=group["lr"], **use.arguments)
-    except (TypeError, ValueError) as error:
-        raise ConfigError(
-            f"the optimizer '{use.name}' cannot be made", f"{type(error).__name__}: {error}",
-            "task.optimizer.arguments holds what it takes beside `params` and `lr`",
-        ) from error  # fmt: skip
-    if not isinstance(optimizer, torch.optim.Optimizer):
-        raise ConfigError(
-            f"task.optimizer.name = '{use.name}' returned a {type(optimizer).__name__}",
-            "it must return a torch.optim.Optimizer over the groups that it gets", "return the optimizer",
-        )  # fmt: skip
-    return optimizer
 
 
 def options(group: Group) -> Group:

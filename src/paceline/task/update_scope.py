@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from paceline.errors import ConfigError
-from paceline.run.updates.parts import made
 from paceline.task.optimizers import Use
 
 # More than 4,096 elements: from there on 8-bit optimizers keep their state in blocks. Cuts are uneven, and below that.
@@ -26,6 +26,23 @@ def scope_known(use: Use) -> Use:
     Raises ConfigError for one that cannot be made, and for one that draws random numbers: ranks would draw others.
     """
     return use if use.scope else dataclasses.replace(use, scope=_tried(use))
+
+
+def made(use: Use, lr: float, groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
+    """Return an optimizer over groups of plain tensors. Raises ConfigError where it cannot be made, or is none."""
+    try:
+        optimizer = use.factory(groups, lr=lr, **use.arguments)
+    except (TypeError, ValueError) as error:
+        raise ConfigError(
+            f"the optimizer '{use.name}' cannot be made", f"{type(error).__name__}: {error}",
+            "task.optimizer.arguments holds what it takes beside `params` and `lr`",
+        ) from error  # fmt: skip
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        raise ConfigError(
+            f"task.optimizer.name = '{use.name}' returned a {type(optimizer).__name__}",
+            "it must return a torch.optim.Optimizer over the groups that it gets", "return the optimizer",
+        )  # fmt: skip
+    return optimizer
 
 
 def _tried(use: Use) -> str:
@@ -61,7 +78,7 @@ def _changes(use: Use, values: Sequence[Tensor], seed: int = 0) -> list[Tensor]:
     weights = [nn.Parameter(value.clone(memory_format=torch.contiguous_format)) for value in values]
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        optimizer = made({"use": use, "lr": LR}, [{"params": weights}])
+        optimizer = made(use, LR, [{"params": weights}])
         for step in range(STEPS):
             for weight, value in zip(weights, values, strict=True):
                 weight.grad = torch.sin((7 + step) * value) * (1 + value.abs())
