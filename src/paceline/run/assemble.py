@@ -19,6 +19,7 @@ from paceline.run.parallel.context import part_of
 from paceline.run.parallel.entry import entered
 from paceline.run.parallel.pipeline import split_model
 from paceline.run.parallel.rows import GatheredRows, data_group
+from paceline.run.parallel.split_check import SplitCheck
 from paceline.run.passes import Passes, SequentialPasses, in_model_precision
 from paceline.run.pipeline_passes import PipelinePasses
 from paceline.run.precision import MASTER_DTYPES, cast_model, scaler_for
@@ -33,6 +34,7 @@ from paceline.run.updates.joined import JoinedOptimizer
 from paceline.run.world import World, build_mesh
 from paceline.task.coupling import GatheringObjective
 from paceline.task.data.source import Source
+from paceline.task.declared import declared_rules
 from paceline.task.models.blocks import find_blocks
 from paceline.task.models.build import build_model, fill_weights
 from paceline.task.models.decoder import Decoder
@@ -69,7 +71,7 @@ def assemble(task: Task, plan: Plan, world: World, source: Source, items_per_sam
     if isinstance(objective, GatheringObjective) and mesh is not None and plan.layout.data_degree > 1:
         objective = objective.over(GatheredRows(data_group(mesh, plan.layout)))
     late = family and (is_sharded(plan) or plan.layout.tp > 1)  # storage only once every rank knows its shard
-    looked = Survey()
+    looked, check = Survey(), None
     if not family:
         _materialise(model, task, family, world)  # a user's model is whole on every rank until it is split
         stream = BatchStream(source, task.seed, plan, plan.layout.data_rank(world.rank), world.device)
@@ -79,6 +81,9 @@ def assemble(task: Task, plan: Plan, world: World, source: Source, items_per_sam
     draw_again(model, randomness, plan.compile)
     if not family and plan.layout.pp > 1:
         check_chain(model, plan, objective, example, world.device, randomness)
+    elif not family and plan.layout.tp > 1 and (rules := declared_rules(model)) is not None:
+        data = in_model_precision(example.data, plan)
+        check = SplitCheck(model, rules, lambda: objective(model, data))
     pipeline = split_model(model, plan, mesh) if plan.layout.pp > 1 and mesh is not None else None
     if pipeline is not None:
         model = pipeline.model
@@ -91,7 +96,7 @@ def assemble(task: Task, plan: Plan, world: World, source: Source, items_per_sam
     if pipeline is not None and mesh is not None:
         gradients = pipeline.apply(plan, mesh)
     else:
-        gradients = apply_plan(model, blocks, plan, mesh)
+        gradients = apply_plan(model, blocks, plan, mesh, check=check)
     if plan.compile:
         units = [stage.blocks or [stage.module] for stage in pipeline.stages] if pipeline else [blocks or [model]]
         leave_outside([block for unit in units for block in unit], randomness)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 import time
+import weakref
 from collections.abc import Generator
 from pathlib import Path
 from typing import Any
@@ -12,6 +14,7 @@ from paceline.run.assemble import assemble
 from paceline.run.brief import Brief
 from paceline.run.evaluate import evaluate
 from paceline.run.invariants import check_agreement, is_due, numbers_of
+from paceline.run.left_loop import LeftLoop, left_at
 from paceline.run.loader import BatchStream, StepBatch, held_out_ids
 from paceline.run.memory import MemoryMeter, held_bytes
 from paceline.run.recorder import Recorder, SilentRecorder
@@ -44,6 +47,7 @@ class Training:
         self._prepared: StepBatch | None = None
         self._data_seconds = 0.0
         self._stop = StopFlag()
+        self._unended: weakref.finalize[..., Training] | None = None  # an end that waits for its reason
         self._warmup = self._steps(task.schedule.warmup) or 0
         self._decay = self._steps(task.schedule.decay) or max(1, brief.steps // 10)
         self._checkpoint_every = self._steps(spec.run.checkpoint_every)
@@ -75,6 +79,8 @@ class Training:
     # ---- the loop --------------------------------------------------------------------------------------------------
 
     def __iter__(self) -> Generator[StepBatch, None, None]:
+        if self._unended is not None:
+            self._unended.detach()  # the error was caught, and the loop goes on
         self._stop.watch()
         try:
             while self.progress.step < self.brief.steps:
@@ -92,13 +98,21 @@ class Training:
                     )
             self._ended("complete")
         except GeneratorExit:
-            self._ended("stopped")
+            self._left(left_at(sys._getframe().f_back))
             raise
         except BaseException as error:
             self.failed(error)
             raise
         finally:
             self._stop.release()
+
+    def _left(self, loop: LeftLoop | None) -> None:
+        """Record that the loop was left before its end: at once, or as soon as it shows whether an error was why."""
+        seconds = time.monotonic() - self._began
+        if loop is None or loop.on_purpose:
+            self._record.ended("stopped", self.progress.step, seconds)
+        else:
+            self._unended = weakref.finalize(self, _record_left, self._record, loop, self.progress.step, seconds)
 
     def step(self, batch: StepBatch) -> StepStats:
         """Make one optimizer update with the batch and return what it did, over all ranks.
@@ -211,3 +225,9 @@ class Training:
 
     def _ended(self, status: str, error: BaseException | None = None) -> None:
         self._record.ended(status, self.progress.step, time.monotonic() - self._began, error)
+
+
+def _record_left(record: Recorder | SilentRecorder, loop: LeftLoop, step: int, seconds: float) -> None:
+    """Record how a run ended whose loop was left by what may have been an error: it is known by now."""
+    error = loop.by_error()
+    record.ended("stopped" if error is None else "failed", step, seconds, error)

@@ -47,7 +47,7 @@ def samples_of(module: nn.Module) -> Callable[[], contextlib.AbstractContextMana
 
 
 def _within(randomness: SampleRandomness, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    if randomness.is_entered:
+    if randomness.is_entered or randomness.rows is None:
         return forward(*args, **kwargs)
     with randomness.again():
         return forward(*args, **kwargs)

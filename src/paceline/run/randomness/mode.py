@@ -134,6 +134,10 @@ class SampleRandomness(TorchFunctionMode):
         self.turn_to(rows)
         self.went_on()
 
+    def rest(self) -> None:
+        """Draw for no samples until the next micro-batch: a model that is called meanwhile is torch's own affair."""
+        self._rows = None
+
     def turn_to(self, rows: SampleRows) -> None:
         """Go on with these samples: a backward pass that runs blocks again comes after other micro-batches."""
         self._rows = rows
