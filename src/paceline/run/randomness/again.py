@@ -31,7 +31,7 @@ def draw_again(model: nn.Module, randomness: SampleRandomness, compiled: bool = 
         setattr(module, DRAWS_BY, randomness)
         if isinstance(module, kinds):
             forward = functools.partial(_within, randomness, module.forward)
-            module.forward = torch.compiler.disable(forward) if compiled else forward
+            module.forward = _uncompiled(forward) if compiled else forward
 
 
 def leave_outside(blocks: Iterable[nn.Module], randomness: SampleRandomness) -> None:
@@ -44,6 +44,15 @@ def samples_of(module: nn.Module) -> Callable[[], contextlib.AbstractContextMana
     """Return a context within which a module draws for the samples that it draws for now."""
     randomness: SampleRandomness | None = getattr(module, DRAWS_BY, None)
     return contextlib.nullcontext if randomness is None else functools.partial(randomness.turned_to, randomness.rows)
+
+
+def _uncompiled(forward: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function that torch's compiler leaves as it is; of a partial one it would look inside."""
+
+    def left(*args: Any, **kwargs: Any) -> Any:
+        return forward(*args, **kwargs)
+
+    return torch.compiler.disable(left)  # type: ignore[no-any-return]
 
 
 def _within(randomness: SampleRandomness, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
