@@ -23,7 +23,7 @@ from paceline.run.parallel.split_check import SplitCheck
 from paceline.run.passes import Passes, SequentialPasses, in_model_precision
 from paceline.run.pipeline_passes import PipelinePasses
 from paceline.run.precision import MASTER_DTYPES, cast_model, scaler_for
-from paceline.run.randomness.again import draw_again
+from paceline.run.randomness.again import draw_again, leave_outside
 from paceline.run.randomness.build import sample_randomness
 from paceline.run.randomness.mode import Survey
 from paceline.run.randomness.survey import survey
@@ -81,6 +81,7 @@ def assemble(task: Task, plan: Plan, world: World, source: Source, items_per_sam
         example = stream.at(0).micro_batches[0]
         looked = survey(model, plain, in_model_precision(example.data, plan), world.device)
     randomness = sample_randomness(task.seed, plan, world, looked)
+    draw_again(model, randomness, plan.compile)
     if not family and plan.layout.pp > 1:
         check_chain(model, plan, objective, example, world.device, randomness)
     elif not family and plan.layout.tp > 1 and (rules := declared_rules(model)) is not None:
@@ -91,14 +92,17 @@ def assemble(task: Task, plan: Plan, world: World, source: Source, items_per_sam
         model = pipeline.model
     if family and not late:
         _materialise(model, task, family, world)
-    draw_again(model, randomness)
-    for stage in pipeline.stages if pipeline is not None else ():
-        draw_again(stage.module, randomness)
+    for part in [model, *(stage.module for stage in (pipeline.stages if pipeline else ()))]:
+        draw_again(part, randomness, plan.compile)
+    blocks = [block for _, block in find_blocks(model)] if pipeline is None else []
     gradients: Gradients
     if pipeline is not None and mesh is not None:
         gradients = pipeline.apply(plan, mesh)
     else:
-        gradients = apply_plan(model, [block for _, block in find_blocks(model)], plan, mesh, check=check)
+        gradients = apply_plan(model, blocks, plan, mesh, check=check)
+    if plan.compile:
+        units = [stage.blocks or [stage.module] for stage in pipeline.stages] if pipeline else [blocks or [model]]
+        leave_outside([block for unit in units for block in unit], randomness)
     if late:
         _materialise(model, task, family, world, [stage.module for stage in pipeline.stages] if pipeline else [])
     optimizer = build_optimizer(task.optimizer, model, names)

@@ -63,6 +63,7 @@ class SequentialPasses:
                 weight_total = weight_total + weight
                 if self.after_forward is not None:
                     self.after_forward(self.model)
+        self.randomness.rest()
         return self._share(loss_total), self._share(weight_total)
 
     def evaluate(self, micro_batches: Sequence[MicroBatch]) -> tuple[float, float]:
@@ -74,6 +75,7 @@ class SequentialPasses:
             if micro.counts:
                 loss_total += float(loss_sum)
                 weight_total += float(weight)
+        self.randomness.rest()
         return self._share(loss_total), self._share(weight_total)
 
     def _forward(self, micro: MicroBatch) -> tuple[torch.Tensor, Any]:

@@ -90,6 +90,7 @@ class PipelinePasses:
         count = len(micro_batches)
         numbers = torch.arange(count)
         self._schedule(rows, count, relays, borders).step(index=numbers, target=numbers, return_outputs=False)
+        self._randomness.rest()
         loss_total = sum(stage.loss_total for stage in self._stages)
         return self._share(loss_total), self._share(self._stages[-1].weight_total)
 
@@ -122,6 +123,7 @@ class PipelinePasses:
                     weight_total += float(found[1])
         for work, _ in sent:
             work.wait()
+        self._randomness.rest()
         return self._share(loss_total), self._share(weight_total)
 
     def _schedule(self, rows: int, count: int, relays: bool, borders: list[_Border]) -> Any:
