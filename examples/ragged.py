@@ -1,4 +1,4 @@
-"""Sequences of different lengths: predict whether the sum of a sequence's digits is even, from digits padded per batch."""
+"""Sequences of different lengths, padded per batch: is the sum of a sequence's digits even?"""
 
 from __future__ import annotations
 
