@@ -85,11 +85,12 @@ def plain_loop(
     objective: Objective,
     steps: int = STEPS,
     optimizer: str = "adamw",
-    dtype: torch.dtype = torch.float64,
+    dtype: torch.dtype | None = torch.float64,
 ) -> tuple[list[float], dict[str, Tensor]]:
     """Train with torch alone, one backward pass on each whole batch; return the losses and the state at the end."""
     torch.manual_seed(7)
     model, source = factory().to(dtype), Rows()
+    dtype = dtype or torch.float64
     trained = [p for p in model.parameters() if p.requires_grad]
     groups = [{"params": [p for p in trained if p.dim() >= 2], "weight_decay": 0.1},
               {"params": [p for p in trained if p.dim() < 2], "weight_decay": 0.0}]  # fmt: skip
@@ -116,10 +117,24 @@ def laid_out(
     zero: int = 3,
     optimizer: str = "adamw",
     steps: int = STEPS,
-    precision: str = "fp64",
     **plan: Any,
 ) -> tuple[list[float], dict[str, Tensor]]:
     """Train the same under a plan, in the ranks that are running; return the losses and the whole state at the end."""
+    losses, model = trained(factory, objective, layout, zero, optimizer, steps, **plan)
+    return losses, {name: whole(tensor) for name, tensor in _state(model).items()}
+
+
+def trained(
+    factory: Factory,
+    objective: Objective,
+    layout: Layout,
+    zero: int = 3,
+    optimizer: str = "adamw",
+    steps: int = STEPS,
+    precision: str = "fp64",
+    **plan: Any,
+) -> tuple[list[float], nn.Module]:
+    """Return the losses, and this rank's model as it is after the steps."""
     torch.manual_seed(7)
     task = Task(
         name="program", model=factory, data=Rows(), objective=objective,
@@ -131,7 +146,7 @@ def laid_out(
     built = assemble(task, made, world, task.data, 1)
     stream = BatchStream(task.data, task.seed, made, layout.data_rank(world.rank), world.device)
     stats = [built.stepper.step(stream.at(step * ROWS), LR) for step in range(steps)]
-    return [each.loss for each in stats], {name: whole(tensor) for name, tensor in _state(built.model).items()}
+    return [each.loss for each in stats], built.model
 
 
 def whole(tensor: Tensor) -> Tensor:

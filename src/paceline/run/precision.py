@@ -17,17 +17,49 @@ import torch
 from torch import nn
 from torch.utils._pytree import tree_map
 
+from paceline.task.declared import is_routed
+
 COMPUTE_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16, "fp64": torch.float64}
 MASTER_DTYPES = {"fp32": torch.float32, "bf16": torch.float32, "fp16": torch.float32, "fp64": torch.float64}
 
 
+COMPLEX_DTYPES = {torch.float32: torch.complex64, torch.float64: torch.complex128}  # of the same width in each part
+
+
 def cast_floats(tree: Any, dtype: torch.dtype) -> Any:
-    """Return the same nested arguments with floating-point tensors in `dtype`."""
+    """Return the same nested arguments with floating-point tensors in `dtype`, complex ones in parts of that width.
 
-    def cast(leaf: Any) -> Any:
-        return leaf.to(dtype) if isinstance(leaf, torch.Tensor) and leaf.is_floating_point() else leaf
+    There is no complex type of bf16 parts: complex tensors stay as they are under bf16 and fp16.
+    """
+    return tree_map(lambda leaf: _cast(leaf, dtype) if isinstance(leaf, torch.Tensor) else leaf, tree)
 
-    return tree_map(cast, tree)
+
+def cast_model(model: nn.Module, dtype: torch.dtype) -> nn.Module:
+    """Return the model with its parameters and buffers in `dtype`, changed in place; complex ones stay complex.
+
+    `model.to(dtype)` would drop the imaginary part. In fp64 transformers' experts are computed one after the other, as
+    they are written: torch's grouped products, which transformers would choose, know no fp64.
+    """
+    if dtype == torch.float64:
+        for module in filter(is_routed, model.modules()):
+            module.config._experts_implementation = "eager"  # type: ignore[union-attr]
+    return model._apply(lambda tensor: _cast(tensor, dtype))
+
+
+def lost_in_cast(model: nn.Module, dtype: torch.dtype) -> list[str]:
+    """Return the names of parameters and buffers of which `cast_model` rounds the values."""
+    held = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    return [
+        name
+        for name, tensor in held.items()
+        if tensor.dtype.is_floating_point and torch.finfo(tensor.dtype).bits > torch.finfo(dtype).bits
+    ]
+
+
+def _cast(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    if tensor.is_complex():
+        return tensor.to(COMPLEX_DTYPES.get(dtype, tensor.dtype))
+    return tensor.to(dtype) if tensor.is_floating_point() else tensor
 
 
 def cast_unit(
