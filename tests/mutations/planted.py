@@ -228,7 +228,7 @@ def bucket_left_out(patch: Patch, world: World) -> None:
         else:
             reduce_next(self)
 
-    small = lambda model, group: ReducedGradients(model, group, bucket_bytes=1024)  # noqa: E731
+    small = lambda model, group, size: ReducedGradients(model, group, bucket_bytes=1024)  # noqa: E731
     patch.setattr(apply, "ReducedGradients", small)
     patch.setattr(ReducedGradients, "_reduce_next", all_but_the_first)
 
