@@ -50,6 +50,7 @@ command line, `--set KEY=VALUE` replaces one value: `--set task.optimizer.lr=1e-
 KIND_TEXT = {
     "text": "text", "texts": "list of texts", "whole": "whole number", "number": "number", "flag": "true or false",
     "amount": "amount", "duration": 'duration, "2 h"', "bytes": 'size, "24 GiB"', "free": "table of your own",
+    "tables": "list of tables",
 }  # fmt: skip
 
 
@@ -120,6 +121,8 @@ def _table_lines(key: str, spec: Table) -> Iterator[str]:
     for name, member in spec.members.items():
         if isinstance(member, Table):
             yield from _table_lines(f"{key}.{name}", member)
+        elif member.item is not None:
+            yield from _table_lines(f"[{key}.{name}]", member.item)
 
 
 def takes(option: Option) -> str:

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import dataclasses
+import math
+
 import pytest
 import torch
 from distributed import run_ranks
-from tests_shared import decoder_task, plan_of, run_steps
+from tests_shared import SEQ_LEN, decoder_task, plan_of, run_steps
 
 from paceline.errors import VerificationFailed
 from paceline.plan.layout import Layout
-from paceline.run.invariants import check_agreement, fingerprint
+from paceline.run.assemble import assemble
+from paceline.run.invariants import bits_of, check_agreement, fingerprint, is_due, numbers_of
+from paceline.run.loader import BatchStream
 from paceline.run.world import join_world
 
 
@@ -56,3 +61,42 @@ def test_fingerprints_differ_by_a_bit() -> None:
         other[5] += other[5].abs() * 0.02
         assert fingerprint(weight) == fingerprint(weight.clone())
         assert fingerprint(weight) != fingerprint(other)
+
+
+def skipped(odd: str = "") -> None:
+    """Make a step that overflows in fp16 on two copies, on one of which something goes another way, and check."""
+    world, plan = join_world("cpu", threads=1), plan_of(Layout(dp_replicate=2), precision="fp16")
+    task = decoder_task()
+    built = assemble(task, plan, world, task.data, SEQ_LEN)
+    scaler = built.stepper.scaler
+    assert scaler is not None
+    scaler.scale = 2.0**40
+    stream = BatchStream(task.data, task.seed, plan, world.rank, world.device)
+    stats = built.stepper.step(stream.at(0), 1e-3)
+    assert not math.isfinite(stats.grad_norm) and not stats.updated
+    if world.rank == 1 and odd == "the loss scale":
+        scaler.scale *= 2
+    if world.rank == 1 and odd == "whether the step updated the weights":
+        stats = dataclasses.replace(stats, updated=True)
+    numbers = {**numbers_of(stats, scaler.scale), "a norm that is not a number": math.nan}
+    check_agreement(built.model, numbers, 1, world)
+
+
+def test_a_skipped_step_does_not_stop_a_healthy_run() -> None:
+    assert run_ranks(skipped, 2) == [None, None]
+
+
+@pytest.mark.parametrize("odd", ["the loss scale", "whether the step updated the weights"])
+def test_a_rank_that_skips_alone_is_named(odd: str) -> None:
+    with pytest.raises(VerificationFailed, match=f"ranks 0 and 1 no longer agree on {odd}"):
+        run_ranks(skipped, 2, odd)
+
+
+def test_bits_tell_what_equality_does_not() -> None:
+    assert bits_of(0.0) != bits_of(-0.0) and bits_of(math.nan) == bits_of(-math.nan) == bits_of(float("nan"))
+    assert bits_of(1.0) != bits_of(math.nextafter(1.0, 2.0)) and bits_of(math.inf) != bits_of(-math.inf)
+
+
+def test_the_first_ten_steps_of_a_process_are_checked() -> None:
+    assert [step for step in range(1, 41) if is_due(step, 1, 20)] == [*range(1, 11), 20, 40]
+    assert [step for step in range(24, 61) if is_due(step, 24, 50)] == [*range(24, 34), 50], "after a resume too"

@@ -2,18 +2,34 @@
 
 from __future__ import annotations
 
+import dataclasses
+from pathlib import Path
+
+import foreign_optimizers
 import pytest
 import torch
 from distributed import run_ranks
-from tests_shared import SEQ_LEN, VOCAB, PaddedText, decoder_task, plan_of, run_steps
+from tests_shared import SEQ_LEN, VOCAB, Dropout, PaddedText, decoder_task, plan_of, run_steps
 from torch import nn
 from torch.distributed.tensor import DTensor
 
+from paceline.errors import ConfigError
 from paceline.plan.layout import Layout
+from paceline.plan.plan import Plan
+from paceline.plan.task_limits import closed_by
+from paceline.run.assemble import assemble
+from paceline.run.checkpoint import training_state
+from paceline.run.loader import BatchStream
+from paceline.run.resume import Progress, restore, save
 from paceline.run.schedule import learning_rate
+from paceline.run.world import join_world
+from paceline.spec import Spec
 from paceline.task.data.order import sample_ids
+from paceline.task.groups import check_groups
 from paceline.task.models.build import build_model
-from paceline.task.task import OptimizerSpec, Task
+from paceline.task.optimizers import check_options, use_of
+from paceline.task.task import GroupSpec, OptimizerSpec, Task
+from paceline.task.update_scope import scope_known
 
 STEPS, BATCH = 4, 13
 LAYOUTS = [
@@ -76,3 +92,250 @@ def test_sgd_equals_torch(layout: Layout, zero: int) -> None:
     expected = weights_by_hand(task, lambda model: torch.optim.SGD(halves(model, 0.1), lr=0.2, momentum=0.9))
     for whole in run_ranks(weights_under, layout.devices, task, layout, zero):
         assert_same(whole, expected)
+
+
+def split(model: nn.Module, trained) -> tuple[list, list]:
+    """Return (name, parameter) of a model in two lists: those that `trained(name, parameter)` picks, and the rest."""
+    named = list(model.named_parameters())
+    return [p for n, p in named if trained(n, p)], [p for n, p in named if not trained(n, p)]
+
+
+class Several:
+    """Plain optimizers of torch, stepped one after the other."""
+
+    def __init__(self, *inner: torch.optim.Optimizer) -> None:
+        self.inner = inner
+        self.param_groups = [group for optimizer in inner for group in optimizer.param_groups]
+
+    def step(self) -> None:
+        for optimizer in self.inner:
+            optimizer.step()
+
+    def zero_grad(self) -> None:
+        for optimizer in self.inner:
+            optimizer.zero_grad()
+
+
+class LionByHand:
+    """Lion as its paper writes it."""
+
+    def __init__(self, model: nn.Module, lr: float, beta1: float, beta2: float) -> None:
+        self.parameters = list(model.parameters())
+        self.momentum = [torch.zeros_like(p) for p in self.parameters]
+        self.betas, self.param_groups = (beta1, beta2), [{"lr": lr}]
+
+    @torch.no_grad()
+    def step(self) -> None:
+        lr, (beta1, beta2) = self.param_groups[0]["lr"], self.betas
+        for i, p in enumerate(self.parameters):
+            update = torch.sign(beta1 * self.momentum[i] + (1 - beta1) * p.grad)
+            decay = 0.1 * p if p.dim() > 1 else 0.0
+            self.momentum[i] = beta2 * self.momentum[i] + (1 - beta2) * p.grad
+            p -= lr * (update + decay)
+
+    def zero_grad(self) -> None:
+        for p in self.parameters:
+            p.grad = None
+
+
+def muon(model: nn.Module) -> Several:
+    """Return Muon for the matrices of the layers, AdamW for the rest."""
+    matrices, rest = split(model, lambda n, p: p.dim() == 2 and "embed" not in n and "head" not in n)
+    embeddings, vectors = [p for p in rest if p.dim() == 2], [p for p in rest if p.dim() < 2]
+    options = {"lr": 2e-3, "betas": (0.9, 0.95), "eps": 1e-6}
+    groups = [{"params": embeddings, "weight_decay": 0.1}, {"params": vectors, "weight_decay": 0.0, "lr": 2e-2}]
+    return Several(
+        torch.optim.Muon(matrices, lr=2e-2, weight_decay=0.1, momentum=0.9), torch.optim.AdamW(groups, **options)
+    )
+
+
+MUON_GROUPS = (GroupSpec(match=("embed*", "*head*"), name="adamw", lr_scale=0.1),)
+CASES = {
+    "adam": (OptimizerSpec("adam", lr=3e-3, eps=1e-6), lambda m: torch.optim.Adam(
+        halves(m, 0.1), lr=3e-3, betas=(0.9, 0.95), eps=1e-6)),
+    "nadam": (OptimizerSpec("nadam", lr=3e-3, eps=1e-6), lambda m: torch.optim.NAdam(
+        halves(m, 0.1), lr=3e-3, betas=(0.9, 0.95), eps=1e-6)),
+    "radam": (OptimizerSpec("radam", lr=3e-3, eps=1e-6), lambda m: torch.optim.RAdam(
+        halves(m, 0.1), lr=3e-3, betas=(0.9, 0.95), eps=1e-6)),
+    "adamax": (OptimizerSpec("adamax", lr=3e-3, eps=1e-6), lambda m: torch.optim.Adamax(
+        halves(m, 0.1), lr=3e-3, betas=(0.9, 0.95), eps=1e-6)),
+    "adagrad": (OptimizerSpec("adagrad", lr=3e-2, arguments={"eps": 1e-5}), lambda m: torch.optim.Adagrad(
+        halves(m, 0.1), lr=3e-2, eps=1e-5)),
+    "adadelta": (OptimizerSpec("adadelta", lr=0.5, arguments={"eps": 1e-5}), lambda m: torch.optim.Adadelta(
+        halves(m, 0.1), lr=0.5, eps=1e-5)),
+    "rmsprop": (OptimizerSpec("rmsprop", lr=3e-3, arguments={"momentum": 0.5, "eps": 1e-5}), lambda m:
+        torch.optim.RMSprop(halves(m, 0.1), lr=3e-3, momentum=0.5, eps=1e-5)),
+    "lion": (OptimizerSpec("lion", lr=1e-3), lambda m: LionByHand(m, 1e-3, 0.9, 0.95)),
+    "adafactor": (OptimizerSpec("adafactor", lr=1e-2), lambda m: torch.optim.Adafactor(halves(m, 0.1), lr=1e-2)),
+    "muon": (OptimizerSpec("muon", lr=2e-2, eps=1e-6, arguments={"momentum": 0.9}, groups=MUON_GROUPS), muon),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_optimizers_equal_torch_whatever_the_layout(name: str) -> None:
+    spec, by_hand = CASES[name]
+    task = decoder_task(optimizer=spec)
+    expected = weights_by_hand(task, by_hand)
+    layouts = [(Layout(), 3), (Layout(dp_shard=3), 3)]
+    for layout, zero in [*layouts, *(LAYOUTS if name in ("muon", "adafactor", "lion") else [])]:
+        for whole in run_ranks(weights_under, layout.devices, task, layout, zero):
+            assert_same(whole, expected)
+
+
+# ---- optimizers of others ------------------------------------------------------------------------------------------
+
+
+def foreign(name: str, **changes) -> OptimizerSpec:
+    return OptimizerSpec(f"foreign_optimizers:{name}", lr=1e-2, arguments={"power": 0.4}, **changes)
+
+
+@pytest.mark.parametrize(
+    ("path", "arguments", "scope"),
+    [
+        ("foreign_optimizers:Counting", {}, "element"),
+        ("foreign_optimizers:Centred", {}, "parameter"),
+        ("foreign_optimizers:Trusting", {}, "model"),
+        ("torch.optim:AdamW", {"amsgrad": True}, "element"),
+        ("torch.optim:Rprop", {}, "element"),
+        ("torch.optim:ASGD", {}, "element"),
+        ("torch.optim:Muon", {}, "parameter"),
+        ("torch.optim:Adafactor", {}, "parameter"),
+        ("paceline.task.lion:Lion", {}, "element"),
+    ],
+)
+def test_a_trial_tells_what_an_update_depends_on(path: str, arguments: dict, scope: str) -> None:
+    assert scope_known(use_of(OptimizerSpec(), path, arguments)).scope == scope
+
+
+@pytest.mark.parametrize("name", ["Counting", "Centred"])
+def test_optimizers_by_import_path_equal_their_plain_loop(name: str) -> None:
+    def by_hand(model: nn.Module) -> torch.optim.Optimizer:
+        return getattr(foreign_optimizers, name)(halves(model, 0.1), lr=1e-2, power=0.4)
+
+    task = decoder_task(optimizer=foreign(name))
+    expected = weights_by_hand(task, by_hand)
+    for layout, zero in [(Layout(), 3), (Layout(dp_shard=3), 3), (Layout(tp=2, dp_shard=2), 2)]:
+        for whole in run_ranks(weights_under, layout.devices, task, layout, zero):
+            assert_same(whole, expected)
+
+
+def test_what_cannot_be_exact_is_refused_with_the_reason() -> None:
+    with pytest.raises(ConfigError, match="draws random numbers"):
+        scope_known(use_of(OptimizerSpec(), "foreign_optimizers:Noisy", {}))
+    closed = closed_by(foreign("Trusting"))
+    assert {"dp_shard", "tp", "pp"} <= set(closed) and "what others are" in closed["dp_shard"]
+    assert "dp_replicate" not in closed and set(closed_by(foreign("Counting"))) == {"offload"}
+    with pytest.raises(ConfigError, match="cannot be sharded"):
+        run_ranks(weights_under, 2, decoder_task(optimizer=foreign("Trusting")), Layout(dp_shard=2), 3)
+    with pytest.raises(ConfigError, match="again and again"):
+        use_of(OptimizerSpec(), "torch.optim:LBFGS", {})
+    with pytest.raises(ConfigError, match="did you mean 'nesterov'"):
+        use_of(OptimizerSpec("sgd"), "sgd", {"nesterow": True})
+    with pytest.raises(ConfigError, match="did you mean 'adagrad'"):
+        check_options(OptimizerSpec("adagrat"))
+    for spec in (OptimizerSpec("sgd", beta2=0.5), OptimizerSpec("adafactor", beta1=0.5)):
+        with pytest.raises(ConfigError, match="is not read by"):
+            check_options(spec)
+
+
+# ---- parameter groups ----------------------------------------------------------------------------------------------
+
+GROUPS = (
+    GroupSpec(match=("layers.0.*.weight",), lr_scale=0.5, weight_decay=0.3),
+    GroupSpec(match=("*norm.weight", "layers.0.*"), weight_decay=0.2, arguments={"betas": [0.8, 0.9]}),
+    GroupSpec(match=("embed_tokens.*",), lr_scale=0.0),  # tied to the head: the last stage of a pipeline has it too
+)
+
+
+def grouped(model: nn.Module) -> torch.optim.Optimizer:
+    """Return AdamW with the groups that GROUPS means, written out by hand."""
+    sets: list[list[nn.Parameter]] = [[], [], [], [], []]
+    for name, p in model.named_parameters():
+        if name.startswith("layers.0.") and name.endswith(".weight"):
+            sets[0].append(p)
+        elif name.endswith("norm.weight"):
+            sets[1].append(p)
+        elif name in ("embed_tokens.weight", "lm_head.weight"):
+            sets[2].append(p)
+        else:
+            sets[3 if p.dim() >= 2 else 4].append(p)
+    options = [
+        {"weight_decay": 0.3, "lr": 1.5e-3},
+        {"weight_decay": 0.2, "betas": (0.8, 0.9)},
+        {"weight_decay": 0.1, "lr": 0.0},
+        {"weight_decay": 0.1},
+        {"weight_decay": 0.0},
+    ]
+    groups = [{"params": chosen, **option} for chosen, option in zip(sets, options, strict=True) if chosen]
+    return torch.optim.AdamW(groups, lr=3e-3, betas=(0.9, 0.95), eps=1e-6)
+
+
+@pytest.mark.parametrize("layout", [Layout(), Layout(dp_shard=3), Layout(pp=2), Layout(tp=2, dp_shard=2)], ids=str)
+def test_groups_equal_those_of_a_plain_loop(layout: Layout) -> None:
+    model = dataclasses.replace(decoder_task().model, tied=True)
+    task = decoder_task(model=model, optimizer=OptimizerSpec(lr=3e-3, eps=1e-6, groups=GROUPS))
+    expected = weights_by_hand(task, grouped)
+    for whole in run_ranks(weights_under, layout.devices, task, layout, 3):
+        known = {**expected, "lm_head.weight": expected["embed_tokens.weight"]}  # a stage's own name for it
+        assert_same(whole, {name: known[name] for name in whole})
+
+
+@pytest.mark.parametrize(
+    ("groups", "says"),
+    [
+        ((GroupSpec(match=("*.biass",)),), "matches no parameter"),
+        ((GroupSpec(match=("layers.1.mlp.gate_prj.weight",)),), r"did you mean 'layers\.1\.mlp\.gate_proj\.weight'"),
+        ((GroupSpec(match=("*",)), GroupSpec(match=("*norm*",))), "belong to groups before it"),
+        ((GroupSpec(),), "has no pattern"),
+    ],
+)
+def test_a_group_without_parameters_is_an_error(groups: tuple, says: str) -> None:
+    names = [n for n, _ in build_model(decoder_task().model, VOCAB, SEQ_LEN, 1, device="meta").named_parameters()]
+    with pytest.raises(ConfigError, match=says):
+        check_groups(OptimizerSpec(groups=groups), names)
+
+
+# ---- resume --------------------------------------------------------------------------------------------------------
+
+
+def trained(task: Task, plan: Plan, folder: str, first: int, last: int) -> dict[str, torch.Tensor]:
+    """Return whole weights and state after steps `first` to `last`; go on from what is saved, and save at the end."""
+    world = join_world("cpu", threads=1)
+    built = assemble(task, plan, world, task.data, SEQ_LEN)
+    spec = Spec(task=task)
+    stream = BatchStream(task.data, task.seed, plan, plan.layout.data_rank(world.rank), world.device)
+    restored = restore(Path(folder), spec, plan, "", built.model, built.optimizer, None, world)
+    assert (restored.progress.step if restored else 0) == first - 1
+    for step in range(first, last + 1):
+        built.stepper.step(stream.at((step - 1) * plan.batch_samples), task.optimizer.lr)
+    save(Path(folder), spec, plan, "", built.model, built.optimizer, None, Progress(last, last * plan.batch_samples))
+    state = training_state(built.model, built.optimizer)
+    return {n: (t.full_tensor() if isinstance(t, DTensor) else t).detach() for n, t in state.items()}
+
+
+UNREACHED = decoder_task(model=Dropout, objective="next_token")
+
+
+@pytest.mark.parametrize(
+    ("task", "before", "after"),
+    [
+        (decoder_task(optimizer=CASES["muon"][0]), Layout(dp_shard=2), Layout(dp_shard=2)),
+        (decoder_task(optimizer=CASES["muon"][0]), Layout(dp_shard=2), Layout(tp=2)),
+        (decoder_task(optimizer=CASES["adafactor"][0]), Layout(), Layout(dp_shard=2)),
+        (dataclasses.replace(UNREACHED, optimizer=foreign("Counting")), Layout(dp_shard=2), Layout(dp_shard=2)),
+        (dataclasses.replace(UNREACHED, optimizer=OptimizerSpec("nadam")), Layout(dp_shard=2), Layout(dp_shard=2)),
+    ],
+    ids=["muon", "muon moved", "adafactor moved", "foreign", "nadam"],
+)
+def test_training_goes_on_where_it_was(task: Task, before: Layout, after: Layout, tmp_path: Path) -> None:
+    plans = [plan_of(layout, batch=12, precision="fp64") for layout in (before, after)]
+    whole, parted = str(tmp_path / "whole"), str(tmp_path / "parted")
+    expected = run_ranks(trained, after.devices, task, plans[1], whole, 1, 4)[0]
+    run_ranks(trained, before.devices, task, plans[0], parted, 1, 2)
+    for found in run_ranks(trained, after.devices, task, plans[1], parted, 3, 4):
+        assert found.keys() == expected.keys()
+        for name, tensor in found.items():
+            if before == after:
+                assert torch.equal(tensor, expected[name]), name
+            else:
+                torch.testing.assert_close(tensor, expected[name], rtol=1e-9, atol=1e-11)

@@ -116,6 +116,9 @@ def _build(table: Table, layer: Layer, prefix: Key, origins: dict[str, str]) -> 
             if given:
                 arguments[name] = _nest(given, key)
             origins.update({dotted(other): entry.origin for other, entry in given.items()} or {dotted(key): DEFAULT})
+        elif member.item is not None and key in layer:
+            origins[dotted(key)] = layer[key].origin
+            arguments[name] = tuple(_items(member, layer[key], key))
         elif key in layer:
             entry = layer[key]
             origins[dotted(key)] = entry.origin
@@ -124,6 +127,20 @@ def _build(table: Table, layer: Layer, prefix: Key, origins: dict[str, str]) -> 
         else:
             origins[dotted(key)] = DEFAULT
     return table.cls(**arguments)
+
+
+def _items(member: Option, entry: Entry, key: Key) -> Iterator[Any]:
+    """Yield the dataclasses of a list of tables. Raises ConfigError, with the origin, for what is none."""
+    assert member.item is not None
+    if not isinstance(entry.value, list | tuple):
+        with _located(entry.origin):
+            raise wrong_type(member, dotted(key), entry.value)
+    for number, values in enumerate(entry.value, 1):
+        at = (*key, str(number))
+        layer: Layer = {}
+        _flatten(member.item, values, _Source(member.item, lambda _: entry.origin), (), layer)
+        with _located(f"{dotted(at)}"):
+            yield _build(member.item, layer, (), {})
 
 
 @contextmanager

@@ -61,6 +61,7 @@ def _value(option: Option) -> dict[str, Any]:
         "number": {"type": "number", **rules},
         "flag": {"type": "boolean"},
         "free": {"type": "object"},
+        "tables": {"type": "array", "items": _table(option.item) if option.item else {}},
         "duration": {"type": "string", "pattern": _pattern(list(SECONDS))},
         "amount": {"type": "string", "pattern": _pattern(_amount_units(option))},
     }

@@ -14,7 +14,7 @@ from typing import Any
 
 from paceline.units import AMOUNT_UNITS
 
-KINDS = ("text", "texts", "whole", "number", "flag", "amount", "duration", "bytes", "free")
+KINDS = ("text", "texts", "whole", "number", "flag", "amount", "duration", "bytes", "free", "tables")
 _KIND_OF_TYPE = {str: "text", int: "whole", float: "number", bool: "flag", dict: "free", tuple: "texts"}
 
 
@@ -22,7 +22,8 @@ _KIND_OF_TYPE = {str: "text", int: "whole", float: "number", bool: "flag", dict:
 class Option:
     """One option: what kind of value it takes and the rules the value must keep (see `fields.option`).
 
-    `kind` is one of KINDS; "free" is a table of the user's own keys. An `optional` one may be unset.
+    `kind` is one of KINDS; "free" is a table of the user's own keys, "tables" a list of tables of the shape `item`
+    (in a file `[[task.optimizer.groups]]`). An `optional` one may be unset.
     """
 
     name: str
@@ -35,6 +36,7 @@ class Option:
     above: float | None = None
     maximum: float | None = None
     units: tuple[str, ...] = AMOUNT_UNITS
+    item: Table | None = None
 
 
 @dataclass(frozen=True)
@@ -96,8 +98,11 @@ def _option(field: dataclasses.Field[Any], hint: Any, optional: bool) -> Option:
     default = factory() if callable(factory) else field.default
     rules = field.metadata
     base = type(default) if hint is Any else typing.get_origin(hint) or hint
+    of = next(iter(typing.get_args(hint)), None)
+    item = table_of(of, field.name) if base is tuple and isinstance(of, type) and dataclasses.is_dataclass(of) else None
+    kind = "tables" if item else rules["quantity"] or _KIND_OF_TYPE[base]
     return Option(
-        name=field.name, kind=rules["quantity"] or _KIND_OF_TYPE[base], optional=optional, default=default,
+        name=field.name, kind=kind, optional=optional, default=default, item=item,
         doc=rules["doc"], choices=rules["choices"], minimum=rules["minimum"], above=rules["above"],
         maximum=rules["maximum"], units=rules["units"] or AMOUNT_UNITS,
     )  # fmt: skip

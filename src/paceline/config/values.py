@@ -16,9 +16,10 @@ _LARGEST = 2**63 - 1
 _EXPECTED = {
     "text": "text in quotes", "texts": "a list of texts", "whole": "a whole number", "number": "a number",
     "flag": "true or false", "amount": "an amount with a unit", "duration": "a duration with a unit",
-    "bytes": "a size", "free": "a table",
+    "bytes": "a size", "free": "a table", "tables": "a list of tables",
 }  # fmt: skip
-_EXAMPLES = {"texts": '["*.py", "*.md"]', "duration": '"90 s" or "2 h"', "bytes": '"512 MiB"', "free": "{ width = 64 }"}
+_EXAMPLES = {"texts": '["*.py", "*.md"]', "duration": '"90 s" or "2 h"', "bytes": '"512 MiB"', "free": "{ width = 64 }",
+             "tables": '[{ match = ["*.bias"] }]'}  # fmt: skip
 
 
 def convert(option: Option, key: str, value: Any) -> Any:
@@ -160,7 +161,7 @@ def plain(option: Option, value: Any) -> Any:
         return f"{int(value.value) if value.value == int(value.value) else value.value} {value.unit}"
     if option.kind == "duration" and value is not None:
         return f"{int(value) if value == int(value) else value} s"
-    if isinstance(value, tuple):
+    if isinstance(value, tuple | list):
         return list(value)
     return value
 

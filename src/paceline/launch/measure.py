@@ -32,6 +32,7 @@ from paceline.run.measure import request_of
 from paceline.run.recovery.supervisor import supervise
 from paceline.spec import Spec
 from paceline.task.models.sizes import is_named
+from paceline.task.optimizers import optimizer_key
 from paceline.task.profile import ModelProfile
 from paceline.task.profile_plain import task_key
 from paceline.task.task import ModelSpec
@@ -102,7 +103,7 @@ def _reduced(planned: Planned) -> tuple[ModelProfile, Spec, list[int]]:
 
 def _check_fit(planned: Planned, profile: ModelProfile, plan: Any) -> None:
     """Raise DoesNotFit where the model that is measured does not fit one device whole."""
-    context = Context(profile, planned.cluster, plan.batch_samples, 1, planned.spec.task.optimizer.name)
+    context = Context(profile, planned.cluster, plan.batch_samples, 1, optimizer_key(planned.spec.task.optimizer))
     peak = memory_estimate(
         tuple(needed_terms(context.cluster, memory_of(context, plan))), context.cluster, context.constants
     )
@@ -117,7 +118,7 @@ def _measurement(planned: Planned, profile: ModelProfile, found: dict[str, Any])
     repeated = [dataclasses.replace(block, name="") for block in profile.blocks if block.recomputable]
     by_shape = dict(zip(measured_shapes(profile), found["block_seconds"], strict=True))
     rest = found["whole_seconds"] - sum(by_shape[shape] for shape in repeated)
-    optimizer = planned.spec.task.optimizer.name
+    optimizer = optimizer_key(planned.spec.task.optimizer)
     return TaskMeasurement(
         date=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         machine=machine_key(planned.cluster),

@@ -21,6 +21,7 @@ from paceline.plan.search import TIE_RATIO, search
 from paceline.plan.session import Prepared, is_built_in, prepare_task
 from paceline.plan.space import MODEL_AXES
 from paceline.plan.switch import WIDEST, Switch
+from paceline.task.optimizers import optimizer_key
 
 if TYPE_CHECKING:
     from paceline.plan.session import Planned
@@ -73,7 +74,7 @@ def _best_there(planned: Planned, prepared: Prepared, cluster: Cluster) -> tuple
             spec,
             batch_samples=prepared.batch_samples,
             steps=prepared.steps,
-            optimizer=prepared.spec.task.optimizer.name,
+            optimizer=optimizer_key(prepared.spec.task.optimizer),
             coarse=True,
         )
     except (DoesNotFit, ConfigError):  # ConfigError: stated degrees do not make that number of devices

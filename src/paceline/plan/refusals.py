@@ -71,11 +71,22 @@ def hosted_activations(plan: Plan, profile: ModelProfile) -> str | None:
     return None
 
 
+def hosted_optimizer(plan: Plan, profile: ModelProfile) -> str | None:
+    """The optimizer's state rests on the host for those whose update takes it back in buckets."""
+    return (profile.closed_axes or {}).get("offload") if plan.offloads_optimizer else None
+
+
 # Limits of the model, which hold for the layout alone, and of the whole plan. Add a limit here and nowhere else. Those
 # of the whole plan are asked once for all layouts that agree in `pp`, in whether the data axes or `cp` are in use, and
 # in whether `tp` is.
 LAYOUT_REFUSALS: tuple[Limit, ...] = (closed_axis, attention_heads, tensor_parts, expert_parts)
-PLAN_REFUSALS: tuple[Limit, ...] = (pipeline_stages, pipeline_micro_batches, split_backward, hosted_activations)
+PLAN_REFUSALS: tuple[Limit, ...] = (
+    pipeline_stages,
+    pipeline_micro_batches,
+    split_backward,
+    hosted_activations,
+    hosted_optimizer,
+)
 
 
 def layout_refusal(plan: Plan, profile: ModelProfile) -> str | None:

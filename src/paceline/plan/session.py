@@ -19,6 +19,7 @@ from paceline.plan.plan import Plan, PlanSpec
 from paceline.plan.search import SearchResult, search
 from paceline.task.amounts import batch_samples, total_steps
 from paceline.task.data.facts import DataFacts, data_facts
+from paceline.task.optimizers import optimizer_key
 from paceline.task.profile import ModelProfile
 from paceline.task.profile_plain import task_key
 from paceline.task.task import ModelSpec, Task
@@ -111,7 +112,9 @@ class Planned:
 
     @property
     def _context(self) -> Context:
-        return Context(self.profile, self.cluster, self.batch_samples, self.steps, self.spec.task.optimizer.name)
+        return Context(
+            self.profile, self.cluster, self.batch_samples, self.steps, optimizer_key(self.spec.task.optimizer)
+        )
 
 
 @dataclass(frozen=True)
@@ -164,7 +167,7 @@ def plan_prepared(prepared: Prepared, cluster: Cluster, remarks: tuple[str, ...]
 
 
 def _planned(prepared: Prepared, cluster: Cluster, remarks: tuple[str, ...], goodput: float) -> Planned:
-    spec, optimizer = prepared.spec, prepared.spec.task.optimizer.name
+    spec, optimizer = prepared.spec, optimizer_key(prepared.spec.task.optimizer)
     learnt = recall(prepared.profile, optimizer, cluster, spec.cluster)
     measured = read_measurements(task_key(prepared.profile, optimizer), cluster) if spec.cluster.learn else {}
     found = search(
@@ -205,7 +208,16 @@ def _offload_remarks(plan: Plan, asked: PlanSpec, cluster: Cluster) -> tuple[str
 
 
 def profile_task(task: Task, facts: DataFacts) -> ModelProfile:
-    """Return the model's profile: analytic for the built-in family on its own objective, else traced."""
+    """Return the model's profile: analytic for the built-in family on its own objective, else traced.
+
+    Closed in it are also the axes that the task's optimizers close.
+    """
+    from paceline.plan.task_limits import close_for_task
+
+    return close_for_task(_profile_model(task, facts), task, facts)
+
+
+def _profile_model(task: Task, facts: DataFacts) -> ModelProfile:
     if is_built_in(task, facts):
         from paceline.task.models.sizes import MoEConfig, resolve_decoder
         from paceline.task.profile_analytic import profile_decoder

@@ -26,6 +26,7 @@ EXAMPLE_ROWS = 2  # samples in the example batch: enough to tell what grows with
 def trace_task(task: Task) -> ModelProfile:
     """Return the profile of a task's model on its own data and objective. Raises ConfigError where the model fails."""
     travels = isinstance(task.model, ModelSpec) and isinstance(task.data, DataSpec) and isinstance(task.objective, str)
+    travels = travels and isinstance(task.data.collate, str)
     if not travels or "torch" in sys.modules:
         return trace_here(task.model, task.data, task.objective, task.seed)
     return _trace_in_child(task)

@@ -9,20 +9,23 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from paceline.errors import ConfigError
 from paceline.plan.plan import Plan
 from paceline.run.hosted import HostedUpdate
 from paceline.run.loader import BatchStream
-from paceline.run.optimizer import build_optimizer
+from paceline.run.optimizer import all_names, build_optimizer
 from paceline.run.parallel.apply import Gradients, apply_plan, is_sharded
 from paceline.run.parallel.context import part_of
+from paceline.run.parallel.entry import entered
 from paceline.run.parallel.pipeline import split_model
 from paceline.run.parallel.rows import GatheredRows, data_group
 from paceline.run.passes import Passes, SequentialPasses
 from paceline.run.pipeline_passes import PipelinePasses
-from paceline.run.precision import MASTER_DTYPES, scaler_for
+from paceline.run.precision import MASTER_DTYPES, cast_model, scaler_for
 from paceline.run.routing import watch_routing
 from paceline.run.stage_check import check_chain
 from paceline.run.step import Stepper
+from paceline.run.updates.joined import JoinedOptimizer
 from paceline.run.world import World, build_mesh
 from paceline.task.coupling import GatheringObjective
 from paceline.task.data.source import Source
@@ -31,6 +34,7 @@ from paceline.task.models.build import build_model, fill_weights
 from paceline.task.models.decoder import Decoder
 from paceline.task.models.sizes import is_named
 from paceline.task.objective import resolve_objective
+from paceline.task.optimizers import NOT_HOSTED
 from paceline.task.task import ModelSpec, Task
 
 
@@ -52,10 +56,11 @@ def assemble(task: Task, plan: Plan, world: World, source: Source, items_per_sam
     mesh = build_mesh(plan.layout, world)
     family = isinstance(task.model, ModelSpec) and is_named(task.model.name)
     model = build_model(task.model, source.vocab or 0, items_per_sample, task.seed, device="meta" if family else "cpu")
-    model.to(dtype=MASTER_DTYPES[plan.precision]).train()
+    cast_model(model, MASTER_DTYPES[plan.precision])
     if isinstance(model, Decoder):
         model.logits_elements = plan.logits_elements
     objective = resolve_objective(task.objective, source.unit)
+    names = all_names(model)  # before stages of a pipeline know a part of them
     if isinstance(objective, GatheringObjective) and mesh is not None and plan.layout.data_degree > 1:
         objective = objective.over(GatheredRows(data_group(mesh, plan.layout)))
     late = family and (is_sharded(plan) or plan.layout.tp > 1)  # storage only once every rank knows its shard
@@ -76,7 +81,9 @@ def assemble(task: Task, plan: Plan, world: World, source: Source, items_per_sam
         gradients = apply_plan(model, [block for _, block in find_blocks(model)], plan, mesh)
     if late:
         _materialise(model, task, family, world, [stage.module for stage in pipeline.stages] if pipeline else [])
-    optimizer = build_optimizer(task.optimizer, model)
+    optimizer = build_optimizer(task.optimizer, model, names)
+    if plan.offloads_optimizer and isinstance(optimizer, JoinedOptimizer):
+        raise ConfigError(f"offload = {plan.offload}", NOT_HOSTED, 'plan.offload = "none"')
     routing = watch_routing(model, plan)
     after_forward = routing.collect if routing else None
     take_part, part = part_of(plan, world.rank, model, objective), plan.layout.coordinates(world.rank)["cp"]
@@ -85,7 +92,7 @@ def assemble(task: Task, plan: Plan, world: World, source: Source, items_per_sam
         if pipeline is not None
         else SequentialPasses(
             model=model,
-            objective=objective,
+            objective=entered(objective, model, gradients, world.device),
             gradients=gradients,
             plan=plan,
             device=world.device,

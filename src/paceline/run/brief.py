@@ -16,6 +16,7 @@ from typing import Any
 from paceline.plan.explain import headline_lines
 from paceline.plan.plan import Plan, plan_from_dict
 from paceline.plan.session import Planned
+from paceline.task.optimizers import optimizer_key
 from paceline.task.profile_plain import pack_profile
 
 BRIEF_VARIABLE = "PACELINE_BRIEF"
@@ -80,7 +81,7 @@ def make_brief(planned: Planned, verified: dict[str, Any] | None = None) -> Brie
             "facts": dataclasses.asdict(planned.facts),
             "parameters": planned.profile.parameters,
             "profile": pack_profile(planned.profile),
-            "optimizer": planned.spec.task.optimizer.name,
+            "optimizer": optimizer_key(planned.spec.task.optimizer),
             "headline": headline_lines(planned),
             "provenance": {key: str(origin) for key, origin in planned.spec.provenance.items()},
             "decisions": [decision],

@@ -9,17 +9,15 @@ import torch
 from paceline.run.loader import held_out_batches
 from paceline.run.step import Stepper
 from paceline.task.data.source import Source
+from paceline.task.models.build import evaluating
 
 
 def evaluate(stepper: Stepper, source: Source, samples: int, data_rank: int) -> dict[str, float]:
     """Return {loss, weight, seconds}: the mean loss per item over `samples` held-out samples, always the same ones."""
     began = time.perf_counter()
     world, model = stepper.world, stepper.model
-    was_training = model.training
-    model.eval()
-    with torch.no_grad():
+    with evaluating(model), torch.no_grad():
         batches = held_out_batches(source, samples, stepper.plan, data_rank, world.device)
         loss_sum, weight = stepper.passes.evaluate(batches)
-    model.train(was_training)
     loss_sum, weight = world.sum([loss_sum, weight])
     return {"loss": loss_sum / weight, "weight": weight, "seconds": time.perf_counter() - began}

@@ -9,6 +9,7 @@ layout never changes what is computed. Gradients arrive in the compute dtype and
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,22 +21,64 @@ COMPUTE_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.f
 MASTER_DTYPES = {"fp32": torch.float32, "bf16": torch.float32, "fp16": torch.float32, "fp64": torch.float64}
 
 
+COMPLEX_DTYPES = {torch.float32: torch.complex64, torch.float64: torch.complex128}  # of the same width in each part
+
+
 def cast_floats(tree: Any, dtype: torch.dtype) -> Any:
-    """Return the same nested arguments with floating-point tensors in `dtype`."""
+    """Return the same nested arguments with floating-point tensors in `dtype`, complex ones in parts of that width.
 
-    def cast(leaf: Any) -> Any:
-        return leaf.to(dtype) if isinstance(leaf, torch.Tensor) and leaf.is_floating_point() else leaf
+    There is no complex type of bf16 parts: complex tensors stay as they are under bf16 and fp16.
+    """
+    return tree_map(lambda leaf: _cast(leaf, dtype) if isinstance(leaf, torch.Tensor) else leaf, tree)
 
-    return tree_map(cast, tree)
+
+def cast_model(model: nn.Module, dtype: torch.dtype) -> nn.Module:
+    """Return the model with its parameters and buffers in `dtype`, changed in place; complex ones stay complex.
+
+    `model.to(dtype)` would drop the imaginary part.
+    """
+    return model._apply(lambda tensor: _cast(tensor, dtype))
 
 
-def cast_unit(unit: nn.Module, dtype: torch.dtype, inner_units: set[nn.Module]) -> None:
+def lost_in_cast(model: nn.Module, dtype: torch.dtype) -> list[str]:
+    """Return the names of parameters and buffers of which `cast_model` rounds the values."""
+    held = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    return [
+        name
+        for name, tensor in held.items()
+        if tensor.dtype.is_floating_point and torch.finfo(tensor.dtype).bits > torch.finfo(dtype).bits
+    ]
+
+
+def _cast(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    if tensor.is_complex():
+        return tensor.to(COMPLEX_DTYPES.get(dtype, tensor.dtype))
+    return tensor.to(dtype) if tensor.is_floating_point() else tensor
+
+
+def cast_unit(
+    unit: nn.Module,
+    dtype: torch.dtype,
+    inner_units: set[nn.Module],
+    only: Sequence[nn.Parameter] | None = None,
+    inputs: bool = False,
+) -> None:
     """Make `unit.forward` run with its own weights in `dtype`; weights inside `inner_units` are left to those.
+
+    `only` names the weights to cast, where others are cast when they are gathered; with `inputs` a unit without any of
+    them has its inputs cast all the same.
 
     The cast is part of the autograd graph, so gradients reach the fp32 weights. It happens inside `forward`, so that
     activation checkpointing around it casts again when it recomputes.
     """
-    owners = [module for module in _modules_outside(unit, inner_units) if module._parameters]
+    chosen = None if only is None else {id(parameter) for parameter in only}
+    owners = [
+        module
+        for module in _modules_outside(unit, inner_units)
+        if any(p is not None and _is_cast(p, chosen) for p in module._parameters.values())
+    ]
+    if only is not None and not owners and not inputs:
+        return
     forward = unit.forward
 
     def forward_in_compute_dtype(*args: Any, **kwargs: Any) -> Any:
@@ -45,7 +88,7 @@ def cast_unit(unit: nn.Module, dtype: torch.dtype, inner_units: set[nn.Module]) 
         try:
             for owner in owners:
                 for name, parameter in owner._parameters.items():
-                    if parameter is None or not parameter.is_floating_point():
+                    if parameter is None or not _is_cast(parameter, chosen):
                         continue
                     originals.append((owner._parameters, name, parameter))
             for table, name, parameter in originals:
@@ -60,14 +103,43 @@ def cast_unit(unit: nn.Module, dtype: torch.dtype, inner_units: set[nn.Module]) 
     unit.forward = forward_in_compute_dtype
 
 
-def cast_reads(unit: nn.Module, dtype: torch.dtype, inner_units: set[nn.Module]) -> None:
+def cast_outside(
+    model: nn.Module, dtype: torch.dtype, inner_units: set[nn.Module], only: Sequence[nn.Parameter] | None = None
+) -> None:
+    """Make layers that lie in no unit but the model compute in `dtype` where the model's `forward` is not running.
+
+    An objective may call a layer or another method than `forward`. Each layer is then a unit of its own: it sees its
+    weights and inputs in `dtype`. `only` is as in `cast_unit`.
+    """
+    running: list[nn.Module] = []
+    model.register_forward_pre_hook(lambda module, _: running.append(module), prepend=True)
+    model.register_forward_hook(lambda *_: running.clear(), always_call=True)
+    layers = [module for module in _modules_outside(model, inner_units) if module is not model and module._parameters]
+    for layer in layers:
+        inside = layer.forward
+        cast_unit(layer, dtype, set(layer.modules()) - {layer}, only, inputs=True)
+        layer.forward = functools.partial(_either, running, inside, layer.forward)
+
+
+def _either(running: list[nn.Module], inside: Any, outside: Any, *args: Any, **kwargs: Any) -> Any:
+    return (inside if running else outside)(*args, **kwargs)
+
+
+def _is_cast(parameter: nn.Parameter, chosen: set[int] | None) -> bool:
+    return parameter.is_floating_point() and (chosen is None or id(parameter) in chosen)
+
+
+def cast_reads(
+    unit: nn.Module, dtype: torch.dtype, inner_units: set[nn.Module], only: Sequence[nn.Parameter] | None = None
+) -> None:
     """Do what `cast_unit` does in a way that torch.compile can follow inside activation checkpointing.
 
     Each module gets a subclass of its class in which reading a weight gives it in `dtype`, as a part of the graph; the
     weights themselves stay where they are. A weight that two modules of the unit share is cast twice.
     """
+    chosen = None if only is None else {id(parameter) for parameter in only}
     for module in _modules_outside(unit, inner_units):
-        names = tuple(name for name, p in module._parameters.items() if p is not None and p.is_floating_point())
+        names = tuple(name for name, p in module._parameters.items() if p is not None and _is_cast(p, chosen))
         if names:
             kind: Any = type(module)
             module.__class__ = _reading_in(kind, names, dtype)

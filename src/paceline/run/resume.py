@@ -26,18 +26,21 @@ from paceline.run.checkpoint import (
     find_latest,
     load_latest,
     materialise_optimizer_state,
+    read_index,
     read_manifest,
     save_checkpoint,
     training_state,
 )
+from paceline.run.optimizer import named_parameters
 from paceline.run.precision import LossScaler
+from paceline.run.updates.joined import JoinedOptimizer
 from paceline.run.world import World
 from paceline.spec import Spec, spec_to_dict
 
 # The parts of a Task that make it another experiment when they change. The data may move: their content is compared.
 FIXED = (
     "model.", "objective", "global_batch", "seed", "optimizer.name", "data.tokenizer", "data.seq_len", "data.vocab",
-    "data.validation_fraction", "data.cross_documents",
+    "data.validation_fraction", "data.cross_documents", "data.collate",
 )  # fmt: skip
 
 
@@ -108,9 +111,14 @@ def restore(
     """
     root = checkpoint_root(run_dir)
     newest = find_latest(root) if world.is_first and root.is_dir() else None
-    written = world.share(json.dumps(dict(read_manifest(newest).extra)) if newest else "")
+    manifest = read_manifest(newest) if newest else None
+    written = world.share(json.dumps(dict(manifest.extra)) if manifest else "")
+    stored = json.loads(world.share(json.dumps(sorted(read_index(newest, manifest)) if newest and manifest else [])))
     changes = _check_same_experiment(spec, fingerprint, json.loads(written), run_dir) if written else []
     materialise_optimizer_state(optimizer)
+    if isinstance(optimizer, JoinedOptimizer):  # of others' rules the state is known by what was saved
+        reached = {name.rpartition(".")[0].removeprefix("optim.") for name in stored if name.startswith("optim.")}
+        optimizer.begin([weight for name, weight in named_parameters(model) if name in reached])
     found = load_latest(root, training_state(model, optimizer))
     if found is None:
         return None

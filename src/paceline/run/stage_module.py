@@ -116,6 +116,10 @@ class StageModule(nn.Module):
         found = self._run(micro, hidden)
         return found.hidden if isinstance(found, HandedOn) else found
 
+    def hand_on(self, micro: MicroBatch, hidden: Tensor | None) -> Any:
+        """Run the stage's part of the objective: (loss sum, weight) on the last stage, else all that it hands on."""
+        return self._run(micro, hidden)
+
     def _run(self, micro: MicroBatch, hidden: Tensor | None) -> Any:
         self._incoming, self._running, self._calls = hidden, True, 0
         try:

@@ -136,9 +136,11 @@ class Stepper:
         squares = self._local_squares()
         if while_busy is not None:
             while_busy()
-        local = [*_floats(loss_sum, weight, squares), float(stop_requested)]
+        local = [*_floats(loss_sum, weight, squares), float(stop_requested), float(self.gradients.unreached())]
         routed = self.routing.take() if self.routing else []
-        loss_total, weight_total, square_total, stop, *routed = self.world.sum([*local, *routed])
+        loss_total, weight_total, square_total, stop, unreached, *routed = self.world.sum([*local, *routed])
+        if unreached:
+            self.gradients.settle()
         clock.mark("reduce")
         scale = self.scaler.scale if self.scaler else 1.0
         if weight_total <= 0:
@@ -214,7 +216,7 @@ class Stepper:
         if factor != 1.0:
             torch._foreach_mul_([_local(p.grad) for p in self._parameters if p.grad is not None], factor)
         for group in self.optimizer.param_groups:
-            group["lr"] = lr
+            group["lr"] = lr * group.get("lr_scale", 1.0)
         self.updater.step()
         if self.scaler:
             self.scaler.update(overflowed=False)

@@ -11,7 +11,7 @@ from paceline.errors import ConfigError, Requeue
 from paceline.run.assemble import assemble
 from paceline.run.brief import Brief
 from paceline.run.evaluate import evaluate
-from paceline.run.invariants import check_agreement
+from paceline.run.invariants import check_agreement, is_due, numbers_of
 from paceline.run.loader import BatchStream, StepBatch, held_out_ids
 from paceline.run.memory import MemoryMeter, held_bytes
 from paceline.run.recorder import Recorder, SilentRecorder
@@ -52,6 +52,7 @@ class Training:
         restored = restore(run_dir, spec, plan, self.source.fingerprint, self.model, self.optimizer,
                            self._stepper.scaler, world)  # fmt: skip
         self.progress = restored.progress if restored else Progress(0, 0)
+        self._first_step = self.progress.step + 1
         self._record: Recorder | SilentRecorder = SilentRecorder()
         if world.is_first:
             self._record = Recorder(run_dir, spec, brief, world, self._meter, self._steps(spec.run.log_every) or 1)
@@ -155,9 +156,8 @@ class Training:
         self._record.step(stats, scaler.scale if scaler else None, ids)
         if last or batch.position == 0:
             self._measure_memory()
-        if self._check_every and (step % self._check_every == 0 or last):
-            numbers = {"the gradient norm": stats.grad_norm, "the learning rate": stats.lr, "the loss": stats.loss}
-            check_agreement(self.model, numbers, step, self.world)
+        if self._check_every and (is_due(step, self._first_step, self._check_every) or last):
+            check_agreement(self.model, numbers_of(stats, scaler.scale if scaler else None), step, self.world)
         if self._evaluate_every and (step % self._evaluate_every == 0 or last):
             self.evaluate()
         if stats.stop_requested and not last:

@@ -55,6 +55,11 @@ class DataSpec:
         "'stdlib', 'digits', a file or folder of text, JSONL or Parquet, or `module:factory` of a map-style set",
     )
     arguments: dict[str, Any] = option(factory=dict, doc="keyword arguments for a user's data set factory")
+    collate: Any = option(
+        "",
+        "`package.module:function` that makes a batch of a user's samples, such as ragged ones: collate(samples) or"
+        " collate(samples, ids); empty stacks them",
+    )
     tokenizer: str = option(
         "bytes", "'bytes' (256 values and an end-of-document mark), 'bpe' (trained on the corpus), or a tokenizer.json"
     )
@@ -74,20 +79,51 @@ class DataSpec:
 
 
 @dataclass(frozen=True)
-class OptimizerSpec:
-    """The optimizer and its fixed hyperparameters."""
+class GroupSpec:
+    """Parameters, by their names, that are trained otherwise than the rest."""
 
-    name: str = option("adamw", "update rule", choices=("adamw", "sgd"))
+    match: tuple[str, ...] = option(
+        (), "patterns of parameter names, `*` for any text; a parameter belongs to the first group that matches it"
+    )
+    name: Any = option("", "another optimizer for them; empty keeps task.optimizer.name")
+    lr_scale: float = option(1.0, "their learning rate over the schedule's", minimum=0.0)
+    weight_decay: float | None = option(
+        None, "their weight decay, whatever their dimensions; unset keeps the default rule", minimum=0.0
+    )
+    arguments: dict[str, Any] = option(factory=dict, doc="further arguments of the optimizer, by its own names")
+
+
+@dataclass(frozen=True)
+class OptimizerSpec:
+    """The optimizer and its fixed hyperparameters.
+
+    In Python `name` also takes a callable `factory(parameter_groups, lr=..., **arguments)` that returns a
+    `torch.optim.Optimizer`, the classes of torch.optim among them.
+    """
+
+    name: Any = option(
+        "adamw",
+        "update rule: 'adamw', 'sgd', 'adam', 'nadam', 'radam', 'adamax', 'adagrad', 'adadelta', 'rmsprop', 'lion',"
+        " 'adafactor', 'muon' (matrices; AdamW for the rest), or `package.module:factory`",
+    )
     lr: float = option(3e-4, "peak learning rate", above=0.0)
-    beta1: float = option(0.9, "AdamW: decay of the first moment; SGD: momentum", minimum=0.0, maximum=0.9999)
-    beta2: float = option(0.95, "AdamW: decay of the second moment", minimum=0.0, maximum=0.999999)
-    eps: float = option(1e-8, "AdamW: added to the denominator", above=0.0)
+    beta1: float = option(
+        0.9, "Adam's family and Lion: decay of the first moment; SGD: momentum", minimum=0.0, maximum=0.9999
+    )
+    beta2: float = option(
+        0.95, "Adam's family: decay of the second moment; Lion: of its momentum", minimum=0.0, maximum=0.999999
+    )
+    eps: float = option(1e-8, "Adam's family: added to the denominator", above=0.0)
     weight_decay: float = option(
-        0.1, "decoupled weight decay, applied to parameters of two or more dimensions", minimum=0.0
+        0.1, "weight decay of parameters of two or more dimensions, decoupled where the rule's is", minimum=0.0
     )
     clip_norm: float = option(
         1.0, "global gradient norm above which gradients are scaled down (0 turns clipping off)", minimum=0.0
     )
+    arguments: dict[str, Any] = option(
+        factory=dict, doc="further arguments of the optimizer, by its own names, such as { nesterov = true }"
+    )
+    groups: tuple[GroupSpec, ...] = option((), "groups of parameters that are trained otherwise, in order")
 
 
 @dataclass(frozen=True)

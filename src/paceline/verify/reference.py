@@ -18,7 +18,7 @@ from torch import nn
 
 from paceline.plan.layout import rows_of
 from paceline.plan.plan import Plan
-from paceline.run.precision import MASTER_DTYPES, cast_floats
+from paceline.run.precision import MASTER_DTYPES, cast_floats, cast_model
 from paceline.run.rng import seed_at
 from paceline.run.schedule import learning_rate
 from paceline.task.coupling import is_coupled
@@ -27,6 +27,7 @@ from paceline.task.data.source import Source
 from paceline.task.models.build import build_model
 from paceline.task.objective import resolve_objective
 from paceline.task.task import OptimizerSpec, Task
+from paceline.verify.plain_optimizer import plain_optimizers
 from paceline.verify.router import counted_choices, move_biases
 
 
@@ -48,7 +49,7 @@ class ReferenceStep:
 def reference_model(task: Task, source: Source, items_per_sample: int, dtype: torch.dtype) -> nn.Module:
     """Return the task's model with its initial weights on the CPU."""
     model = copy.deepcopy(task.model) if isinstance(task.model, nn.Module) else task.model
-    return build_model(model, source.vocab or 0, items_per_sample, task.seed).to(dtype=dtype).train()
+    return cast_model(build_model(model, source.vocab or 0, items_per_sample, task.seed), dtype)
 
 
 def masks_follow_cut(task: Task, plan: Plan, source: Source, model: nn.Module) -> bool:
@@ -76,11 +77,11 @@ def reference_steps(
     the masks that belong to those rows; a batch whose rows see each other is read whole.
     """
     objective = resolve_objective(task.objective, source.unit)
+    optimizers = plain_optimizers(task.optimizer, model)
     whole = is_coupled(model, objective)
-    optimizer = _optimizer(task.optimizer, model)
     results = []
     for step in range(1, steps + 1):
-        optimizer.zero_grad(set_to_none=True)
+        model.zero_grad(set_to_none=True)
         losses, weights = [], []
         with counted_choices(model) as router:
             for position, data in _micro_batches(task, plan, source, step, whole):
@@ -99,9 +100,10 @@ def reference_steps(
         clip_norm = clip_norm_of(task.optimizer, float(norm), step)
         if clip_norm:
             torch.nn.utils.clip_grad_norm_(list(trained.values()), clip_norm)
-        for group in optimizer.param_groups:
-            group["lr"] = learning_rate(task.schedule, task.optimizer.lr, step, steps, 0, 1)
-        optimizer.step()
+        for optimizer, scale in optimizers:
+            for group in optimizer.param_groups:
+                group["lr"] = learning_rate(task.schedule, task.optimizer.lr, step, steps, 0, 1) * scale
+            optimizer.step()
         move_biases(model, router)
         results.append(
             ReferenceStep(
@@ -151,15 +153,3 @@ def _micro_batches(task: Task, plan: Plan, source: Source, step: int, whole: boo
             if len(cut):
                 at = positions[cut.start : cut.stop]
                 yield int(at[0]), source.read(_ids(task, source, at), at)
-
-
-def _optimizer(spec: OptimizerSpec, model: nn.Module) -> torch.optim.Optimizer:
-    matrices = [p for p in model.parameters() if p.requires_grad and p.dim() >= 2]
-    vectors = [p for p in model.parameters() if p.requires_grad and p.dim() < 2]
-    groups = [
-        {"params": matrices, "weight_decay": spec.weight_decay},
-        {"params": vectors, "weight_decay": 0.0},
-    ]
-    if spec.name == "adamw":
-        return torch.optim.AdamW(groups, lr=spec.lr, betas=(spec.beta1, spec.beta2), eps=spec.eps, foreach=False)
-    return torch.optim.SGD(groups, lr=spec.lr, momentum=spec.beta1, foreach=False)

@@ -18,8 +18,9 @@ from paceline.plan.cost.columns import Floats
 from paceline.plan.cost.inputs import Column, Context, Sheet, in_modes
 from paceline.plan.cost.measured import measured_text
 from paceline.plan.cost.parts import AGAIN, MODES
-from paceline.plan.cost.rates import ATTENTION_PASSES, BYTES, STATE_VALUES
+from paceline.plan.cost.rates import ATTENTION_PASSES, BYTES
 from paceline.plan.plan import SAVED_KINDS
+from paceline.task.optimizers import state_values
 
 # Per operator under selective recompute: a policy in Python sees every operator of both passes.
 SELECTIVE_SECONDS_PER_OPERATOR = 15e-6
@@ -183,7 +184,7 @@ def optimizer_column(sheet: Sheet) -> Column:
     The norm reads each gradient once, clipping reads and writes it: 3 values.
     """
     rates, columns, context = sheet.rates, sheet.columns, sheet.context
-    values, size = 2 * STATE_VALUES[context.optimizer] + 3, state_bytes(columns.precision)
+    values, size = 2 * state_values(context.optimizer) + 3, state_bytes(columns.precision)
     local = sheet.heaviest.parameters / columns.tp / columns.state_degree
     if sheet.measured:
         each = sheet.measured.update_seconds / sheet.measured.update_parameters

@@ -21,7 +21,7 @@ from paceline.plan.cost.inputs import Column, Sheet, in_modes, total
 from paceline.plan.cost.network import BUCKET_BYTES
 from paceline.plan.cost.offload import MOVING_BLOCKS, optimizer_held, optimizer_text, rests_on_host
 from paceline.plan.cost.parts import Parts
-from paceline.plan.cost.rates import STATE_VALUES
+from paceline.task.optimizers import state_values
 
 # What a CPU's allocator keeps beyond what is in use, as a part of activations and transients: eight runs of small
 # decoders on one machine missed 16 to 20 % of large sums and more of small ones.
@@ -121,7 +121,7 @@ class Held:
     def columns(self) -> list[Column]:
         """Return all components."""
         context = self.sheet.context
-        size, values, software = self.size, STATE_VALUES[context.optimizer], context.software
+        size, values, software = self.size, state_values(context.optimizer), context.software
         state = size * self.parameters / self.plans.state_degree
         weights, resting = state, f"{size} B"
         if software.master_weights:

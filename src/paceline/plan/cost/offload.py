@@ -13,7 +13,7 @@ from paceline.cluster.cluster import SOURCES, Figure
 from paceline.plan.cost.columns import Floats
 from paceline.plan.cost.compute import state_bytes
 from paceline.plan.cost.inputs import Column, Sheet
-from paceline.plan.cost.rates import STATE_VALUES
+from paceline.task.optimizers import state_values
 
 # Device and host, each direction: PCIe 4.0 x16 moves 31.5 GB/s (PCI-SIG), of which pinned copies reach about 80 %.
 HOST_LINK = Figure(25e9, "assumed", "pinned copies over PCIe 4.0 x16, one direction")
@@ -63,7 +63,7 @@ def offload_columns(sheet: Sheet, busy_seconds: Floats) -> list[Column]:
 
 def _optimizer(sheet: Sheet, link: Figure) -> Column:
     columns = sheet.columns
-    size = STATE_VALUES[sheet.context.optimizer] * state_bytes(columns.precision)
+    size = state_values(sheet.context.optimizer) * state_bytes(columns.precision)
     state = size * sheet.heaviest.parameters / columns.tp / columns.state_degree
     return Column(
         "optimizer offload",

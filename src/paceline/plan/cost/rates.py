@@ -19,7 +19,6 @@ from paceline.plan.cost.constants import Constants, read_constants
 
 # Bytes of an activation. With fp8 only the operands of products are cast; what is kept and moved stays in bf16.
 BYTES = {"fp32": 4, "bf16": 2, "fp16": 2, "fp64": 8, "fp8": 2}
-STATE_VALUES = {"adamw": 2, "sgd": 1}  # optimizer state values per parameter: two moments; momentum
 
 # Attention on a CPU nobody has probed, as a part of its rate of products; probed CPUs show 0.1 to 0.5.
 CPU_ATTENTION_EFFICIENCY = 0.4

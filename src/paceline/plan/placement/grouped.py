@@ -13,6 +13,7 @@ from paceline.errors import ConfigError
 from paceline.plan.placement.uneven import Uneven, Work, plan_uneven
 from paceline.task.amounts import batch_samples, total_steps
 from paceline.task.data.facts import DataFacts, data_facts
+from paceline.task.optimizers import optimizer_key
 from paceline.task.profile import ModelProfile
 from paceline.units import format_bytes, format_seconds
 
@@ -58,7 +59,7 @@ def plan_groups(spec: Spec, *, say: Callable[[str], None] | None = None) -> Grou
     profile = profile_task(task, facts)
     batch = batch_samples(task, facts.items_per_sample)
     steps = total_steps(task, batch, facts.items_per_sample, facts.samples)
-    ways, refused = plan_uneven(Work(profile, spec.plan, batch, steps, task.optimizer.name), groups)
+    ways, refused = plan_uneven(Work(profile, spec.plan, batch, steps, optimizer_key(task.optimizer)), groups)
     remarks = (*(remark for group in groups for remark in group.remarks), *facts.notes)
     return Grouped(groups, profile, facts, ways, refused, batch, steps, remarks)
 

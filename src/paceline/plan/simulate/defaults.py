@@ -19,11 +19,11 @@ from paceline.plan.simulate.interval import daly_interval
 from paceline.plan.simulate.outcome import NodeCosts
 from paceline.plan.simulate.policy import Policy, duration_text
 from paceline.plan.simulate.scenario import Scenario
+from paceline.task.optimizers import optimizer_key, state_values
 
 if TYPE_CHECKING:
     from paceline.plan.session import Planned
 
-STATE_BYTES = {"adamw": 12, "sgd": 8}  # per parameter of a checkpoint: fp32 weights, and fp32 moments
 SAVE_SECONDS = 1.0  # a save's halt besides the copy: below 1 s with pinned memory (torchtitan, pull request 3393)
 COPY_SECONDS = 0.2  # the same for a copy in memory: 0.2 s, 65B parameters on 1,536 H800 (DLRover's flash checkpoint)
 SPARES_ENOUGH = 0.99  # of the time, nodes in repair are no more than the spares
@@ -54,7 +54,7 @@ def rates_of(device: str, reliability: ReliabilitySpec) -> FailureRates:
 
 def saving_of(parameters: int, optimizer: str, nodes: int, devices: int, reliability: ReliabilitySpec) -> Saving:
     """Return what saving a model's weights and optimizer state takes when all nodes write their parts at once."""
-    state = parameters * STATE_BYTES[optimizer]
+    state = 4 * parameters * (1 + state_values(optimizer))  # fp32 weights, and fp32 state
     return Saving(
         state,
         state / (reliability.storage_bytes_per_second_per_node * nodes),
@@ -68,7 +68,7 @@ def saving_for(planned: Planned) -> Saving:
     nodes = cluster.devices // cluster.devices_per_node
     spec = planned.spec
     return saving_of(
-        planned.profile.parameters, spec.task.optimizer.name, nodes, cluster.devices, spec.cluster.reliability
+        planned.profile.parameters, optimizer_key(spec.task.optimizer), nodes, cluster.devices, spec.cluster.reliability
     )
 
 

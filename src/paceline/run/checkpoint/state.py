@@ -54,8 +54,13 @@ def materialise_optimizer_state(optimizer: torch.optim.Optimizer, device: torch.
     Zero moments, zero buffers, step 0: exactly what AdamW and Adam begin with; for SGD with momentum a zero buffer
     gives the same first update only if `dampening` is 0. Weights are not touched, and no step is taken. `device` is
     where moments and buffers are made, by default where the parameter is.
-    Raises ConfigError for an optimizer of another kind that has no state yet.
+    An optimizer with a method `materialise` knows itself. Raises ConfigError for another kind that has no state yet.
     """
+    own = getattr(optimizer, "materialise", None)
+    if own is not None:
+        assert device is None, "such an optimizer's state rests where the parameters are"
+        own()
+        return
     for group in optimizer.param_groups:
         for parameter in group["params"]:
             if parameter.requires_grad and not optimizer.state.get(parameter):

@@ -77,3 +77,11 @@ class ExpertGradients:
         """Return once the sums are complete."""
         self.inner.finish()
         self.alone.hand_over()
+
+    def unreached(self) -> int:
+        """Return how many parameters this rank's backward passes did not reach."""
+        return int(self.inner.unreached())
+
+    def settle(self) -> None:
+        """Take the gradients from parameters that no rank reached."""
+        self.inner.settle()

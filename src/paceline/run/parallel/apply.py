@@ -5,7 +5,8 @@ Tensor, context, precision, recompute, compile, offload, shard, replicas.
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
 
 import torch
 from torch import nn
@@ -16,14 +17,16 @@ from paceline.plan.plan import Plan
 from paceline.run.offload import keep_on_host
 from paceline.run.parallel.alone import AloneExperts, ExpertGradients
 from paceline.run.parallel.context import share_sequences
-from paceline.run.parallel.data import ShardedGradients, shard
+from paceline.run.parallel.data import GatheredGradients, ShardedGradients, shard, sharding_units
 from paceline.run.parallel.expert import balance_shared_sequences, spread_experts
 from paceline.run.parallel.tensor import SummedGradients, split_layers
-from paceline.run.precision import COMPUTE_DTYPES, MASTER_DTYPES, cast_reads, cast_unit
+from paceline.run.parallel.whole import WholeGradients, stays_whole
+from paceline.run.precision import COMPUTE_DTYPES, MASTER_DTYPES, cast_outside, cast_reads, cast_unit
 from paceline.run.recompute import checkpoint_block
 from paceline.run.replicas.allreduce import LocalGradients, ReducedGradients
 from paceline.run.world import context_group
 from paceline.task.declared import declared_rules
+from paceline.task.models.decoder import Decoder
 from paceline.task.rules import Rules
 
 
@@ -38,6 +41,12 @@ class Gradients(Protocol):
 
     def finish(self) -> None:
         """Return once the sums are complete."""
+
+    def unreached(self) -> int:
+        """Return how many parameters this rank's passes did not reach, of those that `settle` looks at."""
+
+    def settle(self) -> None:
+        """Take the gradients from parameters that no rank reached. All ranks call it where any missed one."""
 
 
 def is_sharded(plan: Plan) -> bool:
@@ -106,12 +115,9 @@ def _apply_whole(
     placed = spread_experts(model, mesh, plan.layout, alone) if mesh is not None and plan.layout.ep > 1 else None
     sharded = mesh is not None and is_sharded(plan)
     share_sequences(model, plan, mesh)
-    if compute != master and not sharded:
-        for block, mode in zip(blocks, modes, strict=True):
-            # The compiler cannot follow a swap of weights inside a recomputed part, and would leave it uncompiled.
-            cast_block = cast_reads if plan.compile and mode != "none" else cast_unit
-            cast_block(block, compute, set(blocks) - {block})
-        cast_unit(model, compute, set(blocks) - {model})
+    whole = [p for p in model.parameters() if sharded and stays_whole(p)]
+    if compute != master:
+        _cast(model, blocks, modes, plan, whole if sharded else None)
     for block, mode in zip(blocks, modes, strict=True):
         checkpoint_block(block, mode, plan.recompute_save)
     if plan.compile:
@@ -121,9 +127,45 @@ def _apply_whole(
         keep_on_host(blocks)
     if sharded:
         assert mesh is not None
-        shard(model, blocks, mesh, plan.layout, plan.zero, compute, master, placed)
-        gradients = ShardedGradients(model, plan.zero, replicated=plan.layout.dp_replicate > 1)
-        return gradients if alone is None else ExpertGradients(gradients, alone)
+        return _shard(model, blocks, mesh, plan, placed, whole, alone)
     if mesh is not None and plan.layout.dp_replicate > 1:
         return ReducedGradients(model, mesh.get_group("dp_replicate"), plan.bucket_bytes)
     return LocalGradients(model)
+
+
+def _cast(
+    model: nn.Module, blocks: list[nn.Module], modes: list[str], plan: Plan, only: Sequence[nn.Parameter] | None
+) -> None:
+    """Have every unit see its weights in the compute dtype, or `only` some of them: FSDP2 casts what it gathers."""
+    compute = COMPUTE_DTYPES[plan.precision]
+    if not plan.compile and not isinstance(model, Decoder):  # whose loss is its own forward pass
+        cast_outside(model, compute, set(blocks), only)
+    if only is not None and not any(parameter.is_floating_point() for parameter in only):
+        return
+    for block, mode in zip(blocks, modes, strict=True):
+        # The compiler cannot follow a swap of weights inside a recomputed part, and would leave it uncompiled.
+        cast_block = cast_reads if plan.compile and mode != "none" else cast_unit
+        cast_block(block, compute, set(blocks) - {block}, only)
+    cast_unit(model, compute, set(blocks) - {model}, only)
+
+
+def _shard(
+    model: nn.Module,
+    blocks: list[nn.Module],
+    mesh: DeviceMesh,
+    plan: Plan,
+    placed: Mapping[nn.Parameter, Any] | None,
+    whole: Sequence[nn.Parameter],
+    alone: AloneExperts | None,
+) -> Gradients:
+    """Shard the model and return how its gradients are summed."""
+    layout, gathers_all = plan.layout, bool(getattr(model, "needs_whole_weights", False))
+    left = {*whole, *(p for p, place in (placed or {}).items() if place is None)}
+    compute, master = COMPUTE_DTYPES[plan.precision], MASTER_DTYPES[plan.precision]
+    zero = 1 if gathers_all else plan.zero
+    shard(model, sharding_units(model, blocks), mesh, layout, zero, compute, master, placed, whole)
+    how = GatheredGradients if gathers_all else ShardedGradients
+    sharded = how(model, zero, mesh, layout, left)
+    gradients: Gradients = sharded if alone is None else ExpertGradients(sharded, alone)
+    trained = tuple(parameter for parameter in whole if parameter.requires_grad)
+    return WholeGradients(gradients, trained, tuple(sharded.groups)) if trained else gradients

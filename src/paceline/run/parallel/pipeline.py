@@ -205,6 +205,15 @@ class PipelineGradients:
         for parameter in self.pipeline.shared_parameters():
             self._add_partners(parameter)
 
+    def unreached(self) -> int:
+        """Return how many parameters of its stages this rank's backward passes did not reach."""
+        return sum(gradients.unreached() for gradients in self._each())
+
+    def settle(self) -> None:
+        """Take the gradients from parameters that no rank reached."""
+        for gradients in self._each():
+            gradients.settle()
+
     def _each(self) -> list[Gradients]:
         return [stage.gradients for stage in self.pipeline.stages if stage.gradients is not None]
 

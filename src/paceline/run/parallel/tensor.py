@@ -335,3 +335,11 @@ class SummedGradients:
             totals = flat.split([grad.numel() for grad in gradients])
             for grad, total in zip(gradients, totals, strict=True):
                 grad.copy_(total.view(grad.shape))
+
+    def unreached(self) -> int:
+        """Return how many parameters this rank's backward passes did not reach."""
+        return int(self.inner.unreached())
+
+    def settle(self) -> None:
+        """Take the gradients from parameters that no rank reached."""
+        self.inner.settle()

@@ -92,6 +92,13 @@ class ReducedGradients:
                 for parameter, ranks in zip(bucket.parameters, bucket.ranks_reached.tolist(), strict=True):
                     parameter.grad = parameter.grad if ranks else None
 
+    def unreached(self) -> int:
+        """Return 0: the buckets count the ranks that reached a parameter."""
+        return 0
+
+    def settle(self) -> None:
+        """Nothing to settle."""
+
 
 def _grouped(parameters: list[nn.Parameter], limit: int) -> list[list[nn.Parameter]]:
     """Return the parameters in runs of one dtype of about `limit` bytes each."""
@@ -107,15 +114,23 @@ def _grouped(parameters: list[nn.Parameter], limit: int) -> list[list[nn.Paramet
 
 
 def _fill(parameters: list[nn.Parameter]) -> _Bucket:
-    """Return a bucket with one gradient view per parameter, laid out like the parameter itself."""
+    """Return a bucket with one gradient view per parameter, laid out like the parameter itself.
+
+    Fused optimizers walk through the memory of weight, gradient and state side by side, whatever their strides are.
+    """
     first = parameters[0]
     size = sum(p.numel() for p in parameters) + len(parameters)
     flat = torch.zeros(size, dtype=first.dtype, device=first.device)
     views, start = [], 0
     for parameter in parameters:
-        views.append(flat[start : start + parameter.numel()].view(parameter.shape))
+        views.append(flat.as_strided(parameter.shape, _dense_strides(parameter), start))
         start += parameter.numel()
     return _Bucket(flat, parameters, views, flat[start:])
+
+
+def _dense_strides(parameter: torch.Tensor) -> tuple[int, ...]:
+    """Return the parameter's strides, or those of a gradient of it where it leaves gaps or overlaps itself."""
+    return torch.empty_like(parameter, device="meta").stride()
 
 
 @dataclass
@@ -139,3 +154,10 @@ class LocalGradients:
 
     def finish(self) -> None:
         """Nothing to wait for."""
+
+    def unreached(self) -> int:
+        """Return 0: what this device did not reach has no gradient."""
+        return 0
+
+    def settle(self) -> None:
+        """Nothing to settle."""

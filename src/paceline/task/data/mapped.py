@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import inspect
 import random
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
@@ -18,22 +19,26 @@ from paceline.task.data.order import keyed
 
 Kind = TypeVar("Kind")
 
+Collate = Callable[..., Any]
 UNITS = ("tokens", "samples")
 PROBES = 4  # samples whose content goes into the fingerprint
 
 
 class MapSource:
-    """Wraps a data set with `__len__` and `__getitem__`; rows are collated as by torch's DataLoader.
+    """Wraps a data set with `__len__` and `__getitem__`; rows are collated as by torch's DataLoader, or by `collate`.
 
     A data set may declare `items_per_sample`, `unit` ("tokens" or "samples"), `vocab` and `fingerprint`; without
-    the last the fingerprint is a hash of the length and of four samples.
+    the last the fingerprint is a hash of the length and of four samples. It may have a `collate` of its own.
+
+    `collate(samples)` or `collate(samples, ids)` returns a batch of samples of any shape. How far it pads depends on
+    the samples that meet in a micro-batch, so padding must not count: masks, and labels of -100.
 
     Before each row Python's, numpy's and torch's CPU generators are seeded from (seed, position), and set back
     afterwards: the row is the same whichever rank reads it and after any resume. The generators are global, so read
     it from the thread that trains. Generators that a data set owns are out of reach.
     """
 
-    def __init__(self, dataset: Any, seed: int) -> None:
+    def __init__(self, dataset: Any, seed: int, collate: Collate | None = None) -> None:
         """Wrap `dataset`. Raises DataError where it is no map-style data set, is empty, or fails."""
         missing = [name for name in ("__len__", "__getitem__") if not hasattr(dataset, name)]
         if missing:
@@ -51,6 +56,8 @@ class MapSource:
         if self.samples < 1:
             raise DataError(f"{type(dataset).__name__} is empty", "its length is 0", "give it a sample")
         self.dataset, self.seed = dataset, seed
+        own = getattr(dataset, "collate", None)
+        self.collate: Collate | None = collate or (own if callable(own) else None)
         self.items_per_sample = _declared(dataset, "items_per_sample", int) or 1
         self.unit = _declared(dataset, "unit", str) or "samples"
         self.vocab: int | None = _declared(dataset, "vocab", int)
@@ -74,7 +81,7 @@ class MapSource:
                 np.random.seed(seed % 2**32)
                 torch.default_generator.manual_seed(seed)
                 rows.append(self._row(index))
-            return self._collate(rows)
+            return self._collate(rows, np.asarray(ids).tolist())
 
     def _row(self, index: int) -> Any:
         try:
@@ -86,14 +93,27 @@ class MapSource:
                 f"dataset[{index}] shows it",
             ) from error
 
-    def _collate(self, rows: list[Any]) -> Any:
+    def _collate(self, rows: list[Any], ids: list[int]) -> Any:
+        if self.collate is not None:
+            return self._collate_as_asked(self.collate, rows, ids)
         try:
             return default_collate(rows)
         except (TypeError, RuntimeError, ValueError, KeyError) as error:
             raise DataError(
                 f"samples of {type(self.dataset).__name__} do not make a batch",
                 f"{type(error).__name__}: {error}",
-                "return tensors or numbers of one shape, in dicts or tuples of one form (pad or crop in __getitem__)",
+                "return tensors or numbers of one shape, in dicts or tuples of one form, or give a task.data.collate "
+                "that makes a batch of samples of any shape",
+            ) from error
+
+    def _collate_as_asked(self, collate: Collate, rows: list[Any], ids: list[int]) -> Any:
+        try:
+            return collate(rows, ids) if _takes_ids(collate) else collate(rows)
+        except Exception as error:  # a user's function may raise anything; the traceback stays attached
+            raise DataError(
+                f"samples {', '.join(map(str, ids[:4]))} of {type(self.dataset).__name__} cannot be collated",
+                f"{type(error).__name__}: {error}",
+                "call it by hand with a list of these samples",
             ) from error
 
     def _probe(self) -> str:
@@ -110,6 +130,13 @@ def _declared(dataset: Any, name: str, kind: type[Kind]) -> Kind | None:
     """Return what the data set says of itself. A `vocab` that is an object of its own, say, is not meant for us."""
     value = getattr(dataset, name, None)
     return value if isinstance(value, kind) else None
+
+
+def _takes_ids(collate: Collate) -> bool:
+    """Return whether a function asks for the samples' ids as its second argument."""
+    positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    found = [one for one in inspect.signature(collate).parameters.values() if one.kind in positional]
+    return len(found) > 1 and found[1].default is inspect.Parameter.empty
 
 
 def _content(batch: Any) -> Iterator[bytes]:

@@ -7,7 +7,7 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 import numpy.typing as npt
 
-from paceline.errors import DataError, PacelineError
+from paceline.errors import ConfigError, DataError, PacelineError
 from paceline.task.data.cache import Say, open_corpus
 from paceline.task.data.digits import open_digits
 from paceline.task.data.manifest import Corpus
@@ -48,7 +48,13 @@ def open_sources(data: Any, seed: int, say: Say | None = None) -> tuple[Source, 
     if not isinstance(data, DataSpec):
         return _wrap_pair(data, seed)
     if is_import_path(data.source):
-        return _wrap_pair(_call_factory(data), seed)
+        return _wrap_pair(_call_factory(data), seed, _collate_of(data))
+    if data.collate:
+        raise ConfigError(
+            f"task.data.collate with task.data.source = '{data.source}'",
+            "it makes batches of a user's own samples; those of text and digits have one shape",
+            "leave it out, or name a data set of your own: package.module:factory",
+        )
     if data.source == "digits":
         return open_digits(data.validation_fraction)
     return token_sources(open_corpus(data, say), data.seq_len, data.cross_documents)
@@ -78,21 +84,38 @@ def _call_factory(data: DataSpec) -> Any:
         ) from error
 
 
-def _wrap_pair(data: Any, seed: int) -> tuple[Source, Source | None]:
+def _collate_of(data: DataSpec) -> Any:
+    """Return the function that makes batches, None for the usual one. Raises ConfigError where it is none."""
+    found = load_object(data.collate, "task.data.collate") if isinstance(data.collate, str) and data.collate else None
+    found = found or data.collate or None
+    if found is not None and not callable(found):
+        raise ConfigError(
+            f"task.data.collate = '{data.collate}' is of type {type(found).__name__}", "it cannot be called",
+            "a function collate(samples) or collate(samples, ids) that returns a batch",
+        )  # fmt: skip
+    return found
+
+
+def _wrap_pair(data: Any, seed: int, collate: Any = None) -> tuple[Source, Source | None]:
     """Return the sources of one data set or of a (train, validation) tuple, whose second may be None."""
     if not isinstance(data, tuple):
-        return _wrap(data, seed), None
+        return _wrap(data, seed, collate), None
     if len(data) != 2:
         raise DataError(
             f"the data are a tuple of {len(data)}", "a tuple is taken as (train, validation)", "return one or two sets"
         )
     train, validation = data
-    return _wrap(train, seed), None if validation is None else _wrap(validation, seed)
+    return _wrap(train, seed, collate), None if validation is None else _wrap(validation, seed, collate)
 
 
-def _wrap(data: Any, seed: int) -> Source:
+def _wrap(data: Any, seed: int, collate: Any = None) -> Source:
     if isinstance(data, Source):
+        if collate is not None:
+            raise ConfigError(
+                f"task.data.collate with a {type(data).__name__}", "a source makes its batches itself, in read()",
+                "leave it out",
+            )  # fmt: skip
         return data
     from paceline.task.data.mapped import MapSource  # imports torch, which planning on text does not need
 
-    return MapSource(data, seed)
+    return MapSource(data, seed, collate)

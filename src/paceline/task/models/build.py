@@ -29,7 +29,7 @@ Model = ModelSpec | nn.Module | Callable[[], nn.Module]
 
 
 def build_model(model: Model, data_vocab: int, seq_len: int, seed: int, device: str = "cpu") -> nn.Module:
-    """Return the module that a task's `model` names, with its initial weights; on "meta" without any.
+    """Return the module that a task's `model` names, with its initial weights; on "meta" without any. It is training.
 
     A ModelSpec names a size of the built-in family or a factory by import path, called with `arguments`; a callable is
     called without any; an nn.Module is returned itself (on "meta", a copy). Factories run with torch's random numbers
@@ -37,7 +37,7 @@ def build_model(model: Model, data_vocab: int, seq_len: int, seed: int, device: 
     after `to_empty`. Raises ConfigError for whatever in this is the user's to mend.
     """
     if isinstance(model, nn.Module):
-        return model if device != "meta" else copy.deepcopy(model).to("meta")
+        return start_training(model if device != "meta" else copy.deepcopy(model).to("meta"))
     if not isinstance(model, ModelSpec):
         if not callable(model):
             raise ConfigError(
@@ -110,6 +110,30 @@ def load_weights(model: nn.Module, path: str) -> None:
         fill(target, functools.partial(stored.part, name))
 
 
+def start_training(model: nn.Module) -> nn.Module:
+    """Return the model in training mode, with the submodules that its user put into evaluation mode left in it.
+
+    A model that is in evaluation mode as a whole is one that was loaded, and not one that its user froze.
+    """
+    frozen = [module for module in model.modules() if not module.training] if model.training else []
+    model.train()  # a class may keep parts of it in evaluation mode by itself
+    for module in frozen:
+        module.training = False
+    return model
+
+
+@contextlib.contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Put the model into evaluation mode, and every module back into its own after."""
+    modes = {module: module.training for module in model.modules()}
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, training in modes.items():
+            module.training = training
+
+
 def has_batch_statistics(model: nn.Module) -> bool:
     """Return whether the forward pass takes statistics over the micro-batch: BatchNorm in train mode."""
     return any(isinstance(module, _BatchNorm) and module.training for module in model.modules())
@@ -177,7 +201,7 @@ def _call_factory(factory: Any, arguments: dict[str, Any], name: str, seed: int,
             f"the model factory '{name}' returned {type(built).__name__}", "it must return a torch.nn.Module",
             "return the module itself, not its class or a pair",
         )  # fmt: skip
-    return built
+    return start_training(built)
 
 
 @contextlib.contextmanager

@@ -1,0 +1,152 @@
+"""Whether all ranks call the sharded units of a model in the same order: a rank that does not would get other weights.
+
+FSDP2 gathers a unit's weights from all ranks when the unit is called, and reduces its gradients when its backward pass
+is over. If ranks call different blocks, for what their samples hold, each takes what the others send for its own:
+silently where sizes are equal, with an abort or a hang where they are not.
+
+A pass is a sequence of events: forward of a unit, backward of a unit, the end. What may follow the events so far is
+learnt: an unknown step is compared between the ranks before weights are gathered, and again in the next passes, until
+it has been the same `CONFIRMATIONS` times; where a pass has ever gone on in two ways it is compared always. All that
+have seen the same know the same, so ranks agree on when to compare without a word. A rank that leaves a path which the
+others trust asks them before it goes on, and stops the run if they do not answer.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any, ClassVar
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.autograd import Variable
+from torch.distributed.distributed_c10d import _get_default_store
+from torch.utils._pytree import tree_leaves
+
+from paceline.errors import ConfigError
+
+CONFIRMATIONS = 8  # passes in which a step is compared before it is trusted
+PATIENCE_SECONDS = 60.0  # for an answer of ranks that are in the same pass
+MOST_PATHS = 100_000  # known beginnings of a pass; beyond, unknown ones are compared and not kept
+END = "the end of the pass"
+
+
+@dataclass
+class Calls:
+    """The events of this rank's passes, compared with those of the ranks of `groups`."""
+
+    names: Sequence[str]  # of the units
+    groups: Sequence[dist.ProcessGroup]
+    device: torch.device
+    patience_seconds: ClassVar[float] = PATIENCE_SECONDS
+    _path: int = 0  # a hash of the events so far
+    _open: bool = False
+    _count: int = 0  # events since the start
+    _runs: list[int] = field(default_factory=list)  # by group: tells this object's keys in the store from others'
+    _known: dict[int, dict[int, int]] = field(default_factory=dict)  # path -> event -> times it was compared
+
+    def watch(self, units: Sequence[nn.Module]) -> None:
+        """Note every call of the units from now on, before FSDP2 sees it; they are sharded already."""
+        for number, unit in enumerate(units):
+            unit.register_forward_pre_hook(self._before(number), prepend=True)
+            unit.register_forward_hook(self._after(number), prepend=True)
+
+    def begin(self) -> None:
+        """Begin a pass; the last one is over."""
+        self._end()
+        # A pass with gradients and one without may differ.
+        self._path, self._open = hash(("pass", torch.is_grad_enabled())), True
+
+    def _before(self, number: int) -> Any:
+        def called(*_: Any) -> None:
+            self._note(2 * number)
+
+        return called
+
+    def _after(self, number: int) -> Any:
+        def returned(module: nn.Module, args: Any, output: Any) -> None:
+            noted: list[bool] = []
+
+            def backward(grad: torch.Tensor) -> None:
+                if not noted:
+                    noted.append(True)
+                    # Before FSDP2's own call at the end, which reduces what no backward pass has reached.
+                    Variable._execution_engine.queue_callback(self._end)
+                    self._note(2 * number + 1)
+
+            if torch.is_grad_enabled():
+                for leaf in tree_leaves(output):
+                    if isinstance(leaf, torch.Tensor) and leaf.requires_grad:
+                        leaf.register_hook(backward)
+
+        return returned
+
+    def _end(self) -> None:
+        if self._open:
+            self._note(2 * len(self.names))
+            self._open = False
+
+    def _note(self, event: int) -> None:
+        """Take one event into the path, after comparing it where it is not yet trusted."""
+        if not self._open:
+            return
+        self._count += 1
+        known = self._known.get(self._path, {})
+        if len(known) == 1 and max(known.values()) >= CONFIRMATIONS:
+            if event not in known:
+                self._ask(event, next(iter(known)))
+                known[event] = 1
+        else:
+            self._compare(event)
+            if known or len(self._known) < MOST_PATHS:
+                known[event] = known.get(event, 0) + 1
+                self._known[self._path] = known
+        self._path = hash((self._path, event))
+
+    def _compare(self, event: int) -> None:
+        """Raise ConfigError on every rank where the others do something else."""
+        runs = []
+        for group in self.groups:
+            mine = torch.tensor([event, time.time_ns()], device=self.device)
+            theirs = [torch.empty_like(mine) for _ in range(group.size())]
+            dist.all_gather(theirs, mine, group=group)
+            events, clocks = zip(*(other.tolist() for other in theirs), strict=True)
+            self._check(events, group)
+            runs.append(clocks[0])
+        self._runs = self._runs or runs
+
+    def _ask(self, event: int, trusted: int) -> None:
+        """Tell the ranks of another event than the one that all trusted, and wait for them to say the same."""
+        store = _get_default_store()
+        for group, run in zip(self.groups, self._runs, strict=True):
+            key = f"paceline/calls/{run}/{group.group_name}/{self._count}"
+            keys = [f"{key}/{rank}" for rank in dist.get_process_group_ranks(group)]
+            store.set(keys[dist.get_rank(group)], str(event))
+            try:
+                store.wait(keys, timedelta(seconds=self.patience_seconds))
+            except RuntimeError as silence:  # the others go on as before, and wait for this rank in another collective
+                raise self._error(dist.get_rank(), event, "the other ranks", trusted) from silence
+            self._check([int(store.get(each)) for each in keys], group)
+
+    def _check(self, events: Sequence[int], group: dist.ProcessGroup) -> None:
+        ranks = dist.get_process_group_ranks(group)
+        for rank, event in zip(ranks, events, strict=True):
+            if event != events[0]:
+                raise self._error(ranks[0], events[0], f"rank {rank}", event)
+
+    def _error(self, rank: int, event: int, others: str, theirs: int) -> ConfigError:
+        return ConfigError(
+            f"ranks call different parts of the model: rank {rank} comes to {self._told(event)}, "
+            f"{others} to {self._told(theirs)}",
+            "under dp_shard the ranks gather a unit's weights together when it is called, and here the data decide",
+            "an attribute `needs_whole_weights = True` on the model, which gathers all weights before each pass and "
+            "keeps them to its end; or dp_replicate",
+        )
+
+    def _told(self, event: int) -> str:
+        if event == 2 * len(self.names):
+            return END
+        return f"the {'backward' if event % 2 else 'forward'} pass of '{self.names[event // 2] or 'the model'}'"

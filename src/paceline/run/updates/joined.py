@@ -1,0 +1,63 @@
+"""Several update rules as one optimizer over a model's parameters, sharded or whole.
+
+A rule that works element by element updates every rank's local tensors: no operator of torch needs to know of
+shards. A rule that needs whole parameters (Muon, Adafactor) gets them one at a time: the weight, its gradient and what
+its state has of the same shape are gathered, every rank computes the same update, and each keeps its part. The price
+is a few copies of the largest parameter, the gathers, and an update that is not shared out; the state stays sharded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.tensor import DTensor
+
+from paceline.run.updates.parts import Group, LocalPart, Part, WholePart
+
+
+class JoinedOptimizer(torch.optim.Optimizer):
+    """Updates each parameter by the rule of its group; `state` holds tensors with the parameters' placements.
+
+    A group has "params", "use" (a Use whose scope is known), "lr", "lr_scale" and perhaps "weight_decay".
+    """
+
+    def __init__(self, groups: Sequence[Group]) -> None:
+        super().__init__([dict(group) for group in groups], {})
+        local: dict[int, list[Group]] = {}
+        self._parts: list[tuple[list[nn.Parameter], Part]] = []
+        for group in self.param_groups:
+            sharded = [isinstance(weight, DTensor) for weight in group["params"]]
+            assert all(sharded) or not any(sharded), "a group is sharded or whole"
+            if group["use"].scope == "element" or not any(sharded):
+                local.setdefault(id(group["use"]), []).append(group)
+            else:
+                self._parts += [([weight], WholePart(group, weight, self.state)) for weight in group["params"]]
+        for own in local.values():
+            self._parts.append(([weight for group in own for weight in group["params"]], LocalPart(own, self.state)))
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]  # a loss is of no use here
+        """Update every weight that has a gradient. Every rank calls it: parameters may be gathered."""
+        assert closure is None, "the loss is not evaluated again"
+        for _, part in self._parts:
+            part.step()
+
+    @torch.no_grad()
+    def materialise(self) -> None:
+        """Give every parameter the state it has before its first update, where it has none yet and that is known."""
+        self._begin(lambda weight, part: part.known)
+
+    @torch.no_grad()
+    def begin(self, weights: Collection[nn.Parameter]) -> None:
+        """Give parameters without state one to load into, of the right names and shapes."""
+        chosen = set(weights)
+        self._begin(lambda weight, part: weight in chosen)
+
+    def _begin(self, wanted: Callable[[nn.Parameter, Part], bool]) -> None:
+        for weights, part in self._parts:
+            for weight in weights:
+                if not self.state.get(weight) and wanted(weight, part):
+                    part.begin(weight)

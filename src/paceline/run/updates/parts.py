@@ -1,0 +1,172 @@
+"""One update rule over some parameters: on the parts that this rank holds, or on whole parameters, one at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+from paceline.errors import ConfigError
+from paceline.run.updates.fresh import fresh_state, knows_fresh_state
+from paceline.run.updates.shards import Cutter, local_of, whole_of, wrapped
+from paceline.task.update_scope import made
+
+Group = dict[str, Any]
+States = Mapping[Tensor, dict[str, Any]]
+OURS = ("params", "use", "lr_scale")  # keys of a parameter group that the optimizers inside do not get
+
+
+class Part(Protocol):
+    """Updates some parameters; what it keeps of them is in the joined optimizer's `state`, as tensors to be saved."""
+
+    known: bool  # whether the state before a first update can be made
+
+    def step(self) -> None:
+        """Update every weight that has a gradient."""
+
+    def begin(self, weight: nn.Parameter) -> None:
+        """Give a parameter a state to load into."""
+
+
+class Numbers:
+    """State that an optimizer keeps as numbers of Python's, shown as tensors of one element so that it is saved."""
+
+    def __init__(self) -> None:
+        self._kinds: dict[str, type] = {}
+
+    def show(self, state: Mapping[str, Any], shown: dict[str, Any]) -> dict[str, Any]:
+        """Put the numbers of a state into `shown` and return the rest."""
+        for name, value in state.items():
+            if isinstance(value, bool | int | float):
+                self._kinds[name] = type(value)
+                shown.setdefault(name, torch.zeros((), dtype=torch.float64)).fill_(value)
+        return {name: value for name, value in state.items() if not isinstance(value, bool | int | float)}
+
+    def read(self, shown: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the numbers among what is shown, which a load may have changed."""
+        return {name: kind(shown[name].item()) for name, kind in self._kinds.items() if name in shown}
+
+
+class LocalPart:
+    """A rule that works element by element, on this rank's parts of all its parameters at once."""
+
+    def __init__(self, groups: Sequence[Group], state: Any) -> None:
+        self._groups, self._state, self._numbers = groups, state, Numbers()
+        self._plain = {weight: _plain(weight) for group in groups for weight in group["params"]}
+        inside = [{**options(g), "params": [self._plain[w] for w in g["params"]]} for g in groups]
+        self._worker = made(groups[0]["use"], groups[0]["lr"], inside)
+        self.known = knows_fresh_state(self._worker)
+
+    def step(self) -> None:
+        """Update every weight that has a gradient."""
+        changed = [weight for weight in self._plain if weight.grad is not None]
+        for ours, theirs in zip(self._groups, self._worker.param_groups, strict=True):
+            theirs.update(options(ours))
+        for weight in changed:
+            plain = self._plain[weight]
+            if plain is not weight:
+                assert weight.grad is not None
+                plain.data = local_of(weight.detach())  # FSDP2 may have moved its part since
+                plain.grad = local_of(weight.grad)
+            self._worker.state[plain].update(self._numbers.read(self._state.get(weight, {})))
+        self._worker.step()
+        for weight in changed:
+            self._show(weight)
+            if self._plain[weight] is not weight:
+                self._plain[weight].grad = None
+
+    def begin(self, weight: nn.Parameter) -> None:
+        """Give a parameter a state to load into."""
+        group = next(i for i, g in enumerate(self._groups) if any(weight is other for other in g["params"]))
+        plain = self._plain[weight]
+        self._worker.state[plain] = fresh_state(self._worker, self._worker.param_groups[group], plain)
+        self._show(weight)
+
+    def _show(self, weight: nn.Parameter) -> None:
+        """Show the state of a parameter with the parameter's placements; the memory is the worker's."""
+        inside, plain = self._worker.state[self._plain[weight]], self._plain[weight]
+        if not inside:
+            return
+        shown = self._state[weight]
+        for name, value in self._numbers.show(inside, shown).items():
+            if not isinstance(value, Tensor) or not value.dim() or not isinstance(weight, DTensor):
+                shown[name] = value
+            elif value.shape != plain.shape:
+                raise ConfigError(
+                    f"the optimizer '{self._groups[0]['use'].name}' cannot be sharded",
+                    f"its state '{name}' of shape {list(value.shape)} does not follow a parameter's "
+                    f"{list(plain.shape)}, so no other layout could read it",
+                    'paceline_scope = "parameter" on its factory, or plan.dp_shard = 1',
+                )
+            elif name not in shown or local_of(shown[name]).data_ptr() != value.data_ptr():
+                shown[name] = wrapped(value, weight)
+
+
+class WholePart:
+    """A rule that needs a whole parameter, for one sharded parameter. Every rank computes the same update."""
+
+    def __init__(self, group: Group, weight: nn.Parameter, state: Any) -> None:
+        assert isinstance(weight, DTensor)
+        self._group, self._weight, self._state, self._numbers = group, weight, state, Numbers()
+        self._plain = nn.Parameter(_stand_in(weight))
+        self._worker = made(group["use"], group["lr"], [{**options(group), "params": [self._plain]}])
+        self._cutter: Cutter | None = None
+        self.known = knows_fresh_state(self._worker)
+
+    def step(self) -> None:
+        """Update the weight if it has a gradient. Every rank that holds a part of it calls it."""
+        weight, plain, worker = self._weight, self._plain, self._worker
+        if weight.grad is None:
+            return
+        worker.param_groups[0].update(options(self._group))
+        plain.data, plain.grad = whole_of(weight.detach()), whole_of(weight.grad)
+        held = self._state.get(weight, {})
+        if held:
+            numbers = self._numbers.read(held)
+            worker.state[plain] = {n: numbers[n] if n in numbers else whole_of(v) for n, v in held.items()}
+        worker.step()
+        local_of(weight.detach()).copy_(self._cut(plain.data))
+        self._keep(worker.state.pop(plain, {}))
+        plain.data, plain.grad = _stand_in(weight), None
+
+    def begin(self, weight: nn.Parameter) -> None:
+        """Give the parameter a state to load into."""
+        whole = nn.Parameter(torch.zeros(weight.shape, dtype=weight.dtype, device=weight.device))
+        self._keep(fresh_state(self._worker, self._worker.param_groups[0], whole))
+
+    def _keep(self, state: Mapping[str, Any]) -> None:
+        """Keep this rank's part of what has the parameter's shape, and the rest as it is."""
+        if not state:
+            return
+        held = self._state[self._weight]
+        for name, value in self._numbers.show(state, held).items():
+            cut = isinstance(value, Tensor) and value.dim() > 0 and value.shape == self._weight.shape
+            kept = wrapped(self._cut(value), self._weight) if cut else value
+            if isinstance(held.get(name), Tensor):
+                local_of(held[name]).copy_(local_of(kept))
+            else:
+                held[name] = kept
+
+    def _cut(self, whole: Tensor) -> Tensor:
+        self._cutter = self._cutter or Cutter(self._weight)
+        return self._cutter.cut(whole)
+
+
+def options(group: Group) -> Group:
+    """Return what of a group is for the optimizer inside."""
+    return {name: value for name, value in group.items() if name not in OURS}
+
+
+def _plain(weight: nn.Parameter) -> nn.Parameter:
+    """Return a plain parameter over this rank's part of a weight, the weight itself where it is whole."""
+    if not isinstance(weight, DTensor):
+        return weight
+    return nn.Parameter(local_of(weight.detach()).detach())
+
+
+def _stand_in(weight: nn.Parameter) -> Tensor:
+    """Return a tensor of a parameter's whole shape that takes the memory of one element."""
+    return torch.zeros((), dtype=weight.dtype, device=weight.device).expand(weight.shape)

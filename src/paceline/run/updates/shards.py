@@ -1,0 +1,49 @@
+"""Between a sharded tensor, the part of it on this rank, and the whole."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.distributed.tensor import DTensor, Replicate, Shard
+
+
+def local_of(tensor: Tensor) -> Tensor:
+    """Return the part on this rank; call it without grad, for the part is then no step of a graph."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def whole_of(tensor: Tensor) -> Tensor:
+    """Return the whole tensor on every rank that holds a part of it. All of them call it, in the same order."""
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+def wrapped(local: Tensor, like: DTensor) -> DTensor:
+    """Return this rank's part as a tensor with the placements of another. Both share the part's memory."""
+    return DTensor.from_local(
+        local, like.device_mesh, like.placements, run_check=False, shape=like.shape, stride=like.stride()
+    )
+
+
+class Cutter:
+    """Cuts this rank's part out of whole tensors of one shape."""
+
+    def __init__(self, like: DTensor) -> None:
+        """Learn the cut from a sharded tensor. All ranks that hold a part of it call it."""
+        self._like = like
+        self._flat_indices: Tensor | None = None
+        if any(type(place) not in (Shard, Replicate) for place in like.placements):
+            # torch cuts a dimension twice with strides, and cannot cut a whole tensor so: ask where each element went.
+            part = local_of(like)
+            mine = torch.arange(part.numel(), device=part.device).view(part.shape)
+            rank = like.device_mesh.get_rank()
+            ids = whole_of(wrapped(mine + rank * like.numel(), like)).flatten()
+            found = (ids // max(1, like.numel()) == rank).nonzero().flatten()
+            self._flat_indices = found[ids[found].argsort()]
+
+    def cut(self, whole: Tensor) -> Tensor:
+        """Return this rank's part of a whole tensor, in memory of its own."""
+        if self._flat_indices is not None:
+            return whole.flatten()[self._flat_indices].view(local_of(self._like).shape)
+        mesh = self._like.device_mesh
+        spread = DTensor.from_local(whole, mesh, [Replicate()] * mesh.ndim, run_check=False)
+        return local_of(spread.redistribute(placements=self._like.placements)).clone()

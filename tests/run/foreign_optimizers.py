@@ -1,0 +1,59 @@
+"""Optimizers that Paceline knows nothing of, as a library or a user would write them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+
+class Counting(torch.optim.Optimizer):
+    """Element by element, with a count of steps that is a number of Python's, and no state before the first step."""
+
+    def __init__(self, params: Any, lr: float, power: float = 0.5, weight_decay: float = 0.0) -> None:
+        super().__init__(params, {"lr": lr, "power": power, "weight_decay": weight_decay})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        for group in self.param_groups:
+            for weight in group["params"]:
+                if weight.grad is not None:
+                    self.update(weight, group)
+
+    def update(self, weight: torch.Tensor, group: dict[str, Any]) -> None:
+        state = self.state[weight]
+        state.setdefault("step", 0)
+        state.setdefault("total", torch.zeros_like(weight))
+        state["step"] += 1
+        state["total"] = state["total"] + weight.grad.square()  # a new tensor every step
+        weight.mul_(1 - group["lr"] * group["weight_decay"])
+        weight.sub_(group["lr"] * weight.grad / (state["total"] / state["step"] + 1e-4) ** group["power"])
+
+
+class Centred(Counting):
+    """Takes the mean of each column from a gradient, as GC does: it needs whole columns."""
+
+    def update(self, weight: torch.Tensor, group: dict[str, Any]) -> None:
+        if weight.dim() > 1:
+            weight.grad -= weight.grad.mean(0, keepdim=True)
+        super().update(weight, group)
+
+
+class Trusting(Counting):
+    """Scales every update by the norm of all gradients together."""
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        weights = [w for group in self.param_groups for w in group["params"] if w.grad is not None]
+        norm = torch.stack([w.grad.norm() for w in weights]).norm()
+        for weight in weights:
+            weight.grad /= norm
+        super().step()
+
+
+class Noisy(Counting):
+    """Adds noise to the update."""
+
+    def update(self, weight: torch.Tensor, group: dict[str, Any]) -> None:
+        weight.grad += 0.1 * torch.randn_like(weight.grad)
+        super().update(weight, group)
