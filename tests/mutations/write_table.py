@@ -43,13 +43,13 @@ FOOT = """
 
 | mistake | why | what sees it |
 |---|---|---|
-| of the fifth data rank, the fourth stage, the fifth tensor rank on | twins have fewer | copies that drift apart: `train` compares their bits |
+| from the fifth data rank or the fourth stage on | twins have fewer | `train`: copies that drift apart |
 | of sequences longer than 4,096 tokens | the longest row of a twin | nothing before the run |
 | of one size of a kernel: widths, depths and batches of the real model | twins are narrow | nothing before the run |
-| of a GPU's kernels, of NCCL, of compiled code | proofs run eagerly on CPUs with gloo | copies that drift apart |
-| of bf16 and fp16 kernels | fp32 and fp64 are compared | copies that drift apart |
+| of a GPU's kernels, of NCCL, of compiled code | proofs run eagerly, on CPUs | `train`: copies that drift apart |
+| of bf16 and fp16 kernels | fp32 and fp64 are compared | `train`: copies that drift apart |
 | in the objective, the model or the data themselves | layout and reference share them | the reader of the loss |
-| of random numbers that a model draws for itself in a batch of another cut | masks follow the micro-batch | the part is told as not compared |
+| of random numbers under another cut | masks follow the micro-batch | told as not compared |
 """
 
 
