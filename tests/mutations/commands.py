@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from catalogue import CASES, name_of
+from catalogue import BY_NAME, CASES, name_of
 from planted import Planted
 from runs import write_corpus
 
@@ -71,10 +71,9 @@ def words_of(bug: Planted, folder: Path) -> list[str]:
     spec = folder / f"{bug.case.replace(', ', '-').replace(' ', '-')}.toml"
     if not spec.exists():
         spec.write_text(SPEC.format(model=case.model, corpus=write_corpus(folder), cache=folder / "cache"))
-    objective = case.objective or f"planted_objective:{name_of(bug)}"
     return [
         "verify", str(spec), "--layout", case.layout, "--dtype", "fp64", "--steps", str(STEPS), "--json",
-        "--set", f"task.objective={objective}",
+        "--set", f"task.objective=planted_objective:{name_of(bug)}",
     ]  # fmt: skip
 
 
@@ -87,8 +86,8 @@ def prove_all(bugs: Sequence[Planted], folder: Path) -> dict[str, Proven]:
         asked: dict[str, Any] = {}
 
         def profile(task: Any, facts: Any) -> Any:
-            if str(task.objective).startswith("planted_objective:"):  # which is next_token, outside of ranks
-                task = dataclasses.replace(task, objective="next_token")
+            named = CASES[BY_NAME[task.objective.partition(":")[2]].case].objective  # which it is, outside of ranks
+            task = dataclasses.replace(task, objective=f"planted_models:{named}" if named else "next_token")
             case = repr((task.model, task.objective))
             asked.setdefault(case, (task, facts))
             return known(case)

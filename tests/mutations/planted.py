@@ -254,14 +254,14 @@ def not_clipped(patch: Patch, world: World) -> None:
 
 def optimizer_of(change: Callable[[OptimizerSpec], OptimizerSpec]) -> Plant:
     def plant(patch: Patch, world: World) -> None:
-        patch.setattr(assemble_module, "build_optimizer", lambda spec, model: build_optimizer(change(spec), model))
+        patch.setattr(assemble_module, "build_optimizer", lambda spec, *rest: build_optimizer(change(spec), *rest))
 
     return plant
 
 
 def decay_on_norms(patch: Patch, world: World) -> None:
-    def everywhere(spec: OptimizerSpec, model: nn.Module) -> torch.optim.Optimizer:
-        optimizer = build_optimizer(spec, model)
+    def everywhere(spec: OptimizerSpec, *rest: Any) -> Any:
+        optimizer: Any = build_optimizer(spec, *rest)
         for group in optimizer.param_groups:
             group["weight_decay"] = spec.weight_decay
         return optimizer
@@ -270,8 +270,8 @@ def decay_on_norms(patch: Patch, world: World) -> None:
 
 
 def one_rank_does_not_update(patch: Patch, world: World) -> None:
-    def build(spec: OptimizerSpec, model: nn.Module) -> torch.optim.Optimizer:
-        optimizer: Any = build_optimizer(spec, model)
+    def build(spec: OptimizerSpec, *rest: Any) -> Any:
+        optimizer: Any = build_optimizer(spec, *rest)
         if world.rank:
             optimizer.step = lambda: None
         return optimizer
@@ -325,7 +325,7 @@ def labels_over_the_boundary(patch: Patch, world: World) -> None:
 
     def shifted(batch: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         labels = batch["labels"].clone()
-        labels[:, -1] = batch["tokens"].roll(-1, 0)[:, 0]
+        labels[:, -1] = batch["tokens"].roll(-1, 0)[:, 0].where(labels[:, -1] >= 0, labels[:, -1])
         return {**batch, "labels": labels}
 
     data_changed_by(patch, shifted)
@@ -382,7 +382,7 @@ PROOFS = [
     Planted("half-reduced precision", "shards reduce-scatter their gradients in bf16", "zero 3",
             shards_in_bf16, "gradients", "half-reduced precision", "embed_tokens"),
     Planted("gradient synchronisation", "one bucket of gradients is never reduced", "copies",
-            bucket_left_out, "gradients", "gradients not summed", "lm_head", "lm_head.weight"),
+            bucket_left_out, "gradients", "gradients not summed", "down_proj", "norm.weight"),
     Planted("gradient synchronisation", "ZeRO-1 does not reduce the last micro-batch", "zero 1",
             last_micro_batch_not_synchronised, "gradients", "gradient normalisation", "embed_tokens", "left out"),
     Planted("gradient synchronisation", "the all-reduce between copies of shards is skipped", "hybrid",
@@ -402,13 +402,13 @@ PROOFS = [
     Planted("padding and label masks", "the last label of a row is taken from the next row", "copies",
             labels_over_the_boundary, "loss", "labels", "loss"),
     Planted("uneven batches", "the last row of an uneven batch is dropped", "copies",
-            rows_dropped, "samples", "batch not as asked", "position 6", "rows dropped"),
+            rows_dropped, "samples", "batch not as asked", "position 8", "rows dropped"),
     Planted("uneven batches", "a stand-in row of a rank without any counts", "copies",
             stand_ins_count, "weight", "padding and label masks", "weight", "stand-in"),
     Planted("sample order", "all ranks read the same rows", "zero 3",
             same_data_everywhere, "samples", "sample order", "position 0", "same samples"),
     Planted("sample order", "each rank shuffles with a seed of its own", "copies",
-            order_by_rank, "samples", "sample order", "position 3", "other samples"),
+            order_by_rank, "samples", "sample order", "position 4", "other samples"),
     Planted("optimizer", "weight decay is applied to norms", "zero 3",
             decay_on_norms, "weights", "optimizer groups", "norm.weight", "weight decay"),
     Planted("optimizer", "another eps", "copies",

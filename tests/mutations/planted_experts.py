@@ -152,7 +152,7 @@ EXPERT_PROOFS = [
     Planted("router statistics", "selection biases follow the load of one rank", "experts",
             bias_of_one_ranks_load, "buffers", "router statistics", "e_score_correction_bias"),
     Planted("token dispatch", "tokens reach their experts in the senders' order", "experts",
-            rows_in_the_senders_order, "gradients", "gradient normalisation", "embed_tokens"),
+            rows_in_the_senders_order, "router", "router statistics", "layers.1.mlp.gate"),
     Planted("router gradient", "a router's gradient is not summed over tensor ranks", "experts, tensor",
             router_gradient_of_one_tensor_rank, "gradients", "gradient normalisation", "mlp.gate.weight"),
     Planted("auxiliary loss", "every tensor rank adds the gradient of the balance loss", "experts, tensor",

@@ -221,7 +221,7 @@ THREE_PROOFS = [
     Planted("gradient synchronisation", "the fourth bucket of gradients is never reduced", "copies",
             fourth_bucket_not_reduced, "gradients", "gradients not summed", "layers."),
     Planted("optimizer", "of the state on the host the second bucket is left out", "state on the host",
-            state_of_the_second_bucket_stays, "weights", "optimizer", "layers."),
+            state_of_the_second_bucket_stays, "weights", "optimizer groups", "norm.weight"),
     Planted("forward pass", "the second chunk of logits is left out of the loss", "copies",
             second_chunk_left_out, "loss", "labels", "loss"),
     Planted("accumulation normalisation", "the third micro-batch has no gradient", "zero 3",
