@@ -27,6 +27,7 @@ from paceline.run.optimizer import build_optimizer
 from paceline.run.parallel import apply, data
 from paceline.run.parallel.data import ShardedGradients
 from paceline.run.passes import SequentialPasses
+from paceline.run.randomness.shares import SampleRows
 from paceline.run.replicas.allreduce import ReducedGradients
 from paceline.run.step import Stepper
 from paceline.run.world import World
@@ -300,7 +301,8 @@ def weights_per_rank(patch: Patch, world: World) -> None:
 
 
 def dropout_by_rank(patch: Patch, world: World) -> None:
-    patch.setattr(passes, "seed_at", lambda seed, position, part: 1000 * seed + world.rank)
+    rows = passes.sample_rows
+    patch.setattr(passes, "sample_rows", lambda micro, plan=None: SampleRows(rows(micro).positions + world.rank, 1))
 
 
 def masks_not_replayed(patch: Patch, world: World) -> None:
@@ -393,7 +395,7 @@ PROOFS = [
             untied, "initial", "tied weights", "head.weight"),
     Planted("initialisation", "every rank draws weights of its own", "copies",
             weights_per_rank, "initial", "initial weights", "embed_tokens", "ranks start from different weights"),
-    Planted("dropout", "masks are seeded by the rank instead of the position", "dropout",
+    Planted("dropout", "masks are those of other samples, by rank", "dropout",
             dropout_by_rank, "loss", "dropout", "loss"),
     Planted("dropout", "recompute draws new masks in the backward pass", "dropout, recompute",
             masks_not_replayed, "gradients", "dropout", "", "other masks"),

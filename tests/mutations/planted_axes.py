@@ -128,8 +128,8 @@ def first_micro_batch_forgotten(patch: Patch, world: World) -> None:
     """Gradients of a stage are set to zero once more, after its first backward pass."""
     before = StageModule._before_backward
 
-    def forgetting(self: StageModule, grad: Tensor) -> None:
-        before(self, grad)
+    def forgetting(self: StageModule, rows: Any, grad: Tensor) -> None:
+        before(self, rows, grad)
         if self._backwards == 2:
             self._stage.gradients.zero()
 

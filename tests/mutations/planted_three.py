@@ -74,8 +74,8 @@ def middle_stage_forgets(patch: Patch, world: World) -> None:
     """Stages that are neither first nor last lose the gradients of their first micro-batch."""
     before = StageModule._before_backward
 
-    def forgetting(self: StageModule, grad: Tensor) -> None:
-        before(self, grad)
+    def forgetting(self: StageModule, rows: Any, grad: Tensor) -> None:
+        before(self, rows, grad)
         if self._backwards == 2 and not self._stage.is_first and not self._stage.is_last:
             self._stage.gradients.zero()
 

@@ -49,7 +49,7 @@ FOOT = """
 | of a GPU's kernels, of NCCL, of compiled code | proofs run eagerly, on CPUs | `train`: copies that drift apart |
 | of bf16 and fp16 kernels | fp32 and fp64 are compared | `train`: copies that drift apart |
 | in the objective, the model or the data themselves | layout and reference share them | the reader of the loss |
-| of random numbers under another cut | masks follow the micro-batch | told as not compared |
+| of random numbers that belong to no sample | every cut draws others | told as not compared |
 """
 
 

@@ -21,7 +21,7 @@ from paceline.run.assemble import assemble
 from paceline.run.checkpoint import training_state
 from paceline.run.loader import BatchStream
 from paceline.run.resume import Progress, restore, save
-from paceline.run.schedule import learning_rate
+from paceline.run.schedule import Course, learning_rate
 from paceline.run.world import join_world
 from paceline.spec import Spec
 from paceline.task.data.order import sample_ids
@@ -304,11 +304,13 @@ def trained(task: Task, plan: Plan, folder: str, first: int, last: int) -> dict[
     built = assemble(task, plan, world, task.data, SEQ_LEN)
     spec = Spec(task=task)
     stream = BatchStream(task.data, task.seed, plan, plan.layout.data_rank(world.rank), world.device)
-    restored = restore(Path(folder), spec, plan, "", built.model, built.optimizer, None, world)
+    course = Course("constant", task.optimizer.lr, 1.0, last, 0, 1)
+    restored = restore(Path(folder), spec, plan, "", built.model, built.optimizer, None, course, world)
     assert (restored.progress.step if restored else 0) == first - 1
     for step in range(first, last + 1):
         built.stepper.step(stream.at((step - 1) * plan.batch_samples), task.optimizer.lr)
-    save(Path(folder), spec, plan, "", built.model, built.optimizer, None, Progress(last, last * plan.batch_samples))
+    progress = Progress(last, last * plan.batch_samples)
+    save(Path(folder), spec, plan, "", built.model, built.optimizer, None, course, progress)
     state = training_state(built.model, built.optimizer)
     return {n: (t.full_tensor() if isinstance(t, DTensor) else t).detach() for n, t in state.items()}
 

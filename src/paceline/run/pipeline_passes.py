@@ -29,7 +29,7 @@ from paceline.plan.stages import stage_count
 from paceline.run.loader import MicroBatch
 from paceline.run.parallel.pipeline import Pipeline
 from paceline.run.passes import Objective
-from paceline.run.rng import seed_at, seed_device
+from paceline.run.randomness.mode import SampleRandomness
 from paceline.run.rng_state import random_state
 from paceline.run.stage_module import StageModule, refuse_call, rows_in
 
@@ -63,13 +63,14 @@ class PipelinePasses:
         objective: Objective,
         plan: Plan,
         device: torch.device,
-        seed: int,
+        randomness: SampleRandomness,
         take_part: Callable[[Any], Any] = lambda data: data,
         after_forward: Callable[[nn.Module], None] | None = None,
     ) -> None:
-        self._pipeline, self._plan, self._device, self._seed = pipeline, plan, device, seed
+        self._pipeline, self._plan, self._device, self._randomness = pipeline, plan, device, randomness
         self._stages = [
-            StageModule(stage, objective, plan, device, seed, take_part, after_forward) for stage in pipeline.stages
+            StageModule(stage, objective, plan, device, randomness, take_part, after_forward)
+            for stage in pipeline.stages
         ]
         if len(self._stages) > 1:
             pipeline.model.register_forward_pre_hook(refuse_call)  # stages are called one by one, never their union
@@ -97,20 +98,24 @@ class PipelinePasses:
         Every stage takes all micro-batches in turn, so that stages work at the same time.
         """
         borders = self._borders_for(micro_batches)
+        relays = any(border.draws for border in borders)
         loss_total = weight_total = 0.0
         sent: list[tuple[dist.Work, Tensor]] = []
         for index, stage in zip(self._indices, self._stages, strict=True):
             for micro in micro_batches:
-                hidden = None
+                received: list[Tensor] = []
                 if index > 0:
-                    hidden = torch.empty_like(borders[index - 1].example(rows_in(micro)), device=self._device)
-                    dist.recv(hidden, src=self._rank_of(index - 1), group=self._pipeline.group)
-                found = stage.run(micro, hidden)
+                    example = borders[index - 1].example(rows_in(micro))
+                    received = [torch.empty_like(example, device=self._device)]
+                    received += [torch.empty_like(random_state(self._device))] if relays else []
+                    for tensor in received:
+                        dist.recv(tensor, src=self._rank_of(index - 1), group=self._pipeline.group)
+                found = stage.run(micro, *received) if received else stage.run(micro, None)
                 if index < stage_count(self._plan) - 1:
-                    found = found.contiguous()
-                    work = dist.isend(found, dst=self._rank_of(index + 1), group=self._pipeline.group)
-                    assert work is not None
-                    sent.append((work, found))
+                    for tensor in (found.contiguous(), *((random_state(self._device),) if relays else ())):
+                        work = dist.isend(tensor, dst=self._rank_of(index + 1), group=self._pipeline.group)
+                        assert work is not None
+                        sent.append((work, tensor))
                 elif micro.counts:
                     loss_total += float(found[0])
                     weight_total += float(found[1])
@@ -176,13 +181,11 @@ class PipelinePasses:
         part, was_training = stage.part, stage.part.training
         buffers = [(buffer, buffer.clone()) for buffer in part.buffers()]
         part.train()  # dropout draws in training alone
-        seed_device(seed_at(self._seed, micro.position), self._device)
-        before = random_state(self._device)
         with torch.no_grad():
             found = stage.run(micro, hidden)
             for buffer, kept in buffers:
                 buffer.copy_(kept)
-        draws = not torch.equal(before, random_state(self._device))
+        draws = self._randomness.has_drawn
         part.train(was_training)
         if isinstance(found, tuple):  # the last stage's loss and weight
             return _Border((), torch.float32, draws)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import platform
 import sys
+import traceback
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import torch
 import torch.distributed as dist
 
 from paceline import __version__
-from paceline.errors import DataError, PacelineError, StorageError
+from paceline.errors import DataError, PacelineError, Requeue, StorageError
 from paceline.run.brief import Brief
 from paceline.run.journal import Journal
 from paceline.run.memory import MemoryMeter
@@ -126,6 +127,8 @@ class Recorder:
         if is_echo(error) and is_supervised():
             return
         details, code = describe(error)
+        if error is not None and not isinstance(error, PacelineError | Requeue):
+            details["traceback"] = "".join(traceback.format_exception(error))
         if error is not None and status == "failed":
             self._write("fault", what=details["what"], because=details["because"], rank=self._world.rank)
         self._write(

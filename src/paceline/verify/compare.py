@@ -26,7 +26,7 @@ from paceline.task.task import Task
 from paceline.verify.diagnosis import Traits, diagnose, traits_of
 from paceline.verify.difference import Difference, number_differences, sample_differences, tensor_differences
 from paceline.verify.plain_attention import attend_plainly
-from paceline.verify.reference import ReferenceStep, masks_follow_cut, reference_model, reference_steps, stop_dropout
+from paceline.verify.reference import ReferenceStep, reference_model, reference_steps
 from paceline.verify.tolerance import QUANTITIES, larger, tolerance
 
 LISTED = 8  # tensors that a result names; the rest is counted
@@ -67,8 +67,6 @@ def compare(
     initial, traits, clip_norm = _shared(reference and (reference.initial, reference.traits, first_step), world)
     clipped = dataclasses.replace(task, optimizer=dataclasses.replace(task.optimizer, clip_norm=clip_norm))
     built = assemble(clipped, plan, world, source, items_per_sample)
-    if masks_follow_cut(task, plan, source, built.model):
-        stop_dropout(built.model)
     found = tensor_differences("initial", _state(built.model), initial, 0, world, plan.layout)
     for step in range(1, steps + 1):
         expected = _shared(reference and reference.steps[step - 1], world)
@@ -91,16 +89,13 @@ def _reference(
     task: Task, plan: Plan, source: Source, items_per_sample: int, steps: int, kept: dict[Any, Reference], plain: bool
 ) -> Reference:
     """Return what one device computes, from `kept` where it is there."""
-    layout = plan.layout
-    key = (plan.precision, steps, plan.batch_samples, layout.data_degree, plan.accumulation, layout.cp > 1, plain)
+    key = (plan.precision, steps, plan.batch_samples, plan.layout.data_degree, plan.accumulation, plain)
     if key not in kept:
         model = reference_model(task, source, items_per_sample, MASTER_DTYPES[plan.precision])
         if plain:
             attend_plainly(model)
         traits = traits_of(model)
         initial = {name: tensor.detach().clone() for name, tensor in _state(model).items()}
-        if masks_follow_cut(task, plan, source, model):
-            stop_dropout(model)
         kept[key] = Reference(initial, traits, reference_steps(task, plan, source, items_per_sample, steps, model))
     return kept[key]
 

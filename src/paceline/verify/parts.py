@@ -88,6 +88,11 @@ def real_length(subject: Subject) -> list[Job]:
     return [dataclasses.replace(job, steps=1)]
 
 
+def story(subject: Subject) -> list[Job]:
+    """Return the main twin as a whole run: the training loop, evaluations, a checkpoint and resumes."""
+    return [subject.job("story", subject.strictest, subject.layouts[0], check="story")]
+
+
 def whole_batch(subject: Subject) -> list[Job]:
     """Return one device's loss on whole batches and on cut ones, where the plan cuts them or a larger one would."""
     return [] if in_one_piece(subject.plan) and subject.plan.layout.data_degree == 1 else [_whole_batch(subject)]
@@ -110,6 +115,7 @@ PARTS: tuple[Part, ...] = (
     Part(even_rows, (WHOLE,)),
     Part(few_rows, (WHOLE,)),
     Part(real_length, (WHOLE,)),
+    Part(story, (WHOLE,)),
     Part(whole_batch, (WHOLE,)),
     Part(whole_batch_of_ones_own, (BRIEF,)),
 )
