@@ -74,11 +74,11 @@ def test_a_proof_of_updates_alone_sees_none_of_them() -> None:
 
 def read_at_the_wrong_place() -> str:
     """Return what a story raises where a checkpoint is loaded into the wrong places."""
-    world, task = join_world("cpu", threads=1), story_task("shards")
+    world, task = join_world("cpu", threads=1), story_task("copies")
     with pytest.MonkeyPatch.context() as patch:
         planted_story.shards_read_from_the_wrong_place(patch, world)
         try:
-            CHECKS["story"](task, STORY_PLANS["shards"], world, task.data, SEQ_LEN, 3)
+            CHECKS["story"](task, STORY_PLANS["copies"], world, task.data, SEQ_LEN, 3)
         except StorageError as error:
             return error.because
     return "nothing"
@@ -86,7 +86,7 @@ def read_at_the_wrong_place() -> str:
 
 def test_shards_read_from_the_wrong_place_are_named_by_their_fingerprints() -> None:
     for because in run_ranks(read_at_the_wrong_place, 2):
-        assert "the values of 'model.layers.0.self_attn.q_proj.weight'" in because or "the values of 'model." in because
+        assert "the values of 'model." in because
         assert "their fingerprint is" in because
 
 
