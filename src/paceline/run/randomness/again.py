@@ -52,7 +52,7 @@ def _uncompiled(forward: Callable[..., Any]) -> Callable[..., Any]:
     def left(*args: Any, **kwargs: Any) -> Any:
         return forward(*args, **kwargs)
 
-    return torch.compiler.disable(left)  # type: ignore[no-any-return]
+    return torch.compiler.disable(left)
 
 
 def _within(randomness: SampleRandomness, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
