@@ -16,7 +16,7 @@ from paceline.run.loader import BatchStream
 from paceline.run.optimizer import all_names, build_optimizer
 from paceline.run.parallel.apply import Gradients, apply_plan, is_sharded
 from paceline.run.parallel.context import part_of
-from paceline.run.parallel.entry import entered
+from paceline.run.parallel.entry import entry_of
 from paceline.run.parallel.pipeline import split_model
 from paceline.run.parallel.rows import GatheredRows, data_group
 from paceline.run.parallel.split_check import SplitCheck
@@ -27,6 +27,7 @@ from paceline.run.randomness.again import draw_again, leave_outside
 from paceline.run.randomness.build import sample_randomness
 from paceline.run.randomness.mode import Survey
 from paceline.run.randomness.survey import survey
+from paceline.run.remarks import remarks_on
 from paceline.run.routing import watch_routing
 from paceline.run.stage_check import check_chain
 from paceline.run.step import Stepper
@@ -51,6 +52,7 @@ class Assembled:
     model: nn.Module
     optimizer: torch.optim.Optimizer
     stepper: Stepper
+    remarks: tuple[str, ...] = ()  # what of the model is rounded or left out
 
 
 def assemble(task: Task, plan: Plan, world: World, source: Source, items_per_sample: int) -> Assembled:
@@ -62,10 +64,11 @@ def assemble(task: Task, plan: Plan, world: World, source: Source, items_per_sam
     mesh = build_mesh(plan.layout, world)
     family = isinstance(task.model, ModelSpec) and is_named(task.model.name)
     model = build_model(task.model, source.vocab or 0, items_per_sample, task.seed, device="meta" if family else "cpu")
+    objective = resolve_objective(task.objective, source.unit)
+    remarks = remarks_on(model, objective, MASTER_DTYPES[plan.precision])
     cast_model(model, MASTER_DTYPES[plan.precision])
     if isinstance(model, Decoder):
         model.logits_elements = plan.logits_elements
-    objective = resolve_objective(task.objective, source.unit)
     plain = objective
     names = all_names(model)  # before stages of a pipeline know a part of them
     if isinstance(objective, GatheringObjective) and mesh is not None and plan.layout.data_degree > 1:
@@ -113,7 +116,8 @@ def assemble(task: Task, plan: Plan, world: World, source: Source, items_per_sam
         if pipeline is not None
         else SequentialPasses(
             model=model,
-            objective=entered(objective, model, gradients, world.device),
+            objective=objective,
+            call=entry_of(model, gradients, world.device),
             gradients=gradients,
             plan=plan,
             randomness=randomness,
@@ -135,7 +139,7 @@ def assemble(task: Task, plan: Plan, world: World, source: Source, items_per_sam
         routing=routing,
         stages_holding=dict.fromkeys(pipeline.shared_parameters(), 2) if pipeline else {},
     )
-    return Assembled(model, optimizer, stepper)
+    return Assembled(model, optimizer, stepper, tuple(remarks))
 
 
 def _materialise(model: nn.Module, task: Task, family: bool, world: World, parts: Sequence[nn.Module] = ()) -> None:

@@ -32,6 +32,7 @@ from paceline.run.passes import Objective
 from paceline.run.randomness.mode import SampleRandomness
 from paceline.run.rng_state import random_state
 from paceline.run.stage_module import StageModule, refuse_call, rows_in
+from paceline.task.models.build import start_training
 
 SCHEDULES: dict[str, Any] = {
     "gpipe": ScheduleGPipe,
@@ -180,15 +181,17 @@ class PipelinePasses:
 
     def _look(self, stage: StageModule, micro: MicroBatch, hidden: Tensor | None) -> _Border:
         """Run a stage once for what it hands on, and leave no trace."""
-        part, was_training = stage.part, stage.part.training
+        part = stage.part
+        modes = {module: module.training for module in part.modules()}
         buffers = [(buffer, buffer.clone()) for buffer in part.buffers()]
-        part.train()  # dropout draws in training alone
+        start_training(part)  # dropout draws in training alone
         with torch.no_grad():
             found = stage.run(micro, hidden)
             for buffer, kept in buffers:
                 buffer.copy_(kept)
         draws = self._randomness.has_drawn
-        part.train(was_training)
+        for module, training in modes.items():
+            module.training = training
         if isinstance(found, tuple):  # the last stage's loss and weight
             return _Border((), torch.float32, draws)
         if not isinstance(found, Tensor) or not found.dim() or found.shape[0] != rows_in(micro):
