@@ -7,6 +7,7 @@ next one of the same task can use again.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -18,6 +19,7 @@ Check = Callable[..., dict[str, Any]]
 
 CHECKS: dict[str, Check] = {
     "steps": compare,  # updates of the layout, tensor by tensor, against the same updates of one device
+    "plain attention": functools.partial(compare, plain=True),  # one layer at the real length, against no kernel
     "story": story,  # a whole run: its loop, evaluations, checkpoint, and resumes on other layouts
     "whole batch": whole_batch,  # the loss of one device: is it a sum over rows?
 }

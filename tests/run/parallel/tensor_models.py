@@ -155,5 +155,13 @@ def gemma2() -> nn.Module:
 
 
 def phi3() -> nn.Module:
-    """Return a tiny Phi-3, whose plan uses styles that are not known."""
+    """Return a tiny Phi-3: its fused layers are split, gathered and split again."""
     return _hugging_face("Phi3")
+
+
+def deepseek_v2() -> nn.Module:
+    """Return a tiny DeepSeek-V2, whose plan uses styles that are not known."""
+    return _hugging_face(
+        "DeepseekV2", num_key_value_heads=4, q_lora_rank=16, kv_lora_rank=16, qk_rope_head_dim=8, qk_nope_head_dim=8,
+        v_head_dim=8, n_routed_experts=4, num_experts_per_tok=2, moe_intermediate_size=16, n_group=1, topk_group=1,
+    )  # fmt: skip

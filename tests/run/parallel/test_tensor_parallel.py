@@ -183,7 +183,7 @@ def test_a_checkpoint_loads_into_any_other_layout(tmp_path: Path, before: Layout
     ("kind", "reason"),
     [("HalfTied", "tied to a weight that is spread"), ("Forgotten", "no rule for 'layers.0.norm2'"),
      ("Misfit", "rule 'row' for 'norm'"),
-     ("phi3", "rowwise_split_input")],
+     ("deepseek_v2", "mla_kv_a_proj")],
 )  # fmt: skip
 def test_what_would_compute_something_else_is_an_error(kind: str, reason: str) -> None:
     task = decoder_task(model=getattr(tensor_models, kind), objective="next_token")
@@ -195,8 +195,8 @@ def test_what_would_compute_something_else_is_an_error(kind: str, reason: str) -
 def test_a_model_without_rules_says_which_would_open_the_axis() -> None:
     limits, because = tensor_axis(nn.Linear(3, 3))
     assert limits is None and not because
-    limits, because = tensor_axis(tensor_models.phi3())
-    assert limits is None and "rowwise_split_input" in because
+    limits, because = tensor_axis(tensor_models.deepseek_v2())
+    assert limits is None and "mla_kv_a_proj" in because
     limits, _ = tensor_axis(tensor_models.Whole())
     assert limits is not None and limits.counts == {"heads": 4} and limits.smallest_split == 16
 

@@ -4,6 +4,8 @@
 |------------|------------------|--------------------|-------------------------------------------------|
 | column     | rows spread      | whole              | features spread                                 |
 | row        | columns spread   | features spread    | summed                                          |
+| split_row  | columns spread   | whole              | summed                                          |
+| fused      | whole            | whole              | features of each part spread                    |
 | partial    | columns spread   | features spread    | a part of a sum                                 |
 | vocabulary | rows spread      | tokens, or whole   | summed (embedding), spread logits (head)        |
 | gathered   | rows spread      | whole              | whole                                           |
@@ -17,7 +19,9 @@ reduce-scattered, and what must be whole is gathered once for all layers that re
 
 Spread weights become DTensors on the tensor axis, so that sharding, checkpoints and the gradient norm know their parts.
 All other parameters stay as they are; the gradients of those that see only a part of the activations are summed
-over the axis once a step. Biases are whole: a column's layer takes its part of it, a row's adds it after the sum.
+over the axis once a step. Biases are whole: a column's layer takes its part of it, a row's adds it after the sum. A
+fused weight stays whole too: a rank's rows of it are not one piece, as checkpoints need. Its products are shared, its
+memory is not.
 
 A mixture of experts enters once, for its router and its experts: every rank routes the whole sequence, alike, and
 computes its part of the width of every expert, so that weights and products are shared evenly whatever the load. What
@@ -42,11 +46,12 @@ from paceline.errors import ConfigError
 from paceline.task.models.absent import Absent
 from paceline.task.models.collectives import add, gather, join, once, part, scatter, share
 from paceline.task.models.moe import Experts, MoE
+from paceline.task.models.styles import misfit
 from paceline.task.models.vocabulary import as_spread_logits, first_row, local_weight, partial_embedding
 from paceline.task.rules import SPREAD, Rules
 
 COVERS_CHILDREN = ("replicated", "expert")
-
+ROWS = ("row", "split_row")
 
 ENTERED = "_paceline_entered"  # attribute of an activation that several layers read
 
@@ -97,12 +102,16 @@ def split_layers(model: nn.Module, rules: Rules, mesh: DeviceMesh, stage: bool =
             continue  # another pipeline stage has it
         style = rules.style_of(name)
         if style in SPREAD:
-            _check_layer(name, module, style)
+            _check_layer(name, module, style, stage=stage)
             _spread_weight(name, module, SPREAD[style], mesh, spread)
-            if getattr(module, "bias", None) is not None and (style != "row" or region.splits_sequence):
+            if getattr(module, "bias", None) is not None and (style not in ROWS or region.splits_sequence):
                 summed.add(f"{name}.bias")
             if "forward" not in vars(module):  # a pipeline stage may hold a module for its weight alone
                 module.forward = functools.partial(FORWARD[style, type(module).forward], module, region)
+        elif style == "fused":
+            _check_layer(name, module, style, rules.parts_of(name))
+            module.forward = functools.partial(_fused, module, region, _fused_rows(name, rules.parts_of(name), region))
+            summed |= {f"{name}.{own}" for own, _ in module.named_parameters()}
         elif style == "expert":
             _spread_experts(name, module, mesh)
         elif style in ("sequence", "summed"):
@@ -129,13 +138,41 @@ def _row(layer: nn.Linear, region: Region, x: Tensor) -> Tensor:
     return out if layer.bias is None else out + layer.bias
 
 
+def _split_row(layer: nn.Linear, region: Region, x: Tensor) -> Tensor:
+    weight = local_weight(layer.weight)
+    own = share(x, region.group).narrow(-1, first_row(x.shape[-1], region.group), weight.shape[1])
+    out = region.leave(F.linear(own, weight))
+    return out if layer.bias is None else out + layer.bias
+
+
+def _fused(layer: nn.Linear, region: Region, rows: list[slice], x: Tensor) -> Tensor:
+    weight = torch.cat([layer.weight[part] for part in rows])
+    return F.linear(
+        region.enter(x), weight, None if layer.bias is None else torch.cat([layer.bias[part] for part in rows])
+    )
+
+
+def _fused_rows(name: str, parts: tuple[int, ...], region: Region) -> list[slice]:
+    """Return this rank's rows of each part of a fused layer."""
+    ranks, rows, first = region.group.size(), [], 0
+    for count in parts:
+        own = -(-count // ranks)
+        if own * (ranks - 1) >= count:
+            raise ConfigError(f"'{name}' over tp = {ranks}", f"a part of {count} features gives some ranks none")
+        start = own * region.group.rank()
+        rows.append(slice(first + start, first + min(count, start + own)))
+        first += count
+    return rows
+
+
 def _partial(layer: nn.Linear, region: Region, x: Tensor) -> Tensor:
     return F.linear(x, local_weight(layer.weight))
 
 
 def _gathered(layer: nn.Linear, region: Region, x: Tensor) -> Tensor:
     out = F.linear(region.enter(x), local_weight(layer.weight), _own_bias(layer, region))
-    return join(out.transpose(-1, -2), region.group).transpose(-1, -2)
+    # As one device has it in memory: sums over it (a norm's, in fp32) then come in the same order.
+    return join(out.transpose(-1, -2), region.group).transpose(-1, -2).contiguous()
 
 
 def _head(layer: nn.Linear, region: Region, x: Tensor) -> Tensor:
@@ -168,6 +205,7 @@ def _on_the_whole(forward: Callable[..., Any], region: Region, x: Tensor, *args:
 FORWARD: dict[tuple[str, Any], Callable[..., Tensor]] = {
     ("column", nn.Linear.forward): _column,
     ("row", nn.Linear.forward): _row,
+    ("split_row", nn.Linear.forward): _split_row,
     ("partial", nn.Linear.forward): _partial,
     ("gathered", nn.Linear.forward): _gathered,
     ("vocabulary", nn.Linear.forward): _head,
@@ -178,23 +216,14 @@ FORWARD: dict[tuple[str, Any], Callable[..., Tensor]] = {
 # ---- weights and checks --------------------------------------------------------------------------------------------
 
 
-def _check_layer(name: str, module: nn.Module, style: str) -> None:
-    if (style, type(module).forward) not in FORWARD:
-        fitting = "an nn.Linear or nn.Embedding" if style == "vocabulary" else "an nn.Linear"
+def _check_layer(name: str, module: nn.Module, style: str, parts: tuple[int, ...] = (), stage: bool = False) -> None:
+    if stage and "forward" in vars(module):
+        return  # it stands for its weight alone; the whole model has been checked before it was cut
+    because = misfit(module, style, parts)
+    if because:
         raise ConfigError(
-            f"rule '{style}' for '{name}', a {type(module).__name__}", f"the style is for {fitting}",
-            "another style, or no rule for it",
-        )  # fmt: skip
-    if style == "partial" and module.bias is not None:
-        raise ConfigError(
-            f"rule 'partial' for '{name}'", "every rank would add its bias to a part of a sum",
-            "bias = False, or the style 'row'",
-        )  # fmt: skip
-    if isinstance(module, nn.Embedding) and (module.max_norm is not None or module.sparse or module.scale_grad_by_freq):
-        raise ConfigError(
-            f"rule '{style}' for '{name}'", "it renormalises, counts tokens or has sparse gradients, over all its rows",
-            "a plain nn.Embedding, or no rule for it",
-        )  # fmt: skip
+            f"rule '{style}' for '{name}', a {type(module).__name__}", because, "another style, or no rule for it"
+        )
 
 
 def _spread_weight(
