@@ -247,12 +247,15 @@ def test_an_error_on_one_rank_is_the_runs_end(tmp_path: Path) -> None:
 
 def test_a_run_over_more_devices_after_one_on_a_single_one_says_what_to_do(tmp_path: Path) -> None:
     text = """
-for devices in (1, 2):
-    train(paceline.Run(task_of(name=f"on {devices}"), cluster=cluster(devices), run={"dir": f"{folder}/{devices}"}))
+for number, devices in enumerate((1, 1, 2)):
+    settings = {"name": f"run {number}", "stop": f"{2 + number} steps"}
+    train(paceline.Run(task_of(**settings), cluster=cluster(devices), run={"dir": f"{folder}/{number}"}))
 """
     ended = run(tmp_path, text)
     assert ended.returncode == 2 and "cannot follow one on a single device" in ended.stderr
-    assert "paceline.fit" in ended.stderr and len(steps_of(tmp_path / "1")) == 6 and not (tmp_path / "2").exists()
+    assert "paceline.fit" in ended.stderr and not (tmp_path / "2").exists()
+    assert [len(steps_of(tmp_path / name)) for name in ("0", "1")] == [2, 3], "each with its own plan, in one process"
+    assert all(end_of(tmp_path / name)["status"] == "complete" for name in ("0", "1"))
 
 
 ENDLESS = """
