@@ -117,7 +117,7 @@ PARTS: tuple[Part, ...] = (
     Part(real_length, (WHOLE,)),
     Part(story, (WHOLE,)),
     Part(whole_batch, (WHOLE,)),
-    Part(whole_batch_of_ones_own, (BRIEF,)),
+    Part(whole_batch_of_ones_own, (BRIEF, SWEEP)),
 )
 
 
