@@ -73,13 +73,25 @@ def import_torch() -> None:
 
 
 def prove(layout: str) -> dict[str, Any]:
-    """Start the command line that proves the example under a layout, as `train` does, and return its record."""
-    command = [sys.executable, "-m", "paceline", "verify", str(SPEC), "--layout", layout, "--steps", "2",
-               "--dtype", "fp32", "--json"]  # fmt: skip
+    """Make the proof before training of the example under a layout, in a Python of its own, and return its record."""
+    command = [sys.executable, __file__, "--prove", layout]
     done = subprocess.run(command, check=True, capture_output=True, text=True)
-    (proof,) = json.loads(done.stdout)["layouts"]
+    proof: dict[str, Any] = json.loads(done.stdout)
     assert proof["equal"], proof
-    return dict(proof)
+    return proof
+
+
+def prove_here(layout: str) -> None:
+    """Make the proof in this process, without a plan's search, and print its record."""
+    from paceline.run.arguments import plan_spec
+    from paceline.session.prove import DTYPES, STEPS
+    from paceline.spec import load_spec
+    from paceline.verify.parts import BRIEF
+    from paceline.verify.start import plan_layout, verify_plan
+
+    spec = load_spec(SPEC)
+    plan, vocab = plan_layout(spec, plan_spec(layout))
+    print(json.dumps(verify_plan(spec, plan, vocab, steps=STEPS, dtypes=DTYPES, scope=BRIEF), default=str))
 
 
 def measure(name: str, layout: str, rounds: int) -> Row:
@@ -122,7 +134,11 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--quick", action="store_true", help="one round of the small proof, to see that it works")
     parser.add_argument("--save", action="store_true", help="write benchmarks/results/proof.md and .json")
+    parser.add_argument("--prove", metavar="LAYOUT", help="make one proof and print its record")
     options = parser.parse_args(arguments)
+    if options.prove:
+        prove_here(options.prove)
+        return 0
     layouts = {"the example": LAYOUTS["the example"]} if options.quick else LAYOUTS
     rounds = 1 if options.quick else options.rounds
     before = os.getloadavg()[0]

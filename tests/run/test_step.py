@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import os
 
 import pytest
 import torch
@@ -102,6 +103,8 @@ def test_low_precision_follows_the_fp32_curve_with_fp32_weights(precision: str) 
 
 
 def test_compiled_blocks_compute_the_same() -> None:
+    if "ATEN_CPU_CAPABILITY" in os.environ:
+        pytest.skip("torch's compiler takes the vector instructions that this setting hides for there, and fails")
     task = decoder_task()
     setting = {"batch": 12, "precision": "fp64"}
     plain, _ = run_steps(task, plan_of(Layout(), **setting), 3)

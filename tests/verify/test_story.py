@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from distributed import run_ranks
 from tests_shared import SEQ_LEN, Dropout, decoder_task, plan_of
 
@@ -124,6 +125,7 @@ CORRECT: dict[str, Plan] = {
     "one micro-batch": plan_of(Layout(dp_replicate=2), batch=7, micro_batch=4, precision="fp64"),
     "dropout": plan_of(Layout(dp_replicate=2), batch=7, precision="fp64"),
     "fp32, zero 1, uneven": plan_of(Layout(dp_shard=3), batch=7, zero=1, precision="fp32"),
+    "a module object": plan_of(Layout(dp_shard=2), batch=7, precision="fp64"),
     "one device": plan_of(Layout(), batch=5, precision="fp64"),
 }
 
@@ -134,6 +136,9 @@ def correct_task(case: str) -> Task:
     changes: dict[str, Any] = {"optimizer": OptimizerSpec(lr=3e-3, eps=1e-4)}
     if case == "dropout":
         changes |= {"model": Dropout, "objective": "next_token"}
+    elif case == "a module object":
+        torch.manual_seed(3)
+        changes |= {"model": Dropout(), "objective": "next_token"}
     elif case == "offload":
         changes["optimizer"] = OptimizerSpec(lr=3e-3, eps=1e-4, clip_norm=0.0)
     elif case == "one micro-batch":

@@ -13,6 +13,7 @@ from torch import nn
 from paceline.plan.plan import Plan
 from paceline.run.loader import MicroBatch
 from paceline.run.parallel.apply import Gradients
+from paceline.run.parallel.entry import call
 from paceline.run.precision import cast_floats
 from paceline.run.randomness.mode import SampleRandomness
 from paceline.run.randomness.shares import SampleRows
@@ -43,6 +44,8 @@ class SequentialPasses:
     randomness: SampleRandomness
     # Takes this rank's part of a batch along the sequence, where ranks share sequences.
     take_part: Callable[[Any], Any] = lambda data: data
+    # Calls the objective on (model, data); a sharded model must be entered.
+    call: Callable[[Objective, nn.Module, Any], Any] = call
     # Called after the forward pass of each micro-batch that counts: routers are watched here.
     after_forward: Callable[[nn.Module], None] | None = None
 
@@ -60,6 +63,7 @@ class SequentialPasses:
                 weight_total = weight_total + weight
                 if self.after_forward is not None:
                     self.after_forward(self.model)
+        self.randomness.rest()
         return self._share(loss_total), self._share(weight_total)
 
     def evaluate(self, micro_batches: Sequence[MicroBatch]) -> tuple[float, float]:
@@ -71,11 +75,13 @@ class SequentialPasses:
             if micro.counts:
                 loss_total += float(loss_sum)
                 weight_total += float(weight)
+        self.randomness.rest()
         return self._share(loss_total), self._share(weight_total)
 
     def _forward(self, micro: MicroBatch) -> tuple[torch.Tensor, Any]:
         objective = self.objective if micro.counts else without_own_rows(self.objective)
-        return objective(self.model, self.take_part(in_model_precision(micro.data, self.plan)))
+        data = self.take_part(in_model_precision(micro.data, self.plan))
+        return self.call(objective, self.model, data)
 
     def _share(self, value: Any) -> Any:
         """Return this rank's share of what all ranks of a tensor-parallel group hold alike."""

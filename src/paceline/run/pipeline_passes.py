@@ -32,6 +32,7 @@ from paceline.run.passes import Objective
 from paceline.run.randomness.mode import SampleRandomness
 from paceline.run.rng_state import random_state
 from paceline.run.stage_module import StageModule, refuse_call, rows_in
+from paceline.task.models.build import start_training
 
 SCHEDULES: dict[str, Any] = {
     "gpipe": ScheduleGPipe,
@@ -89,6 +90,7 @@ class PipelinePasses:
         count = len(micro_batches)
         numbers = torch.arange(count)
         self._schedule(rows, count, relays, borders).step(index=numbers, target=numbers, return_outputs=False)
+        self._randomness.rest()
         loss_total = sum(stage.loss_total for stage in self._stages)
         return self._share(loss_total), self._share(self._stages[-1].weight_total)
 
@@ -121,6 +123,7 @@ class PipelinePasses:
                     weight_total += float(found[1])
         for work, _ in sent:
             work.wait()
+        self._randomness.rest()
         return self._share(loss_total), self._share(weight_total)
 
     def _schedule(self, rows: int, count: int, relays: bool, borders: list[_Border]) -> Any:
@@ -178,15 +181,17 @@ class PipelinePasses:
 
     def _look(self, stage: StageModule, micro: MicroBatch, hidden: Tensor | None) -> _Border:
         """Run a stage once for what it hands on, and leave no trace."""
-        part, was_training = stage.part, stage.part.training
+        part = stage.part
+        modes = {module: module.training for module in part.modules()}
         buffers = [(buffer, buffer.clone()) for buffer in part.buffers()]
-        part.train()  # dropout draws in training alone
+        start_training(part)  # dropout draws in training alone
         with torch.no_grad():
             found = stage.run(micro, hidden)
             for buffer, kept in buffers:
                 buffer.copy_(kept)
         draws = self._randomness.has_drawn
-        part.train(was_training)
+        for module, training in modes.items():
+            module.training = training
         if isinstance(found, tuple):  # the last stage's loss and weight
             return _Border((), torch.float32, draws)
         if not isinstance(found, Tensor) or not found.dim() or found.shape[0] != rows_in(micro):

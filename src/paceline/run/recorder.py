@@ -71,6 +71,11 @@ class Recorder:
                 self.say(f"resume   {note}")
             self.say(f"resume   step {progress.step} from {restored.path}")
 
+    def remark(self, text: str) -> None:
+        """Say and record what has no part in training."""
+        self._journal.decision("left out", None, None, text)
+        self.say(f"note     {text}")
+
     def step(self, stats: StepStats, loss_scale: float | None, sample_ids: list[int] | None) -> None:
         """Record a step."""
         optional: dict[str, Any] = {}

@@ -19,6 +19,7 @@ from paceline.run.loader import BatchStream, StepBatch, held_out_ids
 from paceline.run.memory import MemoryMeter, held_bytes
 from paceline.run.recorder import Recorder, SilentRecorder
 from paceline.run.recovery.signals import StopFlag
+from paceline.run.remarks import remarks_on_batch
 from paceline.run.resume import Progress, restore, save
 from paceline.run.schedule import Course, learning_rate
 from paceline.run.step import StepStats
@@ -28,6 +29,7 @@ from paceline.task.amounts import in_steps
 from paceline.task.data.source import open_sources
 from paceline.task.data.unigram import unigram_loss
 from paceline.task.data.windows import TokenSource
+from paceline.task.objective import Objective, resolve_objective
 from paceline.units import Amount, format_seconds
 
 
@@ -63,6 +65,10 @@ class Training:
         if world.is_first:
             self._record = Recorder(run_dir, spec, brief, world, self._meter, self._steps(spec.run.log_every) or 1)
         self._record.started(self.progress, restored, self._unigram_loss() if world.is_first else None)
+        for remark in built.remarks:
+            self._record.remark(remark)
+        # Until the first step of this start has said what the objective does not read.
+        self._objective: Objective | None = resolve_objective(task.objective, self.source.unit)
 
     def _steps(self, amount: Amount | None) -> int | None:
         if amount is None:
@@ -170,6 +176,9 @@ class Training:
         scaler, step, last = self._stepper.scaler, stats.step, stats.step == self.brief.steps
         ids = self._ids_read(batch) if self.spec.run.record_samples else None
         self._record.step(stats, scaler.scale if scaler else None, ids)
+        for remark in remarks_on_batch(self._objective, batch.micro_batches[0].data) if self._objective else ():
+            self._record.remark(remark)
+        self._objective = None
         if last or batch.position == 0:
             self._measure_memory()
         if self._check_every and (is_due(step, self._first_step, self._check_every) or last):

@@ -5,6 +5,7 @@ This is Python's own place for it, `sys.excepthook`: the hook that was there sti
 
 from __future__ import annotations
 
+import builtins
 import sys
 import traceback
 from collections.abc import Callable
@@ -40,6 +41,6 @@ def end_with_own_code() -> bool:
     """
     if isinstance(sys.excepthook, Uncaught):
         return False
-    if not hasattr(sys, "ps1") and not sys.flags.interactive and "IPython" not in sys.modules:
+    if not hasattr(sys, "ps1") and not sys.flags.interactive and not hasattr(builtins, "__IPYTHON__"):
         sys.excepthook = Uncaught(sys.excepthook)
     return True

@@ -16,6 +16,7 @@ from paceline.plan.stages import pipeline_limits, with_pipeline
 from paceline.run.arguments import plan_spec
 from paceline.spec import Spec
 from paceline.task.data.facts import data_facts
+from paceline.task.optimizers import rounds_inside
 from paceline.task.profile import ModelProfile
 from paceline.verify.group import Job, run_jobs
 from paceline.verify.parts import WHOLE, Subject, jobs_of
@@ -139,6 +140,9 @@ def verify_plan(
 ) -> dict[str, Any]:
     """Return the proof of a plan: the worst differences over all its parts, and the first that is too large."""
     began = time.perf_counter()
+    if rounds_inside(spec.task.optimizer):
+        # The last digit of an fp32 gradient decides how Muon's bf16 rounds: only fp64 tells a mistake from that.
+        dtypes = ("fp64",)
     jobs = jobs_of(Subject(spec, plan, data_vocab, dtypes), scope)
     results = []
     for result in run_jobs(jobs, steps):

@@ -9,6 +9,7 @@ device, and so is what the run wrote into its journal.
 from __future__ import annotations
 
 import contextlib
+import copy
 import dataclasses
 import io
 import math
@@ -18,6 +19,8 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+
+from torch import nn
 
 from paceline.cluster.cluster import ClusterSpec
 from paceline.errors import Requeue
@@ -36,7 +39,7 @@ from paceline.verify.fold import for_twin
 from paceline.verify.story_cause import explained
 from paceline.verify.story_held import journal_differences, restored_differences, step_differences
 from paceline.verify.story_plans import LENGTH, SAVED, Act, acts_of, story_schedule
-from paceline.verify.story_reference import Unbroken, unbroken, without_dropout
+from paceline.verify.story_reference import Unbroken, unbroken
 from paceline.verify.tolerance import larger
 
 
@@ -61,7 +64,7 @@ def story(
         for act, expected in _expected(spec, plan, world):
             told: list[Difference] = []
             if act.world.size == world.size or world.is_first:
-                told = _play(act, spec, run_dir, expected, plan)
+                told = _play(act, spec, run_dir, expected)
             told = world.share(told)
             found += told
             if expected.traits is not None:  # on rank 0
@@ -114,15 +117,16 @@ def _expected(spec: Spec, plan: Plan, world: World) -> Iterator[tuple[Act, Unbro
         yield act, known[cut]
 
 
-def _play(act: Act, spec: Spec, run_dir: Path, expected: Unbroken, plan: Plan) -> list[Difference]:
+def _play(act: Act, spec: Spec, run_dir: Path, expected: Unbroken) -> list[Difference]:
     """Start the run, as `train` does, let it make the steps of the act, and return all differences in order of cause.
 
-    Every rank of the act's world calls it. `plan` is that of the proof.
+    Every rank of the act's world calls it.
     """
+    if isinstance(spec.task.model, nn.Module):  # it is laid out and trained in place
+        spec = dataclasses.replace(spec, task=dataclasses.replace(spec.task, model=copy.deepcopy(spec.task.model)))
     items, unit = spec.task.data[0].items_per_sample, spec.task.data[0].unit
     brief = Brief(act.plan, LENGTH, items, unit, "cpu", 1, 1.0, math.nan, 1.0, math.nan, {"facts": {}})
     training = Training(spec, brief, act.world, run_dir)
-    without_dropout(training.model, spec.task, plan)
     found: list[Difference] = []
     if act.resumed:
         found += restored_differences(training, expected.at(SAVED, act.world), act)

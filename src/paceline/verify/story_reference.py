@@ -19,7 +19,6 @@ from torch import nn
 from paceline.plan.plan import Plan
 from paceline.run.precision import MASTER_DTYPES, cast_floats
 from paceline.run.world import World
-from paceline.task.coupling import is_coupled
 from paceline.task.data.order import sample_ids
 from paceline.task.data.source import Source
 from paceline.task.objective import resolve_objective
@@ -59,14 +58,6 @@ class Unbroken:
         return passed
 
 
-def without_dropout(model: nn.Module, task: Task, plan: Plan) -> None:
-    """Turn dropout off where a run under the plan draws other masks than one device, as in the other checks."""
-    if plan.layout.cp > 1 or is_coupled(model, resolve_objective(task.objective, task.data[0].unit)):
-        for module in model.modules():
-            if isinstance(module, nn.modules.dropout._DropoutNd):
-                module.p = 0.0
-
-
 def unbroken(task: Task, plan: Plan, last: Plan, samples: int) -> Unbroken:
     """Return the story's steps on one device; the last one reads its rows in the micro-batches of the plan `last`.
 
@@ -76,7 +67,6 @@ def unbroken(task: Task, plan: Plan, last: Plan, samples: int) -> Unbroken:
     items = source.items_per_sample
     model = reference_model(task, source, items, MASTER_DTYPES[plan.precision])
     traits = traits_of(model)
-    without_dropout(model, task, plan)
 
     def rate(step: int) -> float:
         return expected_rate(task.schedule, task.optimizer.lr, step)

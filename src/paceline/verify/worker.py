@@ -129,7 +129,8 @@ def _compare_all(rows: Sequence[Row], result_path: Path) -> None:
         kept: dict[Any, Any] = {}
         source = for_twin(open_sources(task.data, task.seed)[0], task, masked)
         for row in group:
-            result = CHECKS[row.check](task, row.plan, world, source, source.items_per_sample, row.steps, kept)
+            own = take_over(path).task  # a module that the task holds as an object is laid out and trained in place
+            result = CHECKS[row.check](own, row.plan, world, source, source.items_per_sample, row.steps, kept)
             if world.is_first:
                 with result_path.open("a") as file:
                     file.write(json.dumps(result) + "\n")

@@ -8,12 +8,15 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from paceline.run.parallel.zigzag import chunk_tokens
 from paceline.run.randomness.hashing import fill, owners_of
 from paceline.run.randomness.mode import SampleRandomness, Survey
+from paceline.run.randomness.operators import RULES
 from paceline.run.randomness.shares import Pattern, RankPart, SampleRows, share_of
+from paceline.task.drawing import BY_SAMPLE
+from paceline.task.profile_traced import profile_module
 
 CPU = torch.device("cpu")
 SIGMAS = 5.0  # seeds are fixed: what is this far off is a fault, not chance
@@ -75,6 +78,25 @@ def test_dropout_keeps_what_it_should(dtype: torch.dtype) -> None:
     assert found[found != 0].unique().item() == pytest.approx(1 / 0.9, rel=torch.finfo(dtype).eps)
     double = drawn(lambda rows: F.dropout(torch.ones(rows, 1 << 17).double(), 0.1), [0, 1, 2])
     assert torch.equal(found != 0, double != 0), "a mask does not depend on the precision"
+
+
+def test_plan_and_run_agree_on_what_belongs_to_samples() -> None:
+    assert {name.partition(".")[0] for name in RULES} == BY_SAMPLE
+
+
+def poisson_noise(model: nn.Module, batch: Tensor) -> tuple[Tensor, int]:
+    return (model(batch) * torch.poisson(torch.ones(len(batch), 1))).sum(), len(batch)
+
+
+def dropped(model: nn.Module, batch: Tensor) -> tuple[Tensor, int]:
+    return F.dropout(model(batch), 0.3).sum(), len(batch)
+
+
+def test_the_planner_names_what_belongs_to_no_sample() -> None:
+    closed = profile_module(nn.Linear(3, 3), torch.ones(2, 3), poisson_noise, 1).closed_axes or {}
+    assert all("poisson" in closed[axis] for axis in ("dp_replicate", "dp_shard", "pp", "accumulation"))
+    closed = profile_module(nn.Linear(3, 3), torch.ones(2, 3), dropped, 1).closed_axes or {}
+    assert "dp_shard" not in closed and "accumulation" not in closed
 
 
 MOMENTS = {  # mean and standard deviation of what torch's operators give

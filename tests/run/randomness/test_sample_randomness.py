@@ -100,6 +100,12 @@ def test_an_objective_that_draws_for_tokens_of_shared_sequences() -> None:
     assert_equal(task, fp64(Layout(cp=2, dp_shard=2), batch=7))
 
 
+def test_a_model_called_between_steps_is_torchs_own_affair() -> None:
+    built = run_steps(task_of("StochasticDepth"), fp64(), 1)[1]
+    rows = torch.zeros(5, SEQ_LEN, dtype=torch.int64)
+    assert not torch.equal(built.model(rows), built.model(rows)), "it draws on, as in any other program"
+
+
 def evaluated(task: Task, plan: Plan) -> float:
     built = run_steps(task, plan, 1)[1]
     return evaluate(built.stepper, task.data, 9, plan.layout.data_rank(built.stepper.world.rank))["loss"]

@@ -84,12 +84,11 @@ def _sum(local: torch.Tensor, offsets: Sequence[int], weights: _Weights) -> int:
 
 def _words(local: torch.Tensor) -> torch.Tensor:
     """Return the bits of a tensor as integers, with a last dimension for the words of an element."""
+    shape = local.shape
     if local.is_complex():
-        local = torch.view_as_real(local)
-    local = local.contiguous()
-    flat = local.reshape(-1).view(WORDS[local.element_size()])
-    words = flat.numel() // max(1, local.numel())
-    return flat.view(*local.shape, words)
+        local = torch.view_as_real(local.resolve_conj())
+    flat = local.contiguous().reshape(-1)
+    return flat.view(WORDS[flat.element_size()]).view(*shape, -1)
 
 
 def _row_dimensions(shape: Sequence[int]) -> int:

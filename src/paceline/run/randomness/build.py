@@ -24,4 +24,4 @@ def sample_randomness(seed: int, plan: Plan, world: World, looked: Survey) -> Sa
         warnings.warn(f"random numbers follow the micro-batch: {'; '.join(looked.strays)}", stacklevel=2)
     place = layout.coordinates(world.rank)
     part = RankPart(place["cp"], layout.cp, place["tp"], layout.tp)
-    return SampleRandomness(seed, world.device, looked, part, strict=not alone, compiled=plan.compile)
+    return SampleRandomness(seed, world.device, looked, part, strict=not alone)

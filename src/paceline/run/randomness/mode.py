@@ -9,11 +9,9 @@ the keys, and a pipeline hands them on from stage to stage. Values are hashed fr
 from __future__ import annotations
 
 import contextlib
-import sys
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from types import CodeType
 from typing import Any
 
 import torch
@@ -26,15 +24,8 @@ from paceline.errors import ConfigError
 from paceline.run.randomness.hashing import fill
 from paceline.run.randomness.operators import RandomOperators, drawing_functions, keep
 from paceline.run.randomness.shares import Pattern, RankPart, SampleRows, Share, guessed, share_of
+from paceline.run.randomness.sites import Site, site_of_caller, where
 from paceline.run.rng import seed_at, seed_device
-
-Site = tuple[tuple[CodeType, int], ...]  # where a program draws: code and place in it, from the inside out
-
-DEPTH = 8
-_SILENT = ("torch.nn.modules.dropout",)  # modules that are their caller's tool: where they are called says more
-_SKIPPED = ("torch.nn.modules.module", "contextlib")
-CHECKPOINT = "torch.utils.checkpoint"
-_ENDS = (CHECKPOINT, "paceline.run.", "paceline.verify.")  # callers of a program, in two ways or more
 
 
 @dataclass(frozen=True)
@@ -53,8 +44,7 @@ class Survey:
 class SampleRandomness(TorchFunctionMode):
     """Within it, random numbers of the micro-batch that was begun last belong to its samples.
 
-    `strict` makes random numbers that do not an error; otherwise they are warned of, once. `compiled` says that
-    torch's compiler sees calls of it: it must not look inside.
+    `strict` makes random numbers that do not an error; otherwise they are warned of, once.
     """
 
     def __init__(
@@ -64,7 +54,6 @@ class SampleRandomness(TorchFunctionMode):
         survey: Survey,
         part: RankPart | None = None,
         strict: bool = True,
-        compiled: bool = False,
     ) -> None:
         super().__init__()
         self.survey = survey
@@ -75,7 +64,7 @@ class SampleRandomness(TorchFunctionMode):
         self._told: set[str] = set()
         self._rows: SampleRows | None = None
         self._began, self._calls, self._entered = torch.Tensor(), 0, 0
-        self._answer = torch.compiler.disable(self._drawn) if compiled else self._drawn
+        self._is_forward = False
 
     # ---- the micro-batch -------------------------------------------------------------------------------------------
 
@@ -83,8 +72,12 @@ class SampleRandomness(TorchFunctionMode):
     def during(self, rows: SampleRows) -> Iterator[None]:
         """Make the random numbers of a forward pass those of its samples; at the end see that none went past us."""
         self.begin(rows)
-        with self:
-            yield
+        self._is_forward = True
+        try:
+            with self:
+                yield
+        finally:
+            self._is_forward = False
         self.check()
 
     def __enter__(self) -> SampleRandomness:
@@ -98,22 +91,43 @@ class SampleRandomness(TorchFunctionMode):
 
     @property
     def is_entered(self) -> bool:
-        """Whether a forward pass is going on."""
+        """Whether torch's random functions go through it now."""
         return self._entered > 0
 
     @contextlib.contextmanager
     def again(self) -> Iterator[None]:
-        """Draw once more what a part of a forward pass drew: torch's random state is where that part began."""
+        """Enter where torch has left the mode behind: in compiled code, or in a part that is run again.
+
+        What is drawn again is no new call: torch's random state is where the part began, and goes back.
+        """
         calls = self._calls
         with self:
             yield
-        self._calls = calls
+        self._calls = self._calls if self._is_forward else calls
+
+    @property
+    def rows(self) -> SampleRows | None:
+        """The samples that are drawn for."""
+        return self._rows
+
+    @contextlib.contextmanager
+    def turned_to(self, rows: SampleRows | None) -> Iterator[None]:
+        """Draw for other samples for a while."""
+        before, self._rows = self._rows, rows
+        try:
+            yield
+        finally:
+            self._rows = before
 
     def begin(self, rows: SampleRows) -> None:
         """Start the random numbers of a micro-batch."""
         seed_device(seed_at(self._seed, rows.step), self._device)
         self.turn_to(rows)
         self.went_on()
+
+    def rest(self) -> None:
+        """Draw for no samples until the next micro-batch: a model that is called meanwhile is torch's own affair."""
+        self._rows = None
 
     def turn_to(self, rows: SampleRows) -> None:
         """Go on with these samples: a backward pass that runs blocks again comes after other micro-batches."""
@@ -152,7 +166,7 @@ class SampleRandomness(TorchFunctionMode):
         kwargs = kwargs or {}
         if func not in self._functions:
             return func(*args, **kwargs)
-        return self._answer(func, args, kwargs)
+        return self._drawn(func, args, kwargs)
 
     def _drawn(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         if func is F.dropout:
@@ -238,40 +252,3 @@ def _attention_drops(func: Any, args: Any, kwargs: dict[str, Any]) -> bool:
         training = args[13] if len(args) > 13 else kwargs.get("training", True)
         return bool(probability and training)
     return bool(args[4] if len(args) > 4 else kwargs.get("dropout_p", 0.0))
-
-
-# ---- where a program draws -----------------------------------------------------------------------------------------
-
-
-def site_of_caller(module_of: Callable[[Any], object] = lambda found: None) -> Site:
-    """Return where the program draws: its frames up to the module's forward pass that it is in.
-
-    That module, or None where the program draws outside of any in what it runs again, goes to `module_of`.
-    """
-    frame: Any = sys._getframe(1)
-    found: list[tuple[CodeType, int]] = []
-    while frame is not None and len(found) < DEPTH:
-        name = frame.f_globals.get("__name__", "")
-        ours = name.startswith("paceline.run.randomness.")
-        if name.startswith(_ENDS) and not ours:
-            if name == CHECKPOINT:
-                module_of(None)
-            break
-        if not ours and (not name.startswith("torch") or name.startswith("torch.nn.")) and name not in _SKIPPED:
-            found.append((frame.f_code, frame.f_lasti))
-            if frame.f_code.co_name == "forward":
-                module_of(frame.f_locals.get("self"))
-                if name not in _SILENT:
-                    break
-        frame = frame.f_back
-    return tuple(found)
-
-
-def where(site: Site) -> str:
-    """Return a site in words: the program's own line, if there is one."""
-    own = [(code, at) for code, at in site if "/torch/nn/" not in code.co_filename] or list(site)
-    if not own:
-        return "the program"
-    code, at = own[0]
-    line = next((n for begin, end, n in code.co_lines() if begin <= at < end and n), code.co_firstlineno)
-    return f"{code.co_qualname} ({code.co_filename.rpartition('/')[2]}:{line})"

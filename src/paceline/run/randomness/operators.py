@@ -140,7 +140,9 @@ def _normal(words: Words, a: Arguments) -> Tensor:
 
 
 def _kind(a: Arguments) -> dict[str, Any]:
-    return {name: a[name] for name in ("dtype", "layout", "device", "pin_memory") if a.get(name) is not None}
+    found = {name: a.get(name) for name in ("dtype", "layout", "device", "pin_memory")}
+    # A schema says its default dtype by number; what the operator gives without one is known where it is made.
+    return {name: value for name, value in found.items() if value is not None and not isinstance(value, int | bool)}
 
 
 def _sized(fill: Callable[[Words, Tensor, Arguments], Tensor], default: torch.dtype | None = None) -> Any:

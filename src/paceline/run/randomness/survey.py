@@ -15,8 +15,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
-from paceline.run.randomness.mode import SampleRandomness, Site, Survey, site_of_caller, where
+from paceline.run.randomness.mode import SampleRandomness, Survey
 from paceline.run.randomness.shares import Pattern, SampleRows, Share
+from paceline.run.randomness.sites import Site, site_of_caller, where
 
 FEW, MORE = 2, 3  # samples of the two looks
 
