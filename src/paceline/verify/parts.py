@@ -111,13 +111,13 @@ def _whole_batch(subject: Subject) -> Job:
 
 
 PARTS: tuple[Part, ...] = (
+    Part(whole_batch, (WHOLE,)),  # first: of a loss that is no sum nothing else says anything
+    Part(whole_batch_of_ones_own, (BRIEF, SWEEP)),
     Part(uneven_rows, (BRIEF, WHOLE, SWEEP)),
     Part(even_rows, (WHOLE,)),
     Part(few_rows, (WHOLE,)),
     Part(real_length, (WHOLE,)),
     Part(story, (WHOLE,)),
-    Part(whole_batch, (WHOLE,)),
-    Part(whole_batch_of_ones_own, (BRIEF,)),
 )
 
 

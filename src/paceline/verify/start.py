@@ -147,7 +147,9 @@ def verify_plan(
     results = []
     for result in run_jobs(jobs, steps):
         if isinstance(result, PacelineError):
-            raise result
+            if all(known["equal"] for known in results):
+                raise result
+            break  # a run of wrong numbers ends as it must; what the parts before it named says more
         results.append(result)
     return proof_of(plan, jobs, results, steps, time.perf_counter() - began)
 
