@@ -126,7 +126,9 @@ def test_memory_that_choices_keep_is_what_the_planner_says(tmp_path: Path) -> No
     assert printed.count("\n| ") == len(rows) + 1
     for name, row in rows.items():
         assert row["kept"] == pytest.approx(row["forecast_kept"], abs=0.05), name
-        assert row["computed"] == pytest.approx(1.0 if name in ("none", "selective") else row["computed"])
+        # Products once forward and twice backward; recompute makes those of the blocks once more, and no others.
+        repeats = name not in ("none", "selective", "none, activations on the host")
+        assert 1 < row["computed"] <= 4 / 3 if repeats else row["computed"] == pytest.approx(1.0), name
     for part in (0.75, 0.5, 0.25):
         assert rows["full"]["kept"] <= rows[f"budget {part:g}"]["kept"] <= part
     assert rows["full"]["computed"] > rows["budget 0.5"]["computed"] > 1

@@ -62,6 +62,25 @@ PRINTED = {
     "tpu-v5p": (95, 2765, 459, None, None),
     "tpu-v6e": (32, 1638, 918, None, None),
 }
+# What the rates follow from, as the manufacturers' architecture papers have it: multiprocessors or compute units, dense
+# bf16 (fp16) operations of one in a clock, GHz of the boost clock; bits of the memory bus, Gbit/s of one of its pins.
+ARCHITECTURE = {
+    "v100-sxm2": (80, 1024, 1.53, 4096, 1.758),
+    "t4": (40, 1024, 1.59, 256, 10),
+    "a100-40": (108, 2048, 1.41, 5120, 2.43),
+    "a100-80": (108, 2048, 1.41, 5120, 3.186),
+    "h100-sxm": (132, 4096, 1.83, 5120, 5.234),
+    "l4": (58, 1024, 2.04, 192, 12.5),
+    "l40s": (142, 1024, 2.52, 384, 18),
+    "a10": (72, 1024, 1.695, 384, 12.5),
+    "a40": (84, 1024, 1.74, 384, 14.5),
+    "rtx-a6000": (84, 1024, 1.8, 384, 16),
+    "rtx-3090": (82, 512, 1.695, 384, 19.5),
+    "rtx-4090": (128, 512, 2.52, 384, 21),
+    "mi250": (104, 1024, 1.7, 4096, 3.2),
+    "mi250x": (110, 1024, 1.7, 4096, 3.2),
+    "mi300x": (304, 2048, 2.1, 8192, 5.2),
+}
 # GiB that PyTorch's out-of-memory messages state as the device's total capacity, in public issues.
 REPORTED = {"a100-80": 79.14, "a100-40": 39.50, "t4": 14.75, "rtx-4090": 23.65}
 # GB/s in one direction: fabric per device, and a device's share of the adapters (None: no standard network)
@@ -125,6 +144,16 @@ def test_figures_equal_the_data_sheets(name):
     assert entry.peak_flops.get("bf16", entry.peak_flops.get("fp16")) == half * 1e12
     assert entry.peak_flops.get("fp32") == (single and single * 1e12)
     assert entry.watts == watts and entry.source
+
+
+@pytest.mark.parametrize("name", ARCHITECTURE)
+def test_rates_follow_from_the_architecture(name):
+    entry = find_entry(name)
+    units, operations, clock, bits, pin = ARCHITECTURE[name]
+    assert entry.peak_flops.get("bf16", entry.peak_flops.get("fp16")) == pytest.approx(
+        units * operations * clock * 1e9, rel=0.015
+    )
+    assert entry.memory_bytes_per_second == pytest.approx(bits * pin / 8 * 1e9, rel=0.01)
 
 
 def test_every_entry_is_tested_and_peaks_are_dense():

@@ -66,11 +66,6 @@ def tensor_axis(model: Any) -> tuple[TensorLimits | None, str]:
     counts, dimensions, widths = dict(rules.counts), [], set()
     for name, module in modules.items():
         style = rules.style_of(name)
-        if type(module).__name__.startswith("Dropout") and module.p > 0 and rules.splits_sequence:
-            return (
-                None,
-                f"dropout '{name}' would act on a part of the sequence: 0 opens it, or rules without 'sequence'",
-            )
         if style in SPREAD or style == "fused":
             because = misfit(module, style, rules.parts_of(name))
             if because:
@@ -148,10 +143,7 @@ def hf_rules(model: Any, known: Rules | None = None) -> Rules | None:
     tensor |= {_name_of(model, end): "vocabulary" for end in spread}
     config = model.config
     counts = {"heads": config.num_attention_heads, "kv_heads": getattr(config, "num_key_value_heads", None)}
-    closed = {}
-    if getattr(config, "attention_dropout", 0.0):
-        closed["tp"] = f"attention_dropout = {config.attention_dropout} acts on heads that are spread: 0 opens it"
-    return Rules(tensor, **_chain(model, prefix, inner), counts={n: c for n, c in counts.items() if c}, closed=closed)
+    return Rules(tensor, **_chain(model, prefix, inner), counts={n: c for n, c in counts.items() if c})
 
 
 def _ends(model: Any) -> list[Any]:

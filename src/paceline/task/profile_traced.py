@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_leaves
 
 from paceline.cluster.host import usable_memory_bytes
 from paceline.errors import ConfigError
-from paceline.task.axes import BATCH_STATISTICS, closed_axes, coupled_axes
+from paceline.task.axes import BATCH_STATISTICS, closed_axes, coupled_axes, stray_axes
 from paceline.task.coupling import gathers_rows, is_coupled
 from paceline.task.declared import expert_axis, is_routed, tensor_axis
 from paceline.task.models.attention import can_share_sequences
@@ -55,6 +55,7 @@ def profile_module(
     whole_batch = coupled_axes(gathers_rows(objective)) if is_coupled(model, objective) else {}
     if has_batch_statistics(model):
         whole_batch = BATCH_STATISTICS
+    whole_batch = {**stray_axes({name for count in counts for name in count.strays}), **whole_batch}
     axes = tuple(axis for axis in ("dp_replicate", "dp_shard") if axis not in whole_batch)
     limits, because = tensor_axis(model)
     takes_parts = can_share_sequences(model) and takes_sequence_parts(objective)

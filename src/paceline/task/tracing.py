@@ -22,6 +22,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.flop_counter import FlopCounterMode
 
+from paceline.task.drawing import belongs_to_samples
+
 COMPUTE_DTYPE = torch.bfloat16
 FREE_OPERATORS = {"_unsafe_view", "detach", "alias", "lift_fresh", "empty", "empty_like", "new_empty"}
 LOOKUPS = {"embedding", "gather", "index", "index_select"}
@@ -42,6 +44,7 @@ class Counts:
     largest_elements: float = 0.0  # read and written by the block's largest operator
     operators: int = 0
     log_width: float = 0.0  # sum over products of FLOPs * log(width)
+    strays: list[str] = field(default_factory=list)  # operators whose random numbers belong to no sample
     storages: list[Any] = field(default_factory=list, repr=False)  # keeps addresses from being used again
 
 
@@ -189,6 +192,8 @@ class _OperatorMode(TorchDispatchMode):
             return result
         counts = self._recorder.now
         counts.operators += 1
+        if torch.Tag.nondeterministic_seeded in func.tags and not belongs_to_samples(name):
+            counts.strays.append(name)
         inputs = [x for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor)]
         read = outputs if name in LOOKUPS else inputs  # of a table, only the rows that are looked up
         touched = sum(x.numel() for x in read + outputs)

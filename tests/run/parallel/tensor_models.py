@@ -84,13 +84,13 @@ class Sequence(Whole):
 
 
 class SequenceDropout(Sequence):
-    """Dropout on a split sequence: refused."""
+    """Dropout on a split sequence."""
 
     dropout = 0.1
 
 
 class InnerDropout(Whole):
-    """Dropout on split features: refused."""
+    """Dropout on split features too."""
 
     inner_dropout = 0.1
 
@@ -127,6 +127,11 @@ def _hugging_face(kind: str, **changes: Any) -> nn.Module:
 def llama() -> nn.Module:
     """Return a tiny Llama."""
     return _hugging_face("Llama")
+
+
+def llama_with_dropout() -> nn.Module:
+    """Return a tiny Llama that drops attention weights, of heads that are spread."""
+    return _hugging_face("Llama", attention_dropout=0.3)
 
 
 def qwen2() -> nn.Module:

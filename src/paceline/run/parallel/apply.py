@@ -123,7 +123,7 @@ def _apply_whole(
     if compute != master:
         _cast(model, blocks, modes, plan, whole if sharded else None)
     for block, mode in zip(blocks, modes, strict=True):
-        checkpoint_block(block, mode, plan.recompute_save)
+        checkpoint_block(block, mode, plan.recompute_save, plan.compile)
     if plan.compile:
         for block in blocks or [model]:
             block.forward = torch.compile(block.forward)  # inside the hooks that sharding adds

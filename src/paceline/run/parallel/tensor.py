@@ -41,7 +41,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard
-from torch.nn.modules.dropout import _DropoutNd
 
 from paceline.errors import ConfigError
 from paceline.task.models.absent import Absent
@@ -63,8 +62,6 @@ class Region:
 
     group: dist.ProcessGroup
     splits_sequence: bool
-    has_dropout: bool = False
-    inside: bool = False  # between a column's layer and the row's that follows it; kept for dropout alone
 
     def enter(self, x: Tensor) -> Tensor:
         """Return the whole `x` for layers that each compute a part: communicated once for all that read the same.
@@ -78,11 +75,6 @@ class Region:
         entered = gather(x, self.group) if self.splits_sequence else share(x, self.group)
         setattr(x, ENTERED, (state, entered))
         return entered
-
-    def mark(self, inside: bool) -> None:
-        """Note where the forward pass is. Without dropout nothing changes, so that compiled blocks have no effects."""
-        if self.has_dropout:
-            self.inside = inside
 
     def once(self, x: Tensor) -> Tensor:
         """Return `x`, which all ranks compute alike from what entered, with a gradient on one of them alone."""
@@ -103,7 +95,6 @@ def split_layers(model: nn.Module, rules: Rules, mesh: DeviceMesh, stage: bool =
     if not stage:  # it may lack a kind of layer; the whole model has been checked before it was cut
         rules.check(modules)
     region = Region(mesh.get_group(), rules.splits_sequence)
-    model.register_forward_pre_hook(lambda *_: region.mark(inside=False))
     spread: dict[nn.Parameter, nn.Parameter] = {}  # a tied one is spread once
     summed: set[str] = set()
     for name, module in modules.items():
@@ -129,8 +120,6 @@ def split_layers(model: nn.Module, rules: Rules, mesh: DeviceMesh, stage: bool =
             module.forward = functools.partial(_on_the_whole, module.forward, region)
         if isinstance(module, MoE):
             module.region = region
-        if isinstance(module, _DropoutNd):
-            _guard_dropout(name, module, rules, region)
     _check_ties(model, spread)
     if region.splits_sequence:
         _check_complete(modules, rules)
@@ -141,13 +130,10 @@ def split_layers(model: nn.Module, rules: Rules, mesh: DeviceMesh, stage: bool =
 
 
 def _column(layer: nn.Linear, region: Region, x: Tensor) -> Tensor:
-    entered = region.enter(x)
-    region.mark(inside=True)
-    return F.linear(entered, local_weight(layer.weight), _own_bias(layer, region))
+    return F.linear(region.enter(x), local_weight(layer.weight), _own_bias(layer, region))
 
 
 def _row(layer: nn.Linear, region: Region, x: Tensor) -> Tensor:
-    region.mark(inside=False)
     out = region.leave(F.linear(x, local_weight(layer.weight)))
     return out if layer.bias is None else out + layer.bias
 
@@ -160,10 +146,10 @@ def _split_row(layer: nn.Linear, region: Region, x: Tensor) -> Tensor:
 
 
 def _fused(layer: nn.Linear, region: Region, rows: list[slice], x: Tensor) -> Tensor:
-    entered = region.enter(x)
-    region.mark(inside=True)
     weight = torch.cat([layer.weight[part] for part in rows])
-    return F.linear(entered, weight, None if layer.bias is None else torch.cat([layer.bias[part] for part in rows]))
+    return F.linear(
+        region.enter(x), weight, None if layer.bias is None else torch.cat([layer.bias[part] for part in rows])
+    )
 
 
 def _fused_rows(name: str, parts: tuple[int, ...], region: Region) -> list[slice]:
@@ -180,7 +166,6 @@ def _fused_rows(name: str, parts: tuple[int, ...], region: Region) -> list[slice
 
 
 def _partial(layer: nn.Linear, region: Region, x: Tensor) -> Tensor:
-    region.mark(inside=False)
     return F.linear(x, local_weight(layer.weight))
 
 
@@ -305,25 +290,6 @@ def _check_complete(modules: dict[str, nn.Module], rules: Rules) -> None:
                 "the sequence is split over tp: their gradients are parts of a sum or whole, and only a rule can tell",
                 "a rule 'sequence' or 'replicated' for it",
             )  # fmt: skip
-
-
-def _guard_dropout(name: str, module: _DropoutNd, rules: Rules, region: Region) -> None:
-    """Make dropout on a part of an activation an error: its mask would not be that of a single device."""
-
-    region.has_dropout |= module.p > 0
-
-    def refuse(dropout: _DropoutNd, *_: Any) -> None:
-        if dropout.training and dropout.p > 0 and (region.splits_sequence or region.inside):
-            where = "along the sequence" if region.splits_sequence and not region.inside else "by features"
-            raise ConfigError(
-                f"dropout '{name}' under tp", f"it acts on an activation that is split {where}, where every rank would"
-                " draw the mask of another part", "dropout 0, or rules that leave this activation whole",
-            )  # fmt: skip
-
-    parts = name.split(".")
-    above = [".".join(parts[:count]) for count in range(1, len(parts) + 1)]
-    if not any(rules.style_of(outer) == "replicated" for outer in above):
-        module.register_forward_pre_hook(refuse)
 
 
 # ---- gradients -----------------------------------------------------------------------------------------------------
