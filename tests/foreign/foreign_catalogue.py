@@ -44,7 +44,7 @@ OWN_MODELS = (
     _own("GRU", "two recurrent layers in one module", "Recurrent", "next_tokens", "next_token", slice=True),
     _own("LSTM", "the same with cells", "Recurrent", "next_tokens", "next_token", arguments={"kind": "LSTM"}),
     _own("nn.TransformerEncoder", "torch's own layers, causal mask", "Encoder", "next_tokens", "next_token"),
-    _own("contrastive (InfoNCE)", "each row's loss depends on all others", "Towers", "vectors", "info_nce", slice=True),
+    _own("contrastive (InfoNCE)", "each row's loss depends on all others", "Towers", "vectors", "info_nce"),
     _own("a mean, not a sum", "`objective` returns (mean, 1)", "Classifier", "vectors", "mean_of_rows"),
     _own("BatchNorm", "statistics over the batch", "batch_norm", "images", slice=True),
     _own("BatchNorm by hand", "the same, in no class of that name", "HandBatchNorm", "vectors"),
@@ -68,7 +68,7 @@ OWN_MODELS = (
     _own("channels last", "convolutions in another memory order", "channels_last", "images"),
     _own("transposed weights", "parameters that are views", "Transposed", "vectors"),
     _own("custom Function", "rounding, straight-through gradient", "CustomFunction", "vectors"),
-    _own("data-dependent branch", "`.any()`, `nonzero`, `.item()`", "Branching", "vectors", slice=True),
+    _own("data-dependent branch", "`.any()`, `nonzero`, `.item()`", "Branching", "vectors"),
     _own("fixed point", "iterated until all rows settle", "Iterated", "vectors"),
     _own("stochastic depth", "`if torch.rand(()) < p`", "Depth", "vectors", random=True),
     _own("dropout", "masks", "Dropped", "vectors", random=True),
@@ -87,7 +87,7 @@ OWN_MODELS = (
 HF_MODELS = (
     *(
         Foreign(family, "causal language model", HF + "causal", DATA + "next_tokens", "next_token",
-                {"family": family}, slice=family in ("Phi3", "Olmo2"))
+                {"family": family}, slice=family == "Olmo2")
         for family in models_huggingface.CAUSAL
     ),
     Foreign("T5", "encoder and decoder", HF + "t5", DATA + "sequence_pairs", HF + "translated"),

@@ -127,6 +127,8 @@ def page(records: list[dict[str, Any]]) -> str:
     head = HEAD.format(
         families=len(families), own=len(own), steps=STEPS, batch=BATCH, counts=f"Of {len(records)} rows: {counts}."
     )
+    later = ", ".join(row.name for row in ROWS if row.name not in {record["name"] for record in records})
+    head += f"\nNot held yet: {later}.\n" if later else ""
     tables = [f"\n## {title}\n\n{COLUMNS}" + "\n".join(map(row_of, part)) + "\n"
               for title, part in (("Hugging Face", families), ("Programs", own))]  # fmt: skip
     closed = f"\n## Why axes are closed\n\n| axis | because | models |\n|---|---|---|\n{reasons(records)}\n"

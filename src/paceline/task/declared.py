@@ -87,14 +87,11 @@ def expert_axis(model: Any) -> tuple[dict[str, Any], str]:
     """Return the modules with the experts of a layer, by name, or ({}, why they cannot be spread over ranks).
 
     A module with the rule 'expert' is called with rows [tokens, ...] sorted by expert and int64 counts [experts] of
-    them, returns a result for each row, and holds all its weights stacked: [experts, ...]. Those of transformers are
-    found by themselves, and called in their own way.
+    them, returns a result for each row, and holds all its weights stacked: [experts, ...].
     """
     rules = declared_rules(model)
     found = {
-        name: module
-        for name, module in model.named_modules()
-        if (rules is not None and rules.style_of(name) == "expert") or is_routed(module)
+        name: module for name, module in model.named_modules() if rules is not None and rules.style_of(name) == "expert"
     }
     for name, module in found.items():
         weights = dict(module.named_parameters(recurse=False))
@@ -107,10 +104,7 @@ def expert_axis(model: Any) -> tuple[dict[str, Any], str]:
 
 
 def is_routed(module: Any) -> bool:
-    """Return whether a module holds experts as transformers does: what its `use_experts_implementation` gives a class.
-
-    Such a module is called with tokens [tokens, width], the experts that each chose and their weights.
-    """
+    """Return whether a module holds experts in the way of transformers: what `use_experts_implementation` marks."""
     return all(hasattr(module, name) for name in ("num_experts", "is_concatenated", "has_gate"))
 
 

@@ -17,7 +17,7 @@ from paceline.cluster.host import usable_memory_bytes
 from paceline.errors import ConfigError
 from paceline.task.axes import BATCH_STATISTICS, closed_axes, coupled_axes, stray_axes
 from paceline.task.coupling import gathers_rows, is_coupled
-from paceline.task.declared import expert_axis, is_routed, tensor_axis
+from paceline.task.declared import expert_axis, tensor_axis
 from paceline.task.models.attention import can_share_sequences
 from paceline.task.models.blocks import find_blocks
 from paceline.task.models.build import has_batch_statistics
@@ -118,11 +118,7 @@ def _rows_to(experts: Mapping[str, nn.Module]) -> Iterator[dict[str, int]]:
     given = dict.fromkeys(experts, 0)
 
     def look(name: str) -> Callable[..., None]:
-        def count(module: nn.Module, args: tuple[Any, ...]) -> None:
-            choices = args[1].shape[-1] if is_routed(module) else 1  # else a row for each expert already
-            given[name] = args[0].numel() * choices
-
-        return count
+        return lambda module, args: given.update({name: args[0].numel()})
 
     handles = [module.register_forward_pre_hook(look(name)) for name, module in experts.items()]
     try:

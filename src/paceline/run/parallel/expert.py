@@ -29,8 +29,7 @@ from torch.distributed.tensor import DTensor, Placement, Shard
 from paceline.errors import ConfigError
 from paceline.plan.layout import Layout
 from paceline.run.parallel.alone import AloneExperts
-from paceline.run.parallel.routed import by_choices, over_rows
-from paceline.task.declared import expert_axis, is_routed
+from paceline.task.declared import expert_axis
 from paceline.task.models.moe import MoE, MoEDecoder
 
 EXPERT_DIM = 0  # of stacked weights, split over `ep`
@@ -57,12 +56,7 @@ def spread_experts(
             placed[parameter] = (
                 None if alone is not None else place(_sharded_dimension(f"{name}.{key}", parameter, layout))
             )
-        own, held = experts.forward, getattr(experts, "num_experts", 0)
-        routed = is_routed(experts)
-        if routed:
-            own = over_rows(experts, own, layout.ep)
-        over_ranks = functools.partial(_on_their_ranks, experts, own, exchange, alone)
-        experts.forward = functools.partial(by_choices, over_ranks, held) if routed else over_ranks
+        experts.forward = functools.partial(_on_their_ranks, experts, experts.forward, exchange, alone)
     return placed
 
 
