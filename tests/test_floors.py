@@ -54,6 +54,7 @@ FLOORS: dict[str, float] = {
     "paceline.report": 5,
     "paceline.verify": 5,
     "paceline.launch": 5,
+    "paceline.session": 5,
     "paceline.tune": 5,
     "paceline.cli": 6,
     "paceline.__main__": 6,

@@ -18,10 +18,11 @@ if TYPE_CHECKING:
     from paceline.errors import PacelineError
     from paceline.launch.fit import fit
     from paceline.plan.plan import PlanSpec
-    from paceline.run.run import Run
     from paceline.run.spec import RunSpec
+    from paceline.session.run import Run
     from paceline.task.task import DataSpec, ModelSpec, OptimizerSpec, ScheduleSpec, Task
     from paceline.units import Amount
+    from paceline.verify.adapter import verify_loop
 
 _WHERE = {
     "Task": "paceline.task.task",
@@ -32,8 +33,9 @@ _WHERE = {
     "ClusterSpec": "paceline.cluster.cluster",
     "PlanSpec": "paceline.plan.plan",
     "RunSpec": "paceline.run.spec",
-    "Run": "paceline.run.run",
+    "Run": "paceline.session.run",
     "fit": "paceline.launch.fit",
+    "verify_loop": "paceline.verify.adapter",
     "Amount": "paceline.units",
     "PacelineError": "paceline.errors",
 }
@@ -51,6 +53,7 @@ __all__ = [
     "ScheduleSpec",
     "Task",
     "fit",
+    "verify_loop",
 ]
 
 

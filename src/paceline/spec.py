@@ -26,7 +26,7 @@ from paceline.plan.plan import PlanSpec
 from paceline.run.spec import RunSpec
 from paceline.task.amounts import batch_samples
 from paceline.task.imports import is_import_path, make_importable
-from paceline.task.optimizers import check_options
+from paceline.task.optimizers import names_of
 from paceline.task.task import DataSpec, Task
 
 # Options that name a file or a folder: looked for beside the spec file first, then from the current folder.
@@ -176,7 +176,7 @@ def check(spec: Spec) -> None:
                 f"{_origin(spec, 'task.global_batch')}: {error.what}", error.because, error.try_
             ) from error
     try:
-        check_options(task.optimizer)
+        names_of(task.optimizer)
     except ConfigError as error:
         raise ConfigError(f"{_origin(spec, 'task.optimizer.name')}: {error.what}", error.because, error.try_) from error
     if schedule.decay is not None and schedule.kind != "wsd":

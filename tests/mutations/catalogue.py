@@ -1,41 +1,77 @@
-"""All planted mistakes that a proof must catch, and the proofs of them."""
+"""All planted mistakes that a proof must catch, and the specs and layouts that they are planted in."""
 
 from __future__ import annotations
 
-from typing import Any
+import re
+from dataclasses import dataclass
 
 import planted
 import planted_axes
 import planted_experts
-import pytest
-from planted import Plant, nothing
-from tests_shared import SEQ_LEN
+import planted_three
+from planted import Planted, nothing
 
-from paceline.run.world import World, join_world
-from paceline.verify.compare import compare
+DECODER = 'name = "llama-1m", hidden = 32, layers = 2, heads = 4, kv_heads = 2, ffn = 48'
+MOE = 'name = "moe-2m", hidden = 16, layers = 2, heads = 2, kv_heads = 2, ffn = 8, experts = 4'
+BALANCED = f"{MOE}, balance_weight = 0.3"
 
-PROOFS = [*planted.PROOFS, *planted_axes.AXIS_PROOFS, *planted_experts.EXPERT_PROOFS]
-PLANS = {**planted.PLANS, **planted_axes.AXIS_PLANS, **planted_experts.EXPERT_PLANS}
-CONTROLS = [case for case in PLANS if case != "batch norm"]
-TASKS = {
-    **dict.fromkeys(planted.PLANS, planted.task_of),
-    **dict.fromkeys(planted_axes.AXIS_PLANS, planted_axes.task_of),
-    **dict.fromkeys(planted_experts.EXPERT_PLANS, planted_experts.task_of),
+
+@dataclass(frozen=True)
+class Case:
+    """A spec's model, and the layout that is asked for on the command line."""
+
+    layout: str
+    model: str = DECODER
+    objective: str = ""  # of planted_models; empty is next_token
+
+
+CASES = {
+    "copies": Case("dp_replicate=2"),
+    "zero 3": Case("dp_shard=2,zero=3"),
+    "zero 1": Case("dp_shard=2,zero=1"),
+    "hybrid": Case("dp_replicate=2,dp_shard=2"),
+    "state on the host": Case("dp_replicate=2,offload=optimizer"),
+    "tied": Case("dp_replicate=2", f"{DECODER}, tied = true"),
+    "dropout": Case("dp_replicate=2", 'name = "planted_models:Dropout"'),
+    "dropout, recompute": Case("dp_replicate=2,recompute=full", 'name = "planted_models:Dropout"'),
+    "tensor": Case("tp=2"),
+    "stages": Case("pp=2"),
+    "stages, tied": Case("pp=2", f"{DECODER}, tied = true"),
+    "stages, dropout": Case("pp=2", 'name = "planted_models:Chain"'),
+    "shared sequences": Case("cp=2"),
+    "experts": Case("dp_shard=2,ep=2", f'{MOE}, balance = "bias"'),
+    "experts, tensor": Case("tp=2", BALANCED),
+    "experts, stages": Case("pp=2", BALANCED),
+    "experts, stages, bias": Case("pp=2", f'{MOE}, balance = "bias"'),
+    "experts, shared sequences": Case("cp=2", BALANCED),
+    "experts, shared by three": Case("cp=3", BALANCED),
+    # What the twin must keep three of.
+    "ring of four": Case("cp=4,cp_method=ring"),
+    "sequences shared by four": Case("cp=4"),
+    "four stages": Case("pp=4", DECODER.replace("layers = 2", "layers = 5")),
+    "tensor ranks of four": Case("tp=4", DECODER.replace("kv_heads = 2", "kv_heads = 4")),
+    # Losses that are no sums over rows.
+    "contrast": Case("dp_replicate=2", 'name = "planted_models:Halves"', "info_nce"),
+    "gathered contrast": Case("dp_replicate=2", 'name = "planted_models:Halves"', "nce_without_gradients"),
+    "batch statistics": Case("dp_replicate=2", 'name = "planted_models:BatchStatistics"'),
+    "mean and one": Case("dp_shard=2", 'name = "planted_models:Chain"', "mean_and_one"),
+    "mean and rows": Case("dp_shard=2", 'name = "planted_models:Chain"', "mean_and_rows"),
 }
-STEPS = 2
+
+PROOFS = [
+    *planted.PROOFS, *planted_axes.AXIS_PROOFS, *planted_experts.EXPERT_PROOFS, *planted_three.THREE_PROOFS,
+]  # fmt: skip
+# Without a mistake cases prove equal, in every part of the proof.
+CONTROLLED = (
+    "copies", "zero 3", "tied", "state on the host", "stages, dropout", "experts, stages, bias",
+    "experts, shared by three", "ring of four", "four stages", "tensor ranks of four",
+)  # fmt: skip
+CONTROLS = [Planted("control", f"nothing, {case}", case, nothing, "", "") for case in CONTROLLED]
 
 
-def prove(case: str, plant: Plant, world: World) -> dict[str, Any]:
-    """Return the proof of a case with a mistake planted. Every rank calls it."""
-    task = TASKS[case](case)
-    with pytest.MonkeyPatch.context() as patch:
-        plant(patch, world)
-        return compare(task, PLANS[case], world, task.data, SEQ_LEN, STEPS)
+def name_of(bug: Planted) -> str:
+    """Return a mistake's name as an attribute."""
+    return re.sub(r"\W+", "_", bug.what)
 
 
-def prove_all(ranks: int) -> tuple[dict[str, dict[str, Any]], dict[str, dict[str, Any]]]:
-    """Return the proofs of all planted mistakes (by what is planted) and of the controls that this world can run."""
-    world = join_world("cpu", threads=1)
-    found = {bug.what: prove(bug.case, bug.plant, world) for bug in PROOFS if PLANS[bug.case].layout.devices == ranks}
-    controls = {case: prove(case, nothing, world) for case in CONTROLS if PLANS[case].layout.devices == ranks}
-    return found, controls
+BY_NAME = {name_of(bug): bug for bug in (*PROOFS, *CONTROLS)}

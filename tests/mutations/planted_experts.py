@@ -7,11 +7,8 @@ from typing import Any
 
 import torch
 from planted import Patch, Planted
-from tests_shared import VOCAB, decoder_task, plan_of
 from torch.distributed.tensor import DTensor
 
-from paceline.plan.layout import Layout
-from paceline.plan.plan import Plan
 from paceline.run import routing, stage_module
 from paceline.run.parallel import apply, tensor, zigzag
 from paceline.run.parallel.alone import AloneExperts
@@ -21,26 +18,6 @@ from paceline.run.routing import RouterWatch
 from paceline.run.step import Stepper
 from paceline.run.world import World
 from paceline.task.models.moe import MoEDecoder
-from paceline.task.task import ModelSpec, OptimizerSpec, Task
-
-EXPERT_PLANS: dict[str, Plan] = {
-    "experts": plan_of(Layout(dp_shard=2, ep=2), batch=7),
-    "experts, tensor": plan_of(Layout(tp=2), batch=5, precision="fp64"),
-    "experts, stages": plan_of(Layout(pp=2), batch=5, precision="fp64"),
-    "experts, stages, bias": plan_of(Layout(pp=2), batch=5, precision="fp64"),
-    "experts, shared sequences": plan_of(Layout(cp=2), batch=5, precision="fp64"),
-    "experts, shared by three": plan_of(Layout(cp=3), batch=5, precision="fp64"),
-}
-
-
-def task_of(case: str) -> Task:
-    """Return the task of a case: with an auxiliary loss, heavy enough to be seen, or balanced by a bias."""
-    balance: dict[str, Any] = (
-        {"balance": "bias"} if case in ("experts", "experts, stages, bias") else {"balance_weight": 0.3}
-    )
-    shape = {"hidden": 16, "layers": 2, "heads": 2, "kv_heads": 2, "ffn": 8, "experts": 4, "vocab": VOCAB}
-    return decoder_task(model=ModelSpec("moe-2m", **shape, **balance), optimizer=OptimizerSpec(lr=3e-3, eps=1e-4))
-
 
 # ---- the expert axis -------------------------------------------------------------------------------------------------
 
@@ -175,7 +152,7 @@ EXPERT_PROOFS = [
     Planted("router statistics", "selection biases follow the load of one rank", "experts",
             bias_of_one_ranks_load, "buffers", "router statistics", "e_score_correction_bias"),
     Planted("token dispatch", "tokens reach their experts in the senders' order", "experts",
-            rows_in_the_senders_order, "gradients", "gradient normalisation", "embed_tokens"),
+            rows_in_the_senders_order, "router", "router statistics", "layers.1.mlp.gate"),
     Planted("router gradient", "a router's gradient is not summed over tensor ranks", "experts, tensor",
             router_gradient_of_one_tensor_rank, "gradients", "gradient normalisation", "mlp.gate.weight"),
     Planted("auxiliary loss", "every tensor rank adds the gradient of the balance loss", "experts, tensor",

@@ -157,14 +157,15 @@ def schedule_from_the_start(patch: Patch, world: World) -> None:
 
 def masks_from_the_start(patch: Patch, world: World) -> None:
     """Random numbers follow from the samples since the start of the process instead of from the position."""
-    seed_at, start = passes.seed_at, [0]
+    rows, start = passes.sample_rows, [0]
 
     def remember(restored: Restored | None, arguments: tuple[Any, ...]) -> Restored | None:
         start[0] = restored.progress.position if restored else 0
         return restored
 
     after_restoring(patch, remember)
-    patch.setattr(passes, "seed_at", lambda seed, position, part: seed_at(seed, position - start[0], part))
+    since = lambda micro, plan=None: rows(dataclasses.replace(micro, position=micro.position - start[0]), plan)  # noqa: E731
+    patch.setattr(passes, "sample_rows", since)
 
 
 RESUMES = [

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import os
 import sys
+import tempfile
 from pathlib import Path
-from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 os.environ["PYTHONPATH"] = os.pathsep.join([*sys.path[:2], os.environ.get("PYTHONPATH", "")])
 
-from catalogue import CONTROLS, PLANS, PROOFS, prove_all
+from catalogue import CONTROLS, PROOFS
+from commands import Proven, prove_all
 from distributed import run_ranks
 from planted import Planted
 from resumed import PLANS as RESUME_PLANS
@@ -26,14 +27,29 @@ HEAD = """<!-- Written by tests/mutations/write_table.py; run it again instead o
 
 Distributed training goes wrong without an error: the run goes on and the numbers are not those of the experiment. Each
 row is such a mistake, of a family that has happened in a well-known framework, planted into the running system in real
-processes. Either the proof (`paceline verify`) or the comparison of a resumed run with an undisturbed one must catch it
-and name the quantity and the tensor. `make test` plants all of them again.
+processes. Either the proof or the comparison of a resumed run with an undisturbed one must catch it and name the
+quantity and the tensor. The proof is `paceline verify SPEC --layout LAYOUT` and must end with exit code 4: what runs is
+the [twin](guide/verifying.md#the-twin) that it makes of the spec, and the mistake is planted by the import path of the
+spec's objective. `make test` plants all of them again.
 
 Unplanted controls, {controls} of them, are never flagged. The reference that a proof compares with is
 [written plainly](guide/verifying.md), so a mistake in the run is not in it too.
 
 | family | planted | caught by | names | likely cause that is given |
 |---|---|---|---|---|
+"""
+FOOT = """
+## What it cannot see
+
+| mistake | why | what sees it |
+|---|---|---|
+| from the fifth data rank or the fourth stage on | twins have fewer | `train`: copies that drift apart |
+| of sequences longer than 4,096 tokens | the longest row of a twin | nothing before the run |
+| of one size of a kernel: widths, depths and batches of the real model | twins are narrow | nothing before the run |
+| of a GPU's kernels, of NCCL, of compiled code | proofs run eagerly, on CPUs | `train`: copies that drift apart |
+| of bf16 and fp16 kernels | fp32 and fp64 are compared | `train`: copies that drift apart |
+| in the objective, the model or the data themselves | layout and reference share them | the reader of the loss |
+| of random numbers that belong to no sample | every cut draws others | told as not compared |
 """
 
 
@@ -43,11 +59,11 @@ def row_of(bug: Planted | Lost) -> str:
     return f"| {bug.family} | {bug.what} | {by} |"
 
 
-def page(proofs: dict[str, dict[str, Any]], resumes: dict[str, tuple[str, int] | None]) -> str:
+def page(proofs: dict[str, Proven], resumes: dict[str, tuple[str, int] | None]) -> str:
     """Return the page for what was found."""
     rows = []
     for bug in PROOFS:
-        first = proofs[bug.what]["first_difference"]
+        first = proofs[bug.what].record.get("first_difference")
         if first is None:
             rows.append(f"{row_of(bug)} **not caught** | |")
             continue
@@ -56,14 +72,13 @@ def page(proofs: dict[str, dict[str, Any]], resumes: dict[str, tuple[str, int] |
     for lost in RESUMES:
         found = resumes[lost.what]
         rows.append(f"{row_of(lost)} {f'{found[0]}, step {found[1]}' if found else '**not caught**'} | |")
-    return HEAD.format(controls=len(CONTROLS) + len(RESUME_PLANS)) + "\n".join(rows) + "\n"
+    return HEAD.format(controls=len(CONTROLS) + len(RESUME_PLANS)) + "\n".join(rows) + "\n" + FOOT
 
 
 def main() -> None:
     """Plant everything and write the page."""
-    proofs: dict[str, dict[str, Any]] = {}
-    for ranks in sorted({plan.layout.devices for plan in PLANS.values()}):
-        proofs |= run_ranks(prove_all, ranks, ranks)[0][0]
+    with tempfile.TemporaryDirectory() as folder:
+        proofs = prove_all(PROOFS, Path(folder))
     PAGE.write_text(page(proofs, run_ranks(resume_all, 2)[0][0]), encoding="utf-8")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -24,8 +25,10 @@ from torch import Tensor, nn
 from paceline.errors import ConfigError, VerificationFailed
 from paceline.plan.layout import Layout
 from paceline.run.invariants import check_agreement
+from paceline.run.remarks import remarks_on, remarks_on_batch
 from paceline.run.world import join_world
 from paceline.task.models.build import build_model, has_batch_statistics
+from paceline.task.objective import next_token
 
 
 class Strided(nn.Module):
@@ -204,3 +207,18 @@ def test_a_buffer_that_drifts_by_rank_is_named(layout: Layout) -> None:
     assert all("no longer agree on the buffer ema" in said for said in run_ranks(agreement, 2, Drifting, layout))
     assert run_ranks(agreement, 2, Following, layout) == ["agree"] * 2
     assert run_ranks(agreement, 2, Rotary, layout) == ["agree"] * 2
+
+
+# ---- what is left out ----------------------------------------------------------------------------------------------
+
+
+def test_what_is_rounded_or_not_read_is_said() -> None:
+    model = Stack()
+    model.register_buffer("table", torch.arange(3, dtype=torch.float64) / 3)
+    (said,) = remarks_on(model, cross_entropy, torch.float32)
+    assert said.startswith("table: rounded to float32") and not remarks_on(model, cross_entropy, torch.float64)
+    model.config = SimpleNamespace(router_aux_loss_coef=0.001)
+    assert "router_aux_loss_coef = 0.001" in remarks_on(model, next_token, torch.float64)[0]
+    batch = {"tokens": torch.zeros(1, 2), "labels": torch.zeros(1, 2), "attention_mask": torch.ones(1, 2)}
+    assert "the batch's attention_mask: not read" in remarks_on_batch(next_token, batch)[0]
+    assert not remarks_on_batch(next_token, {"tokens": 0, "labels": 0}) and not remarks_on_batch(cross_entropy, batch)

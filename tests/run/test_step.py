@@ -186,8 +186,8 @@ def test_rows_are_split_evenly_and_completely() -> None:
             assert max(map(len, split)) - min(map(len, split)) <= 1
 
 
-def test_seeds_differ_by_position_and_by_task() -> None:
-    seeds = {seed_at(seed, position) for seed in range(50) for position in range(200)}
+def test_seeds_differ_by_step_and_by_task() -> None:
+    seeds = {seed_at(seed, step) for seed in range(50) for step in range(200)}
     assert len(seeds) == 50 * 200
     assert all(0 <= seed < 2**63 for seed in seeds)
 

@@ -14,7 +14,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from paceline.errors import ConfigError
-from paceline.verify.adapter import check_step, failure_of
+from paceline.verify.adapter import failure_of, verify_loop
 
 LR = 0.1
 
@@ -67,7 +67,7 @@ def ddp(kind: str, dtype: torch.dtype = torch.float64) -> dict[str, Any]:
             optimizer.zero_grad()
         return None if kind == "no loss" else reported
 
-    return check_step(step, model, batches_of(dist.get_rank()), reference=objective, optimizer=sgd)
+    return verify_loop(step, model, batches_of(dist.get_rank()), objective=objective, optimizer=sgd)
 
 
 def sharded(part: bool) -> dict[str, Any]:
@@ -89,7 +89,7 @@ def sharded(part: bool) -> dict[str, Any]:
         optimizer.step()
 
     assert ranks in (1, 2)
-    return check_step(step, model, batches_of(rank), reference=objective, plain=plain, part=rank)
+    return verify_loop(step, model, batches_of(rank), objective=objective, plain=plain, part=rank)
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
@@ -130,4 +130,4 @@ def test_misuse_says_what_to_do() -> None:
     with pytest.raises(ConfigError, match="bfloat16"):
         run_ranks(ddp, 2, "right", torch.bfloat16)
     with pytest.raises(ConfigError, match="only in one of"):
-        check_step(lambda batch: None, network(), [], reference=objective, plain=nn.Linear(2, 2))
+        verify_loop(lambda batch: None, network(), [], objective=objective, plain=nn.Linear(2, 2))

@@ -129,12 +129,12 @@ def test_one_device_is_equal_to_itself_up_to_the_order_of_sums() -> None:
 
 def test_tolerances_are_what_is_promised() -> None:
     assert {quantity: by["fp64"] for quantity, by in TOLERANCES.items()} == {
-        "samples": 0.0, "initial": 0.0, "weight": 0.0, "router": 0.0,
-        "loss": 1e-12, "gradients": 1e-10, "grad_norm": 1e-10,
-        "weights": 1e-10, "buffers": 1e-10,
+        "whole batch": 1e-10, "position": 0.0, "samples": 0.0, "initial": 0.0, "weight": 0.0, "router": 0.0,
+        "loss": 1e-12, "gradients": 1e-10, "grad_norm": 1e-10, "lr": 1e-12,
+        "weights": 1e-10, "buffers": 1e-10, "moments": 1e-10, "evaluation": 1e-12,
     }  # fmt: skip
     assert {quantity: by["fp32"] for quantity, by in TOLERANCES.items()} == {
-        "samples": 0.0, "initial": 0.0, "weight": 0.0, "router": 0.0,
-        "loss": 1e-5, "gradients": 1e-4, "grad_norm": 1e-5,
-        "weights": 1e-4, "buffers": 1e-4,
+        "whole batch": 1e-10, "position": 0.0, "samples": 0.0, "initial": 0.0, "weight": 0.0, "router": 0.0,
+        "loss": 1e-5, "gradients": 1e-4, "grad_norm": 1e-5, "lr": 1e-12,
+        "weights": 1e-4, "buffers": 1e-4, "moments": 1e-4, "evaluation": 1e-5,
     }  # fmt: skip

@@ -21,14 +21,16 @@ def fit(
     *,
     cluster: str | int | dict[str, Any] | ClusterSpec = "auto",
     run: dict[str, Any] | RunSpec | None = None,
+    verify: bool | None = None,
 ) -> Summary:
     """Plan, prove and train the task to its end and return the report.
 
     On several devices it starts fresh processes, which get the task by value: models, data sets and objectives
     may be defined in a notebook cell (that needs the extra 'notebook'). Raises a PacelineError where the run failed,
-    and Requeue where it was stopped early with a checkpoint; calling it again goes on from there.
+    and Requeue where it was stopped early with a checkpoint; calling it again goes on from there. `verify=False` leaves
+    the proof out, on record.
     """
-    spec = make_spec(task, plan, cluster, run)
+    spec = make_spec(task, plan, cluster, run, verify)
     code = train(spec)
     summary = build_report(run_directory(spec))
     if code == Requeue.exit_code:

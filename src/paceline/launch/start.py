@@ -20,12 +20,11 @@ from paceline.run.arguments import run_directory
 from paceline.run.brief import BRIEF_VARIABLE, make_brief
 from paceline.run.extras import check_extras
 from paceline.run.handover import hand_over
-from paceline.run.journal import mark_end, read_journal
+from paceline.run.journal import mark_end
 from paceline.run.place import ranks_from_environment
 from paceline.run.recovery.supervisor import Outcome, explain, supervise
+from paceline.session.prove import Proven, prove
 from paceline.spec import Spec
-from paceline.verify.parts import BRIEF
-from paceline.verify.start import failure_of, verify_planned, verify_text
 
 Say = Callable[[str], None]
 
@@ -44,9 +43,7 @@ def train(spec: Spec, say: Say = print) -> int:
     planned = _plan(spec, say)
     for line in headline_lines(planned):
         say(line)
-    to_prove = spec.run.verify and planned.plan.layout.devices > 1 and not _is_complete(run_dir, planned.steps)
-    verified = _verify(planned, say) if to_prove else None
-    outcome = _run(spec, planned, verified)
+    outcome = _run(spec, planned, prove(planned, say))
     if outcome.error is not None:
         _mark_end(run_dir, outcome, say)
     _report(run_dir, say)
@@ -80,31 +77,9 @@ def check_writable(run_dir: Path) -> None:
         ) from error
 
 
-def _is_complete(run_dir: Path, steps: int) -> bool:
-    """Return whether the journal says that the run has reached its end: nothing is left to be proved."""
-    ends = (record for record in read_journal(run_dir) if record["kind"] == "run_ended")
-    return any(end.get("status") == "complete" and end.get("step", 0) >= steps for end in ends)
-
-
-def _verify(planned: Planned, say: Say) -> dict[str, Any]:
-    result = verify_planned(planned, steps=2, dtypes=("fp32",), scope=BRIEF)
-    text = verify_text(result)
-    say(f"verify   {text}")
-    if not result["equal"]:
-        raise failure_of(result)
-    return {
-        "equal": True,
-        "seconds": result["seconds"],
-        "differences": result["differences"],
-        "dtype": "fp32",
-        "layout": result["ran_as"],
-        "text": text,
-    }
-
-
-def _run(spec: Spec, planned: Planned, verified: dict[str, Any] | None) -> Outcome:
+def _run(spec: Spec, planned: Planned, proven: Proven) -> Outcome:
     """Train in this process on one device, in processes of their own on several."""
-    brief = make_brief(planned, verified)
+    brief = make_brief(planned, proven.record, proven.decisions)
     if planned.plan.layout.devices == 1:
         return _here(spec, brief)
     with tempfile.TemporaryDirectory(prefix="paceline-spec-") as folder, brief.file() as path:
@@ -126,10 +101,11 @@ def _here(spec: Spec, brief: Any) -> Outcome:
 
 def _as_one_rank(spec: Spec, run_dir: Path, say: Say) -> int:
     from paceline.run.run import train_here
+    from paceline.session.begin import join_peers
 
     is_first = os.environ.get("RANK", os.environ.get("SLURM_PROCID")) == "0"
     try:
-        train_here(spec)
+        train_here(spec, join_peers(spec)[1])
     finally:
         if is_first:
             _report(run_dir, say)

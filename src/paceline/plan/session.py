@@ -191,9 +191,14 @@ def _planned(prepared: Prepared, cluster: Cluster, remarks: tuple[str, ...], goo
         forecast=found.best.forecast,
         batch_samples=prepared.batch_samples,
         steps=prepared.steps,
-        remarks=(*remarks, *prepared.facts.notes, *_offload_remarks(found.best.plan, spec.plan, cluster)),
+        remarks=(*remarks, *_notes(prepared), *_offload_remarks(found.best.plan, spec.plan, cluster)),
         learnt=learnt,
     )
+
+
+def _notes(prepared: Prepared) -> tuple[str, ...]:
+    """Return what is to be said of the data and of the model's profile."""
+    return (*prepared.facts.notes, *filter(None, [prepared.profile.note]))
 
 
 def _offload_remarks(plan: Plan, asked: PlanSpec, cluster: Cluster) -> tuple[str, ...]:

@@ -5,6 +5,7 @@ Where torch is already here, or the task holds Python objects that cannot travel
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import json
 import os
@@ -15,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline import errors
-from paceline.errors import PacelineError
+from paceline.errors import ConfigError, PacelineError
 from paceline.task.profile import ModelProfile
 from paceline.task.profile_plain import pack_profile, unpack_profile
 from paceline.task.task import DataSpec, ModelSpec, Task
@@ -35,6 +36,7 @@ def trace_task(task: Task) -> ModelProfile:
 def trace_here(model: Any, data: Any, objective: Any, seed: int) -> ModelProfile:
     """Return the profile, traced in this process. Imports torch."""
     import numpy as np
+    from torch import nn
 
     from paceline.task.data.source import open_sources
     from paceline.task.models.build import build_model
@@ -43,9 +45,19 @@ def trace_here(model: Any, data: Any, objective: Any, seed: int) -> ModelProfile
 
     source, _ = open_sources(data, seed)
     rows = np.arange(min(EXAMPLE_ROWS, source.samples), dtype=np.int64)
-    module = build_model(model, source.vocab or 0, source.items_per_sample, seed, device="meta")
     batch = source.read(rows, rows)
-    return profile_module(module, batch, resolve_objective(objective, source.unit), source.items_per_sample)
+
+    def built(device: str) -> nn.Module:
+        return build_model(model, source.vocab or 0, source.items_per_sample, seed, device=device)
+
+    def real() -> nn.Module:
+        return copy.deepcopy(model) if isinstance(model, nn.Module) else built("cpu")
+
+    try:
+        module = built("meta")
+    except ConfigError:  # a factory may ask for values too, as timm's do of a torch.linspace
+        module = built("cpu")
+    return profile_module(module, batch, resolve_objective(objective, source.unit), source.items_per_sample, real)
 
 
 def _trace_in_child(task: Task) -> ModelProfile:

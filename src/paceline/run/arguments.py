@@ -8,15 +8,25 @@ from pathlib import Path
 from typing import Any
 
 from paceline.cluster.cluster import ClusterSpec
+from paceline.config.build import build, mapping_layer
+from paceline.config.plain import to_plain
+from paceline.config.shape import Option, Table
+from paceline.config.values import plain
 from paceline.errors import ConfigError, suggestion
 from paceline.plan.plan import Plan, PlanSpec
 from paceline.run.spec import RunSpec
-from paceline.spec import Spec
+from paceline.spec import Spec, table
 from paceline.task.task import Task
 
 
-def make_spec(task: Task, plan: Any = "auto", cluster: Any = "auto", run: Any = None) -> Spec:
-    """Return the spec that Python arguments describe; each takes the typed spec, a dict of it, or a shorthand."""
+def make_spec(
+    task: Task, plan: Any = "auto", cluster: Any = "auto", run: Any = None, verify: bool | None = None
+) -> Spec:
+    """Return the spec that Python arguments describe; each takes the typed spec, a dict of it, or a shorthand.
+
+    A dict may hold what a spec file would: {"checkpoint_every": "2 steps", "time_limit": "2 h"}. `verify` replaces
+    `run.verify` where it is not None.
+    """
     if isinstance(plan, Plan):
         layout = dataclasses.asdict(plan.layout)
         same = ("zero", "micro_batch", "recompute", "recompute_save", "recompute_budget", "offload", "precision",
@@ -27,15 +37,39 @@ def make_spec(task: Task, plan: Any = "auto", cluster: Any = "auto", run: Any = 
     elif isinstance(plan, str):
         plan = plan_spec(plan)
     elif isinstance(plan, dict):
-        plan = PlanSpec(**plan)
+        plan = _from_dict("plan", plan)
     if isinstance(cluster, int):
         cluster = ClusterSpec(devices=cluster)
     elif isinstance(cluster, str):
         cluster = ClusterSpec(device=cluster)
     elif isinstance(cluster, dict):
-        cluster = ClusterSpec(**cluster)
-    run = RunSpec(**run) if isinstance(run, dict) else run or RunSpec()
+        cluster = _from_dict("cluster", cluster)
+    run = _from_dict("run", run) if isinstance(run, dict) else run or RunSpec()
+    if verify is not None:
+        run = dataclasses.replace(run, verify=verify)
     return Spec(task=task, cluster=cluster, plan=plan, run=run)
+
+
+def _from_dict(name: str, given: dict[str, Any]) -> Any:
+    """Return a table's dataclass from values as a file or the dataclass has them. Raises ConfigError as a file does."""
+    member = table().members[name]
+    assert isinstance(member, Table)
+    values = {key: _as_in_a_file(member.members.get(key), value) for key, value in given.items()}
+    tables, _ = build(table(), mapping_layer(table(), {name: values}, lambda key: name))
+    return getattr(tables, name)
+
+
+def _as_in_a_file(member: Option | Table | None, value: Any) -> Any:
+    """Return a typed value as a file would hold it; what is not typed stays as it is."""
+    if isinstance(member, Table):
+        return to_plain(member, value) if isinstance(value, member.cls) else value
+    if member is None or isinstance(value, str):
+        return value
+    if isinstance(value, Path):
+        return str(value)
+    if member.kind == "duration" and not isinstance(value, int | float):
+        return value
+    return plain(member, value)
 
 
 def plan_spec(text: str) -> PlanSpec:

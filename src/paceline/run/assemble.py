@@ -16,12 +16,18 @@ from paceline.run.loader import BatchStream
 from paceline.run.optimizer import all_names, build_optimizer
 from paceline.run.parallel.apply import Gradients, apply_plan, is_sharded
 from paceline.run.parallel.context import part_of
-from paceline.run.parallel.entry import entered
+from paceline.run.parallel.entry import entry_of
 from paceline.run.parallel.pipeline import split_model
 from paceline.run.parallel.rows import GatheredRows, data_group
-from paceline.run.passes import Passes, SequentialPasses
+from paceline.run.parallel.split_check import SplitCheck
+from paceline.run.passes import Passes, SequentialPasses, in_model_precision
 from paceline.run.pipeline_passes import PipelinePasses
 from paceline.run.precision import MASTER_DTYPES, cast_model, scaler_for
+from paceline.run.randomness.again import draw_again, leave_outside
+from paceline.run.randomness.build import sample_randomness
+from paceline.run.randomness.mode import Survey
+from paceline.run.randomness.survey import survey
+from paceline.run.remarks import remarks_on
 from paceline.run.routing import watch_routing
 from paceline.run.stage_check import check_chain
 from paceline.run.step import Stepper
@@ -29,6 +35,7 @@ from paceline.run.updates.joined import JoinedOptimizer
 from paceline.run.world import World, build_mesh
 from paceline.task.coupling import GatheringObjective
 from paceline.task.data.source import Source
+from paceline.task.declared import declared_rules
 from paceline.task.models.blocks import find_blocks
 from paceline.task.models.build import build_model, fill_weights
 from paceline.task.models.decoder import Decoder
@@ -45,6 +52,7 @@ class Assembled:
     model: nn.Module
     optimizer: torch.optim.Optimizer
     stepper: Stepper
+    remarks: tuple[str, ...] = ()  # what of the model is rounded or left out
 
 
 def assemble(task: Task, plan: Plan, world: World, source: Source, items_per_sample: int) -> Assembled:
@@ -56,29 +64,45 @@ def assemble(task: Task, plan: Plan, world: World, source: Source, items_per_sam
     mesh = build_mesh(plan.layout, world)
     family = isinstance(task.model, ModelSpec) and is_named(task.model.name)
     model = build_model(task.model, source.vocab or 0, items_per_sample, task.seed, device="meta" if family else "cpu")
+    objective = resolve_objective(task.objective, source.unit)
+    remarks = remarks_on(model, objective, MASTER_DTYPES[plan.precision])
     cast_model(model, MASTER_DTYPES[plan.precision])
     if isinstance(model, Decoder):
         model.logits_elements = plan.logits_elements
-    objective = resolve_objective(task.objective, source.unit)
+    plain = objective
     names = all_names(model)  # before stages of a pipeline know a part of them
     if isinstance(objective, GatheringObjective) and mesh is not None and plan.layout.data_degree > 1:
         objective = objective.over(GatheredRows(data_group(mesh, plan.layout)))
     late = family and (is_sharded(plan) or plan.layout.tp > 1)  # storage only once every rank knows its shard
+    looked, check = Survey(), None
     if not family:
         _materialise(model, task, family, world)  # a user's model is whole on every rank until it is split
-        if plan.layout.pp > 1:
-            stream = BatchStream(source, task.seed, plan, plan.layout.data_rank(world.rank), world.device)
-            check_chain(model, plan, objective, stream.at(0).micro_batches[0], world.device)
+        stream = BatchStream(source, task.seed, plan, plan.layout.data_rank(world.rank), world.device)
+        example = stream.at(0).micro_batches[0]
+        looked = survey(model, plain, in_model_precision(example.data, plan), world.device)
+    randomness = sample_randomness(task.seed, plan, world, looked)
+    draw_again(model, randomness, plan.compile)
+    if not family and plan.layout.pp > 1:
+        check_chain(model, plan, objective, example, world.device, randomness)
+    elif not family and plan.layout.tp > 1 and (rules := declared_rules(model)) is not None:
+        data = in_model_precision(example.data, plan)
+        check = SplitCheck(model, rules, lambda: objective(model, data))
     pipeline = split_model(model, plan, mesh) if plan.layout.pp > 1 and mesh is not None else None
     if pipeline is not None:
         model = pipeline.model
     if family and not late:
         _materialise(model, task, family, world)
+    for part in [model, *(stage.module for stage in (pipeline.stages if pipeline else ()))]:
+        draw_again(part, randomness, plan.compile)
+    blocks = [block for _, block in find_blocks(model)] if pipeline is None else []
     gradients: Gradients
     if pipeline is not None and mesh is not None:
         gradients = pipeline.apply(plan, mesh)
     else:
-        gradients = apply_plan(model, [block for _, block in find_blocks(model)], plan, mesh)
+        gradients = apply_plan(model, blocks, plan, mesh, check=check)
+    if plan.compile:
+        units = [stage.blocks or [stage.module] for stage in pipeline.stages] if pipeline else [blocks or [model]]
+        leave_outside([block for unit in units for block in unit], randomness)
     if late:
         _materialise(model, task, family, world, [stage.module for stage in pipeline.stages] if pipeline else [])
     optimizer = build_optimizer(task.optimizer, model, names)
@@ -86,19 +110,18 @@ def assemble(task: Task, plan: Plan, world: World, source: Source, items_per_sam
         raise ConfigError(f"offload = {plan.offload}", NOT_HOSTED, 'plan.offload = "none"')
     routing = watch_routing(model, plan)
     after_forward = routing.collect if routing else None
-    take_part, part = part_of(plan, world.rank, model, objective), plan.layout.coordinates(world.rank)["cp"]
+    take_part = part_of(plan, world.rank, model, objective)
     passes: Passes = (
-        PipelinePasses(pipeline, objective, plan, world.device, task.seed, take_part, after_forward)
+        PipelinePasses(pipeline, objective, plan, world.device, randomness, take_part, after_forward)
         if pipeline is not None
         else SequentialPasses(
             model=model,
-            objective=entered(objective, model, gradients, world.device),
+            objective=objective,
+            call=entry_of(model, gradients, world.device),
             gradients=gradients,
             plan=plan,
-            device=world.device,
-            seed=task.seed,
+            randomness=randomness,
             take_part=take_part,
-            part=part,
             after_forward=after_forward,
         )
     )
@@ -116,7 +139,7 @@ def assemble(task: Task, plan: Plan, world: World, source: Source, items_per_sam
         routing=routing,
         stages_holding=dict.fromkeys(pipeline.shared_parameters(), 2) if pipeline else {},
     )
-    return Assembled(model, optimizer, stepper)
+    return Assembled(model, optimizer, stepper, tuple(remarks))
 
 
 def _materialise(model: nn.Module, task: Task, family: bool, world: World, parts: Sequence[nn.Module] = ()) -> None:

@@ -8,7 +8,7 @@ import json
 import math
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -51,8 +51,13 @@ class Brief:
             yield str(path)
 
 
-def make_brief(planned: Planned, verified: dict[str, Any] | None = None) -> Brief:
-    """Return the brief of a planned task; `verified` is the proof's record for the journal, if there was one."""
+def make_brief(
+    planned: Planned, verified: dict[str, Any] | None = None, decisions: Sequence[dict[str, Any]] = ()
+) -> Brief:
+    """Return the brief of a planned task.
+
+    `verified` is the proof's record for the journal, if there was one, and `decisions` are those made since planning.
+    """
     plan, cluster, forecast = planned.plan, planned.cluster, planned.forecast
     price = cluster.price_usd_per_device_hour.value
     peak = planned.peak_flops(plan.precision) * cluster.devices
@@ -84,7 +89,7 @@ def make_brief(planned: Planned, verified: dict[str, Any] | None = None) -> Brie
             "optimizer": optimizer_key(planned.spec.task.optimizer),
             "headline": headline_lines(planned),
             "provenance": {key: str(origin) for key, origin in planned.spec.provenance.items()},
-            "decisions": [decision],
+            "decisions": [decision, *decisions],
             "verify": verified,
         },
     )
@@ -96,7 +101,10 @@ def brief_from_json(text: str) -> Brief:
     return Brief(**{**data, "plan": plan_from_dict(data["plan"])})
 
 
-def given_brief() -> Brief | None:
-    """Return the brief that a supervisor left for this process, or None."""
-    path = os.environ.get(BRIEF_VARIABLE)
+def take_brief() -> Brief | None:
+    """Return the brief that a supervisor left for this process, or None.
+
+    It is given once: it belongs to the first run of the process, and a second run has a plan of its own.
+    """
+    path = os.environ.pop(BRIEF_VARIABLE, None)
     return brief_from_json(Path(path).read_text()) if path else None

@@ -88,7 +88,9 @@ def _of_torch(groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
     use = groups[0]["use"]
     sharded = any(isinstance(parameter, DTensor) for group in groups for parameter in group["params"])
     # torch 2.13 has no sharding strategy for `_fused_sgd_`; of `foreach` it has one for every operator.
-    by_foreach = sharded and use.name == "sgd"
+    # No fused kernel takes complex weights.
+    has_complex = any(parameter.is_complex() for group in groups for parameter in group["params"])
+    by_foreach = (sharded and use.name == "sgd") or has_complex
     ways = {"fused": not by_foreach, "foreach": by_foreach}
     ours = [{**group["use"].arguments, **group} for group in groups]
     plain = [{name: value for name, value in group.items() if name != "use"} for group in ours]

@@ -6,14 +6,18 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+import numpy as np
 import torch
 from torch import nn
 
 from paceline.plan.plan import Plan
 from paceline.run.loader import MicroBatch
 from paceline.run.parallel.apply import Gradients
+from paceline.run.parallel.entry import call
 from paceline.run.precision import cast_floats
-from paceline.run.rng import seed_at, seed_device
+from paceline.run.randomness.mode import SampleRandomness
+from paceline.run.randomness.shares import SampleRows
+from paceline.run.randomness.survey import length_of
 from paceline.task.coupling import without_own_rows
 
 Objective = Callable[[nn.Module, Any], tuple[torch.Tensor, Any]]
@@ -28,6 +32,9 @@ class Passes(Protocol):
     def evaluate(self, micro_batches: Sequence[MicroBatch]) -> tuple[float, float]:
         """Run forward only; return this rank's share of (loss sum, weight)."""
 
+    def wrap_objective(self, wrapper: Callable[[Objective], Objective]) -> None:
+        """Call `wrapper(objective)` in the place of the objective from now on; a proof looks at losses there."""
+
 
 @dataclass
 class SequentialPasses:
@@ -37,11 +44,11 @@ class SequentialPasses:
     objective: Objective
     gradients: Gradients
     plan: Plan
-    device: torch.device
-    seed: int
+    randomness: SampleRandomness
     # Takes this rank's part of a batch along the sequence, where ranks share sequences.
     take_part: Callable[[Any], Any] = lambda data: data
-    part: int = 0  # which part that is: ranks that share a row draw random numbers of their own
+    # Calls the objective on (model, data); a sharded model must be entered.
+    call: Callable[[Objective, nn.Module, Any], Any] = call
     # Called after the forward pass of each micro-batch that counts: routers are watched here.
     after_forward: Callable[[nn.Module], None] | None = None
 
@@ -51,33 +58,47 @@ class SequentialPasses:
         weight_total: Any = 0.0
         for index, micro in enumerate(micro_batches):
             self.gradients.before_micro_batch(last=index == len(micro_batches) - 1)
-            seed_device(seed_at(self.seed, micro.position, self.part), self.device)
-            loss_sum, weight = self._forward(micro)
+            with self.randomness.during(sample_rows(micro, self.plan)):
+                loss_sum, weight = self._forward(micro)
             (loss_sum * (down if micro.counts else 0.0)).backward()
             if micro.counts:
                 loss_total = loss_total + loss_sum.detach().double()
                 weight_total = weight_total + weight
                 if self.after_forward is not None:
                     self.after_forward(self.model)
+        self.randomness.rest()
         return self._share(loss_total), self._share(weight_total)
 
     def evaluate(self, micro_batches: Sequence[MicroBatch]) -> tuple[float, float]:
         """Run forward only; return this rank's share of the loss sum and the weight."""
         loss_total = weight_total = 0.0
         for micro in micro_batches:
-            loss_sum, weight = self._forward(micro)
+            with self.randomness.during(sample_rows(micro)):
+                loss_sum, weight = self._forward(micro)
             if micro.counts:
                 loss_total += float(loss_sum)
                 weight_total += float(weight)
+        self.randomness.rest()
         return self._share(loss_total), self._share(weight_total)
+
+    def wrap_objective(self, wrapper: Callable[[Objective], Objective]) -> None:
+        """Call `wrapper(objective)` in the place of the objective from now on."""
+        self.objective = wrapper(self.objective)
 
     def _forward(self, micro: MicroBatch) -> tuple[torch.Tensor, Any]:
         objective = self.objective if micro.counts else without_own_rows(self.objective)
-        return objective(self.model, self.take_part(in_model_precision(micro.data, self.plan)))
+        data = self.take_part(in_model_precision(micro.data, self.plan))
+        return self.call(objective, self.model, data)
 
     def _share(self, value: Any) -> Any:
         """Return this rank's share of what all ranks of a tensor-parallel group hold alike."""
         return value / self.plan.layout.tp
+
+
+def sample_rows(micro: MicroBatch, plan: Plan | None = None) -> SampleRows:
+    """Return the samples of a micro-batch of a plan's step, or of an evaluation, which draws the same every time."""
+    positions = micro.position + np.arange(max(1, len(micro.ids)), dtype=np.int64)
+    return SampleRows(positions, micro.position // plan.batch_samples + 1 if plan else 0, length_of(micro.data))
 
 
 def in_model_precision(data: Any, plan: Plan) -> Any:

@@ -29,9 +29,10 @@ from paceline.plan.stages import stage_count
 from paceline.run.loader import MicroBatch
 from paceline.run.parallel.pipeline import Pipeline
 from paceline.run.passes import Objective
-from paceline.run.rng import seed_at, seed_device
+from paceline.run.randomness.mode import SampleRandomness
 from paceline.run.rng_state import random_state
 from paceline.run.stage_module import StageModule, refuse_call, rows_in
+from paceline.task.models.build import start_training
 
 SCHEDULES: dict[str, Any] = {
     "gpipe": ScheduleGPipe,
@@ -63,13 +64,14 @@ class PipelinePasses:
         objective: Objective,
         plan: Plan,
         device: torch.device,
-        seed: int,
+        randomness: SampleRandomness,
         take_part: Callable[[Any], Any] = lambda data: data,
         after_forward: Callable[[nn.Module], None] | None = None,
     ) -> None:
-        self._pipeline, self._plan, self._device, self._seed = pipeline, plan, device, seed
+        self._pipeline, self._plan, self._device, self._randomness = pipeline, plan, device, randomness
         self._stages = [
-            StageModule(stage, objective, plan, device, seed, take_part, after_forward) for stage in pipeline.stages
+            StageModule(stage, objective, plan, device, randomness, take_part, after_forward)
+            for stage in pipeline.stages
         ]
         if len(self._stages) > 1:
             pipeline.model.register_forward_pre_hook(refuse_call)  # stages are called one by one, never their union
@@ -88,6 +90,7 @@ class PipelinePasses:
         count = len(micro_batches)
         numbers = torch.arange(count)
         self._schedule(rows, count, relays, borders).step(index=numbers, target=numbers, return_outputs=False)
+        self._randomness.rest()
         loss_total = sum(stage.loss_total for stage in self._stages)
         return self._share(loss_total), self._share(self._stages[-1].weight_total)
 
@@ -97,26 +100,36 @@ class PipelinePasses:
         Every stage takes all micro-batches in turn, so that stages work at the same time.
         """
         borders = self._borders_for(micro_batches)
+        relays = any(border.draws for border in borders)
         loss_total = weight_total = 0.0
         sent: list[tuple[dist.Work, Tensor]] = []
         for index, stage in zip(self._indices, self._stages, strict=True):
             for micro in micro_batches:
-                hidden = None
+                received: list[Tensor] = []
                 if index > 0:
-                    hidden = torch.empty_like(borders[index - 1].example(rows_in(micro)), device=self._device)
-                    dist.recv(hidden, src=self._rank_of(index - 1), group=self._pipeline.group)
-                found = stage.run(micro, hidden)
+                    example = borders[index - 1].example(rows_in(micro))
+                    received = [torch.empty_like(example, device=self._device)]
+                    received += [torch.empty_like(random_state(self._device))] if relays else []
+                    for tensor in received:
+                        dist.recv(tensor, src=self._rank_of(index - 1), group=self._pipeline.group)
+                found = stage.run(micro, *received) if received else stage.run(micro, None)
                 if index < stage_count(self._plan) - 1:
-                    found = found.contiguous()
-                    work = dist.isend(found, dst=self._rank_of(index + 1), group=self._pipeline.group)
-                    assert work is not None
-                    sent.append((work, found))
+                    for tensor in (found.contiguous(), *((random_state(self._device),) if relays else ())):
+                        work = dist.isend(tensor, dst=self._rank_of(index + 1), group=self._pipeline.group)
+                        assert work is not None
+                        sent.append((work, tensor))
                 elif micro.counts:
                     loss_total += float(found[0])
                     weight_total += float(found[1])
         for work, _ in sent:
             work.wait()
+        self._randomness.rest()
         return self._share(loss_total), self._share(weight_total)
+
+    def wrap_objective(self, wrapper: Callable[[Objective], Objective]) -> None:
+        """Call `wrapper(objective)` in the place of the objective from now on, on every stage of this rank."""
+        for stage in self._stages:
+            stage.objective = wrapper(stage.objective)
 
     def _schedule(self, rows: int, count: int, relays: bool, borders: list[_Border]) -> Any:
         """Return torch's schedule for micro-batches of at most `rows` rows; made once per number of rows."""
@@ -173,17 +186,17 @@ class PipelinePasses:
 
     def _look(self, stage: StageModule, micro: MicroBatch, hidden: Tensor | None) -> _Border:
         """Run a stage once for what it hands on, and leave no trace."""
-        part, was_training = stage.part, stage.part.training
+        part = stage.part
+        modes = {module: module.training for module in part.modules()}
         buffers = [(buffer, buffer.clone()) for buffer in part.buffers()]
-        part.train()  # dropout draws in training alone
-        seed_device(seed_at(self._seed, micro.position), self._device)
-        before = random_state(self._device)
+        start_training(part)  # dropout draws in training alone
         with torch.no_grad():
             found = stage.run(micro, hidden)
             for buffer, kept in buffers:
                 buffer.copy_(kept)
-        draws = not torch.equal(before, random_state(self._device))
-        part.train(was_training)
+        draws = self._randomness.has_drawn
+        for module, training in modes.items():
+            module.training = training
         if isinstance(found, tuple):  # the last stage's loss and weight
             return _Border((), torch.float32, draws)
         if not isinstance(found, Tensor) or not found.dim() or found.shape[0] != rows_in(micro):

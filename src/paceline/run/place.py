@@ -20,6 +20,21 @@ def ranks_from_environment(environ: Mapping[str, str]) -> tuple[int, int, int] |
     return None
 
 
+# What a launcher tells a process of its place; MPI libraries read theirs from variables of these beginnings.
+PLACE_VARIABLES = ("RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK", "ROLE_NAME", "WORLD_SIZE", "LOCAL_WORLD_SIZE",
+                   "GROUP_WORLD_SIZE", "ROLE_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")  # fmt: skip
+PLACE_PREFIXES = ("TORCHELASTIC_", "SLURM_", "PACELINE_", "PMI_", "PMIX_", "OMPI_")
+
+
+def without_place(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment without this process's place, for processes that make a world of their own."""
+    return {
+        name: value
+        for name, value in environ.items()
+        if name not in PLACE_VARIABLES and not name.startswith(PLACE_PREFIXES)
+    }
+
+
 def ranks_per_node(environ: Mapping[str, str], world_size: int) -> int:
     """Return how many of the ranks share this machine."""
     if "LOCAL_WORLD_SIZE" in environ:

@@ -17,6 +17,8 @@ import torch
 from torch import nn
 from torch.utils._pytree import tree_map
 
+from paceline.task.declared import is_routed
+
 COMPUTE_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16, "fp64": torch.float64}
 MASTER_DTYPES = {"fp32": torch.float32, "bf16": torch.float32, "fp16": torch.float32, "fp64": torch.float64}
 
@@ -35,8 +37,12 @@ def cast_floats(tree: Any, dtype: torch.dtype) -> Any:
 def cast_model(model: nn.Module, dtype: torch.dtype) -> nn.Module:
     """Return the model with its parameters and buffers in `dtype`, changed in place; complex ones stay complex.
 
-    `model.to(dtype)` would drop the imaginary part.
+    `model.to(dtype)` would drop the imaginary part. In fp64 transformers' experts are computed one after the other, as
+    they are written: torch's grouped products, which transformers would choose, know no fp64.
     """
+    if dtype == torch.float64:
+        for module in filter(is_routed, model.modules()):
+            module.config._experts_implementation = "eager"  # type: ignore[union-attr]
     return model._apply(lambda tensor: _cast(tensor, dtype))
 
 

@@ -7,8 +7,10 @@ gives every block one of these three.
 
 from __future__ import annotations
 
+import contextlib
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -21,6 +23,7 @@ from torch.utils.checkpoint import (
 
 from paceline.plan.plan import SAVED_KINDS
 from paceline.run.parallel.sequence_attention import OPERATOR
+from paceline.run.randomness.again import samples_of
 
 # Outputs that cost more to compute again than to keep.
 OPERATORS = {
@@ -46,12 +49,36 @@ def kept_operators(kinds: Sequence[str] = SAVED_KINDS) -> frozenset[Any]:
     return frozenset([*found, *([OPERATOR] if "attention" in kinds else [])])
 
 
-def checkpoint_block(block: nn.Module, mode: str, kept: Sequence[str] = SAVED_KINDS) -> None:
+def _contexts(block: nn.Module, selective: Callable[[], Any] | None) -> tuple[Any, Any]:
+    """Return the contexts of a forward pass and of its repetition, which draws for the samples of the first."""
+    forward, again = selective() if selective else (contextlib.nullcontext(), contextlib.nullcontext())
+    return forward, _Repetition(again, samples_of(block))
+
+
+class _Repetition(contextlib.ExitStack):
+    """The context of every repetition of one forward pass: a pipeline's schedule may go back twice."""
+
+    def __init__(self, kept: AbstractContextManager[Any], samples: Callable[[], AbstractContextManager[Any]]) -> None:
+        super().__init__()
+        self._kept, self._samples = kept, samples
+
+    def __enter__(self) -> _Repetition:
+        self.enter_context(self._kept)
+        self.enter_context(self._samples())
+        return self
+
+
+def checkpoint_block(block: nn.Module, mode: str, kept: Sequence[str] = SAVED_KINDS, compiled: bool = False) -> None:
     """Make `block.forward` recompute in the backward pass as `mode` says: none, selective (all but `kept`) or full."""
     if mode == "none":
         return
-    options: dict[str, Any] = {"use_reentrant": False}
+    selective = None
     if mode == "selective":
         policy = functools.partial(_policy, kept_operators(kept))
-        options["context_fn"] = functools.partial(create_selective_checkpoint_contexts, policy)
+        selective = functools.partial(create_selective_checkpoint_contexts, policy)
+    options: dict[str, Any] = {"use_reentrant": False}
+    if compiled:  # the compiler knows torch's contexts alone
+        options |= {"context_fn": selective} if selective else {}
+    else:
+        options["context_fn"] = functools.partial(_contexts, block, selective)
     block.forward = functools.partial(checkpoint, block.forward, **options)

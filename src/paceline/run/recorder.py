@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import platform
 import sys
+import traceback
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import torch
 import torch.distributed as dist
 
 from paceline import __version__
-from paceline.errors import DataError, PacelineError, StorageError
+from paceline.errors import DataError, PacelineError, Requeue, StorageError
 from paceline.run.brief import Brief
 from paceline.run.journal import Journal
 from paceline.run.memory import MemoryMeter
@@ -70,6 +71,11 @@ class Recorder:
                 self.say(f"resume   {note}")
             self.say(f"resume   step {progress.step} from {restored.path}")
 
+    def remark(self, text: str) -> None:
+        """Say and record what has no part in training."""
+        self._journal.decision("left out", None, None, text)
+        self.say(f"note     {text}")
+
     def step(self, stats: StepStats, loss_scale: float | None, sample_ids: list[int] | None) -> None:
         """Record a step."""
         optional: dict[str, Any] = {}
@@ -126,6 +132,8 @@ class Recorder:
         if is_echo(error) and is_supervised():
             return
         details, code = describe(error)
+        if error is not None and not isinstance(error, PacelineError | Requeue):
+            details["traceback"] = "".join(traceback.format_exception(error))
         if error is not None and status == "failed":
             self._write("fault", what=details["what"], because=details["because"], rank=self._world.rank)
         self._write(

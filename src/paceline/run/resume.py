@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 from paceline import __version__
-from paceline.errors import ConfigError
+from paceline.errors import ConfigError, VerificationFailed
 from paceline.plan.layout import Layout
 from paceline.plan.plan import Plan
 from paceline.run.checkpoint import (
@@ -33,6 +33,7 @@ from paceline.run.checkpoint import (
 )
 from paceline.run.optimizer import named_parameters
 from paceline.run.precision import LossScaler
+from paceline.run.schedule import Course
 from paceline.run.updates.joined import JoinedOptimizer
 from paceline.run.world import World
 from paceline.spec import Spec, spec_to_dict
@@ -42,6 +43,10 @@ FIXED = (
     "model.", "objective", "global_batch", "seed", "optimizer.name", "data.tokenizer", "data.seq_len", "data.vocab",
     "data.validation_fraction", "data.cross_documents", "data.collate",
 )  # fmt: skip
+
+
+RATE = ("schedule.", "optimizer.lr", "stop")  # the parts of a Task that the learning rate depends on
+LOOK_AHEAD = 10_000  # steps in which another course must show
 
 
 @dataclass(frozen=True)
@@ -74,6 +79,7 @@ def save(
     model: nn.Module,
     optimizer: torch.optim.Optimizer,
     scaler: LossScaler | None,
+    course: Course,
     progress: Progress,
 ) -> CheckpointInfo:
     """Write a checkpoint of this moment. Every rank calls it."""
@@ -81,6 +87,7 @@ def save(
     extra = {
         "progress": dataclasses.asdict(progress),
         "scaler": scaler.state() if scaler else None,
+        "schedule": dataclasses.asdict(course),
         "data_fingerprint": fingerprint,
         "spec": spec_to_dict(spec),
         "plan": dataclasses.asdict(plan),
@@ -103,11 +110,13 @@ def restore(
     model: nn.Module,
     optimizer: torch.optim.Optimizer,
     scaler: LossScaler | None,
+    course: Course,
     world: World,
 ) -> Restored | None:
     """Load the newest sound checkpoint of a run into model and optimizer, or return None where there is none.
 
-    Raises ConfigError where the task is not the one that the checkpoint belongs to.
+    Raises ConfigError where the task is not the one that the checkpoint belongs to, and VerificationFailed where the
+    learning rate would take another course though nothing in the task says so.
     """
     root = checkpoint_root(run_dir)
     newest = find_latest(root) if world.is_first and root.is_dir() else None
@@ -115,17 +124,22 @@ def restore(
     written = world.share(json.dumps(dict(manifest.extra)) if manifest else "")
     stored = json.loads(world.share(json.dumps(sorted(read_index(newest, manifest)) if newest and manifest else [])))
     changes = _check_same_experiment(spec, fingerprint, json.loads(written), run_dir) if written else []
+    if written:
+        changes += _check_same_course(course, json.loads(written), changes)
     materialise_optimizer_state(optimizer)
     if isinstance(optimizer, JoinedOptimizer):  # of others' rules the state is known by what was saved
         reached = {name.rpartition(".")[0].removeprefix("optim.") for name in stored if name.startswith("optim.")}
         optimizer.begin([weight for name, weight in named_parameters(model) if name in reached])
-    found = load_latest(root, training_state(model, optimizer))
+    found = load_latest(root, training_state(model, optimizer), alone=world.size == 1)
     if found is None:
         return None
-    path, extra, skipped = found
+    path, extra, skipped, unchecked = found
     if scaler is not None and extra["scaler"]:
         scaler.load(extra["scaler"])
     notes = [*(f"skipped {reason}" for reason in skipped), *changes]
+    if unchecked:
+        also = f" and {len(unchecked) - 1} more" if len(unchecked) > 1 else ""
+        notes.append(f"the values of {unchecked[0]}{also} were not checked: the checkpoint has no fingerprint of them")
     if extra["plan"]["layout"] != dataclasses.asdict(plan.layout):
         notes.append(f"resharded from layout {Layout(**extra['plan']['layout'])} to {plan.layout}")
     return Restored(path, Progress(**extra["progress"]), notes)
@@ -151,6 +165,28 @@ def _check_same_experiment(spec: Spec, fingerprint: str, extra: dict[str, Any], 
             "restore the data, or start a new run in another run.dir",
         )
     return changes
+
+
+def _check_same_course(course: Course, extra: dict[str, Any], changes: list[str]) -> list[str]:
+    """Return what a changed task does to the learning rate; raise VerificationFailed where no change explains it."""
+    if "schedule" not in extra:  # an earlier release wrote it
+        return []
+    before, next_step = Course(**extra["schedule"]), extra["progress"]["step"] + 1
+    last = min(max(before.steps, course.steps), next_step + LOOK_AHEAD)
+    departs = (step for step in range(next_step, last + 1) if before.at(step) != course.at(step))
+    step = next(departs, None) if before != course else None
+    if step is None:
+        return []
+    now = f"the learning rate of step {step} is {course.at(step):.6g}, where it was to be {before.at(step):.6g}"
+    if any(change.startswith(tuple(f"task.{key}" for key in RATE)) for change in changes):
+        return [f"{now}: the task says so"]
+    pairs = [(name, old, getattr(course, name)) for name, old in vars(before).items()]
+    differing = [f"its {name} was {old} and is {new}" for name, old, new in pairs if old != new]
+    raise VerificationFailed(
+        f"the schedule is not the one of the run that is resumed: {now}",
+        f"{', '.join(differing)}, though the task is the same: the plan or the number of devices must not change it",
+        "report this; an earlier release or the former number of devices goes on with the right schedule",
+    )
 
 
 def _flat(values: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

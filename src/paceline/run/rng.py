@@ -1,4 +1,4 @@
-"""Random numbers as a pure function of the seed and the sample position: nothing to save, nothing to restore."""
+"""Seeds as a pure function of the task's seed and the step: nothing to save, nothing to restore."""
 
 from __future__ import annotations
 
@@ -7,13 +7,12 @@ import torch
 _MASK_63 = (1 << 63) - 1
 
 
-def seed_at(seed: int, position: int, part: int = 0) -> int:
-    """Return the RNG seed of the micro-batch whose first sample is at `position` (splitmix64 of seed and position).
+def seed_at(seed: int, step: int) -> int:
+    """Return the seed of every micro-batch of a step (splitmix64 of seed and step).
 
-    Dropout masks so depend on the samples, not on ranks or restarts. Where ranks share sequences each has a `part` of
-    its own: tokens of different parts must not have equal masks.
+    It is the same for all: what tells samples apart comes later, from where they stand (run/randomness).
     """
-    mixed = (seed * 0x9E3779B97F4A7C15 + position * 0xBF58476D1CE4E5B9 + part * 0xD6E8FEB86659FD93) & 0xFFFFFFFFFFFFFFFF
+    mixed = (seed * 0x9E3779B97F4A7C15 + step * 0xBF58476D1CE4E5B9) & 0xFFFFFFFFFFFFFFFF
     mixed = ((mixed ^ (mixed >> 30)) * 0xBF58476D1CE4E5B9) & 0xFFFFFFFFFFFFFFFF
     mixed = ((mixed ^ (mixed >> 27)) * 0x94D049BB133111EB) & 0xFFFFFFFFFFFFFFFF
     return (mixed ^ (mixed >> 31)) & _MASK_63

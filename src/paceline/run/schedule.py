@@ -3,8 +3,26 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 from paceline.task.task import ScheduleSpec
+
+
+@dataclass(frozen=True)
+class Course:
+    """All that the learning rate of a run depends on, counted in steps: equal courses are the same at every step."""
+
+    kind: str
+    peak: float
+    final: float  # fraction of the peak
+    steps: int
+    warmup: int
+    decay: int
+
+    def at(self, step: int) -> float:
+        """Return the learning rate of a 1-based step."""
+        schedule = ScheduleSpec(kind=self.kind, final=self.final)
+        return learning_rate(schedule, self.peak, step, self.steps, self.warmup, self.decay)
 
 
 def learning_rate(

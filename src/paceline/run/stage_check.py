@@ -12,9 +12,10 @@ from paceline.errors import ConfigError
 from paceline.plan.plan import Plan
 from paceline.plan.stages import stage_count
 from paceline.run.loader import MicroBatch
-from paceline.run.parallel.pipeline import Cut, Stage
-from paceline.run.passes import Objective, in_model_precision
-from paceline.run.rng import seed_at, seed_device
+from paceline.run.parallel.pipeline import Cut
+from paceline.run.passes import Objective, in_model_precision, sample_rows
+from paceline.run.randomness.mode import SampleRandomness
+from paceline.run.rng_state import random_state
 from paceline.run.stage_module import StageModule
 from paceline.task.models.chain import HandedOn
 
@@ -24,7 +25,14 @@ RELATIVE = 1e-6
 SMALL_GRADIENT = 1e-3  # of the largest: below, rounding of sums counts for more than RELATIVE
 
 
-def check_chain(model: nn.Module, plan: Plan, objective: Objective, micro: MicroBatch, device: torch.device) -> None:
+def check_chain(
+    model: nn.Module,
+    plan: Plan,
+    objective: Objective,
+    micro: MicroBatch,
+    device: torch.device,
+    randomness: SampleRandomness,
+) -> None:
     """Raise ConfigError where a model's stages in turn, on one micro-batch, do not give the model's loss and gradients.
 
     A forward pass may do more than hand hidden states from block to block: scale the embedding outside of it, add a
@@ -35,14 +43,16 @@ def check_chain(model: nn.Module, plan: Plan, objective: Objective, micro: Micro
     cut = Cut(model, plan)
     embeddings = dict(model.named_modules())
     try:
-        seed_device(seed_at(0, micro.position), device)
-        whole, _ = objective(model, in_model_precision(micro.data, plan))
+        with randomness.during(sample_rows(micro)):
+            whole, _ = objective(model, in_model_precision(micro.data, plan))
         expected = _gradients(model, whole)
         _restore(buffers)
-        seed_device(seed_at(0, micro.position), device)
         # One after the other: the last one changes what an embedding does that the first one shares with it.
-        stages = (cut.stage(index) for index in range(stage_count(plan)))
-        chained = _chained(stages, objective, plan, micro, device)
+        modules = (
+            StageModule(cut.stage(index), objective, plan, device, randomness, lambda data: data)
+            for index in range(stage_count(plan))
+        )
+        chained = _chained(modules, micro, device)
         found = _gradients_of(model)
     finally:
         _restore(buffers)
@@ -60,13 +70,15 @@ def check_chain(model: nn.Module, plan: Plan, objective: Objective, micro: Micro
                                  f"{float(theirs.norm()):.6g}")  # fmt: skip
 
 
-def _chained(stages: Iterable[Stage], objective: Objective, plan: Plan, micro: MicroBatch, device: torch.device) -> Any:
+def _chained(stages: Iterable[StageModule], micro: MicroBatch, device: torch.device) -> Any:
     """Return the loss of the stages in turn, and leave its gradients; losses that stages add on their way are in it."""
     made: list[tuple[Tensor | None, HandedOn]] = []  # (hidden states that came, what was handed on), by stage
     found: Any = None
     hidden: Tensor | None = None
+    state: Tensor | None = None
     for stage in stages:
-        found = StageModule(stage, objective, plan, device, 0, lambda data: data).hand_on(micro, hidden)
+        found = stage.hand_on(micro, hidden, state)
+        state = random_state(device)
         if isinstance(found, HandedOn):
             made.append((hidden, found))
             hidden = found.hidden.detach().requires_grad_(found.hidden.is_floating_point())  # as if it were sent

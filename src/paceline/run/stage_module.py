@@ -2,12 +2,13 @@
 
 The batch itself is not sent around: every rank of a pipeline reads the same rows. What travels is hidden states, padded
 to the step's largest micro-batch because torch's receive buffers have one shape; only the real rows are computed.
-Random numbers travel too where the model draws any: a later stage goes on where the one before stopped, as one device
-would.
+Random states travel too where the model draws any: a later stage goes on where the one before stopped, as one device
+would. What the objective draws before it calls the model is drawn on every stage, alike.
 """
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -20,8 +21,9 @@ from paceline.errors import ConfigError
 from paceline.plan.plan import Plan
 from paceline.run.loader import MicroBatch
 from paceline.run.parallel.pipeline import Stage
-from paceline.run.passes import Objective, in_model_precision
-from paceline.run.rng import seed_at, seed_device
+from paceline.run.passes import Objective, in_model_precision, sample_rows
+from paceline.run.randomness.mode import SampleRandomness
+from paceline.run.randomness.shares import SampleRows
 from paceline.run.rng_state import random_state, restore_random_state
 from paceline.task.models.chain import HandedOn
 
@@ -56,15 +58,16 @@ class StageModule(nn.Module):
         objective: Objective,
         plan: Plan,
         device: torch.device,
-        seed: int,
+        randomness: SampleRandomness,
         take_part: Callable[[Any], Any],
         after_forward: Callable[[nn.Module], None] | None = None,
     ) -> None:
         super().__init__()
         self._after_forward = after_forward  # called for micro-batches that count: routers are watched here
         self.part = stage.module
-        self._stage, self._objective, self._plan = stage, objective, plan
-        self._device, self._seed, self._take_part = device, seed, take_part
+        self._stage, self.objective, self._plan = stage, objective, plan
+        self._device, self._randomness, self._take_part = device, randomness, take_part
+        self._state: Tensor | None = None  # random state at the end of the stage before
         self._incoming: Tensor | None = None
         self._running, self._calls = False, 0
         parameters = inspect.signature(type(self.part).forward).parameters
@@ -87,12 +90,10 @@ class StageModule(nn.Module):
         `received` is empty on the first stage, else hidden states [rows, ...] and, where they travel, random states.
         """
         micro = self._micro_batches[int(index)]
-        if len(received) > 1:
-            restore_random_state(received[1], self._device)
-        else:
-            seed_device(seed_at(self._seed, micro.position), self._device)
+        rows = sample_rows(micro, self._plan)
         hidden = received[0][: rows_in(micro)] if received else None
-        found = self._run(micro, hidden)
+        with self._randomness.during(rows):
+            found = self._run(micro, hidden, received[1] if len(received) > 1 else None)
         down = self._down if micro.counts else 0.0
         if isinstance(found, HandedOn):
             loss_sum, weight = found.added_loss, 0.0
@@ -108,22 +109,26 @@ class StageModule(nn.Module):
             if self._after_forward is not None:
                 self._after_forward(self.part)
         if out.requires_grad:
-            out.register_hook(self._before_backward)
+            out.register_hook(functools.partial(self._before_backward, rows))
         return (out, random_state(self._device)) if self._relays and not self._stage.is_last else out
 
-    def run(self, micro: MicroBatch, hidden: Tensor | None) -> Any:
-        """Run the stage's part of the objective: (loss sum, weight) on the last stage, else hidden states."""
-        found = self._run(micro, hidden)
+    def run(self, micro: MicroBatch, hidden: Tensor | None, state: Tensor | None = None) -> Any:
+        """Run the stage's part of the objective: (loss sum, weight) on the last stage, else hidden states.
+
+        `state` is the random state at the end of the stage before, where it matters.
+        """
+        found = self.hand_on(micro, hidden, state)
         return found.hidden if isinstance(found, HandedOn) else found
 
-    def hand_on(self, micro: MicroBatch, hidden: Tensor | None) -> Any:
+    def hand_on(self, micro: MicroBatch, hidden: Tensor | None, state: Tensor | None) -> Any:
         """Run the stage's part of the objective: (loss sum, weight) on the last stage, else all that it hands on."""
-        return self._run(micro, hidden)
+        with self._randomness.during(sample_rows(micro)):
+            return self._run(micro, hidden, state)
 
-    def _run(self, micro: MicroBatch, hidden: Tensor | None) -> Any:
-        self._incoming, self._running, self._calls = hidden, True, 0
+    def _run(self, micro: MicroBatch, hidden: Tensor | None, state: Tensor | None) -> Any:
+        self._incoming, self._running, self._calls, self._state = hidden, True, 0, state
         try:
-            return self._objective(self.part, self._take_part(in_model_precision(micro.data, self._plan)))
+            return self.objective(self.part, self._take_part(in_model_precision(micro.data, self._plan)))
         except _Ended as ended:
             return ended.handed_on
         finally:
@@ -140,6 +145,10 @@ class StageModule(nn.Module):
                 "in a pipeline the model's parts run on different devices, once each",
                 "one call of the model on the whole batch, or pp = 1",
             )
+        if self._state is not None:
+            self._randomness.check()
+            restore_random_state(self._state, self._device)
+            self._randomness.went_on()
         if self._incoming is None:
             return None
         if self._by_name:
@@ -159,8 +168,9 @@ class StageModule(nn.Module):
         missing = self._rows - hidden.shape[0]
         return torch.cat([hidden, hidden.new_zeros(missing, *hidden.shape[1:])]) if missing else hidden.contiguous()
 
-    def _before_backward(self, grad: Tensor) -> None:
-        """Tell the stage's gradients of its next backward pass."""
+    def _before_backward(self, rows: SampleRows, grad: Tensor) -> None:
+        """Tell the stage's gradients of its next backward pass, and whose random numbers are drawn again in it."""
+        self._randomness.turn_to(rows)
         self._backwards += 1
         assert self._stage.gradients is not None
         self._stage.gradients.before_micro_batch(last=self._backwards == len(self._micro_batches))

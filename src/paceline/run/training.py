@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 import time
-from collections.abc import Iterator
+import weakref
+from collections.abc import Generator
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +14,14 @@ from paceline.run.assemble import assemble
 from paceline.run.brief import Brief
 from paceline.run.evaluate import evaluate
 from paceline.run.invariants import check_agreement, is_due, numbers_of
+from paceline.run.left_loop import LeftLoop, left_at
 from paceline.run.loader import BatchStream, StepBatch, held_out_ids
 from paceline.run.memory import MemoryMeter, held_bytes
 from paceline.run.recorder import Recorder, SilentRecorder
 from paceline.run.recovery.signals import StopFlag
+from paceline.run.remarks import remarks_on_batch
 from paceline.run.resume import Progress, restore, save
-from paceline.run.schedule import learning_rate
+from paceline.run.schedule import Course, learning_rate
 from paceline.run.step import StepStats
 from paceline.run.world import World
 from paceline.spec import Spec
@@ -25,6 +29,7 @@ from paceline.task.amounts import in_steps
 from paceline.task.data.source import open_sources
 from paceline.task.data.unigram import unigram_loss
 from paceline.task.data.windows import TokenSource
+from paceline.task.objective import Objective, resolve_objective
 from paceline.units import Amount, format_seconds
 
 
@@ -44,19 +49,26 @@ class Training:
         self._prepared: StepBatch | None = None
         self._data_seconds = 0.0
         self._stop = StopFlag()
+        self._unended: weakref.finalize[..., Training] | None = None  # an end that waits for its reason
         self._warmup = self._steps(task.schedule.warmup) or 0
         self._decay = self._steps(task.schedule.decay) or max(1, brief.steps // 10)
         self._checkpoint_every = self._steps(spec.run.checkpoint_every)
         self._check_every = self._steps(spec.run.check_every)
         self._evaluate_every = self._steps(spec.run.evaluate_every) if self.held_out else None
+        peak, schedule = task.optimizer.lr, task.schedule
+        self._course = Course(schedule.kind, peak, schedule.final, brief.steps, self._warmup, self._decay)
         restored = restore(run_dir, spec, plan, self.source.fingerprint, self.model, self.optimizer,
-                           self._stepper.scaler, world)  # fmt: skip
+                           self._stepper.scaler, self._course, world)  # fmt: skip
         self.progress = restored.progress if restored else Progress(0, 0)
         self._first_step = self.progress.step + 1
         self._record: Recorder | SilentRecorder = SilentRecorder()
         if world.is_first:
             self._record = Recorder(run_dir, spec, brief, world, self._meter, self._steps(spec.run.log_every) or 1)
         self._record.started(self.progress, restored, self._unigram_loss() if world.is_first else None)
+        for remark in built.remarks:
+            self._record.remark(remark)
+        # Until the first step of this start has said what the objective does not read.
+        self._objective: Objective | None = resolve_objective(task.objective, self.source.unit)
 
     def _steps(self, amount: Amount | None) -> int | None:
         if amount is None:
@@ -72,7 +84,9 @@ class Training:
 
     # ---- the loop --------------------------------------------------------------------------------------------------
 
-    def __iter__(self) -> Iterator[StepBatch]:
+    def __iter__(self) -> Generator[StepBatch, None, None]:
+        if self._unended is not None:
+            self._unended.detach()  # the error was caught, and the loop goes on
         self._stop.watch()
         try:
             while self.progress.step < self.brief.steps:
@@ -90,13 +104,21 @@ class Training:
                     )
             self._ended("complete")
         except GeneratorExit:
-            self._ended("stopped")
+            self._left(left_at(sys._getframe().f_back))
             raise
         except BaseException as error:
             self.failed(error)
             raise
         finally:
             self._stop.release()
+
+    def _left(self, loop: LeftLoop | None) -> None:
+        """Record that the loop was left before its end: at once, or as soon as it shows whether an error was why."""
+        seconds = time.monotonic() - self._began
+        if loop is None or loop.on_purpose:
+            self._record.ended("stopped", self.progress.step, seconds)
+        else:
+            self._unended = weakref.finalize(self, _record_left, self._record, loop, self.progress.step, seconds)
 
     def step(self, batch: StepBatch) -> StepStats:
         """Make one optimizer update with the batch and return what it did, over all ranks.
@@ -154,6 +176,9 @@ class Training:
         scaler, step, last = self._stepper.scaler, stats.step, stats.step == self.brief.steps
         ids = self._ids_read(batch) if self.spec.run.record_samples else None
         self._record.step(stats, scaler.scale if scaler else None, ids)
+        for remark in remarks_on_batch(self._objective, batch.micro_batches[0].data) if self._objective else ():
+            self._record.remark(remark)
+        self._objective = None
         if last or batch.position == 0:
             self._measure_memory()
         if self._check_every and (is_due(step, self._first_step, self._check_every) or last):
@@ -191,7 +216,7 @@ class Training:
         """Write a checkpoint and return its folder. Every rank calls it."""
         info = save(
             self.dir, self.spec, self.brief.plan, self.source.fingerprint, self.model, self.optimizer,
-            self._stepper.scaler, self.progress,
+            self._stepper.scaler, self._course, self.progress,
         )  # fmt: skip
         self._record.checkpoint(self.progress.step, info.path, info.bytes, info.seconds)
         return info.path
@@ -209,3 +234,9 @@ class Training:
 
     def _ended(self, status: str, error: BaseException | None = None) -> None:
         self._record.ended(status, self.progress.step, time.monotonic() - self._began, error)
+
+
+def _record_left(record: Recorder | SilentRecorder, loop: LeftLoop, step: int, seconds: float) -> None:
+    """Record how a run ended whose loop was left by what may have been an error: it is known by now."""
+    error = loop.by_error()
+    record.ended("stopped" if error is None else "failed", step, seconds, error)

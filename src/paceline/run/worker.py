@@ -10,6 +10,7 @@ import traceback
 from pathlib import Path
 
 from paceline.errors import PacelineError, Requeue
+from paceline.run.brief import take_brief
 from paceline.run.handover import take_over
 from paceline.run.recovery.forked import leave
 from paceline.run.recovery.parent import end_with_parent
@@ -44,7 +45,9 @@ def main() -> int:
 def _train(path: Path) -> None:
     from paceline.run.run import train_here
 
-    train_here(take_over(path))
+    brief = take_brief()
+    assert brief is not None, "a supervisor starts this process, and leaves a brief"
+    train_here(take_over(path), brief)
 
 
 if __name__ == "__main__":

@@ -52,11 +52,11 @@ class World:
         dist.all_reduce(vector, op=dist.ReduceOp.MAX)
         return vector.tolist()
 
-    def share(self, text: str) -> str:
-        """Return rank 0's text on every rank."""
+    def share(self, item: Any) -> Any:
+        """Return rank 0's picklable item on every rank."""
         if self.size == 1:
-            return text
-        box = [text]
+            return item
+        box = [item]
         dist.broadcast_object_list(box, src=0, device=self.device)
         return box[0]
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 _LATER = "needs rules for this model, which come with a later version; dp_replicate and dp_shard need none"
 
 SEQUENCE_RULE = (
@@ -27,6 +29,18 @@ BATCH_STATISTICS = {
     "pp": _BATCH_STATISTICS.format(part="micro-batch of the pipeline"),
     "accumulation": _BATCH_STATISTICS.format(part="micro-batch"),  # not an axis, but closed all the same
 }
+
+_STRAY = "{names} draws random numbers that belong to no sample, so that they would be others {part}; {opens}"
+_OWN_FUNCTIONS = "torch's dropout, rand, randn, normal, bernoulli, multinomial and the like open it"
+
+
+def stray_axes(operators: Collection[str]) -> dict[str, str]:
+    """Return what is closed to a program whose random numbers by these operators belong to no sample."""
+    names = ", ".join(sorted(operators))
+    parts = dict.fromkeys(("dp_replicate", "dp_shard", "pp", "cp", "tp"), "on every layout")
+    parts["accumulation"] = "for every size of the micro-batch"
+    return {axis: _STRAY.format(names=names, part=part, opens=_OWN_FUNCTIONS) for axis, part in parts.items() if names}
+
 
 _COUPLED = 'the rows of a batch see each other (coupled = "batch"), and {part}; {opens}'
 _GATHERS = "an objective that takes `gather_rows` opens dp_replicate and dp_shard"

@@ -78,7 +78,10 @@ def with_gather(objective: Callable[..., Any]) -> Callable[[nn.Module, Any], Any
 
 def without_own_rows(objective: Any) -> Any:
     """Return the objective for rows that only stand in for missing ones."""
-    return objective.over(objective.gather_rows.without_own()) if gathers_rows(objective) else objective
+    if gathers_rows(objective):
+        return objective.over(objective.gather_rows.without_own())
+    inside = getattr(objective, "objective", None)  # of one that a layout has wrapped
+    return objective if inside is None else dataclasses.replace(objective, objective=without_own_rows(inside))
 
 
 def is_coupled(model: Any, objective: Any) -> bool:

@@ -1,4 +1,4 @@
-"""The rules that a model declares: its own `paceline_rules`, or those that a Hugging Face model ships. No torch here.
+"""The rules that a model declares: its own `paceline_rules`, those that a Hugging Face model ships, or both.
 
 A user's module says them in a class or instance attribute, in a dozen lines:
 
@@ -25,6 +25,7 @@ HF_STYLES = {
     "rowwise": "row",
     "colwise_gather_output": "gathered",
     "colwise_rep": "gathered",  # its name before version 5
+    "rowwise_split_input": "split_row",
     "replicated_with_grad_allreduce": "summed",
 }
 
@@ -39,7 +40,16 @@ def declared_rules(model: Any) -> Rules | None:
             f"{type(model).__name__}.{ATTRIBUTE} is of type {type(rules).__name__}", "it must be Rules",
             "from paceline.task.rules import Rules",
         )  # fmt: skip
-    return rules
+    if not rules.add_to_plan:
+        return rules
+    shipped = hf_rules(model, known=rules)
+    if shipped is None:
+        raise ConfigError(
+            f"{type(model).__name__}.{ATTRIBUTE} adds to a plan, and the model ships none",
+            "its config has no base_model_tp_plan",
+            "Rules without add_to_plan, which name all of its layers",
+        )
+    return rules.added_to(shipped)
 
 
 def tensor_axis(model: Any) -> tuple[TensorLimits | None, str]:
@@ -47,6 +57,8 @@ def tensor_axis(model: Any) -> tuple[TensorLimits | None, str]:
     rules = declared_rules(model)
     if rules is None or not rules.tensor or "tp" in rules.closed:
         return None, rules.closed.get("tp", "") if rules else ""
+    from paceline.task.models.styles import misfit
+
     modules = dict(model.named_modules())
     rules.check(modules)
     if "expert" in rules.tensor.values():
@@ -54,11 +66,12 @@ def tensor_axis(model: Any) -> tuple[TensorLimits | None, str]:
     counts, dimensions, widths = dict(rules.counts), [], set()
     for name, module in modules.items():
         style = rules.style_of(name)
-        if type(module).__name__.startswith("Dropout") and module.p > 0 and rules.splits_sequence:
-            return (
-                None,
-                f"dropout '{name}' would act on a part of the sequence: 0 opens it, or rules without 'sequence'",
-            )
+        if style in SPREAD or style == "fused":
+            because = misfit(module, style, rules.parts_of(name))
+            if because:
+                return None, f"rule '{style}' for '{name}', a {type(module).__name__}: {because}"
+        if style == "fused":
+            dimensions.append(min(rules.parts_of(name)))
         if style not in SPREAD:
             continue
         dimensions.append(module.weight.shape[SPREAD[style]])
@@ -77,7 +90,9 @@ def expert_axis(model: Any) -> tuple[dict[str, Any], str]:
     them, returns a result for each row, and holds all its weights stacked: [experts, ...].
     """
     rules = declared_rules(model)
-    found = {n: m for n, m in model.named_modules() if rules is not None and rules.style_of(n) == "expert"}
+    found = {
+        name: module for name, module in model.named_modules() if rules is not None and rules.style_of(name) == "expert"
+    }
     for name, module in found.items():
         weights = dict(module.named_parameters(recurse=False))
         counts = {weight.shape[0] for weight in weights.values() if weight.dim() > 1}
@@ -88,11 +103,17 @@ def expert_axis(model: Any) -> tuple[dict[str, Any], str]:
     return found, ""
 
 
-def hf_rules(model: Any) -> Rules | None:
+def is_routed(module: Any) -> bool:
+    """Return whether a module holds experts in the way of transformers: what `use_experts_implementation` marks."""
+    return all(hasattr(module, name) for name in ("num_experts", "is_concatenated", "has_gate"))
+
+
+def hf_rules(model: Any, known: Rules | None = None) -> Rules | None:
     """Return the rules in a Hugging Face causal model's own plans, None for a model without any.
 
-    Read are `config.base_model_tp_plan`, the class's `_tp_plan` and `config.base_model_pp_plan`. The embedding and the
-    head are split by vocabulary, which those plans leave whole. `closed` names what in them is not known here.
+    What `known` speaks of may be of any style. Read are `config.base_model_tp_plan`, the class's `_tp_plan` and
+    `config.base_model_pp_plan`. The embedding and the head are split by vocabulary, which those plans leave whole.
+    `closed` names what in them is not known here.
     """
     plan = getattr(getattr(model, "config", None), "base_model_tp_plan", None)
     if not isinstance(plan, Mapping) or not plan:
@@ -103,6 +124,8 @@ def hf_rules(model: Any) -> Rules | None:
     theirs |= getattr(type(model), "_tp_plan", None) or {}
     names = [name for name, _ in model.named_modules()]
     theirs = {pattern: style for pattern, style in theirs.items() if any(matches(pattern, name) for name in names)}
+    if known is not None:
+        theirs = {pattern: style for pattern, style in theirs.items() if pattern not in known.tensor}
     unknown = sorted({style for style in theirs.values() if style not in HF_STYLES})
     if unknown:
         because = f"its own plan uses {', '.join(map(repr, unknown))}, which Paceline does not know"
@@ -114,10 +137,7 @@ def hf_rules(model: Any) -> Rules | None:
     tensor |= {_name_of(model, end): "vocabulary" for end in spread}
     config = model.config
     counts = {"heads": config.num_attention_heads, "kv_heads": getattr(config, "num_key_value_heads", None)}
-    closed = {}
-    if getattr(config, "attention_dropout", 0.0):
-        closed["tp"] = f"attention_dropout = {config.attention_dropout} acts on heads that are spread: 0 opens it"
-    return Rules(tensor, **_chain(model, prefix, inner), counts={n: c for n, c in counts.items() if c}, closed=closed)
+    return Rules(tensor, **_chain(model, prefix, inner), counts={n: c for n, c in counts.items() if c})
 
 
 def _ends(model: Any) -> list[Any]:

@@ -37,6 +37,7 @@ class Rule:
     takes: Takes = field(default_factory=lambda: {"weight_decay": "weight_decay"})
     more_values: Mapping[str, float] = field(default_factory=dict)  # further state of an argument that is set
     matrices_only: bool = False  # parameters of other dimensions go to AdamW
+    rounds_inside: bool = False  # computes in fewer digits than the weights have, whatever those are
 
 
 RULES: dict[str, Rule] = {
@@ -55,7 +56,8 @@ RULES: dict[str, Rule] = {
                  {"betas": ("beta1", "beta2"), "weight_decay": "weight_decay"}),
     # Row and column means: (rows + columns) / (rows x columns) of a value, next to nothing for a matrix.
     "adafactor": Rule("torch.optim:Adafactor", "parameter", 0, "Shazeer & Stern 2018"),
-    "muon": Rule("torch.optim:Muon", "parameter", 1, "Jordan 2024; Liu et al. 2025", matrices_only=True),
+    "muon": Rule("torch.optim:Muon", "parameter", 1, "Jordan 2024; Liu et al. 2025", matrices_only=True,
+                 rounds_inside=True),
 }  # fmt: skip
 # torch's kernels of these take sharded tensors as they are.
 UNWRAPPED = ("adamw", "adam", "sgd")
@@ -112,9 +114,9 @@ def state_values(key: str) -> float:
     return max(RULES[name].state_values if name in RULES else ASSUMED_STATE_VALUES for name in key.split("+"))
 
 
-def gathers(key: str) -> bool:
-    """Return whether an optimizer by `optimizer_key` gathers whole parameters for its update."""
-    return any(name in RULES and RULES[name].scope == "parameter" for name in key.split("+"))
+def rounds_inside(spec: OptimizerSpec) -> bool:
+    """Return whether an optimizer of the spec computes its update in fewer digits than weights have."""
+    return any(rule is not None and rule.rounds_inside for rule in map(rule_of, names_of(spec)))
 
 
 def needs_no_wrapping(names: Collection[Any]) -> bool:

@@ -67,9 +67,10 @@ class ModelProfile:
     name: str
     blocks: tuple[BlockProfile, ...]
     tokens_per_sample: int  # items the loss counts per sample at most: sequence length, or 1
-    source: str  # "analytic" or "traced"
+    source: str  # "analytic", "traced", or "estimated" from the weights alone, of which `note` says why
     closed_axes: dict[str, str] | None = None  # axis -> why it is closed and which rule would open it
     tensor_limits: TensorLimits | None = None
+    note: str = ""  # what a reader of the forecast must know of the profile
 
     @cached_property
     def parameters(self) -> int:

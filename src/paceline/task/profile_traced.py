@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
+from paceline.cluster.host import usable_memory_bytes
 from paceline.errors import ConfigError
-from paceline.task.axes import BATCH_STATISTICS, closed_axes, coupled_axes
+from paceline.task.axes import BATCH_STATISTICS, closed_axes, coupled_axes, stray_axes
 from paceline.task.coupling import gathers_rows, is_coupled
 from paceline.task.declared import expert_axis, tensor_axis
 from paceline.task.models.attention import can_share_sequences
@@ -21,9 +24,12 @@ from paceline.task.models.build import has_batch_statistics
 from paceline.task.models.chain import chain_of
 from paceline.task.objective import takes_sequence_parts
 from paceline.task.profile import BlockProfile, ModelProfile
-from paceline.task.tracing import Counts, trace
+from paceline.task.tracing import Counts, own_bytes, trace
 
 REST = "rest"  # all that lies outside the repeated blocks, loss included
+REAL_COPIES = 4  # a pass for real needs the weights, perhaps a second copy of them, and activations nobody knows of yet
+
+Build = Callable[[], nn.Module]
 
 
 def profile_module(
@@ -31,22 +37,25 @@ def profile_module(
     example_batch: Any,
     objective: Callable[[nn.Module, Any], tuple[Tensor, Tensor]],
     items_per_sample: int | None = None,
+    build: Build | None = None,
 ) -> ModelProfile:
     """Return a module's profile per sample, from one forward pass of `objective(model, example_batch)`.
 
     The first dimension of every tensor of the batch counts samples. The pass runs on fake tensors, so the model may
     be on the meta device or larger than memory; one that asks for values (`.item()`, a mask's indices) is run for
-    real on a copy on the CPU. `items_per_sample` is what the loss counts; by default the labels of one sample. The
+    real on the CPU: what `build` returns, or else a copy. Where that cannot be, its profile is estimated from its
+    weights, and `note` says so. `items_per_sample` is what the loss counts; by default the labels of one sample. The
     repeated blocks come first, then one block for the rest. Raises ConfigError where the model fails on the batch.
     """
     rows = _rows(example_batch)
     blocks = find_blocks(model)
     experts, unstacked = expert_axis(model)
-    with _rows_to(experts) as routed:
-        counts = _trace(model, blocks, example_batch, objective)
+    items = items_per_sample or _items(example_batch, rows)
+    counts, routed, note = _trace(model, blocks, list(experts), example_batch, objective, build, rows * items)
     whole_batch = coupled_axes(gathers_rows(objective)) if is_coupled(model, objective) else {}
     if has_batch_statistics(model):
         whole_batch = BATCH_STATISTICS
+    whole_batch = {**stray_axes({name for count in counts for name in count.strays}), **whole_batch}
     axes = tuple(axis for axis in ("dp_replicate", "dp_shard") if axis not in whole_batch)
     limits, because = tensor_axis(model)
     takes_parts = can_share_sequences(model) and takes_sequence_parts(objective)
@@ -71,8 +80,9 @@ def profile_module(
     return ModelProfile(
         name=type(model).__name__,
         blocks=tuple(profiles),
-        tokens_per_sample=items_per_sample or _items(example_batch, rows),
-        source="traced",
+        tokens_per_sample=items,
+        source="estimated" if note else "traced",
+        note=note,
         closed_axes={**closed_axes(*opened), **model_closed, **whole_batch},
         tensor_limits=limits,
     )
@@ -134,20 +144,75 @@ def _with_experts(profile: BlockProfile, experts: list[nn.Module], elements: int
 
 
 def _trace(
-    model: nn.Module, blocks: list[tuple[str, nn.Module]], batch: Any, objective: Callable[[nn.Module, Any], Any]
-) -> list[Counts]:
-    try:
-        return trace(model, blocks, batch, objective)
-    except Exception as fake_error:  # whatever a user's model raises on tensors without values
+    model: nn.Module,
+    blocks: list[tuple[str, nn.Module]],
+    experts: list[str],
+    batch: Any,
+    objective: Callable[[nn.Module, Any], Any],
+    build: Build | None,
+    items: int,
+) -> tuple[list[Counts], dict[str, int], str]:
+    """Return the counts of the blocks and the rest, the elements that experts were given, and a note on estimates."""
+
+    def traced(what: nn.Module, **how: Any) -> tuple[list[Counts], dict[str, int], str]:
+        with _rows_to({name: what.get_submodule(name) for name in experts}) as routed:
+            return trace(what, blocks, batch, objective, **how), routed, ""
+
+    errors = []
+    for how in ({}, {"compute": None}):  # FFT and complex views know no bf16
         try:
-            return trace(model, blocks, batch, objective, fake=False)
-        except Exception as error:
-            raise ConfigError(
-                f"the model {type(model).__name__} cannot be traced",
-                f"its forward pass failed on a batch of the data, {type(error).__name__}: {error}; and on tensors "
-                f"without values, {type(fake_error).__name__}: {fake_error}",
-                "call the objective on the model and one batch in Python",
-            ) from error
+            return traced(model, **how)
+        except Exception as error:  # whatever a user's model raises on tensors without values
+            errors.append(error)
+    needed = REAL_COPIES * own_bytes(model)
+    if needed > usable_memory_bytes():
+        because = f"it asks for values ({_said(errors[0])}) and would need about {needed / 2**30:.0f} GiB to run here"
+        return _estimated(model, blocks, experts, items, because)
+    try:
+        return traced(build() if build else copy.deepcopy(model).to("cpu"), fake=False)
+    except Exception as error:
+        if torch.cuda.is_available():  # it may need a GPU's kernels; training there will tell
+            return _estimated(model, blocks, experts, items, f"its forward pass failed on the CPU ({_said(error)})")
+        raise ConfigError(
+            f"the model {type(model).__name__} cannot be traced",
+            f"its forward pass failed on a batch of the data, {_said(error)}; and on tensors without values, "
+            f"{_said(errors[0])}",
+            "call the objective on the model and one batch in Python",
+        ) from error
+
+
+def _said(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"
+
+
+def _estimated(
+    model: nn.Module, blocks: list[tuple[str, nn.Module]], experts: list[str], items: int, because: str
+) -> tuple[list[Counts], dict[str, int], str]:
+    """Return counts made from the weights alone, and the note that says so.
+
+    A matrix of [out, ...] is taken to be multiplied once with every one of `items`, and to leave `out` elements of
+    each, which one more operator reads and writes. Convolutions, which pass an item many times, do more.
+    """
+    seen: set[int] = set()
+    counts = []
+    for block in [*(block for _, block in blocks), model]:
+        count = Counts()
+        for weight in block.parameters():
+            if id(weight) in seen or weight.dim() < 2:
+                continue
+            seen.add(id(weight))
+            flops, out = 2.0 * weight.numel() * items, float(items * weight.shape[0])
+            count.matmul_flops += flops
+            count.log_width += flops * math.log(weight.numel()) / 2
+            count.saved_elements += 2 * out
+            count.product_elements += out
+            count.moved_elements += 4 * out
+            count.largest_elements = max(count.largest_elements, 2 * out)
+            count.operators += 3
+            count.input_elements = count.input_elements or float(items * weight.shape[1])
+        counts.append(count)
+    note = f"the model could not be traced: {because}; its time and memory are estimated from its weights alone"
+    return counts, dict.fromkeys(experts, 0), note
 
 
 def _rows(batch: Any) -> int:

@@ -21,6 +21,8 @@ from paceline.errors import ConfigError, suggestion
 STYLES = {
     "column": "output features are split; the input is whole",
     "row": "input features are split; the outputs are summed",
+    "split_row": "as 'row', of an input that is whole: each rank takes its part of the features",
+    "fused": "several columns in one matrix, whose rows `parts` counts: each is split; the weight itself stays whole",
     "partial": "input features are split; the outputs stay parts of a sum",
     "vocabulary": "rows of the vocabulary are split: of an embedding, or of the head and its loss",
     "sequence": "the weight is whole; the activation is split along the sequence",
@@ -30,7 +32,7 @@ STYLES = {
     "gathered": "output features are split and then gathered",
 }
 # Style -> the dimension of a weight [out, in] that is spread over the tensor axis; the other styles leave it whole.
-SPREAD = {"column": 0, "gathered": 0, "vocabulary": 0, "row": 1, "partial": 1}
+SPREAD = {"column": 0, "gathered": 0, "vocabulary": 0, "row": 1, "split_row": 1, "partial": 1}
 
 
 @dataclass(frozen=True)
@@ -44,8 +46,18 @@ class Rules:
     # What the tensor axis must divide, by name: {"heads": 8}. A split through a head computes something else.
     counts: Mapping[str, int] = field(default_factory=dict)
     closed: Mapping[str, str] = field(default_factory=dict)  # axis that these rules do not open -> why
+    # Rows of each part of a 'fused' layer: {"layers.*.qkv_proj": (64, 32, 32)}.
+    parts: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    add_to_plan: bool = False  # whether they add to the plans that a Hugging Face model ships, or stand in their place
 
     def __post_init__(self) -> None:
+        for pattern in (pattern for pattern, style in self.tensor.items() if style == "fused"):
+            if not self.parts.get(pattern):
+                raise ConfigError(
+                    f"rule '{pattern}': 'fused'",
+                    "nothing says which rows of its matrix belong together",
+                    f'Rules(..., parts={{"{pattern}": (rows of each part, ...)}})',
+                )
         for pattern, style in self.tensor.items():
             if style not in STYLES:
                 raise ConfigError(f"rule '{pattern}': unknown style '{style}'", "", suggestion(style, STYLES))
@@ -58,6 +70,23 @@ class Rules:
     def style_of(self, name: str) -> str | None:
         """Return the style of the module with this name, None where no rule speaks of it."""
         return next((style for pattern, style in self.tensor.items() if matches(pattern, name)), None)
+
+    def parts_of(self, name: str) -> tuple[int, ...]:
+        """Return the rows of each part of the fused module with this name."""
+        return next((parts for pattern, parts in self.parts.items() if matches(pattern, name)), ())
+
+    def added_to(self, plan: Rules) -> Rules:
+        """Return a plan with these rules added: where both speak of a module or a count, these hold."""
+        spoken = {pattern: style for pattern, style in plan.tensor.items() if pattern not in self.tensor}
+        return Rules(
+            tensor={**self.tensor, **spoken},
+            first=self.first or plan.first,
+            blocks=self.blocks or plan.blocks,
+            last=self.last or plan.last,
+            counts={**plan.counts, **self.counts},
+            closed=dict(self.closed),
+            parts=self.parts,
+        )
 
     def check(self, names: Iterable[str]) -> None:
         """Raise ConfigError for a rule that matches no module: a misspelt rule must not split nothing in silence."""

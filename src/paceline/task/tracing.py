@@ -1,7 +1,8 @@
 """Records what a module's forward pass computes, moves and keeps, block by block, without doing it.
 
 The module runs on fake tensors: shapes and dtypes alone, no memory and no arithmetic (torch's FakeTensorMode), with
-bf16 weights, so that what stays in fp32 whatever the compute dtype can be told from what does not.
+bf16 weights, so that what stays in fp32 whatever the compute dtype can be told from what does not. Operators that know
+no bf16 (FFT, complex views) run in the weights' own dtype, and a model that asks for values runs for real.
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.flop_counter import FlopCounterMode
+
+from paceline.task.drawing import belongs_to_samples
 
 COMPUTE_DTYPE = torch.bfloat16
 FREE_OPERATORS = {"_unsafe_view", "detach", "alias", "lift_fresh", "empty", "empty_like", "new_empty"}
@@ -41,6 +44,7 @@ class Counts:
     largest_elements: float = 0.0  # read and written by the block's largest operator
     operators: int = 0
     log_width: float = 0.0  # sum over products of FLOPs * log(width)
+    strays: list[str] = field(default_factory=list)  # operators whose random numbers belong to no sample
     storages: list[Any] = field(default_factory=list, repr=False)  # keeps addresses from being used again
 
 
@@ -50,16 +54,19 @@ def trace(
     batch: Any,
     objective: Callable[[nn.Module, Any], tuple[Tensor, Tensor]],
     fake: bool = True,
+    compute: torch.dtype | None = COMPUTE_DTYPE,
 ) -> list[Counts]:
     """Return the counts of every block and, last, of all that lies outside them.
 
-    With `fake` false the model runs for real on a copy, on the CPU and in its own dtype; then all floating-point
-    tensors of that dtype count as compute dtype.
+    `compute` is the dtype of weights and inputs on fake tensors; None leaves each its own, and all floating-point
+    tensors of the first weight's dtype then count as compute dtype. With `fake` false the model itself runs, on the
+    CPU, so it must be a copy; its dtypes are its own too.
     """
     mode: Any = FakeTensorMode(allow_non_fake_inputs=True) if fake else None
-    replica = _fake_copy(model, mode) if fake else copy.deepcopy(model)
-    compute = COMPUTE_DTYPE if fake else next((p.dtype for p in model.parameters()), torch.float32)
-    example = tree_map(lambda leaf: _fake_input(leaf, mode) if fake else leaf, batch)
+    replica = _fake_copy(model, mode, compute) if fake else model
+    example = tree_map(lambda leaf: _fake_input(leaf, mode, compute) if fake else leaf, batch)
+    if compute is None or not fake:
+        compute = next((p.dtype for p in model.parameters() if p.is_floating_point()), torch.float32)
     recorder = _Recorder([replica.get_submodule(name) for name, _ in blocks], replica, example, compute)
     context: AbstractContextManager = mode if fake else nullcontext()
     with torch.random.fork_rng(), context:
@@ -70,12 +77,17 @@ def trace(
     return recorder.counts
 
 
-def _fake_copy(model: nn.Module, mode: FakeTensorMode) -> nn.Module:
+def own_bytes(model: nn.Module) -> int:
+    """Return the bytes of a model's parameters and buffers, shared ones once; those on "meta" as if they were there."""
+    return sum(tensor.numel() * tensor.element_size() for tensor in [*model.parameters(), *model.buffers()])
+
+
+def _fake_copy(model: nn.Module, mode: FakeTensorMode, compute: torch.dtype | None) -> nn.Module:
     """Return a copy whose parameters are fake CPU tensors in the compute dtype, shared where the model's are."""
     copies: dict[int, Any] = {}
     with mode:
         for parameter in model.parameters():
-            dtype = COMPUTE_DTYPE if parameter.is_floating_point() else parameter.dtype
+            dtype = compute if compute and parameter.is_floating_point() else parameter.dtype
             empty = torch.empty(parameter.shape, dtype=dtype, device="cpu")
             copies[id(parameter)] = nn.Parameter(empty, requires_grad=parameter.requires_grad)
         for buffer in model.buffers():  # neither FSDP2 nor a cast unit changes a buffer's dtype
@@ -83,10 +95,10 @@ def _fake_copy(model: nn.Module, mode: FakeTensorMode) -> nn.Module:
     return copy.deepcopy(model, copies)  # deepcopy takes what its memo already has
 
 
-def _fake_input(leaf: Any, mode: FakeTensorMode) -> Any:
+def _fake_input(leaf: Any, mode: FakeTensorMode, compute: torch.dtype | None) -> Any:
     if not isinstance(leaf, Tensor):
         return leaf
-    dtype = COMPUTE_DTYPE if leaf.is_floating_point() else leaf.dtype
+    dtype = compute if compute and leaf.is_floating_point() else leaf.dtype
     with mode:
         return torch.empty(leaf.shape, dtype=dtype, device="cpu")
 
@@ -180,6 +192,8 @@ class _OperatorMode(TorchDispatchMode):
             return result
         counts = self._recorder.now
         counts.operators += 1
+        if torch.Tag.nondeterministic_seeded in func.tags and not belongs_to_samples(name):
+            counts.strays.append(name)
         inputs = [x for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor)]
         read = outputs if name in LOOKUPS else inputs  # of a table, only the rows that are looked up
         touched = sum(x.numel() for x in read + outputs)

@@ -5,12 +5,12 @@
         loss = F.cross_entropy(model(tokens).flatten(0, 1), labels.flatten(), reduction="sum", ignore_index=-100)
         return loss, (labels != -100).sum()
 
-    result = check_step(step, ddp_model, my_batches, reference=objective, optimizer=torch.optim.AdamW)
+    result = paceline.verify_loop(step, ddp_model, my_batches, objective=objective, optimizer=torch.optim.AdamW)
     if not result["equal"]:
-        raise failure_of(result)
+        raise SystemExit(result["mistake"])
 
-Every rank calls `check_step` with its own model, step and batches. Rank 0 takes the batches of all ranks together
-through `reference` on one device; gradients must be those of the sum over all items divided by their number.
+Every rank calls `verify_loop` with its own model, step and batches. Rank 0 takes the batches of all ranks together
+through `objective` on one device; gradients must be those of the sum over all items divided by their number.
 """
 
 from __future__ import annotations
@@ -34,32 +34,38 @@ from paceline.run.world import World
 from paceline.verify.compare import first_difference
 from paceline.verify.diagnosis import traits_of
 from paceline.verify.difference import Difference, number_differences, tensor_differences
+from paceline.verify.loop_mistakes import FITS, Parts, named_loss, named_mistake, sampled
 from paceline.verify.tolerance import larger
 
 Step = Callable[[Any], Any]
-Reference = Callable[[nn.Module, Any], tuple[torch.Tensor, Any]]
+Objective = Callable[[nn.Module, Any], tuple[torch.Tensor, Any]]
 PREFIXES = ("module.", "_orig_mod.", "_fsdp_wrapped_module.")  # what DDP, torch.compile and FSDP1 put before names
 DTYPES = {torch.float32: "fp32", torch.float64: "fp64"}
 
 
-def check_step(
+def verify_loop(
     step: Step,
     model: nn.Module,
     batches: Sequence[Any],
     *,
-    reference: Reference,
+    objective: Objective,
     plain: nn.Module | None = None,
     optimizer: Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer] | None = None,
     clip_norm: float = 0.0,
     part: int | None = None,
+    split: Callable[[Any], Sequence[Any]] | None = None,
 ) -> dict[str, Any]:
-    """Run `step` on each batch and return {equal, dtype, steps, seconds, differences, first_difference} on every rank.
+    """Run `step` on each batch and return whether it computes what one device does, on every rank alike.
+
+    The result is {equal, dtype, steps, seconds, differences, first_difference, mistake}; `mistake` says in words what
+    the loop does instead, where a known mistake explains its gradient or the loss that it reports.
 
     - `step(batch)` makes one update of `model` and returns the loss per item over all ranks, or None to leave it out.
       It must leave the gradients as it used them: `zero_grad` belongs at its beginning.
     - `batches` are this rank's own, one per step. Ranks that read the same ones (of one tensor-parallel group) say so
       by an equal `part`; by default every rank is a part of its own.
-    - `reference(model, batch)` returns the loss as a sum and the number of items it counts.
+    - `objective(model, batch)` returns the loss as a sum and the number of items it counts.
+    - `split(batch)` returns the micro-batches of a batch, where the loop takes it in several.
     - `plain` is a module of the same parameter names for rank 0 to compute on; by default a copy of the model without
       wrappers, which a sharded model cannot give. It gets the model's weights.
     - `optimizer` makes the reference's optimizer, and updated weights are compared. Without it only losses and
@@ -77,11 +83,19 @@ def check_step(
     traits, ours = traits_of(single), list(dict.fromkeys(name for name, _ in single.named_parameters()))
     updates = optimizer([p for p in single.parameters() if p.requires_grad]) if optimizer else None
     found: list[Difference] = []
+    mistake: str | None = None
+    last_seen: torch.Tensor | None = None
     for number, batch in enumerate(batches, start=1):
         together = _batches(batch, part, world)
         told = step(batch)
         gradients = _gradients(weights, number)
-        expected = _reference_step(single, reference, together, updates, clip_norm) if world.is_first else None
+        seen = sampled(
+            {name: _whole(gradient) for name, gradient in gradients.items()}, dict(single.named_parameters())
+        )
+        expected, parts = None, Parts()
+        if world.is_first:
+            cut = [split(batch) if split else [batch] for batch in together]
+            expected, parts = _reference_step(single, objective, cut, updates, clip_norm)
         loss, expected_gradients, expected_weights = _shared(expected, world)
         if told is not None:
             found += number_differences({"loss": float(told)}, {"loss": loss}, number, world)
@@ -91,10 +105,13 @@ def check_step(
             found += tensor_differences("weights", after, expected_weights, number, world, plan.layout)
         else:
             _load(single, weights)
+        if world.is_first and mistake is None:
+            mistake = _mistake(seen, last_seen, told, loss, parts, dtype)
+        last_seen = seen
     worst: dict[str, float] = {"loss": math.nan, "gradients": math.nan, "weights": math.nan}
     for difference in found:
-        seen = worst[difference.quantity]
-        worst[difference.quantity] = difference.relative if math.isnan(seen) else larger(seen, difference.relative)
+        known = worst[difference.quantity]
+        worst[difference.quantity] = difference.relative if math.isnan(known) else larger(known, difference.relative)
     first = first_difference(found, plan, traits)
     return {
         "equal": first is None,
@@ -103,6 +120,7 @@ def check_step(
         "seconds": time.perf_counter() - began,
         "differences": {name: None if math.isnan(value) else value for name, value in worst.items()},
         "first_difference": first,
+        "mistake": None if first is None else _shared(mistake, world),
     }
 
 
@@ -112,7 +130,8 @@ def failure_of(result: Mapping[str, Any]) -> VerificationFailed:
     return VerificationFailed(
         "the step does not compute the numbers of one device",
         f"{first['quantity']} of {first['name']} at step {first['step']} on rank {first['rank']} differs by"
-        f" {first['relative']:.1e} (ratio {first['ratio']:.6g}); likely cause ({first['family']}): {first['likely']}",
+        f" {first['relative']:.1e} (ratio {first['ratio']:.6g}); "
+        + (f"likely cause: {result['mistake'] or first['likely']}"),
         "look at what first_difference names",
     )
 
@@ -179,8 +198,12 @@ def _load(single: nn.Module, weights: Mapping[str, nn.Parameter]) -> None:
             "plain=module with the parameter names of the model",
         )
     for name, parameter in weights.items():
-        whole = parameter.full_tensor() if isinstance(parameter, DTensor) else parameter
-        held[name].copy_(whole)
+        held[name].copy_(_whole(parameter))
+
+
+def _whole(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a tensor that may be in shards in one piece. Every rank calls it."""
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
 def _batches(batch: Any, part: int | None, world: World) -> list[Any]:
@@ -202,28 +225,47 @@ def _gradients(weights: Mapping[str, nn.Parameter], number: int) -> dict[str, to
 
 def _reference_step(
     single: nn.Module,
-    reference: Reference,
-    batches: Sequence[Any],
+    objective: Objective,
+    batches: Sequence[Sequence[Any]],
     updates: torch.optim.Optimizer | None,
     clip_norm: float,
-) -> tuple[float, dict[str, torch.Tensor], dict[str, torch.Tensor]]:
-    """Return (loss per item, gradients, updated weights) of one step on all batches."""
+) -> tuple[tuple[float, dict[str, torch.Tensor], dict[str, torch.Tensor]], Parts]:
+    """Return (loss per item, gradients, updated weights) of a step on all parts' micro-batches, and what each gave."""
     single.zero_grad(set_to_none=True)
-    losses, weights = 0.0, 0.0
-    for batch in batches:
-        loss, weight = reference(single, _on_cpu(batch))
-        loss.backward()
-        losses, weights = losses + float(loss.detach()), weights + float(weight)
-    trained = {name: p for name, p in single.named_parameters() if p.grad is not None}
+    named, parts = dict(single.named_parameters()), Parts()
+    last = sampled({}, named)
+    for rank, micro_batches in enumerate(batches):
+        for batch in micro_batches:
+            loss, weight = objective(single, _on_cpu(batch))
+            loss.backward()
+            now = sampled({name: p.grad for name, p in named.items() if p.grad is not None}, named)
+            parts.losses.append(float(loss.detach()))
+            parts.weights.append(float(weight))
+            parts.ranks.append(rank)
+            parts.gradients.append(now - last)
+            last = now
+    total = sum(parts.weights)
+    trained = {name: p for name, p in named.items() if p.grad is not None}
     for parameter in trained.values():
         assert parameter.grad is not None
-        parameter.grad /= weights
+        parameter.grad /= total
     if clip_norm:
         nn.utils.clip_grad_norm_(list(trained.values()), clip_norm)
     gradients = {name: p.grad.clone() for name, p in trained.items() if p.grad is not None}
     if updates is not None:
         updates.step()
-    return losses / weights, gradients, {name: p.detach().clone() for name, p in single.named_parameters()}
+    after = {name: p.detach().clone() for name, p in named.items()}
+    return (sum(parts.losses) / total, gradients, after), parts
+
+
+def _mistake(
+    seen: torch.Tensor, before: torch.Tensor | None, told: Any, loss: float, parts: Parts, dtype: str
+) -> str | None:
+    """Return the mistake that this step shows, None where it is right or nothing known explains it."""
+    named = named_mistake(seen, before, parts, dtype)
+    if named == "" and told is not None and not math.isclose(float(told), loss, rel_tol=FITS[dtype]):
+        return named_loss(float(told), parts, dtype)
+    return named or None
 
 
 def _on_cpu(batch: Any) -> Any:

@@ -7,11 +7,13 @@ next one of the same task can use again.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
 from paceline.verify.compare import compare
 from paceline.verify.low import low
+from paceline.verify.story import story
 from paceline.verify.whole_batch import whole_batch
 
 Check = Callable[..., dict[str, Any]]
@@ -19,5 +21,7 @@ Check = Callable[..., dict[str, Any]]
 CHECKS: dict[str, Check] = {
     "steps": compare,  # updates of the layout, tensor by tensor, against the same updates of one device
     "low": low,  # in bf16 or fp16: formats, decisions, and one update against one device that makes the same casts
+    "plain attention": functools.partial(compare, plain=True),  # one layer at the real length, against no kernel
+    "story": story,  # a whole run: its loop, evaluations, checkpoint, and resumes on other layouts
     "whole batch": whole_batch,  # the loss of one device: is it a sum over rows?
 }

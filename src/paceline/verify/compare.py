@@ -25,7 +25,8 @@ from paceline.task.data.source import Source
 from paceline.task.task import Task
 from paceline.verify.diagnosis import Traits, diagnose, traits_of
 from paceline.verify.difference import Difference, number_differences, sample_differences, tensor_differences
-from paceline.verify.reference import ReferenceStep, masks_follow_cut, reference_model, reference_steps, stop_dropout
+from paceline.verify.plain_attention import attend_plainly
+from paceline.verify.reference import ReferenceStep, reference_model, reference_steps
 from paceline.verify.tolerance import QUANTITIES, larger, tolerance
 
 LISTED = 8  # tensors that a result names; the rest is counted
@@ -48,23 +49,24 @@ def compare(
     items_per_sample: int,
     steps: int,
     kept: dict[Any, Reference] | None = None,
+    *,
+    plain: bool = False,
 ) -> dict[str, Any]:
     """Return {equal, dtype, steps, seconds, differences: {quantity: largest}, first_difference}, on every rank alike.
 
     `first_difference` is the first that is too large, in order of cause, with its family and likely cause, and the
     names of all tensors of that quantity and step that are too far off. `kept` holds references of the same task that
     were computed before, and is added to: layouts that read a batch in the same parts have the same reference.
+    `plain` has the reference compute attention plainly too, without the kernel that both would share.
     """
     began = time.perf_counter()
     reference: Reference | None = None
     if world.is_first:
-        reference = _reference(task, plan, source, items_per_sample, steps, {} if kept is None else kept)
+        reference = _reference(task, plan, source, items_per_sample, steps, {} if kept is None else kept, plain)
     first_step = reference and reference.steps[0].clip_norm
     initial, traits, clip_norm = _shared(reference and (reference.initial, reference.traits, first_step), world)
     clipped = dataclasses.replace(task, optimizer=dataclasses.replace(task.optimizer, clip_norm=clip_norm))
     built = assemble(clipped, plan, world, source, items_per_sample)
-    if masks_follow_cut(task, plan, source, built.model):
-        stop_dropout(built.model)
     found = tensor_differences("initial", _state(built.model), initial, 0, world, plan.layout)
     for step in range(1, steps + 1):
         expected = _shared(reference and reference.steps[step - 1], world)
@@ -84,17 +86,16 @@ def compare(
 
 
 def _reference(
-    task: Task, plan: Plan, source: Source, items_per_sample: int, steps: int, kept: dict[Any, Reference]
+    task: Task, plan: Plan, source: Source, items_per_sample: int, steps: int, kept: dict[Any, Reference], plain: bool
 ) -> Reference:
     """Return what one device computes, from `kept` where it is there."""
-    layout = plan.layout
-    key = (plan.precision, steps, plan.batch_samples, layout.data_degree, plan.accumulation, layout.cp > 1)
+    key = (plan.precision, steps, plan.batch_samples, plan.layout.data_degree, plan.accumulation, plain)
     if key not in kept:
         model = reference_model(task, source, items_per_sample, MASTER_DTYPES[plan.precision])
+        if plain:
+            attend_plainly(model)
         traits = traits_of(model)
         initial = {name: tensor.detach().clone() for name, tensor in _state(model).items()}
-        if masks_follow_cut(task, plan, source, model):
-            stop_dropout(model)
         kept[key] = Reference(initial, traits, reference_steps(task, plan, source, items_per_sample, steps, model))
     return kept[key]
 

@@ -56,7 +56,7 @@ class MaskedSource:
         labels = batch["labels"].clone()
         for row, sample in zip(labels, ids, strict=True):
             generator = np.random.default_rng(int(sample))
-            kept = generator.random(len(row)) < generator.uniform(0.2, 1.0)
+            kept = generator.random(len(row)) < generator.uniform(0.1, 1.0) ** 2
             kept[generator.integers(len(row))] = True  # one at least
             row[~torch.from_numpy(kept)] = IGNORED
         return {**batch, "labels": labels}

@@ -20,6 +20,7 @@ from typing import Any
 from paceline.errors import PacelineError
 from paceline.plan.plan import Plan
 from paceline.run.handover import hand_over
+from paceline.run.place import without_place
 from paceline.run.recovery.supervisor import Outcome, supervise
 from paceline.spec import Spec
 from paceline.verify.worker import STOPPED
@@ -98,7 +99,7 @@ def _run(jobs: Sequence[Job], steps: int, take: Callable[[Result], None]) -> Out
         result = folder / "result.jsonl"
         command = [sys.executable, "-m", "paceline.verify.worker", str(folder / "request.json"), str(result)]
         # The proof needs no speed and no GPU; one thread a rank keeps it light and repeatable.
-        environ = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+        environ = {**without_place(os.environ), "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
         with _followed(result, take):
             outcome = supervise(command, 1, environ)
         if outcome.exit_code in STOPPED:

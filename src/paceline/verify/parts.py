@@ -14,10 +14,10 @@ from paceline.plan.layout import Layout
 from paceline.plan.plan import Plan
 from paceline.spec import Spec
 from paceline.task.models.sizes import is_named
-from paceline.task.task import ModelSpec
+from paceline.task.task import DataSpec, ModelSpec
 from paceline.verify.group import Job
 from paceline.verify.tolerance import DTYPES
-from paceline.verify.twin import EVEN, FEW, UNEVEN, WHOLE_BATCH, Rows, in_one_piece, twin_plan, twin_task
+from paceline.verify.twin import EVEN, FEW, LONG, UNEVEN, WHOLE_BATCH, Rows, in_one_piece, twin_plan, twin_task
 from paceline.verify.twin_layout import twin_layouts
 
 LOW = ("bf16", "fp16")
@@ -79,6 +79,21 @@ def few_rows(subject: Subject) -> list[Job]:
     return [subject.job(FEW.name, subject.strictest, layout, FEW)] if layout.data_degree > 1 else []
 
 
+def real_length(subject: Subject) -> list[Job]:
+    """Return a twin of one layer whose rows are as long as the task's, for text in a built-in family."""
+    task = subject.spec.task
+    named = isinstance(task.model, ModelSpec) and is_named(task.model.name)
+    if not named or not isinstance(task.data, DataSpec) or subject.data_vocab is None:
+        return []
+    job = subject.job(LONG.name, subject.strictest, subject.layouts[0], LONG, "plain attention")
+    return [dataclasses.replace(job, steps=1)]
+
+
+def story(subject: Subject) -> list[Job]:
+    """Return the main twin as a whole run: the training loop, evaluations, a checkpoint and resumes."""
+    return [subject.job("story", subject.strictest, subject.layouts[0], check="story")]
+
+
 def whole_batch(subject: Subject) -> list[Job]:
     """Return one device's loss on whole batches and on cut ones, where the plan cuts them or a larger one would."""
     return [] if in_one_piece(subject.plan) and subject.plan.layout.data_degree == 1 else [_whole_batch(subject)]
@@ -103,12 +118,14 @@ def low_precision(subject: Subject) -> list[Job]:
 
 
 PARTS: tuple[Part, ...] = (
+    Part(whole_batch, (WHOLE,)),  # first: of a loss that is no sum nothing else says anything
+    Part(whole_batch_of_ones_own, (BRIEF, SWEEP)),
     Part(uneven_rows, (BRIEF, WHOLE, SWEEP)),
     Part(even_rows, (WHOLE,)),
     Part(few_rows, (WHOLE,)),
-    Part(whole_batch, (WHOLE,)),
-    Part(whole_batch_of_ones_own, (BRIEF,)),
-    Part(low_precision, (BRIEF, WHOLE)),
+    Part(real_length, (WHOLE,)),
+    Part(story, (WHOLE,)),
+    Part(low_precision, (WHOLE,)),
 )
 
 

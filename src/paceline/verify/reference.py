@@ -1,14 +1,14 @@
 """The reference: the same steps on one device, written plainly with torch alone.
 
-It shares the model, the objective, the sample order, the seed of a micro-batch and the learning rate with the run, and
-nothing else: no loader, no sharding, no accumulation scheme, no loss scaling.
+It shares the model, the objective, the sample order, the random numbers of a sample and the learning rate with the
+run, and nothing else: no loader, no sharding, no accumulation scheme, no loss scaling.
 """
 
 from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,13 +19,16 @@ from torch import nn
 from paceline.plan.layout import rows_of
 from paceline.plan.plan import Plan
 from paceline.run.precision import MASTER_DTYPES, cast_floats, cast_model
-from paceline.run.rng import seed_at
+from paceline.run.randomness.again import draw_again
+from paceline.run.randomness.mode import SampleRandomness
+from paceline.run.randomness.shares import SampleRows
+from paceline.run.randomness.survey import length_of, survey
 from paceline.run.schedule import learning_rate
 from paceline.task.coupling import is_coupled
 from paceline.task.data.order import sample_ids
 from paceline.task.data.source import Source
 from paceline.task.models.build import build_model
-from paceline.task.objective import resolve_objective
+from paceline.task.objective import Objective, resolve_objective
 from paceline.task.task import OptimizerSpec, Task
 from paceline.verify.plain_optimizer import plain_optimizers
 from paceline.verify.router import counted_choices, move_biases
@@ -44,6 +47,7 @@ class ReferenceStep:
     buffers: dict[str, torch.Tensor]
     ids: list[int]
     router: dict[str, torch.Tensor]  # tokens per expert, by router; empty for a model without experts
+    moments: dict[str, torch.Tensor]  # the optimizer's state after the update, by `PARAMETER.KEY`
 
 
 def reference_model(task: Task, source: Source, items_per_sample: int, dtype: torch.dtype) -> nn.Module:
@@ -52,41 +56,51 @@ def reference_model(task: Task, source: Source, items_per_sample: int, dtype: to
     return cast_model(build_model(model, source.vocab or 0, items_per_sample, task.seed), dtype)
 
 
-def masks_follow_cut(task: Task, plan: Plan, source: Source, model: nn.Module) -> bool:
-    """Return whether dropout masks of the plan are rightly others than those of one device, and so no part of a proof.
-
-    Ranks that share a row draw masks for their own tokens, where one device draws for whole rows; ranks of a coupled
-    batch draw for their own rows, where one device draws for all.
-    """
-    return plan.layout.cp > 1 or is_coupled(model, resolve_objective(task.objective, source.unit))
-
-
-def stop_dropout(model: nn.Module) -> None:
-    """Set the probability of every dropout layer to zero."""
-    for module in model.modules():
-        if isinstance(module, nn.modules.dropout._DropoutNd):
-            module.p = 0.0
+def reference_randomness(
+    task: Task, plan: Plan, source: Source, model: nn.Module, objective: Objective
+) -> SampleRandomness:
+    """Return the random numbers of the task's samples for a model on the CPU, and make its modules draw them."""
+    device = torch.device("cpu")
+    _, example = next(micro_batches(task, plan, source, 1, whole=False))
+    looked = survey(model, objective, cast_floats(example, MASTER_DTYPES[plan.precision]), device)
+    randomness = SampleRandomness(task.seed, device, looked, strict=False)
+    draw_again(model, randomness)
+    return randomness
 
 
 def reference_steps(
-    task: Task, plan: Plan, source: Source, items_per_sample: int, steps: int, model: nn.Module
+    task: Task,
+    plan: Plan,
+    source: Source,
+    items_per_sample: int,
+    steps: int,
+    model: nn.Module,
+    *,
+    rate: Callable[[int], float] | None = None,
+    last: Plan | None = None,
 ) -> list[ReferenceStep]:
     """Run `steps` steps of the task on one device and return their numbers.
 
-    The rows of a batch are read in the micro-batches of `plan`, one after the other, so that a model with dropout sees
-    the masks that belong to those rows; a batch whose rows see each other is read whole.
+    The rows of a batch are read in the micro-batches of `plan`, one after the other; a batch whose rows see each other
+    is read whole. So is that of a model which draws random numbers: they belong to the samples, whatever else is read.
+
+    With `rate`, the learning rate of a step, gradients are clipped as the task says. `last` is the plan whose
+    micro-batches the last step reads, where that is another.
     """
     objective = resolve_objective(task.objective, source.unit)
     optimizers = plain_optimizers(task.optimizer, model)
-    whole = is_coupled(model, objective)
+    dtype = MASTER_DTYPES[plan.precision]
+    randomness = reference_randomness(task, plan, source, model, objective)
+    whole = is_coupled(model, objective) or bool(randomness.survey.patterns)
     results = []
     for step in range(1, steps + 1):
         model.zero_grad(set_to_none=True)
         losses, weights = [], []
         with counted_choices(model) as router:
-            for position, data in micro_batches(task, plan, source, step, whole):
-                torch.manual_seed(seed_at(task.seed, position))
-                loss_sum, weight = objective(model, cast_floats(data, MASTER_DTYPES[plan.precision]))
+            cut = last if last is not None and step == steps else plan
+            for positions, data in micro_batches(task, cut, source, step, whole):
+                with randomness.during(SampleRows(positions, step, length_of(data))):
+                    loss_sum, weight = objective(model, cast_floats(data, dtype))
                 loss_sum.backward()
                 losses.append(float(loss_sum.detach()))
                 weights.append(float(weight))
@@ -97,12 +111,13 @@ def reference_steps(
             parameter.grad /= total
         gradients = {name: p.grad.clone() for name, p in trained.items() if p.grad is not None}
         norm = torch.linalg.vector_norm(torch.stack([g.norm() for g in gradients.values()]))
-        clip_norm = clip_norm_of(task.optimizer, float(norm), step)
+        clip_norm = task.optimizer.clip_norm if rate else clip_norm_of(task.optimizer, float(norm), step)
         if clip_norm:
             torch.nn.utils.clip_grad_norm_(list(trained.values()), clip_norm)
+        lr = rate(step) if rate else learning_rate(task.schedule, task.optimizer.lr, step, steps, 0, 1)
         for optimizer, scale in optimizers:
             for group in optimizer.param_groups:
-                group["lr"] = learning_rate(task.schedule, task.optimizer.lr, step, steps, 0, 1) * scale
+                group["lr"] = lr * scale
             optimizer.step()
         move_biases(model, router)
         results.append(
@@ -116,9 +131,21 @@ def reference_steps(
                 buffers={name: b.detach().clone() for name, b in model.named_buffers()},
                 ids=_ids(task, source, _positions(plan, step)).tolist(),
                 router=router,
+                moments=moments_of(model, *(optimizer for optimizer, _ in optimizers)),
             )
         )
     return results
+
+
+def moments_of(model: nn.Module, *optimizers: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
+    """Return copies of the tensors that optimizers keep for the parameters of a model, by `PARAMETER.KEY`."""
+    return {
+        f"{name}.{key}": value.detach().clone()
+        for name, parameter in model.named_parameters()
+        for optimizer in optimizers
+        for key, value in optimizer.state.get(parameter, {}).items()
+        if isinstance(value, torch.Tensor)
+    }
 
 
 def clip_norm_of(spec: OptimizerSpec, grad_norm: float, step: int) -> float:
@@ -140,11 +167,11 @@ def _ids(task: Task, source: Source, positions: np.ndarray) -> np.ndarray:
     return sample_ids(task.seed, positions, source.samples)
 
 
-def micro_batches(task: Task, plan: Plan, source: Source, step: int, whole: bool) -> Iterator[tuple[int, Any]]:
-    """Yield (position of the first row, data) of every micro-batch of a step, or of all, in the order of the rows."""
+def micro_batches(task: Task, plan: Plan, source: Source, step: int, whole: bool) -> Iterator[tuple[np.ndarray, Any]]:
+    """Yield (positions of the rows, data) of every micro-batch of a step, or of all, in the order of the rows."""
     positions = _positions(plan, step)
     if whole:
-        yield int(positions[0]), source.read(_ids(task, source, positions), positions)
+        yield positions, source.read(_ids(task, source, positions), positions)
         return
     for data_rank in range(plan.layout.data_degree):
         rows = rows_of(plan.batch_samples, plan.layout.data_degree, data_rank)
@@ -152,4 +179,4 @@ def micro_batches(task: Task, plan: Plan, source: Source, step: int, whole: bool
             cut = rows[len(rows) * part // plan.accumulation : len(rows) * (part + 1) // plan.accumulation]
             if len(cut):
                 at = positions[cut.start : cut.stop]
-                yield int(at[0]), source.read(_ids(task, source, at), at)
+                yield at, source.read(_ids(task, source, at), at)

@@ -14,6 +14,7 @@ FLOOR = 1e-4
 # quantity -> dtype -> largest relative difference allowed; in order of cause, which is the order of the report.
 TOLERANCES = {
     "whole batch": {"fp64": 1e-10, "fp32": 1e-10},  # against the same batch cut in pieces, in fp64 alone
+    "position": {"fp64": 0.0, "fp32": 0.0},  # where a resumed run goes on, in samples
     "samples": {"fp64": 0.0, "fp32": 0.0},
     "initial": {"fp64": 0.0, "fp32": 0.0},
     "weight": {"fp64": 0.0, "fp32": 0.0},
@@ -21,11 +22,15 @@ TOLERANCES = {
     "loss": {"fp64": 1e-12, "fp32": 1e-5},
     "gradients": {"fp64": 1e-10, "fp32": 1e-4},
     "grad_norm": {"fp64": 1e-10, "fp32": 1e-5},
+    "lr": {"fp64": 1e-12, "fp32": 1e-12},  # a number of Python's in both
     "weights": {"fp64": 1e-10, "fp32": 1e-4},
     "buffers": {"fp64": 1e-10, "fp32": 1e-4},
+    "moments": {"fp64": 1e-10, "fp32": 1e-4},  # what the optimizer keeps for a weight
+    "evaluation": {"fp64": 1e-12, "fp32": 1e-5},
 }
 QUANTITIES = tuple(TOLERANCES)
 DTYPES = ("fp32", "fp64")
+WITHOUT_SIZE = ("dtype", "decision")  # of the check in low precision (low.py): right or wrong, without a size
 
 
 def tolerance(quantity: str, dtype: str) -> float:

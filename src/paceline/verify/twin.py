@@ -48,6 +48,8 @@ class Rows:
 UNEVEN = Rows("uneven rows", per_rank=5, missing=1, micro_batch=2, masked=True, steady=False)  # three micro-batches
 EVEN = Rows("even rows", per_rank=6, missing=0, micro_batch=2, masked=False, steady=True)
 FEW = Rows("stand-in rows", per_rank=3, missing=1, micro_batch=1, masked=True, steady=True)  # a rank lacks a third
+LONG = Rows("one layer at the real length", per_rank=1, missing=0, micro_batch=1, masked=True, steady=False)
+LARGEST_LENGTH = 4096  # tokens of its rows at most: time grows with the square
 WHOLE_BATCH = Rows("whole batch", per_rank=7, missing=0, micro_batch=2, masked=True, steady=False)
 
 
@@ -64,11 +66,12 @@ def twin_task(
     small["schedule"] = twin_schedule(task.schedule, rows)
     small["global_batch"] = dataclasses.replace(task.global_batch, value=_batch(plan, layout, rows), unit="samples")
     if isinstance(task.data, DataSpec) and data_vocab is not None:
-        small["data"] = dataclasses.replace(task.data, seq_len=_length(min(SEQ_LEN, task.data.seq_len), layout))
+        length = min(LARGEST_LENGTH if rows == LONG else SEQ_LEN, task.data.seq_len)
+        small["data"] = dataclasses.replace(task.data, seq_len=_length(length, layout))
     if isinstance(task.model, ModelSpec) and is_named(task.model.name):
         stages = layout.pp * plan.virtual_stages
         # A block for every stage and one more, so that stages are uneven.
-        layers = max(LAYERS, stages + 1 if stages > 1 else 0)
+        layers = max(1 if rows == LONG else LAYERS, stages + 1 if stages > 1 else 0)
         small["model"] = twin_model(task.model, data_vocab or 0, task, layout, layers)
     return dataclasses.replace(task, **small)
 

@@ -17,12 +17,15 @@ from torch import nn
 
 from paceline.plan.plan import Plan
 from paceline.run.precision import cast_floats
+from paceline.run.randomness.mode import SampleRandomness
+from paceline.run.randomness.shares import SampleRows
+from paceline.run.randomness.survey import length_of
 from paceline.run.world import World
 from paceline.task.data.order import sample_ids
 from paceline.task.data.source import Source
 from paceline.task.objective import Objective, resolve_objective
 from paceline.task.task import Task
-from paceline.verify.reference import reference_model, stop_dropout
+from paceline.verify.reference import reference_model, reference_randomness
 from paceline.verify.tolerance import FLOOR, tolerance
 
 QUANTITY = "whole batch"
@@ -43,7 +46,6 @@ class _Numbers:
     loss: float
     magnitude: float  # of the pieces' losses, signs aside: what rounding is relative to
     gradients: dict[str, torch.Tensor]
-    draws: bool  # random numbers
 
 
 def whole_batch(
@@ -51,22 +53,22 @@ def whole_batch(
 ) -> dict[str, Any]:
     """Return the record of this check: loss and gradients of the first batch, whole and cut, per item, in fp64.
 
-    A model that draws random numbers beside its dropout layers, which are turned off, draws others for every cut; it
-    is not compared, and `not_compared` says so.
+    Random numbers belong to the samples and are the same for every cut. A program some of whose numbers do not is not
+    compared, and `not_compared` names them.
     """
     began = time.perf_counter()
     model = reference_model(task, source, items_per_sample, torch.float64)
-    stop_dropout(model)
     objective = resolve_objective(task.objective, source.unit)
     count = plan.batch_samples
-    whole, *others = (_numbers(task, source, model, objective, sizes) for sizes in cuts(count))
+    randomness = reference_randomness(task, plan, source, model, objective)
+    strays = randomness.survey.strays
     first, relative = None, 0.0
-    if not whole.draws:
+    if not strays:
+        whole, *others = (_numbers(task, source, model, objective, randomness, sizes) for sizes in cuts(count))
         found = [(difference, other) for other in others for difference in _differences(whole, other)]
         relative = max(difference.relative for difference, _ in found)
         wrong = [(d, other) for d, other in found if not d.relative <= tolerance(QUANTITY, "fp64")]
         first = _first(wrong, whole) if wrong else None
-    drawn = "the model draws random numbers of its own" if whole.draws else None
     return {
         "equal": first is None,
         "dtype": "fp64",
@@ -74,7 +76,7 @@ def whole_batch(
         "seconds": time.perf_counter() - began,
         "differences": {QUANTITY: relative},
         "first_difference": first,
-        "not_compared": drawn,
+        "not_compared": f"random numbers that belong to no sample: {'; '.join(strays)}" if strays else None,
     }
 
 
@@ -95,28 +97,33 @@ class _Difference:
     ratio: float
 
 
-def _numbers(task: Task, source: Source, model: nn.Module, objective: Objective, sizes: tuple[int, ...]) -> _Numbers:
+def _numbers(
+    task: Task,
+    source: Source,
+    model: nn.Module,
+    objective: Objective,
+    randomness: SampleRandomness,
+    sizes: tuple[int, ...],
+) -> _Numbers:
     """Return loss and gradients per item of the first batch in pieces of these sizes, on the weights of the start."""
     buffers = {name: buffer.detach().clone() for name, buffer in model.named_buffers()}
     model.zero_grad(set_to_none=True)
     loss = weight = magnitude = 0.0
-    torch.manual_seed(task.seed)
-    before, start = torch.get_rng_state(), 0
+    start = 0
     for size in sizes:
         positions = np.arange(start, start + size, dtype=np.int64)
         data = source.read(sample_ids(task.seed, positions, source.samples), positions)
-        before = torch.get_rng_state() if not start else before
-        loss_sum, count = objective(model, cast_floats(data, torch.float64))
+        with randomness.during(SampleRows(positions, 1, length_of(data))):
+            loss_sum, count = objective(model, cast_floats(data, torch.float64))
         loss_sum.backward()
         piece = float(loss_sum.detach())
         loss, magnitude, weight, start = loss + piece, magnitude + abs(piece), weight + float(count), start + size
-    draws = not torch.equal(before, torch.get_rng_state())
     gradients = {n: p.grad.detach().clone() for n, p in model.named_parameters() if p.grad is not None}
     with torch.no_grad():
         for name, buffer in model.named_buffers():
             buffer.copy_(buffers[name])
     by = weight or 1.0
-    return _Numbers(sizes, loss / by, magnitude / abs(by), {name: grad / by for name, grad in gradients.items()}, draws)
+    return _Numbers(sizes, loss / by, magnitude / abs(by), {name: grad / by for name, grad in gradients.items()})
 
 
 def _differences(whole: _Numbers, cut: _Numbers) -> list[_Difference]:

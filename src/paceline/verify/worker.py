@@ -30,6 +30,7 @@ from paceline.run.recovery.forked import fork, leave
 from paceline.run.recovery.parent import end_with_parent
 from paceline.run.recovery.supervisor import Outcome, supervise_started
 from paceline.run.worker import guarded
+from paceline.task.task import Task
 
 JOBS_PER_FORK = 6
 STOPPED = (129, 130, 143)  # ended by SIGHUP, SIGINT or SIGTERM: somebody wants the whole proof to end
@@ -78,22 +79,28 @@ def _prepare(specs: Sequence[Path]) -> None:
     import torch._dynamo  # of which DTensor's first use would import it
 
     import paceline.verify.checks  # noqa: F401
-    from paceline.task.imports import is_import_path, load_object
-    from paceline.task.optimizers import names_of
 
     torch.set_num_threads(1)
     torch.use_deterministic_algorithms(True, warn_only=True)
-    for task in (take_over(path).task for path in specs):
-        named = {
-            "task.model.name": getattr(task.model, "name", None),
-            "task.data.source": getattr(task.data, "source", None),
-            "task.data.collate": getattr(task.data, "collate", None),
-            "task.objective": task.objective,
-            **{f"task.optimizer.name ({name})": name for name in names_of(task.optimizer)},
-        }
-        for option, name in named.items():
-            if isinstance(name, str) and is_import_path(name):
-                load_object(name, option)
+    for path in specs:
+        _load_named(take_over(path).task)
+
+
+def _load_named(task: Task) -> None:
+    """Import what the task names of the user's modules: what fails there fails here, before any rank waits."""
+    from paceline.task.imports import is_import_path, load_object
+    from paceline.task.optimizers import names_of
+
+    named = {
+        "task.model.name": getattr(task.model, "name", None),
+        "task.data.source": getattr(task.data, "source", None),
+        "task.data.collate": getattr(task.data, "collate", None),
+        "task.objective": task.objective,
+        **{f"task.optimizer.name ({name})": name for name in names_of(task.optimizer)},
+    }
+    for option, name in named.items():
+        if isinstance(name, str) and is_import_path(name):
+            load_object(name, option)
 
 
 def _next_group(rows: Sequence[Row]) -> list[Row]:
@@ -118,10 +125,12 @@ def _compare_all(rows: Sequence[Row], result_path: Path) -> None:
     world = join_world("cpu", threads=1)
     for (path, masked), group in itertools.groupby(rows, key=lambda row: (row.spec, row.masked)):
         task = take_over(path).task
+        _load_named(task)
         kept: dict[Any, Any] = {}
         source = for_twin(open_sources(task.data, task.seed)[0], task, masked)
         for row in group:
-            result = CHECKS[row.check](task, row.plan, world, source, source.items_per_sample, row.steps, kept)
+            own = take_over(path).task  # a module that the task holds as an object is laid out and trained in place
+            result = CHECKS[row.check](own, row.plan, world, source, source.items_per_sample, row.steps, kept)
             if world.is_first:
                 with result_path.open("a") as file:
                     file.write(json.dumps(result) + "\n")

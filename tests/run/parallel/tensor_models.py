@@ -84,13 +84,13 @@ class Sequence(Whole):
 
 
 class SequenceDropout(Sequence):
-    """Dropout on a split sequence: refused."""
+    """Dropout on a split sequence."""
 
     dropout = 0.1
 
 
 class InnerDropout(Whole):
-    """Dropout on split features: refused."""
+    """Dropout on split features too."""
 
     inner_dropout = 0.1
 
@@ -129,6 +129,11 @@ def llama() -> nn.Module:
     return _hugging_face("Llama")
 
 
+def llama_with_dropout() -> nn.Module:
+    """Return a tiny Llama that drops attention weights, of heads that are spread."""
+    return _hugging_face("Llama", attention_dropout=0.3)
+
+
 def qwen2() -> nn.Module:
     """Return a tiny Qwen2: biases, and a tied head."""
     return _hugging_face("Qwen2", tie_word_embeddings=True)
@@ -150,5 +155,13 @@ def gemma2() -> nn.Module:
 
 
 def phi3() -> nn.Module:
-    """Return a tiny Phi-3, whose plan uses styles that are not known."""
+    """Return a tiny Phi-3: its fused layers are split, gathered and split again."""
     return _hugging_face("Phi3")
+
+
+def deepseek_v2() -> nn.Module:
+    """Return a tiny DeepSeek-V2, whose plan uses styles that are not known."""
+    return _hugging_face(
+        "DeepseekV2", num_key_value_heads=4, q_lora_rank=16, kv_lora_rank=16, qk_rope_head_dim=8, qk_nope_head_dim=8,
+        v_head_dim=8, n_routed_experts=4, num_experts_per_tok=2, moe_intermediate_size=16, n_group=1, topk_group=1,
+    )  # fmt: skip

@@ -27,6 +27,7 @@ from torch.distributed.checkpoint.storage import StorageReader
 from torch.futures import Future
 
 from paceline.errors import ConfigError, StorageError, suggestion
+from paceline.run.checkpoint.fingerprint import parts_held, whole_fingerprints
 from paceline.run.checkpoint.folder import check_lengths, list_checkpoints, verify_files
 from paceline.run.checkpoint.manifest import Index, Manifest, TensorEntry, read_index, read_manifest
 from paceline.run.checkpoint.ranks import Ranks, as_storage_error, single_process_is_meant
@@ -34,11 +35,12 @@ from paceline.run.checkpoint.shards import ShardReader, dtype_name
 
 
 class Loaded(NamedTuple):
-    """The checkpoint that was loaded, its `extra`, and why newer ones were passed over."""
+    """The checkpoint that was loaded, its `extra`, why newer ones were passed over, and tensors without fingerprint."""
 
     path: Path
     extra: dict[str, Any]
     skipped: list[str]
+    unchecked: tuple[str, ...] = ()
 
 
 def load_latest(
@@ -47,14 +49,16 @@ def load_latest(
     *,
     may_skip: tuple[str, ...] = (),
     process_group: dist.ProcessGroup | None = None,
+    alone: bool = False,
 ) -> Loaded | None:
     """Load the newest checkpoint under `root` that is sound in every byte; return None where there is none at all.
 
-    Every rank calls it; rank 0 decides the order and all take the same one. Raises StorageError where there are
+    Every rank calls it; rank 0 decides the order and all take the same one. A process that is `alone` loads for itself,
+    whatever group it is in. Raises StorageError where there are
     checkpoints and none is sound, and ConfigError where the newest sound one does not hold these tensors.
     """
     root = Path(root)
-    ranks = Ranks(process_group)
+    ranks = Ranks(process_group, alone)
 
     def names_and_reasons() -> tuple[list[str], list[str]]:
         if ranks.rank:
@@ -66,11 +70,11 @@ def load_latest(
     for name in names:
         path = root / name
         try:
-            extra = load_checkpoint(path, tensors, may_skip=may_skip, process_group=process_group)
+            extra, unchecked = _load(path, tensors, may_skip=may_skip, process_group=process_group, ranks=ranks)
         except StorageError as error:
             skipped.append(f"{error.what}: {error.because}")
         else:
-            return Loaded(path, extra, skipped)
+            return Loaded(path, extra, skipped, unchecked)
     if skipped:
         raise StorageError(
             f"no checkpoint in {root} is sound",
@@ -92,11 +96,25 @@ def load_checkpoint(
 
     Every rank of the group calls it, each with its own names. Together they must name every stored tensor, except
     names that begin with one of `may_skip`. With `verify` all files are read and hashed first, shared out over the
-    ranks, so that no tensor is touched by a damaged checkpoint.
+    ranks, so that no tensor is touched by a damaged checkpoint; and the values that were loaded are held against the
+    fingerprints taken before they were saved, where there are any.
 
-    Raises on all ranks alike: ConfigError where a name, shape or dtype differs, StorageError where bytes do.
+    Raises on all ranks alike: ConfigError where a name, shape or dtype differs, StorageError where bytes or values do.
     """
-    path, ranks = Path(path), Ranks(process_group)
+    ranks = Ranks(process_group)
+    return _load(Path(path), tensors, verify=verify, may_skip=may_skip, process_group=process_group, ranks=ranks)[0]
+
+
+def _load(
+    path: Path,
+    tensors: Mapping[str, torch.Tensor],
+    *,
+    verify: bool = True,
+    may_skip: tuple[str, ...] = (),
+    process_group: dist.ProcessGroup | None,
+    ranks: Ranks,
+) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """Load as `load_checkpoint` does; return `extra` and the names of the tensors without a fingerprint."""
     what = f"{path} was not loaded"
     manifest, index = _open_for(path, tensors, may_skip, ranks)
     if verify:
@@ -113,7 +131,28 @@ def load_checkpoint(
             )
     except CheckpointException as error:
         raise as_storage_error(what, {rank: wrapped[0] for rank, wrapped in error.failures.items()}) from error
-    return dict(manifest.extra)
+    if verify:
+        _check_values(path, tensors, index, ranks)
+    return dict(manifest.extra), tuple(name for name, entry in index.items() if not entry.fingerprint)
+
+
+def _check_values(path: Path, tensors: Mapping[str, torch.Tensor], index: Index, ranks: Ranks) -> None:
+    """Raise StorageError on all ranks, naming the tensor, where one is not what it was before it was saved."""
+    held = ranks.collect(parts_held(tensors))
+
+    def compare() -> None:
+        found = whole_fingerprints(held, {name: entry.shape for name, entry in index.items()})
+        wrong = [name for name, value in found.items() if index[name].fingerprint not in ("", value)]
+        if wrong:
+            name, also = wrong[0], f" (and {len(wrong) - 1} more)" if len(wrong) > 1 else ""
+            now = f"their fingerprint is {found[name]}" if found[name] else "ranks hold different copies"
+            raise StorageError(
+                f"the values of '{name}'{also} loaded from {path} are not those that were saved",
+                f"{now}, and was {index[name].fingerprint} before the save: they were written or read wrongly",
+                "use an earlier checkpoint, and report the layouts that saved and loaded it",
+            )
+
+    ranks.agree(f"{path} was not loaded", compare)
 
 
 def _open_for(

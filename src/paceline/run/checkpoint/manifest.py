@@ -12,8 +12,10 @@ checkpoints of a folder in the order of their publication: a run that went back 
 newest checkpoint is the one with the highest sequence, not the highest step. `tensors.json` is the index, one of the
 files whose digest the manifest holds:
 
-    {NAME: {"dtype": "float32", "shape": [7, 3], "chunks": [
+    {NAME: {"dtype": "float32", "shape": [7, 3], "fingerprint": "2f6a01c94be8d7e3", "chunks": [
         {"offsets": [0, 0], "sizes": [4, 3], "file": "shard-...", "key": NAME_IN_FILE}, ...]}, ...}
+
+The fingerprint (fingerprint.py) is that of the live tensor's values before they were written, on whatever layout.
 
 What is read is never trusted: names, sizes, offsets and the cover of each tensor by its chunks are checked, and
 anything wrong is a StorageError.
@@ -51,6 +53,7 @@ DTYPES = {
 
 _SHARD_NAME = re.compile(r"shard-[0-9]{5}-of-[0-9]{5}\.safetensors")
 _DIGEST = re.compile(r"[0-9a-f]{64}")
+_FINGERPRINT = re.compile(r"[0-9a-f]{16}")
 
 
 @dataclass(frozen=True)
@@ -73,11 +76,15 @@ class Chunk:
 
 @dataclass(frozen=True)
 class TensorEntry:
-    """A tensor: dtype by torch's name, global shape, and the chunks that cover it exactly once."""
+    """A tensor: dtype by torch's name, global shape, and the chunks that cover it exactly once.
+
+    The fingerprint is empty where an earlier release saved it, or where ranks held different copies.
+    """
 
     dtype: str
     shape: tuple[int, ...]
     chunks: tuple[Chunk, ...]
+    fingerprint: str = ""
 
 
 @dataclass(frozen=True)
@@ -110,7 +117,12 @@ def encode_manifest(manifest: Manifest) -> bytes:
 def encode_index(index: Index) -> bytes:
     """Return the content of tensors.json."""
     table = {
-        name: {"dtype": entry.dtype, "shape": entry.shape, "chunks": [vars(chunk) for chunk in entry.chunks]}
+        name: {
+            "dtype": entry.dtype,
+            "shape": entry.shape,
+            **({"fingerprint": entry.fingerprint} if entry.fingerprint else {}),
+            "chunks": [vars(chunk) for chunk in entry.chunks],
+        }
         for name, entry in index.items()
     }
     return json.dumps(table, separators=(",", ":")).encode()
@@ -228,7 +240,10 @@ def _tensor(name: str, entry: Any, files: Mapping[str, FileEntry]) -> TensorEntr
         raise _Refused(f"{name}: {len(shape)} dimensions")
     chunks = tuple(_chunk(name, chunk, shape, files) for chunk in _typed(entry, "chunks", list))
     _check_cover(name, shape, chunks)
-    return TensorEntry(dtype, shape, chunks)
+    fingerprint = _typed(entry, "fingerprint", str) if "fingerprint" in entry else ""
+    if fingerprint and not _FINGERPRINT.fullmatch(fingerprint):
+        raise _Refused(f"{name}: its fingerprint is not one")
+    return TensorEntry(dtype, shape, chunks, fingerprint)
 
 
 def _chunk(name: str, entry: Any, shape: tuple[int, ...], files: Mapping[str, FileEntry]) -> Chunk:

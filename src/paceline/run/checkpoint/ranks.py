@@ -26,11 +26,11 @@ _ADVICE = {
 
 
 class Ranks:
-    """The processes that save or load together; a single one where torch.distributed is not initialised."""
+    """The processes that save or load together: one alone where it asks to be, or torch.distributed is not up."""
 
-    def __init__(self, process_group: dist.ProcessGroup | None = None) -> None:
+    def __init__(self, process_group: dist.ProcessGroup | None = None, alone: bool = False) -> None:
         self.group = process_group
-        self.alone = not (dist.is_available() and dist.is_initialized())
+        self.alone = alone or not (dist.is_available() and dist.is_initialized())
         self.rank = 0 if self.alone else dist.get_rank(process_group)
         self.size = 1 if self.alone else dist.get_world_size(process_group)
 
@@ -41,6 +41,14 @@ class Ranks:
         values: list[Any] = [None] * self.size
         dist.all_gather_object(values, value, group=self.group)
         return values
+
+    def collect(self, value: T) -> list[T]:
+        """Return every rank's value, in rank order, on the first rank, and nothing on the others."""
+        if self.size == 1:
+            return [value]
+        values: list[Any] | None = None if self.rank else [None] * self.size
+        dist.gather_object(value, values, group=self.group, group_dst=0)
+        return values or []
 
     def agree(self, what: str, function: Callable[[], T]) -> list[T]:
         """Return every rank's `function()`, in rank order.

@@ -29,6 +29,7 @@ from torch.futures import Future
 
 from paceline.errors import StorageError
 from paceline.run.checkpoint import folder
+from paceline.run.checkpoint.fingerprint import parts_held, whole_fingerprints
 from paceline.run.checkpoint.manifest import (
     DTYPES,
     INDEX_NAME,
@@ -81,7 +82,7 @@ def save_checkpoint(
     assert keep_last >= 1, keep_last
     started = time.perf_counter()
     ranks = Ranks(process_group)
-    writer = _Writer(Path(root), step, extra, keep_last, ranks.size, fence)
+    writer = _Writer(Path(root), step, tensors, extra, keep_last, ranks.size, fence)
     what = f"the checkpoint of step {step} was not saved in {root}"
     try:
         with torch.no_grad(), single_process_is_meant():
@@ -198,6 +199,7 @@ class _Writer(StorageWriter):
 
     root: Path
     step: int
+    tensors: Mapping[str, torch.Tensor]
     extra: Mapping[str, Any]
     keep_last: int
     world_size: int
@@ -231,19 +233,31 @@ class _Writer(StorageWriter):
         """Write this rank's shard, if it has anything to write."""
         done: Future[list[WriteResult]] = Future()
         path: Path = plan.storage_data
+        # From the live tensors and their own places, not from the plan: what that gets wrong is to be seen.
+        held = parts_held(self.tensors)
         entries = [_entry(item, planner) for item in plan.items]
         shard = write_shard(path, entries) if entries else FileEntry(0, "")
-        done.set_result([
+        written = [
             WriteResult(item.index, entry.bytes, _Stored(path.name, entry.key, shard))
             for item, entry in zip(plan.items, entries, strict=True)
-        ])  # fmt: skip
+        ]
+        done.set_result([*written, WriteResult(MetadataIndex(""), 0, held)])
         return done
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
         """Write the manifest, publish, remove old checkpoints; leave the CheckpointInfo in `metadata` for all ranks."""
         assert self.partial is not None
-        stored = {result.index: result.storage_data for of_rank in results for result in of_rank}
-        index = {name: _tensor_entry(name, entry, stored) for name, entry in metadata.state_dict_metadata.items()}
+        stored = {result.index: result.storage_data for *of_rank, _ in results for result in of_rank}
+        shapes = {
+            name: entry.size
+            for name, entry in metadata.state_dict_metadata.items()
+            if isinstance(entry, TensorStorageMetadata)
+        }
+        fingerprints = whole_fingerprints((of_rank[-1].storage_data for of_rank in results), shapes)
+        index = {
+            name: _tensor_entry(name, entry, stored, fingerprints.get(name, ""))
+            for name, entry in metadata.state_dict_metadata.items()
+        }
         files = {one.file: one.entry for one in stored.values()}
         files[INDEX_NAME] = write_file(self.partial.folder / INDEX_NAME, encode_index(index))
         complete = folder.list_checkpoints(self.root).complete
@@ -301,10 +315,10 @@ def _entry(item: WriteItem, planner: SavePlanner) -> Entry:
     return Entry(key, dtype_name(item.tensor_data.properties.dtype), tuple(chunk.sizes), load)
 
 
-def _tensor_entry(name: str, metadata: Any, stored: Mapping[MetadataIndex, _Stored]) -> TensorEntry:
+def _tensor_entry(name: str, metadata: Any, stored: Mapping[MetadataIndex, _Stored], fingerprint: str) -> TensorEntry:
     assert isinstance(metadata, TensorStorageMetadata)
     chunks = []
     for chunk in metadata.chunks:
         where = stored[MetadataIndex(name, chunk.offsets)]
         chunks.append(Chunk(tuple(chunk.offsets), tuple(chunk.sizes), where.file, where.key))
-    return TensorEntry(dtype_name(metadata.properties.dtype), tuple(metadata.size), tuple(chunks))
+    return TensorEntry(dtype_name(metadata.properties.dtype), tuple(metadata.size), tuple(chunks), fingerprint)

@@ -19,6 +19,7 @@ from paceline.run.parallel.alone import AloneExperts, ExpertGradients
 from paceline.run.parallel.context import share_sequences
 from paceline.run.parallel.data import GatheredGradients, ShardedGradients, shard, sharding_units
 from paceline.run.parallel.expert import balance_shared_sequences, spread_experts
+from paceline.run.parallel.split_check import SplitCheck
 from paceline.run.parallel.tensor import SummedGradients, split_layers
 from paceline.run.parallel.whole import WholeGradients, stays_whole
 from paceline.run.precision import COMPUTE_DTYPES, MASTER_DTYPES, cast_outside, cast_reads, cast_unit
@@ -66,14 +67,17 @@ def apply_plan(
     mesh: DeviceMesh | None,
     rules: Rules | None = None,
     first: int = 0,
+    check: SplitCheck | None = None,
 ) -> Gradients:
     """Change `model` in place into what `plan` asks for and return how its gradients are summed.
 
     `blocks` are the model's repeated blocks, or those of a pipeline stage from number `first` on: the units of
     recompute, compilation, offload and sharding. The mesh is None for a single device. For a stage of a pipeline
-    `rules` are those of the whole model, which a part does not tell.
+    `rules` are those of the whole model, which a part does not tell. `check` is asked once layers are split.
     """
     parts = _split_layers(model, plan, mesh, rules)
+    if check is not None and mesh is not None:
+        check.of(model, mesh.get_group("tp"))
     modes = _modes(plan, range(first, first + len(blocks)))
     gradients = _apply_whole(model, blocks, modes, plan, mesh)
     return SummedGradients(gradients, model, parts, mesh.get_group("tp")) if mesh is not None and parts else gradients
@@ -119,7 +123,7 @@ def _apply_whole(
     if compute != master:
         _cast(model, blocks, modes, plan, whole if sharded else None)
     for block, mode in zip(blocks, modes, strict=True):
-        checkpoint_block(block, mode, plan.recompute_save)
+        checkpoint_block(block, mode, plan.recompute_save, plan.compile)
     if plan.compile:
         for block in blocks or [model]:
             block.forward = torch.compile(block.forward)  # inside the hooks that sharding adds

@@ -7,6 +7,7 @@ of the loss whether the model itself was called or not.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,28 +22,32 @@ from paceline.run.parallel.data import GatheredGradients, ShardedGradients
 from paceline.task.objective import Objective
 
 
-def entered(objective: Objective, model: nn.Module, gradients: Any, device: torch.device) -> Objective:
-    """Return the objective as it is called on a model whose gradients come together as `gradients` says."""
+def entry_of(model: nn.Module, gradients: Any, device: torch.device) -> Callable[[Objective, nn.Module, Any], Any]:
+    """Return what calls an objective on (model, batch), where gradients come together as `gradients` says."""
     while hasattr(gradients, "inner"):
         gradients = gradients.inner
     if not isinstance(gradients, ShardedGradients):
-        return objective
+        return call
     calls = None
     if not isinstance(gradients, GatheredGradients) and max(group.size() for group in gradients.groups) > 1:
         names = {module: name for name, module in model.named_modules()}
         units: list[Any] = gradients.units()
         calls = Calls([names[unit] for unit in units], gradients.groups, device)
         calls.watch(units)
-    return _Entered(objective, gradients, calls)
+    return _Entry(gradients, calls)
+
+
+def call(objective: Objective, model: nn.Module, batch: Any) -> Any:
+    """Return what the objective returns for a model that needs no more."""
+    return objective(model, batch)
 
 
 @dataclass
-class _Entered:
-    objective: Objective
+class _Entry:
     gradients: ShardedGradients
     calls: Calls | None
 
-    def __call__(self, model: nn.Module, batch: Any) -> Any:
+    def __call__(self, objective: Objective, model: nn.Module, batch: Any) -> Any:
         """Return what the objective returns."""
         assert isinstance(model, FSDPModule)
         state = model._get_fsdp_state()
@@ -51,7 +56,7 @@ class _Entered:
             self.calls.begin()
         self.gradients.gather()
         try:
-            loss_sum, weight = self.objective(model, batch)
+            loss_sum, weight = objective(model, batch)
         except RuntimeError as error:
             owner = _sharded_in(error)
             if owner is None:

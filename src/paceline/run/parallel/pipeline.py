@@ -20,6 +20,7 @@ from paceline.errors import ConfigError, DoesNotFit
 from paceline.plan.plan import Plan
 from paceline.plan.stages import blocks_per_stage, refusal, stages_of
 from paceline.run.parallel.apply import Gradients, apply_plan
+from paceline.run.randomness.again import DRAWS_BY
 from paceline.task.declared import declared_rules
 from paceline.task.models.absent import Absent
 from paceline.task.models.chain import OPENED_BY, chain_of, is_hugging_face
@@ -137,6 +138,8 @@ def _without(module: nn.Module, absent: set[str], keep_places: bool, prefix: str
     if not any(name.startswith(prefix) for name in absent):
         return module
     part = copy.copy(module)
+    if vars(part).pop(DRAWS_BY, None) is not None:
+        vars(part).pop("forward", None)  # which would call the whole module's
     for key, value in list(vars(part).items()):
         if isinstance(value, dict):  # children, and hooks that sharding will add to this part alone
             vars(part)[key] = value.copy()

@@ -4,6 +4,8 @@
 |------------|------------------|--------------------|-------------------------------------------------|
 | column     | rows spread      | whole              | features spread                                 |
 | row        | columns spread   | features spread    | summed                                          |
+| split_row  | columns spread   | whole              | summed                                          |
+| fused      | whole            | whole              | features of each part spread                    |
 | partial    | columns spread   | features spread    | a part of a sum                                 |
 | vocabulary | rows spread      | tokens, or whole   | summed (embedding), spread logits (head)        |
 | gathered   | rows spread      | whole              | whole                                           |
@@ -17,7 +19,9 @@ reduce-scattered, and what must be whole is gathered once for all layers that re
 
 Spread weights become DTensors on the tensor axis, so that sharding, checkpoints and the gradient norm know their parts.
 All other parameters stay as they are; the gradients of those that see only a part of the activations are summed
-over the axis once a step. Biases are whole: a column's layer takes its part of it, a row's adds it after the sum.
+over the axis once a step. Biases are whole: a column's layer takes its part of it, a row's adds it after the sum. A
+fused weight stays whole too: a rank's rows of it are not one piece, as checkpoints need. Its products are shared, its
+memory is not.
 
 A mixture of experts enters once, for its router and its experts: every rank routes the whole sequence, alike, and
 computes its part of the width of every expert, so that weights and products are shared evenly whatever the load. What
@@ -37,17 +41,17 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard
-from torch.nn.modules.dropout import _DropoutNd
 
 from paceline.errors import ConfigError
 from paceline.task.models.absent import Absent
 from paceline.task.models.collectives import add, gather, join, once, part, scatter, share
 from paceline.task.models.moe import Experts, MoE
+from paceline.task.models.styles import misfit
 from paceline.task.models.vocabulary import as_spread_logits, first_row, local_weight, partial_embedding
 from paceline.task.rules import SPREAD, Rules
 
 COVERS_CHILDREN = ("replicated", "expert")
-
+ROWS = ("row", "split_row")
 
 ENTERED = "_paceline_entered"  # attribute of an activation that several layers read
 
@@ -58,8 +62,6 @@ class Region:
 
     group: dist.ProcessGroup
     splits_sequence: bool
-    has_dropout: bool = False
-    inside: bool = False  # between a column's layer and the row's that follows it; kept for dropout alone
 
     def enter(self, x: Tensor) -> Tensor:
         """Return the whole `x` for layers that each compute a part: communicated once for all that read the same.
@@ -73,11 +75,6 @@ class Region:
         entered = gather(x, self.group) if self.splits_sequence else share(x, self.group)
         setattr(x, ENTERED, (state, entered))
         return entered
-
-    def mark(self, inside: bool) -> None:
-        """Note where the forward pass is. Without dropout nothing changes, so that compiled blocks have no effects."""
-        if self.has_dropout:
-            self.inside = inside
 
     def once(self, x: Tensor) -> Tensor:
         """Return `x`, which all ranks compute alike from what entered, with a gradient on one of them alone."""
@@ -98,7 +95,6 @@ def split_layers(model: nn.Module, rules: Rules, mesh: DeviceMesh, stage: bool =
     if not stage:  # it may lack a kind of layer; the whole model has been checked before it was cut
         rules.check(modules)
     region = Region(mesh.get_group(), rules.splits_sequence)
-    model.register_forward_pre_hook(lambda *_: region.mark(inside=False))
     spread: dict[nn.Parameter, nn.Parameter] = {}  # a tied one is spread once
     summed: set[str] = set()
     for name, module in modules.items():
@@ -106,12 +102,16 @@ def split_layers(model: nn.Module, rules: Rules, mesh: DeviceMesh, stage: bool =
             continue  # another pipeline stage has it
         style = rules.style_of(name)
         if style in SPREAD:
-            _check_layer(name, module, style)
+            _check_layer(name, module, style, stage=stage)
             _spread_weight(name, module, SPREAD[style], mesh, spread)
-            if getattr(module, "bias", None) is not None and (style != "row" or region.splits_sequence):
+            if getattr(module, "bias", None) is not None and (style not in ROWS or region.splits_sequence):
                 summed.add(f"{name}.bias")
             if "forward" not in vars(module):  # a pipeline stage may hold a module for its weight alone
                 module.forward = functools.partial(FORWARD[style, type(module).forward], module, region)
+        elif style == "fused":
+            _check_layer(name, module, style, rules.parts_of(name))
+            module.forward = functools.partial(_fused, module, region, _fused_rows(name, rules.parts_of(name), region))
+            summed |= {f"{name}.{own}" for own, _ in module.named_parameters()}
         elif style == "expert":
             _spread_experts(name, module, mesh)
         elif style in ("sequence", "summed"):
@@ -120,8 +120,6 @@ def split_layers(model: nn.Module, rules: Rules, mesh: DeviceMesh, stage: bool =
             module.forward = functools.partial(_on_the_whole, module.forward, region)
         if isinstance(module, MoE):
             module.region = region
-        if isinstance(module, _DropoutNd):
-            _guard_dropout(name, module, rules, region)
     _check_ties(model, spread)
     if region.splits_sequence:
         _check_complete(modules, rules)
@@ -132,25 +130,49 @@ def split_layers(model: nn.Module, rules: Rules, mesh: DeviceMesh, stage: bool =
 
 
 def _column(layer: nn.Linear, region: Region, x: Tensor) -> Tensor:
-    entered = region.enter(x)
-    region.mark(inside=True)
-    return F.linear(entered, local_weight(layer.weight), _own_bias(layer, region))
+    return F.linear(region.enter(x), local_weight(layer.weight), _own_bias(layer, region))
 
 
 def _row(layer: nn.Linear, region: Region, x: Tensor) -> Tensor:
-    region.mark(inside=False)
     out = region.leave(F.linear(x, local_weight(layer.weight)))
     return out if layer.bias is None else out + layer.bias
 
 
+def _split_row(layer: nn.Linear, region: Region, x: Tensor) -> Tensor:
+    weight = local_weight(layer.weight)
+    own = share(x, region.group).narrow(-1, first_row(x.shape[-1], region.group), weight.shape[1])
+    out = region.leave(F.linear(own, weight))
+    return out if layer.bias is None else out + layer.bias
+
+
+def _fused(layer: nn.Linear, region: Region, rows: list[slice], x: Tensor) -> Tensor:
+    weight = torch.cat([layer.weight[part] for part in rows])
+    return F.linear(
+        region.enter(x), weight, None if layer.bias is None else torch.cat([layer.bias[part] for part in rows])
+    )
+
+
+def _fused_rows(name: str, parts: tuple[int, ...], region: Region) -> list[slice]:
+    """Return this rank's rows of each part of a fused layer."""
+    ranks, rows, first = region.group.size(), [], 0
+    for count in parts:
+        own = -(-count // ranks)
+        if own * (ranks - 1) >= count:
+            raise ConfigError(f"'{name}' over tp = {ranks}", f"a part of {count} features gives some ranks none")
+        start = own * region.group.rank()
+        rows.append(slice(first + start, first + min(count, start + own)))
+        first += count
+    return rows
+
+
 def _partial(layer: nn.Linear, region: Region, x: Tensor) -> Tensor:
-    region.mark(inside=False)
     return F.linear(x, local_weight(layer.weight))
 
 
 def _gathered(layer: nn.Linear, region: Region, x: Tensor) -> Tensor:
     out = F.linear(region.enter(x), local_weight(layer.weight), _own_bias(layer, region))
-    return join(out.transpose(-1, -2), region.group).transpose(-1, -2)
+    # As one device has it in memory: sums over it (a norm's, in fp32) then come in the same order.
+    return join(out.transpose(-1, -2), region.group).transpose(-1, -2).contiguous()
 
 
 def _head(layer: nn.Linear, region: Region, x: Tensor) -> Tensor:
@@ -183,6 +205,7 @@ def _on_the_whole(forward: Callable[..., Any], region: Region, x: Tensor, *args:
 FORWARD: dict[tuple[str, Any], Callable[..., Tensor]] = {
     ("column", nn.Linear.forward): _column,
     ("row", nn.Linear.forward): _row,
+    ("split_row", nn.Linear.forward): _split_row,
     ("partial", nn.Linear.forward): _partial,
     ("gathered", nn.Linear.forward): _gathered,
     ("vocabulary", nn.Linear.forward): _head,
@@ -193,23 +216,14 @@ FORWARD: dict[tuple[str, Any], Callable[..., Tensor]] = {
 # ---- weights and checks --------------------------------------------------------------------------------------------
 
 
-def _check_layer(name: str, module: nn.Module, style: str) -> None:
-    if (style, type(module).forward) not in FORWARD:
-        fitting = "an nn.Linear or nn.Embedding" if style == "vocabulary" else "an nn.Linear"
+def _check_layer(name: str, module: nn.Module, style: str, parts: tuple[int, ...] = (), stage: bool = False) -> None:
+    if stage and "forward" in vars(module):
+        return  # it stands for its weight alone; the whole model has been checked before it was cut
+    because = misfit(module, style, parts)
+    if because:
         raise ConfigError(
-            f"rule '{style}' for '{name}', a {type(module).__name__}", f"the style is for {fitting}",
-            "another style, or no rule for it",
-        )  # fmt: skip
-    if style == "partial" and module.bias is not None:
-        raise ConfigError(
-            f"rule 'partial' for '{name}'", "every rank would add its bias to a part of a sum",
-            "bias = False, or the style 'row'",
-        )  # fmt: skip
-    if isinstance(module, nn.Embedding) and (module.max_norm is not None or module.sparse or module.scale_grad_by_freq):
-        raise ConfigError(
-            f"rule '{style}' for '{name}'", "it renormalises, counts tokens or has sparse gradients, over all its rows",
-            "a plain nn.Embedding, or no rule for it",
-        )  # fmt: skip
+            f"rule '{style}' for '{name}', a {type(module).__name__}", because, "another style, or no rule for it"
+        )
 
 
 def _spread_weight(
@@ -276,25 +290,6 @@ def _check_complete(modules: dict[str, nn.Module], rules: Rules) -> None:
                 "the sequence is split over tp: their gradients are parts of a sum or whole, and only a rule can tell",
                 "a rule 'sequence' or 'replicated' for it",
             )  # fmt: skip
-
-
-def _guard_dropout(name: str, module: _DropoutNd, rules: Rules, region: Region) -> None:
-    """Make dropout on a part of an activation an error: its mask would not be that of a single device."""
-
-    region.has_dropout |= module.p > 0
-
-    def refuse(dropout: _DropoutNd, *_: Any) -> None:
-        if dropout.training and dropout.p > 0 and (region.splits_sequence or region.inside):
-            where = "along the sequence" if region.splits_sequence and not region.inside else "by features"
-            raise ConfigError(
-                f"dropout '{name}' under tp", f"it acts on an activation that is split {where}, where every rank would"
-                " draw the mask of another part", "dropout 0, or rules that leave this activation whole",
-            )  # fmt: skip
-
-    parts = name.split(".")
-    above = [".".join(parts[:count]) for count in range(1, len(parts) + 1)]
-    if not any(rules.style_of(outer) == "replicated" for outer in above):
-        module.register_forward_pre_hook(refuse)
 
 
 # ---- gradients -----------------------------------------------------------------------------------------------------

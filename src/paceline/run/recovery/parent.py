@@ -17,7 +17,7 @@ def end_with_parent(parent: int | None = None, number: int = signal.SIGTERM) -> 
     `parent` is the process that started this one, by default the supervisor that the environment names; a parent that
     is already gone counts as dying now. A fork forgets the wish: the child states its own.
     """
-    named = os.environ.get(PARENT_VARIABLE)
+    named = os.environ.pop(PARENT_VARIABLE, None)  # what this process starts has another parent
     expected = int(named) if parent is None and named else parent
     if expected is None or sys.platform != "linux":
         return

@@ -47,7 +47,7 @@ def _declared(model: nn.Module) -> Rules | None:
     if isinstance(model, Decoder):
         return dataclasses.replace(DECODER, last=("norm",)) if model.config.tied else DECODER
     declared = getattr(model, "paceline_rules", None)
-    if isinstance(declared, Rules):
+    if isinstance(declared, Rules) and not (declared.add_to_plan and not declared.blocks):
         return declared
     return _hugging_face(model) if is_hugging_face(model) else None
 

@@ -1,0 +1,161 @@
+"""Seconds of the proof before training, against a bare `import torch` of the same run: two ranks, and the largest twin.
+
+    python benchmarks/proof.py [--rounds 5] [--quick] [--save]
+
+The proof is the one that `paceline train` makes: two steps in fp32, of `examples/stdlib-code.toml` on two devices and
+under a layout of every axis, in the degrees to which the twin lowers them. Each round first imports torch in a process
+of its own. CPU time is that of all processes of the proof; wall time depends on what else the machine does, which the
+load average tells.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import resource
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from common import RESULTS, Spread, machine, median_of
+
+ROOT = Path(__file__).parents[1]
+SPEC = ROOT / "examples" / "stdlib-code.toml"
+LAYOUTS = {
+    "the example": "dp_shard=2",
+    "the largest twin": "dp_replicate=2,dp_shard=4,cp=4,tp=4,pp=4",
+}
+TARGET_SECONDS = {"the example": 5.0, "the largest twin": 20.0}  # of wall time, on two quiet cores
+
+
+@dataclass(frozen=True)
+class Taken:
+    """What one command took: wall seconds, and CPU seconds of all its processes."""
+
+    seconds: float
+    cpu_seconds: float
+
+
+@dataclass(frozen=True)
+class Row:
+    """A proof over its rounds: medians, with the ratios to the import of torch in the same round."""
+
+    name: str
+    layout: str
+    ran_as: str
+    seconds: Spread
+    cpu_seconds: Spread
+    import_cpu_seconds: Spread
+    cpu_ratio: Spread
+
+
+def taken(work: Callable[[], Any]) -> tuple[Taken, Any]:
+    """Return what `work()` took, with that of the processes it started and waited for, and what it returned."""
+    began, before = time.perf_counter(), _cpu_seconds()
+    result = work()
+    return Taken(time.perf_counter() - began, _cpu_seconds() - before), result
+
+
+def _cpu_seconds() -> float:
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
+def import_torch() -> None:
+    """Start a Python that imports torch and ends."""
+    environ = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+    subprocess.run([sys.executable, "-c", "import torch"], check=True, env=environ)
+
+
+def prove(layout: str) -> dict[str, Any]:
+    """Make the proof before training of the example under a layout, in a Python of its own, and return its record."""
+    command = [sys.executable, __file__, "--prove", layout]
+    done = subprocess.run(command, check=True, capture_output=True, text=True)
+    proof: dict[str, Any] = json.loads(done.stdout)
+    assert proof["equal"], proof
+    return proof
+
+
+def prove_here(layout: str) -> None:
+    """Make the proof in this process, without a plan's search, and print its record."""
+    from paceline.run.arguments import plan_spec
+    from paceline.session.prove import DTYPES, STEPS
+    from paceline.spec import load_spec
+    from paceline.verify.parts import BRIEF
+    from paceline.verify.start import plan_layout, verify_plan
+
+    spec = load_spec(SPEC)
+    plan, vocab = plan_layout(spec, plan_spec(layout))
+    print(json.dumps(verify_plan(spec, plan, vocab, steps=STEPS, dtypes=DTYPES, scope=BRIEF), default=str))
+
+
+def measure(name: str, layout: str, rounds: int) -> Row:
+    """Return what a proof took over some rounds; one before them, which reads files anew, does not count."""
+    imports, proofs, ran_as = [], [], ""
+    for number in range(rounds + 1):
+        bare, _ = taken(import_torch)
+        whole, proof = taken(lambda: prove(layout))
+        ran_as = proof["ran_as"]
+        if number:
+            imports.append(bare)
+            proofs.append(whole)
+        print(f"{name}, round {number}: {whole.seconds:.1f} s, {whole.cpu_seconds:.1f} s of CPU", file=sys.stderr)
+    ratios = [whole.cpu_seconds / bare.cpu_seconds for whole, bare in zip(proofs, imports, strict=True)]
+    return Row(
+        name, layout, ran_as,
+        median_of([whole.seconds for whole in proofs]), median_of([whole.cpu_seconds for whole in proofs]),
+        median_of([bare.cpu_seconds for bare in imports]), median_of(ratios),
+    )  # fmt: skip
+
+
+def table(rows: list[Row]) -> str:
+    """Return the rows as a table in Markdown."""
+    lines = [
+        "| proof of | ran as | CPU time over `import torch` | CPU time, s | half of it, s | wall time, s | aim, s |",
+        "|---|---|---|---:|---:|---:|---:|",
+    ]
+    for row in rows:
+        ratio, cpu = row.cpu_ratio, row.cpu_seconds.median
+        lines.append(
+            f"| {row.name} | {row.ran_as} | {ratio.median:.1f} ({ratio.low:.1f} to {ratio.high:.1f}) | {cpu:.1f}"
+            f" | {cpu / 2:.1f} | {row.seconds.median:.1f} | {TARGET_SECONDS[row.name]:.0f} |"
+        )
+    return "\n".join(lines)
+
+
+def main(arguments: list[str]) -> int:
+    """Measure, print the table, and write it where asked to."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--quick", action="store_true", help="one round of the small proof, to see that it works")
+    parser.add_argument("--save", action="store_true", help="write benchmarks/results/proof.md and .json")
+    parser.add_argument("--prove", metavar="LAYOUT", help="make one proof and print its record")
+    options = parser.parse_args(arguments)
+    if options.prove:
+        prove_here(options.prove)
+        return 0
+    layouts = {"the example": LAYOUTS["the example"]} if options.quick else LAYOUTS
+    rounds = 1 if options.quick else options.rounds
+    before = os.getloadavg()[0]
+    rows = [measure(name, layout, rounds) for name, layout in layouts.items()]
+    load = (before, os.getloadavg()[0])
+    print(table(rows))
+    if options.save:
+        facts = machine()
+        RESULTS.mkdir(exist_ok=True)
+        result = {"machine": facts, "load": load, "rounds": rounds, "rows": [asdict(row) for row in rows]}
+        (RESULTS / "proof.json").write_text(json.dumps(result, indent=2) + "\n")
+        where = f"{facts['date']} · {facts['cpu']}, {facts['cores']} cores · torch {facts['torch']}"
+        quiet = f"{rounds} rounds · load average {load[0]:.0f} at the start, {load[1]:.0f} at the end"
+        head = "# The proof before training\n\n`python benchmarks/proof.py --save`"
+        (RESULTS / "proof.md").write_text(f"{head}\n\n{where} · {quiet}\n\n{table(rows)}\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

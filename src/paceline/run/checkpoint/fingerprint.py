@@ -1,0 +1,129 @@
+"""Fingerprints of tensors: one number for the values of a whole tensor, whatever the layout that holds them.
+
+The fingerprint of a tensor is the sum, modulo 2^64, over all its words of (the word's bits) x (a pseudo-random odd
+weight of its place in the whole tensor). A part of a tensor gives its part of the sum, so shards of any shape add up to
+the same number, and no rank needs to see another's values. The weight of a place is the product of one weight for each
+of its coordinates: a part of n words costs one multiplication and one addition for each of them.
+
+Any other value, and almost any values in other places, make another sum. It is no digest against an adversary.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch.distributed.tensor import DTensor
+
+WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int32}  # bytes of an element -> words it is read as
+PIECE_WORDS = 2**18  # read at a time, so that the 64-bit copies stay in the cache
+
+Place = tuple[tuple[int, ...], tuple[int, ...]]  # offsets and sizes of a part of a tensor
+Parts = dict[str, dict[Place, int]]
+
+
+def parts_held(tensors: Mapping[str, torch.Tensor]) -> Parts:
+    """Return the sums of the parts that this rank holds, by tensor and place."""
+    weights = _Weights()
+    return {name: dict(_part(tensor.detach(), weights)) for name, tensor in tensors.items()}
+
+
+def whole_fingerprints(of_ranks: Iterable[Parts], shapes: Mapping[str, Sequence[int]]) -> dict[str, str]:
+    """Return the fingerprint of every tensor that the parts of all ranks make whole, as 16 hexadecimal digits.
+
+    A part that several ranks hold counts once. The fingerprint is empty where copies of a part differ: no value is then
+    the tensor's own. A tensor is left out where its parts overlap or leave a gap.
+    """
+    merged: dict[str, dict[Place, int]] = {}
+    torn: set[str] = set()
+    for held in of_ranks:
+        for name, parts in held.items():
+            known = merged.setdefault(name, {})
+            for place, value in parts.items():
+                if known.setdefault(place, value) != value:
+                    torn.add(name)
+    return {
+        name: "" if name in torn else f"{sum(parts.values()) % 2**64:016x}"
+        for name, parts in merged.items()
+        if sum(math.prod(sizes) for _, sizes in parts) == math.prod(shapes[name])
+    }
+
+
+def _part(tensor: torch.Tensor, weights: _Weights) -> Iterable[tuple[Place, int]]:
+    """Yield (place, sum) of this rank's part of a tensor, if it holds any."""
+    if isinstance(tensor, DTensor):
+        # The hook by which torch.distributed.checkpoint itself asks a tensor where its part lies.
+        chunks = tensor.__create_chunk_list__()
+        local, places = tensor.to_local(), [(tuple(chunk.offsets), tuple(chunk.sizes)) for chunk in chunks]
+    else:
+        local, places = tensor, [((0,) * tensor.dim(), tuple(tensor.shape))]
+    for offsets, sizes in places:
+        if math.prod(sizes):
+            yield (offsets, sizes), _sum(local, offsets, weights)
+
+
+def _sum(local: torch.Tensor, offsets: Sequence[int], weights: _Weights) -> int:
+    """Return the weighted sum of the words of a part that lies at `offsets`, modulo 2^64."""
+    words = _words(local)  # [..., words of an element]
+    places = (*offsets, 0)
+    total = 0
+    # The last dimensions, of up to a piece's words, are one row; every row has a weight that is the product of its own.
+    inner = _row_dimensions(words.shape)
+    row = weights.product(inner, places[inner:], words.shape[inner:]).to(words.device)
+    outer = weights.product(0, places[:inner], words.shape[:inner]).to(words.device)
+    rows = words.reshape(outer.numel(), row.numel())
+    step = max(1, PIECE_WORDS // row.numel())
+    for begin in range(0, len(rows), step):
+        piece = rows[begin : begin + step].to(torch.int64)
+        total += int(((piece * row).sum(1) * outer[begin : begin + step]).sum())
+    return total % 2**64
+
+
+def _words(local: torch.Tensor) -> torch.Tensor:
+    """Return the bits of a tensor as integers, with a last dimension for the words of an element."""
+    shape = local.shape
+    if local.is_complex():
+        local = torch.view_as_real(local.resolve_conj())
+    flat = local.contiguous().reshape(-1)
+    return flat.view(WORDS[flat.element_size()]).view(*shape, -1)
+
+
+def _row_dimensions(shape: Sequence[int]) -> int:
+    """Return the number of the first dimension that belongs to a row: rows have up to PIECE_WORDS words."""
+    at = len(shape) - 1
+    while at > 0 and math.prod(shape[at - 1 :]) <= PIECE_WORDS:
+        at -= 1
+    return at
+
+
+class _Weights:
+    """The weights of coordinates, odd 64-bit numbers by dimension; each is computed once."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[int, int, int], torch.Tensor] = {}
+
+    def product(self, first: int, offsets: Sequence[int], sizes: Sequence[int]) -> torch.Tensor:
+        """Return the weights of all places of a block over the dimensions from number `first` on, int64, flat."""
+        flat = torch.ones(1, dtype=torch.int64)
+        for dimension, (offset, size) in enumerate(zip(offsets, sizes, strict=True), first):
+            flat = (flat[:, None] * self._along(dimension, offset, size)).flatten()
+        return flat
+
+    def _along(self, dimension: int, offset: int, size: int) -> torch.Tensor:
+        key = (dimension, offset, size)
+        if key not in self._known:
+            places = np.arange(offset, offset + size, dtype=np.uint64) + np.uint64(dimension << 48)
+            self._known[key] = torch.from_numpy((_mixed(places) | np.uint64(1)).view(np.int64))
+        return self._known[key]
+
+
+def _mixed(numbers: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+    """Return the numbers after splitmix64 (Steele et al. 2014), whose bits look random."""
+    with np.errstate(over="ignore"):
+        mixed = (numbers + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
+        mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return mixed ^ (mixed >> np.uint64(31))

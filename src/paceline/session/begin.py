@@ -1,0 +1,72 @@
+"""The beginning of every run: plan, say so, prove, and hand the ranks their brief."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Callable
+
+from paceline.errors import ConfigError
+from paceline.plan.explain import headline_lines
+from paceline.plan.session import Planned, plan_task
+from paceline.run.brief import Brief, brief_from_json, make_brief
+from paceline.run.place import ranks_from_environment, ranks_per_node
+from paceline.run.world import World, join_world
+from paceline.session.prove import prove
+from paceline.session.together import from_first
+from paceline.spec import Spec
+
+Say = Callable[[str], None]
+
+
+def planned_brief(spec: Spec, say: Say = print, first_only: bool = False) -> Brief:
+    """Plan, say so, prove, and return the brief.
+
+    With `first_only`, raise ConfigError for a plan of several devices: another run was made in this process, which
+    would be made again in each of the new ones.
+    """
+    planned = plan_task(spec, say=say)
+    devices = planned.plan.layout.devices
+    if first_only and devices > 1:
+        raise ConfigError(
+            f"a Run over {devices} devices cannot follow one on a single device in the same script",
+            "the script is started again once per device, and would begin with the first Run again",
+            "paceline.fit(task, ...), which starts processes of its own, or a script for each",
+        )
+    return _brief(planned, say)
+
+
+def join_peers(spec: Spec, say: Say = print) -> tuple[World, Brief]:
+    """Join the processes that torchrun, srun or an earlier run started; rank 0 plans for them and proves."""
+    world = join_world(*_device_here(spec))
+    text = from_first(world, lambda: _brief(plan_task(_for_peers(spec, world.size), say=say), say).to_json())
+    return world, brief_from_json(text)
+
+
+def _brief(planned: Planned, say: Say) -> Brief:
+    say("\n".join(headline_lines(planned)))
+    proven = prove(planned, say)
+    return make_brief(planned, proven.record, proven.decisions)
+
+
+def _for_peers(spec: Spec, devices: int) -> Spec:
+    """Return the spec on as many devices as there are processes."""
+    if spec.cluster.devices not in (0, devices):
+        raise ConfigError(
+            f"cluster.devices = {spec.cluster.devices}",
+            f"{devices} processes were started",
+            f"start {spec.cluster.devices} processes, or leave cluster.devices unset",
+        )
+    there = dataclasses.replace(spec.cluster, devices=devices, devices_per_node=ranks_per_node(os.environ, devices))
+    return dataclasses.replace(spec, cluster=there)
+
+
+def _device_here(spec: Spec) -> tuple[str, int]:
+    """Return (device kind, threads per rank) for this process, before there is a plan."""
+    import torch
+
+    if spec.cluster.device == "cpu" or not torch.cuda.is_available():
+        place = ranks_from_environment(os.environ)
+        here = ranks_per_node(os.environ, place[1]) if place else 1
+        return "cpu", max(1, len(os.sched_getaffinity(0)) // here)
+    return "cuda", 0

@@ -1,0 +1,134 @@
+"""The proof before training, whoever trains: made, remembered from an earlier start, or left out on record."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from paceline.cluster.store import cache_dir, write_json
+from paceline.errors import ConfigError, StorageError
+from paceline.plan.session import Planned
+from paceline.run.arguments import run_directory
+from paceline.run.handover import hand_over, holds_objects
+from paceline.run.journal import read_journal
+from paceline.session.fingerprint import proof_key
+from paceline.verify.group import Job
+from paceline.verify.parts import BRIEF, Subject, jobs_of
+from paceline.verify.start import failure_of, verify_planned, verify_text
+
+STEPS = 2  # of the proof before training; `paceline verify` makes more, in more precisions
+DTYPES = ("fp32",)
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Proven:
+    """What is known of a plan before it trains: the proof's record, and decisions about it, for the journal."""
+
+    record: dict[str, Any] | None = None
+    decisions: tuple[dict[str, Any], ...] = field(default=())
+
+
+def prove(planned: Planned, say: Say = print) -> Proven:
+    """Prove the plan equal to one device, or take the proof that was made of the same before; say which.
+
+    One device has nothing to prove, and a run that is complete no more. `run.verify = false`, and a task that cannot be
+    handed to other processes, are decisions. Raises VerificationFailed where the plan is not equal.
+    """
+    if planned.plan.layout.devices == 1 or _is_complete(run_directory(planned.spec), planned.steps):
+        return Proven()
+    if not planned.spec.run.verify:
+        return _unproven(f"run.verify = false ({planned.spec.provenance.get('run.verify', 'python')})", say)
+    because = _cannot_be_handed_over(planned)
+    if because:
+        return _unproven(because, say)
+    key = proof_key(planned, jobs_before_training(planned))
+    record = None if key is None else _recall(_path(key))
+    if record is None:
+        record = _prove(planned)
+        if key is not None:
+            _remember(record, _path(key), say)
+    else:
+        record = {**record, "cached": True, "seconds": 0.0, "text": _cached_text(record)}
+    say(f"verify   {record['text']}")
+    return Proven(record)
+
+
+def jobs_before_training(planned: Planned) -> list[Job]:
+    """Return what the proof before training runs."""
+    return jobs_of(Subject(planned.spec, planned.plan, planned.facts.vocab, DTYPES), BRIEF)
+
+
+def _prove(planned: Planned) -> dict[str, Any]:
+    result = verify_planned(planned, steps=STEPS, dtypes=DTYPES, scope=BRIEF)
+    if not result["equal"]:
+        raise failure_of(result)
+    return {
+        "equal": True,
+        "seconds": result["seconds"],
+        "differences": result["differences"],
+        "dtype": ", ".join(DTYPES),
+        "layout": result["ran_as"],
+        "text": verify_text(result),
+        "proved": datetime.datetime.now(datetime.UTC).date().isoformat(),
+        "cached": False,
+    }
+
+
+def _unproven(because: str, say: Say) -> Proven:
+    """Return the decision to train without a proof."""
+    say(f"verify   not proven: {because}")
+    return Proven(None, ({"what": "verify", "before": "prove the layout", "after": "no proof", "because": because},))
+
+
+def _cannot_be_handed_over(planned: Planned) -> str:
+    """Return why no other process can have the task, or "" where it can: a proof runs in processes of its own."""
+    if not holds_objects(planned.spec):
+        return ""
+    try:
+        with tempfile.TemporaryDirectory(prefix="paceline-spec-") as folder:
+            hand_over(planned.spec, Path(folder))
+    except ConfigError as error:
+        return f"{error.what}: {error.because}"
+    return ""
+
+
+def _is_complete(run_dir: Path, steps: int) -> bool:
+    """Return whether the journal says that the run has reached its end: nothing is left to be proved."""
+    ends = (record for record in read_journal(run_dir) if record["kind"] == "run_ended")
+    return any(end.get("status") == "complete" and end.get("step", 0) >= steps for end in ends)
+
+
+# ---- proofs made before --------------------------------------------------------------------------------------------
+
+
+def _path(key: str) -> Path:
+    return cache_dir() / "proofs" / f"{key}.json"
+
+
+def _recall(path: Path) -> dict[str, Any] | None:
+    """Return the proof that was remembered there, or None; one that cannot be read is made again."""
+    try:
+        record = json.loads(path.read_text("utf-8"))
+    except (OSError, ValueError):
+        return None
+    whole = isinstance(record, dict) and record.get("equal") is True and {"text", "proved"} <= set(record)
+    return record if whole else None
+
+
+def _remember(record: dict[str, Any], path: Path, say: Say) -> None:
+    try:
+        write_json(record, path)
+    except StorageError as error:  # the next start proves again
+        say(f"verify   the proof is not remembered: {error.because}")
+
+
+def _cached_text(record: dict[str, Any]) -> str:
+    head, _, _ = str(record["text"]).rpartition(" (")
+    return f"{head} (proved {record['proved']}, cached)"

@@ -1,0 +1,93 @@
+"""Run: a task trained under a plan, from a plain script, under torchrun, or in a notebook.
+
+    run = paceline.Run(task, plan="auto")
+    for batch in run:
+        stats = run.step(batch)
+
+The loop is the user's, and no line of it changes with the layout.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+from paceline.cluster.cluster import ClusterSpec
+from paceline.errors import ConfigError
+from paceline.plan.plan import Plan, PlanSpec
+from paceline.run.arguments import make_spec, run_directory
+from paceline.run.brief import BRIEF_VARIABLE, Brief, take_brief
+from paceline.run.extras import check_extras
+from paceline.run.journal import mark_end
+from paceline.run.place import ranks_from_environment
+from paceline.run.recovery.parent import end_with_parent
+from paceline.run.recovery.supervisor import explain, supervise
+from paceline.run.spec import RunSpec
+from paceline.run.training import Training
+from paceline.run.uncaught import end_with_own_code
+from paceline.run.world import join_world, leave_world
+from paceline.session.begin import join_peers, planned_brief
+from paceline.spec import Spec
+from paceline.task.task import Task
+
+
+class Run(Training):
+    """A task, planned, proven and ready to train on this process's share of the cluster.
+
+    Started as a plain script with a plan of several devices, the script is started again once per device and this
+    process only supervises; under torchrun or srun it joins the processes that are there. A layout of more than one
+    device is proven equal to one device first, as `paceline train` does; `verify=False` leaves that out, on record.
+    An error that nobody catches ends a script with the exit code of the command line.
+    """
+
+    def __init__(
+        self,
+        task: Task,
+        plan: str | dict[str, Any] | PlanSpec | Plan = "auto",
+        *,
+        cluster: str | int | dict[str, Any] | ClusterSpec = "auto",
+        run: dict[str, Any] | RunSpec | None = None,
+        verify: bool | None = None,
+    ) -> None:
+        end_with_parent()
+        first = end_with_own_code()
+        spec = make_spec(task, plan, cluster, run, verify)
+        check_extras(spec.run)
+        brief = take_brief()
+        if brief is None and ranks_from_environment(os.environ) is None:
+            brief = planned_brief(spec, first_only=not first)
+            if brief.plan.layout.devices > 1:
+                start_script_again(brief, spec)
+        if brief is None:
+            world, brief = join_peers(spec)
+        else:
+            world = join_world(brief.device, brief.threads)
+        Training.__init__(self, spec, brief, world, run_directory(spec))
+
+    def close(self) -> None:
+        """Leave the process group. Called for you when the interpreter ends."""
+        leave_world()
+
+
+def start_script_again(brief: Brief, spec: Spec) -> None:
+    """Start the running script once per device, wait for the processes and exit as they did. Does not return."""
+    import __main__
+
+    if not Path(getattr(__main__, "__file__", "")).is_file() or sys.flags.interactive:
+        raise ConfigError(
+            f"a Run over {brief.plan.layout.devices} devices cannot start from a notebook or a prompt",
+            "its loop would have to run in every process, and only a script can be started again",
+            "paceline.fit(task, ...), which starts processes of its own, or cluster=1",
+        )
+    with brief.file() as path:
+        outcome = supervise(
+            [sys.executable, *sys.orig_argv[1:]], brief.plan.layout.devices, {**os.environ, BRIEF_VARIABLE: path}
+        )
+    if outcome.error is not None:
+        with contextlib.suppress(OSError):  # the disk may be full: what ended the run is told all the same
+            mark_end(run_directory(spec), outcome.exit_code, outcome.error)
+    explain(outcome)
+    sys.exit(outcome.exit_code)

@@ -1,0 +1,195 @@
+"""The reference in low precision: one update on one device that makes the casts of a run, and how near is near enough.
+
+What makes the casts is the run's own (run/precision.py), and is not proven here. Sums, scales and the update are plain.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from paceline.plan.layout import Layout
+from paceline.plan.plan import Plan
+from paceline.run.parallel.apply import apply_plan
+from paceline.run.precision import COMPUTE_DTYPES, scaler_for
+from paceline.run.randomness.shares import SampleRows
+from paceline.run.randomness.survey import length_of
+from paceline.run.world import World
+from paceline.task.coupling import is_coupled
+from paceline.task.data.source import Source
+from paceline.task.declared import is_routed
+from paceline.task.models.blocks import find_blocks
+from paceline.task.models.decoder import Decoder
+from paceline.task.models.moe import routers
+from paceline.task.models.sizes import is_named
+from paceline.task.objective import BUILT_IN, resolve_objective
+from paceline.task.optimizers import rounds_inside
+from paceline.task.task import ModelSpec, Task
+from paceline.verify.conditioning import moved_by_one_ulp
+from paceline.verify.diagnosis import traits_of
+from paceline.verify.difference import number_differences, tensor_differences
+from paceline.verify.plain_optimizer import plain_optimizers
+from paceline.verify.reference import micro_batches, reference_model, reference_randomness
+from paceline.verify.tolerance import tolerance
+
+MASTER = torch.float32  # what weights, gradients and sums are in, whatever the run's own tables say
+DRAWS = 8  # re-runs from moved weights; of fewer, the movement of a single number says too little
+# Three times the largest part of the movement that right layouts took: 1.97, of 48 set-ups (tp, and cp gathered and in
+# a ring, of 2 and 4; tp with cp, pp, dp_shard; three seeds; bf16, fp16). Measured by tests/verify/test_low.py.
+MARGIN = 6.0
+HEADROOM = 8.0  # of the loss scale: ranks that add up in another order may overflow a little earlier
+Numbers = dict[str, Any]  # loss and norm as floats, gradients and changes of weights by name
+At = tuple[str, str]  # (quantity, name)
+
+
+@dataclass(frozen=True)
+class Expected:
+    """What one device computes, how far a layout may be off, and which formats are one device's own too."""
+
+    numbers: Numbers
+    allowed: dict[At, float]  # empty where numbers say nothing
+    scale: float  # of the loss
+    loss_dtype: torch.dtype
+    state_bits: dict[str, int]  # fewest of any parameter's optimizer state, by its key
+    coupled: bool  # whether rows of a batch see each other
+
+    def compares(self, quantity: str, name: str) -> bool:
+        """Return whether a difference says anything: it has a bound, or one device has no such tensor."""
+        is_extra = bool(self.allowed) and quantity in ("gradients", "weights") and name not in self.numbers[quantity]
+        return (quantity, name) in self.allowed or is_extra
+
+    def bound(self, quantity: str, name: str) -> float:
+        """Return the largest relative difference that is none; of a tensor that one device lacks, hardly any."""
+        return self.allowed.get((quantity, name), 1e-30)
+
+
+def expected_of(task: Task, plan: Plan, source: Source, items_per_sample: int) -> Expected:
+    """Return what one device computes of the first batch and how near a layout must come to it."""
+
+    def computed(scale: float, move: int = 0) -> Numbers:
+        model = reference_model(task, source, items_per_sample, MASTER)
+        if move:
+            moved_by_one_ulp(model, COMPUTE_DTYPES[plan.precision], seed=move)
+        return _one_update(model, task, plan, source, items_per_sample, scale)
+
+    model = reference_model(task, source, items_per_sample, MASTER)
+    coupled = is_coupled(model, resolve_objective(task.objective, source.unit))
+    scaler = scaler_for(plan.precision)
+    scale = scaler.scale if scaler else 1.0
+    numbers = computed(scale)
+    while scaler is not None and scale > scaler.smallest and not math.isfinite(numbers["grad_norm"]):
+        scale /= 2
+        numbers = computed(scale)
+    if scaler is not None:
+        scale = max(scaler.smallest, scale / HEADROOM)
+        numbers = computed(scale)
+    allowed = {}
+    rounded = _rounded_apart(model, plan.layout)
+    if rounded is not None and not coupled:
+        allowed = _sums_alone(numbers)
+        places = [at for at in allowed if at[1] in rounded or (rounded and at[0] == "grad_norm")]
+        moved = _moved(numbers, [computed(scale, move) for move in range(1, DRAWS + 1)]) if places else {}
+        allowed |= {at: max(allowed[at], MARGIN * moved[at]) for at in places}
+    if rounds_inside(task.optimizer):  # the last digit of a gradient decides how its update rounds
+        allowed = {at: most for at, most in allowed.items() if at[0] != "weights"}
+    family = isinstance(task.model, ModelSpec) and is_named(task.model.name)
+    built_in = task.objective == "auto" or task.objective in BUILT_IN
+    loss_dtype = MASTER if family and built_in else numbers["loss_dtype"]
+    return Expected(numbers, allowed, scale, loss_dtype, numbers["state_bits"], coupled)
+
+
+def _rounded_apart(model: nn.Module, layout: Layout) -> Collection[str] | None:
+    """Return the names of the numbers that a layout rounds at other places than one device, None if they say nothing.
+
+    Data axes and a pipeline make the very products of one device. But a weight on two stages has its gradients added
+    in fp32, which on one device come together in the compute format. Where a token near a tie may go to another expert
+    a difference has no bound.
+    """
+    if layout.tp == layout.cp == layout.ep == 1:
+        return traits_of(model).tied if layout.pp > 1 else ()
+    if routers(model) or any(map(is_routed, model.modules())):
+        return None
+    return {"loss", "grad_norm", *(name for name, _ in model.named_parameters())}
+
+
+def _sums_alone(numbers: Numbers) -> dict[At, float]:
+    """Return the differences allowed to a layout that adds up the same products in fp32."""
+    allowed = {at: tolerance(at[0], "fp32") for at in _places(numbers)}
+    for name, coarse in numbers["stored"].items():
+        allowed["weights", name] += coarse
+    return allowed
+
+
+def _moved(numbers: Numbers, others: list[Numbers]) -> dict[At, float]:
+    """Return how far each quantity is from what it was in others, by the root of the mean square."""
+    alone = World(0, 1, 0, torch.device("cpu"))
+    squares = dict.fromkeys(_places(numbers), 0.0)
+    for other in others:
+        found = number_differences(
+            {name: other[name] for name in ("loss", "grad_norm")},
+            {name: numbers[name] for name in ("loss", "grad_norm")}, 1, alone,
+        )  # fmt: skip
+        for kind in ("gradients", "weights"):
+            found += tensor_differences(kind, other[kind], numbers[kind], 1, alone, Layout())
+        for difference in found:
+            squares[difference.quantity, difference.name] += difference.relative**2 / len(others)
+    return {at: math.sqrt(square) for at, square in squares.items()}
+
+
+def _places(numbers: Numbers) -> list[At]:
+    tensors = [(kind, name) for kind in ("gradients", "weights") for name in numbers[kind]]
+    return [("loss", "loss"), ("grad_norm", "grad_norm"), *tensors]
+
+
+def _one_update(
+    model: nn.Module, task: Task, plan: Plan, source: Source, items_per_sample: int, scale: float
+) -> Numbers:
+    """Return loss, gradient norm, gradients and changes of weights of the first batch on one device, summed in fp32.
+
+    The loss is scaled by powers of two, as in a run, which are taken out again exactly. `stored` says how far, relative
+    to its change, a weight is off for being stored in fp32.
+    """
+    objective: Callable[..., Any] = resolve_objective(task.objective, source.unit)
+    coupled = is_coupled(model, objective)
+    randomness = reference_randomness(task, plan, source, model, objective)
+    alone = dataclasses.replace(plan, layout=Layout(), recompute="none", offload="none", compile=False, stages=())
+    if isinstance(model, Decoder):
+        model.logits_elements = plan.logits_elements  # the head's gradient is rounded after each part of the logits
+    apply_plan(model, [block for _, block in find_blocks(model)], alone, None)
+    down = scale / 2.0 ** round(math.log2(plan.batch_samples * items_per_sample))
+    losses, weights, dtypes = [], [], []
+    for positions, data in micro_batches(task, plan, source, 1, coupled):
+        with randomness.during(SampleRows(positions, 1, length_of(data))):
+            loss_sum, weight = objective(model, data)
+        (loss_sum * down).backward()
+        randomness.rest()
+        losses.append(float(loss_sum.detach()))
+        weights.append(float(weight))
+        dtypes.append(loss_sum.dtype)
+    total = sum(weights)
+    trained = {name: p for name, p in model.named_parameters() if p.grad is not None}
+    gradients = {name: p.grad / (total * down) for name, p in trained.items() if p.grad is not None}
+    norm = math.sqrt(sum(float(g.double().square().sum()) for g in gradients.values()))
+    before = {name: p.detach().clone() for name, p in trained.items()}
+    for name, parameter in trained.items():
+        parameter.grad = gradients[name].clone()
+    bits: dict[str, int] = {}
+    for optimizer, factor in plain_optimizers(task.optimizer, model):
+        for group in optimizer.param_groups:
+            group["lr"] = task.optimizer.lr * factor
+        optimizer.step()
+        for state in optimizer.state.values():
+            for key, value in state.items():
+                if isinstance(value, torch.Tensor) and value.is_floating_point():
+                    bits[key] = min(bits.get(key, 64), torch.finfo(value.dtype).bits)
+    updates = {name: p.detach() - before[name] for name, p in trained.items()}
+    eps = torch.finfo(MASTER).eps
+    stored = {name: eps * float(before[name].norm() / u.norm().clamp_min(1e-30)) for name, u in updates.items()}
+    return {"loss": sum(losses) / total, "grad_norm": norm, "gradients": gradients, "weights": updates,
+            "stored": stored, "state_bits": bits, "loss_dtype": dtypes[0]}  # fmt: skip

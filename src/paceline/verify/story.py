@@ -1,0 +1,154 @@
+"""The story: a whole run on the twin, with its loop, evaluations, checkpoint and restarts, against one device.
+
+The ranks train three steps with `Training` itself, which reads the rows, sets the learning rate, evaluates after every
+step and saves after the third. A second `Training` then goes on from that checkpoint on another layout of the same
+ranks, and a third on one device alone; each makes one step more. All of it is held against one unbroken run of one
+device, and so is what the run wrote into its journal.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import dataclasses
+import io
+import math
+import shutil
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from paceline.cluster.cluster import ClusterSpec
+from paceline.errors import Requeue
+from paceline.plan.plan import Plan
+from paceline.run.brief import Brief
+from paceline.run.spec import RunSpec
+from paceline.run.training import Training
+from paceline.run.world import World
+from paceline.spec import Spec
+from paceline.task.data.source import Source, open_sources
+from paceline.task.task import Task
+from paceline.units import Amount
+from paceline.verify.compare import first_difference
+from paceline.verify.difference import Difference
+from paceline.verify.fold import for_twin
+from paceline.verify.story_cause import explained
+from paceline.verify.story_held import journal_differences, restored_differences, step_differences
+from paceline.verify.story_plans import LENGTH, SAVED, Act, acts_of, story_schedule
+from paceline.verify.story_reference import Unbroken, unbroken
+from paceline.verify.tolerance import larger
+
+
+def story(
+    task: Task,
+    plan: Plan,
+    world: World,
+    source: Source,
+    items_per_sample: int,
+    steps: int = 0,
+    kept: dict[Any, Any] | None = None,
+) -> dict[str, Any]:
+    """Return whether a whole run under the plan equals one device's, in the shape of every check, on every rank alike.
+
+    The story has steps of its own number; `steps` and `kept` are there for other checks.
+    """
+    began = time.perf_counter()
+    spec = _spec(task, plan, world, source)
+    found: list[Difference] = []
+    first: dict[str, Any] | None = None
+    with _run_dir(world) as run_dir, contextlib.redirect_stdout(io.StringIO()):  # status lines of a run nobody watches
+        for act, expected in _expected(spec, plan, world):
+            told: list[Difference] = []
+            if act.world.size == world.size or world.is_first:
+                told = _play(act, spec, run_dir, expected)
+            told = world.share(told)
+            found += told
+            if expected.traits is not None:  # on rank 0
+                first = explained(first_difference(told, act.plan, expected.traits), act)
+            first = world.share(first)
+            if first is not None:
+                break
+    worst: dict[str, float] = {}
+    for difference in found:
+        worst[difference.quantity] = larger(worst.get(difference.quantity, 0.0), difference.relative)
+    return {
+        "equal": first is None,
+        "dtype": plan.precision,
+        "steps": SAVED + 1,
+        "seconds": time.perf_counter() - began,
+        "differences": worst,
+        "first_difference": first,
+    }
+
+
+def _spec(task: Task, plan: Plan, world: World, source: Source) -> Spec:
+    """Return the spec of the run: amounts in samples, which are to be counted in steps, and uneven parts to evaluate.
+
+    A task without held-out data is evaluated on what it trains on.
+    """
+    held_out = open_sources(task.data, task.seed)[1]
+    held_out = source if held_out is None else for_twin(held_out, task)
+    batch = plan.batch_samples
+    return Spec(
+        task=dataclasses.replace(task, data=(source, held_out), schedule=story_schedule(task.schedule, plan)),
+        cluster=ClusterSpec(learn=False),
+        run=RunSpec(
+            checkpoint_every=Amount(SAVED * batch, "samples"),
+            evaluate_every=Amount(batch, "samples"),
+            evaluate_samples=2 * world.size + 1,
+            check_every=Amount(1, "steps"),
+            record_samples=True,
+        ),
+    )
+
+
+def _expected(spec: Spec, plan: Plan, world: World) -> Iterator[tuple[Act, Unbroken]]:
+    """Yield every start of the run with what one device computes, which rank 0 alone knows."""
+    acts = acts_of(spec.task, plan, world)
+    known: dict[tuple[int, int], Unbroken] = {}
+    for act, last in zip(acts, [acts[1].plan, *(act.plan for act in acts[1:])], strict=True):
+        cut = (last.layout.data_degree, last.accumulation)
+        if cut not in known:
+            known[cut] = unbroken(spec.task, plan, last, spec.run.evaluate_samples) if world.is_first else Unbroken()
+        yield act, known[cut]
+
+
+def _play(act: Act, spec: Spec, run_dir: Path, expected: Unbroken) -> list[Difference]:
+    """Start the run, as `train` does, let it make the steps of the act, and return all differences in order of cause.
+
+    Every rank of the act's world calls it.
+    """
+    if isinstance(spec.task.model, nn.Module):  # it is laid out and trained in place
+        spec = dataclasses.replace(spec, task=dataclasses.replace(spec.task, model=copy.deepcopy(spec.task.model)))
+    items, unit = spec.task.data[0].items_per_sample, spec.task.data[0].unit
+    brief = Brief(act.plan, LENGTH, items, unit, "cpu", 1, 1.0, math.nan, 1.0, math.nan, {"facts": {}})
+    training = Training(spec, brief, act.world, run_dir)
+    found: list[Difference] = []
+    if act.resumed:
+        found += restored_differences(training, expected.at(SAVED, act.world), act)
+    with contextlib.closing(iter(training)) as batches:  # leaves as a `break` does: the run is stopped, not complete
+        for step, batch in zip(range(act.begins, act.begins + act.steps), batches, strict=False):
+            passed = expected.at(step, act.world)
+            try:
+                stats = training.step(batch)
+            except Requeue as stop:  # a signal that Training took for its own is meant for the proof
+                raise KeyboardInterrupt from stop
+            found += step_differences(training, batch, stats, passed, act)
+            found += journal_differences(run_dir, passed, act)
+    return found
+
+
+@contextlib.contextmanager
+def _run_dir(world: World) -> Iterator[Path]:
+    """Give all ranks a folder for the run's journal and checkpoints, for as long as all of them go on."""
+    folder = world.share(tempfile.mkdtemp(prefix="paceline-story-") if world.is_first else "")
+    try:
+        yield Path(folder)
+        world.wait()
+    finally:
+        if world.is_first:
+            shutil.rmtree(folder, ignore_errors=True)

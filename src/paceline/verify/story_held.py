@@ -1,0 +1,112 @@
+"""What of a run is held against one device: what a start restored, every step, and what the journal says of it."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.distributed.fsdp import FSDPModule
+
+from paceline.run.journal import read_journal
+from paceline.run.loader import StepBatch
+from paceline.run.step import StepStats
+from paceline.run.training import Training
+from paceline.run.world import World
+from paceline.verify.difference import Difference, number_differences, sample_differences, tensor_differences
+from paceline.verify.reference import moments_of
+from paceline.verify.story_plans import SAVED, Act
+from paceline.verify.story_reference import Passed
+
+Tensors = dict[str, torch.Tensor]
+
+NUMBERS = ("weight", "loss", "grad_norm", "lr")  # of a step; each has the same name in the journal
+
+
+def restored_differences(training: Training, saved: Passed, act: Act) -> list[Difference]:
+    """Return how far a start is, before its first step, from the device after the step that was saved."""
+    batch = act.plan.batch_samples
+    position = {"position": float(training.progress.position)}
+    step = {"position": float(training.progress.step)}
+    return [
+        *number_differences(position, {"position": float(SAVED * batch)}, SAVED, act.world),
+        *number_differences(step, {"position": float(SAVED)}, SAVED, act.world),
+        *_state_differences(training, saved, act),
+    ]
+
+
+def step_differences(
+    training: Training, batch: StepBatch, stats: StepStats, passed: Passed, act: Act
+) -> list[Difference]:
+    """Return how far a step that the run has just made is from the device's, in order of cause."""
+    layout, world, number = act.plan.layout, act.world, passed.number
+    # What the run was given, not what another reader of the same rule would be given.
+    read = [(micro.position, micro.ids.tolist()) for micro in batch.micro_batches if micro.counts]
+    first = (number - 1) * act.plan.batch_samples
+    told = {name: float(getattr(stats, name)) for name in NUMBERS}
+    return [
+        sample_differences(read, passed.step.ids, first, number, world, layout),
+        *number_differences(told, _numbers(passed), number, world),
+        *_state_differences(training, passed, act),
+    ]
+
+
+def journal_differences(run_dir: Path, passed: Passed, act: Act) -> list[Difference]:
+    """Return how far the newest records of the journal are from the device's step: numbers, samples, evaluation."""
+    world, number = act.world, passed.number
+    newest: dict[str, dict[str, Any]] = {}
+    if world.is_first:
+        newest = {record["kind"]: record for record in read_journal(run_dir)}
+    newest = world.share({kind: newest.get(kind, {}) for kind in ("step", "evaluation")})
+    step, evaluation = newest["step"], newest["evaluation"]
+    told = {name: _number(step, name) for name in NUMBERS}
+    found = [
+        dataclasses.replace(difference, name=f"{difference.name} in the journal")
+        for difference in number_differences(told, _numbers(passed), number, world)
+    ]
+    if step.get("sample_ids") != passed.step.ids:
+        found.append(Difference("samples", "ids in the journal", number, 0, 1.0, 1.0, math.nan, math.nan))
+    if not math.isnan(passed.evaluation):
+        loss = _number(evaluation, "loss") if evaluation.get("step") == number else math.nan
+        found += number_differences({"evaluation": loss}, {"evaluation": passed.evaluation}, number, world)
+    return found
+
+
+def _numbers(passed: Passed) -> dict[str, float]:
+    return {name: passed.rate if name == "lr" else getattr(passed.step, name) for name in NUMBERS}
+
+
+def _number(record: dict[str, Any], name: str) -> float:
+    """Return a number of a record, in which one that is not finite is spelt as text; NaN where there is none."""
+    return float(record.get(name, math.nan))
+
+
+def _state_differences(training: Training, passed: Passed, act: Act) -> list[Difference]:
+    """Return how far weights, buffers and the optimizer's moments are from the device's."""
+    model, step, where = training.model, passed.step, (passed.number, act.world, act.plan.layout)
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            module.reshard()  # an evaluation leaves weights gathered; the run goes on with the shards
+    ours, expected = _alike(moments_of(model, training.optimizer), step.moments, act.world)
+    return [
+        *tensor_differences("weights", dict(model.named_parameters()), step.weights, *where),
+        *tensor_differences("buffers", dict(model.named_buffers()), step.buffers, *where),
+        *tensor_differences("moments", ours, expected, *where),
+    ]
+
+
+def _alike(ours: Tensors, expected: Tensors, world: World) -> tuple[Tensors, Tensors]:
+    """Return the moments that both optimizers know by the same names, as AdamW and SGD all of theirs.
+
+    A rule may keep the books under names of its own, or quantised; what is lost of those shows in the next update. What
+    the run's optimizer holds of weights that never got a gradient is none of the device's.
+    """
+    known = set().union(*world.gather({name.rpartition(".")[2] for name in ours}))
+    compared = {
+        name: value
+        for name, value in expected.items()
+        if value.is_floating_point() and name.rpartition(".")[2] in known
+    }
+    return {name: value for name, value in ours.items() if name in compared}, compared

@@ -1,0 +1,106 @@
+"""What one device computes in a story: its steps without a break, and the mean loss of the held-out samples after each.
+
+Evaluation is written plainly: the samples one by one, their losses and weights added up, one division at the end.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import nn
+
+from paceline.plan.plan import Plan
+from paceline.run.precision import MASTER_DTYPES, cast_floats
+from paceline.run.world import World
+from paceline.task.data.order import sample_ids
+from paceline.task.data.source import Source
+from paceline.task.objective import resolve_objective
+from paceline.task.task import Task
+from paceline.verify.diagnosis import Traits, traits_of
+from paceline.verify.reference import ReferenceStep, reference_model, reference_steps
+from paceline.verify.story_plans import SAVED, expected_rate
+from paceline.verify.tolerance import TOLERANCES
+
+HELD_OUT_SEED = 0  # of the order in which held-out samples are taken: the same in every run
+
+
+@dataclass(frozen=True)
+class Passed:
+    """One step of the device, the learning rate that belongs to it, and the loss on held-out samples after it.
+
+    The loss is NaN where it is not a sum over samples: it then depends on which of them are read together.
+    """
+
+    number: int
+    step: ReferenceStep
+    rate: float
+    evaluation: float
+
+
+@dataclass(frozen=True)
+class Unbroken:
+    """The steps of one device without a break and the model's traits; empty on ranks that did not compute them."""
+
+    passed: tuple[Passed, ...] = ()
+    traits: Traits | None = None
+
+    def at(self, step: int, world: World) -> Passed:
+        """Return a 1-based step. Every rank of a world calls it; rank 0's is the one that counts."""
+        passed = world.share(self.passed[step - 1] if self.passed else None)
+        assert isinstance(passed, Passed)
+        return passed
+
+
+def unbroken(task: Task, plan: Plan, last: Plan, samples: int) -> Unbroken:
+    """Return the story's steps on one device; the last one reads its rows in the micro-batches of the plan `last`.
+
+    The task's data are a pair of sources; the first `samples` of the second are evaluated after every step.
+    """
+    source, held_out = task.data
+    items = source.items_per_sample
+    model = reference_model(task, source, items, MASTER_DTYPES[plan.precision])
+    traits = traits_of(model)
+
+    def rate(step: int) -> float:
+        return expected_rate(task.schedule, task.optimizer.lr, step)
+
+    steps = reference_steps(task, plan, source, items, SAVED + 1, model, rate=rate, last=last)
+    evaluations = _evaluations(task, plan, model, steps, held_out, samples)
+    passed = [
+        Passed(number, dataclasses.replace(step, gradients={}), rate(number), loss)
+        for number, (step, loss) in enumerate(zip(steps, evaluations, strict=True), 1)
+    ]
+    return Unbroken(tuple(passed), traits)
+
+
+@torch.no_grad()
+def _evaluations(
+    task: Task, plan: Plan, model: nn.Module, steps: Sequence[ReferenceStep], held_out: Source, samples: int
+) -> list[float]:
+    """Return the mean loss over the first held-out samples of their order, with the weights after each step."""
+    objective = resolve_objective(task.objective, held_out.unit)
+    count = min(samples, held_out.samples)
+    ids = sample_ids(HELD_OUT_SEED, np.arange(count, dtype=np.int64), held_out.samples)
+
+    def read(chosen: npt.NDArray[np.int64]) -> Any:
+        return cast_floats(held_out.read(chosen, chosen), MASTER_DTYPES[plan.precision])
+
+    singly, together = [read(ids[at : at + 1]) for at in range(count)], read(ids)
+    model.eval()
+    means = []
+    for step in steps:
+        for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
+            tensor.copy_(step.weights[name] if name in step.weights else step.buffers[name])
+        sums = [objective(model, row) for row in singly]
+        mean = sum(float(loss) for loss, _ in sums) / sum(float(weight) for _, weight in sums)
+        loss, weight = objective(model, together)
+        apart = abs(float(loss) / float(weight) - mean)
+        means.append(mean if apart <= TOLERANCES["evaluation"]["fp32"] * abs(mean) else math.nan)
+    return means

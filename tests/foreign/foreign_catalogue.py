@@ -1,0 +1,101 @@
+"""The table's rows: every foreign model, its data and its objective, by import path, and what is special about it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import models_huggingface
+import models_own
+
+OWN, UNUSUAL, HF, DATA = "models_own:", "models_unusual:", "models_huggingface:", "foreign_data:"
+
+
+@dataclass(frozen=True)
+class Foreign:
+    """A model that nobody here wrote for Paceline, or a program of a kind that others write."""
+
+    name: str
+    what: str
+    model: str
+    data: str
+    objective: str = "classification"
+    arguments: dict[str, Any] = field(default_factory=dict)
+    random: bool = False  # draws random numbers as it trains: a plain loop draws others
+    slice: bool = False  # in `make test` too
+
+    @property
+    def kind(self) -> str:
+        """Where it is from."""
+        return "Hugging Face" if self.model.startswith(HF) else "own"
+
+
+def _own(name: str, what: str, model: str, data: str, objective: str = "classification", **more: Any) -> Foreign:
+    objective = objective if objective in ("classification", "next_token") else _module_of(objective) + objective
+    return Foreign(name, what, _module_of(model) + model, DATA + data, objective, **more)
+
+
+def _module_of(name: str) -> str:
+    return OWN if hasattr(models_own, name) else UNUSUAL
+
+
+OWN_MODELS = (
+    _own("U-Net", "skip connections, transposed convolutions", "UNet", "images", "denoised"),
+    _own("GRU", "two recurrent layers in one module", "Recurrent", "next_tokens", "next_token", slice=True),
+    _own("LSTM", "the same with cells", "Recurrent", "next_tokens", "next_token", arguments={"kind": "LSTM"}),
+    _own("nn.TransformerEncoder", "torch's own layers, causal mask", "Encoder", "next_tokens", "next_token"),
+    _own("contrastive (InfoNCE)", "each row's loss depends on all others", "Towers", "vectors", "info_nce"),
+    _own("a mean, not a sum", "`objective` returns (mean, 1)", "Classifier", "vectors", "mean_of_rows"),
+    _own("BatchNorm", "statistics over the batch", "batch_norm", "images", slice=True),
+    _own("BatchNorm by hand", "the same, in no class of that name", "HandBatchNorm", "vectors"),
+    _own("moving average", "a buffer that every forward pass updates", "MovingAverage", "vectors"),
+    _own("counter", "an integer buffer counts forward passes", "Counter", "vectors"),
+    _own("unused parameters", "a layer without gradient, a scalar", "Unused", "vectors", slice=True),
+    _own("frozen blocks", "two of three blocks without gradient", "Frozen", "vectors"),
+    _own("LoRA", "frozen layers and low-rank additions", "lora", "vectors", slice=True),
+    _own("shared blocks", "one block three times in a list", "SharedBlocks", "vectors"),
+    _own("tied across blocks", "three blocks with one common weight", "TiedAcross", "vectors"),
+    _own("distillation", "a frozen teacher inside the model", "Distilled", "vectors", "distillation"),
+    _own("siamese", "the objective calls the model twice", "Siamese", "vectors", "siamese"),
+    _own("tied autoencoder", "a weight and its transpose", "Autoencoder", "vectors", "reconstruction"),
+    _own("`model.encode`", "the objective calls another method too", "Autoencoder", "vectors", "sparse_reconstruction"),
+    _own("experts in a list", "the rows choose which run", "ListedExperts", "vectors"),
+    _own("complex weights", "a Fourier layer, complex parameters", "ComplexWeights", "signals", "signal_error"),
+    _own("FFT", "view_as_complex of real weights", "Fourier", "signals", "signal_error"),
+    _own("complex rotary buffer", "Meta's rotary code", "ComplexRotary", "next_tokens", "next_token"),
+    _own("spectral norm", "power iterations in every forward pass", "spectral", "vectors"),
+    _own("weight norm", "parametrised weights", "weight_normed", "vectors"),
+    _own("channels last", "convolutions in another memory order", "channels_last", "images"),
+    _own("transposed weights", "parameters that are views", "Transposed", "vectors"),
+    _own("custom Function", "rounding, straight-through gradient", "CustomFunction", "vectors"),
+    _own("data-dependent branch", "`.any()`, `nonzero`, `.item()`", "Branching", "vectors"),
+    _own("fixed point", "iterated until all rows settle", "Iterated", "vectors"),
+    _own("stochastic depth", "`if torch.rand(()) < p`", "Depth", "vectors", random=True),
+    _own("dropout", "masks", "Dropped", "vectors", random=True),
+    _own("dropout in attention", "nn.TransformerEncoder", "Encoder", "next_tokens", "next_token",
+         arguments={"dropout": 0.1}, random=True),
+    _own("VAE", "noise in the forward pass", "VAE", "vectors", "elbo", random=True),
+    _own("diffusion", "noise in the objective", "UNet", "images", "diffusion", random=True),
+    _own("adversarial", "generator and discriminator, reversed gradient", "Adversarial", "vectors", "adversarial"),
+    _own("gradient penalty", "a backward pass inside the objective", "Smooth", "vectors", "gradient_penalty"),
+    _own("ragged rows", "lengths weigh rows", "Ragged", "ragged", "ragged_loss"),
+    _own("graph network", "messages along edges", "Graph", "graphs", "graph_loss"),
+    _own("neural ODE", "one network called sixteen times", "Flow", "vectors"),
+    _own("fused attention", "one matrix for q, k and v; no rules", "FusedAttention", "next_tokens", "tokens_loss"),
+)  # fmt: skip
+
+HF_MODELS = (
+    *(
+        Foreign(family, "causal language model", HF + "causal", DATA + "next_tokens", "next_token",
+                {"family": family}, slice=family == "Olmo2")
+        for family in models_huggingface.CAUSAL
+    ),
+    Foreign("T5", "encoder and decoder", HF + "t5", DATA + "sequence_pairs", HF + "translated"),
+    Foreign("BERT", "masked tokens, padding", HF + "bert", DATA + "masked_tokens", HF + "unmasked"),
+    Foreign("ViT", "images", HF + "vit", DATA + "images"),
+    Foreign("ConvNeXt", "images", HF + "convnext", DATA + "images"),
+    Foreign("CLIP", "contrastive: rows depend on each other", HF + "clip", DATA + "captions", HF + "contrasted"),
+    Foreign("Whisper", "sound, encoder and decoder", HF + "whisper", DATA + "sounds", HF + "transcribed"),
+)  # fmt: skip
+
+ROWS = (*HF_MODELS, *OWN_MODELS)

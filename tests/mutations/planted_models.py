@@ -1,0 +1,109 @@
+"""Models and objectives of specs in which mistakes are planted; a spec names them by import path."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from paceline.task.rules import Rules
+
+VOCAB = 257  # bytes and an end of document
+
+
+class Dropout(nn.Module):
+    """A small network with dropout, a tied weight and a parameter that gets no gradient."""
+
+    def __init__(self, width: int = 12) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(VOCAB, width)
+        self.layers = nn.ModuleList(
+            nn.Sequential(nn.Linear(width, width), nn.GELU(), nn.Dropout(0.3)) for _ in range(3)
+        )
+        self.head = nn.Linear(width, VOCAB, bias=False)
+        self.head.weight = self.embed.weight
+        self.unused = nn.Parameter(torch.ones(3))
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Return logits [rows, seq, vocab]."""
+        x = self.embed(tokens)
+        for layer in self.layers:
+            x = x + layer(x)
+        return self.head(x)
+
+
+class Chain(nn.Module):
+    """A chain of blocks with dropout."""
+
+    paceline_rules = Rules(first=("embed",), blocks="layers", last=("head",))
+
+    def __init__(self, width: int = 12) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(VOCAB, width)
+        self.layers = nn.ModuleList(nn.Sequential(nn.Linear(width, width), nn.Dropout(0.3)) for _ in range(4))
+        self.head = nn.Linear(width, VOCAB)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Return logits [rows, seq, vocab]."""
+        x = self.embed(tokens)
+        for layer in self.layers:
+            x = x + layer(x)
+        return self.head(x)
+
+
+class BatchStatistics(nn.Module):
+    """Batch normalisation written by hand, which no type tells."""
+
+    def __init__(self, width: int = 12) -> None:
+        super().__init__()
+        self.embed, self.head = nn.Embedding(VOCAB, width), nn.Linear(width, VOCAB)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Return logits [rows, seq, vocab]."""
+        x = self.embed(tokens)
+        return self.head((x - x.mean((0, 1))) / (x.var((0, 1)) + 1e-5).sqrt())
+
+
+class Halves(nn.Module):
+    """Embeds the two halves of a row, which belong together."""
+
+    def __init__(self, width: int = 12) -> None:
+        super().__init__()
+        self.embed, self.body = nn.Embedding(VOCAB, width), nn.Linear(width, width)
+
+    def forward(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
+        """Return [rows, width] of each half."""
+        x = F.normalize(self.body(self.embed(tokens)).tanh(), dim=-1)
+        first, second = x.chunk(2, dim=1)
+        return first.mean(1), second.mean(1)
+
+
+Found = tuple[Tensor, Any]
+
+
+def info_nce(model: nn.Module, batch: Any) -> Found:
+    """Return the summed contrast of each row's halves with those of the other rows at hand."""
+    first, second = model(batch["tokens"])
+    return F.cross_entropy(first @ second.T / 0.1, torch.arange(len(first)), reduction="sum"), len(first)
+
+
+def nce_without_gradients(model: nn.Module, batch: Any, gather_rows: Callable[[Tensor], Any]) -> Found:
+    """Return the contrast with the rows of all ranks, of which those of other ranks get no gradient."""
+    first, second = model(batch["tokens"])
+    everyone, own = gather_rows(second)
+    seen = torch.cat((everyone[: own.start].detach(), second, everyone[own.stop :].detach()))
+    return F.cross_entropy(first @ seen.T / 0.1, torch.arange(own.start, own.stop), reduction="sum"), len(first)
+
+
+def mean_and_one(model: nn.Module, batch: Any) -> Found:
+    """Return a mean, and one item."""
+    logits = model(batch["tokens"])
+    return F.cross_entropy(logits.flatten(0, 1), batch["labels"].flatten()), 1
+
+
+def mean_and_rows(model: nn.Module, batch: Any) -> Found:
+    """Return a mean, and the number of rows."""
+    return mean_and_one(model, batch)[0], len(batch["tokens"])

@@ -1,0 +1,134 @@
+"""Random numbers belong to the sample: the same for every micro-batch, every layout and after every restart."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import drawing_models
+import pytest
+import torch
+from distributed import run_ranks
+from tests_shared import SEQ_LEN, decoder_task, plan_of, run_steps
+
+from paceline.errors import ConfigError
+from paceline.plan.layout import Layout
+from paceline.plan.plan import Plan
+from paceline.run.evaluate import evaluate
+from paceline.run.world import join_world
+from paceline.task.task import OptimizerSpec, Task
+from paceline.units import Amount
+from paceline.verify.compare import compare
+
+BATCH = 12
+MODELS = ("Chain", "Encoder", "SequenceFirst", "Replayed", "LayerDrop", "StochasticDepth", "Flattened", "Features",
+          "Recurrent")  # fmt: skip
+
+
+def task_of(model: str = "Chain", objective: Any = "next_token", **changes: Any) -> Task:
+    torch.manual_seed(3)
+    batch = Amount(changes.pop("batch", BATCH), "samples")
+    return decoder_task(model=getattr(drawing_models, model)(), objective=objective, global_batch=batch, **changes)
+
+
+def fp64(layout: Layout | None = None, **changes: Any) -> Plan:
+    return plan_of(layout or Layout(), **{"batch": BATCH, "precision": "fp64", **changes})
+
+
+def losses(task: Task, plan: Plan, steps: int = 3) -> list[float]:
+    return [stats.loss for stats in run_steps(task, plan, steps)[0]]
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_the_size_of_micro_batches_changes_nothing(model: str) -> None:
+    whole = losses(task_of(model), fp64(micro_batch=BATCH))
+    for micro_batch in (1, 2, 5):
+        assert losses(task_of(model), fp64(micro_batch=micro_batch)) == pytest.approx(whole, rel=1e-11)
+
+
+@pytest.mark.parametrize("objective", ["denoise", "variational"])
+def test_random_numbers_of_the_objective(objective: str) -> None:
+    asked = getattr(drawing_models, objective)
+    whole = losses(task_of(objective=asked), fp64(micro_batch=BATCH))
+    for micro_batch in (1, 2):
+        assert losses(task_of(objective=asked), fp64(micro_batch=micro_batch)) == pytest.approx(whole, rel=1e-11)
+
+
+def test_steps_and_seeds_draw_other_numbers() -> None:
+    still = {"optimizer": OptimizerSpec(lr=1e-9)}
+    first, second = losses(task_of(**still), fp64()), losses(task_of(seed=8, **still), fp64())
+    assert len({*first, *second}) == 6
+
+
+def proof(task: Task, plan: Plan) -> dict[str, Any]:
+    return compare(task, plan, join_world("cpu", threads=1), task.data, SEQ_LEN, 2)
+
+
+def assert_equal(task: Task, plan: Plan) -> None:
+    result = run_ranks(proof, plan.layout.devices, task, plan)[0]
+    assert result["equal"], result["first_difference"]
+
+
+LAYOUTS = (
+    ("Encoder", Layout(dp_replicate=2, dp_shard=2), {"batch": 11}),
+    ("LayerDrop", Layout(dp_shard=3), {"batch": 7}),
+    ("SequenceFirst", Layout(dp_replicate=3), {"micro_batch": 1}),
+    ("StochasticDepth", Layout(pp=2, dp_shard=2), {"micro_batch": 1}),
+    ("Encoder", Layout(pp=3), {"recompute": "full"}),
+    ("Replayed", Layout(pp=2), {}),
+    ("Chain", Layout(dp_shard=2), {"recompute": "selective", "zero": 2}),
+    ("Encoder", Layout(dp_shard=2), {"recompute": "selective"}),
+    ("Attending", Layout(cp=2), {}),
+    ("AttendingChain", Layout(cp=2, pp=2), {"recompute": "full"}),
+    ("Attending", Layout(cp=3, dp_replicate=2), {"recompute": "full", "batch": 5}),
+)
+
+
+@pytest.mark.parametrize(("model", "layout", "setting"), LAYOUTS, ids=str)
+def test_layouts_equal_one_device(model: str, layout: Layout, setting: dict[str, Any]) -> None:
+    task = task_of(model, batch=setting.get("batch", BATCH))
+    assert_equal(task, fp64(layout, **setting))
+
+
+@pytest.mark.parametrize("layout", [Layout(dp_replicate=2), Layout(pp=2)], ids=str)
+@pytest.mark.parametrize("objective", ["denoise", "variational"])
+def test_objectives_that_draw_equal_one_device(objective: str, layout: Layout) -> None:
+    assert_equal(task_of(objective=getattr(drawing_models, objective), batch=7), fp64(layout, batch=7, micro_batch=1))
+
+
+def test_an_objective_that_draws_for_tokens_of_shared_sequences() -> None:
+    task = task_of("Attending", drawing_models.denoise_parts, batch=7)
+    assert_equal(task, fp64(Layout(cp=2, dp_shard=2), batch=7))
+
+
+def test_a_model_called_between_steps_is_torchs_own_affair() -> None:
+    built = run_steps(task_of("StochasticDepth"), fp64(), 1)[1]
+    rows = torch.zeros(5, SEQ_LEN, dtype=torch.int64)
+    assert not torch.equal(built.model(rows), built.model(rows)), "it draws on, as in any other program"
+
+
+def evaluated(task: Task, plan: Plan) -> float:
+    built = run_steps(task, plan, 1)[1]
+    return evaluate(built.stepper, task.data, 9, plan.layout.data_rank(built.stepper.world.rank))["loss"]
+
+
+@pytest.mark.parametrize("layout", [Layout(pp=2), Layout(dp_replicate=2)], ids=str)
+def test_evaluations_draw_the_same_on_every_layout(layout: Layout) -> None:
+    task = task_of("StochasticDepth", drawing_models.variational)  # draws in evaluations too, in its blocks and after
+    one = evaluated(task, fp64(micro_batch=4))
+    task = task_of("StochasticDepth", drawing_models.variational)
+    assert run_ranks(evaluated, 2, task, fp64(layout, micro_batch=1))[0] == pytest.approx(one, rel=1e-11)
+
+
+@pytest.mark.parametrize(
+    ("model", "reason"),
+    [("ByHand", "Python's module random"), ("OfPairs", "a random tensor of shape [2, 2] for 2 samples is [3, 3]"),
+     ("ReplayedFunction", "a function that is run again in the backward pass"),
+     ("RowByRow", "how often it draws depends on how many samples there are"),
+     ("OwnOperator", "past torch's functions")],
+)  # fmt: skip
+def test_numbers_that_belong_to_no_sample_are_named(model: str, reason: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        run_ranks(losses, 2, task_of(model), fp64(Layout(dp_replicate=2)))
+    assert reason in str(error.value)
+    with pytest.warns(UserWarning, match="follow the micro-batch"):
+        losses(task_of(model), fp64(micro_batch=4), 1)

@@ -1,0 +1,102 @@
+"""What is remembered of a proof, and what it must depend on."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from runs import environment, paceline, records_of, steps_of, write_spec
+
+from paceline.plan.session import plan_task
+from paceline.session.fingerprint import proof_key
+from paceline.session.prove import jobs_before_training
+from paceline.spec import Spec, load_spec
+
+OBJECTIVE = """
+from paceline.task.objective import next_token
+
+
+def mine(model, batch):
+    import helper
+    loss, weight = next_token(model, batch)
+    return loss * helper.FACTOR, weight
+"""
+
+
+def key_of(spec: Spec) -> str | None:
+    planned = plan_task(spec)
+    return proof_key(planned, jobs_before_training(planned))
+
+
+def test_a_second_start_takes_the_proof_of_the_first_and_says_so(tmp_path: Path) -> None:
+    lines = []
+    for name in ("first", "second"):
+        spec = write_spec(tmp_path, tmp_path / name, 2, "dp_shard = 2", steps=1)
+        done = paceline("train", spec, "--set", "run.verify=true")
+        assert done.returncode == 0, done.stderr
+        lines.append(next(line for line in done.stdout.splitlines() if line.startswith("verify")))
+    proofs = [records_of(tmp_path / name, "verify")[0] for name in ("first", "second")]
+    assert [proof["cached"] for proof in proofs] == [False, True] and all(proof["equal"] for proof in proofs)
+    assert lines[1].endswith(f"(proved {proofs[0]['proved']}, cached)") and "cached" not in lines[0]
+    assert proofs[1]["differences"] == proofs[0]["differences"] and len(steps_of(tmp_path / "second")) == 1
+
+
+def test_a_proof_is_made_anew_for_whatever_it_depends_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = write_spec(tmp_path, tmp_path / "run", 2, "dp_shard = 2")
+    base = key_of(load_spec(path))
+    assert base and base == key_of(load_spec(path, ["run.keep_last=9"])), "what a run keeps changes no number"
+    others = {
+        key_of(load_spec(path, [change]))
+        for change in (
+            "task.seed=8",
+            "task.optimizer.eps=1e-6",
+            "plan.zero=2",
+            "plan.recompute=full",
+            "task.model.tied=true",
+        )
+    }
+    monkeypatch.setenv("MKL_CBWR", "COMPATIBLE")
+    others.add(key_of(load_spec(path)))
+    assert base not in others and len(others) == 6
+
+
+def test_the_users_own_code_is_part_of_the_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "own_code").mkdir()
+    (tmp_path / "own_code" / "losses.py").write_text(OBJECTIVE)
+    helper = tmp_path / "helper.py"  # imported inside of a function, never while planning
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", "")
+    path = write_spec(tmp_path, tmp_path / "run", 2, "dp_shard = 2")
+    keys = []
+    for factor in ("1", "1", "2"):
+        helper.write_text(f"FACTOR = {factor}\n")
+        keys.append(key_of(load_spec(path, ["task.objective=own_code.losses:mine"])))
+    assert keys[0] and keys[0] == keys[1] != keys[2]
+    assert key_of(load_spec(path)) not in keys
+
+
+def test_objects_are_proven_every_time(tmp_path: Path) -> None:
+    spec = load_spec(write_spec(tmp_path, tmp_path / "run", 2, "dp_shard = 2"))
+    planned = plan_task(spec)
+    with_object = replace(planned, spec=replace(spec, task=replace(spec.task, objective=lambda model, batch: (0, 1))))
+    assert proof_key(with_object, []) is None and proof_key(planned, []) is not None
+
+
+def test_no_verify_is_a_decision_with_its_origin(tmp_path: Path) -> None:
+    run_dir = tmp_path / "run"
+    done = paceline("train", write_spec(tmp_path, run_dir, 2, "dp_shard = 2", steps=1), "--no-verify")
+    assert done.returncode == 0, done.stderr
+    (choice,) = [record for record in records_of(run_dir, "decision") if record["what"] == "verify"]
+    assert choice["because"] == "run.verify = false (--no-verify)" and records_of(run_dir, "verify") == []
+    assert "verify   not proven: run.verify = false (--no-verify)" in done.stdout
+
+
+def test_a_cache_that_cannot_be_written_costs_the_next_proof_only(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    spec = write_spec(tmp_path, tmp_path / "run", 2, "dp_shard = 2", steps=1)
+    env = environment(XDG_CACHE_HOME=os.fspath(tmp_path / "file"))
+    done = paceline("train", spec, "--set", "run.verify=true", "--set", "cluster.learn=false", env=env)
+    assert done.returncode == 0, done.stderr
+    assert "the proof is not remembered" in done.stdout and records_of(tmp_path / "run", "verify")[0]["equal"]

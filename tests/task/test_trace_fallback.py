@@ -1,0 +1,128 @@
+"""Models whose forward pass asks for values are profiled all the same: run for real, or estimated with a word."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from paceline.plan.trace import trace_here
+from paceline.task import profile_traced
+from paceline.task.profile import ModelProfile
+from paceline.task.task import ModelSpec
+
+WIDTH, CLASSES = 8, 3
+
+
+class Rows:
+    """Sixteen rows of a vector and a class."""
+
+    def __len__(self) -> int:
+        return 16
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        return torch.full((WIDTH,), index / 16), torch.tensor(index % CLASSES)
+
+
+class Program(nn.Module):
+    """Two layers, and between them whatever `look` does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.head = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, CLASSES)
+        self.modes = nn.Parameter(torch.ones(WIDTH // 2 + 1, 2))
+
+    def look(self, x: Tensor) -> Tensor:
+        """Return the activation between the layers."""
+        return x
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return logits."""
+        return self.head(self.look(self.inner(x)))
+
+
+class Any_(Program):
+    def look(self, x: Tensor) -> Tensor:
+        return x.relu() if (x > 0).any() else x
+
+
+class Nonzero(Program):
+    def look(self, x: Tensor) -> Tensor:
+        rows = (x.sum(-1) > -9).nonzero()[:, 0]
+        return x.index_copy(0, rows, x[rows] * 2)
+
+
+class Coin(Program):
+    def look(self, x: Tensor) -> Tensor:
+        return x.relu() if torch.rand(()) < 0.5 else x
+
+
+class Item(Program):
+    def look(self, x: Tensor) -> Tensor:
+        return x * float(x.detach().abs().max().item())
+
+
+class Fft(Program):
+    def look(self, x: Tensor) -> Tensor:
+        return torch.fft.irfft(torch.fft.rfft(x) * torch.view_as_complex(self.modes), n=WIDTH)
+
+
+class AsksInInit(Program):
+    """As timm's: rates of stochastic depth are items of a linspace, which a meta device does not have."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rates = [rate.item() for rate in torch.linspace(0, 0.1, 3)]
+
+
+def mean_squares(model: nn.Module, batch: Any) -> tuple[Tensor, Tensor]:
+    """Return a summed loss."""
+    return F.cross_entropy(model(batch[0]), batch[1], reduction="sum"), torch.tensor(len(batch[0]))
+
+
+def profiled(model: Any) -> ModelProfile:
+    return trace_here(model, Rows(), mean_squares, 7)
+
+
+PRODUCTS = 2 * WIDTH * WIDTH + 2 * WIDTH * CLASSES  # FLOPs of a row's two products
+
+
+@pytest.mark.parametrize("kind", [Any_, Nonzero, Coin, Item, Fft, AsksInInit])
+def test_a_factory_s_model_is_profiled_whatever_it_looks_at(kind: type[Program]) -> None:
+    profile = profiled(kind)
+    assert profile.source == "traced" and not profile.note
+    assert profile.forward_flops == PRODUCTS
+    assert profiled(kind()).forward_flops == PRODUCTS
+
+
+def test_a_named_factory_too() -> None:
+    profile = profiled(ModelSpec(f"{__name__}:Nonzero"))
+    assert profile.forward_flops == PRODUCTS
+
+
+def test_the_user_s_module_and_random_numbers_are_left_alone() -> None:
+    class Counts(Coin):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("passes", torch.zeros(()))
+
+        def look(self, x: Tensor) -> Tensor:
+            self.passes += 1
+            return super().look(x)
+
+    model, before = Counts(), torch.random.get_rng_state()
+    profiled(model)
+    assert float(model.passes) == 0
+    assert torch.equal(torch.random.get_rng_state(), before)
+
+
+def test_a_model_too_large_to_run_here_is_estimated_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(profile_traced, "usable_memory_bytes", lambda: 100)
+    profile = profiled(Nonzero)
+    assert profile.source == "estimated"
+    assert "asks for values" in profile.note and "estimated from its weights" in profile.note
+    assert profile.forward_flops == pytest.approx(PRODUCTS, rel=0.5)
+    assert all(block.saved_elements > 0 for block in profile.blocks if block.parameters)
