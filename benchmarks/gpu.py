@@ -179,7 +179,7 @@ def by_hand(job: Job, folder: str) -> Measured:
     weights = [parameter.detach().clone() for parameter in model.parameters()]  # fp32
     model.to(torch.bfloat16)
     for layer in model.layers:
-        checkpoint_block(layer, job.plan.recompute)
+        checkpoint_block(layer, job.plan.recompute, compiled=job.plan.compile)
         if job.plan.compile:
             layer.forward = torch.compile(layer.forward)
     parameters = list(model.parameters())

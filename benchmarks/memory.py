@@ -102,7 +102,7 @@ def rows(spec: ModelSpec, seq_len: int, samples: int) -> list[dict[str, Any]]:
         model = build_model(spec, 0, seq_len, seed=0).to(torch.bfloat16)
         blocks = list(model.layers)
         for index, block in enumerate(blocks):
-            checkpoint_block(block, plan.recompute_of(index), plan.recompute_save)
+            checkpoint_block(block, plan.recompute_of(index), plan.recompute_save, plan.compile)
         if plan.offloads_activations:
             keep_on_host(blocks)
         held, flops = measure(model, blocks, tokens)

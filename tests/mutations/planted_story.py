@@ -10,11 +10,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
-from planted import Patch, task_of
-from planted_experts import task_of as expert_task_of
-from tests_shared import plan_of
+from tests_shared import VOCAB, decoder_task, plan_of
 from torch.distributed.tensor import DTensor
 
 from paceline.plan.layout import Layout
@@ -24,8 +23,9 @@ from paceline.run import recorder, resume, training
 from paceline.run.checkpoint import load
 from paceline.run.resume import Progress, Restored
 from paceline.run.world import World
-from paceline.task.task import Task
+from paceline.task.task import ModelSpec, OptimizerSpec, Task
 
+Patch = pytest.MonkeyPatch
 Plant = Callable[[Patch, World], None]
 
 
@@ -49,9 +49,24 @@ STORY_PLANS: dict[str, Plan] = {
 }
 
 
+def nothing(patch: Patch, world: World) -> None:
+    """Plant no mistake."""
+
+
+def expert_task() -> Task:
+    """Return a small mixture of experts whose balance is kept by a bias, which is a buffer."""
+    shape = {"hidden": 16, "layers": 2, "heads": 2, "kv_heads": 2, "ffn": 8, "experts": 4, "vocab": VOCAB}
+    model = ModelSpec("moe-2m", **shape, balance="bias")
+    return decoder_task(model=model, optimizer=OptimizerSpec(lr=3e-3, eps=1e-4))
+
+
 def story_task(case: str) -> Task:
     """Return the task of a case."""
-    return expert_task_of(case) if case == "experts" else task_of("copies")
+    if case == "experts":
+        return expert_task()
+    shape = {"hidden": 16, "layers": 2, "heads": 2, "kv_heads": 1, "ffn": 24, "tied": False}
+    model = dataclasses.replace(decoder_task().model, **shape)
+    return decoder_task(model=model, optimizer=OptimizerSpec(lr=1e-2, eps=1e-5, clip_norm=0.5))
 
 
 # ---- the learning rate -----------------------------------------------------------------------------------------------

@@ -24,9 +24,7 @@ from paceline.verify.story_plans import LENGTH, WARMUP, expected_rate, other_lay
 sys.path.insert(0, str(Path(__file__).parents[1] / "mutations"))
 
 import planted_story
-from planted import nothing
-from planted_experts import task_of as expert_task_of
-from planted_story import STORIES, STORY_PLANS, Told, story_task
+from planted_story import STORIES, STORY_PLANS, Told, expert_task, nothing, story_task
 
 Proof = dict[str, Any]
 
@@ -132,7 +130,7 @@ CORRECT: dict[str, Plan] = {
 
 def correct_task(case: str) -> Task:
     if case.startswith("experts"):
-        return expert_task_of("experts")
+        return expert_task()
     changes: dict[str, Any] = {"optimizer": OptimizerSpec(lr=3e-3, eps=1e-4)}
     if case == "dropout":
         changes |= {"model": Dropout, "objective": "next_token"}

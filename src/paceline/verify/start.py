@@ -146,7 +146,7 @@ def verify_plan(
         # The last digit of an fp32 gradient decides how Muon's bf16 rounds: only fp64 tells a mistake from that.
         dtypes = ("fp64",)
     jobs = jobs_of(Subject(spec, plan, data_vocab, dtypes), scope)
-    results = []
+    results: list[dict[str, Any]] = []
     for result in run_jobs(jobs, steps):
         if isinstance(result, PacelineError):
             if all(known["equal"] for known in results):

@@ -84,7 +84,7 @@ def test_damage_is_named_and_passed_over(tmp_path: Path, kind: str) -> None:
     state = laid_out("plain", blank=True)
     loaded = load_latest(tmp_path, state)
     assert loaded is not None
-    path, extra, skipped = loaded
+    path, extra, skipped, _ = loaded
     assert path == older and extra["step"] == 1
     assert len(skipped) == 1 and message in skipped[0] and "step-00000002" in skipped[0]
     check_equal(state, "plain")
