@@ -32,6 +32,7 @@ WRONG = {
                '"300 stpes"', '"-3 steps"', '"0 steps"', '"1e400 steps"', '"3 Q steps"', "true"],
     "duration": ["3600", '"h"', '"2 years"', '"-1 h"', '"1e308 d"', "false"],
     "bytes": ['"24"', '"24 GG"', '"x"', "-1", "1.5", '"1e308 GB"', "true"],
+    "tables": ["1", '"x"', "[1]", "{ match = 1 }", "true"],
     "free": ["1", '"x"', "[1]", "{ when = 12:00:00 }", "{ a = nan }", "{ a = 99999999999999999999 }"],
 }  # fmt: skip
 

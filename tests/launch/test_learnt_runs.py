@@ -99,7 +99,7 @@ def test_the_tasks_own_blocks_are_measured_and_used(here):
     # 6 operations per parameter and token (Kaplan et al. 2020, section 2.1), at a rate that a CPU can have.
     (block,) = {b.parameters for b in planned.profile.blocks if b.recomputable}
     operations = 6 * block * planned.plan.micro_batch * planned.profile.tokens_per_sample
-    assert 1e6 < operations / found.block_seconds[0] < 1e13 and found.rest_seconds > 0
+    assert 1e6 < operations / found.block_seconds[0] < 1e13 and found.rest_seconds >= 0
     assert read_measurements(task_key(planned.profile, "adamw"), planned.cluster) == {"fp32": found}
     again = plan_task(load_spec(spec))
     terms = {term.name: term for term in again.forecast.time}
