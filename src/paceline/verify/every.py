@@ -127,7 +127,7 @@ def _outcome_text(result: Result) -> str:
         return f"FAILED, {result.what}"
     worst = result["differences"]
     verdict = "equal" if result["equal"] else "NOT equal"
-    sizes = f"loss {worst['loss']:.0e}, weights {worst['weights']:.0e}"
+    sizes = ", ".join(f"{name} {far:.0e}" for name, far in worst.items() if name in ("whole batch", "loss", "weights"))
     return f"{verdict} in {result['dtype']}, {sizes} ({result['seconds']:.1f} s)"
 
 
