@@ -2,16 +2,18 @@
 
 import json
 import math
+import time
 
 import pytest
 import runs
 
 from paceline.errors import ConfigError, PacelineError
-from paceline.launch.measure import measure_task
+from paceline.launch.measure import _measurement, measure_task
 from paceline.plan.explain import explain_lines
 from paceline.plan.learn.measured import read_measurements
 from paceline.plan.learn.store import read_observations
 from paceline.plan.session import plan_task
+from paceline.run.measure import repeat
 from paceline.run.observe import observe_run, remember_run, runs_under
 from paceline.spec import load_spec
 from paceline.task.profile_plain import task_key
@@ -98,8 +100,10 @@ def test_the_tasks_own_blocks_are_measured_and_used(here):
     assert found.blocks == 2 and len(found.block_seconds) == 1 and found.update_parameters == planned.profile.parameters
     # 6 operations per parameter and token (Kaplan et al. 2020, section 2.1), at a rate that a CPU can have.
     (block,) = {b.parameters for b in planned.profile.blocks if b.recomputable}
-    operations = 6 * block * planned.plan.micro_batch * planned.profile.tokens_per_sample
-    assert 1e6 < operations / found.block_seconds[0] < 1e13 and found.rest_seconds >= 0
+    tokens = planned.plan.micro_batch * planned.profile.tokens_per_sample
+    beside = planned.profile.parameters - 2 * block
+    assert 1e6 < 6 * block * tokens / found.block_seconds[0] < 1e13
+    assert 1e6 < 6 * beside * tokens / max(found.rest_seconds, 1e-9) < 1e13
     assert read_measurements(task_key(planned.profile, "adamw"), planned.cluster) == {"fp32": found}
     again = plan_task(load_spec(spec))
     terms = {term.name: term for term in again.forecast.time}
@@ -108,6 +112,25 @@ def test_the_tasks_own_blocks_are_measured_and_used(here):
     assert any("measured 20" in line for line in explain_lines(again))
     untouched = plan_task(load_spec(spec, ["cluster.learn=false"]))
     assert "measured here" not in untouched.forecast.time[0].formula
+
+
+def test_what_blocks_do_not_explain_of_a_pass_is_the_rest(here):
+    planned = plan_task(load_spec(here[1]))
+    timed = {"update_seconds": 0.5, "parameters": 7, "blocks": 2, "repeats": 5, "spread": 0.1, "block_seconds": [2.0]}
+    of = {whole: _measurement(planned, planned.profile, {**timed, "whole_seconds": whole}) for whole in (7.0, 3.9)}
+    assert of[7.0].rest_seconds == 7.0 - 2 * 2.0 and of[7.0].block_seconds == (2.0,)
+    assert of[3.9].rest_seconds == 0  # two blocks alone took longer than the pass with both
+
+
+def test_calls_that_are_timed_take_turns():
+    class Alone:
+        maximum = staticmethod(list)
+
+    order, waits = [], []
+    calls = [lambda: order.append("pass"), lambda: order.append("block") or time.sleep(0.01)]
+    taken = repeat(calls, lambda: waits.append(len(order)), 0.0, Alone)
+    assert order == ["pass", "block"] * 6 and waits == list(range(1, 13))  # a first round, and five that count
+    assert len(taken[0]) == len(taken[1]) == 5 and min(taken[1]) >= 0.01
 
 
 def test_a_measurement_that_takes_too_long_is_killed(here):

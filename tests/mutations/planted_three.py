@@ -249,5 +249,5 @@ THREE_PROOFS = [
     Planted("loss not a sum over rows", "the objective returns a mean and the number of rows", "mean and rows",
             nothing, "whole batch", "loss not a sum over rows", "loss"),
     Planted("loss not a sum over rows", "gathered rows of other ranks have no gradient", "gathered contrast",
-            nothing, "whole batch", "loss not a sum over rows"),
+            nothing, "gradients", "gradient normalisation"),
 ]  # fmt: skip

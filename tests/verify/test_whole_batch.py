@@ -202,7 +202,7 @@ def test_random_numbers_of_a_sample_are_compared_and_those_of_nobody_are_named()
     found = checked(task_of(Noisy, summed))
     assert found["equal"] and found["not_compared"] is None and found["differences"]["whole batch"] < 1e-12
     found = checked(task_of(NoisyByHand, summed))
-    assert not found["equal"] or "random numbers that belong to no sample" in (found["not_compared"] or "")
+    assert "random numbers that belong to no sample" in found["not_compared"]
 
 
 def test_cuts_are_of_different_sizes() -> None:
@@ -222,6 +222,12 @@ def test_a_declared_coupling_closes_what_would_cut_the_batch() -> None:
     model = Towers()
     model.coupled = "batch"  # type: ignore[assignment]
     assert "accumulation" in (trace_task(task_of(model, info_nce)).closed_axes or {})
+
+
+def test_a_declared_coupling_is_not_called_a_wrong_loss() -> None:
+    found = checked(task_of(Towers, declared_nce))
+    assert found["equal"] and "declared" in found["not_compared"] and not found["differences"]["whole batch"]
+    assert not checked(task_of(Towers, info_nce))["equal"]
 
 
 def test_the_plan_of_a_coupled_loss_runs_the_batch_in_one_piece() -> None:

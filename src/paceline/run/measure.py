@@ -62,14 +62,12 @@ def _measure(request_path: Path, result_path: Path) -> None:
         if peers.device.type == "cuda":
             torch.cuda.synchronize(peers.device)
 
-    budget = request["seconds"] / (1 + len(request["chosen"]))
-    repeat(step, synchronise, budget, peers)
+    calls_timed = [step, *(_passes(blocks[at], *calls[at]) for at in request["chosen"])]
+    _, *alone = repeat(calls_timed, synchronise, request["seconds"], peers)
     passes = [one["forward_backward"] for one in steps[1:]]
     updates = [one["reduce"] + one["optimizer"] for one in steps[1:]]
     whole, update = lower_quartile(passes), lower_quartile(updates)
-    alone_seconds = [
-        lower_quartile(repeat(_passes(blocks[at], *calls[at]), synchronise, budget, peers)) for at in request["chosen"]
-    ]
+    alone_seconds = [lower_quartile(taken) for taken in alone]
     whole, update, *alone_seconds = peers.maximum([whole, update, *alone_seconds])
     deciles = statistics.quantiles(passes, n=10, method="inclusive")
     if peers.is_first:
@@ -86,19 +84,24 @@ def _measure(request_path: Path, result_path: Path) -> None:
     peers.wait()
 
 
-def repeat(call: Callable[[], object], synchronise: Callable[[], None], seconds: float, peers: Any) -> list[float]:
-    """Return the seconds of several calls, as many on every rank, after a first one; they fill about `seconds`."""
-    begin = time.perf_counter()
-    call()
-    synchronise()
-    (once,) = peers.maximum([time.perf_counter() - begin])
-    taken = []
-    for _ in range(min(MOST, max(LEAST, math.floor(seconds / once)))):
+def repeat(
+    calls: list[Callable[[], Any]], synchronise: Callable[[], None], seconds: float, peers: Any
+) -> list[list[float]]:
+    """Return the seconds of several rounds of these calls, as many on every rank, after a first one.
+
+    They fill about `seconds`. The calls take turns: what else the machine does meets all of them alike, and what they
+    take together can be held against one of them.
+    """
+
+    def timed(call: Callable[[], Any]) -> float:
         begin = time.perf_counter()
         call()
         synchronise()
-        taken.append(time.perf_counter() - begin)
-    return taken
+        return time.perf_counter() - begin
+
+    (once,) = peers.maximum([sum(timed(call) for call in calls)])
+    rounds = [[timed(call) for call in calls] for _ in range(min(MOST, max(LEAST, math.floor(seconds / once))))]
+    return [list(taken) for taken in zip(*rounds, strict=True)]
 
 
 def lower_quartile(samples: list[float]) -> float:

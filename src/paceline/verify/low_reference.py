@@ -17,7 +17,7 @@ from torch import nn
 from paceline.plan.layout import Layout
 from paceline.plan.plan import Plan
 from paceline.run.parallel.apply import apply_plan
-from paceline.run.precision import COMPUTE_DTYPES, scaler_for
+from paceline.run.precision import COMPUTE_DTYPES, MASTER_DTYPES, scaler_for
 from paceline.run.randomness.shares import SampleRows
 from paceline.run.randomness.survey import length_of
 from paceline.run.world import World
@@ -157,7 +157,7 @@ def _one_update(
     """
     objective: Callable[..., Any] = resolve_objective(task.objective, source.unit)
     coupled = is_coupled(model, objective)
-    randomness = reference_randomness(task, plan, source, model, objective)
+    randomness = reference_randomness(task, plan, source, model, objective, MASTER_DTYPES[plan.precision])
     alone = dataclasses.replace(plan, layout=Layout(), recompute="none", offload="none", compile=False, stages=())
     if isinstance(model, Decoder):
         model.logits_elements = plan.logits_elements  # the head's gradient is rounded after each part of the logits

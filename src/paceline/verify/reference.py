@@ -57,12 +57,12 @@ def reference_model(task: Task, source: Source, items_per_sample: int, dtype: to
 
 
 def reference_randomness(
-    task: Task, plan: Plan, source: Source, model: nn.Module, objective: Objective
+    task: Task, plan: Plan, source: Source, model: nn.Module, objective: Objective, dtype: torch.dtype
 ) -> SampleRandomness:
-    """Return the random numbers of the task's samples for a model on the CPU, and make its modules draw them."""
+    """Return the random numbers of the task's samples for a model of `dtype` on the CPU; its modules draw them."""
     device = torch.device("cpu")
     _, example = next(micro_batches(task, plan, source, 1, whole=False))
-    looked = survey(model, objective, cast_floats(example, MASTER_DTYPES[plan.precision]), device)
+    looked = survey(model, objective, cast_floats(example, dtype), device)
     randomness = SampleRandomness(task.seed, device, looked, strict=False)
     draw_again(model, randomness)
     return randomness
@@ -90,7 +90,7 @@ def reference_steps(
     objective = resolve_objective(task.objective, source.unit)
     optimizers = plain_optimizers(task.optimizer, model)
     dtype = MASTER_DTYPES[plan.precision]
-    randomness = reference_randomness(task, plan, source, model, objective)
+    randomness = reference_randomness(task, plan, source, model, objective, dtype)
     whole = is_coupled(model, objective) or bool(randomness.survey.patterns)
     results = []
     for step in range(1, steps + 1):

@@ -21,6 +21,7 @@ from paceline.run.randomness.mode import SampleRandomness
 from paceline.run.randomness.shares import SampleRows
 from paceline.run.randomness.survey import length_of
 from paceline.run.world import World
+from paceline.task.coupling import is_coupled
 from paceline.task.data.order import sample_ids
 from paceline.task.data.source import Source
 from paceline.task.objective import Objective, resolve_objective
@@ -54,16 +55,16 @@ def whole_batch(
     """Return the record of this check: loss and gradients of the first batch, whole and cut, per item, in fp64.
 
     Random numbers belong to the samples and are the same for every cut. A program some of whose numbers do not is not
-    compared, and `not_compared` names them.
+    compared, nor one that says itself that its rows see each other and so is never cut: `not_compared` tells why.
     """
     began = time.perf_counter()
     model = reference_model(task, source, items_per_sample, torch.float64)
     objective = resolve_objective(task.objective, source.unit)
     count = plan.batch_samples
-    randomness = reference_randomness(task, plan, source, model, objective)
-    strays = randomness.survey.strays
+    randomness = reference_randomness(task, plan, source, model, objective, torch.float64)
+    not_compared = _why_not(model, objective, randomness.survey.strays)
     first, relative = None, 0.0
-    if not strays:
+    if not_compared is None:
         whole, *others = (_numbers(task, source, model, objective, randomness, sizes) for sizes in cuts(count))
         found = [(difference, other) for other in others for difference in _differences(whole, other)]
         relative = max(difference.relative for difference, _ in found)
@@ -76,8 +77,14 @@ def whole_batch(
         "seconds": time.perf_counter() - began,
         "differences": {QUANTITY: relative},
         "first_difference": first,
-        "not_compared": f"random numbers that belong to no sample: {'; '.join(strays)}" if strays else None,
+        "not_compared": not_compared,
     }
+
+
+def _why_not(model: nn.Module, objective: Objective, strays: tuple[str, ...]) -> str | None:
+    if is_coupled(model, objective):
+        return 'coupled = "batch" is declared: the batch is never cut'
+    return f"random numbers that belong to no sample: {'; '.join(strays)}" if strays else None
 
 
 def cuts(rows: int) -> tuple[tuple[int, ...], ...]:
