@@ -9,7 +9,7 @@ from paceline.verify.story_plans import SAVED, Act
 STATE = ("weights", "buffers", "moments")
 
 
-def explained(first: dict[str, Any] | None, act: Act) -> dict[str, Any] | None:
+def caused(first: dict[str, Any] | None, act: Act) -> dict[str, Any] | None:
     """Return the first difference with its family and likely cause, where a whole run says more than a single step.
 
     `resumed` says after which resume it was found; it is empty for the start that writes the checkpoint.
