@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from paceline.verify.story_plans import SAVED, Act
+from paceline.verify.story_reference import IN_JOURNAL
 
 STATE = ("weights", "buffers", "moments")
 
@@ -23,7 +24,7 @@ def caused(first: dict[str, Any] | None, act: Act) -> dict[str, Any] | None:
 
 def _cause(first: dict[str, Any], act: Act) -> tuple[str, str] | None:
     quantity, number = first["quantity"], first["step"]
-    if first["name"].endswith("in the journal"):
+    if first["name"].endswith(IN_JOURNAL):
         return "record", "the journal does not say what the run did"
     if quantity == "evaluation":
         return "evaluation", _evaluation(first, act)
