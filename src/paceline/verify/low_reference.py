@@ -31,7 +31,7 @@ from paceline.task.models.sizes import is_named
 from paceline.task.objective import BUILT_IN, resolve_objective
 from paceline.task.optimizers import rounds_inside
 from paceline.task.task import ModelSpec, Task
-from paceline.verify.conditioning import moved_by_one_ulp
+from paceline.verify.conditioning import DRAWS, MARGIN, moved_by_one_ulp
 from paceline.verify.diagnosis import traits_of
 from paceline.verify.difference import number_differences, tensor_differences
 from paceline.verify.plain_optimizer import plain_optimizers
@@ -39,10 +39,6 @@ from paceline.verify.reference import micro_batches, reference_model, reference_
 from paceline.verify.tolerance import tolerance
 
 MASTER = torch.float32  # what weights, gradients and sums are in, whatever the run's own tables say
-DRAWS = 8  # re-runs from moved weights; of fewer, the movement of a single number says too little
-# Three times the largest part of the movement that right layouts took: 1.97, of 48 set-ups (tp, and cp gathered and in
-# a ring, of 2 and 4; tp with cp, pp, dp_shard; three seeds; bf16, fp16). Measured by tests/verify/test_low.py.
-MARGIN = 6.0
 HEADROOM = 8.0  # of the loss scale: ranks that add up in another order may overflow a little earlier
 Numbers = dict[str, Any]  # loss and norm as floats, gradients and changes of weights by name
 At = tuple[str, str]  # (quantity, name)

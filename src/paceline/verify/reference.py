@@ -7,6 +7,7 @@ run, and nothing else: no loader, no sharding, no accumulation scheme, no loss s
 from __future__ import annotations
 
 import copy
+import dataclasses
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -52,8 +53,13 @@ class ReferenceStep:
 
 def reference_model(task: Task, source: Source, items_per_sample: int, dtype: torch.dtype) -> nn.Module:
     """Return the task's model with its initial weights on the CPU."""
-    model = copy.deepcopy(task.model) if isinstance(task.model, nn.Module) else task.model
+    model = with_own_model(task).model
     return cast_model(build_model(model, source.vocab or 0, items_per_sample, task.seed), dtype)
+
+
+def with_own_model(task: Task) -> Task:
+    """Return the task with a copy of its model where that is an object, which is laid out and trained in place."""
+    return dataclasses.replace(task, model=copy.deepcopy(task.model)) if isinstance(task.model, nn.Module) else task
 
 
 def reference_randomness(
@@ -78,8 +84,9 @@ def reference_steps(
     *,
     rate: Callable[[int], float] | None = None,
     last: Plan | None = None,
+    made: int | None = None,
 ) -> list[ReferenceStep]:
-    """Run `steps` steps of the task on one device and return their numbers.
+    """Run `steps` steps of the task on one device, or the first `made` of them, and return their numbers.
 
     The rows of a batch are read in the micro-batches of `plan`, one after the other; a batch whose rows see each other
     is read whole. So is that of a model which draws random numbers: they belong to the samples, whatever else is read.
@@ -93,7 +100,7 @@ def reference_steps(
     randomness = reference_randomness(task, plan, source, model, objective, dtype)
     whole = is_coupled(model, objective) or bool(randomness.survey.patterns)
     results = []
-    for step in range(1, steps + 1):
+    for step in range(1, (made or steps) + 1):
         model.zero_grad(set_to_none=True)
         losses, weights = [], []
         with counted_choices(model) as router:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,7 @@ from paceline.run.world import World
 from paceline.verify.difference import Difference, number_differences, sample_differences, tensor_differences
 from paceline.verify.reference import moments_of
 from paceline.verify.story_plans import SAVED, Act
-from paceline.verify.story_reference import Passed
+from paceline.verify.story_reference import Passed, in_the_journal
 
 Tensors = dict[str, torch.Tensor]
 
@@ -62,10 +61,7 @@ def journal_differences(run_dir: Path, passed: Passed, act: Act) -> list[Differe
     newest = world.share({kind: newest.get(kind, {}) for kind in ("step", "evaluation")})
     step, evaluation = newest["step"], newest["evaluation"]
     told = {name: _number(step, name) for name in NUMBERS}
-    found = [
-        dataclasses.replace(difference, name=f"{difference.name} in the journal")
-        for difference in number_differences(told, _numbers(passed), number, world)
-    ]
+    found = [in_the_journal(difference) for difference in number_differences(told, _numbers(passed), number, world)]
     if step.get("sample_ids") != passed.step.ids:
         found.append(Difference("samples", "ids in the journal", number, 0, 1.0, 1.0, math.nan, math.nan))
     if not math.isnan(passed.evaluation):
@@ -91,7 +87,7 @@ def _state_differences(training: Training, passed: Passed, act: Act) -> list[Dif
             module.reshard()  # an evaluation leaves weights gathered; the run goes on with the shards
     ours, expected = _alike(moments_of(model, training.optimizer), step.moments, act.world)
     return [
-        *tensor_differences("weights", dict(model.named_parameters()), step.weights, *where),
+        *tensor_differences("weights", dict(model.named_parameters()), step.weights, *where, passed.start),
         *tensor_differences("buffers", dict(model.named_buffers()), step.buffers, *where),
         *tensor_differences("moments", ours, expected, *where),
     ]

@@ -7,6 +7,7 @@ layout, while each layout equals a reference that is cut in the same way. One de
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from dataclasses import dataclass
 from typing import Any
@@ -26,6 +27,9 @@ from paceline.task.data.order import sample_ids
 from paceline.task.data.source import Source
 from paceline.task.objective import Objective, resolve_objective
 from paceline.task.task import Task
+from paceline.verify.conditioning import Again, beyond_rounding, moved_by_one_ulp, settled
+from paceline.verify.difference import Difference
+from paceline.verify.narrow import narrowest_format
 from paceline.verify.reference import reference_model, reference_randomness
 from paceline.verify.tolerance import FLOOR, tolerance
 
@@ -63,14 +67,15 @@ def whole_batch(
     count = plan.batch_samples
     randomness = reference_randomness(task, plan, source, model, objective, torch.float64)
     not_compared = _why_not(model, objective, randomness.survey.strays)
-    first, relative = None, 0.0
+    first, rounding, relative = None, None, 0.0
     if not_compared is None:
         whole, *others = (_numbers(task, source, model, objective, randomness, sizes) for sizes in cuts(count))
         found = [(difference, other) for other in others for difference in _differences(whole, other)]
         relative = max(difference.relative for difference, _ in found)
         wrong = [(d, other) for d, other in found if not d.relative <= tolerance(QUANTITY, "fp64")]
+        wrong, rounding = _beyond_rounding(wrong, whole, task, plan, source, items_per_sample)
         first = _first(wrong, whole) if wrong else None
-    return {
+    record = {
         "equal": first is None,
         "dtype": "fp64",
         "steps": 1,
@@ -78,7 +83,39 @@ def whole_batch(
         "differences": {QUANTITY: relative},
         "first_difference": first,
         "not_compared": not_compared,
+        "rounding": rounding,
     }
+    return settled(record, dict)
+
+
+def _beyond_rounding(
+    wrong: list[tuple[_Difference, _Numbers]], whole: _Numbers, task: Task, plan: Plan, source: Source, items: int
+) -> tuple[list[tuple[_Difference, _Numbers]], dict[str, Any] | None]:
+    """Return the differences that rounding does not explain, and a record of those it does (conditioning.py)."""
+    if not wrong:
+        return wrong, None
+    objective = resolve_objective(task.objective, source.unit)
+
+    def model() -> nn.Module:
+        return reference_model(task, source, items, torch.float64)
+
+    def moved(dtype: torch.dtype, seed: int, made: int) -> list[Difference]:
+        other = model()
+        moved_by_one_ulp(other, dtype, seed)
+        randomness = reference_randomness(task, plan, source, other, objective, torch.float64)
+        numbers = _numbers(task, source, other, objective, randomness, whole.sizes)
+        return [_in_the_shape_of_a_layouts(d) for d in _differences(whole, numbers)]
+
+    exact = dataclasses.replace(plan, precision="fp64")
+    again = Again(moved, lambda: narrowest_format(model(), task, exact, source))
+    found = [_in_the_shape_of_a_layouts(d) for d, _ in wrong]
+    left, rounding = beyond_rounding(found, "fp64", again, World(0, 1, 0, torch.device("cpu")))
+    kept = [pair for pair, shaped in zip(wrong, found, strict=True) if shaped in left]
+    return kept, rounding
+
+
+def _in_the_shape_of_a_layouts(d: _Difference) -> Difference:
+    return Difference(QUANTITY, d.name, 1, 0, d.relative, d.ratio, d.cut, d.whole)
 
 
 def _why_not(model: nn.Module, objective: Objective, strays: tuple[str, ...]) -> str | None:
