@@ -22,6 +22,7 @@ from paceline.task.models.attention import can_share_sequences
 from paceline.task.models.blocks import find_blocks
 from paceline.task.models.build import has_batch_statistics
 from paceline.task.models.chain import chain_of
+from paceline.task.models.interface import is_transformers, why_unshared
 from paceline.task.objective import takes_sequence_parts
 from paceline.task.profile import BlockProfile, ModelProfile
 from paceline.task.tracing import Counts, own_bytes, trace
@@ -58,11 +59,13 @@ def profile_module(
     whole_batch = {**stray_axes({name for count in counts for name in count.strays}), **whole_batch}
     axes = tuple(axis for axis in ("dp_replicate", "dp_shard") if axis not in whole_batch)
     limits, because = tensor_axis(model)
-    takes_parts = can_share_sequences(model) and takes_sequence_parts(objective)
+    unshared = why_unshared(model, _length(example_batch)) if is_transformers(model) else ""
+    shares = not unshared if is_transformers(model) else can_share_sequences(model)
+    takes_parts = shares and takes_sequence_parts(objective)
     chained = chain_of(model) is not None  # BatchNorm closes pp again
     opened = [*(["tp"] if limits else []), *(["cp"] if takes_parts else []), *(["pp"] if chained else [])]
     opened += ["ep"] if experts else []
-    model_closed = {axis: why for axis, why in (("tp", because), ("ep", unstacked)) if why and axis not in opened}
+    model_closed = {axis: why for axis, why in (("tp", because), ("ep", unstacked), ("cp", unshared)) if why and axis not in opened}
     profiles: list[BlockProfile] = []
     owners: dict[int, str] = {}
     seen: set[str] = set()
@@ -224,6 +227,12 @@ def _rows(batch: Any) -> int:
             "batches whose tensors all have one row per sample",
         )  # fmt: skip
     return rows.pop()
+
+
+def _length(batch: Any) -> int:
+    """Return the tokens of a row, 1 where the batch has no "tokens"."""
+    tokens = batch.get("tokens") if isinstance(batch, Mapping) else None
+    return tokens.shape[1] if isinstance(tokens, Tensor) and tokens.dim() > 1 else 1
 
 
 def _items(batch: Any, rows: int) -> int:
