@@ -17,7 +17,7 @@ from paceline.cluster.host import usable_memory_bytes
 from paceline.errors import ConfigError
 from paceline.task.axes import BATCH_STATISTICS, closed_axes, coupled_axes, stray_axes
 from paceline.task.coupling import gathers_rows, is_coupled
-from paceline.task.declared import expert_axis, tensor_axis
+from paceline.task.declared import expert_axis, is_routed, tensor_axis
 from paceline.task.models.attention import can_share_sequences
 from paceline.task.models.blocks import find_blocks
 from paceline.task.models.build import has_batch_statistics
@@ -65,7 +65,9 @@ def profile_module(
     chained = chain_of(model) is not None  # BatchNorm closes pp again
     opened = [*(["tp"] if limits else []), *(["cp"] if takes_parts else []), *(["pp"] if chained else [])]
     opened += ["ep"] if experts else []
-    model_closed = {axis: why for axis, why in (("tp", because), ("ep", unstacked), ("cp", unshared)) if why and axis not in opened}
+    model_closed = {
+        axis: why for axis, why in (("tp", because), ("ep", unstacked), ("cp", unshared)) if why and axis not in opened
+    }
     profiles: list[BlockProfile] = []
     owners: dict[int, str] = {}
     seen: set[str] = set()
@@ -121,14 +123,19 @@ def _rows_to(experts: Mapping[str, nn.Module]) -> Iterator[dict[str, int]]:
     given = dict.fromkeys(experts, 0)
 
     def look(name: str) -> Callable[..., None]:
-        return lambda module, args: given.update({name: args[0].numel()})
+        return lambda module, args, kwargs: given.update({name: _sent(module, [*args, *kwargs.values()])})
 
-    handles = [module.register_forward_pre_hook(look(name)) for name, module in experts.items()]
+    handles = [module.register_forward_pre_hook(look(name), with_kwargs=True) for name, module in experts.items()]
     try:
         yield given
     finally:
         for handle in handles:
             handle.remove()
+
+
+def _sent(experts: nn.Module, given: list[Tensor]) -> int:
+    """Return the elements sent to experts: of all rows, or, in transformers' way, of tokens for each of their choices."""
+    return given[0].numel() * (given[1].shape[-1] if is_routed(experts) else 1)
 
 
 def _with_experts(profile: BlockProfile, experts: list[nn.Module], elements: int, rows: int) -> BlockProfile:

@@ -102,9 +102,7 @@ def sequence_attention_backward(
 
 
 @sequence_attention.register_fake
-def _(
-    q: Tensor, k: Tensor, v: Tensor, group: str, method: str, scale: float | None = None
-) -> tuple[Tensor, Tensor]:
+def _(q: Tensor, k: Tensor, v: Tensor, group: str, method: str, scale: float | None = None) -> tuple[Tensor, Tensor]:
     return _by_token(torch.empty_like(q)), q.new_empty(q.shape[:3], dtype=torch.promote_types(q.dtype, torch.float32))
 
 
@@ -142,9 +140,7 @@ OPERATOR = torch.ops.paceline.sequence_attention.default  # as selective recompu
 # ---- attention with a mask: over the whole sequence's keys ---------------------------------------------------------
 
 
-def _masked(
-    q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: float | None, group: dist.ProcessGroup
-) -> Tensor:
+def _masked(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: float | None, group: dist.ProcessGroup) -> Tensor:
     """Return attention under a mask: each chunk's queries against the keys up to that chunk's end, in their order.
 
     A query may see nothing in a block of keys, so blocks are not merged here.

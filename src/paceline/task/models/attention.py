@@ -37,7 +37,9 @@ class CausalAttention(nn.Module):
 def scaled_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float | None = None) -> Tensor:
     """Return torch's attention: masked, or causal without a mask; scores times `scale`, or head_dim ** -0.5."""
     grouped = k.shape[1] != q.shape[1]
-    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=mask is None, enable_gqa=grouped, scale=scale)
+    return F.scaled_dot_product_attention(
+        q, k, v, attn_mask=mask, is_causal=mask is None, enable_gqa=grouped, scale=scale
+    )
 
 
 def takes_positions(model: nn.Module) -> bool:

@@ -71,7 +71,9 @@ def why_unshared(model: nn.Module, seq: int) -> str:
         return seen.because
     blocks = [name for name, _ in find_blocks(model)]
     if sorted(seen.calls) != sorted(blocks):
-        return f"its attention interface is called {len(seen.calls)} times in {len(blocks)} blocks: tokens meet elsewhere"
+        return (
+            f"its attention interface is called {len(seen.calls)} times in {len(blocks)} blocks: tokens meet elsewhere"
+        )
     if not all(_is_causal(mask, seq) for mask in seen.masks):
         return f"its attention mask is not the causal one at {seq} tokens (a sliding window, chunks or both ways)"
     return ""
