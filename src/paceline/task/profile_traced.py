@@ -134,7 +134,7 @@ def _rows_to(experts: Mapping[str, nn.Module]) -> Iterator[dict[str, int]]:
 
 
 def _sent(experts: nn.Module, given: list[Tensor]) -> int:
-    """Return the elements sent to experts: of all rows, or, in transformers' way, of tokens for each of their choices."""
+    """Return the elements sent to experts: of their rows, or, in transformers' way, of tokens once for each choice."""
     return given[0].numel() * (given[1].shape[-1] if is_routed(experts) else 1)
 
 

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from paceline.task.declared import is_routed
 from paceline.task.models.blocks import find_blocks
 from paceline.task.tracing import COMPUTE_DTYPE, fake_copy
 
@@ -104,7 +105,8 @@ def _look(model: nn.Module, seq: int) -> _Seen:
             replica(tokens, attention_mask=torch.ones_like(tokens), use_cache=False)
     except Exception as error:  # whatever a model raises on tensors without values
         seen.because = seen.because or (
-            f"what its attention is asked for cannot be seen on tensors without values ({type(error).__name__}: {error})"
+            "what its attention is asked for cannot be seen on tensors without values "
+            f"({type(error).__name__}: {error})"
         )
     return seen
 
@@ -129,6 +131,8 @@ def _looking(replica: Any, seen: _Seen, seq: int) -> Iterator[None]:
     for name, block in find_blocks(replica):
         block.register_forward_pre_hook(lambda module, args, name=name: inside.append(name))
         block.register_forward_hook(lambda module, args, out: inside.pop() and None)
+    for module in filter(is_routed, replica.modules()):  # each token by itself, and which expert is data
+        module.forward = lambda hidden, *args, **kwargs: torch.zeros_like(hidden)
     replica.set_attn_implementation(LOOK)
     yield
 
