@@ -45,6 +45,7 @@ from paceline.task.models.interface import is_transformers
 from paceline.task.models.sizes import is_named
 from paceline.task.objective import resolve_objective
 from paceline.task.optimizers import NOT_HOSTED
+from paceline.task.reading import unread_remark
 from paceline.task.task import ModelSpec, Task
 
 
@@ -83,6 +84,7 @@ def assemble(task: Task, plan: Plan, world: World, source: Source, items_per_sam
         stream = BatchStream(source, task.seed, plan, plan.layout.data_rank(world.rank), world.device)
         example = stream.at(0).micro_batches[0]
         looked = survey(model, plain, in_model_precision(example.data, plan), world.device)
+        remarks += unread_remark(plain, looked.unread)
     randomness = sample_randomness(task.seed, plan, world, looked)
     draw_again(model, randomness, plan.compile)
     take_part = part_of(plan, world.rank, model, objective)

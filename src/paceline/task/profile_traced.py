@@ -25,6 +25,7 @@ from paceline.task.models.chain import chain_of
 from paceline.task.models.interface import is_transformers, why_unshared
 from paceline.task.objective import takes_sequence_parts
 from paceline.task.profile import BlockProfile, ModelProfile
+from paceline.task.reading import balance_remark, tried_reading, unread_remark
 from paceline.task.tracing import Counts, own_bytes, trace
 
 REST = "rest"  # all that lies outside the repeated blocks, loss included
@@ -52,7 +53,9 @@ def profile_module(
     blocks = find_blocks(model)
     experts, unstacked = expert_axis(model)
     items = items_per_sample or _items(example_batch, rows)
-    counts, routed, note = _trace(model, blocks, list(experts), example_batch, objective, build, rows * items)
+    (counts, routed, note), unread = tried_reading(
+        objective, lambda what: _trace(model, blocks, list(experts), example_batch, what, build, rows * items)
+    )
     whole_batch = coupled_axes(gathers_rows(objective)) if is_coupled(model, objective) else {}
     if has_batch_statistics(model):
         whole_batch = BATCH_STATISTICS
@@ -90,6 +93,7 @@ def profile_module(
         note=note,
         closed_axes={**closed_axes(*opened), **model_closed, **whole_batch},
         tensor_limits=limits,
+        remarks=(*unread_remark(objective, () if note else unread), *balance_remark(model, objective)),
     )
 
 
