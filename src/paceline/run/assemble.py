@@ -17,9 +17,11 @@ from paceline.run.optimizer import all_names, build_optimizer
 from paceline.run.parallel.apply import Gradients, apply_plan, is_sharded
 from paceline.run.parallel.context import part_of
 from paceline.run.parallel.entry import entry_of
+from paceline.run.parallel.part_check import check_parts
 from paceline.run.parallel.pipeline import split_model
 from paceline.run.parallel.rows import GatheredRows, data_group
 from paceline.run.parallel.split_check import SplitCheck
+from paceline.run.parallel.zigzag import SequencePart
 from paceline.run.passes import Passes, SequentialPasses, in_model_precision
 from paceline.run.pipeline_passes import PipelinePasses
 from paceline.run.precision import MASTER_DTYPES, cast_model, scaler_for
@@ -39,9 +41,11 @@ from paceline.task.declared import declared_rules
 from paceline.task.models.blocks import find_blocks
 from paceline.task.models.build import build_model, fill_weights
 from paceline.task.models.decoder import Decoder
+from paceline.task.models.interface import is_transformers
 from paceline.task.models.sizes import is_named
 from paceline.task.objective import resolve_objective
 from paceline.task.optimizers import NOT_HOSTED
+from paceline.task.reading import unread_remark
 from paceline.task.task import ModelSpec, Task
 
 
@@ -80,8 +84,12 @@ def assemble(task: Task, plan: Plan, world: World, source: Source, items_per_sam
         stream = BatchStream(source, task.seed, plan, plan.layout.data_rank(world.rank), world.device)
         example = stream.at(0).micro_batches[0]
         looked = survey(model, plain, in_model_precision(example.data, plan), world.device)
+        remarks += unread_remark(plain, looked.unread)
     randomness = sample_randomness(task.seed, plan, world, looked)
     draw_again(model, randomness, plan.compile)
+    take_part = part_of(plan, world.rank, model, objective)
+    if isinstance(take_part, SequencePart) and mesh is not None and is_transformers(model):
+        check_parts(model, plan, objective, in_model_precision(example.data, plan), take_part, mesh)
     if not family and plan.layout.pp > 1:
         check_chain(model, plan, objective, example, world.device, randomness)
     elif not family and plan.layout.tp > 1 and (rules := declared_rules(model)) is not None:
@@ -110,7 +118,6 @@ def assemble(task: Task, plan: Plan, world: World, source: Source, items_per_sam
         raise ConfigError(f"offload = {plan.offload}", NOT_HOSTED, 'plan.offload = "none"')
     routing = watch_routing(model, plan)
     after_forward = routing.collect if routing else None
-    take_part = part_of(plan, world.rank, model, objective)
     passes: Passes = (
         PipelinePasses(pipeline, objective, plan, world.device, randomness, take_part, after_forward)
         if pipeline is not None

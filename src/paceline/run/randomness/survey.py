@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from paceline.run.randomness.mode import SampleRandomness, Survey
 from paceline.run.randomness.shares import Pattern, SampleRows, Share
 from paceline.run.randomness.sites import Site, site_of_caller, where
+from paceline.task.reading import tried_reading
 
 FEW, MORE = 2, 3  # samples of the two looks
 
@@ -58,7 +60,7 @@ def survey(model: nn.Module, objective: Callable[[nn.Module, Any], Any], batch: 
     grads = [(parameter, parameter.grad) for parameter in model.parameters()]
     try:
         with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
-            few = _look(model, objective, batch, device, FEW)
+            few, unread = tried_reading(objective, lambda what: _look(model, what, batch, device, FEW))
             more = _look(model, objective, batch, device, MORE) if few.shapes else few
     except Exception:  # whatever a program says to other samples than its own: its first step will say it again
         return Survey()
@@ -68,7 +70,7 @@ def survey(model: nn.Module, objective: Callable[[nn.Module, Any], Any], batch: 
                 setattr(module, name, buffer.copy_(kept))
             for parameter, grad in grads:  # an objective may go backward itself
                 parameter.grad = grad
-    return _concluded(few, more, length_of(batch))
+    return replace(_concluded(few, more, length_of(batch)), unread=unread)
 
 
 def _look(model: nn.Module, objective: Any, batch: Any, device: torch.device, count: int) -> _Observer:
