@@ -29,7 +29,8 @@ from paceline.task.amounts import in_steps
 from paceline.task.data.source import open_sources
 from paceline.task.data.unigram import unigram_loss
 from paceline.task.data.windows import TokenSource
-from paceline.task.objective import Objective, resolve_objective
+from paceline.task.objective import Objective
+from paceline.task.turns import objective_of
 from paceline.units import Amount, format_seconds
 
 
@@ -68,7 +69,7 @@ class Training:
         for remark in built.remarks:
             self._record.remark(remark)
         # Until the first step of this start has said what the objective does not read.
-        self._objective: Objective | None = resolve_objective(task.objective, self.source.unit)
+        self._objective: Objective | None = objective_of(task, self.source.unit)
 
     def _steps(self, amount: Amount | None) -> int | None:
         if amount is None:
