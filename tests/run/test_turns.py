@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from pathlib import Path
 from typing import Any
 
@@ -223,7 +224,7 @@ def test_turns_in_another_order_are_told_unequal() -> None:
 
 @pytest.mark.deep
 def test_the_story_of_a_gan_is_one_devices() -> None:
-    record = run_ranks(held, 2, "story", Layout(dp_shard=2), "", "fp64", every=2)[0]
+    record = run_ranks(functools.partial(held, every=2), 2, "story", Layout(dp_shard=2))[0]
     assert record["equal"], record["first_difference"]
     assert record["differences"]["evaluation"] < 1e-12
 
@@ -246,7 +247,7 @@ def test_low_precision_tells_a_leak() -> None:
 
 def test_every_objective_is_held_against_whole_batches() -> None:
     assert run_ranks(held, 1, "whole batch", Layout())[0]["equal"]
-    wrong = run_ranks(held, 1, "whole batch", Layout(), "", "fp64", maker=mean_of_rows)[0]
+    wrong = run_ranks(functools.partial(held, maker=mean_of_rows), 1, "whole batch", Layout())[0]
     assert not wrong["equal"]
     assert wrong["first_difference"]["name"] == "loss of maker"
 
@@ -319,13 +320,7 @@ def test_other_axes_are_closed_with_the_reason() -> None:
 
 
 def trained_over_tp() -> None:
-    trained(gan_task(lambda: WithRules()), plan_of(Layout(tp=2), batch=ROWS), 1)
-
-
-class WithRules(Gan):
-    """A GAN that declares how its layers split."""
-
-    paceline_rules = {"maker.1.linear": "column"}
+    trained(gan_task(), plan_of(Layout(tp=2), batch=ROWS), 1)
 
 
 def test_the_profile_adds_up_what_turns_compute() -> None:

@@ -31,7 +31,7 @@ from paceline.run.remarks import remarks_on
 from paceline.run.routing import watch_routing
 from paceline.run.stage_check import check_chain
 from paceline.run.step import Stepper
-from paceline.run.turns import StepTurn, gathering, own_parameters, passes_in_turn, refuse_turns
+from paceline.run.turns import StepTurn, gathering, own_parameters, passes_in_turn, refuse_axes, refuse_routing
 from paceline.run.updates.joined import JoinedOptimizer
 from paceline.run.world import World, build_mesh
 from paceline.task.coupling import gathers_rows
@@ -66,6 +66,7 @@ def assemble(task: Task, plan: Plan, world: World, source: Source, items_per_sam
     family = isinstance(task.model, ModelSpec) and is_named(task.model.name)
     model = build_model(task.model, source.vocab or 0, items_per_sample, task.seed, device="meta" if family else "cpu")
     turns = turns_of(task, source.unit)
+    refuse_axes(turns, plan)
     objective = turns[main_turn(task)].objective
     remarks = remarks_on(model, objective, MASTER_DTYPES[plan.precision])
     cast_model(model, MASTER_DTYPES[plan.precision])
@@ -113,7 +114,7 @@ def assemble(task: Task, plan: Plan, world: World, source: Source, items_per_sam
     if plan.offloads_optimizer and isinstance(optimizer, JoinedOptimizer):
         raise ConfigError(f"offload = {plan.offload}", NOT_HOSTED, 'plan.offload = "none"')
     routing = watch_routing(model, plan)
-    refuse_turns(turns, plan, routing)
+    refuse_routing(turns, routing)
     after_forward = routing.collect if routing else None
     take_part = part_of(plan, world.rank, model, objective)
     passes: list[Passes]

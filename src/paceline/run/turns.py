@@ -59,15 +59,17 @@ def own_parameters(model: nn.Module, names: Names, turns: Sequence[Turn]) -> lis
     return found
 
 
-def refuse_turns(turns: Sequence[Turn], plan: Plan, routing: RouterWatch | None) -> None:
-    """Raise ConfigError where several turns meet what knows one objective alone."""
-    if len(turns) == 1:
-        return
-    if axes := [axis for axis in ALONE if getattr(plan.layout, axis) > 1]:
+def refuse_axes(turns: Sequence[Turn], plan: Plan) -> None:
+    """Raise ConfigError where several turns meet an axis that knows one objective alone."""
+    if len(turns) > 1 and (axes := [axis for axis in ALONE if getattr(plan.layout, axis) > 1]):
         raise ConfigError(
             f"{axes[0]} = {getattr(plan.layout, axes[0])} cannot be had", CLOSED, "dp_replicate, dp_shard"
         )
-    if routing is not None:
+
+
+def refuse_routing(turns: Sequence[Turn], routing: RouterWatch | None) -> None:
+    """Raise ConfigError where several turns meet routers that are watched."""
+    if len(turns) > 1 and routing is not None:
         raise ConfigError("task.turns with a model with experts", ROUTED, "a model without experts")
 
 
