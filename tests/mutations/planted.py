@@ -255,7 +255,9 @@ def not_clipped(patch: Patch, world: World) -> None:
 
 def optimizer_of(change: Callable[[OptimizerSpec], OptimizerSpec]) -> Plant:
     def plant(patch: Patch, world: World) -> None:
-        patch.setattr(assemble_module, "build_optimizer", lambda spec, *rest: build_optimizer(change(spec), *rest))
+        patch.setattr(
+            assemble_module, "build_optimizer", lambda spec, *rest, **more: build_optimizer(change(spec), *rest, **more)
+        )
 
     return plant
 

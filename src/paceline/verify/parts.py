@@ -112,7 +112,7 @@ def whole_batch_of_ones_own(subject: Subject) -> list[Job]:
     """Return the same for an objective or a model that is not ours: ours are known to be sums."""
     task = subject.spec.task
     named = isinstance(task.model, ModelSpec) and is_named(task.model.name)
-    built_in = task.objective in ("auto", "next_token", "classification")
+    built_in = task.objective in ("auto", "next_token", "classification") and not task.turns
     return [] if named and built_in else whole_batch(subject)
 
 

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
 from torch import nn
 
+from paceline.task.groups import Matching
 from paceline.task.imports import load_object
 from paceline.task.task import GroupSpec, OptimizerSpec
 
@@ -57,17 +58,19 @@ def plain_optimizers(
     kinds: dict[tuple[int, str], list[nn.Parameter]] = {}
     for weight in chosen:
         if weight.requires_grad:
-            at = _first(spec.groups, aliases[weight])
+            at = first_match(spec.groups, aliases[weight])
             shape = "matrix" if weight.dim() == 2 else "vector" if weight.dim() < 2 else "more"
             kinds.setdefault((at, shape), []).append(weight)
     return [_made(spec, at, shape, weights) for (at, shape), weights in kinds.items()]
 
 
-def _first(groups: tuple[GroupSpec, ...], names: list[str]) -> int:
+def first_match(groups: Sequence[Matching], names: Iterable[str]) -> int:
+    """Return the number of the first group with a pattern for one of a parameter's names, -1 where none has."""
+    known = list(names)
     for at, group in enumerate(groups):
         for pattern in group.match:
             wanted = re.escape(pattern).replace(r"\*", ".*").replace(r"\?", ".")
-            if any(re.fullmatch(wanted, name) for name in names):
+            if any(re.fullmatch(wanted, name) for name in known):
                 return at
     return -1
 

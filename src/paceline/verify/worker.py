@@ -90,12 +90,13 @@ def _load_named(task: Task) -> None:
     """Import what the task names of the user's modules: what fails there fails here, before any rank waits."""
     from paceline.task.imports import is_import_path, load_object
     from paceline.task.optimizers import names_of
+    from paceline.task.turns import objectives_named
 
     named = {
         "task.model.name": getattr(task.model, "name", None),
         "task.data.source": getattr(task.data, "source", None),
         "task.data.collate": getattr(task.data, "collate", None),
-        "task.objective": task.objective,
+        **objectives_named(task),
         **{f"task.optimizer.name ({name})": name for name in names_of(task.optimizer)},
     }
     for option, name in named.items():
