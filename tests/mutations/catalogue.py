@@ -56,6 +56,7 @@ CASES = {
     "contrast": Case("dp_replicate=2", 'name = "planted_models:Halves"', "info_nce"),
     "gathered contrast": Case("dp_replicate=2", 'name = "planted_models:Halves"', "nce_without_gradients"),
     "batch statistics": Case("dp_replicate=2", 'name = "planted_models:BatchStatistics"'),
+    "statistics of all": Case("dp_replicate=2", 'name = "planted_models:Synced"'),
     "mean and one": Case("dp_shard=2", 'name = "planted_models:Chain"', "mean_and_one"),
     "mean and rows": Case("dp_shard=2", 'name = "planted_models:Chain"', "mean_and_rows"),
     # Precisions of less than fp32.
@@ -72,7 +73,8 @@ PROOFS = [
 ]  # fmt: skip
 # Without a mistake cases prove equal, in every part of the proof.
 CONTROLLED = (
-    "copies", "zero 3", "tied", "state on the host", "dropout", "stages, dropout", "experts", "experts, stages, bias",
+    "copies", "zero 3", "tied", "state on the host", "dropout", "stages, dropout",
+    "statistics of all", "experts", "experts, stages, bias",
     "experts, shared by three", "ring of four", "four stages", "tensor ranks of four", "zero 3, bf16", "copies, fp16",
     "experts, tensor, bf16",
 )  # fmt: skip

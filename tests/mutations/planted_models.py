@@ -54,6 +54,19 @@ class BatchStatistics(nn.Module):
         return self.head((x - x.mean((0, 1))) / (x.var((0, 1)) + 1e-5).sqrt())
 
 
+class Synced(nn.Module):
+    """Batch normalisation over the rows of all ranks."""
+
+    def __init__(self, width: int = 12) -> None:
+        super().__init__()
+        self.embed, self.norm = nn.Embedding(VOCAB, width), nn.SyncBatchNorm(width)
+        self.head = nn.Linear(width, VOCAB)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Return logits [rows, seq, vocab]."""
+        return self.head(self.norm(self.embed(tokens).mT).mT)
+
+
 class Halves(nn.Module):
     """Embeds the two halves of a row, which belong together."""
 

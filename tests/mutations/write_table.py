@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 import tempfile
 from pathlib import Path
@@ -31,8 +32,8 @@ processes. Either the proof or the comparison of a resumed run with an undisturb
 quantity and the tensor. The proof is `paceline verify SPEC --layout LAYOUT` and must end with exit code 4: what runs is
 the [twin](guide/verifying.md#the-twin) that it makes of the spec, and the mistake is planted by the import path of the
 spec's objective. A proof has parts, and names the first that is not equal: what only the `story` names (a whole run
-with evaluations, a checkpoint and resumes), or only `low precision`, no update in fp64 shows. `make test` plants
-most of them again, `make test-deep` all.
+with evaluations, a checkpoint and resumes), or only `low precision`, no update in fp64 shows. Where the run of a part
+ends with an error, the command does so too. `make test` plants most of them again, `make test-deep` all.
 
 Unplanted controls, {controls} of them, are never flagged. The reference that a proof compares with is
 [written plainly](guide/verifying.md), so a mistake in the run is not in it too.
@@ -63,8 +64,8 @@ def row_of(bug: Planted | Lost) -> str:
 
 
 def because_of(error: str) -> str:
-    """Return the second line of an error, which says why."""
-    return error.splitlines()[1].removeprefix("  because").strip()
+    """Return the second line of an error, which says why, without folders that are other ones every time."""
+    return re.sub(r"/\S*/checkpoints/", "checkpoints/", error.splitlines()[1].removeprefix("  because").strip())
 
 
 def page(proofs: dict[str, Proven], resumes: dict[str, tuple[str, int] | None]) -> str:

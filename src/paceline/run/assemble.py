@@ -20,6 +20,7 @@ from paceline.run.parallel.entry import entry_of
 from paceline.run.parallel.pipeline import split_model
 from paceline.run.parallel.rows import GatheredRows, data_group
 from paceline.run.parallel.split_check import SplitCheck
+from paceline.run.parallel.statistics import share_statistics
 from paceline.run.passes import Passes, SequentialPasses, in_model_precision
 from paceline.run.pipeline_passes import PipelinePasses
 from paceline.run.precision import MASTER_DTYPES, cast_model, scaler_for
@@ -94,6 +95,7 @@ def assemble(task: Task, plan: Plan, world: World, source: Source, items_per_sam
         _materialise(model, task, family, world)
     for part in [model, *(stage.module for stage in (pipeline.stages if pipeline else ()))]:
         draw_again(part, randomness, plan.compile)
+    statistics = share_statistics(model, mesh, plan)
     blocks = [block for _, block in find_blocks(model)] if pipeline is None else []
     gradients: Gradients
     if pipeline is not None and mesh is not None:
@@ -123,6 +125,7 @@ def assemble(task: Task, plan: Plan, world: World, source: Source, items_per_sam
             randomness=randomness,
             take_part=take_part,
             after_forward=after_forward,
+            statistics=statistics,
         )
     )
     stepper = Stepper(

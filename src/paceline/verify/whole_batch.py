@@ -83,7 +83,7 @@ def whole_batch(
 
 def _why_not(model: nn.Module, objective: Objective, strays: tuple[str, ...]) -> str | None:
     if is_coupled(model, objective):
-        return 'coupled = "batch" is declared: the batch is never cut'
+        return "rows see each other, as is declared or in an nn.SyncBatchNorm: the batch is never cut"
     return f"random numbers that belong to no sample: {'; '.join(strays)}" if strays else None
 
 
