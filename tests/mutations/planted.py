@@ -49,6 +49,8 @@ class Planted:
     diagnosed: str  # the family that the proof names
     tensor: str = ""  # part of the name of the first tensor or number that differs
     says: str = ""  # part of the likely cause
+    part: str = ""  # of the proof, where the parts before it must say "equal"
+    step: int = 0  # at which it must be named, where that tells something
 
 
 def task_of(case: str) -> Task:

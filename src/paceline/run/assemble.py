@@ -21,6 +21,7 @@ from paceline.run.parallel.part_check import check_parts
 from paceline.run.parallel.pipeline import split_model
 from paceline.run.parallel.rows import GatheredRows, data_group
 from paceline.run.parallel.split_check import SplitCheck
+from paceline.run.parallel.statistics import share_statistics
 from paceline.run.parallel.zigzag import SequencePart
 from paceline.run.passes import Passes, SequentialPasses, in_model_precision
 from paceline.run.pipeline_passes import PipelinePasses
@@ -106,6 +107,7 @@ def assemble(task: Task, plan: Plan, world: World, source: Source, items_per_sam
         _materialise(model, task, family, world)
     for part in [model, *(stage.module for stage in (pipeline.stages if pipeline else ()))]:
         draw_again(part, randomness, plan.compile)
+    statistics = share_statistics(model, mesh, plan)
     blocks = [block for _, block in find_blocks(model)] if pipeline is None else []
     gradients: Gradients
     if pipeline is not None and mesh is not None:
@@ -136,6 +138,7 @@ def assemble(task: Task, plan: Plan, world: World, source: Source, items_per_sam
             randomness=randomness,
             take_part=take_part,
             after_forward=after_forward,
+            statistics=statistics,
         )
         passes = passes_in_turn(plainly, turns, entry_of(model, gradients, world.device))
     stepper = Stepper(

@@ -14,6 +14,7 @@ from paceline.plan.plan import Plan
 from paceline.run.loader import MicroBatch
 from paceline.run.parallel.apply import Gradients
 from paceline.run.parallel.entry import call
+from paceline.run.parallel.statistics import RankSums
 from paceline.run.precision import cast_floats
 from paceline.run.randomness.mode import SampleRandomness
 from paceline.run.randomness.shares import SampleRows
@@ -53,6 +54,7 @@ class SequentialPasses:
     after_forward: Callable[[nn.Module], None] | None = None
     # The number by which random numbers of a step are told apart: a step of several objectives has one for each.
     draws_as: Callable[[int], int] = lambda step: step
+    statistics: RankSums | None = None  # of batch normalisation over all ranks
 
     def accumulate(self, micro_batches: Sequence[MicroBatch], down: float) -> tuple[Any, Any]:
         """Run forward and backward of all micro-batches; return this rank's share of the loss sum and the weight."""
@@ -89,6 +91,8 @@ class SequentialPasses:
 
     def _forward(self, micro: MicroBatch) -> tuple[torch.Tensor, Any]:
         objective = self.objective if micro.counts else without_own_rows(self.objective)
+        if self.statistics is not None:
+            self.statistics.counts = micro.counts
         data = self.take_part(in_model_precision(micro.data, self.plan))
         return self.call(objective, self.model, data)
 

@@ -128,7 +128,7 @@ def _in_the_shape_of_a_layouts(d: _Difference) -> Difference:
 
 def _why_not(model: nn.Module, turns: Sequence[Turn], strays: tuple[str, ...]) -> str | None:
     if any(is_coupled(model, turn.objective) for turn in turns):
-        return 'coupled = "batch" is declared: the batch is never cut'
+        return "rows see each other, as is declared or in an nn.SyncBatchNorm: the batch is never cut"
     return f"random numbers that belong to no sample: {'; '.join(strays)}" if strays else None
 
 
