@@ -16,6 +16,18 @@ from resumed import RESUMES, Lost, resume_all
 from runs import as_json, environment, paceline
 from write_table import PAGE, row_of
 
+# Words that name one cause and nothing beside it -> the mistakes that are this cause.
+CAUSES = {
+    "bf16 rounding": ("copies sum their gradients in bf16", "shards reduce-scatter their gradients in bf16"),
+    "weight decay on": ("weight decay is applied to norms",),
+    "a padding mask is lost": ("masked labels count as class 0", "a stand-in row of a rank without any counts"),
+    "several ranks read the same samples": ("all ranks read the same rows",),
+    "clip by different norms": ("each rank clips by the norm of its own shard", "each stage clips by its own norm"),
+    "drawn from a seed of their own": ("every rank draws weights of its own",),
+    "copies drift apart": ("one copy does not make the update",),
+    "rows dropped": ("the last row of an uneven batch is dropped",),
+}
+
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -40,6 +52,13 @@ def test_the_proof_catches_it_and_names_it(bug: Planted, proven: dict[str, Prove
     assert (first["quantity"], first["family"]) == (bug.quantity, bug.diagnosed), first
     assert bug.tensor in first["name"] and first["name"] in first["tensors"]
     assert bug.says in first["likely"]
+
+
+@pytest.mark.parametrize("bug", PROOFS, ids=lambda bug: bug.what)
+def test_a_cause_that_is_named_is_the_planted_one(bug: Planted, proven: dict[str, Proven]) -> None:
+    likely = proven[bug.what].record["first_difference"]["likely"]
+    for words, planted in CAUSES.items():
+        assert words not in likely or bug.what in planted, likely
 
 
 @pytest.mark.parametrize("control", CONTROLS, ids=lambda bug: bug.what)

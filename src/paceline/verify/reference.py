@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -84,15 +84,16 @@ def reference_steps(
     *,
     rate: Callable[[int], float] | None = None,
     last: Plan | None = None,
-    made: int | None = None,
+    clip_norms: Sequence[float] = (),
 ) -> list[ReferenceStep]:
-    """Run `steps` steps of the task on one device, or the first `made` of them, and return their numbers.
+    """Run `steps` steps of the task on one device and return their numbers.
 
     The rows of a batch are read in the micro-batches of `plan`, one after the other; a batch whose rows see each other
     is read whole. So is that of a model which draws random numbers: they belong to the samples, whatever else is read.
 
     With `rate`, the learning rate of a step, gradients are clipped as the task says. `last` is the plan whose
-    micro-batches the last step reads, where that is another.
+    micro-batches the last step reads, where that is another. With `clip_norms`, those of so many steps, these are the
+    norms above which gradients are scaled down, and no further steps are run.
     """
     objective = resolve_objective(task.objective, source.unit)
     optimizers = plain_optimizers(task.optimizer, model)
@@ -100,7 +101,7 @@ def reference_steps(
     randomness = reference_randomness(task, plan, source, model, objective, dtype)
     whole = is_coupled(model, objective) or bool(randomness.survey.patterns)
     results = []
-    for step in range(1, (made or steps) + 1):
+    for step in range(1, (len(clip_norms) or steps) + 1):
         model.zero_grad(set_to_none=True)
         losses, weights = [], []
         with counted_choices(model) as router:
@@ -117,8 +118,9 @@ def reference_steps(
             assert parameter.grad is not None
             parameter.grad /= total
         gradients = {name: p.grad.clone() for name, p in trained.items() if p.grad is not None}
-        norm = torch.linalg.vector_norm(torch.stack([g.norm() for g in gradients.values()]))
+        norm = torch.linalg.vector_norm(torch.stack([g.norm(dtype=torch.float64) for g in gradients.values()]))
         clip_norm = task.optimizer.clip_norm if rate else clip_norm_of(task.optimizer, float(norm), step)
+        clip_norm = clip_norms[step - 1] if clip_norms else clip_norm
         if clip_norm:
             torch.nn.utils.clip_grad_norm_(list(trained.values()), clip_norm)
         lr = rate(step) if rate else learning_rate(task.schedule, task.optimizer.lr, step, steps, 0, 1)
