@@ -89,6 +89,12 @@ def test_what_one_ulp_moves_as_far_is_rounding_and_what_it_does_not_is_a_mistake
     assert [d.name for d in left] == ["v"] and rounding is None
 
 
+def test_what_is_computed_in_fp32_is_known_to_its_last_place() -> None:
+    for off, is_left in ((2.0**-23, False), (2.0**-19, True)):
+        left, rounding = beyond_rounding([differing(off)], "fp64", asked(0.0), ALONE)
+        assert bool(left) == is_left and (rounding is None) == is_left
+
+
 def test_nothing_is_computed_again_where_all_is_equal_or_no_rounding_can_help() -> None:
     seeds: list[int] = []
     for found in ([differing(9e-5)], [differing(1.0, "samples")], [differing(float("inf"))]):

@@ -109,7 +109,8 @@ def beyond_rounding(
     chaos = _chaos(moved, narrowest.dtype)
 
     def allowed(d: Difference) -> float:
-        near = MARGIN * moved.get(_place(d), 0.0)
+        # What is computed in a format is known to a unit in its last place, however little it moves.
+        near = MARGIN * max(moved[_place(d)], torch.finfo(narrowest.dtype).eps) if _place(d) in moved else 0.0
         if d.step < chaos:
             return near
         return math.inf if precision != "fp64" else max(near, _in_fp32(d.quantity))
