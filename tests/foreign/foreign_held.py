@@ -138,7 +138,10 @@ def _proofs(
             continue
         proof = proof_of(plan, jobs, [results[index] for index in range(len(jobs))], PROOF_STEPS, 0.0)
         worst = max(proof["differences"]["loss"], proof["differences"]["weights"])
-        yield name, {"equal": proof["equal"], "worst": worst, "why": "" if proof["equal"] else verify_text(proof)}
+        rounding = proof["ill_conditioned"] or {}
+        inside = f"computes parts in {rounding['format']}: {rounding['where']}" if rounding.get("where") else ""
+        why = "" if proof["equal"] else verify_text(proof)
+        yield name, {"equal": proof["equal"], "worst": worst, "inside": inside, "why": why}
 
 
 def prove_here(jobs: list[Job]) -> list[dict[str, Any]]:

@@ -24,6 +24,17 @@ ALWAYS = (
     "rank 1 trains on rank 0's rows", "every rank evaluates the same part of the held-out samples",
     "bf16: shards reduce-scatter their gradients in bf16", "fp16: one rank alone sees that gradients overflow",
 )  # fmt: skip
+# Words that name one cause and nothing beside it -> the mistakes that are this cause.
+CAUSES = {
+    "bf16 rounding": ("copies sum their gradients in bf16", "shards reduce-scatter their gradients in bf16"),
+    "weight decay on": ("weight decay is applied to norms",),
+    "a padding mask is lost": ("masked labels count as class 0", "a stand-in row of a rank without any counts"),
+    "several ranks read the same samples": ("all ranks read the same rows", "rank 1 trains on rank 0's rows"),
+    "clip by different norms": ("each rank clips by the norm of its own shard", "each stage clips by its own norm"),
+    "drawn from a seed of their own": ("every rank draws weights of its own",),
+    "copies drift apart": ("one copy does not make the update",),
+    "rows dropped": ("the last row of an uneven batch is dropped",),
+}
 
 
 @pytest.fixture(scope="module")
@@ -77,6 +88,13 @@ def test_the_proof_catches_it_and_names_it(bug: Planted, proven: Proofs) -> None
     assert bug.says in first["likely"]
     assert first["part"] == (bug.part or first["part"]), "a part before it sees it already"
     assert first["step"] == (bug.step or first["step"])
+
+
+@pytest.mark.parametrize("bug", params([bug for bug in PROOFS if bug.quantity != "error"]))
+def test_a_cause_that_is_named_is_the_planted_one(bug: Planted, proven: Proofs) -> None:
+    likely = proven[bug].record["first_difference"]["likely"]
+    for words, planted in CAUSES.items():
+        assert words not in likely or bug.what in planted, likely
 
 
 @pytest.mark.parametrize("control", CONTROLS, ids=lambda bug: bug.what)

@@ -100,22 +100,10 @@ class _Layer(nn.Module):
         return x + self.mlp(x)
 
 
-class Halved(Net):
-    """The same with a part that computes in fp32 whatever it is asked for."""
-
-    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        """Return logits [rows, seq, vocab]."""
-        x = self.embed(tokens)
-        for layer in self.layers:
-            x = layer(x)
-        narrow = x.float()
-        return self.head(self.norm((narrow * torch.rsqrt(narrow.square().mean(-1, keepdim=True) + 1e-5)).to(x.dtype)))
-
-
 @torch.no_grad()
-def net(scale: float = 1.0, *, head: str = "", frozen: str = "", kind: type[Net] = Net, **sizes: int) -> nn.Module:
+def net(scale: float = 1.0, *, head: str = "", frozen: str = "") -> nn.Module:
     """Return a Net with weights times `scale`; its head may be "zero" or "sure" of token 0, and parts frozen."""
-    model = kind(**sizes)
+    model = Net()
     for parameter in model.parameters():
         parameter.mul_(scale)
     if head == "zero":
@@ -216,7 +204,8 @@ def _scales() -> Iterator[SetUp]:
         because = saturated if scale > 1 else "gradients are smaller than what rounds" if scale < 1e-3 else ""
         made = functools.partial(net, scale)
         yield SetUp(f"weights times {scale:g}, copies", task(made), _plan(dp_replicate=2), because, cheap=scale == 1e3)
-        yield SetUp(f"weights times {scale:g}, shards, sgd", task(made, lr=0.1, **SGD), _plan(dp_shard=3), because)
+        lr = 1e-4 if scale > 1 else 0.1  # what training could begin with
+        yield SetUp(f"weights times {scale:g}, shards, sgd", task(made, lr=lr, **SGD), _plan(dp_shard=3), because)
         made = functools.partial(scaled_decoder, scale)
         yield SetUp(f"weights times {scale:g}, tensor", task(made), _plan(tp=2), because)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -133,14 +133,19 @@ def _model(task: Task, plan: Plan, source: Source, items_per_sample: int, plain:
 
 
 def _computed(
-    model: nn.Module, task: Task, plan: Plan, source: Source, items_per_sample: int, steps: int, made: int = 0
+    model: nn.Module,
+    task: Task,
+    plan: Plan,
+    source: Source,
+    items_per_sample: int,
+    steps: int,
+    clip_norms: Sequence[Mapping[str, float]] = (),
 ) -> Reference:
-    """Return what one device computes with a model: all steps, or the first ones that are `made`."""
+    """Return what one device computes with a model: all steps, or those whose norms to clip at are given."""
     traits = traits_of(model)
     initial = {name: tensor.detach().clone() for name, tensor in _state(model).items()}
-    return Reference(
-        initial, traits, reference_steps(task, plan, source, items_per_sample, steps, model, made=made or steps)
-    )
+    made = reference_steps(task, plan, source, items_per_sample, steps, model, clip_norms=clip_norms)
+    return Reference(initial, traits, made)
 
 
 def _again(
@@ -151,7 +156,8 @@ def _again(
     def moved(dtype: torch.dtype, seed: int, made: int) -> list[Difference]:
         model = _model(task, plan, source, items_per_sample, plain)
         moved_by_one_ulp(model, dtype, seed)
-        other = _computed(model, task, plan, source, items_per_sample, steps, min(made, steps))
+        clip_norms = [_clip_norms(step) for step in reference.steps[:made]]  # the layout has these too
+        other = _computed(model, task, plan, source, items_per_sample, steps, clip_norms)
         starts = (other.initial, reference.initial)
         pairs = enumerate(zip(other.steps, reference.steps, strict=False), 1)
         return [found for step, (ours, known) in pairs for found in steps_apart(ours, known, starts, step)]

@@ -25,8 +25,11 @@ DRAWS = 8  # re-runs from moved weights; of fewer, the movement of a single numb
 # Three times the largest part of the movement that right layouts took: 1.97, of 48 set-ups (tp, and cp gathered and in
 # a ring, of 2 and 4; tp with cp, pp, dp_shard; three seeds; bf16, fp16). Measured by tests/verify/test_low.py.
 MARGIN = 6.0
-FIRST_DRAWS = 2  # of them, after which a difference far beyond the movement needs no others
-FAR = 1e3  # times MARGIN times the movement
+FEW_DRAWS = 2  # of them, enough for a first step in fp64, where chaos has not begun
+FAR = 1e3  # times MARGIN times the movement: what is so much off needs no more draws
+# The gradient norm of a step that moves by so many units in its last place is that of chaos: movements there have no
+# typical size, and only fp64 says something of this step and those after it, at fp32's tolerances.
+CHAOS = 2.0**20
 EXACT = ("position", "samples", "initial", "weight", "lr")  # no rounding moves these
 
 Tensors = Mapping[str, torch.Tensor]
@@ -94,7 +97,8 @@ def beyond_rounding(
     """Return the differences that rounding does not explain, and a record of those that it does. Every rank calls it.
 
     `found` is the same on all ranks; `again` is rank 0's. The record is of the first difference that is explained:
-    {quantity, name, step, dtype, relative, tolerance, moved, places, format, where}; None where there is none.
+    {quantity, name, step, dtype, relative, tolerance, moved, of_bound, chaos, places, format, where, coarse}, where
+    `chaos` is the first chaotic step; None where nothing is explained.
     """
     wrong = beyond_tolerance(found, precision)
     if not wrong or not _may_be_rounding(wrong[0]):
@@ -103,7 +107,16 @@ def beyond_rounding(
     if told is None:
         return wrong, None
     narrowest, moved = told
-    left = [d for d in wrong if not (_may_be_rounding(d) and d.relative <= MARGIN * moved.get(_place(d), 0.0))]
+    chaos = _chaos(moved, narrowest.dtype)
+
+    def allowed(d: Difference) -> float:
+        # What is computed in a format is known to a unit in its last place, however little it moves.
+        near = MARGIN * max(moved[_place(d)], torch.finfo(narrowest.dtype).eps) if _place(d) in moved else 0.0
+        if d.step < chaos:
+            return near
+        return math.inf if precision != "fp64" else max(near, _in_fp32(d.quantity))
+
+    left = [d for d in wrong if not (_may_be_rounding(d) and d.relative <= allowed(d))]
     if left:
         return left, None
     first = wrong[0]
@@ -115,7 +128,8 @@ def beyond_rounding(
         "relative": first.relative,
         "tolerance": tolerance(first.quantity, precision),
         "moved": moved[_place(first)],
-        "of_bound": max(d.relative / (MARGIN * moved[_place(d)]) for d in wrong),
+        "of_bound": max((d.relative / allowed(d) for d in wrong if d.step < chaos), default=0.0),
+        "chaos": None if chaos == math.inf else chaos,
         "places": len(wrong),
         "format": NAMES.get(narrowest.dtype, str(narrowest.dtype).removeprefix("torch.")),
         "where": narrowest.where,
@@ -144,14 +158,26 @@ def settled(record: dict[str, Any], exact: Callable[[], dict[str, Any]]) -> dict
 
 def _movement(wrong: Sequence[Difference], again: Again) -> tuple[Narrowest, dict[Place, float]] | None:
     """Return how far one device's numbers move, by the root of the mean square; None where the first moves far less."""
-    narrowest = again.narrowest()
-    last = max(d.step for d in wrong)
-    draws = [list(again.moved(narrowest.dtype, seed, max(1, wrong[0].step))) for seed in range(1, FIRST_DRAWS + 1)]
-    size = _root_mean_square(draws).get(_place(wrong[0]), 0.0)
-    if size and wrong[0].relative > FAR * MARGIN * size:
+    narrowest, first = again.narrowest(), wrong[0]
+
+    def moved(draws: int, steps: int) -> dict[Place, float]:
+        return _root_mean_square(
+            [list(again.moved(narrowest.dtype, seed, max(1, steps))) for seed in range(1, draws + 1)]
+        )
+
+    few = FEW_DRAWS if first.step <= 1 and narrowest.dtype == torch.float64 else DRAWS
+    found = moved(few, first.step)
+    size, last = found.get(_place(first), 0.0), max(d.step for d in wrong)
+    if size and first.relative > FAR * MARGIN * size:
         return None
-    return narrowest, _root_mean_square(
-        [list(again.moved(narrowest.dtype, seed, last)) for seed in range(1, DRAWS + 1)]
+    return narrowest, found if few == DRAWS and last <= first.step else moved(DRAWS, last)
+
+
+def _chaos(moved: Mapping[Place, float], dtype: torch.dtype) -> float:
+    """Return the first step that is chaotic; infinity where none is."""
+    most = CHAOS * torch.finfo(dtype).eps
+    return min(
+        (at for (quantity, _, at), by in moved.items() if quantity == "grad_norm" and not by <= most), default=math.inf
     )
 
 

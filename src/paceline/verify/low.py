@@ -126,6 +126,6 @@ def _told(wrong: list[Difference]) -> dict[str, Any]:
     meaning = {
         "dtype": Diagnosis("half-reduced precision", "it is kept or sent in fewer bits than on one device"),
         "decision": Diagnosis("update", "ranks that must decide alike do not"),
-    }.get(first.quantity, Diagnosis("half-reduced precision", "it differs by more than rounding in this format can"))
+    }.get(first.quantity, Diagnosis("other numbers", "it differs by more than rounding in this format can"))
     same = [d.name for d in wrong if d.quantity == first.quantity]
     return {**vars(first), "tensors": same[:LISTED], "tensors_in_all": len(same), **vars(meaning)}

@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -97,15 +97,16 @@ def reference_steps(
     *,
     rate: Callable[[int], float] | None = None,
     last: Plan | None = None,
-    made: int | None = None,
+    clip_norms: Sequence[Mapping[str, float]] = (),
 ) -> list[ReferenceStep]:
-    """Run `steps` steps of the task on one device, or the first `made` of them, and return their numbers.
+    """Run `steps` steps of the task on one device and return their numbers.
 
     The rows of a batch are read in the micro-batches of `plan`, one after the other; a batch whose rows see each other
     is read whole. So is that of a model which draws random numbers: they belong to the samples, whatever else is read.
 
     With `rate`, the learning rate of a step, gradients are clipped as the task says. `last` is the plan whose
-    micro-batches the last step reads, where that is another.
+    micro-batches the last step reads, where that is another. With `clip_norms`, by turn, those of so many steps,
+    these are the norms above which gradients are scaled down, and no further steps are run.
     """
     turns = turns_of(task, source.unit)
     own = own_parameters(model, turns)
@@ -117,7 +118,7 @@ def reference_steps(
     whole = coupled or bool(randomness.survey.patterns)
     names = {parameter: name for name, parameter in model.named_parameters()}
     results = []
-    for step in range(1, (made or steps) + 1):
+    for step in range(1, (len(clip_norms) or steps) + 1):
         cut = last if last is not None and step == steps else plan
         lr = rate(step) if rate else learning_rate(task.schedule, task.optimizer.lr, step, steps, 0, 1)
         done: dict[str, ReferenceTurn] = {}
@@ -129,8 +130,10 @@ def reference_steps(
                 loss, weight = _backward(model, turn, read, randomness, dtype, step)
                 gradients = _only(model, parameters, weight, names)
                 limit = task.optimizer.clip_norm if turn.clip_norm is None else turn.clip_norm
-                norm = float(torch.linalg.vector_norm(torch.stack([g.norm() for g in gradients.values()])))
+                sizes = [gradient.norm(dtype=torch.float64) for gradient in gradients.values()]
+                norm = float(torch.linalg.vector_norm(torch.stack(sizes)))
                 clip_norm = limit if rate else clip_norm_of(limit, norm, step)
+                clip_norm = clip_norms[step - 1][turn.name] if clip_norms else clip_norm
                 if clip_norm:
                     torch.nn.utils.clip_grad_norm_([p for p in parameters if p.grad is not None], clip_norm)
                 _update(updates, lr)
