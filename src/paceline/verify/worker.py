@@ -90,7 +90,7 @@ def _load_named(task: Task) -> None:
     """Import what the task names of the user's modules: what fails there fails here, before any rank waits."""
     from paceline.task.imports import is_import_path, load_object
     from paceline.task.optimizers import RULES, names_of
-    from paceline.task.turns import objectives_named
+    from paceline.task.turn_specs import objectives_named
 
     named = {
         "task.model.name": getattr(task.model, "name", None),
