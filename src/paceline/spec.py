@@ -28,7 +28,7 @@ from paceline.task.amounts import batch_samples
 from paceline.task.imports import is_import_path, make_importable
 from paceline.task.optimizers import names_of
 from paceline.task.task import DataSpec, Task
-from paceline.task.turns import check_turns
+from paceline.task.turn_specs import check_turns
 
 # Options that name a file or a folder: looked for beside the spec file first, then from the current folder.
 PATHS = ("task.model.weights", "task.data.source", "task.data.tokenizer", "task.data.cache_dir", "cluster.catalog")

@@ -21,7 +21,7 @@ from paceline.task.profile import ModelProfile
 from paceline.task.profile_plain import pack_profile, unpack_profile
 from paceline.task.profile_turns import together
 from paceline.task.task import DataSpec, ModelSpec, Task, TurnSpec
-from paceline.task.turns import objectives_named
+from paceline.task.turn_specs import objectives_named
 
 EXAMPLE_ROWS = 2  # samples in the example batch: enough to tell what grows with the batch
 

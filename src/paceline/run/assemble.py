@@ -48,7 +48,8 @@ from paceline.task.models.sizes import is_named
 from paceline.task.optimizers import NOT_HOSTED
 from paceline.task.reading import unread_remark
 from paceline.task.task import ModelSpec, Task
-from paceline.task.turns import main_turn, turns_of
+from paceline.task.turn_specs import main_turn
+from paceline.task.turns import turns_of
 
 
 @dataclass

@@ -10,7 +10,7 @@ from paceline.errors import ConfigError, MissingExtra
 from paceline.spec import Spec, spec_from_dict, spec_to_dict
 from paceline.task.optimizers import names_of
 from paceline.task.task import DataSpec, ModelSpec
-from paceline.task.turns import objectives_named
+from paceline.task.turn_specs import objectives_named
 
 
 def holds_objects(spec: Spec) -> bool:

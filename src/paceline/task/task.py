@@ -104,7 +104,8 @@ class OptimizerSpec:
     name: Any = option(
         "adamw",
         "update rule: 'adamw', 'sgd', 'adam', 'nadam', 'radam', 'adamax', 'adagrad', 'adadelta', 'rmsprop', 'lion',"
-        " 'adafactor', 'muon' (matrices; AdamW for the rest), or `package.module:factory`",
+        " 'adafactor', 'muon' (matrices; AdamW for the rest), 'adamw8bit' (needs the extra 8bit), or"
+        " `package.module:factory`",
     )
     lr: float = option(3e-4, "peak learning rate", above=0.0)
     beta1: float = option(

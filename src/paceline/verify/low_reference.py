@@ -32,7 +32,8 @@ from paceline.task.models.sizes import is_named
 from paceline.task.objective import BUILT_IN
 from paceline.task.optimizers import rounds_inside
 from paceline.task.task import ModelSpec, Task
-from paceline.task.turns import Turn, main_turn, turns_of
+from paceline.task.turn_specs import main_turn
+from paceline.task.turns import Turn, turns_of
 from paceline.verify.conditioning import DRAWS, MARGIN, moved_by_one_ulp
 from paceline.verify.diagnosis import traits_of
 from paceline.verify.difference import number_differences, tensor_differences

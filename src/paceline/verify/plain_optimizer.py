@@ -17,7 +17,8 @@ from paceline.task.groups import Matching
 from paceline.task.imports import load_object
 from paceline.task.task import GroupSpec, OptimizerSpec
 
-ADAM = ("adamw", "adam", "nadam", "radam", "adamax")
+ADAM = ("adamw", "adam", "nadam", "radam", "adamax", "adamw8bit")
+OTHERS = {"adamw8bit": "bitsandbytes.optim:AdamW8bit"}
 CLASSES = {
     "adamw": torch.optim.AdamW, "adam": torch.optim.Adam, "nadam": torch.optim.NAdam, "radam": torch.optim.RAdam,
     "adamax": torch.optim.Adamax, "adagrad": torch.optim.Adagrad, "adadelta": torch.optim.Adadelta,
@@ -94,7 +95,8 @@ def _made(spec: OptimizerSpec, at: int, shape: str, weights: list[nn.Parameter])
         arguments = {"betas": (spec.beta1, spec.beta2), "eps": spec.eps, **arguments}
     if name == "sgd":
         arguments = {"momentum": spec.beta1, **arguments}
-    kind: Any = CLASSES.get(name) or (load_object(name, "task.optimizer.name") if isinstance(name, str) else name)
+    path = OTHERS.get(name, name) if isinstance(name, str) else ""
+    kind: Any = CLASSES.get(name) or (load_object(path, "task.optimizer.name") if path else name)
     taken = inspect.signature(kind).parameters
     if "foreach" in taken:
         arguments["foreach"] = False

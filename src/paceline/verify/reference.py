@@ -31,7 +31,8 @@ from paceline.task.data.source import Source
 from paceline.task.models.build import build_model
 from paceline.task.objective import Objective
 from paceline.task.task import Task
-from paceline.task.turns import Turn, main_turn, turns_of
+from paceline.task.turn_specs import main_turn
+from paceline.task.turns import Turn, turns_of
 from paceline.verify.plain_optimizer import first_match, plain_optimizers
 from paceline.verify.router import counted_choices, move_biases
 
