@@ -7,10 +7,9 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
-
 from hf_models import Rows, causal, hf_task
 from tests_shared import VOCAB, decoder_task, plan_of
+from torch import Tensor, nn
 
 from paceline.plan.layout import Layout
 from paceline.run.assemble import assemble

@@ -66,7 +66,11 @@ def _shortened(batch: Any, seq: int, length: int) -> dict[str, Any]:
 def _outputs(model: nn.Module, forward: Callable[[], object]) -> Tensor:
     """Return the model's logits [1, tokens, vocab] in a forward pass."""
     kept: list[Tensor] = []
-    handle = model.register_forward_hook(lambda module, args, out: kept.append(getattr(out, "logits", out)))
+
+    def keep(module: nn.Module, args: object, out: Any) -> None:
+        kept.append(getattr(out, "logits", out))
+
+    handle = model.register_forward_hook(keep)
     try:
         with quiet(model), torch.random.fork_rng(), torch.no_grad():
             torch.manual_seed(0)
