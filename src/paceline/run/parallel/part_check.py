@@ -33,6 +33,7 @@ def check_parts(
 
     Every rank calls it, before anything of the plan is applied. The model's attention is left as it was.
     """
+    part(batch)  # says what is wrong with a batch that has no tokens to share
     seq = batch["tokens"].shape[1]
     if because := why_unshared(model, seq):
         raise _refusal(model, part.ranks, because)
@@ -77,6 +78,12 @@ def _outputs(model: nn.Module, forward: Callable[[], object]) -> Tensor:
             forward()
     finally:
         handle.remove()
+    if not kept or not isinstance(kept[0], Tensor):
+        raise ConfigError(
+            f"the objective does not call {type(model).__name__} for logits",
+            "under cp its outputs of a part of a row are compared with those of the whole row before training",
+            "an objective that calls the model itself, or plan.cp = 1",
+        )
     return kept[0]
 
 
