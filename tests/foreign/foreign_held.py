@@ -97,7 +97,7 @@ def look(row: Foreign, *, whole: bool = True) -> dict[str, Any]:
     record["closed"] = {axis: closed[axis] for axis in (*AXES, "accumulation") if axis in closed}
     record["open"] = [axis for axis in AXES if axis not in closed]
     best = widest(profile)
-    alone = [{axis: 2} for axis in record["open"] if axis not in ("dp_replicate", "ep")] if whole else []
+    alone = [_alone(axis) for axis in record["open"] if axis != "dp_replicate"] if whole else []
     record["proofs"] = dict(_proofs(row, profile, [degrees for degrees in alone if degrees != best], best))
     record["steps"] = {}
     expected: dict[str, Any] | None = None if row.random else plain
@@ -105,6 +105,11 @@ def look(row: Foreign, *, whole: bool = True) -> dict[str, Any]:
         record["steps"][_named(degrees)], found = _steps(row, degrees, expected)
         expected = found if row.random else plain
     return record
+
+
+def _alone(axis: str) -> dict[str, int]:
+    """Return the smallest layout of an axis: the ranks that share experts are those of the sharding axis."""
+    return {"dp_shard": 2, "ep": 2} if axis == "ep" else {axis: 2}
 
 
 def _named(degrees: dict[str, int]) -> str:

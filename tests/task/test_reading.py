@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from hf_models import Rows, causal, hf_task
+from tests_huggingface import Rows, causal, hf_task
 from tests_shared import VOCAB, decoder_task, plan_of
 from torch import Tensor, nn
 

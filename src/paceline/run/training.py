@@ -70,7 +70,7 @@ class Training:
         self._record.started(self.progress, restored, self._unigram_loss() if world.is_first else None)
         for remark in built.remarks:
             self._record.remark(remark)
-        # Until the first step of this start has said what the built-in decoder does not read; a survey said it of others.
+        # Until the first step has said what the built-in decoder does not read; a survey has said it of other models.
         self._objective: Objective | None = None
         if isinstance(task.model, ModelSpec) and is_named(task.model.name):
             self._objective = objective_of(task, self.source.unit)

@@ -27,7 +27,9 @@ class Watched(dict[str, Any]):
 
     def get(self, name: str, default: Any = None) -> Any:
         """Return the value of a name, or the default."""
-        return self[name] if name in self else default
+        if name in self:
+            self._reads.add(name)
+        return super().get(name, default)
 
     def pop(self, name: str, *default: Any) -> Any:
         """Take the value of a name out of the batch, and return it or the default."""
@@ -44,7 +46,7 @@ class Watched(dict[str, Any]):
         self._reads.update(self.keys())
         return super().values()
 
-    def __or__(self, other: Any) -> dict[str, Any]:
+    def __or__(self, other: Any) -> Any:
         return dict(self.items()) | other
 
     def copy(self) -> Watched:
@@ -74,7 +76,7 @@ class Reading:
 
 
 def tried_reading(objective: Objective, run: Callable[[Objective], Any]) -> tuple[Any, tuple[str, ...]]:
-    """Return what `run(objective)` returns, and the entries that were not read; none for one that takes no such dict."""
+    """Return what `run(objective)` returns, and the entries that it did not read; none where it takes no such dict."""
     reading = Reading(objective)
     try:
         return run(reading), reading.unread
@@ -87,8 +89,8 @@ def unread_remark(objective: Objective, unread: tuple[str, ...]) -> list[str]:
     if not unread:
         return []
     opens = (
-        "labels of -100 leave tokens out of the loss, documents separate them, an attention_mask is handed to models of "
-        "transformers, and an objective of your own hands on what it wants"
+        "labels of -100 leave tokens out of the loss, documents separate them, an attention_mask is handed to models "
+        "of transformers, and an objective of your own hands on what it wants"
         if objective is next_token
         else "if they are to count, the objective reads them; else leave them out of the data"
     )
@@ -102,7 +104,7 @@ def balance_remark(model: Any, objective: Objective) -> list[str]:
     if not weight or objective is not next_token:
         return []
     return [
-        f"the model's config has {AUX_LOSS} = {weight:g}, and the objective next_token does not add it: transformers' is a "
-        "product of two means over the micro-batch, so it would depend on how the batch is cut; an objective of your own "
-        "can add one for each row (paceline.task.models.balance.sequence_balance)"
+        f"the model's config has {AUX_LOSS} = {weight:g}, and the objective next_token does not add it: that of "
+        "transformers multiplies two means over the micro-batch, and would depend on how the batch is cut; an "
+        "objective of your own can add one for each row (paceline.task.models.balance.sequence_balance)"
     ]

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from distributed import run_ranks
-from hf_models import causal, hf_task
+from tests_huggingface import causal, hf_task
 from tests_shared import plan_of
 from torch import nn
 

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import torch
 from distributed import run_ranks
-from hf_models import FAMILIES as SETTINGS
-from hf_models import SHAPE, causal, hf_task
+from tests_huggingface import FAMILIES as SETTINGS
+from tests_huggingface import SHAPE, causal, hf_task
 from tests_shared import SEQ_LEN, plan_of
 from torch import nn
 

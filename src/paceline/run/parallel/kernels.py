@@ -22,8 +22,8 @@ aten = torch.ops.aten
 def attend(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None = None) -> tuple[Tensor, Tensor]:
     """Return (out, lse) of attention: out [rows, heads, queries, head_dim], lse [rows, heads, queries] in fp32 or fp64.
 
-    `k` and `v` may have fewer heads than `q`. `causal` needs as many queries as keys: both stand in one order. Scores are
-    multiplied by `scale`, by default head_dim to the power of -1/2.
+    `k` and `v` may have fewer heads than `q`. `causal` needs as many queries as keys: both stand in one order. Scores
+    are multiplied by `scale`, by default head_dim to the power of -1/2.
     """
     if q.device.type == "cpu":
         return aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, causal, scale=scale)

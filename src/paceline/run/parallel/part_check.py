@@ -33,6 +33,7 @@ def check_parts(
 
     Every rank calls it, before anything of the plan is applied. The model's attention is left as it was.
     """
+    part(batch)  # says what is wrong with a batch that has no tokens to share
     seq = batch["tokens"].shape[1]
     if because := why_unshared(model, seq):
         raise _refusal(model, part.ranks, because)
@@ -66,13 +67,23 @@ def _shortened(batch: Any, seq: int, length: int) -> dict[str, Any]:
 def _outputs(model: nn.Module, forward: Callable[[], object]) -> Tensor:
     """Return the model's logits [1, tokens, vocab] in a forward pass."""
     kept: list[Tensor] = []
-    handle = model.register_forward_hook(lambda module, args, out: kept.append(getattr(out, "logits", out)))
+
+    def keep(module: nn.Module, args: object, out: Any) -> None:
+        kept.append(getattr(out, "logits", out))
+
+    handle = model.register_forward_hook(keep)
     try:
         with quiet(model), torch.random.fork_rng(), torch.no_grad():
             torch.manual_seed(0)
             forward()
     finally:
         handle.remove()
+    if not kept or not isinstance(kept[0], Tensor):
+        raise ConfigError(
+            f"the objective does not call {type(model).__name__} for logits",
+            "under cp its outputs of a part of a row are compared with those of the whole row before training",
+            "an objective that calls the model itself, or plan.cp = 1",
+        )
     return kept[0]
 
 

@@ -1,6 +1,6 @@
 """Experts in the way of transformers, called with the choices of every token, as those of `spread_experts` are.
 
-transformers' modules get all tokens, the indices of their experts and the weights of these, and return the weighted sum.
+transformers' modules get all tokens, the indices of their experts and the weights of these, and return weighted sums.
 Ranks exchange single rows instead: each expert is asked with a weight of one, and the sum is made where the token is.
 """
 
@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 Exchanged = Callable[[Callable[[Tensor, Tensor], Tensor], Tensor, Tensor], Tensor]
 
@@ -19,10 +19,9 @@ Exchanged = Callable[[Callable[[Tensor, Tensor], Tensor], Tensor, Tensor], Tenso
 class RoutedForward:
     """The forward pass of a module of transformers whose experts are spread over ranks."""
 
-    def __init__(self, experts: nn.Module, exchanged: Exchanged) -> None:
+    def __init__(self, experts: Any, exchanged: Exchanged) -> None:
         """`exchanged(compute, rows, counts)` has rows [rows, hidden], sorted by expert, computed on their ranks."""
-        self._experts: Any = experts
-        self._count: int = self._experts.num_experts
+        self._experts, self._count = experts, int(experts.num_experts)
         self._inner, self._exchanged = experts.forward, exchanged
         self._signature = inspect.signature(self._inner)
 

@@ -62,8 +62,8 @@ def why_unshared(model: nn.Module, seq: int) -> str:
     """Return why ranks cannot share sequences of `seq` tokens of a model of transformers, "" where they can."""
     if not has_interface(model):
         return (
-            f"{type(model).__name__} does not reach its attention through transformers' attention interface, or takes no "
-            f"{POSITIONS}, so Paceline cannot tell it of the other ranks' keys"
+            f"{type(model).__name__} does not reach its attention through transformers' attention interface, or takes "
+            f"no {POSITIONS}, so Paceline cannot tell it of the other ranks' keys"
         )
     if because := _of_config(model.config):
         return because
