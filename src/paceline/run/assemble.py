@@ -8,45 +8,40 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
 
 from paceline.errors import ConfigError
 from paceline.plan.plan import Plan
+from paceline.run.first_look import FirstLook
 from paceline.run.hosted import HostedUpdate
 from paceline.run.loader import BatchStream
 from paceline.run.optimizer import all_names, build_optimizer
 from paceline.run.parallel.apply import Gradients, apply_plan, is_sharded
 from paceline.run.parallel.context import part_of
 from paceline.run.parallel.entry import entry_of
-from paceline.run.parallel.part_check import check_parts
-from paceline.run.parallel.pipeline import split_model
+from paceline.run.parallel.pipeline import Pipeline, split_model
 from paceline.run.parallel.rows import GatheredRows, data_group
 from paceline.run.parallel.split_check import SplitCheck
 from paceline.run.parallel.statistics import share_statistics
-from paceline.run.parallel.zigzag import SequencePart
-from paceline.run.passes import Passes, SequentialPasses, in_model_precision
+from paceline.run.passes import Passes, SequentialPasses
 from paceline.run.pipeline_passes import PipelinePasses
 from paceline.run.precision import MASTER_DTYPES, cast_model, scaler_for
 from paceline.run.randomness.again import draw_again, leave_outside
 from paceline.run.randomness.build import sample_randomness
-from paceline.run.randomness.mode import Survey
-from paceline.run.randomness.survey import survey_all
+from paceline.run.randomness.mode import SampleRandomness, Survey
 from paceline.run.remarks import remarks_on
 from paceline.run.routing import watch_routing
-from paceline.run.stage_check import check_chain
 from paceline.run.step import Stepper
 from paceline.run.turns import StepTurn, gathering, own_parameters, passes_in_turn, refuse_axes, refuse_routing
 from paceline.run.updates.joined import JoinedOptimizer
 from paceline.run.world import World, build_mesh
 from paceline.task.coupling import gathers_rows
 from paceline.task.data.source import Source
-from paceline.task.declared import declared_rules
 from paceline.task.models.blocks import find_blocks
 from paceline.task.models.build import build_model, fill_weights
 from paceline.task.models.decoder import Decoder
-from paceline.task.models.interface import is_transformers
 from paceline.task.models.sizes import is_named
 from paceline.task.optimizers import NOT_HOSTED
-from paceline.task.reading import unread_remark
 from paceline.task.task import ModelSpec, Task
 from paceline.task.turn_specs import main_turn
 from paceline.task.turns import turns_of
@@ -78,29 +73,21 @@ def assemble(task: Task, plan: Plan, world: World, source: Source, items_per_sam
     cast_model(model, MASTER_DTYPES[plan.precision])
     if isinstance(model, Decoder):
         model.logits_elements = plan.logits_elements
-    plain = [turn.objective for turn in turns]
-    names = all_names(model)  # before stages of a pipeline know a part of them
+    plain, names = [turn.objective for turn in turns], all_names(model)  # before stages know a part of the names
     if any(map(gathers_rows, plain)) and mesh is not None and plan.layout.data_degree > 1:
         turns = gathering(turns, GatheredRows(data_group(mesh, plan.layout)))
         objective = turns[main_turn(task)].objective
     late = family and (is_sharded(plan) or plan.layout.tp > 1)  # storage only once every rank knows its shard
-    looked, check = Survey(), None
+    look = None
     if not family:
         _materialise(model, task, family, world)  # a user's model is whole on every rank until it is split
         stream = BatchStream(source, task.seed, plan, plan.layout.data_rank(world.rank), world.device)
-        example = stream.at(0).micro_batches[0]
-        looked = survey_all(model, plain, in_model_precision(example.data, plan), world.device)
-        remarks += unread_remark(plain[main_turn(task)], looked.unread)
-    randomness = sample_randomness(task.seed, plan, world, looked)
+        look = FirstLook(model, plain, main_turn(task), stream.at(0).micro_batches[0], plan, world.device)
+        remarks += look.remarks
+    randomness = sample_randomness(task.seed, plan, world, look.survey if look else Survey())
     draw_again(model, randomness, plan.compile)
     take_part = part_of(plan, world.rank, model, objective)
-    if isinstance(take_part, SequencePart) and mesh is not None and is_transformers(model):
-        check_parts(model, plan, objective, in_model_precision(example.data, plan), take_part, mesh)
-    if not family and plan.layout.pp > 1:
-        check_chain(model, plan, objective, example, world.device, randomness)
-    elif not family and plan.layout.tp > 1 and (rules := declared_rules(model)) is not None:
-        data = in_model_precision(example.data, plan)
-        check = SplitCheck(model, rules, lambda: objective(model, data))
+    check = look.checked(objective, take_part, mesh, randomness) if look else None
     pipeline = split_model(model, plan, mesh) if plan.layout.pp > 1 and mesh is not None else None
     if pipeline is not None:
         model = pipeline.model
@@ -109,15 +96,7 @@ def assemble(task: Task, plan: Plan, world: World, source: Source, items_per_sam
     for part in [model, *(stage.module for stage in (pipeline.stages if pipeline else ()))]:
         draw_again(part, randomness, plan.compile)
     statistics = share_statistics(model, mesh, plan)
-    blocks = [block for _, block in find_blocks(model)] if pipeline is None else []
-    gradients: Gradients
-    if pipeline is not None and mesh is not None:
-        gradients = pipeline.apply(plan, mesh)
-    else:
-        gradients = apply_plan(model, blocks, plan, mesh, check=check)
-    if plan.compile:
-        units = [stage.blocks or [stage.module] for stage in pipeline.stages] if pipeline else [blocks or [model]]
-        leave_outside([block for unit in units for block in unit], randomness)
+    gradients = _lay_out(model, pipeline, plan, mesh, check, randomness)
     if late:
         _materialise(model, task, family, world, [stage.module for stage in pipeline.stages] if pipeline else [])
     own = own_parameters(model, names, turns)
@@ -158,6 +137,27 @@ def assemble(task: Task, plan: Plan, world: World, source: Source, items_per_sam
         stages_holding=dict.fromkeys(pipeline.shared_parameters(), 2) if pipeline else {},
     )
     return Assembled(model, optimizer, stepper, tuple(remarks))
+
+
+def _lay_out(
+    model: nn.Module,
+    pipeline: Pipeline | None,
+    plan: Plan,
+    mesh: DeviceMesh | None,
+    check: SplitCheck | None,
+    randomness: SampleRandomness,
+) -> Gradients:
+    """Apply the plan to a model, or to the stages that it was cut into, and return what reduces their gradients."""
+    blocks = [block for _, block in find_blocks(model)] if pipeline is None else []
+    gradients: Gradients
+    if pipeline is not None and mesh is not None:
+        gradients = pipeline.apply(plan, mesh)
+    else:
+        gradients = apply_plan(model, blocks, plan, mesh, check=check)
+    if plan.compile:
+        units = [stage.blocks or [stage.module] for stage in pipeline.stages] if pipeline else [blocks or [model]]
+        leave_outside([block for unit in units for block in unit], randomness)
+    return gradients
 
 
 def _materialise(model: nn.Module, task: Task, family: bool, world: World, parts: Sequence[nn.Module] = ()) -> None:
