@@ -27,7 +27,7 @@ from paceline.run.world import join_world
 from paceline.spec import Spec
 from paceline.task.data.source import open_sources
 from paceline.task.profile import ModelProfile
-from paceline.task.task import DataSpec, ModelSpec, OptimizerSpec, ScheduleSpec, Task
+from paceline.task.task import DataSpec, ModelSpec, OptimizerSpec, ScheduleSpec, Task, TurnSpec
 from paceline.units import Amount
 from paceline.verify.checks import CHECKS
 from paceline.verify.fold import for_twin
@@ -48,7 +48,8 @@ def task_of(row: Foreign) -> Task:
         name="foreign",
         model=ModelSpec(row.model, arguments=row.arguments),
         data=DataSpec(row.data),
-        objective=row.objective,
+        objective="auto" if row.turns else row.objective,
+        turns=tuple(TurnSpec(name, objective, (pattern,)) for name, objective, pattern in row.turns),
         optimizer=OptimizerSpec(lr=LR, beta1=BETAS[0], beta2=BETAS[1], weight_decay=DECAY, clip_norm=CLIP),
         schedule=ScheduleSpec(kind="constant"),
         global_batch=f"{BATCH} samples",
@@ -86,7 +87,7 @@ def look(row: Foreign, *, whole: bool = True) -> dict[str, Any]:
     Without `whole` the best layout alone is proven, not every open axis too.
     """
     record: dict[str, Any] = {"name": row.name, "kind": row.kind, "what": row.what, "random": row.random}
-    plain = trained(row.model, row.arguments, row.data, row.objective, BATCH, STEPS)
+    plain = trained(row.model, row.arguments, row.data, row.objective, BATCH, STEPS, row.turns)
     record["plain"] = [plain["losses"][0], plain["losses"][-1]]
     try:
         profile = prepare_task(spec_of(row, {})).profile
@@ -96,7 +97,7 @@ def look(row: Foreign, *, whole: bool = True) -> dict[str, Any]:
     record["closed"] = {axis: closed[axis] for axis in (*AXES, "accumulation") if axis in closed}
     record["open"] = [axis for axis in AXES if axis not in closed]
     best = widest(profile)
-    alone = [{axis: 2} for axis in record["open"] if axis not in ("dp_replicate", "ep")] if whole else []
+    alone = [_alone(axis) for axis in record["open"] if axis != "dp_replicate"] if whole else []
     record["proofs"] = dict(_proofs(row, profile, [degrees for degrees in alone if degrees != best], best))
     record["steps"] = {}
     expected: dict[str, Any] | None = None if row.random else plain
@@ -104,6 +105,11 @@ def look(row: Foreign, *, whole: bool = True) -> dict[str, Any]:
         record["steps"][_named(degrees)], found = _steps(row, degrees, expected)
         expected = found if row.random else plain
     return record
+
+
+def _alone(axis: str) -> dict[str, int]:
+    """Return the smallest layout of an axis: the ranks that share experts are those of the sharding axis."""
+    return {"dp_shard": 2, "ep": 2} if axis == "ep" else {axis: 2}
 
 
 def _named(degrees: dict[str, int]) -> str:
@@ -206,8 +212,9 @@ def train_here(spec: Spec, brief: Brief) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         folder = world.share(folder)
         training = Training(spec, brief, world, Path(folder))
-        losses = [training.step(batch).loss for batch in training]
+        stats = [training.step(batch) for batch in training]
         world.wait()
+    losses = [one.loss for step in stats for one in list(step.turns.values()) or [step]]
     state = {}
     for name, parameter in training.model.named_parameters():
         whole = parameter.full_tensor() if isinstance(parameter, DTensor) else parameter

@@ -222,3 +222,12 @@ def test_what_is_rounded_or_not_read_is_said() -> None:
     batch = {"tokens": torch.zeros(1, 2), "labels": torch.zeros(1, 2), "attention_mask": torch.ones(1, 2)}
     assert "the batch's attention_mask: not read" in remarks_on_batch(next_token, batch)[0]
     assert not remarks_on_batch(next_token, {"tokens": 0, "labels": 0}) and not remarks_on_batch(cross_entropy, batch)
+
+
+def test_the_rounding_of_complex_numbers_is_said() -> None:
+    model = Stack()
+    model.register_buffer("phases", torch.ones(3, dtype=torch.complex128))
+    (said,) = remarks_on(model, cross_entropy, torch.float32)
+    assert said.startswith("phases: rounded to float32") and not remarks_on(model, cross_entropy, torch.float64)
+    model.phases = model.phases.to(torch.complex64)
+    assert not remarks_on(model, cross_entropy, torch.float32)

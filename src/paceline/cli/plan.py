@@ -98,7 +98,7 @@ def execute(options: argparse.Namespace) -> int:
         return 0
     if len(options.devices) > 1 or len(options.device) > 1:
         return _compare(spec, options)
-    from paceline.plan.explain import explain_lines, headline_lines
+    from paceline.plan.explain import explain_lines, headline_lines, without_effect_lines
     from paceline.plan.session import plan_task
 
     say = say_to(options.json)
@@ -122,7 +122,8 @@ def execute(options: argparse.Namespace) -> int:
         more = _explained(planned) if options.explain else {}
         print_json({**_fields(planned), **more, "placement": planned.placement, "spec": spec_to_dict(spec)})
         return 0
-    for line in [*headline_lines(planned), *(["", *explain_lines(planned)] if options.explain else [])]:
+    told = ["", *explain_lines(planned)] if options.explain else without_effect_lines(planned)
+    for line in [*headline_lines(planned), *told]:
         say(line)
     return 0
 

@@ -51,6 +51,11 @@ def headline_lines(planned: Planned) -> list[str]:
     ]
 
 
+def without_effect_lines(planned: Planned) -> list[str]:
+    """Return what of the model or the batch has no effect, without what `--explain` notes beside it."""
+    return [line for remark in planned.profile.remarks for line in wrap("note     ", remark)]
+
+
 def task_text(planned: Planned) -> str:
     """Return the task in one line: model, data, batch, length and seed."""
     task, facts = planned.spec.task, planned.facts

@@ -198,7 +198,7 @@ def _planned(prepared: Prepared, cluster: Cluster, remarks: tuple[str, ...], goo
 
 def _notes(prepared: Prepared) -> tuple[str, ...]:
     """Return what is to be said of the data and of the model's profile."""
-    return (*prepared.facts.notes, *filter(None, [prepared.profile.note]))
+    return (*prepared.facts.notes, *filter(None, [prepared.profile.note]), *prepared.profile.remarks)
 
 
 def _offload_remarks(plan: Plan, asked: PlanSpec, cluster: Cluster) -> tuple[str, ...]:
@@ -242,4 +242,4 @@ def is_built_in(task: Task, facts: DataFacts) -> bool:
     from paceline.task.imports import is_import_path
 
     named = isinstance(task.model, ModelSpec) and not is_import_path(task.model.name)
-    return named and facts.unit == "tokens" and task.objective in ("auto", "next_token")
+    return named and facts.unit == "tokens" and task.objective in ("auto", "next_token") and not task.turns

@@ -60,13 +60,17 @@ def bits_of(number: float) -> int:
 
 def numbers_of(stats: StepStats, scale: float | None) -> dict[str, float]:
     """Return the numbers of a step that all ranks must have alike, by the name that a message gives them."""
-    return {
+    numbers = {
         "the gradient norm": stats.grad_norm,
         "the learning rate": stats.lr,
         "the loss": stats.loss,
         "the loss scale": 1.0 if scale is None else scale,
         "whether the step updated the weights": float(stats.updated),
     }
+    for name, turn in stats.turns.items():
+        numbers |= {f"the loss of {name}": turn.loss, f"the gradient norm of {name}": turn.grad_norm}
+        numbers[f"whether {name} updated its weights"] = float(turn.updated)
+    return numbers
 
 
 def held_by(model: nn.Module, numbers: Mapping[str, float]) -> Held:

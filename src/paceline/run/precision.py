@@ -52,7 +52,8 @@ def lost_in_cast(model: nn.Module, dtype: torch.dtype) -> list[str]:
     return [
         name
         for name, tensor in held.items()
-        if tensor.dtype.is_floating_point and torch.finfo(tensor.dtype).bits > torch.finfo(dtype).bits
+        if (tensor.is_floating_point() or tensor.is_complex())  # of a complex one, the bits of each part
+        and torch.finfo(tensor.dtype).bits > torch.finfo(dtype).bits
     ]
 
 

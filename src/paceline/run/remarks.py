@@ -10,10 +10,9 @@ from torch import nn
 
 from paceline.run.precision import lost_in_cast
 from paceline.task.objective import Objective, next_token
+from paceline.task.reading import READ_BY_NEXT_TOKEN, balance_remark, unread_remark
 
 NAMED = 3  # tensors that a remark names
-READ_BY_NEXT_TOKEN = ("tokens", "labels", "documents", "positions", "mask", "real")
-AUX_LOSS = "router_aux_loss_coef"  # of a Hugging Face config
 
 
 def remarks_on(model: nn.Module, objective: Objective, dtype: torch.dtype) -> list[str]:
@@ -25,21 +24,12 @@ def remarks_on(model: nn.Module, objective: Objective, dtype: torch.dtype) -> li
             f"{', '.join(rounded[:NAMED])}{more}: rounded to {str(dtype).removeprefix('torch.')}, in which weights and "
             "buffers are kept; plan.precision = fp64 keeps their values"
         )
-    weight = getattr(getattr(model, "config", None), AUX_LOSS, None)
-    if weight and objective is next_token:
-        remarks.append(
-            f"the model's config has {AUX_LOSS} = {weight:g}, and the objective next_token does not add it: the load "
-            "of experts is left to itself; an objective of your own adds it"
-        )
+    remarks += balance_remark(model, objective)
     return remarks
 
 
 def remarks_on_batch(objective: Objective, batch: Any) -> list[str]:
-    """Return what is said of entries of a batch that next_token does not read; others read what they want."""
+    """Return what is said of entries of a batch that the built-in decoder's objective does not read."""
     if objective is not next_token or not isinstance(batch, Mapping):
         return []
-    unread = ", ".join(str(name) for name in batch if name not in READ_BY_NEXT_TOKEN)
-    return [
-        f"the batch's {unread}: not read by the objective next_token, and without effect; labels of -100 leave tokens "
-        "out of the loss, documents separate them, and an objective of your own hands on what it wants"
-    ] if unread else []  # fmt: skip
+    return unread_remark(objective, tuple(str(name) for name in batch if name not in READ_BY_NEXT_TOKEN))

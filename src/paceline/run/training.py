@@ -29,7 +29,10 @@ from paceline.task.amounts import in_steps
 from paceline.task.data.source import open_sources
 from paceline.task.data.unigram import unigram_loss
 from paceline.task.data.windows import TokenSource
-from paceline.task.objective import Objective, resolve_objective
+from paceline.task.models.sizes import is_named
+from paceline.task.objective import Objective
+from paceline.task.task import ModelSpec
+from paceline.task.turns import objective_of
 from paceline.units import Amount, format_seconds
 
 
@@ -67,8 +70,10 @@ class Training:
         self._record.started(self.progress, restored, self._unigram_loss() if world.is_first else None)
         for remark in built.remarks:
             self._record.remark(remark)
-        # Until the first step of this start has said what the objective does not read.
-        self._objective: Objective | None = resolve_objective(task.objective, self.source.unit)
+        # Until the first step has said what the built-in decoder does not read; a survey has said it of other models.
+        self._objective: Objective | None = None
+        if isinstance(task.model, ModelSpec) and is_named(task.model.name):
+            self._objective = objective_of(task, self.source.unit)
 
     def _steps(self, amount: Amount | None) -> int | None:
         if amount is None:

@@ -87,12 +87,19 @@ def expert_axis(model: Any) -> tuple[dict[str, Any], str]:
     """Return the modules with the experts of a layer, by name, or ({}, why they cannot be spread over ranks).
 
     A module with the rule 'expert' is called with rows [tokens, ...] sorted by expert and int64 counts [experts] of
-    them, returns a result for each row, and holds all its weights stacked: [experts, ...].
+    them, returns a result for each row, and holds all its weights stacked: [experts, ...]. transformers' modules with
+    stacked experts are called in their own way and need no rule.
     """
     rules = declared_rules(model)
+    modules = dict(model.named_modules())
     found = {
-        name: module for name, module in model.named_modules() if rules is not None and rules.style_of(name) == "expert"
+        name: module
+        for name, module in modules.items()
+        if is_routed(module) or (rules is not None and rules.style_of(name) == "expert")
     }
+    listed = [name for name, module in modules.items() if _is_list_of_experts(name, module)]
+    if listed and not found:
+        return {}, f"'{listed[0]}' holds experts as modules of their own: stack their weights as [experts, ...]"
     for name, module in found.items():
         weights = dict(module.named_parameters(recurse=False))
         counts = {weight.shape[0] for weight in weights.values() if weight.dim() > 1}
@@ -106,6 +113,10 @@ def expert_axis(model: Any) -> tuple[dict[str, Any], str]:
 def is_routed(module: Any) -> bool:
     """Return whether a module holds experts in the way of transformers: what `use_experts_implementation` marks."""
     return all(hasattr(module, name) for name in ("num_experts", "is_concatenated", "has_gate"))
+
+
+def _is_list_of_experts(name: str, module: Any) -> bool:
+    return name.rpartition(".")[2] == "experts" and type(module).__name__ == "ModuleList"
 
 
 def hf_rules(model: Any, known: Rules | None = None) -> Rules | None:

@@ -118,6 +118,10 @@ def _placement(model: nn.Module, batch: Mapping[str, Tensor]) -> dict[str, Any]:
         documents = batch["documents"]
         found = {"positions": document_positions(documents), "mask": document_mask(documents)}
     known = inspect.signature(type(model).forward).parameters
+    if "position_ids" in known and "mask" not in found and "positions" in found:
+        found["position_ids"] = found.pop("positions")
+    if "attention_mask" in batch and "attention_mask" in known:
+        found["attention_mask"] = batch["attention_mask"]
     if missing := [name for name in found if name not in known]:
         raise ConfigError(
             f"{type(model).__name__} takes no argument '{missing[0]}'",

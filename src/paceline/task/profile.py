@@ -71,6 +71,7 @@ class ModelProfile:
     closed_axes: dict[str, str] | None = None  # axis -> why it is closed and which rule would open it
     tensor_limits: TensorLimits | None = None
     note: str = ""  # what a reader of the forecast must know of the profile
+    remarks: tuple[str, ...] = ()  # what of the model or the batch has no effect
 
     @cached_property
     def parameters(self) -> int:

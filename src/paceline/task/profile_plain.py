@@ -29,7 +29,8 @@ def unpack_profile(record: dict[str, Any]) -> ModelProfile:
     limits = record.get("tensor_limits")
     limits = limits and TensorLimits(**{**limits, "widths": tuple(limits["widths"])})
     rest = {name: value for name, value in record.items() if name != "chain"}
-    return ModelProfile(**{**rest, "blocks": blocks, "tensor_limits": limits})
+    remarks = tuple(record.get("remarks", ()))
+    return ModelProfile(**{**rest, "blocks": blocks, "tensor_limits": limits, "remarks": remarks})
 
 
 def task_key(profile: ModelProfile, optimizer: str) -> str:

@@ -15,15 +15,18 @@ from torch.utils._pytree import tree_leaves
 
 from paceline.cluster.host import usable_memory_bytes
 from paceline.errors import ConfigError
-from paceline.task.axes import BATCH_STATISTICS, closed_axes, coupled_axes, stray_axes
-from paceline.task.coupling import gathers_rows, is_coupled
-from paceline.task.declared import expert_axis, tensor_axis
+from paceline.task.axes import BATCH_STATISTICS, SYNCED_STATISTICS, closed_axes, coupled_axes, stray_axes
+from paceline.task.coupling import declares_coupling, gathers_rows
+from paceline.task.declared import expert_axis, is_routed, tensor_axis
 from paceline.task.models.attention import can_share_sequences
+from paceline.task.models.batch_norm import sees_whole_batch
 from paceline.task.models.blocks import find_blocks
 from paceline.task.models.build import has_batch_statistics
 from paceline.task.models.chain import chain_of
+from paceline.task.models.interface import is_transformers, why_unshared
 from paceline.task.objective import takes_sequence_parts
 from paceline.task.profile import BlockProfile, ModelProfile
+from paceline.task.reading import balance_remark, tried_reading, unread_remark
 from paceline.task.tracing import Counts, own_bytes, trace
 
 REST = "rest"  # all that lies outside the repeated blocks, loss included
@@ -51,18 +54,26 @@ def profile_module(
     blocks = find_blocks(model)
     experts, unstacked = expert_axis(model)
     items = items_per_sample or _items(example_batch, rows)
-    counts, routed, note = _trace(model, blocks, list(experts), example_batch, objective, build, rows * items)
-    whole_batch = coupled_axes(gathers_rows(objective)) if is_coupled(model, objective) else {}
+    (counts, routed, note), unread = tried_reading(
+        objective, lambda what: _trace(model, blocks, list(experts), example_batch, what, build, rows * items)
+    )
+    whole_batch = SYNCED_STATISTICS if sees_whole_batch(model) else {}
+    if declares_coupling(model, objective):
+        whole_batch = {**whole_batch, **coupled_axes(gathers_rows(objective))}
     if has_batch_statistics(model):
         whole_batch = BATCH_STATISTICS
     whole_batch = {**stray_axes({name for count in counts for name in count.strays}), **whole_batch}
     axes = tuple(axis for axis in ("dp_replicate", "dp_shard") if axis not in whole_batch)
     limits, because = tensor_axis(model)
-    takes_parts = can_share_sequences(model) and takes_sequence_parts(objective)
+    unshared = why_unshared(model, _length(example_batch)) if is_transformers(model) else ""
+    shares = not unshared if is_transformers(model) else can_share_sequences(model)
+    takes_parts = shares and takes_sequence_parts(objective)
     chained = chain_of(model) is not None  # BatchNorm closes pp again
     opened = [*(["tp"] if limits else []), *(["cp"] if takes_parts else []), *(["pp"] if chained else [])]
     opened += ["ep"] if experts else []
-    model_closed = {axis: why for axis, why in (("tp", because), ("ep", unstacked)) if why and axis not in opened}
+    model_closed = {
+        axis: why for axis, why in (("tp", because), ("ep", unstacked), ("cp", unshared)) if why and axis not in opened
+    }
     profiles: list[BlockProfile] = []
     owners: dict[int, str] = {}
     seen: set[str] = set()
@@ -85,6 +96,7 @@ def profile_module(
         note=note,
         closed_axes={**closed_axes(*opened), **model_closed, **whole_batch},
         tensor_limits=limits,
+        remarks=(*unread_remark(objective, () if note else unread), *balance_remark(model, objective)),
     )
 
 
@@ -118,14 +130,19 @@ def _rows_to(experts: Mapping[str, nn.Module]) -> Iterator[dict[str, int]]:
     given = dict.fromkeys(experts, 0)
 
     def look(name: str) -> Callable[..., None]:
-        return lambda module, args: given.update({name: args[0].numel()})
+        return lambda module, args, kwargs: given.update({name: _sent(module, [*args, *kwargs.values()])})
 
-    handles = [module.register_forward_pre_hook(look(name)) for name, module in experts.items()]
+    handles = [module.register_forward_pre_hook(look(name), with_kwargs=True) for name, module in experts.items()]
     try:
         yield given
     finally:
         for handle in handles:
             handle.remove()
+
+
+def _sent(experts: nn.Module, given: list[Tensor]) -> int:
+    """Return the elements sent to experts: of their rows, or, in transformers' way, of tokens once for each choice."""
+    return given[0].numel() * (given[1].shape[-1] if is_routed(experts) else 1)
 
 
 def _with_experts(profile: BlockProfile, experts: list[nn.Module], elements: int, rows: int) -> BlockProfile:
@@ -224,6 +241,12 @@ def _rows(batch: Any) -> int:
             "batches whose tensors all have one row per sample",
         )  # fmt: skip
     return rows.pop()
+
+
+def _length(batch: Any) -> int:
+    """Return the tokens of a row, 1 where the batch has no "tokens"."""
+    tokens = batch.get("tokens") if isinstance(batch, Mapping) else None
+    return tokens.shape[1] if isinstance(tokens, Tensor) and tokens.dim() > 1 else 1
 
 
 def _items(batch: Any, rows: int) -> int:

@@ -63,7 +63,7 @@ def trace(
     CPU, so it must be a copy; its dtypes are its own too.
     """
     mode: Any = FakeTensorMode(allow_non_fake_inputs=True) if fake else None
-    replica = _fake_copy(model, mode, compute) if fake else model
+    replica = fake_copy(model, mode, compute) if fake else model
     example = tree_map(lambda leaf: _fake_input(leaf, mode, compute) if fake else leaf, batch)
     if compute is None or not fake:
         compute = next((p.dtype for p in model.parameters() if p.is_floating_point()), torch.float32)
@@ -82,7 +82,7 @@ def own_bytes(model: nn.Module) -> int:
     return sum(tensor.numel() * tensor.element_size() for tensor in [*model.parameters(), *model.buffers()])
 
 
-def _fake_copy(model: nn.Module, mode: FakeTensorMode, compute: torch.dtype | None) -> nn.Module:
+def fake_copy(model: nn.Module, mode: FakeTensorMode, compute: torch.dtype | None) -> nn.Module:
     """Return a copy whose parameters are fake CPU tensors in the compute dtype, shared where the model's are."""
     copies: dict[int, Any] = {}
     with mode:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,7 +27,13 @@ from paceline.task.data.source import Source
 from paceline.task.task import Task
 from paceline.verify.conditioning import Again, Narrowest, beyond_rounding, moved_by_one_ulp, settled, steps_apart
 from paceline.verify.diagnosis import Traits, diagnose, traits_of
-from paceline.verify.difference import Difference, number_differences, sample_differences, tensor_differences
+from paceline.verify.difference import (
+    Difference,
+    number_differences,
+    sample_differences,
+    tensor_differences,
+    turn_differences,
+)
 from paceline.verify.narrow import narrowest_format
 from paceline.verify.plain_attention import attend_plainly
 from paceline.verify.reference import ReferenceStep, reference_model, reference_steps, with_own_model
@@ -85,10 +91,9 @@ def _compared(
     if world.is_first:
         reference = _reference(task, plan, source, items_per_sample, steps, kept, plain)
     again = None if reference is None else _again(reference, task, plan, source, items_per_sample, steps, plain)
-    first_step = reference and reference.steps[0].clip_norm
-    initial, traits, clip_norm = world.share(reference and (reference.initial, reference.traits, first_step))
-    clipped = dataclasses.replace(task, optimizer=dataclasses.replace(task.optimizer, clip_norm=clip_norm))
-    built = assemble(with_own_model(clipped), plan, world, source, items_per_sample)
+    first_step = reference and _clip_norms(reference.steps[0])
+    initial, traits, clip_norms = world.share(reference and (reference.initial, reference.traits, first_step))
+    built = assemble(with_own_model(clipped(task, clip_norms)), plan, world, source, items_per_sample)
     found = tensor_differences("initial", _state(built.model), initial, 0, world, plan.layout)
     for step in range(1, steps + 1):
         expected = world.share(reference and reference.steps[step - 1])
@@ -134,7 +139,7 @@ def _computed(
     source: Source,
     items_per_sample: int,
     steps: int,
-    clip_norms: Sequence[float] = (),
+    clip_norms: Sequence[Mapping[str, float]] = (),
 ) -> Reference:
     """Return what one device computes with a model: all steps, or those whose norms to clip at are given."""
     traits = traits_of(model)
@@ -151,7 +156,7 @@ def _again(
     def moved(dtype: torch.dtype, seed: int, made: int) -> list[Difference]:
         model = _model(task, plan, source, items_per_sample, plain)
         moved_by_one_ulp(model, dtype, seed)
-        clip_norms = [step.clip_norm for step in reference.steps[:made]]  # the layout has these too
+        clip_norms = [_clip_norms(step) for step in reference.steps[:made]]  # the layout has these too
         other = _computed(model, task, plan, source, items_per_sample, steps, clip_norms)
         starts = (other.initial, reference.initial)
         pairs = enumerate(zip(other.steps, reference.steps, strict=False), 1)
@@ -189,15 +194,16 @@ def _step(
     initial: dict[str, torch.Tensor],
 ) -> list[Difference]:
     """Run one step of the layout and return all its differences, worst rank first for each, in order of cause."""
-    gradients: list[Difference] = []
+    held: dict[str, torch.Tensor] = {}
 
     def observe(correction: float) -> None:
-        held = {n: p.grad * correction for n, p in built.model.named_parameters() if p.grad is not None}
-        gradients.extend(tensor_differences("gradients", held, expected.gradients, step, world, plan.layout))
+        held.update({n: p.grad * correction for n, p in built.model.named_parameters() if p.grad is not None})
 
     built.stepper.observe = observe
     if step > 1:  # the first step has what `assemble` made of the task
         built.stepper.clip_norm = expected.clip_norm
+        for turn in built.stepper.turns if expected.turns else ():
+            turn.clip_norm = _clip_norms(expected).get(turn.turn.name)
     stream = BatchStream(source, task.seed, plan, plan.layout.data_rank(world.rank), world.device)
     first = (step - 1) * plan.batch_samples
     batch = stream.at(first)
@@ -214,11 +220,24 @@ def _step(
         weight,
         *tensor_differences("router", _loads(stats, expected), expected.router, step, world, plan.layout),
         loss,
-        *gradients,
+        *turn_differences(stats.turns, expected.turns, step, world, "loss"),
+        *tensor_differences("gradients", held, expected.gradients, step, world, plan.layout),
         norm,
+        *turn_differences(stats.turns, expected.turns, step, world, "grad_norm"),
         *tensor_differences("weights", weights, expected.weights, step, world, plan.layout, initial),
         *tensor_differences("buffers", buffers, expected.buffers, step, world, plan.layout),
     ]
+
+
+def clipped(task: Task, clip_norms: Mapping[str, float]) -> Task:
+    """Return the task with other norms above which gradients are scaled down, by turn; "" is the optimizer's."""
+    turns = tuple(dataclasses.replace(turn, clip_norm=clip_norms.get(turn.name)) for turn in task.turns)
+    optimizer = dataclasses.replace(task.optimizer, clip_norm=clip_norms[""])
+    return dataclasses.replace(task, optimizer=optimizer, turns=turns)
+
+
+def _clip_norms(step: ReferenceStep) -> dict[str, float]:
+    return {"": step.clip_norm, **{name: turn.clip_norm for name, turn in step.turns.items()}}
 
 
 def _loads(stats: StepStats, expected: ReferenceStep) -> dict[str, torch.Tensor]:

@@ -17,7 +17,7 @@ from torch import nn
 
 from paceline.plan.layout import Layout
 from paceline.run.world import World
-from paceline.verify.difference import NAMES, Difference, number_differences, tensor_differences
+from paceline.verify.difference import NAMES, Difference, number_differences, tensor_differences, turn_differences
 from paceline.verify.reference import ReferenceStep
 from paceline.verify.tolerance import TOLERANCES, tolerance
 
@@ -77,6 +77,7 @@ def steps_apart(
     weights = {name: (w.double() - here[name]) + there[name] for name, w in ours.weights.items()}
     return [
         *number_differences(numbers, {name: getattr(known, name) for name in numbers}, step, world),
+        *(each for name in numbers for each in turn_differences(ours.turns, known.turns, step, world, name)),
         *tensor_differences("router", ours.router, known.router, step, world, layout),
         *tensor_differences("gradients", ours.gradients, known.gradients, step, world, layout),
         *tensor_differences("weights", weights, known.weights, step, world, layout, there),

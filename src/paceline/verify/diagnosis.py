@@ -16,6 +16,7 @@ from paceline.plan.plan import Plan
 from paceline.task.models.chain import chain_of
 from paceline.verify.difference import Difference
 
+FOLLOWS = ("gradients", "grad_norm", "weights")  # what another loss changes with it; a whole run compares no gradients
 BF16_ROUNDING = (2.0**-12, 2.0**-6)  # relative differences of a few values rounded to 8 bits of mantissa
 SIDEWAYS = 0.25  # of a difference without a direction, the largest part that changes the size
 ALIKE = 4.0  # times the smallest of a model's relative differences by rounding is the largest
@@ -133,11 +134,12 @@ def _weight(first: Difference, plan: Plan) -> Diagnosis:
 
 def _loss(wrong: list[Difference], plan: Plan, traits: Traits) -> Diagnosis:
     first = wrong[0]
-    if not any(d.quantity == "gradients" for d in wrong):
+    if not any(d.quantity in FOLLOWS for d in wrong):
         by = _degree(first.ratio, plan) or "the normalisation of the logged loss"
         return Diagnosis("reported loss", f"only the reported loss is off, by a factor {first.ratio:.4g}: {by}")
     if traits.has_dropout:
-        return Diagnosis("dropout", f"{ANOTHER_LOSS}, as by dropout masks that depend on the rank")
+        likely = f"{ANOTHER_LOSS}, as by dropout masks that depend on the rank or on where a run starts"
+        return Diagnosis("dropout", likely)
     if traits.has_batch_statistics:
         return Diagnosis(
             "batch-norm statistics", f"{ANOTHER_LOSS}, as by statistics of each rank's own part of the batch"

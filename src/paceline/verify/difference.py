@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch.distributed.tensor import DTensor, distribute_tensor
@@ -90,6 +92,18 @@ def number_differences(
         local.append((relative, ours[name] / expected if expected else math.nan, ours[name], expected))
     everywhere = [0] * world.size  # every rank reports the same number
     return _worst("", list(reference), local, step, world, everywhere)
+
+
+def turn_differences(
+    ours: Mapping[str, Any], reference: Mapping[str, Any], step: int, world: World, quantity: str
+) -> list[Difference]:
+    """Return how far a number of each turn of a step is from the reference's, by turn; NaN for a turn without one."""
+    found = []
+    for name, turn in reference.items():
+        mine = {quantity: float(getattr(ours.get(name), quantity, math.nan))}
+        (difference,) = number_differences(mine, {quantity: getattr(turn, quantity)}, step, world)
+        found.append(dataclasses.replace(difference, name=f"{quantity} of {name}"))
+    return found
 
 
 def sample_differences(

@@ -17,8 +17,8 @@ from paceline.run.randomness.shares import SampleRows
 from paceline.run.randomness.survey import length_of
 from paceline.task.coupling import is_coupled
 from paceline.task.data.source import Source
-from paceline.task.objective import resolve_objective
 from paceline.task.task import Task
+from paceline.task.turns import turns_of
 from paceline.verify.conditioning import Narrowest
 from paceline.verify.reference import micro_batches, reference_randomness
 
@@ -28,13 +28,15 @@ CASTS = ("to", "float", "half", "bfloat16", "type", "type_as", "double")
 def narrowest_format(model: nn.Module, task: Task, plan: Plan, source: Source) -> Narrowest:
     """Return the narrowest format of the reference's model in a forward pass over the first of its micro-batches."""
     dtype = MASTER_DTYPES[plan.precision]
-    objective = resolve_objective(task.objective, source.unit)
-    randomness = reference_randomness(task, plan, source, model, objective, dtype)
-    whole = is_coupled(model, objective) or bool(randomness.survey.patterns)
+    turns = turns_of(task, source.unit)
+    objectives = [turn.objective for turn in turns]
+    randomness = reference_randomness(task, plan, source, model, objectives, dtype)
+    whole = any(is_coupled(model, objective) for objective in objectives) or bool(randomness.survey.patterns)
     seen = NarrowSeen(model, dtype)
     positions, data = next(micro_batches(task, plan, source, 1, whole))
-    with randomness.during(SampleRows(positions, 1, length_of(data))), seen.during():
-        objective(model, cast_floats(data, dtype))
+    for turn in turns:
+        with randomness.during(SampleRows(positions, turn.draws_as(1), length_of(data))), seen.during():
+            turn.objective(model, cast_floats(data, dtype))
     return seen.narrowest
 
 

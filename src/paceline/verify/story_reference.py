@@ -21,8 +21,8 @@ from paceline.run.precision import MASTER_DTYPES, cast_floats
 from paceline.run.world import World
 from paceline.task.data.order import sample_ids
 from paceline.task.data.source import Source
-from paceline.task.objective import resolve_objective
 from paceline.task.task import Task
+from paceline.task.turns import objective_of
 from paceline.verify.conditioning import Again, Narrowest, moved_by_one_ulp, steps_apart
 from paceline.verify.diagnosis import Traits, traits_of
 from paceline.verify.difference import Difference, number_differences
@@ -120,7 +120,7 @@ def _evaluations(
     task: Task, plan: Plan, model: nn.Module, steps: Sequence[ReferenceStep], held_out: Source, samples: int
 ) -> list[float]:
     """Return the mean loss over the first held-out samples of their order, with the weights after each step."""
-    objective = resolve_objective(task.objective, held_out.unit)
+    objective = objective_of(task, held_out.unit)
     count = min(samples, held_out.samples)
     ids = sample_ids(HELD_OUT_SEED, np.arange(count, dtype=np.int64), held_out.samples)
 

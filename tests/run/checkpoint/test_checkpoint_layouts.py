@@ -162,7 +162,7 @@ def test_names_may_go_unread_on_request(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("tensors", "extra", "message"),
     [
-        ({"x": torch.zeros(1, dtype=torch.complex64)}, {}, "'x' cannot be saved"),
+        ({"x": torch.zeros(2, 2).to_sparse()}, {}, "'x' cannot be saved"),
         ({"x": torch.zeros(1, device="meta")}, {}, "'x' cannot be saved"),
         ({"x": 3}, {}, "'x' cannot be saved"),
         ({}, {"loss": float("nan")}, "`extra` cannot be saved"),

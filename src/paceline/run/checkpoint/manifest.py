@@ -28,7 +28,7 @@ import json
 import math
 import re
 from bisect import bisect_right, insort
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -43,13 +43,17 @@ VERSION = 1
 MAX_JSON_BYTES = 2**30
 MAX_DIMENSIONS = 64
 
-# torch's name of a dtype -> (its name in a safetensors header, bytes per element)
+# torch's name of a dtype -> (its name in a safetensors header, bytes per element). There is none for complex128: files
+# hold its real and imaginary parts as a last dimension of two, and the index says what they are.
 DTYPES = {
     "float64": ("F64", 8), "float32": ("F32", 4), "float16": ("F16", 2), "bfloat16": ("BF16", 2),
     "float8_e4m3fn": ("F8_E4M3", 1), "float8_e5m2": ("F8_E5M2", 1),
     "int64": ("I64", 8), "int32": ("I32", 4), "int16": ("I16", 2), "int8": ("I8", 1), "uint8": ("U8", 1),
+    "complex128": ("F64", 16), "complex64": ("C64", 8),
     "uint64": ("U64", 8), "uint32": ("U32", 4), "uint16": ("U16", 2), "bool": ("BOOL", 1),
 }  # fmt: skip
+
+IN_PARTS = ("complex128",)
 
 _SHARD_NAME = re.compile(r"shard-[0-9]{5}-of-[0-9]{5}\.safetensors")
 _DIGEST = re.compile(r"[0-9a-f]{64}")
@@ -145,6 +149,11 @@ def read_index(path: Path, manifest: Manifest) -> Index:
         index = {name: _tensor(name, entry, manifest.files) for name, entry in _table(json.loads(content)).items()}
         _check_files_hold_chunks(manifest.files, index)
         return index
+
+
+def stored_shape(dtype: str, shape: Sequence[int]) -> tuple[int, ...]:
+    """Return the shape of a tensor in a file, whose own is `shape`."""
+    return (*shape, 2) if dtype in IN_PARTS else tuple(shape)
 
 
 def dtype_bytes(dtype: str) -> int:

@@ -23,7 +23,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from paceline.errors import StorageError
-from paceline.run.checkpoint.manifest import DTYPES, Chunk, FileEntry
+from paceline.run.checkpoint.manifest import DTYPES, IN_PARTS, Chunk, FileEntry, stored_shape
 
 PIECE_BYTES = 64 * 2**20
 OVERLAP_BYTES = 2**20  # below, handing a piece to the hashing thread costs more than it saves
@@ -88,7 +88,8 @@ def _header(ordered: Sequence[Entry], metadata: dict[str, str] | None) -> bytes:
     begin = 0
     for entry in ordered:
         end = begin + entry.bytes
-        table[entry.key] = {"dtype": DTYPES[entry.dtype][0], "shape": entry.shape, "data_offsets": [begin, end]}
+        shape = stored_shape(entry.dtype, entry.shape)
+        table[entry.key] = {"dtype": DTYPES[entry.dtype][0], "shape": shape, "data_offsets": [begin, end]}
         begin = end
     text = json.dumps(table, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
@@ -100,6 +101,8 @@ def _pieces(entry: Entry) -> Iterator[memoryview]:
     tensor = entry.load().detach()
     assert dtype_name(tensor.dtype) == entry.dtype, f"{entry.key}: {tensor.dtype} is not {entry.dtype}"
     assert tuple(tensor.shape) == entry.shape, f"{entry.key}: {tuple(tensor.shape)} is not {entry.shape}"
+    if tensor.is_complex():
+        tensor = torch.view_as_real(tensor.resolve_conj())
     if not tensor.is_contiguous():
         tensor = tensor.cpu().contiguous()  # on the host, where a second copy is cheaper than on the device
     flat = tensor.reshape(-1).view(torch.uint8)
@@ -125,11 +128,14 @@ class ShardReader:
                 self._shards[chunk.file] = safe_open(self.path / chunk.file, framework="pt")
             stored = self._shards[chunk.file].get_slice(chunk.key)
             found = (stored.get_dtype(), tuple(stored.get_shape()))
-            if found != (DTYPES[dtype][0], chunk.sizes):
+            if found != (DTYPES[dtype][0], stored_shape(dtype, chunk.sizes)):
                 raise self._error(chunk, f"it holds {found[0]}{list(found[1])}, not {dtype}{list(chunk.sizes)}")
             if tuple(lengths) == chunk.sizes:
-                return self._shards[chunk.file].get_tensor(chunk.key)
-            return stored[tuple(slice(at, at + length) for at, length in zip(offsets, lengths, strict=True))]
+                part = self._shards[chunk.file].get_tensor(chunk.key)
+            else:
+                part = stored[tuple(slice(at, at + length) for at, length in zip(offsets, lengths, strict=True))]
+            # A file's numbers lie at multiples of 8 bytes, and torch's complex ones must at multiples of 16.
+            return torch.view_as_complex(part.clone()) if dtype in IN_PARTS else part
         except (OSError, SafetensorError) as error:
             raise self._error(chunk, str(error)) from error
 

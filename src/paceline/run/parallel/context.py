@@ -15,12 +15,14 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from paceline.errors import ConfigError
 from paceline.plan.plan import Plan
+from paceline.run.parallel.interface_attention import share_by_interface
 from paceline.run.parallel.sequence_attention import shared_attention
 from paceline.run.parallel.zigzag import SequencePart
 from paceline.run.world import context_group
 from paceline.task.axes import SEQUENCE_RULE
 from paceline.task.models.attention import CausalAttention, can_share_sequences
 from paceline.task.models.decoder import Decoder
+from paceline.task.models.interface import is_transformers
 from paceline.task.objective import Objective, takes_sequence_parts
 
 
@@ -29,9 +31,13 @@ def share_sequences(model: nn.Module, plan: Plan, mesh: DeviceMesh | None) -> No
     if plan.layout.cp == 1:
         return
     assert mesh is not None
+    group = context_group(mesh, plan.layout)
+    if is_transformers(model):
+        share_by_interface(model, group, plan.cp_method)
+        return
     if not can_share_sequences(model):
         raise ConfigError(f"cp = {plan.layout.cp} with the model {type(model).__name__}", SEQUENCE_RULE, "plan.cp = 1")
-    attention = shared_attention(context_group(mesh, plan.layout), plan.cp_method)
+    attention = shared_attention(group, plan.cp_method)
     for module in model.modules():
         if isinstance(module, CausalAttention):
             module.over_ranks = attention
@@ -46,7 +52,7 @@ def part_of(plan: Plan, rank: int, model: nn.Module, objective: Objective) -> Ca
     if not takes_sequence_parts(objective):
         name = getattr(objective, "__name__", repr(objective))
         raise ConfigError(f"cp = {cp} with the objective {name}", SEQUENCE_RULE, "plan.cp = 1")
-    return SequencePart(plan.layout.coordinates(rank)["cp"], cp)
+    return SequencePart(plan.layout.coordinates(rank)["cp"], cp, masks_padding=is_transformers(model))
 
 
 def with_positions(batch: Any) -> Any:

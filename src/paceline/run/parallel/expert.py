@@ -29,7 +29,8 @@ from torch.distributed.tensor import DTensor, Placement, Shard
 from paceline.errors import ConfigError
 from paceline.plan.layout import Layout
 from paceline.run.parallel.alone import AloneExperts
-from paceline.task.declared import expert_axis
+from paceline.run.parallel.routed import RoutedForward
+from paceline.task.declared import expert_axis, is_routed
 from paceline.task.models.moe import MoE, MoEDecoder
 
 EXPERT_DIM = 0  # of stacked weights, split over `ep`
@@ -56,7 +57,11 @@ def spread_experts(
             placed[parameter] = (
                 None if alone is not None else place(_sharded_dimension(f"{name}.{key}", parameter, layout))
             )
-        experts.forward = functools.partial(_on_their_ranks, experts, experts.forward, exchange, alone)
+        on_their_ranks = functools.partial(_on_their_ranks, experts, exchange, alone)
+        if is_routed(experts):
+            experts.forward = RoutedForward(experts, on_their_ranks)
+        else:
+            experts.forward = functools.partial(on_their_ranks, experts.forward)
     return placed
 
 
@@ -106,9 +111,9 @@ def _sharded_dimension(name: str, weight: nn.Parameter, layout: Layout) -> int:
 
 def _on_their_ranks(
     experts: nn.Module,
-    forward: Any,
     exchange: AllToAll,
     alone: AloneExperts | None,
+    forward: Any,
     rows: Tensor,
     counts: Tensor,
 ) -> Tensor:

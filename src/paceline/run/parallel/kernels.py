@@ -19,31 +19,34 @@ from torch import Tensor
 aten = torch.ops.aten
 
 
-def attend(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> tuple[Tensor, Tensor]:
+def attend(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None = None) -> tuple[Tensor, Tensor]:
     """Return (out, lse) of attention: out [rows, heads, queries, head_dim], lse [rows, heads, queries] in fp32 or fp64.
 
-    `k` and `v` may have fewer heads than `q`. `causal` needs as many queries as keys: both stand in one order.
+    `k` and `v` may have fewer heads than `q`. `causal` needs as many queries as keys: both stand in one order. Scores
+    are multiplied by `scale`, by default head_dim to the power of -1/2.
     """
     if q.device.type == "cpu":
-        return aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, causal)
+        return aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, causal, scale=scale)
     if _has_flash(q, k, v, causal):
-        out, lse, *_ = aten._scaled_dot_product_flash_attention(q, k, v, 0.0, causal)
+        out, lse, *_ = aten._scaled_dot_product_flash_attention(q, k, v, 0.0, causal, scale=scale)
         return out, lse
-    return plain_attend(q, k, v, causal)
+    return plain_attend(q, k, v, causal, scale)
 
 
 def attend_backward(
-    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, causal: bool
+    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, causal: bool, scale: float | None = None
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the gradients of q, k and v from this block, given `out` and `lse` merged over all blocks."""
     if q.device.type == "cpu":
-        return aten._scaled_dot_product_flash_attention_for_cpu_backward(grad, q, k, v, out, lse, 0.0, causal)
+        backward = aten._scaled_dot_product_flash_attention_for_cpu_backward
+        return backward(grad, q, k, v, out, lse, 0.0, causal, scale=scale)
     if _has_flash(q, k, v, causal):
         unused = torch.zeros(2, dtype=torch.uint64, device=q.device)  # the state of dropout, of which there is none
         return aten._scaled_dot_product_flash_attention_backward(
-            grad, q, k, v, out, lse, None, None, q.shape[2], k.shape[2], 0.0, causal, unused, unused
-        )
-    return plain_attend_backward(grad, q, k, v, out, lse, causal)
+            grad, q, k, v, out, lse, None, None, q.shape[2], k.shape[2], 0.0, causal, unused, unused,
+            scale=scale,
+        )  # fmt: skip
+    return plain_attend_backward(grad, q, k, v, out, lse, causal, scale)
 
 
 def _has_flash(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> bool:
@@ -53,36 +56,40 @@ def _has_flash(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> bool:
     return torch.backends.cuda.can_use_flash_attention(parameters)
 
 
-def plain_attend(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> tuple[Tensor, Tensor]:
+def plain_attend(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None = None) -> tuple[Tensor, Tensor]:
     """Return what `attend` does, from whole scores in fp32 at least."""
-    scores, values = _scores(q, k, causal), _per_head(v, q)
+    scores, values = _scores(q, k, causal, scale), _per_head(v, q)
     lse = scores.logsumexp(dim=-1)
     return (scores.sub_(lse.unsqueeze(-1)).exp_() @ values.to(scores.dtype)).to(q.dtype), lse
 
 
 def plain_attend_backward(
-    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, causal: bool
+    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, causal: bool, scale: float | None = None
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return what `attend_backward` does, from whole scores (Dao et al. 2022, algorithm 4)."""
-    weights = _scores(q, k, causal).sub_(lse.unsqueeze(-1)).exp_()  # [rows, heads, queries, keys]
+    weights = _scores(q, k, causal, scale).sub_(lse.unsqueeze(-1)).exp_()  # [rows, heads, queries, keys]
     wide = weights.dtype
     grad, keys, values = grad.to(wide), _per_head(k, q).to(wide), _per_head(v, q).to(wide)
     by_v = weights.transpose(-1, -2) @ grad
     along = (grad * out).sum(dim=-1, keepdim=True)
-    by_scores = weights.mul_((grad @ values.transpose(-1, -2)).sub_(along)).mul_(q.shape[-1] ** -0.5)
+    by_scores = weights.mul_((grad @ values.transpose(-1, -2)).sub_(along)).mul_(_scale(q, scale))
     by_q, by_k = by_scores @ keys, by_scores.transpose(-1, -2) @ q.to(wide)
     shared = (k.shape[1], q.shape[1] // k.shape[1])  # query heads of one key head are neighbours
     by_k, by_v = (by.unflatten(1, shared).sum(dim=2) for by in (by_k, by_v))
     return by_q.to(q.dtype), by_k.to(k.dtype), by_v.to(v.dtype)
 
 
-def _scores(q: Tensor, k: Tensor, causal: bool) -> Tensor:
+def _scores(q: Tensor, k: Tensor, causal: bool, scale: float | None) -> Tensor:
     wide = torch.promote_types(q.dtype, torch.float32)
-    scores = (q.to(wide) @ _per_head(k, q).to(wide).transpose(-1, -2)) * q.shape[-1] ** -0.5
+    scores = (q.to(wide) @ _per_head(k, q).to(wide).transpose(-1, -2)) * _scale(q, scale)
     if causal:
         later = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device).triu_(1)
         scores.masked_fill_(later, -math.inf)
     return scores
+
+
+def _scale(q: Tensor, scale: float | None) -> float:
+    return q.shape[-1] ** -0.5 if scale is None else scale
 
 
 def _per_head(x: Tensor, q: Tensor) -> Tensor:

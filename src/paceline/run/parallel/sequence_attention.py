@@ -35,14 +35,15 @@ from paceline.task.models.attention import AttentionFunction, scaled_attention
 def shared_attention(group: dist.ProcessGroup, method: str) -> AttentionFunction:
     """Return attention over sequences shared by the ranks of `group`: (q, k, v, mask) of this rank -> its output.
 
-    `mask` is bool [rows, 1, 2c, keys of the whole sequence], or None for plain causal attention.
+    `mask` is bool [rows, 1, 2c, keys of the whole sequence], or None for plain causal attention. `scale` is what scores
+    are multiplied by, where it is not head_dim to the power of -1/2.
     """
     name = group.group_name
 
-    def attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
+    def attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float | None = None) -> Tensor:
         if mask is not None:
-            return _masked(q, k, v, mask, group)
-        return sequence_attention(q, k, v, name, method)[0]
+            return _masked(q, k, v, mask, scale, group)
+        return sequence_attention(q, k, v, name, method, scale)[0]
 
     return attention
 
@@ -50,17 +51,19 @@ def shared_attention(group: dist.ProcessGroup, method: str) -> AttentionFunction
 @torch.library.custom_op(
     "paceline::sequence_attention",
     mutates_args=(),
-    schema="(Tensor q, Tensor k, Tensor v, str group, str method) -> (Tensor, Tensor)",
+    schema="(Tensor q, Tensor k, Tensor v, str group, str method, float? scale=None) -> (Tensor, Tensor)",
 )
-def sequence_attention(q: Tensor, k: Tensor, v: Tensor, group: str, method: str) -> tuple[Tensor, Tensor]:
+def sequence_attention(
+    q: Tensor, k: Tensor, v: Tensor, group: str, method: str, scale: float | None = None
+) -> tuple[Tensor, Tensor]:
     """Return (out, lse) for this rank's queries: [rows, heads, 2c, head_dim] and [rows, heads, 2c].
 
     `group` is the name of the process group of the ranks that share the sequences.
     """
     exchange = METHODS[method](k, v, _group(group))
-    merged = Merged(*attend(q, k, v, causal=True))
+    merged = Merged(*attend(q, k, v, causal=True, scale=scale))
     for block in exchange.blocks():
-        merged.add(*attend(_seeing(q, block.late), block.k, block.v, causal=False))
+        merged.add(*attend(_seeing(q, block.late), block.k, block.v, causal=False, scale=scale))
     out, lse = merged.result()
     return _by_token(out), lse.contiguous()
 
@@ -68,21 +71,29 @@ def sequence_attention(q: Tensor, k: Tensor, v: Tensor, group: str, method: str)
 @torch.library.custom_op(
     "paceline::sequence_attention_backward",
     mutates_args=(),
-    schema="(Tensor grad, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, str group, str method)"
-    " -> (Tensor, Tensor, Tensor)",
+    schema="(Tensor grad, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, str group, str method,"
+    " float? scale=None) -> (Tensor, Tensor, Tensor)",
 )
 def sequence_attention_backward(
-    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, group: str, method: str
+    grad: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    group: str,
+    method: str,
+    scale: float | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the gradients of this rank's q, k and v."""
     exchange = METHODS[method](k, v, _group(group))
-    by_q, by_k, by_v = attend_backward(grad, q, k, v, out, lse, causal=True)
+    by_q, by_k, by_v = attend_backward(grad, q, k, v, out, lse, causal=True, scale=scale)
     by_q = by_q.to(lse.dtype)
     exchange.begin(by_k, by_v)
     for block in exchange.blocks():
         grad_seen, q_seen, out_seen, lse_seen = (_seeing(x, block.late) for x in (grad, q, out, lse))
         part, by_k, by_v = attend_backward(
-            grad_seen, q_seen, block.k, block.v, out_seen, lse_seen.contiguous(), causal=False
+            grad_seen, q_seen, block.k, block.v, out_seen, lse_seen.contiguous(), causal=False, scale=scale
         )
         _seeing(by_q, block.late).add_(part)
         exchange.add(by_k, by_v)
@@ -91,26 +102,35 @@ def sequence_attention_backward(
 
 
 @sequence_attention.register_fake
-def _(q: Tensor, k: Tensor, v: Tensor, group: str, method: str) -> tuple[Tensor, Tensor]:
+def _(q: Tensor, k: Tensor, v: Tensor, group: str, method: str, scale: float | None = None) -> tuple[Tensor, Tensor]:
     return _by_token(torch.empty_like(q)), q.new_empty(q.shape[:3], dtype=torch.promote_types(q.dtype, torch.float32))
 
 
 @sequence_attention_backward.register_fake
 def _(
-    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, group: str, method: str
+    grad: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    group: str,
+    method: str,
+    scale: float | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     by_q, by_k, by_v = (_by_token(torch.empty_like(x)) for x in (q, k, v))
     return by_q, by_k, by_v
 
 
 def _keep_for_backward(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    q, k, v, ctx.group, ctx.method = inputs
+    q, k, v, ctx.group, ctx.method, ctx.scale = inputs
     ctx.save_for_backward(q, k, v, *output)
     ctx.mark_non_differentiable(output[1])
 
 
 def _backward(ctx: Any, grad: Tensor, unused: Any) -> tuple[Tensor | None, ...]:
-    return *sequence_attention_backward(grad, *ctx.saved_tensors, ctx.group, ctx.method), None, None
+    found = sequence_attention_backward(grad, *ctx.saved_tensors, ctx.group, ctx.method, ctx.scale)
+    return *found, None, None, None
 
 
 sequence_attention.register_autograd(_backward, setup_context=_keep_for_backward)
@@ -120,7 +140,7 @@ OPERATOR = torch.ops.paceline.sequence_attention.default  # as selective recompu
 # ---- attention with a mask: over the whole sequence's keys ---------------------------------------------------------
 
 
-def _masked(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, group: dist.ProcessGroup) -> Tensor:
+def _masked(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: float | None, group: dist.ProcessGroup) -> Tensor:
     """Return attention under a mask: each chunk's queries against the keys up to that chunk's end, in their order.
 
     A query may see nothing in a block of keys, so blocks are not merged here.
@@ -130,7 +150,7 @@ def _masked(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, group: dist.ProcessGr
     parts = []
     for index, place in enumerate((rank, 2 * ranks - 1 - rank)):
         mine, end = slice(index * chunk, (index + 1) * chunk), (place + 1) * chunk
-        part = scaled_attention(q[:, :, mine], keys[:, :, :end], values[:, :, :end], mask[:, :, mine, :end])
+        part = scaled_attention(q[:, :, mine], keys[:, :, :end], values[:, :, :end], mask[:, :, mine, :end], scale)
         parts.append(part)
     return torch.cat(parts, dim=2)
 

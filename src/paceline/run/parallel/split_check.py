@@ -66,7 +66,7 @@ class SplitCheck:
         ends = [(name, module) for name, module in model.named_modules() if self._rules.style_of(name) in ENDS]
         handles = [module.register_forward_hook(keep(name)) for name, module in ends]
         try:
-            with _quiet(model), torch.random.fork_rng(), torch.no_grad():
+            with quiet(model), torch.random.fork_rng(), torch.no_grad():
                 torch.manual_seed(0)
                 self._forward()
         finally:
@@ -76,7 +76,7 @@ class SplitCheck:
 
 
 @contextmanager
-def _quiet(model: nn.Module) -> Iterator[None]:
+def quiet(model: nn.Module) -> Iterator[None]:
     """Have every module in eval mode for a while: no dropout; each gets its own mode back."""
     modes = {module: module.training for module in model.modules()}
     buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}

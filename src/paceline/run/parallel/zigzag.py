@@ -20,6 +20,7 @@ from paceline.task.models.balance import before_last_label
 from paceline.task.models.documents import document_mask, document_positions
 from paceline.task.models.loss import IGNORED
 
+PADDING_MASK = "attention_mask"  # [rows, seq], as transformers' tokenizers give it: 0 where a token is padding
 PADDING = {"labels": IGNORED}  # what is filled in at the end of an entry's rows; 0 for all others
 
 
@@ -41,6 +42,7 @@ class SequencePart:
 
     rank: int
     ranks: int
+    masks_padding: bool = False  # whether "attention_mask" becomes what this rank's queries see
 
     def __call__(self, batch: Any) -> dict[str, Any]:
         """Return the batch with this rank's part of every entry [rows, seq, ...], "positions" and, if packed, "mask".
@@ -64,12 +66,15 @@ class SequencePart:
             whole["positions"] = document_positions(documents)
         if isinstance(whole.get("labels"), Tensor) and whole["labels"].shape == tokens.shape:
             whole["real"] = before_last_label(whole["labels"])
+        seen = whole.pop(PADDING_MASK) if self.masks_padding and PADDING_MASK in whole else None
         part = {name: self._cut(name, value, seq) for name, value in whole.items()}
         if "positions" not in part:
             part["positions"] = places.expand(rows, -1)
         if documents is not None:
             # What is filled in sees itself and the last document; a row without any key would have no attention.
             part["mask"] = document_mask(_filled(documents, len(places) * self.ranks, None), places)
+        if seen is not None:
+            part[PADDING_MASK] = _padding_mask(_filled(seen, len(places) * self.ranks, 0), places)
         return part
 
     def _cut(self, name: str, value: Any, seq: int) -> Any:
@@ -79,6 +84,15 @@ class SequencePart:
         value = _filled(value, 2 * self.ranks * chunk, PADDING.get(name, 0))
         first, second = (value.narrow(1, at * chunk, chunk) for at in (self.rank, 2 * self.ranks - 1 - self.rank))
         return torch.cat((first, second), dim=1)
+
+
+def _padding_mask(real: Tensor, places: Tensor) -> Tensor:
+    """Return which keys the queries at `places` see, bool [rows, 1, places, tokens]; `real` is [rows, tokens].
+
+    As in transformers' masks, a query that is padding itself may see no key at all.
+    """
+    before = torch.arange(real.shape[1], device=real.device) <= places.unsqueeze(1)
+    return (before & real.bool().unsqueeze(1)).unsqueeze(1)
 
 
 def _filled(value: Tensor, length: int, fill: int | None) -> Tensor:

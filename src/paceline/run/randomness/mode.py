@@ -35,6 +35,7 @@ class Survey:
     patterns: dict[Site, tuple[Pattern, ...]] = field(default_factory=dict)
     strays: tuple[str, ...] = ()  # random numbers that belong to no sample, in words
     modules: tuple[type, ...] = ()  # kinds of modules that draw in their own forward pass
+    unread: tuple[str, ...] = ()  # entries of the batch that the objective did not read
 
     def patterns_of(self, site: Site) -> tuple[Pattern, ...]:
         """Return the patterns seen at a site; those of all sites where it is not known, as in compiled code."""

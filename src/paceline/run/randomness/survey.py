@@ -7,7 +7,8 @@ does not is shared by all. No shape alone could tell: with one sample, or where 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from paceline.run.randomness.mode import SampleRandomness, Survey
 from paceline.run.randomness.shares import Pattern, SampleRows, Share
 from paceline.run.randomness.sites import Site, site_of_caller, where
+from paceline.task.reading import tried_reading
 
 FEW, MORE = 2, 3  # samples of the two looks
 
@@ -58,7 +60,7 @@ def survey(model: nn.Module, objective: Callable[[nn.Module, Any], Any], batch: 
     grads = [(parameter, parameter.grad) for parameter in model.parameters()]
     try:
         with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
-            few = _look(model, objective, batch, device, FEW)
+            few, unread = tried_reading(objective, lambda what: _look(model, what, batch, device, FEW))
             more = _look(model, objective, batch, device, MORE) if few.shapes else few
     except Exception:  # whatever a program says to other samples than its own: its first step will say it again
         return Survey()
@@ -68,7 +70,20 @@ def survey(model: nn.Module, objective: Callable[[nn.Module, Any], Any], batch: 
                 setattr(module, name, buffer.copy_(kept))
             for parameter, grad in grads:  # an objective may go backward itself
                 parameter.grad = grad
-    return _concluded(few, more, length_of(batch))
+    return replace(_concluded(few, more, length_of(batch)), unread=unread)
+
+
+def survey_all(
+    model: nn.Module, objectives: Iterable[Callable[[nn.Module, Any], Any]], batch: Any, device: torch.device
+) -> Survey:
+    """Return what looks at several objectives of one model tell together."""
+    found = [survey(model, objective, batch, device) for objective in objectives]
+    sites = dict.fromkeys(site for one in found for site in one.patterns)
+    patterns = {site: tuple(dict.fromkeys(p for one in found for p in one.patterns.get(site, ()))) for site in sites}
+    strays = dict.fromkeys(stray for one in found for stray in one.strays)
+    modules = dict.fromkeys(kind for one in found for kind in one.modules)
+    unread = [name for name in found[0].unread if all(name in one.unread for one in found)]
+    return Survey(patterns, tuple(strays), tuple(modules), tuple(unread))
 
 
 def _look(model: nn.Module, objective: Any, batch: Any, device: torch.device, count: int) -> _Observer:

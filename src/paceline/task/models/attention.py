@@ -12,8 +12,8 @@ from collections.abc import Callable
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-# (q, k, v, mask) of this rank's part of the sequence -> the output for its queries
-AttentionFunction = Callable[[Tensor, Tensor, Tensor, Tensor | None], Tensor]
+# (q, k, v, mask) of this rank's part of the sequence, and perhaps the scale -> the output for its queries
+AttentionFunction = Callable[..., Tensor]
 
 
 class CausalAttention(nn.Module):
@@ -34,10 +34,12 @@ class CausalAttention(nn.Module):
         return scaled_attention(q, k, v, mask)
 
 
-def scaled_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
-    """Return torch's attention: masked, or causal without a mask."""
+def scaled_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float | None = None) -> Tensor:
+    """Return torch's attention: masked, or causal without a mask; scores times `scale`, or head_dim ** -0.5."""
     grouped = k.shape[1] != q.shape[1]
-    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=mask is None, enable_gqa=grouped)
+    return F.scaled_dot_product_attention(
+        q, k, v, attn_mask=mask, is_causal=mask is None, enable_gqa=grouped, scale=scale
+    )
 
 
 def takes_positions(model: nn.Module) -> bool:
