@@ -11,6 +11,7 @@ from set_ups import SetUp, set_ups
 from write_no_false_alarm import RECORD
 
 ALL = set_ups()
+GUIDE = RECORD.parents[1] / "guide" / "verifying.md"
 
 
 @pytest.fixture(scope="module")
@@ -39,7 +40,11 @@ def test_the_figures_are_of_these_set_ups_and_none_is_unequal() -> None:
     assert list(record["set_ups"]) == [one.name for one in ALL], "run tests/verify/write_no_false_alarm.py again"
     for one in ALL:
         assert record["set_ups"][one.name]["verdict"] in one.verdicts
-    assert sum(record["counts"].values()) == len(ALL)
+    counts = record["counts"]
+    assert sum(counts.values()) == len(ALL)
+    assert (
+        f"{counts['equal']} are equal, {counts['ill-conditioned']} ill-conditioned, none unequal" in GUIDE.read_text()
+    )
 
 
 @pytest.mark.parametrize("one", [one for one in ALL if one.cheap], ids=lambda one: one.name)
