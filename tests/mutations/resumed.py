@@ -164,7 +164,7 @@ def masks_from_the_start(patch: Patch, world: World) -> None:
         return restored
 
     after_restoring(patch, remember)
-    since = lambda micro, plan=None: rows(dataclasses.replace(micro, position=micro.position - start[0]), plan)  # noqa: E731
+    since = lambda micro, *rest: rows(dataclasses.replace(micro, position=micro.position - start[0]), *rest)  # noqa: E731
     patch.setattr(passes, "sample_rows", since)
 
 
