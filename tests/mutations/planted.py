@@ -265,8 +265,8 @@ def optimizer_of(change: Callable[[OptimizerSpec], OptimizerSpec]) -> Plant:
 
 
 def decay_on_norms(patch: Patch, world: World) -> None:
-    def everywhere(spec: OptimizerSpec, *rest: Any) -> Any:
-        optimizer: Any = build_optimizer(spec, *rest)
+    def everywhere(spec: OptimizerSpec, *rest: Any, **more: Any) -> Any:
+        optimizer: Any = build_optimizer(spec, *rest, **more)
         for group in optimizer.param_groups:
             group["weight_decay"] = spec.weight_decay
         return optimizer
@@ -275,8 +275,8 @@ def decay_on_norms(patch: Patch, world: World) -> None:
 
 
 def one_rank_does_not_update(patch: Patch, world: World) -> None:
-    def build(spec: OptimizerSpec, *rest: Any) -> Any:
-        optimizer: Any = build_optimizer(spec, *rest)
+    def build(spec: OptimizerSpec, *rest: Any, **more: Any) -> Any:
+        optimizer: Any = build_optimizer(spec, *rest, **more)
         if world.rank:
             optimizer.step = lambda: None
         return optimizer
@@ -306,7 +306,7 @@ def weights_per_rank(patch: Patch, world: World) -> None:
 
 def dropout_by_rank(patch: Patch, world: World) -> None:
     rows = passes.sample_rows
-    patch.setattr(passes, "sample_rows", lambda micro, plan=None: SampleRows(rows(micro).positions + world.rank, 1))
+    patch.setattr(passes, "sample_rows", lambda micro, *rest: SampleRows(rows(micro).positions + world.rank, 1))
 
 
 def masks_not_replayed(patch: Patch, world: World) -> None:

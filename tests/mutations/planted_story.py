@@ -103,7 +103,7 @@ def order_from_the_start(patch: Patch, world: World) -> None:
 def masks_from_the_start(patch: Patch, world: World) -> None:
     """Random numbers follow from the samples since the start of the process instead of from the position."""
     rows, start = passes.sample_rows, started_at(patch, "position")
-    since = lambda micro, plan=None: rows(dataclasses.replace(micro, position=micro.position - start[0]), plan)  # noqa: E731
+    since = lambda micro, *rest: rows(dataclasses.replace(micro, position=micro.position - start[0]), *rest)  # noqa: E731
     patch.setattr(passes, "sample_rows", since)
 
 

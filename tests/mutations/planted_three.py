@@ -199,8 +199,9 @@ def rate_of_the_first_step(patch: Patch, world: World) -> None:
     update = Stepper._update
     first: dict[int, float] = {}
 
-    def steady(self: Stepper, step: int, loss: float, norm: float, correction: float, lr: float) -> bool:
-        return update(self, step, loss, norm, correction, first.setdefault(id(self), lr))
+    def steady(self: Stepper, *args: Any) -> bool:
+        *rest, lr = args
+        return update(self, *rest, first.setdefault(id(self), lr))
 
     patch.setattr(Stepper, "_update", steady)
 
