@@ -14,7 +14,7 @@ BIN  := $(VENV)/bin/python
 KEY  := pyproject.toml constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help train test test-deep bench lint format docs clean
+.PHONY: help train test test-deep bench mutants lint format docs clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -30,6 +30,9 @@ test-deep: $(VENV)/.test  ## the heavier sweeps too
 
 bench: $(VENV)/.bench  ## the benchmarks, on this machine (ARGS=--quick for a short look)
 	@for script in $$(grep -l __main__ benchmarks/*.py); do echo "== $$script"; $(BIN) $$script $(ARGS); done
+
+mutants: $(VENV)/.mutants  ## small changes of the code that no test notices (ARGS="--rooms verify --sample 20")
+	$(BIN) tests/mutations/mutants.py $(ARGS)
 
 lint: $(VENV)/.test  ## ruff and mypy
 	$(BIN) -m ruff check .
@@ -82,5 +85,6 @@ $(VENV)/.train: WHAT := .
 $(VENV)/.test:  WHAT := .[all,test,lint]
 $(VENV)/.docs:  WHAT := .[docs]
 $(VENV)/.bench: WHAT := .[all,bench]
-$(VENV)/.train $(VENV)/.test $(VENV)/.docs $(VENV)/.bench: $(KEY) | $(VENV)/.made
+$(VENV)/.mutants: WHAT := .[all,test,mutants]
+$(VENV)/.train $(VENV)/.test $(VENV)/.docs $(VENV)/.bench $(VENV)/.mutants: $(KEY) | $(VENV)/.made
 	$(install)

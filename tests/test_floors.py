@@ -34,6 +34,7 @@ FLOORS: dict[str, float] = {
     "paceline.task.amounts": 2,
     "paceline.task.imports": 2,
     "paceline.task.optimizers": 2,
+    "paceline.task.turn_specs": 2,
     "paceline.task.profile": 2,
     "paceline.task.axes": 2,
     "paceline.cluster.cluster": 2,

@@ -45,13 +45,13 @@ class PaddedText:
 class Dropout(nn.Module):
     """A small network with dropout, a tied weight and a parameter that gets no gradient."""
 
-    def __init__(self, width: int = 12) -> None:
+    def __init__(self, width: int = 12, vocab: int = VOCAB) -> None:
         super().__init__()
-        self.embed = nn.Embedding(VOCAB, width)
+        self.embed = nn.Embedding(vocab, width)
         self.layers = nn.ModuleList(
             nn.Sequential(nn.Linear(width, width), nn.GELU(), nn.Dropout(0.3)) for _ in range(3)
         )
-        self.head = nn.Linear(width, VOCAB, bias=False)
+        self.head = nn.Linear(width, vocab, bias=False)
         self.head.weight = self.embed.weight
         self.unused = nn.Parameter(torch.ones(3))
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from paceline.plan.plan import PlanSpec
     from paceline.run.spec import RunSpec
     from paceline.session.run import Run
-    from paceline.task.task import DataSpec, ModelSpec, OptimizerSpec, ScheduleSpec, Task
+    from paceline.task.task import DataSpec, GroupSpec, ModelSpec, OptimizerSpec, ScheduleSpec, Task, TurnSpec
     from paceline.units import Amount
     from paceline.verify.adapter import verify_loop
 
@@ -30,6 +30,8 @@ _WHERE = {
     "DataSpec": "paceline.task.task",
     "OptimizerSpec": "paceline.task.task",
     "ScheduleSpec": "paceline.task.task",
+    "GroupSpec": "paceline.task.task",
+    "TurnSpec": "paceline.task.task",
     "ClusterSpec": "paceline.cluster.cluster",
     "PlanSpec": "paceline.plan.plan",
     "RunSpec": "paceline.run.spec",
@@ -44,6 +46,7 @@ __all__ = [
     "Amount",
     "ClusterSpec",
     "DataSpec",
+    "GroupSpec",
     "ModelSpec",
     "OptimizerSpec",
     "PacelineError",
@@ -52,6 +55,7 @@ __all__ = [
     "RunSpec",
     "ScheduleSpec",
     "Task",
+    "TurnSpec",
     "fit",
     "verify_loop",
 ]

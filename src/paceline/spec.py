@@ -28,6 +28,7 @@ from paceline.task.amounts import batch_samples
 from paceline.task.imports import is_import_path, make_importable
 from paceline.task.optimizers import names_of
 from paceline.task.task import DataSpec, Task
+from paceline.task.turn_specs import check_turns
 
 # Options that name a file or a folder: looked for beside the spec file first, then from the current folder.
 PATHS = ("task.model.weights", "task.data.source", "task.data.tokenizer", "task.data.cache_dir", "cluster.catalog")
@@ -175,6 +176,10 @@ def check(spec: Spec) -> None:
             raise ConfigError(
                 f"{_origin(spec, 'task.global_batch')}: {error.what}", error.because, error.try_
             ) from error
+    try:
+        check_turns(task)
+    except ConfigError as error:
+        raise ConfigError(f"{_origin(spec, 'task.turns')}: {error.what}", error.because, error.try_) from error
     try:
         names_of(task.optimizer)
     except ConfigError as error:

@@ -21,6 +21,7 @@ class Foreign:
     data: str
     objective: str = "classification"
     arguments: dict[str, Any] = field(default_factory=dict)
+    turns: tuple[tuple[str, str, str], ...] = ()  # (name, objective, pattern of the parameters that it trains)
     random: bool = False  # draws random numbers as it trains: a plain loop draws others
     slice: bool = False  # in `make test` too
 
@@ -47,6 +48,7 @@ OWN_MODELS = (
     _own("contrastive (InfoNCE)", "each row's loss depends on all others", "Towers", "vectors", "info_nce"),
     _own("a mean, not a sum", "`objective` returns (mean, 1)", "Classifier", "vectors", "mean_of_rows"),
     _own("BatchNorm", "statistics over the batch", "batch_norm", "images", slice=True),
+    _own("SyncBatchNorm", "the same over the rows of all ranks", "synced_batch_norm", "images", slice=True),
     _own("BatchNorm by hand", "the same, in no class of that name", "HandBatchNorm", "vectors"),
     _own("moving average", "a buffer that every forward pass updates", "MovingAverage", "vectors"),
     _own("counter", "an integer buffer counts forward passes", "Counter", "vectors"),
@@ -77,6 +79,9 @@ OWN_MODELS = (
     _own("VAE", "noise in the forward pass", "VAE", "vectors", "elbo", random=True),
     _own("diffusion", "noise in the objective", "UNet", "images", "diffusion", random=True),
     _own("adversarial", "generator and discriminator, reversed gradient", "Adversarial", "vectors", "adversarial"),
+    _own("GAN", "two objectives in turn, each of its own net", "Gan", "vectors", "told_apart",
+         turns=(("discriminator", UNUSUAL + "told_apart", "discriminator.*"),
+                ("generator", UNUSUAL + "passed_off", "generator.*")), slice=True),
     _own("gradient penalty", "a backward pass inside the objective", "Smooth", "vectors", "gradient_penalty"),
     _own("ragged rows", "lengths weigh rows", "Ragged", "ragged", "ragged_loss"),
     _own("graph network", "messages along edges", "Graph", "graphs", "graph_loss"),

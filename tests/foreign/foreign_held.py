@@ -27,7 +27,7 @@ from paceline.run.world import join_world
 from paceline.spec import Spec
 from paceline.task.data.source import open_sources
 from paceline.task.profile import ModelProfile
-from paceline.task.task import DataSpec, ModelSpec, OptimizerSpec, ScheduleSpec, Task
+from paceline.task.task import DataSpec, ModelSpec, OptimizerSpec, ScheduleSpec, Task, TurnSpec
 from paceline.units import Amount
 from paceline.verify.checks import CHECKS
 from paceline.verify.fold import for_twin
@@ -48,7 +48,8 @@ def task_of(row: Foreign) -> Task:
         name="foreign",
         model=ModelSpec(row.model, arguments=row.arguments),
         data=DataSpec(row.data),
-        objective=row.objective,
+        objective="auto" if row.turns else row.objective,
+        turns=tuple(TurnSpec(name, objective, (pattern,)) for name, objective, pattern in row.turns),
         optimizer=OptimizerSpec(lr=LR, beta1=BETAS[0], beta2=BETAS[1], weight_decay=DECAY, clip_norm=CLIP),
         schedule=ScheduleSpec(kind="constant"),
         global_batch=f"{BATCH} samples",
@@ -86,7 +87,7 @@ def look(row: Foreign, *, whole: bool = True) -> dict[str, Any]:
     Without `whole` the best layout alone is proven, not every open axis too.
     """
     record: dict[str, Any] = {"name": row.name, "kind": row.kind, "what": row.what, "random": row.random}
-    plain = trained(row.model, row.arguments, row.data, row.objective, BATCH, STEPS)
+    plain = trained(row.model, row.arguments, row.data, row.objective, BATCH, STEPS, row.turns)
     record["plain"] = [plain["losses"][0], plain["losses"][-1]]
     try:
         profile = prepare_task(spec_of(row, {})).profile
@@ -142,7 +143,10 @@ def _proofs(
             continue
         proof = proof_of(plan, jobs, [results[index] for index in range(len(jobs))], PROOF_STEPS, 0.0)
         worst = max(proof["differences"]["loss"], proof["differences"]["weights"])
-        yield name, {"equal": proof["equal"], "worst": worst, "why": "" if proof["equal"] else verify_text(proof)}
+        rounding = proof["ill_conditioned"] or {}
+        inside = f"computes parts in {rounding['format']}: {rounding['where']}" if rounding.get("where") else ""
+        why = "" if proof["equal"] else verify_text(proof)
+        yield name, {"equal": proof["equal"], "worst": worst, "inside": inside, "why": why}
 
 
 def prove_here(jobs: list[Job]) -> list[dict[str, Any]]:
@@ -208,8 +212,9 @@ def train_here(spec: Spec, brief: Brief) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         folder = world.share(folder)
         training = Training(spec, brief, world, Path(folder))
-        losses = [training.step(batch).loss for batch in training]
+        stats = [training.step(batch) for batch in training]
         world.wait()
+    losses = [one.loss for step in stats for one in list(step.turns.values()) or [step]]
     state = {}
     for name, parameter in training.model.named_parameters():
         whole = parameter.full_tensor() if isinstance(parameter, DTensor) else parameter

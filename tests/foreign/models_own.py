@@ -95,6 +95,11 @@ def batch_norm() -> nn.Module:
     return ConvNet(nn.BatchNorm2d(8))
 
 
+def synced_batch_norm() -> nn.Module:
+    """Return the same, converted as torch says, whose statistics are those of all ranks' rows."""
+    return nn.SyncBatchNorm.convert_sync_batchnorm(batch_norm())
+
+
 def channels_last() -> nn.Module:
     """Return a convolutional network whose weights lie in memory channels last."""
     return ConvNet().to(memory_format=torch.channels_last)

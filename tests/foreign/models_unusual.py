@@ -264,6 +264,29 @@ def adversarial(model: nn.Module, batch: Any) -> Summed:
     return F.softplus(-real).sum() + F.softplus(made).sum(), rows_of(batch)
 
 
+class Gan(nn.Module):
+    """Generator and discriminator, each with a loss of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.generator = nn.Sequential(nn.Linear(WIDTH, 24), nn.ReLU(), nn.Linear(24, WIDTH))
+        self.discriminator = nn.Sequential(nn.Linear(WIDTH, 24), nn.LeakyReLU(), nn.Linear(24, 1))
+
+
+def told_apart(model: nn.Module, batch: Any) -> Summed:
+    """Return the discriminator's loss of real rows and of made ones."""
+    made = model.generator(batch[0].flip(-1)).detach()
+    return (
+        F.softplus(-model.discriminator(batch[0])).sum() + F.softplus(model.discriminator(made)).sum(),
+        rows_of(batch),
+    )
+
+
+def passed_off(model: nn.Module, batch: Any) -> Summed:
+    """Return the generator's loss: made rows that are not taken for real ones."""
+    return F.softplus(-model.discriminator(model.generator(batch[0].flip(-1)))).sum(), rows_of(batch)
+
+
 def gradient_penalty(model: nn.Module, batch: Any) -> Summed:
     """Return cross-entropy and the squared gradient by the input: a backward pass inside the objective."""
     inputs = batch[0].detach().requires_grad_()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib
+from collections.abc import Sequence
+from fnmatch import fnmatchcase
 from typing import Any
 
 import numpy as np
@@ -23,31 +25,53 @@ def named(path: str) -> Any:
     return getattr(importlib.import_module(module), name)
 
 
-def trained(model: str, arguments: dict[str, Any], data: str, objective: str, batch: int, steps: int) -> dict[str, Any]:
-    """Return {"losses": one per step, "state": the parameters at the end} of fp64 training on whole batches."""
+def trained(
+    model: str,
+    arguments: dict[str, Any],
+    data: str,
+    objective: str,
+    batch: int,
+    steps: int,
+    turns: Sequence[tuple[str, str, str]] = (),
+) -> dict[str, Any]:
+    """Return {"losses": of every step, "state": the parameters at the end} of fp64 training on whole batches.
+
+    `turns` are (name, objective, pattern of parameters) of several losses that are minimised one after the other.
+    """
     torch.manual_seed(SEED)
     module: nn.Module = named(model)(**arguments)
     module = _in_double(module).train()
     for part in module.modules():
         if hasattr(getattr(part, "config", None), "_experts_implementation"):
             part.config._experts_implementation = "eager"  # torch's grouped products know no fp64
-    rows, loss_of = named(data)(), {"classification": classified, "next_token": foretold}.get(objective)
-    loss_of = loss_of or named(objective)
-    matrices = [p for p in module.parameters() if p.requires_grad and p.dim() >= 2]
-    vectors = [p for p in module.parameters() if p.requires_grad and p.dim() < 2]
-    groups = [{"params": matrices, "weight_decay": DECAY}, {"params": vectors, "weight_decay": 0.0}]
-    optimizer = torch.optim.AdamW([g for g in groups if g["params"]], lr=LR, betas=BETAS, eps=1e-8)
-    losses = []
+    rows, losses = named(data)(), []
+    updates = []
+    for _, path, pattern in turns or (("", objective, "*"),):
+        own = [p for name, p in module.named_parameters() if p.requires_grad and fnmatchcase(name, pattern)]
+        updates.append((_loss_of(path), own, _adamw(own)))
     for step in range(steps):
         ids = sample_ids(SEED, np.arange(step * batch, (step + 1) * batch), len(rows))
         read = tree_map(_double, default_collate([rows[int(index)] for index in ids]))
-        optimizer.zero_grad()
-        total, count = loss_of(module, read)
-        (total / count).backward()
-        nn.utils.clip_grad_norm_([p for p in module.parameters() if p.grad is not None], CLIP)
-        optimizer.step()
-        losses.append(float(total.detach() / count))
+        for loss_of, own, optimizer in updates:
+            optimizer.zero_grad()
+            total, count = loss_of(module, read)
+            (total / count).backward()
+            nn.utils.clip_grad_norm_([p for p in own if p.grad is not None], CLIP)
+            optimizer.step()
+            losses.append(float(total.detach() / count))
     return {"losses": losses, "state": {name: p.detach().clone() for name, p in module.named_parameters()}}
+
+
+def _loss_of(objective: str) -> Any:
+    return {"classification": classified, "next_token": foretold}.get(objective) or named(objective)
+
+
+def _adamw(parameters: Sequence[nn.Parameter]) -> torch.optim.Optimizer:
+    groups = [
+        {"params": [p for p in parameters if p.dim() >= 2], "weight_decay": DECAY},
+        {"params": [p for p in parameters if p.dim() < 2], "weight_decay": 0.0},
+    ]
+    return torch.optim.AdamW([g for g in groups if g["params"]], lr=LR, betas=BETAS, eps=1e-8)
 
 
 def foretold(model: nn.Module, batch: dict[str, Tensor]) -> tuple[Tensor, Tensor]:

@@ -39,7 +39,8 @@ A row says
   difference over the norm) are from those of a loop written with torch alone on whole batches, on one device and on
   the best layout.
 
-{counts} Numbers around 1e-7 are of models that compute in fp32 whatever dtype they are asked for. A plain loop draws
+{counts} Numbers around 1e-7 are of models that compute in fp32 whatever dtype they are asked for; where the proof needs
+to know, it names such a part, and holds the layout to what a unit in the last place of fp32 moves. A plain loop draws
 other random numbers than Paceline, so the best layout of rows with dropout or noise is compared with Paceline's one
 device. `make test-deep` makes the tables again.
 """
@@ -72,7 +73,8 @@ def _proof(record: dict[str, Any]) -> str:
     wrong = [f"{name}: **{_cell(proof)}**" for name, proof in proofs.items() if not proof.get("equal")]
     right = [proof["worst"] for proof in proofs.values() if proof.get("equal")]
     names = ", ".join(name for name, proof in proofs.items() if proof.get("equal"))
-    return "; ".join([*([f"equal: {names} ({max(right):.0e})"] if right else []), *wrong])
+    inside = next((f"; {proof['inside']}" for proof in proofs.values() if proof.get("inside")), "")
+    return "; ".join([*([f"equal: {names} ({max(right):.0e}{inside})"] if right else []), *wrong])
 
 
 def _cell(proof: dict[str, Any]) -> str:

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 import planted
 import planted_axes
 import planted_experts
+import planted_low
+import planted_story
 import planted_three
 from planted import Planted, nothing
 
@@ -54,17 +56,27 @@ CASES = {
     "contrast": Case("dp_replicate=2", 'name = "planted_models:Halves"', "info_nce"),
     "gathered contrast": Case("dp_replicate=2", 'name = "planted_models:Halves"', "nce_without_gradients"),
     "batch statistics": Case("dp_replicate=2", 'name = "planted_models:BatchStatistics"'),
+    "statistics of all": Case("dp_replicate=2", 'name = "planted_models:Synced"'),
     "mean and one": Case("dp_shard=2", 'name = "planted_models:Chain"', "mean_and_one"),
     "mean and rows": Case("dp_shard=2", 'name = "planted_models:Chain"', "mean_and_rows"),
+    # Precisions of less than fp32.
+    "copies, bf16": Case("dp_replicate=2,precision=bf16"),
+    "copies, fp16": Case("dp_replicate=2,precision=fp16"),
+    "zero 3, bf16": Case("dp_shard=2,zero=3,precision=bf16"),
+    "zero 1, bf16": Case("dp_shard=2,zero=1,precision=bf16"),
+    "experts, tensor, bf16": Case("tp=2,precision=bf16", BALANCED),
 }
 
 PROOFS = [
     *planted.PROOFS, *planted_axes.AXIS_PROOFS, *planted_experts.EXPERT_PROOFS, *planted_three.THREE_PROOFS,
+    *planted_story.STORY_PROOFS, *planted_low.LOW_PROOFS,
 ]  # fmt: skip
 # Without a mistake cases prove equal, in every part of the proof.
 CONTROLLED = (
-    "copies", "zero 3", "tied", "state on the host", "stages, dropout", "experts, stages, bias",
-    "experts, shared by three", "ring of four", "four stages", "tensor ranks of four",
+    "copies", "zero 3", "tied", "state on the host", "dropout", "stages, dropout",
+    "statistics of all", "experts", "experts, stages, bias",
+    "experts, shared by three", "ring of four", "four stages", "tensor ranks of four", "zero 3, bf16", "copies, fp16",
+    "experts, tensor, bf16",
 )  # fmt: skip
 CONTROLS = [Planted("control", f"nothing, {case}", case, nothing, "", "") for case in CONTROLLED]
 

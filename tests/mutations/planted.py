@@ -49,6 +49,8 @@ class Planted:
     diagnosed: str  # the family that the proof names
     tensor: str = ""  # part of the name of the first tensor or number that differs
     says: str = ""  # part of the likely cause
+    part: str = ""  # of the proof, where the parts before it must say "equal"
+    step: int = 0  # at which it must be named, where that tells something
 
 
 def task_of(case: str) -> Task:
@@ -255,7 +257,9 @@ def not_clipped(patch: Patch, world: World) -> None:
 
 def optimizer_of(change: Callable[[OptimizerSpec], OptimizerSpec]) -> Plant:
     def plant(patch: Patch, world: World) -> None:
-        patch.setattr(assemble_module, "build_optimizer", lambda spec, *rest: build_optimizer(change(spec), *rest))
+        patch.setattr(
+            assemble_module, "build_optimizer", lambda spec, *rest, **more: build_optimizer(change(spec), *rest, **more)
+        )
 
     return plant
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import tests_shared
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -14,25 +15,11 @@ from paceline.task.rules import Rules
 VOCAB = 257  # bytes and an end of document
 
 
-class Dropout(nn.Module):
+class Dropout(tests_shared.Dropout):
     """A small network with dropout, a tied weight and a parameter that gets no gradient."""
 
-    def __init__(self, width: int = 12) -> None:
-        super().__init__()
-        self.embed = nn.Embedding(VOCAB, width)
-        self.layers = nn.ModuleList(
-            nn.Sequential(nn.Linear(width, width), nn.GELU(), nn.Dropout(0.3)) for _ in range(3)
-        )
-        self.head = nn.Linear(width, VOCAB, bias=False)
-        self.head.weight = self.embed.weight
-        self.unused = nn.Parameter(torch.ones(3))
-
-    def forward(self, tokens: Tensor) -> Tensor:
-        """Return logits [rows, seq, vocab]."""
-        x = self.embed(tokens)
-        for layer in self.layers:
-            x = x + layer(x)
-        return self.head(x)
+    def __init__(self) -> None:
+        super().__init__(vocab=VOCAB)
 
 
 class Chain(nn.Module):
@@ -65,6 +52,19 @@ class BatchStatistics(nn.Module):
         """Return logits [rows, seq, vocab]."""
         x = self.embed(tokens)
         return self.head((x - x.mean((0, 1))) / (x.var((0, 1)) + 1e-5).sqrt())
+
+
+class Synced(nn.Module):
+    """Batch normalisation over the rows of all ranks."""
+
+    def __init__(self, width: int = 12) -> None:
+        super().__init__()
+        self.embed, self.norm = nn.Embedding(VOCAB, width), nn.SyncBatchNorm(width)
+        self.head = nn.Linear(width, VOCAB)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Return logits [rows, seq, vocab]."""
+        return self.head(self.norm(self.embed(tokens).mT).mT)
 
 
 class Halves(nn.Module):

@@ -1,73 +1,25 @@
 """Mistakes outside of a step: in the loop, the evaluations, the checkpoint and the restart of a run.
 
-None of them changes an update, so that a proof of updates says "equal"; the story must name each.
+None of them changes an update, so that every part of the proof before the story says "equal".
 """
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
-import pytest
+import numpy as np
 import torch
 import torch.distributed as dist
-from tests_shared import VOCAB, decoder_task, plan_of
+from planted import Patch, Planted
 from torch.distributed.tensor import DTensor
 
-from paceline.plan.layout import Layout
-from paceline.plan.plan import Plan
 from paceline.run import evaluate as evaluate_module
-from paceline.run import recorder, resume, training
+from paceline.run import loader, passes, recorder, resume, training
 from paceline.run.checkpoint import load
 from paceline.run.resume import Progress, Restored
 from paceline.run.world import World
-from paceline.task.task import ModelSpec, OptimizerSpec, Task
-
-Patch = pytest.MonkeyPatch
-Plant = Callable[[Patch, World], None]
-
-
-@dataclass(frozen=True)
-class Told:
-    """One mistake: its family, what is planted, into which case, and what the story must name at which step."""
-
-    family: str
-    what: str
-    case: str
-    plant: Plant
-    quantity: str
-    step: int
-    says: str  # part of the likely cause
-
-
-STORY_PLANS: dict[str, Plan] = {
-    "copies": plan_of(Layout(dp_replicate=2), batch=7, precision="fp64"),
-    "shards": plan_of(Layout(dp_shard=2), batch=7, precision="fp64"),
-    "experts": plan_of(Layout(dp_shard=2, ep=2), batch=7, precision="fp64"),
-}
-
-
-def nothing(patch: Patch, world: World) -> None:
-    """Plant no mistake."""
-
-
-def expert_task() -> Task:
-    """Return a small mixture of experts whose balance is kept by a bias, which is a buffer."""
-    shape = {"hidden": 16, "layers": 2, "heads": 2, "kv_heads": 2, "ffn": 8, "experts": 4, "vocab": VOCAB}
-    model = ModelSpec("moe-2m", **shape, balance="bias")
-    return decoder_task(model=model, optimizer=OptimizerSpec(lr=3e-3, eps=1e-4))
-
-
-def story_task(case: str) -> Task:
-    """Return the task of a case."""
-    if case == "experts":
-        return expert_task()
-    shape = {"hidden": 16, "layers": 2, "heads": 2, "kv_heads": 1, "ffn": 24, "tied": False}
-    model = dataclasses.replace(decoder_task().model, **shape)
-    return decoder_task(model=model, optimizer=OptimizerSpec(lr=1e-2, eps=1e-5, clip_norm=0.5))
-
 
 # ---- the learning rate -----------------------------------------------------------------------------------------------
 
@@ -103,6 +55,66 @@ def schedule_lost_with_the_layout(patch: Patch, world: World) -> None:
 def schedule_scaled_by_the_world(patch: Patch, world: World) -> None:
     """The length of the run is counted in steps of a world that was twice as large."""
     rate_changed_after(patch, resharded, lambda rate, s, peak, step, total, *r: rate(s, peak, step, total * 2, *r))
+
+
+def schedule_once_per_process(patch: Patch, world: World) -> None:
+    lr = training.learning_rate
+    patch.setattr(training, "learning_rate", lambda s, peak, step, total, *r: lr(s, peak, step * world.size, total, *r))
+
+
+def schedule_from_the_start(patch: Patch, world: World) -> None:
+    lr, start = training.learning_rate, started_at(patch, "step")
+    patch.setattr(training, "learning_rate", lambda s, peak, step, *r: lr(s, peak, step - start[0], *r))
+
+
+# ---- what a restart goes on with -------------------------------------------------------------------------------------
+
+
+def after_restoring(patch: Patch, change: Callable[[Restored | None, tuple[Any, ...]], None]) -> None:
+    """Have something done after every start that looks for a checkpoint."""
+    restore = training.restore
+
+    def restored(*arguments: Any) -> Restored | None:
+        found = restore(*arguments)
+        change(found, arguments)
+        return found
+
+    patch.setattr(training, "restore", restored)
+
+
+def started_at(patch: Patch, what: str) -> list[int]:
+    """Return a list of one number, which every start sets to its `step` or `position`."""
+    start = [0]
+
+    def remember(found: Restored | None, arguments: tuple[Any, ...]) -> None:
+        start[0] = getattr(found.progress, what) if found else 0
+
+    after_restoring(patch, remember)
+    return start
+
+
+def order_from_the_start(patch: Patch, world: World) -> None:
+    ids, start = loader.sample_ids, started_at(patch, "position")
+    patch.setattr(
+        loader, "sample_ids", lambda seed, at, samples: ids(seed, np.where(at < start[0], at, at - start[0]), samples)
+    )
+
+
+def masks_from_the_start(patch: Patch, world: World) -> None:
+    """Random numbers follow from the samples since the start of the process instead of from the position."""
+    rows, start = passes.sample_rows, started_at(patch, "position")
+    since = lambda micro, plan=None: rows(dataclasses.replace(micro, position=micro.position - start[0]), plan)  # noqa: E731
+    patch.setattr(passes, "sample_rows", since)
+
+
+def optimizer_not_restored(patch: Patch, world: World) -> None:
+    def forget(found: Restored | None, arguments: tuple[Any, ...]) -> None:
+        optimizer = next(given for given in arguments if isinstance(given, torch.optim.Optimizer))
+        for state in optimizer.state.values():
+            for tensor in state.values():
+                tensor.zero_()
+
+    after_restoring(patch, forget)
 
 
 # ---- the checkpoint --------------------------------------------------------------------------------------------------
@@ -229,31 +241,52 @@ def journal_of_another_rate(patch: Patch, world: World) -> None:
     patch.setattr(recorder.Recorder, "step", wrong)
 
 
-STORIES = [
-    Told("learning rate", "the learning rate is one step late after a resume", "shards",
-         rate_one_step_late, "lr", 4, "after a resume as dp_replicate=2: the schedule is not"),
-    Told("learning rate", "the schedule is lost where the layout changes", "copies",
-         schedule_lost_with_the_layout, "lr", 4, "after a resume as dp_shard=2: the schedule is not"),
-    Told("learning rate", "the length of the schedule follows the number of ranks", "copies",
-         schedule_scaled_by_the_world, "lr", 4, "after a resume as dp_shard=2: the schedule is not"),
-    Told("checkpoint", "experts are saved under the wrong rank", "experts",
-         experts_of_the_next_rank, "weights", 3, "weights are not those that were trained"),
-    Told("checkpoint", "weights are rounded to bf16 in a checkpoint", "shards",
-         weights_saved_in_bf16, "weights", 3, "weights are not those that were trained"),
-    Told("checkpoint", "second moments are lost in a checkpoint", "shards",
-         moments_saved_as_zeros, "moments", 3, "the optimizer's moments are not"),
-    Told("checkpoint", "the count of updates is lost in a checkpoint", "shards",
-         count_of_updates_lost, "moments", 3, "the optimizer's moments are not"),
-    Told("resume state", "the position in the checkpoint is a batch ahead", "shards",
-         position_one_batch_ahead, "position", 3, "does not go on at the sample"),
-    Told("sample order", "rank 1 trains on rank 0's rows", "copies",
-         rows_of_the_first_rank, "samples", 1, "several ranks read the same samples"),
-    Told("evaluation", "the held-out loss is divided by the ranks", "copies",
-         evaluation_divided_by_ranks, "evaluation", 1, "off by the number of ranks, 2"),
-    Told("evaluation", "every rank evaluates the same part of the held-out samples", "copies",
-         evaluation_of_the_first_part, "evaluation", 1, "not their mean"),
-    Told("evaluation", "the held-out loss is a mean of the ranks' means", "copies",
-         evaluation_as_mean_of_ranks, "evaluation", 1, "not their mean"),
-    Told("record", "the journal says another learning rate than was used", "copies",
-         journal_of_another_rate, "lr", 1, "the journal does not say what the run did"),
+STORY_PROOFS = [
+    Planted("learning rate", "the learning rate is one step late after a resume", "zero 3",
+            rate_one_step_late, "lr", "learning rate", "lr",
+            "after a resume as dp_replicate=2: the schedule is not", "story", 4),
+    Planted("learning rate", "the schedule is lost where the layout changes", "copies",
+            schedule_lost_with_the_layout, "lr", "learning rate", "lr",
+            "after a resume as dp_shard=2: the schedule is not", "story", 4),
+    Planted("learning rate", "the length of the schedule follows the number of ranks", "copies",
+            schedule_scaled_by_the_world, "lr", "learning rate", "lr",
+            "after a resume as dp_shard=2: the schedule is not", "story", 4),
+    Planted("learning rate", "the schedule starts again after a restart", "zero 3",
+            schedule_from_the_start, "lr", "learning rate", "lr", "it starts again", "story", 4),
+    Planted("learning rate", "the schedule is stepped once per process", "zero 3",
+            schedule_once_per_process, "lr", "learning rate", "lr", "runs fast", "story", 1),
+    Planted("checkpoint", "experts are saved under the wrong rank", "experts",
+            experts_of_the_next_rank, "weights", "checkpoint", ".experts.",
+            "weights are not those that were trained", "story", 3),
+    Planted("checkpoint", "weights are rounded to bf16 in a checkpoint", "zero 3",
+            weights_saved_in_bf16, "weights", "checkpoint", "embed_tokens",
+            "weights are not those that were trained", "story", 3),
+    Planted("checkpoint", "second moments are lost in a checkpoint", "zero 3",
+            moments_saved_as_zeros, "moments", "checkpoint", "exp_avg_sq",
+            "the optimizer's moments are not", "story", 3),
+    Planted("checkpoint", "the count of updates is lost in a checkpoint", "zero 3",
+            count_of_updates_lost, "moments", "checkpoint", "step", "the optimizer's moments are not", "story", 3),
+    Planted("checkpoint", "shards are read from the wrong place", "copies",
+            shards_read_from_the_wrong_place, "error", "", "", "their fingerprint is", "story"),
+    Planted("resume state", "the optimizer's moments are not restored", "zero 3",
+            optimizer_not_restored, "moments", "checkpoint", "", "the optimizer's moments are not", "story", 3),
+    Planted("resume state", "dropout masks start again after a restart", "dropout",
+            masks_from_the_start, "loss", "dropout", "loss", "on where a run starts", "story", 4),
+    Planted("prefetched position", "the saved position is that of the prefetched batch", "zero 3",
+            position_one_batch_ahead, "position", "resume state", "position",
+            "does not go on at the sample", "story", 3),
+    Planted("sample order", "the order of samples starts again after a restart", "zero 3",
+            order_from_the_start, "samples", "resume state", "", "other samples are read", "story", 4),
+    Planted("sample order", "rank 1 trains on rank 0's rows", "copies",
+            rows_of_the_first_rank, "samples", "sample order", "", "several ranks read the same samples", "story", 1),
+    Planted("evaluation", "the held-out loss is divided by the ranks", "copies",
+            evaluation_divided_by_ranks, "evaluation", "evaluation", "",
+            "off by the number of ranks, 2", "story", 1),
+    Planted("evaluation", "every rank evaluates the same part of the held-out samples", "copies",
+            evaluation_of_the_first_part, "evaluation", "evaluation", "", "not their mean", "story", 1),
+    Planted("evaluation", "the held-out loss is a mean of the ranks' means", "copies",
+            evaluation_as_mean_of_ranks, "evaluation", "evaluation", "", "not their mean", "story", 1),
+    Planted("record", "the journal says another learning rate than was used", "copies",
+            journal_of_another_rate, "lr", "record", "in the journal",
+            "the journal does not say what the run did", "story", 1),
 ]  # fmt: skip

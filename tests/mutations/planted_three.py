@@ -23,12 +23,14 @@ from paceline.run import step as step_module
 from paceline.run.hosted import HostedUpdate
 from paceline.run.loader import MicroBatch
 from paceline.run.parallel.exchange import Gathered, Ring
+from paceline.run.parallel.statistics import RankSums
 from paceline.run.parallel.tensor import Region
 from paceline.run.replicas.allreduce import ReducedGradients
 from paceline.run.stage_module import StageModule
 from paceline.run.step import Stepper
 from paceline.run.world import World
 from paceline.task.models import loss as loss_module
+from paceline.task.models.batch_norm import WholeBatchNorm
 from paceline.task.models.loss import IGNORED
 
 # ---- three of an axis ------------------------------------------------------------------------------------------------
@@ -203,6 +205,15 @@ def rate_of_the_first_step(patch: Patch, world: World) -> None:
     patch.setattr(Stepper, "_update", steady)
 
 
+def statistics_of_own_rows(patch: Patch, world: World) -> None:
+    patch.setattr(RankSums, "__call__", lambda self, x: x * 1.0)
+
+
+def running_statistics_of_one_rank(patch: Patch, world: World) -> None:
+    keep = WholeBatchNorm._keep
+    patch.setattr(WholeBatchNorm, "_keep", lambda self, *batch: keep(self, *batch) if world.is_first else None)
+
+
 def _eps_of_the_twin(spec: Any) -> Any:
     return dataclasses.replace(spec, eps=1e-4)
 
@@ -244,6 +255,10 @@ THREE_PROOFS = [
             nothing, "whole batch", "loss not a sum over rows", "loss", 'coupled = "batch"'),
     Planted("loss not a sum over rows", "batch statistics are written by hand", "batch statistics",
             nothing, "whole batch", "loss not a sum over rows", "loss"),
+    Planted("batch-norm statistics", "each rank normalises by the statistics of its own rows", "statistics of all",
+            statistics_of_own_rows, "loss", "batch-norm statistics", "loss"),
+    Planted("batch-norm statistics", "one rank alone keeps running statistics", "statistics of all",
+            running_statistics_of_one_rank, "buffers", "batch-norm statistics", "running_mean"),
     Planted("loss not a sum over rows", "the objective returns a mean and one item", "mean and one",
             nothing, "whole batch", "loss not a sum over rows", "loss"),
     Planted("loss not a sum over rows", "the objective returns a mean and the number of rows", "mean and rows",

@@ -1,4 +1,4 @@
-"""Mistakes that a proof cannot see, since they need a restart or a whole run: a resumed run against an undisturbed one.
+"""Mistakes in a restart that the story of a proof cannot see: a resumed run against an undisturbed one.
 
 Both are real runs of the same ranks, with journal and checkpoints; the resumed one is started twice.
 """
@@ -15,18 +15,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from planted import Patch, nothing, task_of
 from tests_shared import SEQ_LEN, plan_of
 
 from paceline.plan.layout import Layout
 from paceline.plan.plan import Plan
 from paceline.run import assemble as assemble_module
-from paceline.run import loader, passes, training
 from paceline.run.brief import Brief
 from paceline.run.journal import read_journal
 from paceline.run.precision import LossScaler
-from paceline.run.resume import Progress, Restored
 from paceline.run.spec import RunSpec
 from paceline.run.training import Training
 from paceline.run.world import World, join_world
@@ -98,91 +95,13 @@ def departure(ours: History, reference: History) -> tuple[str, int] | None:
 # ---- what is planted -------------------------------------------------------------------------------------------------
 
 
-def after_restoring(patch: Patch, change: Callable[[Restored | None, tuple[Any, ...]], Restored | None]) -> None:
-    restore = training.restore
-    patch.setattr(training, "restore", lambda *arguments: change(restore(*arguments), arguments))
-
-
-def position_of_prefetched_batch(patch: Patch, world: World) -> None:
-    save = training.save
-
-    def ahead(*arguments: Any) -> Any:
-        *rest, progress = arguments
-        return save(*rest, Progress(progress.step, progress.position + 7))
-
-    patch.setattr(training, "save", ahead)
-
-
-def order_from_the_start(patch: Patch, world: World) -> None:
-    ids, start = loader.sample_ids, [0]
-
-    def remember(restored: Restored | None, arguments: tuple[Any, ...]) -> Restored | None:
-        start[0] = restored.progress.position if restored else 0
-        return restored
-
-    after_restoring(patch, remember)
-    patch.setattr(loader, "sample_ids", lambda seed, at, samples: ids(seed, at - start[0], samples))
-
-
-def optimizer_not_restored(patch: Patch, world: World) -> None:
-    def forget(restored: Restored | None, arguments: tuple[Any, ...]) -> Restored | None:
-        optimizer = next(given for given in arguments if isinstance(given, torch.optim.Optimizer))
-        for state in optimizer.state.values():
-            for tensor in state.values():
-                tensor.zero_()
-        return restored
-
-    after_restoring(patch, forget)
-
-
 def loss_scale_not_restored(patch: Patch, world: World) -> None:
     patch.setattr(LossScaler, "load", lambda self, state: None)
 
 
-def schedule_once_per_process(patch: Patch, world: World) -> None:
-    lr = training.learning_rate
-    patch.setattr(training, "learning_rate", lambda s, peak, step, total, *r: lr(s, peak, step * world.size, total, *r))
-
-
-def schedule_from_the_start(patch: Patch, world: World) -> None:
-    lr, start = training.learning_rate, [0]
-
-    def remember(restored: Restored | None, arguments: tuple[Any, ...]) -> Restored | None:
-        start[0] = restored.progress.step if restored else 0
-        return restored
-
-    after_restoring(patch, remember)
-    patch.setattr(training, "learning_rate", lambda s, peak, step, *r: lr(s, peak, step - start[0], *r))
-
-
-def masks_from_the_start(patch: Patch, world: World) -> None:
-    """Random numbers follow from the samples since the start of the process instead of from the position."""
-    rows, start = passes.sample_rows, [0]
-
-    def remember(restored: Restored | None, arguments: tuple[Any, ...]) -> Restored | None:
-        start[0] = restored.progress.position if restored else 0
-        return restored
-
-    after_restoring(patch, remember)
-    since = lambda micro, plan=None: rows(dataclasses.replace(micro, position=micro.position - start[0]), plan)  # noqa: E731
-    patch.setattr(passes, "sample_rows", since)
-
-
 RESUMES = [
-    Lost("prefetched position", "the saved position is that of the prefetched batch", "resumed",
-         position_of_prefetched_batch, "samples", STOP + 1),
-    Lost("sample order", "the order of samples starts again after a restart", "resumed",
-         order_from_the_start, "samples", STOP + 1),
-    Lost("resume state", "the optimizer's moments are not restored", "resumed",
-         optimizer_not_restored, "loss", STOP + 2),
     Lost("resume state", "the loss scale is not restored", "resumed, fp16",
          loss_scale_not_restored, "loss scale", STOP + 1),
-    Lost("resume state", "the schedule starts again after a restart", "resumed",
-         schedule_from_the_start, "lr", STOP + 1),
-    Lost("resume state", "dropout masks start again after a restart", "resumed, dropout",
-         masks_from_the_start, "loss", STOP + 1),
-    Lost("schedule runs fast", "the schedule is stepped once per process", "resumed",
-         schedule_once_per_process, "lr", 1),
 ]  # fmt: skip
 
 

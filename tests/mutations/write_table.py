@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 import tempfile
 from pathlib import Path
@@ -30,7 +31,9 @@ row is such a mistake, of a family that has happened in a well-known framework, 
 processes. Either the proof or the comparison of a resumed run with an undisturbed one must catch it and name the
 quantity and the tensor. The proof is `paceline verify SPEC --layout LAYOUT` and must end with exit code 4: what runs is
 the [twin](guide/verifying.md#the-twin) that it makes of the spec, and the mistake is planted by the import path of the
-spec's objective. `make test` plants all of them again.
+spec's objective. A proof has parts, and names the first that is not equal: what only the `story` names (a whole run
+with evaluations, a checkpoint and resumes), or only `low precision`, no update in fp64 shows. Where the run of a part
+ends with an error, the command does so too. `make test` plants most of them again, `make test-deep` all.
 
 Unplanted controls, {controls} of them, are never flagged. The reference that a proof compares with is
 [written plainly](guide/verifying.md), so a mistake in the run is not in it too.
@@ -47,7 +50,8 @@ FOOT = """
 | of sequences longer than 4,096 tokens | the longest row of a twin | nothing before the run |
 | of one size of a kernel: widths, depths and batches of the real model | twins are narrow | nothing before the run |
 | of a GPU's kernels, of NCCL, of compiled code | proofs run eagerly, on CPUs | `train`: copies that drift apart |
-| of bf16 and fp16 kernels | fp32 and fp64 are compared | `train`: copies that drift apart |
+| of bf16 and fp16 kernels | layout and reference share them | `train`: copies that drift apart |
+| in a loss scale that a restart loses | the story runs in fp32 or fp64 | a resumed run against an unbroken one, above |
 | in the objective, the model or the data themselves | layout and reference share them | the reader of the loss |
 | of random numbers that belong to no sample | every cut draws others | told as not compared |
 """
@@ -59,16 +63,27 @@ def row_of(bug: Planted | Lost) -> str:
     return f"| {bug.family} | {bug.what} | {by} |"
 
 
+def because_of(error: str) -> str:
+    """Return the second line of an error, which says why, without folders that are other ones every time."""
+    return re.sub(r"/\S*/checkpoints/", "checkpoints/", error.splitlines()[1].removeprefix("  because").strip())
+
+
 def page(proofs: dict[str, Proven], resumes: dict[str, tuple[str, int] | None]) -> str:
     """Return the page for what was found."""
     rows = []
     for bug in PROOFS:
-        first = proofs[bug.what].record.get("first_difference")
+        record = proofs[bug.what].record
+        first = record.get("first_difference")
+        if "error" in record and bug.quantity == "error":
+            rows.append(f"{row_of(bug)} the run ends, story | {because_of(record['error'])} |")
+            continue
         if first is None:
             rows.append(f"{row_of(bug)} **not caught** | |")
             continue
         name = f" of `{first['name']}`" if first["name"] != first["quantity"] else ""
-        rows.append(f"{row_of(bug)} {first['quantity']}{name}, step {first['step']} | {first['likely']} |")
+        rows.append(
+            f"{row_of(bug)} {first['quantity']}{name}, step {first['step']}, {first['part']} | {first['likely']} |"
+        )
     for lost in RESUMES:
         found = resumes[lost.what]
         rows.append(f"{row_of(lost)} {f'{found[0]}, step {found[1]}' if found else '**not caught**'} | |")

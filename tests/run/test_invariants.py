@@ -63,6 +63,14 @@ def test_fingerprints_differ_by_a_bit() -> None:
         assert fingerprint(weight) != fingerprint(other)
 
 
+@pytest.mark.parametrize(("first", "second"), [(0, 1), (3, 5000), (4095, 8191), (0, 9999)])
+def test_fingerprints_tell_the_order_of_values(first: int, second: int) -> None:
+    weight = torch.arange(10_000, dtype=torch.float32)
+    other = weight.clone()
+    other[[first, second]] = weight[[second, first]]
+    assert fingerprint(weight) == fingerprint(weight.clone()) != fingerprint(other)
+
+
 def skipped(odd: str = "") -> None:
     """Make a step that overflows in fp16 on two copies, on one of which something goes another way, and check."""
     world, plan = join_world("cpu", threads=1), plan_of(Layout(dp_replicate=2), precision="fp16")

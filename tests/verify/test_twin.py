@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 
 import numpy as np
 import pytest
@@ -18,7 +19,7 @@ from paceline.task.task import DataSpec, ModelSpec, OptimizerSpec, Task
 from paceline.verify.every import every_layout
 from paceline.verify.fold import for_twin
 from paceline.verify.twin import twin_batch, twin_plan, twin_task
-from paceline.verify.twin_layout import twin_layout, twin_layouts
+from paceline.verify.twin_layout import LIGHT_WORLD, light_layouts, twin_layout, twin_layouts
 
 
 @pytest.mark.parametrize("name", NAMED_SIZES)
@@ -82,6 +83,22 @@ def test_every_axis_of_a_layout_is_kept_and_three_of_those_that_split_a_model(
         most = max(twin.mesh_shape[axis] for twin in small)
         assert (most > 1) == (degree > 1)
         assert axis.startswith("dp") or most >= min(3, degree)
+
+
+def test_every_two_axes_meet_in_a_light_twin() -> None:
+    degrees = {"dp_replicate": (1, 2, 8), "dp_shard": (1, 2, 6), "cp": (1, 2, 4), "tp": (1, 2, 8), "pp": (1, 2, 5)}
+    for layout in (Layout(**dict(zip(degrees, each, strict=True))) for each in itertools.product(*degrees.values())):
+        light = light_layouts(layout)
+        assert all(twin.devices <= LIGHT_WORLD for twin in light)
+        used = [axis for axis, degree in layout.mesh_shape.items() if degree > 1]
+        for pair in itertools.combinations(used, 2):
+            assert any(all(twin.mesh_shape[axis] > 1 for axis in pair) for twin in light), (str(layout), pair)
+        for axis in used:
+            deepest = [max(twin.mesh_shape[axis] for twin in twins) for twins in (light, twin_layouts(layout))]
+            assert deepest[0] == deepest[1], (str(layout), axis)
+        assert all(twin.ep == 1 for twin in light)
+    experts = light_layouts(Layout(2, 4, 2, 2, 4, ep=4))
+    assert any(twin.ep > 1 and twin.tp > 1 for twin in experts) and any(twin.ep > 1 < twin.pp for twin in experts)
 
 
 def decoder_of(task: Task, vocab: int) -> DecoderConfig:

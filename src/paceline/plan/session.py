@@ -242,4 +242,4 @@ def is_built_in(task: Task, facts: DataFacts) -> bool:
     from paceline.task.imports import is_import_path
 
     named = isinstance(task.model, ModelSpec) and not is_import_path(task.model.name)
-    return named and facts.unit == "tokens" and task.objective in ("auto", "next_token")
+    return named and facts.unit == "tokens" and task.objective in ("auto", "next_token") and not task.turns

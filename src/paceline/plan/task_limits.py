@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 
+from paceline.errors import ConfigError
 from paceline.task.data.facts import DataFacts
 from paceline.task.groups import check_groups
 from paceline.task.optimizers import NOT_HOSTED, check_options, names_of, needs_no_wrapping, rule_of, use_of
 from paceline.task.profile import ModelProfile
 from paceline.task.task import OptimizerSpec, Task
+from paceline.task.turns import ALONE, CLOSED, ROUTED, check_takers
 
 RAGGED = (
     "task.data.collate may give each micro-batch another length: stages of a pipeline pass on tensors of one shape, "
@@ -18,15 +20,20 @@ SPREADING = ("dp_shard", "tp", "pp", "cp", "ep")  # axes that put parameters, or
 
 
 def close_for_task(profile: ModelProfile, task: Task, facts: DataFacts) -> ModelProfile:
-    """Return the profile without what its optimizers and batches cannot do, such as sharding or resting on the host.
+    """Return the profile without what its optimizers, batches and turns cannot do, such as sharding.
 
     Raises ConfigError for an optimizer that cannot be had, and for a group that names no parameter.
     """
     check_options(task.optimizer)
     ragged = {} if not getattr(task.data, "collate", None) else dict.fromkeys(("pp", "cp", "tp"), RAGGED)
-    if task.optimizer.groups:
-        check_groups(task.optimizer, parameter_names(task, facts))
     closed = {**ragged, **closed_by(task.optimizer)}
+    if task.optimizer.groups or task.turns:
+        trained, every_name = parameter_names(task, facts)
+        if task.optimizer.groups:
+            check_groups(task.optimizer, every_name)
+        if task.turns:
+            check_takers(task, trained, every_name)
+            closed |= closed_by_turns(profile)
     return dataclasses.replace(profile, closed_axes={**(profile.closed_axes or {}), **closed}) if closed else profile
 
 
@@ -48,8 +55,18 @@ def closed_by(spec: OptimizerSpec) -> dict[str, str]:
     return closed
 
 
-def parameter_names(task: Task, facts: DataFacts) -> list[str]:
-    """Return the names of the parameters of a task's model, of a tied one all of them. Builds it, and imports torch."""
+def closed_by_turns(profile: ModelProfile) -> dict[str, str]:
+    """Return axis -> why several objectives close it. Raises ConfigError for a model that they cannot train."""
+    if profile.experts:
+        raise ConfigError("task.turns with a model with experts", ROUTED, "a model without experts")
+    return dict.fromkeys(ALONE, CLOSED)
+
+
+def parameter_names(task: Task, facts: DataFacts) -> tuple[dict[str, tuple[str, ...]], list[str]]:
+    """Return all names of each trained parameter of a task's model by one of them, and all names of all parameters.
+
+    Builds the model, and imports torch.
+    """
     from paceline.task.models.build import build_model
     from paceline.task.models.sizes import is_named
     from paceline.task.task import ModelSpec
@@ -58,4 +75,9 @@ def parameter_names(task: Task, facts: DataFacts) -> list[str]:
     model = build_model(
         task.model, facts.vocab or 0, facts.items_per_sample, task.seed, device="meta" if family else "cpu"
     )
-    return [name for name, _ in model.named_parameters(remove_duplicate=False)]
+    named = list(model.named_parameters(remove_duplicate=False))
+    trained: dict[int, list[str]] = {}
+    for name, parameter in named:
+        if parameter.requires_grad:
+            trained.setdefault(id(parameter), []).append(name)
+    return {names[0]: tuple(names) for names in trained.values()}, [name for name, _ in named]

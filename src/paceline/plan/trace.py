@@ -19,36 +19,40 @@ from paceline import errors
 from paceline.errors import ConfigError, PacelineError
 from paceline.task.profile import ModelProfile
 from paceline.task.profile_plain import pack_profile, unpack_profile
-from paceline.task.task import DataSpec, ModelSpec, Task
+from paceline.task.profile_turns import together
+from paceline.task.task import DataSpec, ModelSpec, Task, TurnSpec
+from paceline.task.turn_specs import objectives_named
 
 EXAMPLE_ROWS = 2  # samples in the example batch: enough to tell what grows with the batch
 
 
 def trace_task(task: Task) -> ModelProfile:
     """Return the profile of a task's model on its own data and objective. Raises ConfigError where the model fails."""
-    travels = isinstance(task.model, ModelSpec) and isinstance(task.data, DataSpec) and isinstance(task.objective, str)
+    travels = isinstance(task.model, ModelSpec) and isinstance(task.data, DataSpec)
     travels = travels and isinstance(task.data.collate, str)
+    travels = travels and all(isinstance(objective, str) for objective in objectives_named(task).values())
     if not travels or "torch" in sys.modules:
-        return trace_here(task.model, task.data, task.objective, task.seed)
+        return trace_here(task)
     return _trace_in_child(task)
 
 
-def trace_here(model: Any, data: Any, objective: Any, seed: int) -> ModelProfile:
-    """Return the profile, traced in this process. Imports torch."""
+def trace_here(task: Task) -> ModelProfile:
+    """Return the profile, traced in this process: of several objectives all passes together. Imports torch."""
     import numpy as np
     from torch import nn
 
     from paceline.task.data.source import open_sources
     from paceline.task.models.build import build_model
-    from paceline.task.objective import resolve_objective
     from paceline.task.profile_traced import profile_module
+    from paceline.task.turns import turns_of
 
-    source, _ = open_sources(data, seed)
+    model = task.model
+    source, _ = open_sources(task.data, task.seed)
     rows = np.arange(min(EXAMPLE_ROWS, source.samples), dtype=np.int64)
     batch = source.read(rows, rows)
 
     def built(device: str) -> nn.Module:
-        return build_model(model, source.vocab or 0, source.items_per_sample, seed, device=device)
+        return build_model(model, source.vocab or 0, source.items_per_sample, task.seed, device=device)
 
     def real() -> nn.Module:
         return copy.deepcopy(model) if isinstance(model, nn.Module) else built("cpu")
@@ -57,7 +61,9 @@ def trace_here(model: Any, data: Any, objective: Any, seed: int) -> ModelProfile
         module = built("meta")
     except ConfigError:  # a factory may ask for values too, as timm's do of a torch.linspace
         module = built("cpu")
-    return profile_module(module, batch, resolve_objective(objective, source.unit), source.items_per_sample, real)
+    turns = turns_of(task, source.unit)
+    profiles = [profile_module(module, batch, turn.objective, source.items_per_sample, real) for turn in turns]
+    return profiles[0] if len(turns) == 1 else together(profiles, [turn.every for turn in turns])
 
 
 def _trace_in_child(task: Task) -> ModelProfile:
@@ -65,6 +71,7 @@ def _trace_in_child(task: Task) -> ModelProfile:
         "model": dataclasses.asdict(task.model),
         "data": dataclasses.asdict(task.data),
         "objective": task.objective,
+        "turns": [dataclasses.asdict(turn) for turn in task.turns],
         "seed": task.seed,
         "path": sys.path,
     }
@@ -102,7 +109,9 @@ def main() -> None:
     sys.path[:] = request["path"]
     data = DataSpec(**{**request["data"], "include": tuple(request["data"]["include"])})
     try:
-        profile = trace_here(ModelSpec(**request["model"]), data, request["objective"], request["seed"])
+        turns = tuple(TurnSpec(**{**turn, "match": tuple(turn["match"])}) for turn in request["turns"])
+        model, objective = ModelSpec(**request["model"]), request["objective"]
+        profile = trace_here(Task(model=model, data=data, objective=objective, turns=turns, seed=request["seed"]))
         answer = pack_profile(profile)
     except PacelineError as error:
         answer = error.as_dict()

@@ -178,7 +178,8 @@ def verification(found: Mapping[str, Any] | None) -> str:
     if not found:
         return '<p class="note">No proof on record: the run has a single device, or run.verify is off.</p>'
     equal = found.get("equal")
-    word = pill("good", "equal to one device") if equal is True else pill("bad", "differs from one device")
+    good = "ill-conditioned" if found.get("verdict") == "ill-conditioned" else "equal to one device"
+    word = pill("good", good) if equal is True else pill("bad", "differs from one device")
     differences = found.get("differences")
     rows = (
         [(name.replace("_", " "), shown(value)) for name, value in differences.items()]

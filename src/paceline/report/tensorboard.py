@@ -61,6 +61,8 @@ class TensorBoardWriter:
             seconds = table(record.get("seconds"))
             for name, tag in SCALARS.items():
                 self._scalar(tag, record.get(name), moment)
+            for name, turn in table(record.get("turns")).items():
+                self._scalar(f"loss/{name}", table(turn).get("loss"), moment)
             for name, value in seconds.items():
                 self._scalar("speed/step_seconds" if name == "total" else f"seconds/{name}", value, moment)
         elif kind == "evaluation":

@@ -21,6 +21,7 @@ from paceline.run.parallel.part_check import check_parts
 from paceline.run.parallel.pipeline import split_model
 from paceline.run.parallel.rows import GatheredRows, data_group
 from paceline.run.parallel.split_check import SplitCheck
+from paceline.run.parallel.statistics import share_statistics
 from paceline.run.parallel.zigzag import SequencePart
 from paceline.run.passes import Passes, SequentialPasses, in_model_precision
 from paceline.run.pipeline_passes import PipelinePasses
@@ -28,14 +29,15 @@ from paceline.run.precision import MASTER_DTYPES, cast_model, scaler_for
 from paceline.run.randomness.again import draw_again, leave_outside
 from paceline.run.randomness.build import sample_randomness
 from paceline.run.randomness.mode import Survey
-from paceline.run.randomness.survey import survey
+from paceline.run.randomness.survey import survey_all
 from paceline.run.remarks import remarks_on
 from paceline.run.routing import watch_routing
 from paceline.run.stage_check import check_chain
 from paceline.run.step import Stepper
+from paceline.run.turns import StepTurn, gathering, own_parameters, passes_in_turn, refuse_axes, refuse_routing
 from paceline.run.updates.joined import JoinedOptimizer
 from paceline.run.world import World, build_mesh
-from paceline.task.coupling import GatheringObjective
+from paceline.task.coupling import gathers_rows
 from paceline.task.data.source import Source
 from paceline.task.declared import declared_rules
 from paceline.task.models.blocks import find_blocks
@@ -43,10 +45,11 @@ from paceline.task.models.build import build_model, fill_weights
 from paceline.task.models.decoder import Decoder
 from paceline.task.models.interface import is_transformers
 from paceline.task.models.sizes import is_named
-from paceline.task.objective import resolve_objective
 from paceline.task.optimizers import NOT_HOSTED
 from paceline.task.reading import unread_remark
 from paceline.task.task import ModelSpec, Task
+from paceline.task.turn_specs import main_turn
+from paceline.task.turns import turns_of
 
 
 @dataclass
@@ -68,23 +71,26 @@ def assemble(task: Task, plan: Plan, world: World, source: Source, items_per_sam
     mesh = build_mesh(plan.layout, world)
     family = isinstance(task.model, ModelSpec) and is_named(task.model.name)
     model = build_model(task.model, source.vocab or 0, items_per_sample, task.seed, device="meta" if family else "cpu")
-    objective = resolve_objective(task.objective, source.unit)
+    turns = turns_of(task, source.unit)
+    refuse_axes(turns, plan)
+    objective = turns[main_turn(task)].objective
     remarks = remarks_on(model, objective, MASTER_DTYPES[plan.precision])
     cast_model(model, MASTER_DTYPES[plan.precision])
     if isinstance(model, Decoder):
         model.logits_elements = plan.logits_elements
-    plain = objective
+    plain = [turn.objective for turn in turns]
     names = all_names(model)  # before stages of a pipeline know a part of them
-    if isinstance(objective, GatheringObjective) and mesh is not None and plan.layout.data_degree > 1:
-        objective = objective.over(GatheredRows(data_group(mesh, plan.layout)))
+    if any(map(gathers_rows, plain)) and mesh is not None and plan.layout.data_degree > 1:
+        turns = gathering(turns, GatheredRows(data_group(mesh, plan.layout)))
+        objective = turns[main_turn(task)].objective
     late = family and (is_sharded(plan) or plan.layout.tp > 1)  # storage only once every rank knows its shard
     looked, check = Survey(), None
     if not family:
         _materialise(model, task, family, world)  # a user's model is whole on every rank until it is split
         stream = BatchStream(source, task.seed, plan, plan.layout.data_rank(world.rank), world.device)
         example = stream.at(0).micro_batches[0]
-        looked = survey(model, plain, in_model_precision(example.data, plan), world.device)
-        remarks += unread_remark(plain, looked.unread)
+        looked = survey_all(model, plain, in_model_precision(example.data, plan), world.device)
+        remarks += unread_remark(plain[main_turn(task)], looked.unread)
     randomness = sample_randomness(task.seed, plan, world, looked)
     draw_again(model, randomness, plan.compile)
     take_part = part_of(plan, world.rank, model, objective)
@@ -102,6 +108,7 @@ def assemble(task: Task, plan: Plan, world: World, source: Source, items_per_sam
         _materialise(model, task, family, world)
     for part in [model, *(stage.module for stage in (pipeline.stages if pipeline else ()))]:
         draw_again(part, randomness, plan.compile)
+    statistics = share_statistics(model, mesh, plan)
     blocks = [block for _, block in find_blocks(model)] if pipeline is None else []
     gradients: Gradients
     if pipeline is not None and mesh is not None:
@@ -113,28 +120,32 @@ def assemble(task: Task, plan: Plan, world: World, source: Source, items_per_sam
         leave_outside([block for unit in units for block in unit], randomness)
     if late:
         _materialise(model, task, family, world, [stage.module for stage in pipeline.stages] if pipeline else [])
-    optimizer = build_optimizer(task.optimizer, model, names)
+    own = own_parameters(model, names, turns)
+    optimizer = build_optimizer(task.optimizer, model, names, apart=own)
     if plan.offloads_optimizer and isinstance(optimizer, JoinedOptimizer):
         raise ConfigError(f"offload = {plan.offload}", NOT_HOSTED, 'plan.offload = "none"')
     routing = watch_routing(model, plan)
+    refuse_routing(turns, routing)
     after_forward = routing.collect if routing else None
-    passes: Passes = (
-        PipelinePasses(pipeline, objective, plan, world.device, randomness, take_part, after_forward)
-        if pipeline is not None
-        else SequentialPasses(
+    passes: list[Passes]
+    if pipeline is not None:
+        passes = [PipelinePasses(pipeline, objective, plan, world.device, randomness, take_part, after_forward)]
+    else:
+        plainly = SequentialPasses(
             model=model,
             objective=objective,
-            call=entry_of(model, gradients, world.device),
             gradients=gradients,
             plan=plan,
             randomness=randomness,
             take_part=take_part,
             after_forward=after_forward,
+            statistics=statistics,
         )
-    )
+        passes = passes_in_turn(plainly, turns, entry_of(model, gradients, world.device))
     stepper = Stepper(
         model=model,
-        passes=passes,
+        turns=[StepTurn(*parts) for parts in zip(turns, passes, own, strict=True)],
+        main=main_turn(task),
         optimizer=optimizer,
         gradients=gradients,
         scaler=scaler_for(plan.precision),

@@ -10,13 +10,14 @@ from paceline.errors import ConfigError, MissingExtra
 from paceline.spec import Spec, spec_from_dict, spec_to_dict
 from paceline.task.optimizers import names_of
 from paceline.task.task import DataSpec, ModelSpec
+from paceline.task.turn_specs import objectives_named
 
 
 def holds_objects(spec: Spec) -> bool:
     """Return whether the task holds a module, a data set or a function instead of names of them."""
     task = spec.task
-    plain = isinstance(task.model, ModelSpec) and isinstance(task.data, DataSpec) and isinstance(task.objective, str)
-    named = [*names_of(task.optimizer), getattr(task.data, "collate", "")]
+    plain = isinstance(task.model, ModelSpec) and isinstance(task.data, DataSpec)
+    named = [*objectives_named(task).values(), *names_of(task.optimizer), getattr(task.data, "collate", "")]
     return not plain or not all(isinstance(name, str) for name in named)
 
 

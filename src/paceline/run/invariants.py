@@ -21,6 +21,7 @@ from paceline.run.step import StepStats
 from paceline.run.world import World
 
 INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+WIDTH = 4096
 BUFFER = ("buffer",)  # stands in the place of a parameter's part
 FIRST_STEPS = 10  # of a process, each of which is checked: most divergences are there from the start
 NOT_A_NUMBER = -1  # in place of the bits of any NaN
@@ -28,10 +29,23 @@ Held = dict[tuple[Any, ...], int]
 
 
 def fingerprint(tensor: torch.Tensor) -> int:
-    """Return the sum of a tensor's bit patterns as integers, modulo 2^64: another one for almost any other content."""
+    """Return a sum of a tensor's bit patterns modulo 2^64, each weighed by its place: another one for other content.
+
+    The places are those of a table of WIDTH columns; sums of its columns and of its rows are weighed, without a copy.
+    """
     real = torch.view_as_real(tensor.detach().resolve_conj()) if tensor.is_complex() else tensor.detach()
     flat = real.contiguous().flatten()
-    return int(flat.view(INTEGERS[flat.element_size()]).sum(dtype=torch.int64))
+    bits = flat.view(INTEGERS[flat.element_size()])
+    whole = bits.numel() - bits.numel() % WIDTH
+    table = bits[:whole].view(-1, WIDTH)
+    rows, columns = table.sum(1, dtype=torch.int64), table.sum(0, dtype=torch.int64)
+    columns[: bits.numel() - whole] += bits[whole:]
+    return int(_weighed(columns) + _weighed(rows))
+
+
+def _weighed(sums: torch.Tensor) -> torch.Tensor:
+    """Return the sum of integers, each times an odd number of its place's own, modulo 2^64."""
+    return (sums * (2 * torch.arange(len(sums), device=sums.device) + 1)).sum()
 
 
 def is_due(step: int, first: int, every: int) -> bool:
@@ -46,13 +60,17 @@ def bits_of(number: float) -> int:
 
 def numbers_of(stats: StepStats, scale: float | None) -> dict[str, float]:
     """Return the numbers of a step that all ranks must have alike, by the name that a message gives them."""
-    return {
+    numbers = {
         "the gradient norm": stats.grad_norm,
         "the learning rate": stats.lr,
         "the loss": stats.loss,
         "the loss scale": 1.0 if scale is None else scale,
         "whether the step updated the weights": float(stats.updated),
     }
+    for name, turn in stats.turns.items():
+        numbers |= {f"the loss of {name}": turn.loss, f"the gradient norm of {name}": turn.grad_norm}
+        numbers[f"whether {name} updated its weights"] = float(turn.updated)
+    return numbers
 
 
 def held_by(model: nn.Module, numbers: Mapping[str, float]) -> Held:

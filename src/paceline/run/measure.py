@@ -63,11 +63,11 @@ def _measure(request_path: Path, result_path: Path) -> None:
             torch.cuda.synchronize(peers.device)
 
     calls_timed = [step, *(_passes(blocks[at], *calls[at]) for at in request["chosen"])]
-    _, *alone = repeat(calls_timed, synchronise, request["seconds"], peers)
+    _, *blocks_timed = repeat(calls_timed, synchronise, request["seconds"], peers)
     passes = [one["forward_backward"] for one in steps[1:]]
     updates = [one["reduce"] + one["optimizer"] for one in steps[1:]]
     whole, update = lower_quartile(passes), lower_quartile(updates)
-    alone_seconds = [lower_quartile(taken) for taken in alone]
+    alone_seconds = [lower_quartile(taken) for taken in blocks_timed]
     whole, update, *alone_seconds = peers.maximum([whole, update, *alone_seconds])
     deciles = statistics.quantiles(passes, n=10, method="inclusive")
     if peers.is_first:

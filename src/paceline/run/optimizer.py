@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -20,22 +20,28 @@ Names = Mapping[str, tuple[str, ...]]
 
 
 def build_optimizer(
-    spec: OptimizerSpec, model: nn.Module, names: Names | None = None, trained: Iterable[nn.Parameter] | None = None
+    spec: OptimizerSpec,
+    model: nn.Module,
+    names: Names | None = None,
+    trained: Iterable[nn.Parameter] | None = None,
+    apart: Sequence[Iterable[nn.Parameter]] = (),
 ) -> torch.optim.Optimizer:
     """Return the optimizer of a model's parameters, or of those of them that are `trained`.
 
     Each parameter is treated as the first group of the spec that matches one of its names says; by default weight decay
     applies to parameters of two or more dimensions (matrices, embeddings). `names` are all names of a parameter by any
-    of them, for a stage of a pipeline that knows a tied weight by one name alone.
+    of them, for a stage of a pipeline that knows a tied weight by one name alone. Parameters that are `apart` have
+    optimizers of their own, as those of several objectives.
     """
     chosen = None if trained is None else set(trained)
-    treatments = Treatments(spec)
+    at = {parameter: number for number, own in enumerate(apart) for parameter in own}
+    treatments = [Treatments(spec) for _ in range(max(1, len(apart)))]
     scopes: dict[int, Use] = {}
     by_kind: dict[tuple[Any, ...], tuple[Treatment, list[nn.Parameter]]] = {}
     for name, parameter in named_parameters(model):
         if not parameter.requires_grad or (chosen is not None and parameter not in chosen):
             continue
-        treatment = treatments.of((names or {}).get(name, (name,)), parameter.dim())
+        treatment = treatments[at.get(parameter, 0)].of((names or {}).get(name, (name,)), parameter.dim())
         if id(treatment.use) not in scopes:
             scopes[id(treatment.use)] = scope_known(treatment.use)
         # One fused update takes weights of one mesh only; those of experts lie on another than the rest.

@@ -14,6 +14,7 @@ from paceline.plan.plan import Plan
 from paceline.run.loader import MicroBatch
 from paceline.run.parallel.apply import Gradients
 from paceline.run.parallel.entry import call
+from paceline.run.parallel.statistics import RankSums
 from paceline.run.precision import cast_floats
 from paceline.run.randomness.mode import SampleRandomness
 from paceline.run.randomness.shares import SampleRows
@@ -51,6 +52,9 @@ class SequentialPasses:
     call: Callable[[Objective, nn.Module, Any], Any] = call
     # Called after the forward pass of each micro-batch that counts: routers are watched here.
     after_forward: Callable[[nn.Module], None] | None = None
+    # The number by which random numbers of a step are told apart: a step of several objectives has one for each.
+    draws_as: Callable[[int], int] = lambda step: step
+    statistics: RankSums | None = None  # of batch normalisation over all ranks
 
     def accumulate(self, micro_batches: Sequence[MicroBatch], down: float) -> tuple[Any, Any]:
         """Run forward and backward of all micro-batches; return this rank's share of the loss sum and the weight."""
@@ -58,7 +62,7 @@ class SequentialPasses:
         weight_total: Any = 0.0
         for index, micro in enumerate(micro_batches):
             self.gradients.before_micro_batch(last=index == len(micro_batches) - 1)
-            with self.randomness.during(sample_rows(micro, self.plan)):
+            with self.randomness.during(sample_rows(micro, self.plan, self.draws_as)):
                 loss_sum, weight = self._forward(micro)
             (loss_sum * (down if micro.counts else 0.0)).backward()
             if micro.counts:
@@ -87,6 +91,8 @@ class SequentialPasses:
 
     def _forward(self, micro: MicroBatch) -> tuple[torch.Tensor, Any]:
         objective = self.objective if micro.counts else without_own_rows(self.objective)
+        if self.statistics is not None:
+            self.statistics.counts = micro.counts
         data = self.take_part(in_model_precision(micro.data, self.plan))
         return self.call(objective, self.model, data)
 
@@ -95,10 +101,13 @@ class SequentialPasses:
         return value / self.plan.layout.tp
 
 
-def sample_rows(micro: MicroBatch, plan: Plan | None = None) -> SampleRows:
+def sample_rows(
+    micro: MicroBatch, plan: Plan | None = None, draws_as: Callable[[int], int] = lambda step: step
+) -> SampleRows:
     """Return the samples of a micro-batch of a plan's step, or of an evaluation, which draws the same every time."""
     positions = micro.position + np.arange(max(1, len(micro.ids)), dtype=np.int64)
-    return SampleRows(positions, micro.position // plan.batch_samples + 1 if plan else 0, length_of(micro.data))
+    step = draws_as(micro.position // plan.batch_samples + 1) if plan else 0
+    return SampleRows(positions, step, length_of(micro.data))
 
 
 def in_model_precision(data: Any, plan: Plan) -> Any:

@@ -85,6 +85,8 @@ class Recorder:
             optional["waiting_seconds"] = stats.waiting_seconds
         if stats.router is not None:
             optional["router"] = stats.router.as_dict()
+        if stats.turns:
+            optional["turns"] = {name: dataclasses.asdict(turn) for name, turn in stats.turns.items()}
         if sample_ids is not None:
             optional["sample_ids"] = sample_ids
         self._write(

@@ -40,8 +40,8 @@ from paceline.spec import Spec, spec_to_dict
 
 # The parts of a Task that make it another experiment when they change. The data may move: their content is compared.
 FIXED = (
-    "model.", "objective", "global_batch", "seed", "optimizer.name", "data.tokenizer", "data.seq_len", "data.vocab",
-    "data.validation_fraction", "data.cross_documents", "data.collate",
+    "model.", "objective", "turns", "global_batch", "seed", "optimizer.name", "data.tokenizer", "data.seq_len",
+    "data.vocab", "data.validation_fraction", "data.cross_documents", "data.collate",
 )  # fmt: skip
 
 
@@ -148,6 +148,7 @@ def restore(
 def _check_same_experiment(spec: Spec, fingerprint: str, extra: dict[str, Any], run_dir: Path) -> list[str]:
     """Return the changes to the task that a resume may make; raise ConfigError for one that it may not, naming it."""
     now, then = dict(_flat(spec_to_dict(spec)["task"])), dict(_flat(extra["spec"]["task"]))
+    then.setdefault("turns", [])  # an earlier release knew none
     changes = []
     for key in [key for key in {**then, **now} if now.get(key) != then.get(key)]:
         change = f"task.{key} was {then.get(key)!r} and is now {now.get(key)!r}"

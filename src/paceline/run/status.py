@@ -52,7 +52,8 @@ class StatusLine:
         seconds = sorted(s.seconds["total"] for s in self._recent)[len(self._recent) // 2]
         rate = stats.weight / seconds
         left = (brief.steps - stats.step) * seconds
-        parts = [f"step {stats.step:>{len(str(brief.steps)) + 1}}/{brief.steps}", f"loss {stats.loss:.4f}"]
+        losses = [f"{name} {turn.loss:.4f}" for name, turn in stats.turns.items()] or [f"{stats.loss:.4f}"]
+        parts = [f"step {stats.step:>{len(str(brief.steps)) + 1}}/{brief.steps}", f"loss {', '.join(losses)}"]
         if self._stream.isatty():
             parts.append(sparkline(self._losses))
         parts.append(f"{format_seconds(seconds)} (forecast {format_seconds(brief.step_seconds)})")

@@ -4,14 +4,14 @@ The objective gives a sum of losses and the weight (the number of items) it is o
 ranks and micro-batches, the step's loss is L / W and its gradient is the gradient of L divided by W. W is known only
 after the forward passes, so the backward passes run on the loss divided by the power of two nearest to the
 expected weight (exact in floating point, and of the right size for low precision), and one factor, which also
-carries the clipping, corrects the summed gradients.
+carries the clipping, corrects the summed gradients. A step of several objectives does this once for each of them, in
+turn (task/turns.py).
 """
 
 from __future__ import annotations
 
 import math
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,15 +21,27 @@ from torch.distributed.tensor import DTensor
 
 from paceline.errors import NumericalStop
 from paceline.plan.plan import Plan
+from paceline.run.clock import PhaseClock
 from paceline.run.hosted import HostedUpdate
 from paceline.run.loader import StepBatch
 from paceline.run.parallel.apply import Gradients
-from paceline.run.passes import Passes
+from paceline.run.passes import Objective, Passes
 from paceline.run.precision import LossScaler
 from paceline.run.routing import RouterStats, RouterWatch
+from paceline.run.turns import StepTurn
 from paceline.run.world import World
 
 CLIP_EPS = 1e-6  # as in torch.nn.utils.clip_grad_norm_, so that clipping equals torch's to the last digits
+
+
+@dataclass(frozen=True)
+class TurnStats:
+    """What one turn of a step did, over all ranks."""
+
+    loss: float  # mean per item
+    weight: float  # items
+    grad_norm: float  # of its own parameters, before clipping
+    updated: bool
 
 
 @dataclass(frozen=True)
@@ -49,49 +61,16 @@ class StepStats:
     router: RouterStats | None = None  # of a model with experts
     # Of `forward_backward` and `reduce`, what rank 0 waited in: for peers, or for its core. None where unknown (CUDA).
     waiting_seconds: float | None = None
+    turns: Mapping[str, TurnStats] = field(default_factory=dict)  # of a task of several objectives, in their order
 
 
-class PhaseClock:
-    """Splits a step's wall time into named phases; on CUDA by events, so that nothing waits for the device.
+@dataclass(frozen=True)
+class _Made:
+    """One update: what it did, and what the ranks told each other on the way."""
 
-    On a CPU this thread computes forward and backward itself, so the time in which it did not run is time that it
-    waited: in a collective, whose transfers other threads make, or for a core.
-    """
-
-    def __init__(self, device: torch.device) -> None:
-        self._cuda = device.type == "cuda"
-        self._marks: list[tuple[str, Any]] = []
-        self._ran: list[float] = []
-        self.mark("start")
-
-    def mark(self, phase: str) -> None:
-        """Say that `phase` ends here."""
-        if self._cuda:
-            event = torch.cuda.Event(enable_timing=True)
-            event.record()
-            self._marks.append((phase, event))
-        else:
-            self._marks.append((phase, time.perf_counter()))
-            self._ran.append(time.thread_time())
-
-    def seconds(self) -> dict[str, float]:
-        """Return the seconds of each phase. On CUDA the device must have passed the last mark."""
-        spans: dict[str, float] = {}
-        for (_, before), (phase, after) in zip(self._marks, self._marks[1:], strict=False):
-            span = before.elapsed_time(after) / 1e3 if self._cuda else after - before
-            spans[phase] = spans.get(phase, 0.0) + span
-        return spans
-
-    def waiting_seconds(self, *phases: str) -> float | None:
-        """Return the part of phases in which this thread did not run; None on CUDA, where it is not known."""
-        if self._cuda:
-            return None
-        pairs = zip(self._marks, self._marks[1:], self._ran, self._ran[1:], strict=False)
-        return sum(
-            max(0.0, after - before - (ran - since))
-            for (_, before), (phase, after), since, ran in pairs
-            if phase in phases
-        )
+    stats: TurnStats
+    stop_requested: bool
+    router: RouterStats | None
 
 
 @dataclass
@@ -99,7 +78,7 @@ class Stepper:
     """Runs steps of one assembled model. Stateless but for the model, the optimizer and the loss scaler."""
 
     model: nn.Module
-    passes: Passes
+    turns: Sequence[StepTurn]  # a task of one objective has one
     optimizer: torch.optim.Optimizer
     gradients: Gradients
     scaler: LossScaler | None
@@ -108,6 +87,7 @@ class Stepper:
     items_per_sample: int
     clip_norm: float
     updater: torch.optim.Optimizer | HostedUpdate  # changes the weights: the optimizer, or who lends it its state
+    main: int = 0  # the turn that is evaluated, and whose loss is the step's
     # Called with the complete gradients' factor before they are scaled; `verify` looks at gradients here.
     observe: Callable[[float], None] | None = None
     routing: RouterWatch | None = None
@@ -117,22 +97,66 @@ class Stepper:
     def __post_init__(self) -> None:
         expected = self.plan.batch_samples * self.items_per_sample
         self._expected_weight = 2.0 ** round(math.log2(expected))
-        self._parameters = [p for p in self.model.parameters() if p.requires_grad]
-        self._copies = [self._copies_of(p) for p in self._parameters]
+        self._copies = {p: self._copies_of(p) for turn in self.turns for p in turn.parameters}
+
+    @property
+    def passes(self) -> Passes:
+        """The passes of the objective that is evaluated."""
+        return self.turns[self.main].passes
+
+    def wrap_objectives(self, wrapper: Callable[[Objective], Objective]) -> None:
+        """Call `wrapper(objective)` in the place of every objective from now on; a proof looks at losses there."""
+        for turn in self.turns:
+            turn.passes.wrap_objective(wrapper)
 
     def step(
         self, batch: StepBatch, lr: float, stop_requested: bool = False, while_busy: Callable[[], None] | None = None
     ) -> StepStats:
         """Make one update and return what it did. `while_busy` runs on the host while the device computes.
 
-        Raises NumericalStop, before any weight changes, where the loss or the gradient norm is not finite.
+        Raises NumericalStop, before the weights that it is of change, where a loss or a gradient norm is not finite.
         """
         clock = PhaseClock(self.world.device)
+        made: dict[str, _Made] = {}
+        for turn in self.turns:
+            if turn.turn.is_due(batch.step):
+                made[turn.turn.name] = self._make(turn, batch, lr, clock, stop_requested, while_busy)
+                while_busy = None
+        if self.world.device.type == "cuda":
+            torch.cuda.synchronize(self.world.device)
+        main = made[self.turns[self.main].turn.name]
+        return StepStats(
+            step=batch.step,
+            position_before=batch.position,
+            position_after=batch.position + batch.samples,
+            loss=main.stats.loss,
+            weight=main.stats.weight,
+            grad_norm=main.stats.grad_norm,
+            lr=lr,
+            seconds=clock.seconds(),
+            updated=any(one.stats.updated for one in made.values()),
+            stop_requested=main.stop_requested,
+            router=main.router,
+            waiting_seconds=clock.waiting_seconds("forward_backward", "reduce"),
+            turns={name: one.stats for name, one in made.items() if name},
+        )
+
+    def _make(
+        self,
+        turn: StepTurn,
+        batch: StepBatch,
+        lr: float,
+        clock: PhaseClock,
+        stop_requested: bool,
+        while_busy: Callable[[], None] | None,
+    ) -> _Made:
+        """Make the update of one turn."""
         self.gradients.zero()
         down = (self.scaler.scale if self.scaler else 1.0) / self._expected_weight
-        loss_sum, weight = self.passes.accumulate(batch.micro_batches, down)
+        loss_sum, weight = turn.passes.accumulate(batch.micro_batches, down)
         clock.mark("forward_backward")
         self.gradients.finish()
+        self._keep_own(turn)
         squares = self._local_squares()
         if while_busy is not None:
             while_busy()
@@ -145,38 +169,30 @@ class Stepper:
         scale = self.scaler.scale if self.scaler else 1.0
         if weight_total <= 0:
             raise NumericalStop(
-                f"step {batch.step} has no item to learn from",
+                f"{_place(batch.step, turn)} has no item to learn from",
                 "the objective's weights add up to zero over the whole global batch",
                 "check the labels: are all of them masked?",
             )
         loss = loss_total / weight_total
         correction = self._expected_weight / weight_total / scale
         norm = math.sqrt(square_total) * correction if square_total >= 0 else math.nan
-        updated = self._update(batch.step, loss, norm, correction, lr)
+        updated = self._update(turn, batch.step, loss, norm, correction, lr)
         router = self.routing.finish(routed, weight_total, updated) if self.routing else None
         clock.mark("optimizer")
-        if self.world.device.type == "cuda":
-            torch.cuda.synchronize(self.world.device)
-        return StepStats(
-            step=batch.step,
-            position_before=batch.position,
-            position_after=batch.position + batch.samples,
-            loss=loss,
-            weight=weight_total,
-            grad_norm=norm,
-            lr=lr,
-            seconds=clock.seconds(),
-            updated=updated,
-            stop_requested=stop > 0,
-            router=router,
-            waiting_seconds=clock.waiting_seconds("forward_backward", "reduce"),
-        )
+        return _Made(TurnStats(loss, weight_total, norm, updated), stop > 0, router)
+
+    def _keep_own(self, turn: StepTurn) -> None:
+        """Drop the gradients of parameters that a turn does not train."""
+        own = set(turn.parameters)
+        for parameter in self._copies:
+            if parameter not in own:
+                parameter.grad = None
 
     @torch.no_grad()  # the local part of a DTensor is then no step of a graph
     def _local_squares(self) -> torch.Tensor:
         """Return this rank's contribution to the squared global norm of the unscaled gradients."""
         by_copies: dict[int, list[torch.Tensor]] = {}
-        for parameter, copies in zip(self._parameters, self._copies, strict=True):
+        for parameter, copies in self._copies.items():
             if parameter.grad is not None and (local := _local(parameter.grad)).numel():
                 by_copies.setdefault(copies, []).append(local)
         total = torch.zeros((), dtype=torch.float64, device=self.world.device)
@@ -197,30 +213,35 @@ class Stepper:
         return holders // shards
 
     @torch.no_grad()
-    def _update(self, step: int, loss: float, norm: float, correction: float, lr: float) -> bool:
-        """Scale, clip and apply the gradients; return whether weights changed."""
+    def _update(self, turn: StepTurn, step: int, loss: float, norm: float, correction: float, lr: float) -> bool:
+        """Scale, clip and apply the gradients of a turn; return whether weights changed."""
         if not math.isfinite(norm) or not math.isfinite(loss):
             if self.scaler and math.isfinite(loss) and self.scaler.scale > self.scaler.smallest:
                 self.scaler.update(overflowed=True)
                 return False
             raise NumericalStop(
-                f"step {step}: loss {loss}, gradient norm {norm}",
-                "they are not finite numbers; no weight was changed by this step",
+                f"{_place(step, turn)}: loss {loss}, gradient norm {norm}",
+                f"they are not finite numbers; no weight was changed by this {'turn' if turn.turn.name else 'step'}",
                 "lower task.optimizer.lr, lengthen task.schedule.warmup, or train with plan.precision=bf16 or fp32",
             )
         factor = correction
-        if self.clip_norm:
-            factor *= min(1.0, self.clip_norm / (norm + CLIP_EPS))
+        clip_norm = self.clip_norm if turn.clip_norm is None else turn.clip_norm
+        if clip_norm:
+            factor *= min(1.0, clip_norm / (norm + CLIP_EPS))
         if self.observe is not None:
             self.observe(correction)
         if factor != 1.0:
-            torch._foreach_mul_([_local(p.grad) for p in self._parameters if p.grad is not None], factor)
+            torch._foreach_mul_([_local(p.grad) for p in turn.parameters if p.grad is not None], factor)
         for group in self.optimizer.param_groups:
             group["lr"] = lr * group.get("lr_scale", 1.0)
         self.updater.step()
         if self.scaler:
             self.scaler.update(overflowed=False)
         return True
+
+
+def _place(step: int, turn: StepTurn) -> str:
+    return f"step {step}, turn '{turn.turn.name}'" if turn.turn.name else f"step {step}"
 
 
 def _local(tensor: torch.Tensor | None) -> torch.Tensor:

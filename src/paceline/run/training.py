@@ -30,8 +30,9 @@ from paceline.task.data.source import open_sources
 from paceline.task.data.unigram import unigram_loss
 from paceline.task.data.windows import TokenSource
 from paceline.task.models.sizes import is_named
-from paceline.task.objective import Objective, resolve_objective
+from paceline.task.objective import Objective
 from paceline.task.task import ModelSpec
+from paceline.task.turns import objective_of
 from paceline.units import Amount, format_seconds
 
 
@@ -72,7 +73,7 @@ class Training:
         # Until the first step has said what the built-in decoder does not read; a survey has said it of other models.
         self._objective: Objective | None = None
         if isinstance(task.model, ModelSpec) and is_named(task.model.name):
-            self._objective = resolve_objective(task.objective, self.source.unit)
+            self._objective = objective_of(task, self.source.unit)
 
     def _steps(self, amount: Amount | None) -> int | None:
         if amount is None:

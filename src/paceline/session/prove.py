@@ -71,6 +71,8 @@ def _prove(planned: Planned) -> dict[str, Any]:
         raise failure_of(result)
     return {
         "equal": True,
+        "verdict": result["verdict"],
+        "ill_conditioned": result["ill_conditioned"],
         "seconds": result["seconds"],
         "differences": result["differences"],
         "dtype": ", ".join(DTYPES),

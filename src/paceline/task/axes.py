@@ -28,11 +28,19 @@ CLOSED_AXES = {
 }
 
 _BATCH_STATISTICS = "BatchNorm statistics would be computed over each {part}; try GroupNorm"
+_SYNCED_OPENS = ", or nn.SyncBatchNorm.convert_sync_batchnorm(model), whose statistics are the whole batch's"
 BATCH_STATISTICS = {
-    "dp_replicate": _BATCH_STATISTICS.format(part="device's part of the batch"),
-    "dp_shard": _BATCH_STATISTICS.format(part="device's part of the batch"),
+    "dp_replicate": _BATCH_STATISTICS.format(part="device's part of the batch") + _SYNCED_OPENS,
+    "dp_shard": _BATCH_STATISTICS.format(part="device's part of the batch") + _SYNCED_OPENS,
     "pp": _BATCH_STATISTICS.format(part="micro-batch of the pipeline"),
     "accumulation": _BATCH_STATISTICS.format(part="micro-batch"),  # not an axis, but closed all the same
+}
+
+_SYNCED = "SyncBatchNorm statistics are the whole batch's, and {part}; try GroupNorm"
+SYNCED_STATISTICS = {
+    "pp": _SYNCED.format(part="a pipeline runs it in micro-batches"),
+    "cp": _SYNCED.format(part="ranks that share a row each have a part"),
+    "accumulation": _SYNCED.format(part="a micro-batch would see itself alone"),
 }
 
 _STRAY = "{names} draws random numbers that belong to no sample, so that they would be others {part}; {opens}"

@@ -22,6 +22,7 @@ from typing import Any, Protocol
 from torch import Tensor, nn
 
 from paceline.errors import ConfigError
+from paceline.task.models.batch_norm import sees_whole_batch
 
 BATCH = "batch"
 ARGUMENT = "gather_rows"
@@ -85,6 +86,11 @@ def without_own_rows(objective: Any) -> Any:
 
 
 def is_coupled(model: Any, objective: Any) -> bool:
+    """Return whether the rows of a batch see each other: by declaration, or in an nn.SyncBatchNorm."""
+    return declares_coupling(model, objective) or sees_whole_batch(model)
+
+
+def declares_coupling(model: Any, objective: Any) -> bool:
     """Return whether the model or the objective declares that the rows of a batch see each other."""
     said = [getattr(one, "coupled", None) for one in (objective, model)]
     for value in (value for value in said if isinstance(value, str) and value != BATCH):

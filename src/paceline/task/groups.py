@@ -5,11 +5,19 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import Any
+from typing import Any, Protocol
 
 from paceline.errors import ConfigError, suggestion
 from paceline.task.optimizers import COMPANION, Use, rule_of, use_of
 from paceline.task.task import GroupSpec, OptimizerSpec
+
+
+class Matching(Protocol):
+    """What takes parameters by patterns of their names."""
+
+    @property
+    def match(self) -> tuple[str, ...]:
+        """The patterns."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +67,7 @@ class Treatments:
         return self._uses[key]
 
 
-def group_of(groups: Sequence[GroupSpec], names: Iterable[str]) -> int:
+def group_of(groups: Sequence[Matching], names: Iterable[str]) -> int:
     """Return the number of the first group with a pattern that fits one of a parameter's names, -1 where none does."""
     named = list(names)
     return next((number for number, group in enumerate(groups) if fits(group.match, named)), -1)

@@ -12,12 +12,13 @@ The one table that keys on names of optimizers. Imports no torch: the planner re
 from __future__ import annotations
 
 import dataclasses
+import importlib.util
 import inspect
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from paceline.errors import ConfigError, suggestion
+from paceline.errors import ConfigError, MissingExtra, suggestion
 from paceline.task.imports import is_import_path, load_object
 from paceline.task.task import OptimizerSpec
 
@@ -38,6 +39,10 @@ class Rule:
     more_values: Mapping[str, float] = field(default_factory=dict)  # further state of an argument that is set
     matrices_only: bool = False  # parameters of other dimensions go to AdamW
     rounds_inside: bool = False  # computes in fewer digits than the weights have, whatever those are
+    # Of a rule that needs whole parameters: values that it gathers of each, in the weights' dtype. Its weight, its
+    # gradient, and of its state what has the parameter's shape.
+    gathered_values: float = 0
+    extra: str = ""  # the optional dependency that its package is
 
 
 RULES: dict[str, Rule] = {
@@ -55,9 +60,13 @@ RULES: dict[str, Rule] = {
     "lion": Rule("paceline.task.lion:Lion", "element", 1, "Chen et al. 2023, algorithm 2",
                  {"betas": ("beta1", "beta2"), "weight_decay": "weight_decay"}),
     # Row and column means: (rows + columns) / (rows x columns) of a value, next to nothing for a matrix.
-    "adafactor": Rule("torch.optim:Adafactor", "parameter", 0, "Shazeer & Stern 2018"),
+    "adafactor": Rule("torch.optim:Adafactor", "parameter", 0, "Shazeer & Stern 2018", gathered_values=2),
     "muon": Rule("torch.optim:Muon", "parameter", 1, "Jordan 2024; Liu et al. 2025", matrices_only=True,
-                 rounds_inside=True),
+                 rounds_inside=True, gathered_values=3),
+    # Two states of a byte a value, and a scale of four bytes for each block of 256 values of a whole parameter.
+    "adamw8bit": Rule("bitsandbytes.optim:AdamW8bit", "parameter", 2 * (1 + 4 / 256) / 4,
+                      "Dettmers et al. 2022, arXiv:2110.02861", ADAM, rounds_inside=True, gathered_values=2 + 2 / 4,
+                      extra="8bit"),
 }  # fmt: skip
 # torch's kernels of these take sharded tensors as they are.
 UNWRAPPED = ("adamw", "adam", "sgd")
@@ -67,6 +76,11 @@ COMPANION = "adamw"  # trains what a rule for matrices alone leaves
 WITHOUT = {
     "LBFGS": "it evaluates the loss again and again within an update",
     "SparseAdam": "it takes sparse gradients, which cannot be summed over ranks here",
+}
+# Packages none of whose optimizers a task can have, and why.
+FOREIGN_STATES = {
+    "torchao": "its 8-bit states have blocks of each rank's own part of a parameter, and parts that do not divide into "
+    "blocks keep 32 bits: every layout would train other numbers, and none could read the checkpoint of another"
 }
 OWN_OPTIONS = ("beta1", "beta2", "eps")  # of some rules; the others take theirs in `arguments`
 
@@ -114,6 +128,21 @@ def state_values(key: str) -> float:
     return max(RULES[name].state_values if name in RULES else ASSUMED_STATE_VALUES for name in key.split("+"))
 
 
+def gathered_values(key: str) -> float:
+    """Return the values per parameter that optimizers gather for an update where parameters are sharded: the most."""
+    return max(RULES[name].gathered_values if name in RULES else 0.0 for name in key.split("+"))
+
+
+def missing_extra(name: Any) -> MissingExtra | None:
+    """Return the error for an optimizer whose package is an optional dependency and is not installed."""
+    rule = rule_of(name)
+    if rule is None or not rule.extra:
+        return None
+    package = rule.path.partition(".")[0]
+    found = importlib.util.find_spec(package)
+    return None if found else MissingExtra(package, rule.extra, f"the optimizer '{name}'")
+
+
 def rounds_inside(spec: OptimizerSpec) -> bool:
     """Return whether an optimizer of the spec computes its update in fewer digits than weights have."""
     return any(rule is not None and rule.rounds_inside for rule in map(rule_of, names_of(spec)))
@@ -130,6 +159,10 @@ def use_of(spec: OptimizerSpec, name: Any, arguments: Mapping[str, Any]) -> Use:
     Raises ConfigError where it cannot be imported or called, or does not take an argument.
     """
     rule = rule_of(name)
+    if absent := missing_extra(name):
+        raise absent
+    if because := FOREIGN_STATES.get(name.partition(":")[0].partition(".")[0] if isinstance(name, str) else ""):
+        raise ConfigError(f"task.optimizer.name = '{name}' cannot train here", because, "the optimizer 'adamw8bit'")
     factory = load_object(rule.path if rule else name, "task.optimizer.name") if isinstance(name, str) else name
     label = name if isinstance(name, str) else _path_of(name)
     if getattr(factory, "__module__", "").startswith("torch.optim") and factory.__name__ in WITHOUT:
@@ -161,10 +194,15 @@ def use_of(spec: OptimizerSpec, name: Any, arguments: Mapping[str, Any]) -> Use:
 
 
 def check_options(spec: OptimizerSpec, where: str = "task.optimizer") -> None:
-    """Raise ConfigError for an unknown name, and for an option that none of the spec's optimizers would read."""
+    """Raise ConfigError for an unknown name, and for an option that none of the spec's optimizers would read.
+
+    MissingExtra is one: for an optimizer of a package that is not installed.
+    """
     read: set[str] = set()
     for name in names_of(spec):
         rule = rule_of(name)
+        if absent := missing_extra(name):
+            raise absent
         for option in rule.takes.values() if rule else ():
             read |= {option} if isinstance(option, str) else set(option)
     defaults = {option.name: option.default for option in dataclasses.fields(OptimizerSpec)}

@@ -15,10 +15,19 @@ from torch.utils._pytree import tree_leaves
 
 from paceline.cluster.host import usable_memory_bytes
 from paceline.errors import ConfigError
-from paceline.task.axes import BATCH_STATISTICS, SEQUENCE_RULE, TOKEN_SUM_RULE, closed_axes, coupled_axes, stray_axes
-from paceline.task.coupling import gathers_rows, is_coupled
+from paceline.task.axes import (
+    BATCH_STATISTICS,
+    SEQUENCE_RULE,
+    SYNCED_STATISTICS,
+    TOKEN_SUM_RULE,
+    closed_axes,
+    coupled_axes,
+    stray_axes,
+)
+from paceline.task.coupling import declares_coupling, gathers_rows
 from paceline.task.declared import expert_axis, is_routed, tensor_axis
 from paceline.task.models.attention import can_share_sequences
+from paceline.task.models.batch_norm import sees_whole_batch
 from paceline.task.models.blocks import find_blocks
 from paceline.task.models.build import has_batch_statistics
 from paceline.task.models.chain import chain_of
@@ -56,7 +65,9 @@ def profile_module(
     (counts, routed, note), unread = tried_reading(
         objective, lambda what: _trace(model, blocks, list(experts), example_batch, what, build, rows * items)
     )
-    whole_batch = coupled_axes(gathers_rows(objective)) if is_coupled(model, objective) else {}
+    whole_batch = SYNCED_STATISTICS if sees_whole_batch(model) else {}
+    if declares_coupling(model, objective):
+        whole_batch = {**whole_batch, **coupled_axes(gathers_rows(objective))}
     if has_batch_statistics(model):
         whole_batch = BATCH_STATISTICS
     whole_batch = {**stray_axes({name for count in counts for name in count.strays}), **whole_batch}

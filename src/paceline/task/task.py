@@ -104,7 +104,8 @@ class OptimizerSpec:
     name: Any = option(
         "adamw",
         "update rule: 'adamw', 'sgd', 'adam', 'nadam', 'radam', 'adamax', 'adagrad', 'adadelta', 'rmsprop', 'lion',"
-        " 'adafactor', 'muon' (matrices; AdamW for the rest), or `package.module:factory`",
+        " 'adafactor', 'muon' (matrices; AdamW for the rest), 'adamw8bit' (needs the extra 8bit), or"
+        " `package.module:factory`",
     )
     lr: float = option(3e-4, "peak learning rate", above=0.0)
     beta1: float = option(
@@ -124,6 +125,21 @@ class OptimizerSpec:
         factory=dict, doc="further arguments of the optimizer, by its own names, such as { nesterov = true }"
     )
     groups: tuple[GroupSpec, ...] = option((), "groups of parameters that are trained otherwise, in order")
+
+
+@dataclass(frozen=True)
+class TurnSpec:
+    """One of several objectives that take turns in every step, as in a GAN, and the parameters that it trains."""
+
+    name: str = option("", "a short name, under which the journal keeps its loss")
+    objective: Any = option("", "'next_token', 'classification' or `package.module:function`")
+    match: tuple[str, ...] = option(
+        (), "patterns of the parameters it trains, `*` for any text; each belongs to the first turn that matches it"
+    )
+    every: int = option(1, "it has its turn in the first step, and then in every so many", minimum=1)
+    clip_norm: float | None = option(
+        None, "its own gradient norm above which gradients are scaled down; unset keeps the optimizer's", minimum=0.0
+    )
 
 
 @dataclass(frozen=True)
@@ -150,7 +166,12 @@ class Task:
     model: Any = option(factory=ModelSpec, doc="the model")
     data: Any = option(factory=DataSpec, doc="the data")
     objective: Any = option(
-        "auto", "'next_token', 'classification', `package.module:function`, or 'auto' for the data's own"
+        "auto",
+        "'next_token', 'classification', `package.module:function`, or 'auto' for the data's own; with turns, the name"
+        " of the one that is evaluated, 'auto' for the first",
+    )
+    turns: tuple[TurnSpec, ...] = option(
+        (), "several objectives that take turns in every step, in this order, each on parameters of its own"
     )
     optimizer: OptimizerSpec = option(factory=OptimizerSpec, doc="the optimizer")
     schedule: ScheduleSpec = option(factory=ScheduleSpec, doc="the learning-rate schedule")

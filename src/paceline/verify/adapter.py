@@ -32,6 +32,7 @@ from paceline.plan.layout import Layout
 from paceline.plan.plan import Plan
 from paceline.run.world import World
 from paceline.verify.compare import first_difference
+from paceline.verify.conditioning import beyond_tolerance
 from paceline.verify.diagnosis import traits_of
 from paceline.verify.difference import Difference, number_differences, tensor_differences
 from paceline.verify.loop_mistakes import FITS, Parts, named_loss, named_mistake, sampled
@@ -112,7 +113,7 @@ def verify_loop(
     for difference in found:
         known = worst[difference.quantity]
         worst[difference.quantity] = difference.relative if math.isnan(known) else larger(known, difference.relative)
-    first = first_difference(found, plan, traits)
+    first = first_difference(beyond_tolerance(found, dtype), found, plan, traits)
     return {
         "equal": first is None,
         "dtype": dtype,

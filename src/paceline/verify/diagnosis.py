@@ -16,7 +16,12 @@ from paceline.plan.plan import Plan
 from paceline.task.models.chain import chain_of
 from paceline.verify.difference import Difference
 
+FOLLOWS = ("gradients", "grad_norm", "weights")  # what another loss changes with it; a whole run compares no gradients
 BF16_ROUNDING = (2.0**-12, 2.0**-6)  # relative differences of a few values rounded to 8 bits of mantissa
+SIDEWAYS = 0.25  # of a difference without a direction, the largest part that changes the size
+ALIKE = 4.0  # times the smallest of a model's relative differences by rounding is the largest
+
+ANOTHER_LOSS = "same samples, same weights, another loss: the forward pass differs"
 
 
 @dataclass(frozen=True)
@@ -90,7 +95,10 @@ def diagnose(wrong: list[Difference], compared: int, plan: Plan, traits: Traits)
 def _router(first: Difference, plan: Plan) -> Diagnosis:
     if abs(first.ratio - 1) < 1e-6:
         return Diagnosis("router statistics", "tokens go to other experts than on one device")
-    by = _degree(first.ratio, plan) or "recompute counted twice, stand-in rows counted, or ranks left out"
+    causes = [_degree(first.ratio, plan), "each counted twice, as by recompute" if abs(first.ratio - 2) < 1e-3 else ""]
+    by = ", or ".join(filter(None, causes))
+    if not by:
+        return Diagnosis("router statistics", "experts get other numbers of tokens than on one device")
     return Diagnosis("router statistics", f"{first.ratio:.4g} times as many tokens are counted: {by}")
 
 
@@ -118,25 +126,29 @@ def _weight(first: Difference, plan: Plan) -> Diagnosis:
     if first.ratio > 1:
         likely = f"{first.ratio:.4g} times as many items are counted: a padding mask is lost, or stand-in rows count"
         return Diagnosis("padding and label masks", likely)
-    return Diagnosis(
-        "loss normalisation", "fewer items are counted than the batch holds: means are averaged as if of equal weight"
+    likely = (
+        "fewer items are counted than the batch holds: labels are lost, or means are averaged as if of equal weight"
     )
+    return Diagnosis("loss normalisation", likely)
 
 
 def _loss(wrong: list[Difference], plan: Plan, traits: Traits) -> Diagnosis:
     first = wrong[0]
-    if not any(d.quantity == "gradients" for d in wrong):
+    if not any(d.quantity in FOLLOWS for d in wrong):
         by = _degree(first.ratio, plan) or "the normalisation of the logged loss"
         return Diagnosis("reported loss", f"only the reported loss is off, by a factor {first.ratio:.4g}: {by}")
     if traits.has_dropout:
-        return Diagnosis("dropout", "same samples, same weights, another loss: dropout masks depend on the rank")
+        likely = f"{ANOTHER_LOSS}, as by dropout masks that depend on the rank or on where a run starts"
+        return Diagnosis("dropout", likely)
     if traits.has_batch_statistics:
-        return Diagnosis("batch-norm statistics", "normalisation uses each rank's own part of the batch")
-    likely = "same samples, same weights, another loss: labels or positions are shifted"
+        return Diagnosis(
+            "batch-norm statistics", f"{ANOTHER_LOSS}, as by statistics of each rank's own part of the batch"
+        )
+    likely = f"{ANOTHER_LOSS}, as by labels or positions that are shifted"
     if plan.layout.tp > 1:
-        return Diagnosis("forward pass", f"{likely}, or parts are not summed over tp")
+        return Diagnosis("forward pass", f"{likely}, or by parts that are not summed over tp")
     if plan.layout.cp > 1:
-        return Diagnosis("forward pass", f"{likely}, or keys of other ranks are not seen")
+        return Diagnosis("forward pass", f"{likely}, or by keys of other ranks that are not seen")
     return Diagnosis("labels", likely)
 
 
@@ -150,17 +162,19 @@ def _gradients(same: list[Difference], compared: int, plan: Plan, traits: Traits
     if not all(d.copies_agree for d in same):
         part = "some of the" if len(same) < compared else "the"
         return Diagnosis("gradients not summed", f"copies differ in {part} gradients, not reduced: {_names(same)}")
-    small, large = BF16_ROUNDING
-    if all(small < d.relative < large and abs(d.ratio - 1) < large for d in same) and len(same) > compared // 2:
+    if len(same) > compared // 2 and _looks_rounded(same):
         return Diagnosis("half-reduced precision", "differences have the size of bf16 rounding: gradients are rounded")
     if traits.tied and {d.name for d in same} <= traits.tied:
         return Diagnosis("tied weights", f"only {_names(same)} differs, which is used in two places")
     if traits.has_dropout:
-        return Diagnosis("dropout", "the loss is right and gradients are not: the backward pass draws other masks")
+        return Diagnosis(
+            "dropout", "the loss is right and gradients are not: the backward pass draws other masks, or sums differ"
+        )
     if first.step > 1:
         return Diagnosis("state between steps", "right in the first step: gradients of the last step are kept, or lost")
     likely = (
-        "the loss is right and sums are not: parts are left out, averaged as equals, or clipped before they are summed"
+        "the loss is right and sums are not: parts are left out, counted twice, averaged as equals, or clipped before"
+        " they are summed"
     )
     if plan.layout.tp > 1:
         likely += "; or not summed over tp"
@@ -182,10 +196,28 @@ def _update(same: list[Difference], traits: Traits) -> Diagnosis:
     if not all(d.copies_agree for d in same):
         return Diagnosis("update", "copies drift apart: not every rank makes the same update")
     if all(d.name in traits.vectors for d in same):
-        return Diagnosis("optimizer groups", f"only {_names(same)} differ: weight decay on norms or biases?")
+        only = f"only {_names(same)}, of one dimension, {'differ' if len(same) > 1 else 'differs'}"
+        return Diagnosis("optimizer groups", f"{only}: weight decay on norms or biases?" if _decayed(same) else only)
     return Diagnosis(
         "optimizer", "gradients and norm are right, weights are not: lr, betas, eps, decay or clipping differ"
     )
+
+
+def _looks_rounded(same: list[Difference]) -> bool:
+    """Return whether differences have the size of bf16 rounding and, as rounding, no direction.
+
+    What is weighed wrongly changes the size of a gradient about as much as its values.
+    """
+    small, large = BF16_ROUNDING
+    sizes = [d.relative for d in same]
+    sideways = sum(abs(d.ratio - 1) <= SIDEWAYS * d.relative for d in same)
+    return small < min(sizes) and max(sizes) < min(large, ALIKE * min(sizes)) and sideways > 0.75 * len(same)
+
+
+def _decayed(same: list[Difference]) -> bool:
+    """Return whether vectors have all become smaller by one amount, as norms do that start at one and are decayed."""
+    off = [d.reference - d.ours for d in same]
+    return len(off) > 1 and min(off) > 0 and max(off) - min(off) <= 1e-2 * max(off)
 
 
 def _degree(factor: float, plan: Plan) -> str:

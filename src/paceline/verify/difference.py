@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from paceline.plan.layout import Layout
 from paceline.run.world import World
-from paceline.verify.tolerance import FLOOR
+from paceline.verify.tolerance import FLOOR, tolerance
 
+NAMES = {torch.float32: "fp32", torch.float64: "fp64"}
 # (relative difference, ratio of norms, our element that differs most, the reference's)
 _Measure = tuple[float, float, float, float]
 _ELSEWHERE: _Measure = (0.0, 1.0, 0.0, 0.0)  # of a tensor that another pipeline stage holds
@@ -46,10 +49,12 @@ def tensor_differences(
     step: int,
     world: World,
     layout: Layout,
+    start: Mapping[str, torch.Tensor] | None = None,
 ) -> list[Difference]:
     """Return one Difference per tensor, from the rank where it is largest. Every rank calls it.
 
-    With pipeline stages a rank holds some of the tensors; each must be on one rank at least.
+    With pipeline stages a rank holds some of the tensors; each must be on one rank at least. With `start`, what the
+    tensors were before the first step, their changes since then are compared, relative to the size of the change.
     """
     total = math.sqrt(sum(float(tensor.double().square().sum()) for tensor in reference.values()))
     local: list[_Measure] = []
@@ -63,8 +68,13 @@ def tensor_differences(
         if name not in ours:
             local.append((math.inf, 0.0, math.nan, float(expected.abs().max()) if expected.numel() else 0.0))
             continue
-        mine, part = _parts(ours[name].detach(), expected)
-        local.append(_measure(mine.double(), part.double(), FLOOR * total))
+        mine, part = (half.double() for half in _parts(ours[name].detach(), expected))
+        stored = 0.0
+        if start is not None and name in start and mine.shape == part.shape:
+            before = _parts(ours[name].detach(), start[name])[1].double()
+            stored = step * _stored(quantity, expected.dtype) * float(part.norm())
+            mine, part = mine - before, part - before
+        local.append(_measure(mine, part, FLOOR * total, stored))
     extra = [name for name in sorted(held) if name not in reference]
     local += [(math.inf, math.inf, math.nan, math.nan)] * len(extra)
     # Ranks at the same place of every axis but dp_replicate hold copies of the same part.
@@ -82,6 +92,18 @@ def number_differences(
         local.append((relative, ours[name] / expected if expected else math.nan, ours[name], expected))
     everywhere = [0] * world.size  # every rank reports the same number
     return _worst("", list(reference), local, step, world, everywhere)
+
+
+def turn_differences(
+    ours: Mapping[str, Any], reference: Mapping[str, Any], step: int, world: World, quantity: str
+) -> list[Difference]:
+    """Return how far a number of each turn of a step is from the reference's, by turn; NaN for a turn without one."""
+    found = []
+    for name, turn in reference.items():
+        mine = {quantity: float(getattr(ours.get(name), quantity, math.nan))}
+        (difference,) = number_differences(mine, {quantity: getattr(turn, quantity)}, step, world)
+        found.append(dataclasses.replace(difference, name=f"{quantity} of {name}"))
+    return found
 
 
 def sample_differences(
@@ -152,8 +174,11 @@ def _parts(ours: torch.Tensor, reference: torch.Tensor) -> tuple[torch.Tensor, t
     return ours.to_local(), spread.to_local()
 
 
-def _measure(ours: torch.Tensor, reference: torch.Tensor, floor: float) -> tuple[float, float, float, float]:
-    """Return (relative difference, ratio of norms, our element that differs most, the reference's)."""
+def _measure(ours: torch.Tensor, reference: torch.Tensor, floor: float, stored: float = 0.0) -> _Measure:
+    """Return (relative difference, ratio of norms, our element that differs most, the reference's).
+
+    A norm counts as at least `floor`, and `stored` is added to it.
+    """
     if ours.shape != reference.shape:
         return math.inf, math.nan, math.nan, math.nan
     if not ours.numel():
@@ -162,9 +187,14 @@ def _measure(ours: torch.Tensor, reference: torch.Tensor, floor: float) -> tuple
     size = float(reference.norm())
     at = int(difference.abs().argmax())
     norm = float(difference.norm())
-    relative = norm / max(size, floor, 1e-300)
+    relative = norm / max(max(size, floor) + stored, 1e-300)
     ratio = float(ours.norm()) / size if size else (math.nan if norm else 1.0)
     return relative, ratio, float(ours.flatten()[at]), float(reference.flatten()[at])
+
+
+def _stored(quantity: str, dtype: torch.dtype) -> float:
+    """Return a unit in the last place over the tolerance of a quantity: what that unit counts as of a norm."""
+    return torch.finfo(dtype).eps / tolerance(quantity, NAMES[dtype]) if dtype in NAMES else 0.0
 
 
 def _order(value: float) -> float:

@@ -19,6 +19,7 @@ from paceline.task.profile import ModelProfile
 from paceline.verify.group import Result, run_jobs
 from paceline.verify.parts import SWEEP, Subject, jobs_of
 from paceline.verify.start import STEPS, Say, exact_plan, proof_of, refused
+from paceline.verify.verdict import ILL_CONDITIONED
 
 ALL_DTYPES = ("fp64",)  # the strictest proof; others cost as much again and show what it shows
 
@@ -139,5 +140,6 @@ def table_rows(proofs: Sequence[dict[str, Any]]) -> list[tuple[str, ...]]:
             continue
         worst = proof["differences"]
         sizes = [f"{worst[name]:.0e}" if worst else "-" for name in ("loss", "gradients", "grad_norm", "weights")]
-        rows.append((proof["layout"], "yes" if proof["equal"] else "NO", *sizes, f"{proof['seconds']:.1f}"))
+        equal = "ill-conditioned" if proof["verdict"] == ILL_CONDITIONED else "yes" if proof["equal"] else "NO"
+        rows.append((proof["layout"], equal, *sizes, f"{proof['seconds']:.1f}"))
     return rows

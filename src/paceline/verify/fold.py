@@ -12,8 +12,9 @@ from paceline.task.data.source import Source
 from paceline.task.imports import is_import_path
 from paceline.task.models.loss import IGNORED
 from paceline.task.models.sizes import is_named
-from paceline.task.objective import next_token, resolve_objective
+from paceline.task.objective import next_token
 from paceline.task.task import DataSpec, ModelSpec, Task
+from paceline.task.turns import objective_of
 
 FOLDED = ("tokens", "labels")
 
@@ -71,6 +72,6 @@ def for_twin(source: Source, task: Task, masked: bool = False) -> Source:
     if isinstance(model, ModelSpec) and is_named(model.name) and 0 < model.vocab < (source.vocab or 0):
         source = FoldedSource(source, model.vocab)
     built_in = isinstance(task.data, DataSpec) and not is_import_path(task.data.source)
-    if masked and built_in and resolve_objective(task.objective, source.unit) is next_token:
+    if masked and built_in and objective_of(task, source.unit) is next_token:
         return MaskedSource(source)
     return source

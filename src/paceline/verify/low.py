@@ -15,7 +15,6 @@ rest, and ranks are asked for their decisions; numbers are compared on top of th
 
 from __future__ import annotations
 
-import dataclasses
 import time
 from typing import Any
 
@@ -28,6 +27,7 @@ from paceline.run.step import StepStats
 from paceline.run.world import World
 from paceline.task.data.source import Source
 from paceline.task.task import Task
+from paceline.verify.compare import clipped
 from paceline.verify.diagnosis import Diagnosis
 from paceline.verify.difference import Difference, number_differences, tensor_differences
 from paceline.verify.low_reference import Expected, expected_of
@@ -56,8 +56,7 @@ def low(
     expected = world.gather(mine)[0]
     if isinstance(expected, str):
         return {**_record(plan, began, [], {}), "left_out": expected}
-    unclipped = dataclasses.replace(task, optimizer=dataclasses.replace(task.optimizer, clip_norm=0.0))
-    built = assemble(unclipped, plan, world, source, items_per_sample)
+    built = assemble(clipped(task, {"": 0.0}), plan, world, source, items_per_sample)
     if built.stepper.scaler is not None:
         built.stepper.scaler.scale = expected.scale
     stream = BatchStream(source, task.seed, plan, plan.layout.data_rank(world.rank), world.device)
@@ -127,6 +126,6 @@ def _told(wrong: list[Difference]) -> dict[str, Any]:
     meaning = {
         "dtype": Diagnosis("half-reduced precision", "it is kept or sent in fewer bits than on one device"),
         "decision": Diagnosis("update", "ranks that must decide alike do not"),
-    }.get(first.quantity, Diagnosis("half-reduced precision", "it differs by more than rounding in this format can"))
+    }.get(first.quantity, Diagnosis("other numbers", "it differs by more than rounding in this format can"))
     same = [d.name for d in wrong if d.quantity == first.quantity]
     return {**vars(first), "tensors": same[:LISTED], "tensors_in_all": len(same), **vars(meaning)}

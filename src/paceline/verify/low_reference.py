@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Collection
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +18,7 @@ from paceline.plan.layout import Layout
 from paceline.plan.plan import Plan
 from paceline.run.parallel.apply import apply_plan
 from paceline.run.precision import COMPUTE_DTYPES, MASTER_DTYPES, scaler_for
+from paceline.run.randomness.mode import SampleRandomness
 from paceline.run.randomness.shares import SampleRows
 from paceline.run.randomness.survey import length_of
 from paceline.run.world import World
@@ -28,21 +29,19 @@ from paceline.task.models.blocks import find_blocks
 from paceline.task.models.decoder import Decoder
 from paceline.task.models.moe import routers
 from paceline.task.models.sizes import is_named
-from paceline.task.objective import BUILT_IN, resolve_objective
+from paceline.task.objective import BUILT_IN
 from paceline.task.optimizers import rounds_inside
 from paceline.task.task import ModelSpec, Task
-from paceline.verify.conditioning import moved_by_one_ulp
+from paceline.task.turn_specs import main_turn
+from paceline.task.turns import Turn, turns_of
+from paceline.verify.conditioning import DRAWS, MARGIN, moved_by_one_ulp
 from paceline.verify.diagnosis import traits_of
 from paceline.verify.difference import number_differences, tensor_differences
 from paceline.verify.plain_optimizer import plain_optimizers
-from paceline.verify.reference import micro_batches, reference_model, reference_randomness
+from paceline.verify.reference import micro_batches, own_parameters, reference_model, reference_randomness
 from paceline.verify.tolerance import tolerance
 
 MASTER = torch.float32  # what weights, gradients and sums are in, whatever the run's own tables say
-DRAWS = 8  # re-runs from moved weights; of fewer, the movement of a single number says too little
-# Three times the largest part of the movement that right layouts took: 1.97, of 48 set-ups (tp, and cp gathered and in
-# a ring, of 2 and 4; tp with cp, pp, dp_shard; three seeds; bf16, fp16). Measured by tests/verify/test_low.py.
-MARGIN = 6.0
 HEADROOM = 8.0  # of the loss scale: ranks that add up in another order may overflow a little earlier
 Numbers = dict[str, Any]  # loss and norm as floats, gradients and changes of weights by name
 At = tuple[str, str]  # (quantity, name)
@@ -79,11 +78,12 @@ def expected_of(task: Task, plan: Plan, source: Source, items_per_sample: int) -
         return _one_update(model, task, plan, source, items_per_sample, scale)
 
     model = reference_model(task, source, items_per_sample, MASTER)
-    coupled = is_coupled(model, resolve_objective(task.objective, source.unit))
+    turns = turns_of(task, source.unit)
+    coupled = any(is_coupled(model, turn.objective) for turn in turns)
     scaler = scaler_for(plan.precision)
     scale = scaler.scale if scaler else 1.0
     numbers = computed(scale)
-    while scaler is not None and scale > scaler.smallest and not math.isfinite(numbers["grad_norm"]):
+    while scaler is not None and scale > scaler.smallest and not numbers["finite"]:
         scale /= 2
         numbers = computed(scale)
     if scaler is not None:
@@ -91,6 +91,9 @@ def expected_of(task: Task, plan: Plan, source: Source, items_per_sample: int) -
         numbers = computed(scale)
     allowed = {}
     rounded = _rounded_apart(model, plan.layout)
+    if rounded is not None:  # what comes after an update sees weights that were cast anew from sums in another order
+        names = {parameter: name for name, parameter in model.named_parameters()}
+        rounded = {*rounded, *(names[weight] for later in own_parameters(model, turns)[1:] for weight in later)}
     if rounded is not None and not coupled:
         allowed = _sums_alone(numbers)
         places = [at for at in allowed if at[1] in rounded or (rounded and at[0] == "grad_norm")]
@@ -99,7 +102,7 @@ def expected_of(task: Task, plan: Plan, source: Source, items_per_sample: int) -
     if rounds_inside(task.optimizer):  # the last digit of a gradient decides how its update rounds
         allowed = {at: most for at, most in allowed.items() if at[0] != "weights"}
     family = isinstance(task.model, ModelSpec) and is_named(task.model.name)
-    built_in = task.objective == "auto" or task.objective in BUILT_IN
+    built_in = (task.objective == "auto" or task.objective in BUILT_IN) and not task.turns
     loss_dtype = MASTER if family and built_in else numbers["loss_dtype"]
     return Expected(numbers, allowed, scale, loss_dtype, numbers["state_bits"], coupled)
 
@@ -155,32 +158,61 @@ def _one_update(
     The loss is scaled by powers of two, as in a run, which are taken out again exactly. `stored` says how far, relative
     to its change, a weight is off for being stored in fp32.
     """
-    objective: Callable[..., Any] = resolve_objective(task.objective, source.unit)
-    coupled = is_coupled(model, objective)
-    randomness = reference_randomness(task, plan, source, model, objective, MASTER_DTYPES[plan.precision])
+    turns = turns_of(task, source.unit)
+    objectives = [turn.objective for turn in turns]
+    coupled = any(is_coupled(model, objective) for objective in objectives)
+    randomness = reference_randomness(task, plan, source, model, objectives, MASTER_DTYPES[plan.precision])
     alone = dataclasses.replace(plan, layout=Layout(), recompute="none", offload="none", compile=False, stages=())
     if isinstance(model, Decoder):
         model.logits_elements = plan.logits_elements  # the head's gradient is rounded after each part of the logits
+    own = own_parameters(model, turns)
+    names = {parameter: name for name, parameter in model.named_parameters()}
     apply_plan(model, [block for _, block in find_blocks(model)], alone, None)
     down = scale / 2.0 ** round(math.log2(plan.batch_samples * items_per_sample))
+    made = []
+    for turn, parameters in zip(turns, own, strict=True):
+        read = micro_batches(task, plan, source, 1, coupled)
+        trained = {names[parameter]: parameter for parameter in parameters}
+        made.append(_one_turn(model, turn, trained, task, read, randomness, down))
+    main = made[main_turn(task)]
+    joined = {key: {at: x for one in made for at, x in one[key].items()} for key in ("gradients", "weights", "stored")}
+    bits = {key: min(one["state_bits"].get(key, 64) for one in made) for one in made for key in one["state_bits"]}
+    return {"loss": main["loss"], "grad_norm": main["grad_norm"], **joined, "state_bits": bits,
+            "finite": all(math.isfinite(one["grad_norm"]) for one in made),
+            "loss_dtype": min((one["loss_dtype"] for one in made), key=lambda dtype: torch.finfo(dtype).bits),
+            }  # fmt: skip
+
+
+def _one_turn(
+    model: nn.Module,
+    turn: Turn,
+    trained: dict[str, nn.Parameter],
+    task: Task,
+    read: Iterable[tuple[Any, Any]],
+    randomness: SampleRandomness,
+    down: float,
+) -> Numbers:
+    """Return the numbers of one objective, and update the parameters that are its own, which are `trained`."""
     losses, weights, dtypes = [], [], []
-    for positions, data in micro_batches(task, plan, source, 1, coupled):
-        with randomness.during(SampleRows(positions, 1, length_of(data))):
-            loss_sum, weight = objective(model, data)
+    model.zero_grad(set_to_none=True)
+    for positions, data in read:
+        with randomness.during(SampleRows(positions, turn.draws_as(1), length_of(data))):
+            loss_sum, weight = turn.objective(model, data)
         (loss_sum * down).backward()
         randomness.rest()
         losses.append(float(loss_sum.detach()))
         weights.append(float(weight))
         dtypes.append(loss_sum.dtype)
     total = sum(weights)
-    trained = {name: p for name, p in model.named_parameters() if p.grad is not None}
     gradients = {name: p.grad / (total * down) for name, p in trained.items() if p.grad is not None}
+    reached = {name: trained[name] for name in gradients}
     norm = math.sqrt(sum(float(g.double().square().sum()) for g in gradients.values()))
-    before = {name: p.detach().clone() for name, p in trained.items()}
-    for name, parameter in trained.items():
+    before = {name: p.detach().clone() for name, p in reached.items()}
+    model.zero_grad(set_to_none=True)
+    for name, parameter in reached.items():
         parameter.grad = gradients[name].clone()
     bits: dict[str, int] = {}
-    for optimizer, factor in plain_optimizers(task.optimizer, model):
+    for optimizer, factor in plain_optimizers(task.optimizer, model, trained.values()):
         for group in optimizer.param_groups:
             group["lr"] = task.optimizer.lr * factor
         optimizer.step()
@@ -188,7 +220,7 @@ def _one_update(
             for key, value in state.items():
                 if isinstance(value, torch.Tensor) and value.is_floating_point():
                     bits[key] = min(bits.get(key, 64), torch.finfo(value.dtype).bits)
-    updates = {name: p.detach() - before[name] for name, p in trained.items()}
+    updates = {name: p.detach() - before[name] for name, p in reached.items()}
     eps = torch.finfo(MASTER).eps
     stored = {name: eps * float(before[name].norm() / u.norm().clamp_min(1e-30)) for name, u in updates.items()}
     return {"loss": sum(losses) / total, "grad_norm": norm, "gradients": gradients, "weights": updates,

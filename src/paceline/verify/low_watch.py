@@ -34,7 +34,7 @@ class Watch:
         for router in routers(built.model).values():
             router.register_forward_hook(self._keep_choice)
         if not expected.coupled:  # such an objective is told apart by its class
-            built.stepper.passes.wrap_objective(self._seen)
+            built.stepper.wrap_objectives(self._seen)
 
     def _seen(self, objective: Objective) -> Objective:
         def seen(model: nn.Module, batch: Any) -> tuple[torch.Tensor, Any]:

@@ -18,7 +18,7 @@ from paceline.task.task import DataSpec, ModelSpec
 from paceline.verify.group import Job
 from paceline.verify.tolerance import DTYPES
 from paceline.verify.twin import EVEN, FEW, LONG, UNEVEN, WHOLE_BATCH, Rows, in_one_piece, twin_plan, twin_task
-from paceline.verify.twin_layout import twin_layouts
+from paceline.verify.twin_layout import light_layouts, twin_layouts
 
 LOW = ("bf16", "fp16")
 # How much is proven: before training, of one layout, of every layout up to a size.
@@ -63,7 +63,16 @@ class Part:
 
 def uneven_rows(subject: Subject) -> list[Job]:
     """Return the main twins: ranks of different numbers of rows, three micro-batches, masked labels."""
-    first, *others = subject.layouts
+    return _uneven_rows(subject, subject.layouts)
+
+
+def light_uneven_rows(subject: Subject) -> list[Job]:
+    """Return the same of as few ranks as will do, for the proof before training."""
+    return _uneven_rows(subject, light_layouts(subject.plan.layout))
+
+
+def _uneven_rows(subject: Subject, layouts: Sequence[Layout]) -> list[Job]:
+    first, *others = layouts
     jobs = [subject.job(UNEVEN.name, dtype, first) for dtype in subject.dtypes]
     return jobs + [subject.job(UNEVEN.name, subject.strictest, layout) for layout in others]
 
@@ -103,7 +112,7 @@ def whole_batch_of_ones_own(subject: Subject) -> list[Job]:
     """Return the same for an objective or a model that is not ours: ours are known to be sums."""
     task = subject.spec.task
     named = isinstance(task.model, ModelSpec) and is_named(task.model.name)
-    built_in = task.objective in ("auto", "next_token", "classification")
+    built_in = task.objective in ("auto", "next_token", "classification") and not task.turns
     return [] if named and built_in else whole_batch(subject)
 
 
@@ -120,7 +129,8 @@ def low_precision(subject: Subject) -> list[Job]:
 PARTS: tuple[Part, ...] = (
     Part(whole_batch, (WHOLE,)),  # first: of a loss that is no sum nothing else says anything
     Part(whole_batch_of_ones_own, (BRIEF, SWEEP)),
-    Part(uneven_rows, (BRIEF, WHOLE, SWEEP)),
+    Part(light_uneven_rows, (BRIEF,)),
+    Part(uneven_rows, (WHOLE, SWEEP)),
     Part(even_rows, (WHOLE,)),
     Part(few_rows, (WHOLE,)),
     Part(real_length, (WHOLE,)),

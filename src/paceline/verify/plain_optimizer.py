@@ -7,16 +7,18 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
 from torch import nn
 
+from paceline.task.groups import Matching
 from paceline.task.imports import load_object
 from paceline.task.task import GroupSpec, OptimizerSpec
 
-ADAM = ("adamw", "adam", "nadam", "radam", "adamax")
+ADAM = ("adamw", "adam", "nadam", "radam", "adamax", "adamw8bit")
+OTHERS = {"adamw8bit": "bitsandbytes.optim:AdamW8bit"}
 CLASSES = {
     "adamw": torch.optim.AdamW, "adam": torch.optim.Adam, "nadam": torch.optim.NAdam, "radam": torch.optim.RAdam,
     "adamax": torch.optim.Adamax, "adagrad": torch.optim.Adagrad, "adadelta": torch.optim.Adadelta,
@@ -57,17 +59,19 @@ def plain_optimizers(
     kinds: dict[tuple[int, str], list[nn.Parameter]] = {}
     for weight in chosen:
         if weight.requires_grad:
-            at = _first(spec.groups, aliases[weight])
+            at = first_match(spec.groups, aliases[weight])
             shape = "matrix" if weight.dim() == 2 else "vector" if weight.dim() < 2 else "more"
             kinds.setdefault((at, shape), []).append(weight)
     return [_made(spec, at, shape, weights) for (at, shape), weights in kinds.items()]
 
 
-def _first(groups: tuple[GroupSpec, ...], names: list[str]) -> int:
+def first_match(groups: Sequence[Matching], names: Iterable[str]) -> int:
+    """Return the number of the first group with a pattern for one of a parameter's names, -1 where none has."""
+    known = list(names)
     for at, group in enumerate(groups):
         for pattern in group.match:
             wanted = re.escape(pattern).replace(r"\*", ".*").replace(r"\?", ".")
-            if any(re.fullmatch(wanted, name) for name in names):
+            if any(re.fullmatch(wanted, name) for name in known):
                 return at
     return -1
 
@@ -91,7 +95,8 @@ def _made(spec: OptimizerSpec, at: int, shape: str, weights: list[nn.Parameter])
         arguments = {"betas": (spec.beta1, spec.beta2), "eps": spec.eps, **arguments}
     if name == "sgd":
         arguments = {"momentum": spec.beta1, **arguments}
-    kind: Any = CLASSES.get(name) or (load_object(name, "task.optimizer.name") if isinstance(name, str) else name)
+    path = OTHERS.get(name, name) if isinstance(name, str) else ""
+    kind: Any = CLASSES.get(name) or (load_object(path, "task.optimizer.name") if path else name)
     taken = inspect.signature(kind).parameters
     if "foreach" in taken:
         arguments["foreach"] = False

@@ -7,8 +7,9 @@ run, and nothing else: no loader, no sharding, no accumulation scheme, no loss s
 from __future__ import annotations
 
 import copy
+import dataclasses
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,16 +23,29 @@ from paceline.run.precision import MASTER_DTYPES, cast_floats, cast_model
 from paceline.run.randomness.again import draw_again
 from paceline.run.randomness.mode import SampleRandomness
 from paceline.run.randomness.shares import SampleRows
-from paceline.run.randomness.survey import length_of, survey
+from paceline.run.randomness.survey import length_of, survey_all
 from paceline.run.schedule import learning_rate
 from paceline.task.coupling import is_coupled
 from paceline.task.data.order import sample_ids
 from paceline.task.data.source import Source
 from paceline.task.models.build import build_model
-from paceline.task.objective import Objective, resolve_objective
-from paceline.task.task import OptimizerSpec, Task
-from paceline.verify.plain_optimizer import plain_optimizers
+from paceline.task.objective import Objective
+from paceline.task.task import Task
+from paceline.task.turn_specs import main_turn
+from paceline.task.turns import Turn, turns_of
+from paceline.verify.plain_optimizer import first_match, plain_optimizers
 from paceline.verify.router import counted_choices, move_biases
+
+
+@dataclass(frozen=True)
+class ReferenceTurn:
+    """The numbers of one objective in a step."""
+
+    loss: float
+    weight: float
+    grad_norm: float
+    clip_norm: float  # the norm above which its gradients were scaled down; 0 where the task does not clip
+    gradients: dict[str, torch.Tensor]  # of the parameters that it trains, before they were scaled down
 
 
 @dataclass(frozen=True)
@@ -42,6 +56,7 @@ class ReferenceStep:
     weight: float
     grad_norm: float
     clip_norm: float  # the norm above which this step's gradients were scaled down; 0 where the task does not clip
+    turns: dict[str, ReferenceTurn]  # by name, in their order; empty for a task of one objective
     gradients: dict[str, torch.Tensor]
     weights: dict[str, torch.Tensor]
     buffers: dict[str, torch.Tensor]
@@ -52,17 +67,22 @@ class ReferenceStep:
 
 def reference_model(task: Task, source: Source, items_per_sample: int, dtype: torch.dtype) -> nn.Module:
     """Return the task's model with its initial weights on the CPU."""
-    model = copy.deepcopy(task.model) if isinstance(task.model, nn.Module) else task.model
+    model = with_own_model(task).model
     return cast_model(build_model(model, source.vocab or 0, items_per_sample, task.seed), dtype)
 
 
+def with_own_model(task: Task) -> Task:
+    """Return the task with a copy of its model where that is an object, which is laid out and trained in place."""
+    return dataclasses.replace(task, model=copy.deepcopy(task.model)) if isinstance(task.model, nn.Module) else task
+
+
 def reference_randomness(
-    task: Task, plan: Plan, source: Source, model: nn.Module, objective: Objective, dtype: torch.dtype
+    task: Task, plan: Plan, source: Source, model: nn.Module, objectives: Sequence[Objective], dtype: torch.dtype
 ) -> SampleRandomness:
     """Return the random numbers of the task's samples for a model of `dtype` on the CPU; its modules draw them."""
     device = torch.device("cpu")
     _, example = next(micro_batches(task, plan, source, 1, whole=False))
-    looked = survey(model, objective, cast_floats(example, dtype), device)
+    looked = survey_all(model, objectives, cast_floats(example, dtype), device)
     randomness = SampleRandomness(task.seed, device, looked, strict=False)
     draw_again(model, randomness)
     return randomness
@@ -78,6 +98,7 @@ def reference_steps(
     *,
     rate: Callable[[int], float] | None = None,
     last: Plan | None = None,
+    clip_norms: Sequence[Mapping[str, float]] = (),
 ) -> list[ReferenceStep]:
     """Run `steps` steps of the task on one device and return their numbers.
 
@@ -85,56 +106,106 @@ def reference_steps(
     is read whole. So is that of a model which draws random numbers: they belong to the samples, whatever else is read.
 
     With `rate`, the learning rate of a step, gradients are clipped as the task says. `last` is the plan whose
-    micro-batches the last step reads, where that is another.
+    micro-batches the last step reads, where that is another. With `clip_norms`, by turn, those of so many steps,
+    these are the norms above which gradients are scaled down, and no further steps are run.
     """
-    objective = resolve_objective(task.objective, source.unit)
-    optimizers = plain_optimizers(task.optimizer, model)
+    turns = turns_of(task, source.unit)
+    own = own_parameters(model, turns)
+    optimizers = [plain_optimizers(task.optimizer, model, parameters) for parameters in own]
     dtype = MASTER_DTYPES[plan.precision]
-    randomness = reference_randomness(task, plan, source, model, objective, dtype)
-    whole = is_coupled(model, objective) or bool(randomness.survey.patterns)
+    objectives = [turn.objective for turn in turns]
+    randomness = reference_randomness(task, plan, source, model, objectives, dtype)
+    coupled = any(is_coupled(model, objective) for objective in objectives)
+    whole = coupled or bool(randomness.survey.patterns)
+    names = {parameter: name for name, parameter in model.named_parameters()}
     results = []
-    for step in range(1, steps + 1):
-        model.zero_grad(set_to_none=True)
-        losses, weights = [], []
-        with counted_choices(model) as router:
-            cut = last if last is not None and step == steps else plan
-            for positions, data in micro_batches(task, cut, source, step, whole):
-                with randomness.during(SampleRows(positions, step, length_of(data))):
-                    loss_sum, weight = objective(model, cast_floats(data, dtype))
-                loss_sum.backward()
-                losses.append(float(loss_sum.detach()))
-                weights.append(float(weight))
-        total = sum(weights)
-        trained = {name: p for name, p in model.named_parameters() if p.grad is not None}
-        for parameter in trained.values():
-            assert parameter.grad is not None
-            parameter.grad /= total
-        gradients = {name: p.grad.clone() for name, p in trained.items() if p.grad is not None}
-        norm = torch.linalg.vector_norm(torch.stack([g.norm() for g in gradients.values()]))
-        clip_norm = task.optimizer.clip_norm if rate else clip_norm_of(task.optimizer, float(norm), step)
-        if clip_norm:
-            torch.nn.utils.clip_grad_norm_(list(trained.values()), clip_norm)
+    for step in range(1, (len(clip_norms) or steps) + 1):
+        cut = last if last is not None and step == steps else plan
         lr = rate(step) if rate else learning_rate(task.schedule, task.optimizer.lr, step, steps, 0, 1)
-        for optimizer, scale in optimizers:
-            for group in optimizer.param_groups:
-                group["lr"] = lr * scale
-            optimizer.step()
+        done: dict[str, ReferenceTurn] = {}
+        with counted_choices(model) as router:
+            for turn, parameters, updates in zip(turns, own, optimizers, strict=True):
+                if not turn.is_due(step):
+                    continue
+                read = micro_batches(task, cut, source, step, whole)
+                loss, weight = _backward(model, turn, read, randomness, dtype, step)
+                gradients = _only(model, parameters, weight, names)
+                limit = task.optimizer.clip_norm if turn.clip_norm is None else turn.clip_norm
+                sizes = [gradient.norm(dtype=torch.float64) for gradient in gradients.values()]
+                norm = float(torch.linalg.vector_norm(torch.stack(sizes)))
+                clip_norm = limit if rate else clip_norm_of(limit, norm, step)
+                clip_norm = clip_norms[step - 1][turn.name] if clip_norms else clip_norm
+                if clip_norm:
+                    torch.nn.utils.clip_grad_norm_([p for p in parameters if p.grad is not None], clip_norm)
+                _update(updates, lr)
+                done[turn.name] = ReferenceTurn(loss / weight, weight, norm, clip_norm, gradients)
         move_biases(model, router)
+        main = done[turns[main_turn(task)].name]
         results.append(
             ReferenceStep(
-                loss=sum(losses) / total,
-                weight=total,
-                grad_norm=float(norm),
-                clip_norm=clip_norm,
-                gradients=gradients,
+                loss=main.loss,
+                weight=main.weight,
+                grad_norm=main.grad_norm,
+                clip_norm=main.clip_norm,
+                turns={name: numbers for name, numbers in done.items() if name},
+                gradients={name: grad for numbers in done.values() for name, grad in numbers.gradients.items()},
                 weights={name: p.detach().clone() for name, p in model.named_parameters()},
                 buffers={name: b.detach().clone() for name, b in model.named_buffers()},
                 ids=_ids(task, source, _positions(plan, step)).tolist(),
                 router=router,
-                moments=moments_of(model, *(optimizer for optimizer, _ in optimizers)),
+                moments=moments_of(model, *(optimizer for updates in optimizers for optimizer, _ in updates)),
             )
         )
     return results
+
+
+def own_parameters(model: nn.Module, turns: Sequence[Turn]) -> list[list[nn.Parameter]]:
+    """Return the trained parameters of each turn."""
+    aliases: dict[nn.Parameter, list[str]] = {}
+    for name, weight in model.named_parameters(remove_duplicate=False):
+        if weight.requires_grad:
+            aliases.setdefault(weight, []).append(name)
+    takes = {weight: first_match(turns, names) for weight, names in aliases.items()}
+    return [[weight for weight, at in takes.items() if at == number] for number in range(len(turns))]
+
+
+def _backward(
+    model: nn.Module,
+    turn: Turn,
+    read: Iterable[tuple[np.ndarray, Any]],
+    randomness: SampleRandomness,
+    dtype: torch.dtype,
+    step: int,
+) -> tuple[float, float]:
+    """Run an objective forward and backward on a whole step; return the sums of losses and weights."""
+    model.zero_grad(set_to_none=True)
+    losses, weights = [], []
+    for positions, data in read:
+        with randomness.during(SampleRows(positions, turn.draws_as(step), length_of(data))):
+            loss_sum, weight = turn.objective(model, cast_floats(data, dtype))
+        loss_sum.backward()
+        losses.append(float(loss_sum.detach()))
+        weights.append(float(weight))
+    return sum(losses), sum(weights)
+
+
+def _only(
+    model: nn.Module, parameters: Iterable[nn.Parameter], weight: float, names: dict[nn.Parameter, str]
+) -> dict[str, torch.Tensor]:
+    """Divide the gradients of a turn's own parameters by the weight, drop all others, and return copies by name."""
+    kept = {names[parameter]: parameter.grad for parameter in parameters if parameter.grad is not None}
+    model.zero_grad(set_to_none=True)
+    for parameter in parameters:
+        if (gradient := kept.get(names[parameter])) is not None:
+            parameter.grad = gradient.div_(weight)
+    return {name: gradient.clone() for name, gradient in kept.items()}
+
+
+def _update(updates: Iterable[tuple[torch.optim.Optimizer, float]], lr: float) -> None:
+    for optimizer, scale in updates:
+        for group in optimizer.param_groups:
+            group["lr"] = lr * scale
+        optimizer.step()
 
 
 def moments_of(model: nn.Module, *optimizers: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
@@ -148,13 +219,13 @@ def moments_of(model: nn.Module, *optimizers: torch.optim.Optimizer) -> dict[str
     }
 
 
-def clip_norm_of(spec: OptimizerSpec, grad_norm: float, step: int) -> float:
+def clip_norm_of(limit: float, grad_norm: float, step: int) -> float:
     """Return the largest norm that a step's gradients keep: half of theirs, and in every second step twice as much.
 
     Thresholds far from the norms of a twin would say nothing of clipping, or nothing of steps that are not clipped.
     """
-    if not spec.clip_norm or not 0 < grad_norm < math.inf:
-        return spec.clip_norm
+    if not limit or not 0 < grad_norm < math.inf:
+        return limit
     return grad_norm * (2.0 if step % 2 == 0 else 0.5)
 
 

@@ -22,6 +22,7 @@ from paceline.verify.group import Job, run_jobs
 from paceline.verify.parts import WHOLE, Subject, jobs_of
 from paceline.verify.tolerance import DTYPES, QUANTITIES, WITHOUT_SIZE, larger
 from paceline.verify.twin import LARGEST_MICRO_BATCH, mixed_modes
+from paceline.verify.verdict import ILL_CONDITIONED, explained_by_rounding, rounding_text, verdict_of
 
 STEPS = 3
 Say = Callable[[str], None]
@@ -37,9 +38,10 @@ def verify_spec(
 ) -> dict[str, Any]:
     """Return whether the spec's plan, or the given layout ("dp_shard=2"), equals one device.
 
-    The result is {equal, layouts: [{layout, ran_as, equal, seconds, steps, dtypes, differences, first_difference,
-    refused_because, error}]}. A layout that cannot be had is not an error: it says in `refused_because` why not. One
-    that is given need not fit this machine, since its twin is what runs.
+    The result is {equal, layouts: [{layout, ran_as, equal, verdict, ill_conditioned, seconds, steps, dtypes,
+    differences, first_difference, refused_because, error}]}. A layout that cannot be had is not an error: it says in
+    `refused_because` why not. One that is given need not fit this machine, since its twin is what runs. `verdict` is
+    "equal", "ill-conditioned" (equal, and fp32 cannot tell) or "unequal".
     """
     began = time.perf_counter()
     try:
@@ -118,8 +120,9 @@ def exact_plan(spec: Spec, asked: PlanSpec, profile: ModelProfile) -> Plan:
 def refused(layout: str, refusal: PacelineError, steps: int, seconds: float) -> dict[str, Any]:
     """Return the record of a layout that cannot be had, in the shape of a proof."""
     return {
-        "layout": layout, "ran_as": None, "equal": False, "seconds": seconds, "steps": steps, "parts": [], "dtypes": {},
-        "differences": {}, "first_difference": None, "error": None,
+        "layout": layout, "ran_as": None, "equal": False, "verdict": None, "seconds": seconds, "steps": steps,
+        "parts": [], "dtypes": {},
+        "differences": {}, "first_difference": None, "ill_conditioned": None, "error": None,
         "refused_because": f"{refusal.what}: {refusal.because}" if refusal.because else refusal.what,
     }  # fmt: skip
 
@@ -170,11 +173,14 @@ def proof_of(
         if dtype in DTYPES:  # what rounds more would hide the rest
             _keep_larger(differences, found)
     named = ("part", "dtype", "ran_as")
+    rounding = explained_by_rounding(parts)
     twins = [str(job.plan.layout) for job in jobs if job.plan.layout.devices > 1]  # some parts ask one device alone
     return {
         "layout": str(plan.layout),
         "ran_as": "; ".join(dict.fromkeys(twins or ["single device"])),
         "equal": wrong is None,
+        "verdict": verdict_of(wrong, rounding),
+        "ill_conditioned": rounding,
         "seconds": seconds,
         "steps": steps,
         "parts": [{name: value for name, value in part.items() if name != "first_difference"} for part in parts],
@@ -188,7 +194,8 @@ def proof_of(
 
 def _part_of(job: Job, result: dict[str, Any]) -> dict[str, Any]:
     shown = {name: result[name] for name in ("dtype", "equal", "seconds", "first_difference")}
-    shown |= {name: result[name] for name in ("left_out",) if name in result}  # why a part says nothing
+    # Why a part says nothing, and what rounding has explained.
+    shown |= {name: result[name] for name in ("left_out", "ill_conditioned") if result.get(name)}
     return {"part": job.part, "check": job.check, "ran_as": str(job.plan.layout), **shown}
 
 
@@ -199,13 +206,14 @@ def _keep_larger(kept: dict[str, float], found: dict[str, float]) -> None:
 
 def verify_text(result: dict[str, Any]) -> str:
     """Return the proof in a line: "equal to one device: loss 0, grad norm 3e-8, weights 1e-7 (2.1 s)"."""
-    worst = result["differences"]
     if result["equal"]:
-        sizes = ", ".join(
-            f"{label} {worst[quantity]:.0e}" if worst[quantity] else f"{label} 0"
-            for label, quantity in (("loss", "loss"), ("grad norm", "grad_norm"), ("weights", "weights"))
-        )
-        return f"equal to one device: {sizes}{_ran_as(result['layout'], result['ran_as'])} ({result['seconds']:.1f} s)"
+        rounding = result.get("ill_conditioned")
+        ill = result.get("verdict") == ILL_CONDITIONED
+        sizes = _sizes(rounding["fp64"] if rounding and ill else result["differences"])
+        head = "ill-conditioned, equal to one device in fp64" if ill else "equal to one device"
+        because = f"; {rounding_text(rounding)}" if rounding else ""
+        ran_as = _ran_as(result["layout"], result["ran_as"])
+        return f"{head}: {sizes}{ran_as}{because} ({result['seconds']:.1f} s)"
     first = result["first_difference"]
     if first["quantity"] in WITHOUT_SIZE:
         return (
@@ -217,6 +225,14 @@ def verify_text(result: dict[str, Any]) -> str:
         f" {first['rank']} differs by {first['relative']:.1e} in {first['dtype']} (ratio {first['ratio']:.6g};"
         f" {first['part']}{_ran_as(result['layout'], first['ran_as'])})"
     )
+
+
+def _sizes(worst: dict[str, float]) -> str:
+    """Return the differences that a line has room for; those of whole batches where there are no others."""
+    labels = {"loss": "loss", "grad_norm": "grad norm", "weights": "weights"}
+    if "loss" not in worst:
+        labels = {"whole batch": "whole batch"}
+    return ", ".join(f"{label} {worst[name]:.0e}" if worst[name] else f"{label} 0" for name, label in labels.items())
 
 
 def _ran_as(layout: str, ran_as: str) -> str:

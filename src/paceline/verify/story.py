@@ -9,7 +9,6 @@ device, and so is what the run wrote into its journal.
 from __future__ import annotations
 
 import contextlib
-import copy
 import dataclasses
 import io
 import math
@@ -19,8 +18,6 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
-
-from torch import nn
 
 from paceline.cluster.cluster import ClusterSpec
 from paceline.errors import Requeue
@@ -34,12 +31,14 @@ from paceline.task.data.source import Source, open_sources
 from paceline.task.task import Task
 from paceline.units import Amount
 from paceline.verify.compare import first_difference
+from paceline.verify.conditioning import Again, beyond_rounding, settled
 from paceline.verify.difference import Difference
 from paceline.verify.fold import for_twin
-from paceline.verify.story_cause import explained
+from paceline.verify.reference import with_own_model
+from paceline.verify.story_cause import caused
 from paceline.verify.story_held import journal_differences, restored_differences, step_differences
 from paceline.verify.story_plans import LENGTH, SAVED, Act, acts_of, story_schedule
-from paceline.verify.story_reference import Unbroken, unbroken
+from paceline.verify.story_reference import Unbroken, unbroken, unbroken_again
 from paceline.verify.tolerance import larger
 
 
@@ -56,19 +55,29 @@ def story(
 
     The story has steps of its own number; `steps` and `kept` are there for other checks.
     """
+    exact = dataclasses.replace(plan, precision="fp64")
+    told = _told(task, plan, world, source)
+    return settled(told, lambda: story(task, exact, world, source, items_per_sample))
+
+
+def _told(task: Task, plan: Plan, world: World, source: Source) -> dict[str, Any]:
+    """Return the record of a story in the plan's own precision."""
     began = time.perf_counter()
     spec = _spec(task, plan, world, source)
     found: list[Difference] = []
     first: dict[str, Any] | None = None
+    rounding: dict[str, Any] | None = None
     with _run_dir(world) as run_dir, contextlib.redirect_stdout(io.StringIO()):  # status lines of a run nobody watches
-        for act, expected in _expected(spec, plan, world):
+        for act, expected, again in _expected(spec, plan, world):
             told: list[Difference] = []
             if act.world.size == world.size or world.is_first:
                 told = _play(act, spec, run_dir, expected)
             told = world.share(told)
             found += told
+            wrong, explained = beyond_rounding(told, plan.precision, again, world)
+            rounding = rounding or explained
             if expected.traits is not None:  # on rank 0
-                first = explained(first_difference(told, act.plan, expected.traits), act)
+                first = caused(first_difference(wrong, told, act.plan, expected.traits), act)
             first = world.share(first)
             if first is not None:
                 break
@@ -82,6 +91,7 @@ def story(
         "seconds": time.perf_counter() - began,
         "differences": worst,
         "first_difference": first,
+        "rounding": None if first else rounding,
     }
 
 
@@ -106,15 +116,16 @@ def _spec(task: Task, plan: Plan, world: World, source: Source) -> Spec:
     )
 
 
-def _expected(spec: Spec, plan: Plan, world: World) -> Iterator[tuple[Act, Unbroken]]:
-    """Yield every start of the run with what one device computes, which rank 0 alone knows."""
+def _expected(spec: Spec, plan: Plan, world: World) -> Iterator[tuple[Act, Unbroken, Again | None]]:
+    """Yield every start of the run with what one device computes and how it does again, which rank 0 alone knows."""
     acts = acts_of(spec.task, plan, world)
     known: dict[tuple[int, int], Unbroken] = {}
     for act, last in zip(acts, [acts[1].plan, *(act.plan for act in acts[1:])], strict=True):
         cut = (last.layout.data_degree, last.accumulation)
         if cut not in known:
             known[cut] = unbroken(spec.task, plan, last, spec.run.evaluate_samples) if world.is_first else Unbroken()
-        yield act, known[cut]
+        again = unbroken_again(known[cut], spec.task, plan, last, spec.run.evaluate_samples) if world.is_first else None
+        yield act, known[cut], again
 
 
 def _play(act: Act, spec: Spec, run_dir: Path, expected: Unbroken) -> list[Difference]:
@@ -122,8 +133,7 @@ def _play(act: Act, spec: Spec, run_dir: Path, expected: Unbroken) -> list[Diffe
 
     Every rank of the act's world calls it.
     """
-    if isinstance(spec.task.model, nn.Module):  # it is laid out and trained in place
-        spec = dataclasses.replace(spec, task=dataclasses.replace(spec.task, model=copy.deepcopy(spec.task.model)))
+    spec = dataclasses.replace(spec, task=with_own_model(spec.task))
     items, unit = spec.task.data[0].items_per_sample, spec.task.data[0].unit
     brief = Brief(act.plan, LENGTH, items, unit, "cpu", 1, 1.0, math.nan, 1.0, math.nan, {"facts": {}})
     training = Training(spec, brief, act.world, run_dir)

@@ -5,11 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 from paceline.verify.story_plans import SAVED, Act
+from paceline.verify.story_reference import IN_JOURNAL
 
 STATE = ("weights", "buffers", "moments")
 
 
-def explained(first: dict[str, Any] | None, act: Act) -> dict[str, Any] | None:
+def caused(first: dict[str, Any] | None, act: Act) -> dict[str, Any] | None:
     """Return the first difference with its family and likely cause, where a whole run says more than a single step.
 
     `resumed` says after which resume it was found; it is empty for the start that writes the checkpoint.
@@ -23,7 +24,7 @@ def explained(first: dict[str, Any] | None, act: Act) -> dict[str, Any] | None:
 
 def _cause(first: dict[str, Any], act: Act) -> tuple[str, str] | None:
     quantity, number = first["quantity"], first["step"]
-    if first["name"].endswith("in the journal"):
+    if first["name"].endswith(IN_JOURNAL):
         return "record", "the journal does not say what the run did"
     if quantity == "evaluation":
         return "evaluation", _evaluation(first, act)

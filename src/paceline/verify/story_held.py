@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
+from collections.abc import Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -15,10 +16,16 @@ from paceline.run.loader import StepBatch
 from paceline.run.step import StepStats
 from paceline.run.training import Training
 from paceline.run.world import World
-from paceline.verify.difference import Difference, number_differences, sample_differences, tensor_differences
+from paceline.verify.difference import (
+    Difference,
+    number_differences,
+    sample_differences,
+    tensor_differences,
+    turn_differences,
+)
 from paceline.verify.reference import moments_of
 from paceline.verify.story_plans import SAVED, Act
-from paceline.verify.story_reference import Passed
+from paceline.verify.story_reference import Passed, in_the_journal
 
 Tensors = dict[str, torch.Tensor]
 
@@ -49,8 +56,15 @@ def step_differences(
     return [
         sample_differences(read, passed.step.ids, first, number, world, layout),
         *number_differences(told, _numbers(passed), number, world),
+        *_turns(stats.turns, passed, world),
         *_state_differences(training, passed, act),
     ]
+
+
+def _turns(told: Mapping[str, Any], passed: Passed, world: World) -> list[Difference]:
+    """Return how far the numbers of several objectives are from the device's."""
+    quantities, expected = ("weight", "loss", "grad_norm"), passed.step.turns
+    return [each for name in quantities for each in turn_differences(told, expected, passed.number, world, name)]
 
 
 def journal_differences(run_dir: Path, passed: Passed, act: Act) -> list[Difference]:
@@ -62,10 +76,9 @@ def journal_differences(run_dir: Path, passed: Passed, act: Act) -> list[Differe
     newest = world.share({kind: newest.get(kind, {}) for kind in ("step", "evaluation")})
     step, evaluation = newest["step"], newest["evaluation"]
     told = {name: _number(step, name) for name in NUMBERS}
-    found = [
-        dataclasses.replace(difference, name=f"{difference.name} in the journal")
-        for difference in number_differences(told, _numbers(passed), number, world)
-    ]
+    turns = {name: SimpleNamespace(**turn) for name, turn in step.get("turns", {}).items()}
+    apart = [*number_differences(told, _numbers(passed), number, world), *_turns(turns, passed, world)]
+    found = [in_the_journal(difference) for difference in apart]
     if step.get("sample_ids") != passed.step.ids:
         found.append(Difference("samples", "ids in the journal", number, 0, 1.0, 1.0, math.nan, math.nan))
     if not math.isnan(passed.evaluation):
@@ -91,7 +104,7 @@ def _state_differences(training: Training, passed: Passed, act: Act) -> list[Dif
             module.reshard()  # an evaluation leaves weights gathered; the run goes on with the shards
     ours, expected = _alike(moments_of(model, training.optimizer), step.moments, act.world)
     return [
-        *tensor_differences("weights", dict(model.named_parameters()), step.weights, *where),
+        *tensor_differences("weights", dict(model.named_parameters()), step.weights, *where, passed.start),
         *tensor_differences("buffers", dict(model.named_buffers()), step.buffers, *where),
         *tensor_differences("moments", ours, expected, *where),
     ]

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,13 +21,17 @@ from paceline.run.precision import MASTER_DTYPES, cast_floats
 from paceline.run.world import World
 from paceline.task.data.order import sample_ids
 from paceline.task.data.source import Source
-from paceline.task.objective import resolve_objective
 from paceline.task.task import Task
+from paceline.task.turns import objective_of
+from paceline.verify.conditioning import Again, Narrowest, moved_by_one_ulp, steps_apart
 from paceline.verify.diagnosis import Traits, traits_of
+from paceline.verify.difference import Difference, number_differences
+from paceline.verify.narrow import narrowest_format
 from paceline.verify.reference import ReferenceStep, reference_model, reference_steps
 from paceline.verify.story_plans import SAVED, expected_rate
 from paceline.verify.tolerance import TOLERANCES
 
+IN_JOURNAL = "in the journal"
 HELD_OUT_SEED = 0  # of the order in which held-out samples are taken: the same in every run
 
 
@@ -42,6 +46,7 @@ class Passed:
     step: ReferenceStep
     rate: float
     evaluation: float
+    start: dict[str, torch.Tensor]  # weights before the first step
 
 
 @dataclass(frozen=True)
@@ -58,15 +63,19 @@ class Unbroken:
         return passed
 
 
-def unbroken(task: Task, plan: Plan, last: Plan, samples: int) -> Unbroken:
+def unbroken(task: Task, plan: Plan, last: Plan, samples: int, move: tuple[torch.dtype, int] | None = None) -> Unbroken:
     """Return the story's steps on one device; the last one reads its rows in the micro-batches of the plan `last`.
 
-    The task's data are a pair of sources; the first `samples` of the second are evaluated after every step.
+    The task's data are a pair of sources; the first `samples` of the second are evaluated after every step. `move` is
+    a format and a seed: the weights at the start are moved by a unit in the last place of that format.
     """
     source, held_out = task.data
     items = source.items_per_sample
     model = reference_model(task, source, items, MASTER_DTYPES[plan.precision])
+    if move is not None:
+        moved_by_one_ulp(model, *move)
     traits = traits_of(model)
+    start = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
 
     def rate(step: int) -> float:
         return expected_rate(task.schedule, task.optimizer.lr, step)
@@ -74,10 +83,36 @@ def unbroken(task: Task, plan: Plan, last: Plan, samples: int) -> Unbroken:
     steps = reference_steps(task, plan, source, items, SAVED + 1, model, rate=rate, last=last)
     evaluations = _evaluations(task, plan, model, steps, held_out, samples)
     passed = [
-        Passed(number, dataclasses.replace(step, gradients={}), rate(number), loss)
+        Passed(number, dataclasses.replace(step, gradients={}), rate(number), loss, start)
         for number, (step, loss) in enumerate(zip(steps, evaluations, strict=True), 1)
     ]
     return Unbroken(tuple(passed), traits)
+
+
+def in_the_journal(difference: Difference) -> Difference:
+    """Return the difference as that of a number which the journal keeps."""
+    return dataclasses.replace(difference, name=f"{difference.name} {IN_JOURNAL}")
+
+
+def unbroken_again(known: Unbroken, task: Task, plan: Plan, last: Plan, samples: int) -> Again:
+    """Return how one device computes the same story again."""
+
+    def moved(dtype: torch.dtype, seed: int, made: int) -> Iterator[Difference]:
+        alone = World(0, 1, 0, torch.device("cpu"))
+        others = unbroken(task, plan, last, samples, (dtype, seed)).passed
+        for ours, theirs in zip(others[:made], known.passed, strict=False):
+            held = {"evaluation": ours.evaluation}, {"evaluation": theirs.evaluation}
+            apart = steps_apart(ours.step, theirs.step, (ours.start, theirs.start), theirs.number)
+            apart += number_differences(*held, theirs.number, alone)
+            yield from apart
+            yield from (in_the_journal(difference) for difference in apart)
+
+    def narrowest() -> Narrowest:
+        source, _ = task.data
+        model = reference_model(task, source, source.items_per_sample, MASTER_DTYPES[plan.precision])
+        return narrowest_format(model, task, plan, source)
+
+    return Again(moved, narrowest)
 
 
 @torch.no_grad()
@@ -85,7 +120,7 @@ def _evaluations(
     task: Task, plan: Plan, model: nn.Module, steps: Sequence[ReferenceStep], held_out: Source, samples: int
 ) -> list[float]:
     """Return the mean loss over the first held-out samples of their order, with the weights after each step."""
-    objective = resolve_objective(task.objective, held_out.unit)
+    objective = objective_of(task, held_out.unit)
     count = min(samples, held_out.samples)
     ids = sample_ids(HELD_OUT_SEED, np.arange(count, dtype=np.int64), held_out.samples)
 

@@ -16,7 +16,7 @@ from paceline.plan.layout import Layout, accumulation_for
 from paceline.plan.plan import Plan
 from paceline.plan.stages import fill_pipeline
 from paceline.task.models.sizes import DecoderConfig, MoEConfig, is_named, resolve_decoder
-from paceline.task.task import DataSpec, ModelSpec, ScheduleSpec, Task
+from paceline.task.task import DataSpec, ModelSpec, OptimizerSpec, ScheduleSpec, Task
 from paceline.verify.twin_layout import twin_layout
 
 LARGEST_MICRO_BATCH = 4  # rows of the twin's batch that a rank has at most, where the batch stays in one piece
@@ -27,6 +27,7 @@ LARGEST_EXPERTS = 8
 LARGEST_VOCAB = 521  # a prime: uneven over every number of shards; ids of more are folded into it (fold.py)
 # Adam divides by |g| + eps: with a tiny eps it turns rounding noise in near-zero gradients into whole updates.
 TWIN_EPS = 1e-4
+SMALLEST_8BIT = 256  # values of a block; parameters of fewer keep 32 bits
 SMALLEST_EPS = 1e-8  # as small as fp64 bears
 # Work is cut in parts from these sizes on, so that a small model has a fourth bucket and a second chunk of logits.
 BUCKET_BYTES = 2048
@@ -62,7 +63,7 @@ def twin_task(
     """
     layout = layout or twin_layout(plan.layout)
     eps = max(task.optimizer.eps, SMALLEST_EPS if rows.steady else TWIN_EPS)
-    small: dict[str, Any] = {"optimizer": dataclasses.replace(task.optimizer, eps=eps)}
+    small: dict[str, Any] = {"optimizer": twin_optimizer(dataclasses.replace(task.optimizer, eps=eps))}
     small["schedule"] = twin_schedule(task.schedule, rows)
     small["global_batch"] = dataclasses.replace(task.global_batch, value=_batch(plan, layout, rows), unit="samples")
     if isinstance(task.data, DataSpec) and data_vocab is not None:
@@ -73,7 +74,22 @@ def twin_task(
         # A block for every stage and one more, so that stages are uneven.
         layers = max(1 if rows == LONG else LAYERS, stages + 1 if stages > 1 else 0)
         small["model"] = twin_model(task.model, data_vocab or 0, task, layout, layers)
+    # Every objective has its turn in one of two steps at least, and not in all where it does not.
+    small["turns"] = tuple(dataclasses.replace(turn, every=min(2, turn.every)) for turn in task.turns)
     return dataclasses.replace(task, **small)
+
+
+def twin_optimizer(spec: OptimizerSpec) -> OptimizerSpec:
+    """Return the optimizer with 8-bit states from as few values on as fill a block: a twin's weights are small."""
+    small = {"min_8bit_size": SMALLEST_8BIT}
+
+    def of(name: Any, arguments: dict[str, Any]) -> dict[str, Any]:
+        return {**arguments, **small} if name == "adamw8bit" else arguments
+
+    groups = tuple(
+        dataclasses.replace(group, arguments=of(group.name or spec.name, group.arguments)) for group in spec.groups
+    )
+    return dataclasses.replace(spec, arguments=of(spec.name, spec.arguments), groups=groups)
 
 
 def twin_schedule(schedule: ScheduleSpec, rows: Rows) -> ScheduleSpec:

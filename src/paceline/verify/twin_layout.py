@@ -3,17 +3,21 @@
 Two of a data axis compute what any number does. Of the axes that split a model the third rank does what no other does:
 the middle stage of a pipeline, keys that are passed on in a ring, groups that are no pairs. Where the layout has three
 of such an axis a twin has them too, one axis at a time: three of each at once would be 27 ranks.
+
+Before training, twins are light: instead of one of all axes there are some in which every two axes meet.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import itertools
+from collections.abc import Iterable, Mapping
 
 from paceline.plan.layout import Layout
 
 DATA_AXES = ("dp_replicate", "dp_shard")
 MODEL_AXES = ("cp", "tp", "pp")
 LARGEST_WORLD = 16  # ranks of a twin that has three of an axis; beyond it, other axes are left out of that twin
+LIGHT_WORLD = 12  # ranks of a twin before training: what ranks take grows faster than their number
 
 
 def twin_layout(layout: Layout) -> Layout:
@@ -26,16 +30,52 @@ def twin_layouts(layout: Layout) -> tuple[Layout, ...]:
 
     Every axis is in one of them at least, and all of them together, unless that takes more than LARGEST_WORLD ranks.
     """
-    lowest = {axis: _least(layout, axis, 2) for axis in (*DATA_AXES, *MODEL_AXES)}
-    deep = [axis for axis in MODEL_AXES if _least(layout, axis, 3) > lowest[axis]]
-    found: list[dict[str, int]] = []
-    for axis in deep:
-        found.append(_within({**lowest, axis: _least(layout, axis, 3)}, axis))
-    whole = any(all(twin[axis] >= lowest[axis] for axis in lowest) for twin in found)
-    if not whole:
-        found.insert(0, lowest if deep else _with_more_data_ranks(layout, lowest))
-    twins = [Layout(**twin, ep=_expert_degree(layout, twin["dp_shard"] * twin["cp"])) for twin in found]
-    return tuple(dict.fromkeys(twins))
+    lowest = _lowest(layout)
+    found = _deep_twins(layout, LARGEST_WORLD)
+    if not any(all(twin[axis] >= lowest[axis] for axis in lowest) for twin in found):
+        found.insert(0, lowest if found else _with_more_data_ranks(layout, lowest))
+    return _layouts(layout, found)
+
+
+def light_layouts(layout: Layout) -> tuple[Layout, ...]:
+    """Return the layouts that the proof before training runs: the same, or of few ranks, every two axes in one of them.
+
+    A mistake that takes three axes at once shows in `twin_layouts` alone.
+    """
+    twins = twin_layouts(layout)
+    if max(twin.devices for twin in twins) <= LIGHT_WORLD:
+        return twins
+    lowest = _lowest(layout)
+    found = _deep_twins(layout, LIGHT_WORLD)
+    used = [axis for axis, degree in lowest.items() if degree > 1]
+    for pair in itertools.combinations(used, 2):
+        if not any(all(twin[axis] > 1 for axis in pair) for twin in found):
+            found.append(_filled({axis: lowest[axis] if axis in pair else 1 for axis in lowest}, lowest))
+    return _layouts(layout, found)
+
+
+def _lowest(layout: Layout) -> dict[str, int]:
+    return {axis: _least(layout, axis, 2) for axis in (*DATA_AXES, *MODEL_AXES)}
+
+
+def _deep_twins(layout: Layout, world: int) -> list[dict[str, int]]:
+    """Return a twin for each axis of which the layout has three, with so many of it and up to `world` ranks."""
+    lowest = _lowest(layout)
+    deep = {axis: _least(layout, axis, 3) for axis in MODEL_AXES}
+    return [_within({**lowest, axis: degree}, axis, world) for axis, degree in deep.items() if degree > lowest[axis]]
+
+
+def _layouts(layout: Layout, twins: Iterable[Mapping[str, int]]) -> tuple[Layout, ...]:
+    found = (Layout(**twin, ep=_expert_degree(layout, twin["dp_shard"] * twin["cp"])) for twin in twins)
+    return tuple(dict.fromkeys(found))
+
+
+def _filled(twin: Mapping[str, int], lowest: Mapping[str, int]) -> dict[str, int]:
+    """Return the twin with more of the axes, as long as it has no more than LIGHT_WORLD ranks."""
+    for axis, degree in lowest.items():
+        more = {**twin, axis: max(degree, twin[axis])}
+        twin = more if Layout(**more).devices <= LIGHT_WORLD else twin
+    return dict(twin)
 
 
 def _least(layout: Layout, axis: str, least: int) -> int:
@@ -49,10 +89,10 @@ def _least(layout: Layout, axis: str, least: int) -> int:
     return next((fewer for fewer in range(least, degree) if not divides or degree % fewer == 0), degree)
 
 
-def _within(twin: dict[str, int], axis: str) -> dict[str, int]:
-    """Return the twin without so many axes, data axes first, that it has LARGEST_WORLD ranks at most."""
+def _within(twin: dict[str, int], axis: str, world: int) -> dict[str, int]:
+    """Return the twin without so many axes, data axes first, that it has `world` ranks at most."""
     for other in (*DATA_AXES, *MODEL_AXES):
-        if Layout(**twin).devices > LARGEST_WORLD and other != axis:
+        if Layout(**twin).devices > world and other != axis:
             twin = {**twin, other: 1}
     return twin
 
@@ -74,8 +114,3 @@ def _expert_degree(layout: Layout, devices: int) -> int:
     fitting = [degree for degree in range(2, devices + 1) if devices % degree == 0]
     fitting = [degree for degree in fitting if degree < devices or not shared] or fitting
     return max((degree for degree in fitting if degree <= layout.ep), default=fitting[0])
-
-
-def ran_as(layout: Layout) -> str:
-    """Return what a layout's proof ran as, in words: its twins."""
-    return "; ".join(map(str, twin_layouts(layout)))

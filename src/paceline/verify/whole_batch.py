@@ -7,7 +7,9 @@ layout, while each layout equals a reference that is cut in the same way. One de
 
 from __future__ import annotations
 
+import dataclasses
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,8 +26,11 @@ from paceline.run.world import World
 from paceline.task.coupling import is_coupled
 from paceline.task.data.order import sample_ids
 from paceline.task.data.source import Source
-from paceline.task.objective import Objective, resolve_objective
 from paceline.task.task import Task
+from paceline.task.turns import Turn, turns_of
+from paceline.verify.conditioning import Again, beyond_rounding, moved_by_one_ulp, settled
+from paceline.verify.difference import Difference
+from paceline.verify.narrow import narrowest_format
 from paceline.verify.reference import reference_model, reference_randomness
 from paceline.verify.tolerance import FLOOR, tolerance
 
@@ -59,18 +64,21 @@ def whole_batch(
     """
     began = time.perf_counter()
     model = reference_model(task, source, items_per_sample, torch.float64)
-    objective = resolve_objective(task.objective, source.unit)
-    count = plan.batch_samples
-    randomness = reference_randomness(task, plan, source, model, objective, torch.float64)
-    not_compared = _why_not(model, objective, randomness.survey.strays)
-    first, relative = None, 0.0
-    if not_compared is None:
-        whole, *others = (_numbers(task, source, model, objective, randomness, sizes) for sizes in cuts(count))
+    turns = turns_of(task, source.unit)
+    randomness = reference_randomness(task, plan, source, model, [turn.objective for turn in turns], torch.float64)
+    not_compared = _why_not(model, turns, randomness.survey.strays)
+    first, rounding, relative = None, None, 0.0
+    for turn in turns if not_compared is None else ():
+        cut = (_numbers(task, source, model, turn, randomness, sizes) for sizes in cuts(plan.batch_samples))
+        whole, *others = cut
         found = [(difference, other) for other in others for difference in _differences(whole, other)]
-        relative = max(difference.relative for difference, _ in found)
+        relative = max(relative, *(difference.relative for difference, _ in found))
         wrong = [(d, other) for d, other in found if not d.relative <= tolerance(QUANTITY, "fp64")]
-        first = _first(wrong, whole) if wrong else None
-    return {
+        wrong, explained = _beyond_rounding(wrong, whole, turn, task, plan, source, items_per_sample)
+        rounding = rounding or explained
+        if wrong and first is None:
+            first = _first(wrong, whole, turn)
+    record = {
         "equal": first is None,
         "dtype": "fp64",
         "steps": 1,
@@ -78,12 +86,49 @@ def whole_batch(
         "differences": {QUANTITY: relative},
         "first_difference": first,
         "not_compared": not_compared,
+        "rounding": rounding,
     }
+    return settled(record, dict)
 
 
-def _why_not(model: nn.Module, objective: Objective, strays: tuple[str, ...]) -> str | None:
-    if is_coupled(model, objective):
-        return 'coupled = "batch" is declared: the batch is never cut'
+def _beyond_rounding(
+    wrong: list[tuple[_Difference, _Numbers]],
+    whole: _Numbers,
+    turn: Turn,
+    task: Task,
+    plan: Plan,
+    source: Source,
+    items: int,
+) -> tuple[list[tuple[_Difference, _Numbers]], dict[str, Any] | None]:
+    """Return the differences that rounding does not explain, and a record of those it does (conditioning.py)."""
+    if not wrong:
+        return wrong, None
+
+    def model() -> nn.Module:
+        return reference_model(task, source, items, torch.float64)
+
+    def moved(dtype: torch.dtype, seed: int, made: int) -> list[Difference]:
+        other = model()
+        moved_by_one_ulp(other, dtype, seed)
+        randomness = reference_randomness(task, plan, source, other, [turn.objective], torch.float64)
+        numbers = _numbers(task, source, other, turn, randomness, whole.sizes)
+        return [_in_the_shape_of_a_layouts(d) for d in _differences(whole, numbers)]
+
+    exact = dataclasses.replace(plan, precision="fp64")
+    again = Again(moved, lambda: narrowest_format(model(), task, exact, source))
+    found = [_in_the_shape_of_a_layouts(d) for d, _ in wrong]
+    left, rounding = beyond_rounding(found, "fp64", again, World(0, 1, 0, torch.device("cpu")))
+    kept = [pair for pair, shaped in zip(wrong, found, strict=True) if shaped in left]
+    return kept, rounding
+
+
+def _in_the_shape_of_a_layouts(d: _Difference) -> Difference:
+    return Difference(QUANTITY, d.name, 1, 0, d.relative, d.ratio, d.cut, d.whole)
+
+
+def _why_not(model: nn.Module, turns: Sequence[Turn], strays: tuple[str, ...]) -> str | None:
+    if any(is_coupled(model, turn.objective) for turn in turns):
+        return "rows see each other, as is declared or in an nn.SyncBatchNorm: the batch is never cut"
     return f"random numbers that belong to no sample: {'; '.join(strays)}" if strays else None
 
 
@@ -108,7 +153,7 @@ def _numbers(
     task: Task,
     source: Source,
     model: nn.Module,
-    objective: Objective,
+    turn: Turn,
     randomness: SampleRandomness,
     sizes: tuple[int, ...],
 ) -> _Numbers:
@@ -120,8 +165,8 @@ def _numbers(
     for size in sizes:
         positions = np.arange(start, start + size, dtype=np.int64)
         data = source.read(sample_ids(task.seed, positions, source.samples), positions)
-        with randomness.during(SampleRows(positions, 1, length_of(data))):
-            loss_sum, count = objective(model, cast_floats(data, torch.float64))
+        with randomness.during(SampleRows(positions, turn.draws_as(1), length_of(data))):
+            loss_sum, count = turn.objective(model, cast_floats(data, torch.float64))
         loss_sum.backward()
         piece = float(loss_sum.detach())
         loss, magnitude, weight, start = loss + piece, magnitude + abs(piece), weight + float(count), start + size
@@ -152,17 +197,18 @@ def _differences(whole: _Numbers, cut: _Numbers) -> list[_Difference]:
     return found
 
 
-def _first(wrong: list[tuple[_Difference, _Numbers]], whole: _Numbers) -> dict[str, Any]:
+def _first(wrong: list[tuple[_Difference, _Numbers]], whole: _Numbers, turn: Turn) -> dict[str, Any]:
     """Return the first difference as plain data, in the shape of those of a layout."""
     difference, cut = wrong[0]
     names = list(dict.fromkeys(d.name for d, _ in wrong))
+    of = f" of {turn.name}" if turn.name else ""
     pieces = " + ".join(map(str, cut.sizes))
     shown = (
-        f"{difference.name} of {sum(whole.sizes)} rows is {difference.whole:.6g} an item in one piece and"
+        f"{difference.name}{of} of {sum(whole.sizes)} rows is {difference.whole:.6g} an item in one piece and"
         f" {difference.cut:.6g} in pieces of {pieces}"
     )
     return {
-        "quantity": QUANTITY, "name": difference.name, "step": 1, "rank": 0, "relative": difference.relative,
+        "quantity": QUANTITY, "name": f"{difference.name}{of}", "step": 1, "rank": 0, "relative": difference.relative,
         "ratio": difference.ratio, "ours": difference.cut, "reference": difference.whole, "copies_agree": True,
         "tensors": names[:LISTED], "tensors_in_all": len(names), "family": FAMILY, "likely": LIKELY.format(shown=shown),
     }  # fmt: skip

@@ -89,16 +89,19 @@ def _prepare(specs: Sequence[Path]) -> None:
 def _load_named(task: Task) -> None:
     """Import what the task names of the user's modules: what fails there fails here, before any rank waits."""
     from paceline.task.imports import is_import_path, load_object
-    from paceline.task.optimizers import names_of
+    from paceline.task.optimizers import RULES, names_of
+    from paceline.task.turn_specs import objectives_named
 
     named = {
         "task.model.name": getattr(task.model, "name", None),
         "task.data.source": getattr(task.data, "source", None),
         "task.data.collate": getattr(task.data, "collate", None),
-        "task.objective": task.objective,
+        **objectives_named(task),
         **{f"task.optimizer.name ({name})": name for name in names_of(task.optimizer)},
     }
     for option, name in named.items():
+        rule = RULES.get(name) if isinstance(name, str) and option.startswith("task.optimizer") else None
+        name = rule.path if rule and rule.extra else name
         if isinstance(name, str) and is_import_path(name):
             load_object(name, option)
 

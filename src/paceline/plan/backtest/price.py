@@ -35,7 +35,7 @@ from paceline.task.profile import ModelProfile
 OUTSIDE = {"allocated": ("runtime", "allocator buffers"), "reserved": ("runtime",), "device": ()}
 # Terms of a step's time that are no part of a layer's forward and backward pass.
 BESIDE_LAYERS = ("optimizer", "fixed step overhead", "casts and gradient sums", "operator launches",
-                 "parameter gathering", "gradient reduction")  # fmt: skip
+                 "parameter gathering", "gradient reduction", "optimizer gathering")  # fmt: skip
 
 # What the source of a table says of the program that was measured, where it is not Megatron-LM as it comes. Training in
 # fp16, or with attention that is not fused, is of 2021 and 2022.

@@ -20,7 +20,7 @@ from paceline.plan.cost.measured import measured_text
 from paceline.plan.cost.parts import AGAIN, MODES
 from paceline.plan.cost.rates import ATTENTION_PASSES, BYTES
 from paceline.plan.plan import SAVED_KINDS
-from paceline.task.optimizers import state_values
+from paceline.task.optimizers import gathered_values, state_values
 
 # Per operator under selective recompute: a policy in Python sees every operator of both passes.
 SELECTIVE_SECONDS_PER_OPERATOR = 15e-6
@@ -181,29 +181,37 @@ def optimizer_column(sheet: Sheet) -> Column:
     """Return the seconds of clipping and updating this device's share of the parameters.
 
     AdamW reads weight, gradient and two moments and writes all but the gradient: 7 values; SGD with momentum 5.
-    The norm reads each gradient once, clipping reads and writes it: 3 values.
+    The norm reads each gradient once, clipping reads and writes it: 3 values. A rule that gathers whole parameters
+    (gathers.py) updates all of them on every device.
     """
     rates, columns, context = sheet.rates, sheet.columns, sheet.context
     values, size = 2 * state_values(context.optimizer) + 3, state_bytes(columns.precision)
     local = sheet.heaviest.parameters / columns.tp / columns.state_degree
+    updated = sheet.heaviest.parameters if gathered_values(context.optimizer) else local
     if sheet.measured:
         each = sheet.measured.update_seconds / sheet.measured.update_parameters
         return Column(
             "optimizer",
-            local * each,
+            updated * each,
             SOURCES.index("measured"),
-            lambda i: f"{local[i]:,.0f} parameters x {each * 1e9:.3g} ns for norm, clipping and update, as measured",
+            lambda i: f"{updated[i]:,.0f} parameters x {each * 1e9:.3g} ns for norm, clipping and update, as measured",
             "measured on the task itself",
         )
-    update = local * size * values / rates.optimizer_rate.value
+    update = updated * size * values / rates.optimizer_rate.value
     clip = local * size * 3 / rates.memory_rate
+
+    def text(i: int) -> str:
+        if updated[i] == local[i]:
+            both = f"({values} updated / update rate + 3 clipped / memory bandwidth)"
+            return f"{local[i]:,.0f} parameters x {size} B x {both}"
+        clipped = f"{local[i]:,.0f} parameters x {size} B x 3 clipped / memory bandwidth"
+        return f"{updated[i]:,.0f} parameters x {size} B x {values} updated, on every device / update rate + {clipped}"
+
     return Column(
         "optimizer",
         update + clip,
         SOURCES.index(rates.optimizer_rate.source),
-        lambda i: (
-            f"{local[i]:,.0f} parameters x {size} B x ({values} updated / update rate + 3 clipped / memory bandwidth)"
-        ),
+        text,
         COUNTED,
     )
 

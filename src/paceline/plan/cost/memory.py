@@ -17,11 +17,12 @@ import numpy as np
 from paceline.cluster.cluster import SOURCES
 from paceline.plan.cost.columns import Columns, Flags, Floats, Ints
 from paceline.plan.cost.compute import state_bytes
+from paceline.plan.cost.gathers import gathered_memory
 from paceline.plan.cost.inputs import Column, Sheet, in_modes, total
 from paceline.plan.cost.network import BUCKET_BYTES
 from paceline.plan.cost.offload import MOVING_BLOCKS, optimizer_held, optimizer_text, rests_on_host
 from paceline.plan.cost.parts import Parts
-from paceline.task.optimizers import state_values
+from paceline.task.optimizers import gathered_values, state_values
 
 # What a CPU's allocator keeps beyond what is in use, as a part of activations and transients: eight runs of small
 # decoders on one machine missed 16 to 20 % of large sums and more of small ones.
@@ -127,7 +128,7 @@ class Held:
         if software.master_weights:
             weights = self.compute * self.local_parameters / np.where(self.plans.zero == 3, self.plans.state_degree, 1)
             values, resting = values + 1, f"{self.compute} B"
-        short_lived = [self._activations(), self._transients()]
+        short_lived, copies = [self._activations(), self._transients()], self._weight_copies()
         on_cpu = context.cluster.device.kind == "cpu"
         runtime = context.cluster.device.runtime_bytes
         held = [
@@ -148,11 +149,14 @@ class Held:
                 ),
                 "ZeRO (Rajbhandari et al. 2020)",
             ),
-            self._weight_copies(),
+            copies,
             *short_lived,
             self._buffers(),
             self._loss_buffers(),
         ]
+        if gathered_values(context.optimizer):
+            idle = total([*short_lived, copies])
+            held.append(gathered_memory(self.plans, self.parts, context.optimizer, idle))
         # A caching allocator holds on to blocks that no tensor fills: the more buffers of different sizes come and go,
         # the more. A CPU's does so for all that comes and goes.
         doublings = np.log2(self.plans.tp) + 2 * np.log2(self.plans.pp)

@@ -14,6 +14,7 @@ from paceline.cluster.cluster import Cluster
 from paceline.plan.cost.axes import axis_columns, bubble_columns
 from paceline.plan.cost.columns import Columns, Floats
 from paceline.plan.cost.compute import compute_columns, fixed_column, launch_column, matrix_peak, optimizer_column
+from paceline.plan.cost.gathers import gather_columns
 from paceline.plan.cost.inputs import Column, Context, Sheet, terms_of, total
 from paceline.plan.cost.intervals import memory_estimate, memory_widths, time_estimate, with_intervals
 from paceline.plan.cost.learnt import learnt_memory, learnt_memory_spread, learnt_time, learnt_time_spread
@@ -58,7 +59,7 @@ def time_columns(sheet: Sheet) -> list[Column]:
     bubble = bubble_columns(sheet, compute, inside)
     network = network_columns(sheet, total(compute))
     moved = offload_columns(sheet, total(compute))
-    ends = [optimizer_column(sheet), *moved, *flush_columns(sheet), fixed_column(sheet)]
+    ends = [optimizer_column(sheet), *gather_columns(sheet), *moved, *flush_columns(sheet), fixed_column(sheet)]
     formulas = [*compute, *inside, *bubble, *network, *ends]
     return [*formulas, *learnt_time(sheet, formulas)]
 

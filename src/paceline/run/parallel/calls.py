@@ -54,11 +54,11 @@ class Calls:
             unit.register_forward_pre_hook(self._before(number), prepend=True)
             unit.register_forward_hook(self._after(number), prepend=True)
 
-    def begin(self) -> None:
-        """Begin a pass; the last one is over."""
+    def begin(self, turn: int = 0) -> None:
+        """Begin a pass of an objective; the last one is over."""
         self._end()
-        # A pass with gradients and one without may differ.
-        self._path, self._open = hash(("pass", torch.is_grad_enabled())), True
+        # A pass with gradients and one without may differ, and so may those of several objectives.
+        self._path, self._open = hash(("pass", torch.is_grad_enabled(), turn)), True
 
     def _before(self, number: int) -> Any:
         def called(*_: Any) -> None:

@@ -37,7 +37,7 @@ def entry_of(model: nn.Module, gradients: Any, device: torch.device) -> Callable
     return _Entry(gradients, calls)
 
 
-def call(objective: Objective, model: nn.Module, batch: Any) -> Any:
+def call(objective: Objective, model: nn.Module, batch: Any, turn: int = 0) -> Any:
     """Return what the objective returns for a model that needs no more."""
     return objective(model, batch)
 
@@ -47,13 +47,13 @@ class _Entry:
     gradients: ShardedGradients
     calls: Calls | None
 
-    def __call__(self, objective: Objective, model: nn.Module, batch: Any) -> Any:
-        """Return what the objective returns."""
+    def __call__(self, objective: Objective, model: nn.Module, batch: Any, turn: int = 0) -> Any:
+        """Return what the objective of a turn returns."""
         assert isinstance(model, FSDPModule)
         state = model._get_fsdp_state()
         state._lazy_init()  # a block that is called first would take itself for the root
         if self.calls is not None:
-            self.calls.begin()
+            self.calls.begin(turn)
         self.gradients.gather()
         try:
             loss_sum, weight = objective(model, batch)

@@ -13,6 +13,7 @@ DEPTH = 8
 _SILENT = ("torch.nn.modules.dropout",)  # modules that are their caller's tool: where they are called says more
 _SKIPPED = ("torch.nn.modules.module", "contextlib")
 CHECKPOINT = "torch.utils.checkpoint"
+_OURS = ("paceline.run.randomness.", "paceline.task.reading")  # between a program and its caller, and not always there
 _ENDS = (CHECKPOINT, "paceline.run.", "paceline.verify.")  # callers of a program, in two ways or more
 
 
@@ -25,7 +26,7 @@ def site_of_caller(module_of: Callable[[Any], object] = lambda found: None) -> S
     found: list[tuple[CodeType, int]] = []
     while frame is not None and len(found) < DEPTH:
         name = frame.f_globals.get("__name__", "")
-        ours = name.startswith("paceline.run.randomness.")
+        ours = name.startswith(_OURS)
         if name.startswith(_ENDS) and not ours:
             if name == CHECKPOINT:
                 module_of(None)

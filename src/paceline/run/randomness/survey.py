@@ -7,7 +7,7 @@ does not is shared by all. No shape alone could tell: with one sample, or where 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -71,6 +71,19 @@ def survey(model: nn.Module, objective: Callable[[nn.Module, Any], Any], batch: 
             for parameter, grad in grads:  # an objective may go backward itself
                 parameter.grad = grad
     return replace(_concluded(few, more, length_of(batch)), unread=unread)
+
+
+def survey_all(
+    model: nn.Module, objectives: Iterable[Callable[[nn.Module, Any], Any]], batch: Any, device: torch.device
+) -> Survey:
+    """Return what looks at several objectives of one model tell together."""
+    found = [survey(model, objective, batch, device) for objective in objectives]
+    sites = dict.fromkeys(site for one in found for site in one.patterns)
+    patterns = {site: tuple(dict.fromkeys(p for one in found for p in one.patterns.get(site, ()))) for site in sites}
+    strays = dict.fromkeys(stray for one in found for stray in one.strays)
+    modules = dict.fromkeys(kind for one in found for kind in one.modules)
+    unread = [name for name in found[0].unread if all(name in one.unread for one in found)]
+    return Survey(patterns, tuple(strays), tuple(modules), tuple(unread))
 
 
 def _look(model: nn.Module, objective: Any, batch: Any, device: torch.device, count: int) -> _Observer:

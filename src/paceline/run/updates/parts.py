@@ -63,6 +63,8 @@ class LocalPart:
     def step(self) -> None:
         """Update every weight that has a gradient."""
         changed = [weight for weight in self._plain if weight.grad is not None]
+        if not changed:  # another objective's turn
+            return
         for ours, theirs in zip(self._groups, self._worker.param_groups, strict=True):
             theirs.update(options(ours))
         for weight in changed:

@@ -12,11 +12,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
 
 from paceline.errors import ConfigError
 from paceline.task.imports import is_import_path, load_object
 from paceline.task.models.absent import Absent
+from paceline.task.models.batch_norm import WholeBatchNorm, adopt_synced, takes_batch_statistics
 from paceline.task.models.decoder import Decoder
 from paceline.task.models.huggingface import HEAD, PREFIX, LazyTensors, check_hf_config, hf_name, read_safetensors
 from paceline.task.models.huggingface_moe import StackedExperts
@@ -37,7 +37,7 @@ def build_model(model: Model, data_vocab: int, seq_len: int, seed: int, device: 
     after `to_empty`. Raises ConfigError for whatever in this is the user's to mend.
     """
     if isinstance(model, nn.Module):
-        return start_training(model if device != "meta" else copy.deepcopy(model).to("meta"))
+        return start_training(adopt_synced(model if device != "meta" else copy.deepcopy(model).to("meta")))
     if not isinstance(model, ModelSpec):
         if not callable(model):
             raise ConfigError(
@@ -135,8 +135,8 @@ def evaluating(model: nn.Module) -> Iterator[None]:
 
 
 def has_batch_statistics(model: nn.Module) -> bool:
-    """Return whether the forward pass takes statistics over the micro-batch: BatchNorm in train mode."""
-    return any(isinstance(module, _BatchNorm) and module.training for module in model.modules())
+    """Return whether the forward pass takes statistics over the micro-batch: BatchNorm in train mode, not Sync."""
+    return any(takes_batch_statistics(m) and not isinstance(m, WholeBatchNorm) for m in model.modules())
 
 
 def _aliases(model: nn.Module) -> Iterator[str]:
@@ -201,7 +201,7 @@ def _call_factory(factory: Any, arguments: dict[str, Any], name: str, seed: int,
             f"the model factory '{name}' returned {type(built).__name__}", "it must return a torch.nn.Module",
             "return the module itself, not its class or a pair",
         )  # fmt: skip
-    return start_training(built)
+    return start_training(adopt_synced(built))
 
 
 @contextlib.contextmanager

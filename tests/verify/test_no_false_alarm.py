@@ -1,0 +1,53 @@
+"""Correct set-ups are never called unequal, however badly conditioned; test_conditioning.py has the mistakes."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from proving import verdicts
+from set_ups import SetUp, set_ups
+from write_no_false_alarm import RECORD
+
+ALL = set_ups()
+
+
+@pytest.fixture(scope="module")
+def cheap() -> dict[str, Any]:
+    return verdicts([one for one in ALL if one.cheap])
+
+
+@pytest.fixture(scope="module")
+def dear() -> dict[str, Any]:
+    return verdicts([one for one in ALL if not one.cheap])
+
+
+def assert_told(one: SetUp, found: dict[str, Any]) -> None:
+    said, records = found[one.name]
+    assert said in one.verdicts, (said, [(r["first_difference"], r.get("ill_conditioned")) for r in records])
+
+
+def test_there_are_sixty() -> None:
+    assert len({one.name for one in ALL}) == len(ALL) >= 60
+    assert sum(one.cheap for one in ALL) == 8
+    assert {one.plan.layout.devices for one in ALL} == {2, 3, 4, 5}
+
+
+def test_the_figures_are_of_these_set_ups_and_none_is_unequal() -> None:
+    record = json.loads(RECORD.read_text(encoding="utf-8"))
+    assert list(record["set_ups"]) == [one.name for one in ALL], "run tests/verify/write_no_false_alarm.py again"
+    for one in ALL:
+        assert record["set_ups"][one.name]["verdict"] in one.verdicts
+    assert sum(record["counts"].values()) == len(ALL)
+
+
+@pytest.mark.parametrize("one", [one for one in ALL if one.cheap], ids=lambda one: one.name)
+def test_a_correct_set_up_is_not_called_unequal(one: SetUp, cheap: dict[str, Any]) -> None:
+    assert_told(one, cheap)
+
+
+@pytest.mark.deep
+@pytest.mark.parametrize("one", [one for one in ALL if not one.cheap], ids=lambda one: one.name)
+def test_more_correct_set_ups_are_not_called_unequal(one: SetUp, dear: dict[str, Any]) -> None:
+    assert_told(one, dear)
