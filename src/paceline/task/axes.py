@@ -12,6 +12,11 @@ SEQUENCE_RULE = (
     "(next_token, or one of your own with an attribute sums_over_tokens = True)"
 )
 
+TOKEN_SUM_RULE = (
+    "ranks share sequences where the objective is a sum over tokens (next_token, or one of your own with an attribute "
+    "sums_over_tokens = True, which hands the model the batch's positions as position_ids)"
+)
+
 CLOSED_AXES = {
     "tp": "splitting a layer's matrices needs rules for this model: an attribute `paceline_rules` that names its"
     " column, row and vocabulary layers; dp_replicate and dp_shard need none",

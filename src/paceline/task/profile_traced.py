@@ -15,7 +15,15 @@ from torch.utils._pytree import tree_leaves
 
 from paceline.cluster.host import usable_memory_bytes
 from paceline.errors import ConfigError
-from paceline.task.axes import BATCH_STATISTICS, SYNCED_STATISTICS, closed_axes, coupled_axes, stray_axes
+from paceline.task.axes import (
+    BATCH_STATISTICS,
+    SEQUENCE_RULE,
+    SYNCED_STATISTICS,
+    TOKEN_SUM_RULE,
+    closed_axes,
+    coupled_axes,
+    stray_axes,
+)
 from paceline.task.coupling import declares_coupling, gathers_rows
 from paceline.task.declared import expert_axis, is_routed, tensor_axis
 from paceline.task.models.attention import can_share_sequences
@@ -65,9 +73,8 @@ def profile_module(
     whole_batch = {**stray_axes({name for count in counts for name in count.strays}), **whole_batch}
     axes = tuple(axis for axis in ("dp_replicate", "dp_shard") if axis not in whole_batch)
     limits, because = tensor_axis(model)
-    unshared = why_unshared(model, _length(example_batch)) if is_transformers(model) else ""
-    shares = not unshared if is_transformers(model) else can_share_sequences(model)
-    takes_parts = shares and takes_sequence_parts(objective)
+    unshared = _unshared(model, objective, example_batch)
+    takes_parts = unshared == ""
     chained = chain_of(model) is not None  # BatchNorm closes pp again
     opened = [*(["tp"] if limits else []), *(["cp"] if takes_parts else []), *(["pp"] if chained else [])]
     opened += ["ep"] if experts else []
@@ -241,6 +248,13 @@ def _rows(batch: Any) -> int:
             "batches whose tensors all have one row per sample",
         )  # fmt: skip
     return rows.pop()
+
+
+def _unshared(model: nn.Module, objective: Callable[..., Any], batch: Any) -> str:
+    """Return why ranks cannot share the sequences of a batch, "" where they can."""
+    if not is_transformers(model):
+        return "" if can_share_sequences(model) and takes_sequence_parts(objective) else SEQUENCE_RULE
+    return why_unshared(model, _length(batch)) if takes_sequence_parts(objective) else TOKEN_SUM_RULE
 
 
 def _length(batch: Any) -> int:
