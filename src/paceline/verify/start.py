@@ -24,6 +24,7 @@ from paceline.verify.tolerance import DTYPES, QUANTITIES, WITHOUT_SIZE, larger
 from paceline.verify.twin import LARGEST_MICRO_BATCH, mixed_modes
 
 STEPS = 3
+ONE_DEVICE = str(Layout())
 Say = Callable[[str], None]
 
 
@@ -173,7 +174,7 @@ def proof_of(
     twins = [str(job.plan.layout) for job in jobs if job.plan.layout.devices > 1]  # some parts ask one device alone
     return {
         "layout": str(plan.layout),
-        "ran_as": "; ".join(dict.fromkeys(twins or ["single device"])),
+        "ran_as": "; ".join(dict.fromkeys(twins or [ONE_DEVICE])),
         "equal": wrong is None,
         "seconds": seconds,
         "steps": steps,
@@ -200,6 +201,8 @@ def _keep_larger(kept: dict[str, float], found: dict[str, float]) -> None:
 def verify_text(result: dict[str, Any]) -> str:
     """Return the proof in a line: "equal to one device: loss 0, grad norm 3e-8, weights 1e-7 (2.1 s)"."""
     worst = result["differences"]
+    if result["equal"] and {part["check"] for part in result.get("parts", ())} == {"whole batch"}:
+        return f"the loss is the same however the batch is cut: {worst['whole batch']:.0e} ({result['seconds']:.1f} s)"
     if result["equal"]:
         sizes = ", ".join(
             f"{label} {worst[quantity]:.0e}" if worst[quantity] else f"{label} 0"
@@ -227,8 +230,11 @@ def _ran_as(layout: str, ran_as: str) -> str:
 def failure_of(result: dict[str, Any]) -> VerificationFailed:
     """Return the error for a layout that is not equal to one device."""
     first = result["first_difference"]
+    cut = result["layout"] == ONE_DEVICE and first["quantity"] == "whole batch"
     return VerificationFailed(
-        f"layout {result['layout']} does not compute the numbers of one device",
+        "the batch cannot be cut into micro-batches"
+        if cut
+        else f"layout {result['layout']} does not compute the numbers of one device",
         f"{verify_text(result)}; likely cause ({first['family']}): {first['likely']}",
         "paceline verify SPEC --json for every quantity; --no-verify trains all the same",
     )
