@@ -138,8 +138,9 @@ def test_batch_statistics_leave_one_device_and_one_micro_batch():
     result = found(where=cluster(1), model=model, batch=8)
     assert {c.plan.micro_batch for c in result.candidates} == {8}
     assert any(refusal.because == why for refusal in result.refused)
-    with pytest.raises(DoesNotFit):
+    with pytest.raises(DoesNotFit) as refused:
         found(model=model)
+    assert refused.value.because == why, "and not that the model has no experts"
 
 
 def test_precision_follows_the_measured_rates():

@@ -93,6 +93,51 @@ class Capped(Net):
         return 30 * torch.tanh(super().forward(tokens) / 30)
 
 
+class CutAfterTwo(Net):
+    """Stops the gradient after its second layer, by a count that each stage begins anew: no loss tells."""
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        """Return logits [rows, seq, vocab]."""
+        x = self.embed(tokens)
+        for index, layer in enumerate(self.layers):
+            x = x + layer(x)
+            x = x.detach() if index == 1 else x
+        return self.head(x)
+
+
+class Scales(torch.autograd.Function):
+    """Hands on what it is given, and a multiple of the gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, by: float) -> torch.Tensor:
+        ctx.by = by
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None]:
+        return grad * ctx.by, None
+
+
+class ScaledOnce(Net):
+    """Damps the gradient of its embedding as it enters the blocks, which every stage would do again."""
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        """Return logits [rows, seq, vocab]."""
+        x = Scales.apply(self.embed(tokens), 0.1)
+        for layer in self.layers:
+            x = x + layer(x)
+        return self.head(x)
+
+
+@pytest.mark.parametrize("model", [CutAfterTwo, ScaledOnce])
+def test_a_chain_of_the_same_loss_and_other_gradients_is_refused(model: type[nn.Module]) -> None:
+    plan = piped(TWO, precision="fp32", stages=(2, 2))
+    with pytest.raises(ConfigError, match="is not the chain that its rules declare") as refused:
+        run_ranks(weights_held, 2, decoder_task(model=model, objective="next_token"), plan)
+    assert "give layers." in refused.value.because or "give embed." in refused.value.because
+    assert "a gradient of norm" in refused.value.because and "a loss of" not in refused.value.because
+
+
 @pytest.mark.parametrize("model", [Scaled, Capped])
 def test_a_forward_pass_that_is_no_chain_is_refused(model: type[nn.Module]) -> None:
     with pytest.raises(ConfigError, match="is not the chain that its rules declare"):

@@ -11,7 +11,7 @@ from runs import environment, paceline, records_of, steps_of, write_spec
 
 from paceline.plan.session import plan_task
 from paceline.session.fingerprint import proof_key
-from paceline.session.prove import jobs_before_training
+from paceline.session.prove import jobs_before_training, prove
 from paceline.spec import Spec, load_spec
 
 OBJECTIVE = """
@@ -22,6 +22,20 @@ def mine(model, batch):
     import helper
     loss, weight = next_token(model, batch)
     return loss * helper.FACTOR, weight
+"""
+
+
+MEANS = """
+from paceline.task.objective import next_token
+
+
+def total(model, batch):
+    return next_token(model, batch)
+
+
+def mean(model, batch):
+    loss, weight = next_token(model, batch)
+    return loss / weight, 1
 """
 
 
@@ -75,6 +89,25 @@ def test_the_users_own_code_is_part_of_the_key(tmp_path: Path, monkeypatch: pyte
         keys.append(key_of(load_spec(path, ["task.objective=own_code.losses:mine"])))
     assert keys[0] and keys[0] == keys[1] != keys[2]
     assert key_of(load_spec(path)) not in keys
+
+
+def test_a_loss_that_is_no_sum_is_named_on_one_device_that_accumulates(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "means.py").write_text(MEANS)
+    monkeypatch.syspath_prepend(tmp_path)
+    run_dir = tmp_path / "run"
+    path = write_spec(tmp_path, run_dir, 1, "micro_batch = 7", steps=1)
+    mean, total = (["task.objective=means:" + name, "run.verify=true"] for name in ("mean", "total"))
+    env = environment(PYTHONPATH=os.pathsep.join((str(tmp_path), os.environ.get("PYTHONPATH", ""))))
+    done = paceline("train", path, "--set", mean[0], "--set", mean[1], env=env)
+    assert done.returncode == 4, done.stderr
+    assert "the batch cannot be cut into micro-batches" in done.stderr and "not a sum over rows" in done.stderr
+    assert steps_of(run_dir) == []
+    found = prove(plan_task(load_spec(path, total)))
+    assert found.record and found.record["equal"] and "however the batch is cut" in found.record["text"]
+    assert prove(plan_task(load_spec(path, [*mean, "plan.micro_batch=14"]))).record is None, "it is not cut"
+    assert prove(plan_task(load_spec(path, ["run.verify=true"]))).record is None, "next_token is known to be a sum"
 
 
 def test_objects_are_proven_every_time(tmp_path: Path) -> None:

@@ -7,11 +7,15 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from tests_shared import SEQ_LEN, VOCAB, PaddedText
 from torch import Tensor, nn
 
 from paceline.plan.trace import trace_here
 from paceline.task import profile_traced
+from paceline.task.models.sizes import resolve_decoder
+from paceline.task.objective import next_token
 from paceline.task.profile import ModelProfile
+from paceline.task.profile_moe import profile_moe
 from paceline.task.task import ModelSpec
 
 WIDTH, CLASSES = 8, 3
@@ -101,6 +105,27 @@ def test_a_factory_s_model_is_profiled_whatever_it_looks_at(kind: type[Program])
 def test_a_named_factory_too() -> None:
     profile = profiled(ModelSpec(f"{__name__}:Nonzero"))
     assert profile.forward_flops == PRODUCTS
+
+
+SHAPE = {"hidden": 16, "layers": 3, "heads": 2, "kv_heads": 2, "ffn": 8, "experts": 4, "vocab": VOCAB}
+
+
+def own_objective(model: nn.Module, batch: Any) -> tuple[Tensor, Tensor]:
+    """Return what next-token prediction returns, in an objective that nobody here knows."""
+    return next_token(model, batch)
+
+
+@pytest.mark.parametrize("more", [{}, {"balance": "bias"}, {"scoring": "sigmoid"}])
+def test_built_in_experts_under_an_objective_of_ones_own_are_profiled(more: dict[str, str]) -> None:
+    """How many tokens an expert gets is data, which tensors without values do not have."""
+    spec = ModelSpec("moe-2m", **SHAPE, **more)
+    found = trace_here(spec, PaddedText(), own_objective, 7)
+    assert found.source == "traced" and not found.note
+    known = profile_moe(resolve_decoder(spec, VOCAB, SEQ_LEN), SEQ_LEN)
+    assert [block.experts for block in found.blocks] == [4, 4, 4, 0]
+    assert found.parameters == known.parameters
+    weighted_sums = 2 * SEQ_LEN * 2 * SHAPE["hidden"] * SHAPE["layers"]  # of two experts a token, a product in a trace
+    assert found.forward_flops == known.forward_flops + weighted_sums
 
 
 def test_the_user_s_module_and_random_numbers_are_left_alone() -> None:

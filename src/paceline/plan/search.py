@@ -21,7 +21,16 @@ from paceline.plan.forecast import Forecast
 from paceline.plan.limits import Limits
 from paceline.plan.plan import OFFLOAD, Plan, PlanSpec
 from paceline.plan.refusals import refusal
-from paceline.plan.space import BUDGETS, MODEL_AXES, Refusal, Space, allowed_layouts, base_plan, recompute_modes
+from paceline.plan.space import (
+    BUDGETS,
+    DATA_AXES,
+    MODEL_AXES,
+    Refusal,
+    Space,
+    allowed_layouts,
+    base_plan,
+    recompute_modes,
+)
 from paceline.plan.values import Values, goal_values, values_of
 from paceline.task.profile import ModelProfile
 from paceline.units import format_bytes, format_rate
@@ -269,7 +278,11 @@ def _nothing_fits(profile: ModelProfile, cluster: Cluster, refused: Refusals) ->
         what = f"{profile.name} on {cluster.devices} x {cluster.device.name} keeps no {refused.limits.names}"
         return DoesNotFit(what, f"the best plan, {nearest.plan}, {nearest.because}", refused.limits.fix(cluster))
     if not len(refused.too_large):
-        return DoesNotFit(what, refused.told[-1].because if refused.told else "no layout is possible", "fewer devices")
+        closed = profile.closed_axes or {}
+        # Of a model without any data axis that is the reason, and not the last of the axes that few models have.
+        because = closed.get(DATA_AXES[0]) if all(axis in closed for axis in DATA_AXES) else None
+        last = refused.told[-1].because if refused.told else "no layout is possible"
+        return DoesNotFit(what, because or last, "fewer devices")
     nearest = refused[len(refused.told)]
     return DoesNotFit(
         f"{what}: none of {len(refused)} plans",

@@ -18,7 +18,7 @@ from paceline.run.handover import hand_over, holds_objects
 from paceline.run.journal import read_journal
 from paceline.session.fingerprint import proof_key
 from paceline.verify.group import Job
-from paceline.verify.parts import BRIEF, Subject, jobs_of
+from paceline.verify.parts import ALONE, BRIEF, Subject, jobs_of
 from paceline.verify.start import failure_of, verify_planned, verify_text
 
 STEPS = 2  # of the proof before training; `paceline verify` makes more, in more precisions
@@ -38,17 +38,19 @@ class Proven:
 def prove(planned: Planned, say: Say = print) -> Proven:
     """Prove the plan equal to one device, or take the proof that was made of the same before; say which.
 
-    One device has nothing to prove, and a run that is complete no more. `run.verify = false`, and a task that cannot be
-    handed to other processes, are decisions. Raises VerificationFailed where the plan is not equal.
+    One device has nothing to prove, but that a batch which it cuts may be cut, and a run that is complete no more.
+    `run.verify = false`, and a task that cannot be handed to other processes, are decisions. Raises VerificationFailed
+    where the plan is not equal.
     """
-    if planned.plan.layout.devices == 1 or _is_complete(run_directory(planned.spec), planned.steps):
+    jobs = jobs_before_training(planned)
+    if not jobs or _is_complete(run_directory(planned.spec), planned.steps):
         return Proven()
     if not planned.spec.run.verify:
         return _unproven(f"run.verify = false ({planned.spec.provenance.get('run.verify', 'python')})", say)
     because = _cannot_be_handed_over(planned)
     if because:
         return _unproven(because, say)
-    key = proof_key(planned, jobs_before_training(planned))
+    key = proof_key(planned, jobs)
     record = None if key is None else _recall(_path(key))
     if record is None:
         record = _prove(planned)
@@ -62,11 +64,15 @@ def prove(planned: Planned, say: Say = print) -> Proven:
 
 def jobs_before_training(planned: Planned) -> list[Job]:
     """Return what the proof before training runs."""
-    return jobs_of(Subject(planned.spec, planned.plan, planned.facts.vocab, DTYPES), BRIEF)
+    return jobs_of(Subject(planned.spec, planned.plan, planned.facts.vocab, DTYPES), _scope(planned))
+
+
+def _scope(planned: Planned) -> str:
+    return ALONE if planned.plan.layout.devices == 1 else BRIEF
 
 
 def _prove(planned: Planned) -> dict[str, Any]:
-    result = verify_planned(planned, steps=STEPS, dtypes=DTYPES, scope=BRIEF)
+    result = verify_planned(planned, steps=STEPS, dtypes=DTYPES, scope=_scope(planned))
     if not result["equal"]:
         raise failure_of(result)
     return {

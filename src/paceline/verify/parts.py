@@ -21,8 +21,8 @@ from paceline.verify.twin import EVEN, FEW, LONG, UNEVEN, WHOLE_BATCH, Rows, in_
 from paceline.verify.twin_layout import light_layouts, twin_layouts
 
 LOW = ("bf16", "fp16")
-# How much is proven: before training, of one layout, of every layout up to a size.
-BRIEF, WHOLE, SWEEP = "brief", "whole", "sweep"
+# How much is proven: before training on several devices or on one alone, of one layout, of every layout up to a size.
+BRIEF, ALONE, WHOLE, SWEEP = "brief", "alone", "whole", "sweep"
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class Part:
     """One part of a proof."""
 
     jobs: Callable[[Subject], list[Job]]
-    scopes: tuple[str, ...]  # of BRIEF, WHOLE and SWEEP: where it runs
+    scopes: tuple[str, ...]  # of BRIEF, ALONE, WHOLE and SWEEP: where it runs
 
 
 def uneven_rows(subject: Subject) -> list[Job]:
@@ -116,6 +116,11 @@ def whole_batch_of_ones_own(subject: Subject) -> list[Job]:
     return [] if named and built_in else whole_batch(subject)
 
 
+def cut_batch_of_ones_own(subject: Subject) -> list[Job]:
+    """Return the same for one device, whose batch is cut by accumulation alone: there is no layout to prove."""
+    return whole_batch_of_ones_own(subject) if subject.plan.accumulation > 1 else []
+
+
 def _whole_batch(subject: Subject) -> Job:
     return subject.job("whole batch", "fp64", Layout(), WHOLE_BATCH, "whole batch")
 
@@ -129,6 +134,7 @@ def low_precision(subject: Subject) -> list[Job]:
 PARTS: tuple[Part, ...] = (
     Part(whole_batch, (WHOLE,)),  # first: of a loss that is no sum nothing else says anything
     Part(whole_batch_of_ones_own, (BRIEF, SWEEP)),
+    Part(cut_batch_of_ones_own, (ALONE,)),
     Part(light_uneven_rows, (BRIEF,)),
     Part(uneven_rows, (WHOLE, SWEEP)),
     Part(even_rows, (WHOLE,)),

@@ -25,6 +25,7 @@ from paceline.verify.twin import LARGEST_MICRO_BATCH, mixed_modes
 from paceline.verify.verdict import ILL_CONDITIONED, explained_by_rounding, rounding_text, verdict_of
 
 STEPS = 3
+ONE_DEVICE = str(Layout())
 Say = Callable[[str], None]
 
 
@@ -177,7 +178,7 @@ def proof_of(
     twins = [str(job.plan.layout) for job in jobs if job.plan.layout.devices > 1]  # some parts ask one device alone
     return {
         "layout": str(plan.layout),
-        "ran_as": "; ".join(dict.fromkeys(twins or ["single device"])),
+        "ran_as": "; ".join(dict.fromkeys(twins or [ONE_DEVICE])),
         "equal": wrong is None,
         "verdict": verdict_of(wrong, rounding),
         "ill_conditioned": rounding,
@@ -206,6 +207,9 @@ def _keep_larger(kept: dict[str, float], found: dict[str, float]) -> None:
 
 def verify_text(result: dict[str, Any]) -> str:
     """Return the proof in a line: "equal to one device: loss 0, grad norm 3e-8, weights 1e-7 (2.1 s)"."""
+    if result["equal"] and {part["check"] for part in result.get("parts", ())} == {"whole batch"}:
+        cut = result["differences"]["whole batch"]
+        return f"the loss is the same however the batch is cut: {cut:.0e} ({result['seconds']:.1f} s)"
     if result["equal"]:
         rounding = result.get("ill_conditioned")
         ill = result.get("verdict") == ILL_CONDITIONED
@@ -243,8 +247,11 @@ def _ran_as(layout: str, ran_as: str) -> str:
 def failure_of(result: dict[str, Any]) -> VerificationFailed:
     """Return the error for a layout that is not equal to one device."""
     first = result["first_difference"]
+    cut = result["layout"] == ONE_DEVICE and first["quantity"] == "whole batch"
     return VerificationFailed(
-        f"layout {result['layout']} does not compute the numbers of one device",
+        "the batch cannot be cut into micro-batches"
+        if cut
+        else f"layout {result['layout']} does not compute the numbers of one device",
         f"{verify_text(result)}; likely cause ({first['family']}): {first['likely']}",
         "paceline verify SPEC --json for every quantity; --no-verify trains all the same",
     )

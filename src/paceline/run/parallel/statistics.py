@@ -47,7 +47,7 @@ def share_statistics(model: nn.Module, mesh: DeviceMesh | None, plan: Plan) -> R
 
     Return what tells whether a rank's rows count; None without such a module or other ranks with rows.
     """
-    norms = list(whole_batch_norms(model))
+    norms: list[Any] = list(whole_batch_norms(model))
     if mesh is None or plan.layout.data_degree == 1 or not norms:
         return None
     sums = RankSums(data_group(mesh, plan.layout))
