@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from typing import Any
 
 import pytest
@@ -13,10 +14,11 @@ from torch import nn
 
 from paceline.plan.layout import Layout
 from paceline.plan.plan import Plan
-from paceline.run.world import join_world
+from paceline.run.world import World, join_world
 from paceline.task.data.digits import open_digits
 from paceline.task.task import OptimizerSpec, Task
 from paceline.verify.compare import compare
+from paceline.verify.difference import tensor_differences
 from paceline.verify.tolerance import QUANTITIES, TOLERANCES
 
 BATCH = 7  # over 2 and over 4 ranks: uneven
@@ -46,6 +48,17 @@ def llama() -> nn.Module:
 
     shape = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2}
     return LlamaForCausalLM(LlamaConfig(**shape, num_key_value_heads=1, vocab_size=VOCAB, tie_word_embeddings=True))
+
+
+@pytest.mark.parametrize("changed", ["real", "imaginary"])
+def test_both_parts_of_complex_numbers_are_compared(changed: str) -> None:
+    alone = World(0, 1, 0, torch.device("cpu"))
+    weight = torch.complex(torch.randn(3, 4), torch.randn(3, 4))
+    other = torch.complex(weight.real + (changed == "real"), weight.imag + (changed == "imaginary"))
+    (found,) = tensor_differences("weights", {"w": other}, {"w": weight}, 1, alone, Layout())
+    assert found.relative == pytest.approx(math.sqrt(12) / float(weight.norm()), rel=1e-6)
+    (same,) = tensor_differences("weights", {"w": weight.clone()}, {"w": weight}, 1, alone, Layout())
+    assert same.relative == 0
 
 
 def decoder(tied: bool) -> Task:

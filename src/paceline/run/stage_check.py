@@ -59,8 +59,9 @@ def check_chain(
         model.zero_grad(set_to_none=True)
         for name in {shared.rpartition(".")[0] for shared in cut.shared}:
             embeddings[name].__dict__.pop("forward", None)  # what the last stage put there
-    if not abs(float(chained) - float(whole)) <= RELATIVE * abs(float(whole)):
-        raise _not_the_chain(model, f"a loss of {float(chained):.6g}, the model {float(whole):.6g}")
+    loss, expected_loss = float(chained.detach()), float(whole.detach())
+    if not abs(loss - expected_loss) <= RELATIVE * abs(expected_loss):
+        raise _not_the_chain(model, f"a loss of {loss:.6g}, the model {expected_loss:.6g}")
     floor = SMALL_GRADIENT * max((float(grad.norm()) for grad in expected.values()), default=0.0)
     for name, parameter in model.named_parameters():
         ours, theirs = (grads.get(name, torch.zeros_like(parameter)) for grads in (found, expected))

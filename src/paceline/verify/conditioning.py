@@ -74,7 +74,7 @@ def steps_apart(
     world, layout = World(0, 1, 0, torch.device("cpu")), Layout()
     numbers = {"loss": ours.loss, "grad_norm": ours.grad_norm}
     here, there = starts
-    weights = {name: (w.double() - here[name]) + there[name] for name, w in ours.weights.items()}
+    weights = {name: (w.to(_widest(w)) - here[name]) + there[name] for name, w in ours.weights.items()}
     return [
         *number_differences(numbers, {name: getattr(known, name) for name in numbers}, step, world),
         *(each for name in numbers for each in turn_differences(ours.turns, known.turns, step, world, name)),
@@ -84,6 +84,10 @@ def steps_apart(
         *tensor_differences("buffers", ours.buffers, known.buffers, step, world, layout),
         *tensor_differences("moments", ours.moments, known.moments, step, world, layout),
     ]
+
+
+def _widest(tensor: torch.Tensor) -> torch.dtype:
+    return torch.complex128 if tensor.is_complex() else torch.float64
 
 
 def beyond_tolerance(found: Iterable[Difference], precision: str) -> list[Difference]:

@@ -206,12 +206,13 @@ def _update(same: list[Difference], traits: Traits) -> Diagnosis:
 def _looks_rounded(same: list[Difference]) -> bool:
     """Return whether differences have the size of bf16 rounding and, as rounding, no direction.
 
-    What is weighed wrongly changes the size of a gradient about as much as its values.
+    What is weighed wrongly changes the size of a gradient about as much as its values; rounding does so only where there
+    are few values, as of norms.
     """
     small, large = BF16_ROUNDING
     sizes = [d.relative for d in same]
     sideways = sum(abs(d.ratio - 1) <= SIDEWAYS * d.relative for d in same)
-    return small < min(sizes) and max(sizes) < min(large, ALIKE * min(sizes)) and sideways > 0.75 * len(same)
+    return small < min(sizes) and max(sizes) < min(large, ALIKE * min(sizes)) and 2 * sideways > len(same)
 
 
 def _decayed(same: list[Difference]) -> bool:

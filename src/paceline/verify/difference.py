@@ -56,7 +56,7 @@ def tensor_differences(
     With pipeline stages a rank holds some of the tensors; each must be on one rank at least. With `start`, what the
     tensors were before the first step, their changes since then are compared, relative to the size of the change.
     """
-    total = math.sqrt(sum(float(tensor.double().square().sum()) for tensor in reference.values()))
+    total = math.sqrt(sum(float(wide(tensor).square().sum()) for tensor in reference.values()))
     local: list[_Measure] = []
     held = set(ours)
     if layout.pp > 1:
@@ -68,10 +68,10 @@ def tensor_differences(
         if name not in ours:
             local.append((math.inf, 0.0, math.nan, float(expected.abs().max()) if expected.numel() else 0.0))
             continue
-        mine, part = (half.double() for half in _parts(ours[name].detach(), expected))
+        mine, part = map(wide, _parts(ours[name].detach(), expected))
         stored = 0.0
         if start is not None and name in start and mine.shape == part.shape:
-            before = _parts(ours[name].detach(), start[name])[1].double()
+            before = wide(_parts(ours[name].detach(), start[name])[1])
             stored = step * _stored(quantity, expected.dtype) * float(part.norm())
             mine, part = mine - before, part - before
         local.append(_measure(mine, part, FLOOR * total, stored))
@@ -80,6 +80,11 @@ def tensor_differences(
     # Ranks at the same place of every axis but dp_replicate hold copies of the same part.
     places = [{**layout.coordinates(rank), "dp_replicate": 0} for rank in range(world.size)]
     return _worst(quantity, [*reference, *extra], local, step, world, [places.index(place) for place in places])
+
+
+def wide(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the tensor in fp64, real and imaginary parts of a complex one side by side: a cast would drop these."""
+    return (torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor).double()
 
 
 def number_differences(

@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 
 import torch
 
+from paceline.verify.difference import wide
+
 SAMPLED = 4096  # values of a gradient that are looked at, spread over all parameters
 FITS = {"fp32": 1e-3, "fp64": 1e-7}  # largest norm of what is left over that of the gradient
 
@@ -45,9 +47,10 @@ def sampled(gradients: Mapping[str, torch.Tensor], parameters: Mapping[str, torc
     pieces = []
     for name, parameter in parameters.items():
         if name in gradients:
-            pieces.append(gradients[name].detach().flatten()[::stride].double().cpu())
+            pieces.append(wide(gradients[name].detach().flatten()[::stride]).flatten().cpu())
         else:
-            pieces.append(empty.expand(-(-parameter.numel() // stride)))
+            numbers = 2 if parameter.is_complex() else 1
+            pieces.append(empty.expand(numbers * -(-parameter.numel() // stride)))
     return torch.cat(pieces)
 
 

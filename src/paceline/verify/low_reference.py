@@ -36,7 +36,7 @@ from paceline.task.turn_specs import main_turn
 from paceline.task.turns import Turn, turns_of
 from paceline.verify.conditioning import DRAWS, MARGIN, moved_by_one_ulp
 from paceline.verify.diagnosis import traits_of
-from paceline.verify.difference import number_differences, tensor_differences
+from paceline.verify.difference import number_differences, tensor_differences, wide
 from paceline.verify.plain_optimizer import plain_optimizers
 from paceline.verify.reference import micro_batches, own_parameters, reference_model, reference_randomness
 from paceline.verify.tolerance import tolerance
@@ -206,7 +206,7 @@ def _one_turn(
     total = sum(weights)
     gradients = {name: p.grad / (total * down) for name, p in trained.items() if p.grad is not None}
     reached = {name: trained[name] for name in gradients}
-    norm = math.sqrt(sum(float(g.double().square().sum()) for g in gradients.values()))
+    norm = math.sqrt(sum(float(wide(g).square().sum()) for g in gradients.values()))
     before = {name: p.detach().clone() for name, p in reached.items()}
     model.zero_grad(set_to_none=True)
     for name, parameter in reached.items():

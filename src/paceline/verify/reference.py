@@ -33,6 +33,7 @@ from paceline.task.objective import Objective
 from paceline.task.task import Task
 from paceline.task.turn_specs import main_turn
 from paceline.task.turns import Turn, turns_of
+from paceline.verify.difference import wide
 from paceline.verify.plain_optimizer import first_match, plain_optimizers
 from paceline.verify.router import counted_choices, move_biases
 
@@ -131,7 +132,7 @@ def reference_steps(
                 loss, weight = _backward(model, turn, read, randomness, dtype, step)
                 gradients = _only(model, parameters, weight, names)
                 limit = task.optimizer.clip_norm if turn.clip_norm is None else turn.clip_norm
-                sizes = [gradient.norm(dtype=torch.float64) for gradient in gradients.values()]
+                sizes = [wide(gradient).norm() for gradient in gradients.values()]
                 norm = float(torch.linalg.vector_norm(torch.stack(sizes)))
                 clip_norm = limit if rate else clip_norm_of(limit, norm, step)
                 clip_norm = clip_norms[step - 1][turn.name] if clip_norms else clip_norm

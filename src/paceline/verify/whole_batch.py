@@ -29,7 +29,7 @@ from paceline.task.data.source import Source
 from paceline.task.task import Task
 from paceline.task.turns import Turn, turns_of
 from paceline.verify.conditioning import Again, beyond_rounding, moved_by_one_ulp, settled
-from paceline.verify.difference import Difference
+from paceline.verify.difference import Difference, wide
 from paceline.verify.narrow import narrowest_format
 from paceline.verify.reference import reference_model, reference_randomness
 from paceline.verify.tolerance import FLOOR, tolerance
@@ -186,7 +186,7 @@ def _differences(whole: _Numbers, cut: _Numbers) -> list[_Difference]:
     for name in {**whole.gradients, **cut.gradients}:
         known = whole.gradients.get(name, cut.gradients.get(name))
         assert known is not None
-        expected, ours = (one.gradients.get(name, torch.zeros_like(known)) for one in (whole, cut))
+        expected, ours = (wide(one.gradients.get(name, torch.zeros_like(known))) for one in (whole, cut))
         off = (ours - expected).flatten()
         if not off.numel():
             continue

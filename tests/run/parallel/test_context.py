@@ -314,11 +314,10 @@ def planted(mistake: str) -> dict[str, Any]:
             return loss * 2, weight
 
         scaled.sums_over_tokens = True  # type: ignore[attr-defined]
-        real = context.part_of
         import paceline.run.assemble as assembling
 
-        assembling.resolve_objective = lambda *_: scaled
-        assembling.part_of = real
+        turns_of = assembling.turns_of
+        assembling.turns_of = lambda *given: tuple(dataclasses.replace(t, objective=scaled) for t in turns_of(*given))
     elif mistake == "attention stays on the rank":
         context.shared_attention = lambda group, method: CausalAttention().forward
     else:
