@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import tempfile
 import traceback
 from collections.abc import Iterator
@@ -139,9 +140,11 @@ def _proofs(
                 found = run_ranks(prove_here, ranks, list(mine.values()), timeout_seconds=SECONDS)[0]
                 results |= dict(zip(mine, found, strict=True))
         except Exception as error:  # whatever it is, it is what the row has to say
-            yield name, {"failed": said(error)}
-            continue
-        proof = proof_of(plan, jobs, [results[index] for index in range(len(jobs))], PROOF_STEPS, 0.0)
+            if all(found["equal"] for found in results.values()):
+                yield name, {"failed": said(error)}
+                continue  # else a part before it has named the cause, as the command does
+        made = itertools.takewhile(lambda index: index in results, range(len(jobs)))
+        proof = proof_of(plan, jobs, [results[index] for index in made], PROOF_STEPS, 0.0)
         worst = max(proof["differences"]["loss"], proof["differences"]["weights"])
         rounding = proof["ill_conditioned"] or {}
         inside = f"computes parts in {rounding['format']}: {rounding['where']}" if rounding.get("where") else ""
