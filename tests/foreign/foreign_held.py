@@ -143,7 +143,7 @@ def _proofs(
             if all(found["equal"] for found in results.values()):
                 yield name, {"failed": said(error)}
                 continue  # else a part before it has named the cause, as the command does
-        made = itertools.takewhile(lambda index: index in results, range(len(jobs)))
+        made = itertools.takewhile(results.__contains__, range(len(jobs)))
         proof = proof_of(plan, jobs, [results[index] for index in made], PROOF_STEPS, 0.0)
         worst = max(proof["differences"]["loss"], proof["differences"]["weights"])
         rounding = proof["ill_conditioned"] or {}
