@@ -50,7 +50,7 @@ SMALLER = {
     },
 }
 # What is printed on a machine that was probed, of a run long enough to be held against its forecast.
-ELSEWHERE = re.compile(r"\(probed\)|forecast vs measured.*|\(measured calibration step\)|mfu \S+ \(causal\)|AMD EPYC.*")
+ELSEWHERE = re.compile(r"\(probed\)|forecast vs measured.*|at sequence .*|mfu \S+ \(causal\)|AMD EPYC.*")
 UNITS = set(re.findall(r"\w+", "s ms m h d k M B W kWh Wh J GiB MiB KiB GB MB kB TB TFLOP GFLOP tok USD EUR"))
 BLOCK = re.compile(r"(?:^<!-- (?P<mark>[^\n]*?) -->\n+)?^```(?P<kind>\w+)[^\n]*\n(?P<text>.*?)^```$", re.M | re.S)
 

@@ -16,7 +16,7 @@ from paceline.task.models.sizes import resolve_decoder
 from paceline.task.objective import next_token
 from paceline.task.profile import ModelProfile
 from paceline.task.profile_moe import profile_moe
-from paceline.task.task import ModelSpec
+from paceline.task.task import ModelSpec, Task
 
 WIDTH, CLASSES = 8, 3
 
@@ -88,7 +88,7 @@ def mean_squares(model: nn.Module, batch: Any) -> tuple[Tensor, Tensor]:
 
 
 def profiled(model: Any) -> ModelProfile:
-    return trace_here(model, Rows(), mean_squares, 7)
+    return trace_here(Task(model=model, data=Rows(), objective=mean_squares, seed=7))
 
 
 PRODUCTS = 2 * WIDTH * WIDTH + 2 * WIDTH * CLASSES  # FLOPs of a row's two products
@@ -119,7 +119,7 @@ def own_objective(model: nn.Module, batch: Any) -> tuple[Tensor, Tensor]:
 def test_built_in_experts_under_an_objective_of_ones_own_are_profiled(more: dict[str, str]) -> None:
     """How many tokens an expert gets is data, which tensors without values do not have."""
     spec = ModelSpec("moe-2m", **SHAPE, **more)
-    found = trace_here(spec, PaddedText(), own_objective, 7)
+    found = trace_here(Task(model=spec, data=PaddedText(), objective=own_objective, seed=7))
     assert found.source == "traced" and not found.note
     known = profile_moe(resolve_decoder(spec, VOCAB, SEQ_LEN), SEQ_LEN)
     assert [block.experts for block in found.blocks] == [4, 4, 4, 0]

@@ -8,6 +8,7 @@ by rounding alone (conditioning.py) is compared in fp64 too, and has to be equal
 from __future__ import annotations
 
 import dataclasses
+import functools
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -151,15 +152,24 @@ def _computed(
 def _again(
     reference: Reference, task: Task, plan: Plan, source: Source, items_per_sample: int, steps: int, plain: bool
 ) -> Again:
-    """Return how one device computes the same again."""
+    """Return how one device computes the same again.
+
+    It moves from what it computes anew, not from the reference: what is wrong there would count as movement.
+    """
+    clip_norms = [_clip_norms(step) for step in reference.steps]  # the layout has these too
+
+    def computed(made: int, move: tuple[torch.dtype, int] | None) -> Reference:
+        model = _model(task, plan, source, items_per_sample, plain)
+        if move is not None:
+            moved_by_one_ulp(model, *move)
+        return _computed(model, task, plan, source, items_per_sample, steps, clip_norms[:made])
+
+    unmoved = functools.cache(functools.partial(computed, move=None))
 
     def moved(dtype: torch.dtype, seed: int, made: int) -> list[Difference]:
-        model = _model(task, plan, source, items_per_sample, plain)
-        moved_by_one_ulp(model, dtype, seed)
-        clip_norms = [_clip_norms(step) for step in reference.steps[:made]]  # the layout has these too
-        other = _computed(model, task, plan, source, items_per_sample, steps, clip_norms)
-        starts = (other.initial, reference.initial)
-        pairs = enumerate(zip(other.steps, reference.steps, strict=False), 1)
+        here, there = computed(made, (dtype, seed)), unmoved(made)
+        pairs = enumerate(zip(here.steps, there.steps, strict=True), 1)
+        starts = (here.initial, there.initial)
         return [found for step, (ours, known) in pairs for found in steps_apart(ours, known, starts, step)]
 
     def narrowest() -> Narrowest:
