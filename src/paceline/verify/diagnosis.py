@@ -206,8 +206,8 @@ def _update(same: list[Difference], traits: Traits) -> Diagnosis:
 def _looks_rounded(same: list[Difference]) -> bool:
     """Return whether differences have the size of bf16 rounding and, as rounding, no direction.
 
-    What is weighed wrongly changes the size of a gradient about as much as its values; rounding does so only where there
-    are few of these.
+    What is weighed wrongly changes the size of a gradient about as much as its values; rounding does so only where
+    there are few of these.
     """
     small, large = BF16_ROUNDING
     sizes = [d.relative for d in same]
