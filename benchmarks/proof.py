@@ -4,8 +4,8 @@
 
 The proof is the one that `paceline train` makes: two steps in fp32, of `examples/stdlib-code.toml` on two devices and
 under a layout of every axis, in the degrees to which the twin lowers them. Each round first imports torch in a process
-of its own. CPU time is that of all processes of the proof and of the one that asks for it, which training has anyway; wall time
-depends on what else the machine does, which the load average tells.
+of its own. CPU time is that of all processes of the proof and of the one that asks for it, which training has anyway;
+wall time depends on what else the machine does, which the load average tells.
 """
 
 from __future__ import annotations
@@ -110,7 +110,8 @@ def measure(name: str, layout: str, rounds: int) -> Row:
     ratios = [whole.cpu_seconds / bare.cpu_seconds for whole, bare in zip(proofs, imports, strict=True)]
     return Row(
         name, layout, ran_as,
-        median_of([whole.seconds for whole in proofs]), median_of(alone), median_of([whole.cpu_seconds for whole in proofs]),
+        median_of([whole.seconds for whole in proofs]), median_of(alone),
+        median_of([whole.cpu_seconds for whole in proofs]),
         median_of([bare.cpu_seconds for bare in imports]), median_of(ratios),
     )  # fmt: skip
 
@@ -118,7 +119,8 @@ def measure(name: str, layout: str, rounds: int) -> Row:
 def table(rows: list[Row]) -> str:
     """Return the rows as a table in Markdown."""
     lines = [
-        "| proof of | ran as | CPU time over `import torch` | CPU time, s | half of it, s | wall time, s | of the proof, s | aim, s |",
+        "| proof of | ran as | CPU time over `import torch` | CPU time, s | half of it, s | wall time, s | of the proof, s"
+        " | aim, s |",
         "|---|---|---|---:|---:|---:|---:|---:|",
     ]
     for row in rows:
