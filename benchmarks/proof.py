@@ -119,8 +119,8 @@ def measure(name: str, layout: str, rounds: int) -> Row:
 def table(rows: list[Row]) -> str:
     """Return the rows as a table in Markdown."""
     lines = [
-        "| proof of | ran as | CPU time over `import torch` | CPU time, s | half of it, s | wall time, s | of the proof, s"
-        " | aim, s |",
+        "| proof of | ran as | CPU time over `import torch` | CPU time, s | half of it, s | wall time, s"
+        " | of the proof, s | aim, s |",
         "|---|---|---|---:|---:|---:|---:|---:|",
     ]
     for row in rows:
