@@ -28,17 +28,17 @@ from typing import Any
 import numpy as np
 from common import RESULTS, machine
 
-from paceline.cluster.probe import probe_machine
+from paceline.cluster.probe.probe import probe_machine
 from paceline.errors import PacelineError
 from paceline.plan.cost.columns import columns_of
 from paceline.plan.learn.correct import Learnt, LearntRun
 from paceline.plan.learn.observation import Observation, machine_key
 from paceline.plan.learn.recall import forecast_runs
-from paceline.plan.plan import Plan
 from paceline.plan.session import Planned, plan_task
-from paceline.run.handover import hand_over
-from paceline.run.recovery.supervisor import supervise
-from paceline.spec import load_spec
+from paceline.run.process.handover import hand_over
+from paceline.run.process.supervisor import supervise
+from paceline.spec.load import load_spec
+from paceline.spec.plan import Plan
 
 HERE = Path(__file__).parent
 TASKS = {

@@ -34,14 +34,14 @@ from torch import Tensor, nn
 
 import paceline
 from paceline.errors import DoesNotFit
-from paceline.plan.layout import accumulation_for
-from paceline.plan.plan import Plan
-from paceline.plan.search import Candidate
+from paceline.plan.search.search import Candidate
 from paceline.plan.session import Planned, plan_task
-from paceline.run.arguments import make_spec
-from paceline.run.loader import split_rows
-from paceline.run.memory import MemoryMeter
-from paceline.run.recompute import checkpoint_block
+from paceline.run.loop.loader import split_rows
+from paceline.run.memory.recompute import checkpoint_block
+from paceline.run.memory.spent import MemoryMeter
+from paceline.spec.arguments import make_spec
+from paceline.spec.layout import accumulation_for
+from paceline.spec.plan import Plan
 from paceline.task.data.order import sample_ids
 from paceline.task.models.build import build_model
 from paceline.task.models.sizes import NAMED_SIZES, nominal_vocab

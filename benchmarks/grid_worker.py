@@ -17,12 +17,12 @@ import time
 from pathlib import Path
 from typing import Any
 
-from paceline.plan.plan import plan_from_dict
 from paceline.run.assemble import assemble
-from paceline.run.handover import take_over
-from paceline.run.loader import BatchStream
-from paceline.run.worker import end_with_parent, guarded
-from paceline.run.world import World, join_world
+from paceline.run.loop.loader import BatchStream
+from paceline.run.process.handover import take_over
+from paceline.run.process.worker import end_with_parent, guarded
+from paceline.run.process.world import World, join_world
+from paceline.spec.plan import plan_from_dict
 from paceline.task.data.source import open_sources
 
 STATUS, RESET = Path("/proc/self/status"), Path("/proc/self/clear_refs")

@@ -23,16 +23,22 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 
-from paceline.cluster.catalog import find_entry, published_device, published_links, published_price, published_watts
-from paceline.cluster.cluster import Cluster, Figure
+from paceline.cluster.catalog.devices import (
+    find_entry,
+    published_device,
+    published_links,
+    published_price,
+    published_watts,
+)
 from paceline.plan.cost.inputs import Context
-from paceline.plan.plan import Plan
-from paceline.run.offload import Link, keep_on_host
-from paceline.run.recompute import checkpoint_block
+from paceline.run.memory.offload import Link, keep_on_host
+from paceline.run.memory.recompute import checkpoint_block
+from paceline.spec.cluster import Cluster, Figure
+from paceline.spec.plan import Plan
+from paceline.spec.task import ModelSpec
 from paceline.task.models.build import build_model
 from paceline.task.models.sizes import resolve_decoder
-from paceline.task.profile_analytic import profile_decoder
-from paceline.task.task import ModelSpec
+from paceline.task.profile.decoder import profile_decoder
 
 CHOICES: list[tuple[str, dict[str, Any]]] = [
     ("none", {}),

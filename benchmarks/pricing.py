@@ -18,27 +18,27 @@ import time
 from pathlib import Path
 from typing import Any
 
-from paceline.cluster.cluster import ClusterSpec
 from paceline.cluster.resolve import resolve_cluster
 from paceline.plan.cost.inputs import Context
 from paceline.plan.cost.total import needed_bytes, step_seconds
-from paceline.plan.plan import PlanSpec
-from paceline.plan.space import Space, allowed_layouts, base_plan, recompute_modes
+from paceline.plan.search.space import Space, allowed_layouts, base_plan, recompute_modes
+from paceline.spec.cluster import ClusterSpec
+from paceline.spec.plan import PlanSpec
+from paceline.spec.task import ModelSpec
 from paceline.task.models.sizes import resolve_decoder
-from paceline.task.profile_analytic import profile_decoder
-from paceline.task.task import ModelSpec
+from paceline.task.profile.decoder import profile_decoder
 
 DEVICES, BATCH, SEQUENCE = 16_384, 2048, 8192
 REPEATS = 5
 SEARCH = """
 import time
-from paceline.cluster.cluster import ClusterSpec
+from paceline.spec.cluster import ClusterSpec
 from paceline.cluster.resolve import resolve_cluster
-from paceline.plan.plan import PlanSpec
-from paceline.plan.search import search
+from paceline.spec.plan import PlanSpec
+from paceline.plan.search.search import search
 from paceline.task.models.sizes import resolve_decoder
-from paceline.task.profile_analytic import profile_decoder
-from paceline.task.task import ModelSpec
+from paceline.task.profile.decoder import profile_decoder
+from paceline.spec.task import ModelSpec
 profile = profile_decoder(resolve_decoder(ModelSpec("llama-405b"), 0, {sequence}), {sequence})
 cluster, _ = resolve_cluster(ClusterSpec(device="h100-sxm", devices={devices}))
 found = search(profile, cluster, PlanSpec(), batch_samples={batch}, steps=1)
@@ -50,11 +50,11 @@ print(len(found.candidates) + len(found.refused), found.best.plan, sep="|")
 # divide into no layouts of ours, so this takes 5,120 and a batch of 2,560.
 CALCULON_SECONDS = 60
 TURING = """
-from paceline.cluster.cluster import ClusterSpec
+from paceline.spec.cluster import ClusterSpec
 from paceline.cluster.resolve import resolve_cluster
-from paceline.plan.plan import PlanSpec
-from paceline.plan.search import search
-from paceline.task.profile_transformer import TransformerShape
+from paceline.spec.plan import PlanSpec
+from paceline.plan.search.search import search
+from paceline.task.profile.transformer import TransformerShape
 profile = TransformerShape("530B", layers=105, hidden=20480, ffn=81920, heads=128, kv_heads=128, head_dim=160,
                            vocab=51200, seq_len=2048, flash=False, dropout=True).profile()
 cluster, _ = resolve_cluster(ClusterSpec(device="a100-80", devices=5120))

@@ -84,11 +84,11 @@ def prove(layout: str) -> dict[str, Any]:
 
 def prove_here(layout: str) -> None:
     """Make the proof in this process, without a plan's search, and print its record."""
-    from paceline.run.arguments import plan_spec
     from paceline.session.prove import DTYPES, STEPS
-    from paceline.spec import load_spec
-    from paceline.verify.parts import BRIEF
-    from paceline.verify.start import plan_layout, verify_plan
+    from paceline.spec.arguments import plan_spec
+    from paceline.spec.load import load_spec
+    from paceline.verify.process.start import plan_layout, verify_plan
+    from paceline.verify.twin.parts import BRIEF
 
     spec = load_spec(SPEC)
     plan, vocab = plan_layout(spec, plan_spec(layout))

@@ -20,9 +20,9 @@ import torch
 from common import RESULTS, Spread, machine, median_of
 from torch import nn
 
-from paceline.run.randomness.mode import SampleRandomness
-from paceline.run.randomness.shares import SampleRows
-from paceline.run.randomness.survey import survey
+from paceline.run.numerics.randomness.mode import SampleRandomness
+from paceline.run.numerics.randomness.shares import SampleRows
+from paceline.run.numerics.randomness.survey import survey
 
 ROWS, SEQ, WIDTH, HEADS, LAYERS, VOCAB = 8, 128, 256, 4, 4, 1024
 

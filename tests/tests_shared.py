@@ -9,14 +9,14 @@ import numpy as np
 import torch
 from torch import nn
 
-from paceline.plan.layout import Layout, accumulation_for
-from paceline.plan.plan import Plan
 from paceline.run.assemble import Assembled, assemble
-from paceline.run.loader import BatchStream
-from paceline.run.schedule import learning_rate
-from paceline.run.step import StepStats
-from paceline.run.world import World, join_world
-from paceline.task.task import ModelSpec, OptimizerSpec, ScheduleSpec, Task
+from paceline.run.loop.loader import BatchStream
+from paceline.run.loop.schedule import learning_rate
+from paceline.run.loop.step import StepStats
+from paceline.run.process.world import World, join_world
+from paceline.spec.layout import Layout, accumulation_for
+from paceline.spec.plan import Plan
+from paceline.spec.task import ModelSpec, OptimizerSpec, ScheduleSpec, Task
 from paceline.units import Amount
 
 SEQ_LEN = 16

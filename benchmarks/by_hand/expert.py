@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 
-from paceline.task.models.products import expert_products
+from paceline.task.models.layers.products import expert_products
 
 
 class Travel(torch.autograd.Function):

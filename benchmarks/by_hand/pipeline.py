@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
 
 from paceline.task.models.decoder import rotary_tables
-from paceline.task.models.loss import cross_entropy_sum
+from paceline.task.models.layers.loss import cross_entropy_sum
 
 SCHEDULES: dict[str, Any] = {"1f1b": Schedule1F1B, "gpipe": ScheduleGPipe}
 

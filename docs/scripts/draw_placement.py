@@ -5,14 +5,14 @@ from __future__ import annotations
 import dataclasses
 from pathlib import Path
 
-from paceline.cluster.cluster import ClusterSpec
 from paceline.cluster.resolve import resolve_cluster
-from paceline.plan.layout import Layout
 from paceline.plan.placement.draw import placement_svg
 from paceline.plan.placement.place import place
-from paceline.plan.plan import Plan
+from paceline.spec.cluster import ClusterSpec
+from paceline.spec.layout import Layout
+from paceline.spec.plan import Plan
 from paceline.task.models.sizes import NAMED_SIZES, nominal_vocab
-from paceline.task.profile_analytic import profile_decoder
+from paceline.task.profile.decoder import profile_decoder
 
 PICTURE = Path(__file__).parents[1] / "images" / "placement.svg"
 

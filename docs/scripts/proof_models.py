@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from paceline.task.models.attention import CausalAttention
+from paceline.task.models.layers.attention import CausalAttention
 from paceline.task.rules import Rules
 
 VOCAB = 263  # bytes and an end-of-document mark fit in; a prime, so shards of the embedding are uneven

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from paceline.spec import Spec, parse_spec
-from paceline.task.task import ModelSpec
+from paceline.spec.load import Spec, parse_spec
+from paceline.spec.task import ModelSpec
 
 HERE = Path(__file__).parent
 EXAMPLES = HERE.parents[1] / "examples"

@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from paceline.cluster.carbon import read_regions
-from paceline.cluster.catalog_file import PRECISIONS, Catalog, load_catalog
+from paceline.cluster.catalog.carbon import read_regions
+from paceline.cluster.catalog.file import PRECISIONS, Catalog, load_catalog
+from paceline.cluster.catalog.power import power_model
 from paceline.cluster.override import FIGURES
-from paceline.cluster.power import power_model
 
 PAGE = Path(__file__).parents[1] / "reference" / "catalog.md"
 NOTE = "<!-- Written by docs/scripts/write_catalog.py from the catalog; edit that instead. -->"

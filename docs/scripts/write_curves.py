@@ -23,9 +23,9 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from proof_tasks import write_corpus
 
-from paceline.plan.layout import Layout
 from paceline.report.charts import WIDTH, Line, line_chart
-from paceline.run.journal import final_steps, read_journal
+from paceline.run.record.journal import final_steps, read_journal
+from paceline.spec.layout import Layout
 
 DOCS = Path(__file__).parents[1]
 KEPT, PAGE, PICTURE = DOCS / "proofs" / "curves.json", DOCS / "curves.md", DOCS / "images" / "curves.svg"

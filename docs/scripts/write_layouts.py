@@ -20,10 +20,10 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from proof_tasks import FAMILIES, Family, spec_of
 
-from paceline.plan.layout import Layout
-from paceline.verify.every import verify_all
-from paceline.verify.start import STEPS, verify_spec
-from paceline.verify.tolerance import TOLERANCES
+from paceline.spec.layout import Layout
+from paceline.verify.compare.tolerance import TOLERANCES
+from paceline.verify.process.every import verify_all
+from paceline.verify.process.start import STEPS, verify_spec
 
 DOCS = Path(__file__).parents[1]
 KEPT, PAGE = DOCS / "proofs" / "layouts", DOCS / "layouts-proven.md"

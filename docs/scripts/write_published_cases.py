@@ -12,17 +12,17 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from paceline.cluster.cluster import Cluster, ClusterSpec, Figure
 from paceline.cluster.resolve import resolve_cluster
 from paceline.plan.cost.inputs import Context
 from paceline.plan.cost.total import forecast_plan
 from paceline.plan.flops import flops_per_sample
-from paceline.plan.forecast import Estimate, Forecast
-from paceline.plan.layout import Layout
-from paceline.plan.plan import Plan, PlanSpec
-from paceline.plan.search import memory_refusal, search
-from paceline.task.profile import ModelProfile
-from paceline.task.profile_transformer import Experts, TransformerShape
+from paceline.plan.search.search import memory_refusal, search
+from paceline.spec.cluster import Cluster, ClusterSpec, Figure
+from paceline.spec.forecast import Estimate, Forecast
+from paceline.spec.layout import Layout
+from paceline.spec.plan import Plan, PlanSpec
+from paceline.spec.profile import ModelProfile
+from paceline.task.profile.transformer import Experts, TransformerShape
 
 PAGE = Path(__file__).parents[1] / "published-cases.md"
 NOTE = "<!-- Written by docs/scripts/write_published_cases.py from what the planner says; edit the script instead. -->"
@@ -259,7 +259,7 @@ def resnet_profile() -> ModelProfile:
     from torch import Tensor, nn
     from torch.nn import functional as F
 
-    from paceline.task.profile_traced import profile_module
+    from paceline.task.profile.traced import profile_module
 
     sys.path.insert(0, str(Path(__file__).parent))
     from resnet50 import ResNet50

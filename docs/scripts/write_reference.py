@@ -14,7 +14,7 @@ from paceline.cli.main import VERBS
 from paceline.cli.parser import EXIT_CODES, Parser, add_common_arguments
 from paceline.config.shape import Option, Table
 from paceline.config.values import UNSET, literal, plain
-from paceline.spec import table
+from paceline.spec.load import table
 
 REFERENCE = Path(__file__).parents[1] / "reference"
 NOTE = "<!-- Written by docs/scripts/write_reference.py from the code; edit the code instead. -->"

@@ -9,15 +9,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from paceline.cluster.reliability import ReliabilitySpec
-from paceline.plan.simulate.defaults import POLICIES, Saving, make_policy, saving_of
-from paceline.plan.simulate.draw import intervals_svg, timelines_svg
-from paceline.plan.simulate.failures import STUDIES
-from paceline.plan.simulate.outcome import NodeCosts
-from paceline.plan.simulate.pipeline import StageTimes, Timeline, pipeline_timeline
-from paceline.plan.simulate.policy import duration_text
-from paceline.plan.simulate.scenario import Scenario
-from paceline.plan.simulate.sweep import IntervalSweep, PolicyResult, simulate_policy, sweep_intervals
+from paceline.simulate.defaults import POLICIES, Saving, make_policy, saving_of
+from paceline.simulate.draw import intervals_svg, timelines_svg
+from paceline.simulate.failures import STUDIES
+from paceline.simulate.outcome import NodeCosts
+from paceline.simulate.policy import duration_text
+from paceline.simulate.scenario import Scenario
+from paceline.simulate.schedules.timeline import StageTimes, Timeline, pipeline_timeline
+from paceline.simulate.sweep import IntervalSweep, PolicyResult, simulate_policy, sweep_intervals
+from paceline.spec.reliability import ReliabilitySpec
 
 DOCS = Path(__file__).parents[1]
 DAY, RUNS, SEED = 86400.0, 20, 0

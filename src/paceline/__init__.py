@@ -14,30 +14,30 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from paceline.cluster.cluster import ClusterSpec
     from paceline.errors import PacelineError
-    from paceline.launch.fit import fit
-    from paceline.plan.plan import PlanSpec
-    from paceline.run.spec import RunSpec
+    from paceline.session.fit import fit
     from paceline.session.run import Run
-    from paceline.task.task import DataSpec, GroupSpec, ModelSpec, OptimizerSpec, ScheduleSpec, Task, TurnSpec
+    from paceline.spec.cluster import ClusterSpec
+    from paceline.spec.plan import PlanSpec
+    from paceline.spec.run import RunSpec
+    from paceline.spec.task import DataSpec, GroupSpec, ModelSpec, OptimizerSpec, ScheduleSpec, Task, TurnSpec
     from paceline.units import Amount
-    from paceline.verify.adapter import verify_loop
+    from paceline.verify.loops.adapter import verify_loop
 
 _WHERE = {
-    "Task": "paceline.task.task",
-    "ModelSpec": "paceline.task.task",
-    "DataSpec": "paceline.task.task",
-    "OptimizerSpec": "paceline.task.task",
-    "ScheduleSpec": "paceline.task.task",
-    "GroupSpec": "paceline.task.task",
-    "TurnSpec": "paceline.task.task",
-    "ClusterSpec": "paceline.cluster.cluster",
-    "PlanSpec": "paceline.plan.plan",
-    "RunSpec": "paceline.run.spec",
+    "Task": "paceline.spec.task",
+    "ModelSpec": "paceline.spec.task",
+    "DataSpec": "paceline.spec.task",
+    "OptimizerSpec": "paceline.spec.task",
+    "ScheduleSpec": "paceline.spec.task",
+    "GroupSpec": "paceline.spec.task",
+    "TurnSpec": "paceline.spec.task",
+    "ClusterSpec": "paceline.spec.cluster",
+    "PlanSpec": "paceline.spec.plan",
+    "RunSpec": "paceline.spec.run",
     "Run": "paceline.session.run",
-    "fit": "paceline.launch.fit",
-    "verify_loop": "paceline.verify.adapter",
+    "fit": "paceline.session.fit",
+    "verify_loop": "paceline.verify.loops.adapter",
     "Amount": "paceline.units",
     "PacelineError": "paceline.errors",
 }

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from paceline.plan.backtest.backtest import run_backtest
+from paceline.backtest.backtest import run_backtest
 
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "choices.py"
 HEAD = (

@@ -13,8 +13,8 @@ import torch
 from runs import paceline, records_of, write_spec
 from safetensors.torch import load_file
 
-from paceline.run.loader import held_out_ids
-from paceline.spec import load_spec
+from paceline.run.loop.loader import held_out_ids
+from paceline.spec.load import load_spec
 from paceline.task.data.source import open_sources
 
 MODULE = """

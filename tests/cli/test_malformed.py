@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from paceline.cli.main import VERBS, main
 from paceline.config.shape import Option
 from paceline.errors import ConfigError
-from paceline.spec import dump_toml, load_spec, parse_spec, table
+from paceline.spec.load import dump_toml, load_spec, parse_spec, table
 
 SPEC = load_spec(Path(__file__).parents[2] / "examples" / "stdlib-code.toml")
 LINES = dump_toml(SPEC).splitlines()

@@ -4,10 +4,10 @@ import math
 
 import pytest
 
-from paceline.cluster.carbon import carbon_of, read_regions
-from paceline.cluster.cluster import ClusterSpec
+from paceline.cluster.catalog.carbon import carbon_of, read_regions
 from paceline.cluster.resolve import resolve_cluster
 from paceline.errors import ConfigError
+from paceline.spec.cluster import ClusterSpec
 
 
 def test_regions_are_plausible_and_carry_their_year():

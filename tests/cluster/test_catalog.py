@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from paceline.cluster.catalog import (
+from paceline.cluster.catalog.devices import (
     find_entry,
     find_node,
     match_driver_name,
@@ -16,11 +16,11 @@ from paceline.cluster.catalog import (
     published_watts,
     read_catalog,
 )
-from paceline.cluster.catalog_file import PRECISIONS, catalog_of, load_catalog
-from paceline.cluster.cluster import ClusterSpec
-from paceline.cluster.power import power_model
+from paceline.cluster.catalog.file import PRECISIONS, catalog_of, load_catalog
+from paceline.cluster.catalog.power import power_model
 from paceline.cluster.resolve import resolve_cluster
 from paceline.errors import ConfigError
+from paceline.spec.cluster import ClusterSpec
 
 # name: memory GB, bandwidth GB/s, dense bf16 (fp16 where there is none) and fp32 TFLOP/s, watts, as on the data sheets
 PRINTED = {

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from paceline.cluster.power import PowerSample, fit_file, fit_power, power_model, samples_of
+from paceline.cluster.catalog.power import PowerSample, fit_file, fit_power, power_model, samples_of
 
 TDP = {"H100": 700.0, "B200": 1000.0}
 # Medians over ten repeats of MLPerf Training 4.0 and 5.0 power logs, AC side: accelerator, system, benchmark, nodes,

@@ -4,11 +4,11 @@ import math
 
 import pytest
 
-from paceline.cluster import probe
-from paceline.cluster.cluster import ClusterSpec
-from paceline.cluster.probe import combine, probe_lines, probe_machine, threads_per_device
+from paceline.cluster.probe import probe
+from paceline.cluster.probe.probe import combine, probe_lines, probe_machine, threads_per_device
 from paceline.cluster.resolve import resolve_cluster
 from paceline.errors import ConfigError, PacelineError
+from paceline.spec.cluster import ClusterSpec
 
 
 def test_two_ranks_are_measured_and_the_planner_uses_it(tmp_path, monkeypatch):

@@ -8,11 +8,11 @@ import sys
 import pytest
 
 from paceline.cluster import host, resolve
-from paceline.cluster.cluster import ClusterSpec
 from paceline.cluster.host import Gpu, Host
 from paceline.cluster.resolve import resolve_cluster
 from paceline.cluster.store import SCHEMA, probe_path, read_probe, write_probe
 from paceline.errors import ConfigError, StorageError
+from paceline.spec.cluster import ClusterSpec
 
 HOST = Host("box", "A CPU", 8, 64 * 2**30)
 STEP = {

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.cluster.cluster import ClusterSpec
 from paceline.cluster.resolve import resolve_cluster
 from paceline.cluster.topology import LEVELS, Topology, span, topology_of
+from paceline.spec.cluster import ClusterSpec
 
 
 def every_group(topology, axes):

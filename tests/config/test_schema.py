@@ -8,7 +8,7 @@ import jsonschema
 import pytest
 
 from paceline.errors import ConfigError
-from paceline.spec import parse_spec, spec_schema, table
+from paceline.spec.load import parse_spec, spec_schema, table
 
 EXAMPLES = sorted((Path(__file__).parents[2] / "examples").glob("*.toml"))
 SCHEMA = jsonschema.Draft202012Validator(spec_schema())

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from paceline.config.build import Override
 from paceline.errors import ConfigError
-from paceline.spec import (
+from paceline.spec.load import (
     Spec,
     dump_toml,
     load_spec,
@@ -23,7 +23,7 @@ from paceline.spec import (
     spec_to_dict,
     table,
 )
-from paceline.task.task import DataSpec, ModelSpec, Task
+from paceline.spec.task import DataSpec, ModelSpec, Task
 from paceline.units import Amount
 
 EXAMPLES = sorted((Path(__file__).parents[2] / "examples").glob("*.toml"))
@@ -202,7 +202,7 @@ def test_code_beside_the_spec_file_can_be_imported_in_any_process(tmp_path: Path
     file = tmp_path / "x.toml"
     file.write_text('task.model = "beside_spec_model:build"\n')
     script = (
-        "import json, sys\nfrom paceline.spec import spec_from_dict\nfrom paceline.task.imports import load_object\n"
+        "import json, sys\nfrom paceline.spec.load import spec_from_dict\nfrom paceline.spec.import_paths import load_object\n"
         "spec = spec_from_dict(json.loads(sys.argv[1]))\nprint(load_object(spec.task.model.name, 'model')())\n"
     )
     values = json.dumps(spec_to_dict(load_spec(file)))

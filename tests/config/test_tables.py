@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from paceline.errors import ConfigError
-from paceline.spec import dump_toml, parse_spec, spec_from_dict, spec_schema, spec_to_dict
-from paceline.task.task import GroupSpec
+from paceline.spec.load import dump_toml, parse_spec, spec_from_dict, spec_schema, spec_to_dict
+from paceline.spec.task import GroupSpec
 
 TEXT = """
 [task.optimizer]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from pathlib import Path
 
-from paceline.plan.backtest.schema import KINDS, Origin, StepRow
+from paceline.backtest.schema import KINDS, Origin, StepRow
 from paceline.plan.flops import CONVENTIONS
 
 PAGE = (Path(__file__).parents[2] / "docs" / "guide" / "backtesting.md").read_text(encoding="utf-8")

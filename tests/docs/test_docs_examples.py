@@ -24,7 +24,7 @@ from pathlib import Path
 import pytest
 from runs import run_patiently
 
-from paceline.spec import parse_spec
+from paceline.spec.load import parse_spec
 
 ROOT = Path(__file__).parents[2]
 PAGES = [*sorted((ROOT / "docs").rglob("*.md")), ROOT / "README.md", ROOT / "CONTRIBUTING.md"]

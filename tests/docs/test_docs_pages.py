@@ -10,9 +10,9 @@ from types import ModuleType
 import pytest
 
 import paceline
-from paceline.cluster.catalog import read_catalog
-from paceline.spec import table
-from paceline.verify.tolerance import TOLERANCES
+from paceline.cluster.catalog.devices import read_catalog
+from paceline.spec.load import table
+from paceline.verify.compare.tolerance import TOLERANCES
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"

@@ -11,8 +11,8 @@ import pytest
 
 from paceline.plan.session import profile_task
 from paceline.task.data.facts import data_facts
-from paceline.verify.every import every_plan
-from paceline.verify.tolerance import TOLERANCES
+from paceline.verify.compare.tolerance import TOLERANCES
+from paceline.verify.process.every import every_plan
 
 SCRIPTS = Path(__file__).parents[2] / "docs" / "scripts"
 

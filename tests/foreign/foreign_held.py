@@ -16,25 +16,25 @@ from foreign_catalogue import Foreign
 from plain_loop import BETAS, CLIP, DECAY, LR, SEED, trained
 from torch.distributed.tensor import DTensor
 
-from paceline.cluster.cluster import ClusterSpec
 from paceline.cluster.resolve import resolve_cluster
 from paceline.errors import DoesNotFit, PacelineError
-from paceline.plan.plan import PlanSpec
 from paceline.plan.session import Planned, plan_prepared, prepare_task
-from paceline.run.brief import Brief, make_brief
-from paceline.run.spec import RunSpec
-from paceline.run.training import Training
-from paceline.run.world import join_world
-from paceline.spec import Spec
+from paceline.run.loop.training import Training
+from paceline.run.process.brief import Brief, make_brief
+from paceline.run.process.world import join_world
+from paceline.spec.cluster import ClusterSpec
+from paceline.spec.load import Spec
+from paceline.spec.plan import PlanSpec
+from paceline.spec.profile import ModelProfile
+from paceline.spec.run import RunSpec
+from paceline.spec.task import DataSpec, ModelSpec, OptimizerSpec, ScheduleSpec, Task, TurnSpec
 from paceline.task.data.source import open_sources
-from paceline.task.profile import ModelProfile
-from paceline.task.task import DataSpec, ModelSpec, OptimizerSpec, ScheduleSpec, Task, TurnSpec
 from paceline.units import Amount
-from paceline.verify.checks import CHECKS
-from paceline.verify.fold import for_twin
-from paceline.verify.group import Job
-from paceline.verify.parts import SWEEP, WHOLE, Subject, jobs_of
-from paceline.verify.start import exact_plan, proof_of, verify_text
+from paceline.verify.process.checks import CHECKS
+from paceline.verify.process.group import Job
+from paceline.verify.process.start import exact_plan, proof_of, verify_text
+from paceline.verify.twin.fold import for_twin
+from paceline.verify.twin.parts import SWEEP, WHOLE, Subject, jobs_of
 
 STEPS, PROOF_STEPS, BATCH = 20, 2, 12
 AXES = ("dp_replicate", "dp_shard", "cp", "tp", "pp", "ep")

@@ -44,7 +44,7 @@ to know, it names such a part, and holds the layout to what a unit in the last p
 other random numbers than Paceline, so the best layout of rows with dropout or noise is compared with Paceline's one
 device. `make test-deep` makes the tables again.
 """
-PRELOADED = ["paceline.run.training", "paceline.verify.checks", "transformers.modeling_utils"]
+PRELOADED = ["paceline.run.loop.training", "paceline.verify.process.checks", "transformers.modeling_utils"]
 COLUMNS = "| model | axes open | proof | one device | best layout |\n|---|---|---|---|---|\n"
 VERDICTS = {"same": "the same", "random": "the same as on one device", "refused": "refused, with the reason",
             "failed": "ends in an error that says so", "told": "not equal, and the proof says so",

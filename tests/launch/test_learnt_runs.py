@@ -8,15 +8,15 @@ import pytest
 import runs
 
 from paceline.errors import ConfigError, PacelineError
-from paceline.launch.measure import _measurement, measure_task
-from paceline.plan.explain import explain_lines
+from paceline.plan.explain.explain import explain_lines
 from paceline.plan.learn.measured import read_measurements
 from paceline.plan.learn.store import read_observations
 from paceline.plan.session import plan_task
 from paceline.run.measure import repeat
-from paceline.run.observe import observe_run, remember_run, runs_under
-from paceline.spec import load_spec
-from paceline.task.profile_plain import task_key
+from paceline.run.record.observe import observe_run, remember_run, runs_under
+from paceline.session.measure import _measurement, measure_task
+from paceline.spec.load import load_spec
+from paceline.task.profile.plain import task_key
 
 
 @pytest.fixture(scope="module")

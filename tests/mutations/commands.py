@@ -26,8 +26,8 @@ from runs import write_corpus
 
 from paceline.cli.main import main
 from paceline.errors import PacelineError
-from paceline.verify import start
-from paceline.verify.group import Job, Result, run_jobs
+from paceline.verify.process import start
+from paceline.verify.process.group import Job, Result, run_jobs
 
 HERE = Path(__file__).parent
 STEPS = 2

@@ -18,20 +18,22 @@ import torch.distributed as dist
 from tests_shared import Dropout, decoder_task
 from torch import nn
 
-from paceline.plan import layout as layout_module
-from paceline.plan.layout import Layout
 from paceline.run import assemble as assemble_module
-from paceline.run import loader, passes, recompute
-from paceline.run.loader import MicroBatch
-from paceline.run.optimizer import build_optimizer
-from paceline.run.parallel import apply, data
-from paceline.run.parallel.data import ShardedGradients
-from paceline.run.passes import SequentialPasses
-from paceline.run.randomness.shares import SampleRows
+from paceline.run.loop import loader, passes
+from paceline.run.loop.loader import MicroBatch
+from paceline.run.loop.passes import SequentialPasses
+from paceline.run.loop.step import Stepper
+from paceline.run.memory import recompute
+from paceline.run.numerics.randomness.shares import SampleRows
+from paceline.run.parallel import apply
+from paceline.run.parallel.data import sharding as data
+from paceline.run.parallel.data.sharding import ShardedGradients
+from paceline.run.process.world import World
 from paceline.run.replicas.allreduce import ReducedGradients
-from paceline.run.step import Stepper
-from paceline.run.world import World
-from paceline.task.task import OptimizerSpec, Task
+from paceline.run.updates.optimizer import build_optimizer
+from paceline.spec import layout as layout_module
+from paceline.spec.layout import Layout
+from paceline.spec.task import OptimizerSpec, Task
 
 Patch = pytest.MonkeyPatch
 Plant = Callable[[Patch, World], None]

@@ -15,18 +15,18 @@ from torch import Tensor, nn
 from torch.distributed import ReduceOp
 
 from paceline.run import assemble as assemble_module
-from paceline.run import pipeline_passes
-from paceline.run.parallel.exchange import Gathered
-from paceline.run.parallel.pipeline import PipelineGradients
+from paceline.run.loop.passes import SequentialPasses
+from paceline.run.loop.step import Stepper
+from paceline.run.parallel.context.zigzag import SequencePart
+from paceline.run.parallel.expert.exchange import Gathered
+from paceline.run.parallel.pipeline import passes as pipeline_passes
+from paceline.run.parallel.pipeline.passes import PipelinePasses
+from paceline.run.parallel.pipeline.split import PipelineGradients
+from paceline.run.parallel.pipeline.stage_module import StageModule
 from paceline.run.parallel.tensor import Region, SummedGradients
-from paceline.run.parallel.zigzag import SequencePart
-from paceline.run.passes import SequentialPasses
-from paceline.run.pipeline_passes import PipelinePasses
-from paceline.run.stage_module import StageModule
-from paceline.run.step import Stepper
-from paceline.run.world import World
-from paceline.task.models import vocabulary
-from paceline.task.models.collectives import join, part
+from paceline.run.process.world import World
+from paceline.task.models.layers import vocabulary
+from paceline.task.models.layers.collectives import join, part
 
 Patch = pytest.MonkeyPatch
 

@@ -9,14 +9,16 @@ import torch
 from planted import Patch, Planted
 from torch.distributed.tensor import DTensor
 
-from paceline.run import routing, stage_module
-from paceline.run.parallel import apply, tensor, zigzag
-from paceline.run.parallel.alone import AloneExperts
-from paceline.run.parallel.data import ShardedGradients
-from paceline.run.parallel.expert import AllToAll
-from paceline.run.routing import RouterWatch
-from paceline.run.step import Stepper
-from paceline.run.world import World
+from paceline.run.loop import routing
+from paceline.run.loop.routing import RouterWatch
+from paceline.run.loop.step import Stepper
+from paceline.run.parallel import apply, tensor
+from paceline.run.parallel.context import zigzag
+from paceline.run.parallel.data.alone import AloneExperts
+from paceline.run.parallel.data.sharding import ShardedGradients
+from paceline.run.parallel.expert.experts import AllToAll
+from paceline.run.parallel.pipeline import stage_module
+from paceline.run.process.world import World
 from paceline.task.models.moe import MoEDecoder
 
 # ---- the expert axis -------------------------------------------------------------------------------------------------

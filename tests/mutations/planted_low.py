@@ -12,13 +12,13 @@ import torch
 from planted import Objective, Patch, Planted, objective_changed_by
 from torch import nn
 
-from paceline.run import precision
-from paceline.run.loader import MicroBatch
-from paceline.run.parallel import data
-from paceline.run.precision import LossScaler
+from paceline.run.loop.loader import MicroBatch
+from paceline.run.loop.step import Stepper
+from paceline.run.numerics import precision
+from paceline.run.numerics.precision import LossScaler
+from paceline.run.parallel.data import sharding as data
+from paceline.run.process.world import World
 from paceline.run.replicas.allreduce import ReducedGradients
-from paceline.run.step import Stepper
-from paceline.run.world import World
 from paceline.task.models.moe import Router
 
 # ---- what travels ----------------------------------------------------------------------------------------------------

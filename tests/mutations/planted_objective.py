@@ -13,7 +13,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from paceline.run.world import World
+from paceline.run.process.world import World
 from paceline.task.objective import next_token
 
 _PATCH = pytest.MonkeyPatch()

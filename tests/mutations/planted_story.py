@@ -15,11 +15,12 @@ import torch.distributed as dist
 from planted import Patch, Planted
 from torch.distributed.tensor import DTensor
 
-from paceline.run import evaluate as evaluate_module
-from paceline.run import loader, passes, recorder, resume, training
 from paceline.run.checkpoint import load
-from paceline.run.resume import Progress, Restored
-from paceline.run.world import World
+from paceline.run.loop import evaluate as evaluate_module
+from paceline.run.loop import loader, passes, resume, training
+from paceline.run.loop.resume import Progress, Restored
+from paceline.run.process.world import World
+from paceline.run.record import recorder
 
 # ---- the learning rate -----------------------------------------------------------------------------------------------
 

@@ -19,19 +19,19 @@ from planted import (
 )
 from torch import Tensor, nn
 
-from paceline.run import step as step_module
-from paceline.run.hosted import HostedUpdate
-from paceline.run.loader import MicroBatch
-from paceline.run.parallel.exchange import Gathered, Ring
-from paceline.run.parallel.statistics import RankSums
+from paceline.run.loop import step as step_module
+from paceline.run.loop.loader import MicroBatch
+from paceline.run.loop.step import Stepper
+from paceline.run.memory.hosted import HostedUpdate
+from paceline.run.parallel.data.statistics import RankSums
+from paceline.run.parallel.expert.exchange import Gathered, Ring
+from paceline.run.parallel.pipeline.stage_module import StageModule
 from paceline.run.parallel.tensor import Region
+from paceline.run.process.world import World
 from paceline.run.replicas.allreduce import ReducedGradients
-from paceline.run.stage_module import StageModule
-from paceline.run.step import Stepper
-from paceline.run.world import World
-from paceline.task.models import loss as loss_module
-from paceline.task.models.batch_norm import WholeBatchNorm
-from paceline.task.models.loss import IGNORED
+from paceline.task.models.layers import loss as loss_module
+from paceline.task.models.layers.batch_norm import WholeBatchNorm
+from paceline.task.models.layers.loss import IGNORED
 
 # ---- three of an axis ------------------------------------------------------------------------------------------------
 

@@ -18,17 +18,17 @@ import pytest
 from planted import Patch, nothing, task_of
 from tests_shared import SEQ_LEN, plan_of
 
-from paceline.plan.layout import Layout
-from paceline.plan.plan import Plan
 from paceline.run import assemble as assemble_module
-from paceline.run.brief import Brief
-from paceline.run.journal import read_journal
-from paceline.run.precision import LossScaler
-from paceline.run.spec import RunSpec
-from paceline.run.training import Training
-from paceline.run.world import World, join_world
-from paceline.spec import Spec
-from paceline.task.task import ScheduleSpec
+from paceline.run.loop.training import Training
+from paceline.run.numerics.precision import LossScaler
+from paceline.run.process.brief import Brief
+from paceline.run.process.world import World, join_world
+from paceline.run.record.journal import read_journal
+from paceline.spec.layout import Layout
+from paceline.spec.load import Spec
+from paceline.spec.plan import Plan
+from paceline.spec.run import RunSpec
+from paceline.spec.task import ScheduleSpec
 from paceline.units import Amount
 
 STEPS, STOP = 6, 3  # a run's length, and where the disturbed one is stopped

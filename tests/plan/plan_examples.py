@@ -7,17 +7,17 @@ import math
 
 import numpy as np
 
-from paceline.cluster.cluster import Cluster, Device, Figure, Link
-from paceline.plan.cost.axes import axis_columns, bubble_columns
-from paceline.plan.cost.compute import optimizer_column
 from paceline.plan.cost.inputs import Context, terms_of
-from paceline.plan.cost.memory import memory_columns
-from paceline.plan.cost.network import network_columns
+from paceline.plan.cost.memory.held import memory_columns
+from paceline.plan.cost.time.axes import axis_columns, bubble_columns
+from paceline.plan.cost.time.compute import optimizer_column
+from paceline.plan.cost.time.network import network_columns
 from paceline.plan.cost.total import forward_backward_columns
-from paceline.plan.forecast import Term
-from paceline.plan.layout import Layout, accumulation_for
-from paceline.plan.plan import Plan
-from paceline.task.profile import BlockProfile, ModelProfile
+from paceline.spec.cluster import Cluster, Device, Figure, Link
+from paceline.spec.forecast import Term
+from paceline.spec.layout import Layout, accumulation_for
+from paceline.spec.plan import Plan
+from paceline.spec.profile import BlockProfile, ModelProfile
 
 
 def measured(value: float) -> Figure:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 from plan_examples import cluster, opened, profile
 
-from paceline.plan.alternatives import alternatives
-from paceline.plan.difference import difference, plan_options
-from paceline.plan.plan import Plan, PlanSpec
-from paceline.plan.search import SearchResult, search
-from paceline.spec import parse_spec
+from paceline.plan.explain.alternatives import alternatives
+from paceline.plan.explain.difference import difference, plan_options
+from paceline.plan.search.search import SearchResult, search
+from paceline.spec.load import parse_spec
+from paceline.spec.plan import Plan, PlanSpec
 
 SHAPE = opened(profile(8, heads=8, kv_heads=4, kv_elements=2e4))
 

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.plan.chance import Z80, Z95, chance_above, margin, normal_tail
-from paceline.plan.forecast import Estimate
-from paceline.plan.limits import chance_within
+from paceline.plan.risk.chance import Z80, Z95, chance_above, margin, normal_tail
+from paceline.plan.search.limits import chance_within
+from paceline.spec.forecast import Estimate
 
 NORMAL = NormalDist()
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from plan_examples import cluster, opened, profile
 
-from paceline.plan.contest import (
+from paceline.plan.risk.contest import (
     SETTING_SPREAD,
     TRIED,
     WORTH_TRYING,
@@ -19,8 +19,8 @@ from paceline.plan.contest import (
     judge,
     settings_of,
 )
-from paceline.plan.plan import PlanSpec
-from paceline.plan.search import search
+from paceline.plan.search.search import search
+from paceline.spec.plan import PlanSpec
 
 SHAPE = opened(profile(8, heads=8, kv_heads=4, kv_elements=2e4))
 

@@ -24,18 +24,18 @@ from plan_examples import (
     profile,
 )
 
-from paceline.cluster.cluster import Link
 from paceline.plan.cost.columns import columns_of
 from paceline.plan.cost.constants import read_constants
 from paceline.plan.cost.inputs import Context
-from paceline.plan.cost.memory import in_flight
-from paceline.plan.cost.network import traffic
-from paceline.plan.cost.ring import hop, ring
+from paceline.plan.cost.memory.held import in_flight
+from paceline.plan.cost.time.network import traffic
+from paceline.plan.cost.time.ring import hop, ring
 from paceline.plan.cost.total import price
-from paceline.plan.layout import Layout
-from paceline.plan.plan import Plan
 from paceline.report.compare import memory_group, time_group
-from paceline.task.profile import ModelProfile
+from paceline.spec.cluster import Link
+from paceline.spec.layout import Layout
+from paceline.spec.plan import Plan
+from paceline.spec.profile import ModelProfile
 
 CONSTANTS = read_constants()
 NEAR, FAR = Link("node", measured(1e-6), measured(1e11)), Link("network", measured(1e-5), measured(1e10))

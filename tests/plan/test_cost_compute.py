@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 from plan_examples import cluster, compute_terms, optimizer_seconds, plan, profile
 
-from paceline.cluster.cluster import CalibrationStep
-from paceline.plan.cost.compute import matrix_peak
 from paceline.plan.cost.inputs import Context
 from paceline.plan.cost.rates import Rates, interpolate
-from paceline.plan.layout import Layout
+from paceline.plan.cost.time.compute import matrix_peak
+from paceline.spec.cluster import CalibrationStep
+from paceline.spec.layout import Layout
 
 
 def terms_of(context, chosen):

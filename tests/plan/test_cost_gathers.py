@@ -12,18 +12,18 @@ from plan_examples import cluster, measured, memory_terms, opened, optimizer_sec
 from tests_shared import SEQ_LEN, decoder_task, plan_of, run_steps
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from paceline.cluster.cluster import Link
 from paceline.plan.cost.columns import columns_of
-from paceline.plan.cost.gathers import gather_columns, gathered_bytes, tensors
 from paceline.plan.cost.inputs import Context, terms_of
+from paceline.plan.cost.time.gathers import gather_columns, gathered_bytes, tensors
 from paceline.plan.cost.total import price
-from paceline.plan.layout import Layout
 from paceline.report.compare import memory_group, time_group
 from paceline.run.updates.joined import JoinedOptimizer
+from paceline.spec.cluster import Link
+from paceline.spec.layout import Layout
+from paceline.spec.optimizers import RULES, gathered_values
+from paceline.spec.task import ModelSpec, OptimizerSpec
 from paceline.task.models.sizes import resolve_decoder
-from paceline.task.optimizers import RULES, gathered_values
-from paceline.task.profile_analytic import profile_decoder
-from paceline.task.task import ModelSpec, OptimizerSpec
+from paceline.task.profile.decoder import profile_decoder
 
 MODEL = ModelSpec("llama-1m", hidden=32, layers=2, heads=4, kv_heads=2, ffn=48, vocab=64, tied=False)
 

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from plan_examples import cluster, memory_terms, plan, profile
 
 from paceline.plan.cost.inputs import Context
-from paceline.plan.layout import Layout
+from paceline.spec.layout import Layout
 
 
 def bytes_of(chosen, layers=4, devices=4, optimizer="adamw"):

@@ -6,16 +6,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from plan_examples import cluster, network_terms, plan, profile
 
-from paceline.cluster.cluster import Cluster, ClusterSpec, Figure, GroupRates, Link
 from paceline.cluster.resolve import resolve_cluster
 from paceline.plan.cost.constants import read_constants
 from paceline.plan.cost.inputs import Context
-from paceline.plan.cost.network import Traffic
-from paceline.plan.cost.network import traffic as traffic_of
-from paceline.plan.cost.ring import Ring
-from paceline.plan.cost.ring import ring as rings
-from paceline.plan.layout import Layout
-from paceline.plan.plan import Plan
+from paceline.plan.cost.time.network import Traffic
+from paceline.plan.cost.time.network import traffic as traffic_of
+from paceline.plan.cost.time.ring import Ring
+from paceline.plan.cost.time.ring import ring as rings
+from paceline.spec.cluster import Cluster, ClusterSpec, Figure, GroupRates, Link
+from paceline.spec.layout import Layout
+from paceline.spec.plan import Plan
 
 CONSTANTS = read_constants()
 

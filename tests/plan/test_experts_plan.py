@@ -8,15 +8,15 @@ import pytest
 from plan_examples import cluster
 
 from paceline.errors import DoesNotFit
-from paceline.plan.experts import refusal
-from paceline.plan.layout import Layout
-from paceline.plan.plan import PlanSpec
-from paceline.plan.search import search
+from paceline.plan.feasible.experts import refusal
+from paceline.plan.search.search import search
+from paceline.spec.layout import Layout
+from paceline.spec.plan import PlanSpec
+from paceline.spec.profile import ModelProfile
 from paceline.task.models.sizes import NAMED_SIZES, MoEConfig
-from paceline.task.profile import ModelProfile
-from paceline.task.profile_analytic import profile_decoder
-from paceline.task.profile_moe import profile_moe
-from paceline.verify.twin_layout import twin_layout
+from paceline.task.profile.decoder import profile_decoder
+from paceline.task.profile.moe import profile_moe
+from paceline.verify.twin.layout import twin_layout
 
 
 def profile_of(name: str, seq: int = 512) -> ModelProfile:

@@ -8,7 +8,7 @@ import pytest
 
 from paceline.errors import ConfigError
 from paceline.plan.flops import CONVENTIONS, convention_of, flops_per_sample
-from paceline.task.profile_transformer import Experts, TransformerShape
+from paceline.task.profile.transformer import Experts, TransformerShape
 
 LAYERS, HIDDEN, SEQ, VOCAB = 96, 12288, 2048, 51200
 GPT = TransformerShape("gpt-175B", LAYERS, HIDDEN, 4 * HIDDEN, 96, 96, 128, VOCAB, SEQ, biases=False, positions="none")

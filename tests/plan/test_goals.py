@@ -11,15 +11,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from plan_examples import cluster, opened, profile
 
-from paceline.cluster.cluster import Figure
 from paceline.errors import ConfigError, DoesNotFit
-from paceline.plan.chance import chance_above
-from paceline.plan.cost.room import usable_bytes
+from paceline.plan.cost.memory.room import usable_bytes
 from paceline.plan.cost.total import memory_widths
-from paceline.plan.plan import QUANTITIES, GoalSpec, PlanSpec
-from paceline.plan.search import SearchResult, search
-from paceline.plan.values import SAFE, Values, goal_values
-from paceline.spec import dump_toml, parse_spec, spec_from_dict, spec_to_dict
+from paceline.plan.risk.chance import chance_above
+from paceline.plan.search.search import SearchResult, search
+from paceline.plan.search.values import SAFE, Values, goal_values
+from paceline.spec.cluster import Figure
+from paceline.spec.load import dump_toml, parse_spec, spec_from_dict, spec_to_dict
+from paceline.spec.plan import QUANTITIES, GoalSpec, PlanSpec
 
 SHAPE = opened(profile(8, heads=8, kv_heads=4, kv_elements=2e4))
 UNKNOWN = Figure(math.nan, "unknown")

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from paceline.errors import ConfigError
-from paceline.plan.layout import MESH_ORDER, Layout, accumulation_for, factorisations, rows_of
+from paceline.spec.layout import MESH_ORDER, Layout, accumulation_for, factorisations, rows_of
 
 degrees = st.integers(1, 4)
 

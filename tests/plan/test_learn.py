@@ -8,13 +8,11 @@ import numpy as np
 import pytest
 from plan_examples import cluster, opened, plan, profile
 
-from paceline.cluster.cluster import ClusterSpec
+from paceline.backtest.runs import FinishedRun, score_runs
 from paceline.cluster.plain import cluster_from_dict
-from paceline.plan.backtest.runs import FinishedRun, score_runs
 from paceline.plan.cost.columns import columns_of
 from paceline.plan.cost.inputs import Context
 from paceline.plan.cost.total import forecast_plan, memory_widths_of, needed_bytes, price, step_seconds
-from paceline.plan.layout import Layout
 from paceline.plan.learn.observation import Observation, machine_key, observation_from_dict
 from paceline.plan.learn.recall import learn
 from paceline.plan.learn.store import (
@@ -25,10 +23,12 @@ from paceline.plan.learn.store import (
     read_observations,
     write_observation,
 )
-from paceline.plan.plan import PlanSpec
-from paceline.plan.search import search
-from paceline.run.journal import _plain
-from paceline.task.profile_plain import pack_profile, task_key, unpack_profile
+from paceline.plan.search.search import search
+from paceline.run.record.journal import _plain
+from paceline.spec.cluster import ClusterSpec
+from paceline.spec.layout import Layout
+from paceline.spec.plan import PlanSpec
+from paceline.task.profile.plain import pack_profile, task_key, unpack_profile
 
 HERE = cluster(2, host="node-1")
 SMALL, LARGE = opened(profile(2)), opened(profile(8))

@@ -7,7 +7,6 @@ from plan_examples import cluster, opened, plan, profile
 
 from paceline.plan.cost.inputs import Context
 from paceline.plan.cost.total import price, step_seconds
-from paceline.plan.layout import Layout
 from paceline.plan.learn.measured import (
     TaskMeasurement,
     forget_measurements,
@@ -17,7 +16,8 @@ from paceline.plan.learn.measured import (
     write_measurement,
 )
 from paceline.plan.learn.observation import machine_key
-from paceline.task.profile_plain import task_key
+from paceline.spec.layout import Layout
+from paceline.task.profile.plain import task_key
 
 MODEL = opened(profile(4))
 COMPUTED = ("products, forward", "products, backward", "attention", "memory-bound operators", "operator launches")

@@ -11,13 +11,13 @@ from plan_examples import cluster, memory_terms, opened, plan, profile
 
 from paceline.errors import DoesNotFit
 from paceline.plan.cost.inputs import Context, terms_of
-from paceline.plan.cost.offload import BUCKET_BYTES, HOST_LINK, offload_columns
-from paceline.plan.forecast import Term
-from paceline.plan.layout import Layout
-from paceline.plan.plan import Plan, PlanSpec
-from paceline.plan.refusals import refusal
-from paceline.plan.search import search
-from paceline.run.brief import plan_from_dict
+from paceline.plan.cost.memory.offload import BUCKET_BYTES, HOST_LINK, offload_columns
+from paceline.plan.feasible.refusals import refusal
+from paceline.plan.search.search import search
+from paceline.run.process.brief import plan_from_dict
+from paceline.spec.forecast import Term
+from paceline.spec.layout import Layout
+from paceline.spec.plan import Plan, PlanSpec
 
 LARGE = {"parameters": 100_000_000}
 

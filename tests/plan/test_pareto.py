@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from plan_examples import cluster, opened, profile
 
-from paceline.plan.pareto import front_of, pareto_front, thinned
-from paceline.plan.plan import PlanSpec
-from paceline.plan.search import search
+from paceline.plan.search.pareto import front_of, pareto_front, thinned
+from paceline.plan.search.search import search
+from paceline.spec.plan import PlanSpec
 
 TABLES = st.tuples(st.integers(1, 40), st.integers(1, 4)).flatmap(
     lambda shape: arrays(np.float64, shape, elements=st.integers(1, 6).map(float))

@@ -9,16 +9,16 @@ from pathlib import Path
 import pytest
 from plan_examples import plan, profile
 
-from paceline.cluster.cluster import ClusterSpec
 from paceline.cluster.resolve import resolve_cluster
-from paceline.plan.layout import MESH_ORDER, Layout
 from paceline.plan.placement.draw import placement_svg
 from paceline.plan.placement.place import best_order, place, placement_from_dict
 from paceline.plan.placement.tell import placement_lines
 from paceline.plan.placement.traffic import Traffic, axis_traffic
-from paceline.plan.plan import Plan
+from paceline.spec.cluster import ClusterSpec
+from paceline.spec.layout import MESH_ORDER, Layout
+from paceline.spec.plan import Plan
 from paceline.task.models.sizes import NAMED_SIZES, nominal_vocab
-from paceline.task.profile_analytic import profile_decoder
+from paceline.task.profile.decoder import profile_decoder
 
 SEQUENCE = 2048
 

@@ -6,10 +6,10 @@ import dataclasses
 
 import pytest
 
-from paceline.plan.layout import Layout
-from paceline.plan.tensor import refusal
+from paceline.plan.feasible.tensor import refusal
+from paceline.spec.layout import Layout
 from paceline.task.models.sizes import NAMED_SIZES
-from paceline.task.profile_analytic import profile_decoder
+from paceline.task.profile.decoder import profile_decoder
 
 CONFIG = dataclasses.replace(NAMED_SIZES["llama-1m"], vocab=257)
 

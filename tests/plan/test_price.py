@@ -8,11 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from plan_examples import cluster
 
-from paceline.cluster.cluster import ClusterSpec, Figure
-from paceline.cluster.power import power_model
+from paceline.cluster.catalog.power import power_model
 from paceline.cluster.resolve import resolve_cluster
 from paceline.plan.cost.price import amounts, bill, busy_share
-from paceline.plan.forecast import Estimate, Term
+from paceline.spec.cluster import ClusterSpec, Figure
+from paceline.spec.forecast import Estimate, Term
 
 HOUR = Estimate(3600.0, 3600 / 1.2, 3600 * 1.2, "measured")
 

@@ -16,17 +16,17 @@ from plan_examples import cluster, measured, memory_terms, opened, plan, profile
 
 from paceline.errors import ConfigError, DoesNotFit
 from paceline.plan.cost.inputs import Context
+from paceline.plan.cost.memory.recompute import fill_budget, modes_in_order
 from paceline.plan.cost.parts import MODES
-from paceline.plan.cost.recompute import fill_budget, modes_in_order
 from paceline.plan.cost.total import price
-from paceline.plan.difference import difference, plan_options
-from paceline.plan.layout import Layout
+from paceline.plan.explain.difference import difference, plan_options
 from paceline.plan.placement.traffic import axis_traffic
-from paceline.plan.plan import SAVED_KINDS, Plan, PlanSpec
-from paceline.plan.search import TIE_RATIO, search
-from paceline.plan.space import BUDGETS
-from paceline.run.arguments import plan_spec
-from paceline.run.brief import plan_from_dict
+from paceline.plan.search.search import TIE_RATIO, search
+from paceline.plan.search.space import BUDGETS
+from paceline.run.process.brief import plan_from_dict
+from paceline.spec.arguments import plan_spec
+from paceline.spec.layout import Layout
+from paceline.spec.plan import SAVED_KINDS, Plan, PlanSpec
 
 # Of a block, in the order of MODES: the bytes that it keeps, and the seconds that it computes again.
 Choices = tuple[tuple[float, float], ...]

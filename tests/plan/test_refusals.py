@@ -7,9 +7,9 @@ import dataclasses
 import pytest
 from plan_examples import block, opened, plan, profile
 
-from paceline.plan.layout import Layout
-from paceline.plan.refusals import LAYOUT_REFUSALS, PLAN_REFUSALS, layout_refusal, refusal
-from paceline.task.profile import ModelProfile
+from paceline.plan.feasible.refusals import LAYOUT_REFUSALS, PLAN_REFUSALS, layout_refusal, refusal
+from paceline.spec.layout import Layout
+from paceline.spec.profile import ModelProfile
 
 SHAPE = opened(profile(6, heads=8, kv_heads=2, experts=6))
 

@@ -9,18 +9,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from plan_examples import cluster, plan, profile
 
-from paceline.cluster.cluster import CalibrationStep, ClusterSpec, Figure
 from paceline.cluster.resolve import resolve_cluster
 from paceline.errors import ConfigError, DoesNotFit
 from paceline.plan.cost.constants import read_constants
+from paceline.plan.cost.memory.room import HEADROOM
 from paceline.plan.cost.rates import Rates
-from paceline.plan.cost.room import HEADROOM
 from paceline.plan.cost.total import forecast_plan, time_estimate
-from paceline.plan.forecast import Term
-from paceline.plan.layout import Layout
-from paceline.plan.plan import PlanSpec
-from paceline.plan.search import TIE_RATIO, search
-from paceline.plan.space import micro_batches
+from paceline.plan.search.search import TIE_RATIO, search
+from paceline.plan.search.space import micro_batches
+from paceline.spec.cluster import CalibrationStep, ClusterSpec, Figure
+from paceline.spec.forecast import Term
+from paceline.spec.layout import Layout
+from paceline.spec.plan import PlanSpec
 
 
 def found(constraints=None, where=None, model=None, batch=64, **changes):

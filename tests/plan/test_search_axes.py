@@ -10,21 +10,21 @@ import time
 import pytest
 from plan_examples import cluster, opened, profile
 
-from paceline.cluster.cluster import ClusterSpec
 from paceline.cluster.resolve import resolve_cluster
 from paceline.errors import ConfigError, DoesNotFit
-from paceline.plan import refusals
 from paceline.plan.cost.inputs import Context
 from paceline.plan.cost.price import busy_share
 from paceline.plan.cost.total import price, step_seconds
-from paceline.plan.layout import MESH_ORDER, accumulation_for, layouts_over
-from paceline.plan.plan import Plan, PlanSpec
-from paceline.plan.search import TIE_RATIO, SearchResult, search
-from paceline.plan.space import TRIED_RECOMPUTE, micro_batches
+from paceline.plan.feasible import refusals
+from paceline.plan.search.search import TIE_RATIO, SearchResult, search
+from paceline.plan.search.space import TRIED_RECOMPUTE, micro_batches
+from paceline.spec.cluster import ClusterSpec
+from paceline.spec.layout import MESH_ORDER, accumulation_for, layouts_over
+from paceline.spec.plan import Plan, PlanSpec
+from paceline.spec.profile import ModelProfile
+from paceline.spec.task import ModelSpec
 from paceline.task.models.sizes import resolve_decoder
-from paceline.task.profile import ModelProfile
-from paceline.task.profile_analytic import profile_decoder
-from paceline.task.task import ModelSpec
+from paceline.task.profile.decoder import profile_decoder
 
 SHAPE = opened(profile(8, heads=8, kv_heads=4, kv_elements=2e4))
 MIXTURE = opened(profile(8, heads=8, kv_heads=4, experts=8, expert_parameters=800_000, routed_elements=1e5))
@@ -194,7 +194,7 @@ def test_layouts_are_each_there_once() -> None:
 
 
 def test_plans_say_what_is_new() -> None:
-    from paceline.plan.layout import Layout
+    from paceline.spec.layout import Layout
 
     chosen = Plan(Layout(cp=2, pp=2), 3, 1, 4, 8, schedule="interleaved", virtual_stages=2, stages=(1, 2, 2, 1))
     assert "ZeRO-3 · interleaved, 4 stages, blocks 1+2x2+1 · micro-batch 1 x 4" in str(chosen)

@@ -8,15 +8,15 @@ import math
 import pytest
 from plan_examples import cluster, measured
 
-from paceline.cluster.cluster import CalibrationStep, Cluster, Link
 from paceline.cluster.vary import varied_figures
 from paceline.errors import DoesNotFit
 from paceline.plan.cost.rates import Rates
-from paceline.plan.search import TIE_RATIO, SearchResult, search
-from paceline.plan.sensitivity import PRECISE, calibrated_as
+from paceline.plan.risk.sensitivity import PRECISE, calibrated_as
+from paceline.plan.risk.switch import WIDEST, Switch
+from paceline.plan.search.search import TIE_RATIO, SearchResult, search
 from paceline.plan.session import Planned, plan_task
-from paceline.plan.switch import WIDEST, Switch
-from paceline.spec import Spec, load_spec
+from paceline.spec.cluster import CalibrationStep, Cluster, Link
+from paceline.spec.load import Spec, load_spec
 
 TASK = ["task.model=llama-8b", "task.data.seq_len=8192", "task.global_batch=128 samples", "task.stop=100 steps"]
 MACHINE = ["cluster.device=h100-sxm", "cluster.devices=16"]

@@ -6,12 +6,12 @@ import sys
 import pytest
 
 from paceline.errors import ConfigError, DoesNotFit
-from paceline.plan.explain import LISTED, explain_lines, headline_lines, money_text
-from paceline.plan.explain_choice import tried_text
-from paceline.plan.lines import WIDTH
+from paceline.plan.explain.choice import tried_text
+from paceline.plan.explain.explain import LISTED, explain_lines, headline_lines, money_text
+from paceline.plan.explain.lines import WIDTH
 from paceline.plan.session import plan_task
-from paceline.plan.trace import _trace_in_child
-from paceline.spec import load_spec
+from paceline.spec.load import load_spec
+from paceline.task.profile.apart import _trace_in_child
 
 SMALL = ["task.data.max_bytes=200000", "task.model=llama-1m", "task.data.seq_len=64", "task.global_batch=4096 tokens"]
 
@@ -73,7 +73,7 @@ def test_too_little_memory_and_closed_axes_raise(text):
 
 def test_planning_a_built_in_model_imports_no_torch(text):
     code = (
-        "import sys; from paceline.spec import load_spec; from paceline.plan.session import plan_task;"
+        "import sys; from paceline.spec.load import load_spec; from paceline.plan.session import plan_task;"
         f"plan_task(load_spec(None, {[*SMALL, text]!r})); print('torch' in sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -106,7 +106,7 @@ def test_a_users_module_is_traced_in_a_child(tmp_path):
         '[task]\nglobal_batch = "8 samples"\nmodel = "my_points:build"\n[task.data]\nsource = "my_points:Points"\n'
     )
     code = (
-        "import sys; from paceline.spec import load_spec; from paceline.plan.trace import trace_task;"
+        "import sys; from paceline.spec.load import load_spec; from paceline.task.profile.apart import trace_task;"
         f"profile = trace_task(load_spec({str(spec)!r}).task);"
         "print(profile.parameters, profile.source, 'torch' in sys.modules)"
     )

@@ -8,18 +8,18 @@ import numpy as np
 import pytest
 from plan_examples import block, cluster, measured, opened, plan, profile
 
-from paceline.cluster.cluster import Cluster, ClusterSpec, Link
 from paceline.cluster.resolve import resolve_cluster
-from paceline.plan.cost.axes import _copies_share
 from paceline.plan.cost.constants import read_constants
 from paceline.plan.cost.inputs import REPLICATED_MOVES, Context, total
-from paceline.plan.cost.memory import Held, memory_columns
-from paceline.plan.cost.recompute import WHOLE_INPUTS
-from paceline.plan.cost.room import HEADROOM, needed
+from paceline.plan.cost.memory.held import Held, memory_columns
+from paceline.plan.cost.memory.recompute import WHOLE_INPUTS
+from paceline.plan.cost.memory.room import HEADROOM, needed
 from paceline.plan.cost.software import MEGATRON, PACELINE, Software
+from paceline.plan.cost.time.axes import _copies_share
 from paceline.plan.cost.total import memory_of, needed_bytes, price
-from paceline.plan.layout import Layout
-from paceline.plan.plan import Plan
+from paceline.spec.cluster import Cluster, ClusterSpec, Link
+from paceline.spec.layout import Layout
+from paceline.spec.plan import Plan
 
 MODEL = opened(profile(4))
 NEAR, FAR = (Link(level, measured(1e-6), measured(1e9)) for level in ("node", "network"))

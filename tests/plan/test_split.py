@@ -10,13 +10,13 @@ from hypothesis import strategies as st
 from plan_examples import block
 
 from paceline.errors import ConfigError
-from paceline.plan.plan import stages_text
-from paceline.plan.space import parse_stages
-from paceline.plan.split import split_by_cost
+from paceline.plan.feasible.split import split_by_cost
+from paceline.plan.search.space import parse_stages
+from paceline.spec.plan import stages_text
+from paceline.spec.profile import ModelProfile
+from paceline.spec.task import ModelSpec
 from paceline.task.models.sizes import resolve_decoder
-from paceline.task.profile import ModelProfile
-from paceline.task.profile_analytic import profile_decoder
-from paceline.task.task import ModelSpec
+from paceline.task.profile.decoder import profile_decoder
 
 
 def chain(work: list[int], parameters: list[int], first: int = 0, last: int = 0) -> ModelProfile:

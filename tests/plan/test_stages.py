@@ -8,10 +8,8 @@ import itertools
 import pytest
 
 from paceline.errors import ConfigError
-from paceline.plan.layout import Layout
-from paceline.plan.plan import Plan, PlanSpec
-from paceline.plan.split import split_by_cost
-from paceline.plan.stages import (
+from paceline.plan.feasible.split import split_by_cost
+from paceline.plan.feasible.stages import (
     blocks_per_stage,
     fill_pipeline,
     parse_stages,
@@ -19,9 +17,11 @@ from paceline.plan.stages import (
     stages_of,
     with_pipeline,
 )
+from paceline.spec.layout import Layout
+from paceline.spec.plan import Plan, PlanSpec
+from paceline.spec.profile import ModelProfile
 from paceline.task.models.sizes import NAMED_SIZES
-from paceline.task.profile import ModelProfile
-from paceline.task.profile_analytic import profile_decoder
+from paceline.task.profile.decoder import profile_decoder
 
 TWO = Plan(Layout(pp=2), accumulation=4, batch_samples=8)
 

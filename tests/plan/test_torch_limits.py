@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 from plan_examples import profile
 
-from paceline.plan import experts, tensor
-from paceline.plan.layout import Layout
-from paceline.plan.plan import Plan
-from paceline.plan.stages import split_backward_refusal
-from paceline.task.profile import TensorLimits
+from paceline.plan.feasible import experts, tensor
+from paceline.plan.feasible.stages import split_backward_refusal
+from paceline.spec.layout import Layout
+from paceline.spec.plan import Plan
+from paceline.spec.profile import TensorLimits
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs/guide/layouts.md").read_text(encoding="utf-8")

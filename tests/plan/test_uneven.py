@@ -6,17 +6,17 @@ import json
 import pytest
 
 from paceline.cli.main import main
-from paceline.cluster.cluster import ClusterSpec
 from paceline.cluster.groups import resolve_groups
 from paceline.errors import ConfigError, DoesNotFit
 from paceline.plan.placement.grouped import grouped_lines, plan_groups
 from paceline.plan.placement.uneven import Work, plan_uneven
-from paceline.plan.plan import PlanSpec
-from paceline.plan.search import search
+from paceline.plan.search.search import search
 from paceline.plan.session import plan_task
-from paceline.spec import parse_spec
+from paceline.spec.cluster import ClusterSpec
+from paceline.spec.load import parse_spec
+from paceline.spec.plan import PlanSpec
 from paceline.task.models.sizes import NAMED_SIZES, nominal_vocab
-from paceline.task.profile_analytic import profile_decoder
+from paceline.task.profile.decoder import profile_decoder
 
 SPEC = """
 [task]

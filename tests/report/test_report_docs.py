@@ -12,7 +12,7 @@ import report_journals as journals
 
 from paceline.report.html import render_html
 from paceline.report.summary import summarise
-from paceline.run.journal import KINDS, SCHEMA, Journal, read_journal
+from paceline.run.record.journal import KINDS, SCHEMA, Journal, read_journal
 
 PAGE = (Path(__file__).parents[2] / "docs" / "reference" / "journal.md").read_text(encoding="utf-8")
 COMMON = {"schema", "kind", "time", "attempt"}

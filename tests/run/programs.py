@@ -12,12 +12,12 @@ from tests_shared import plan_of
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from paceline.plan.layout import Layout
 from paceline.run.assemble import assemble
-from paceline.run.loader import BatchStream
-from paceline.run.world import join_world
+from paceline.run.loop.loader import BatchStream
+from paceline.run.process.world import join_world
+from paceline.spec.layout import Layout
+from paceline.spec.task import OptimizerSpec, ScheduleSpec, Task
 from paceline.task.data.order import sample_ids
-from paceline.task.task import OptimizerSpec, ScheduleSpec, Task
 from paceline.units import Amount
 
 WIDTH, CLASSES, ROWS, STEPS, LR = 8, 5, 13, 3, 1e-2

@@ -13,13 +13,13 @@ from tests_shared import SEQ_LEN, decoder_task, plan_of
 from torch import nn
 
 from paceline.errors import ConfigError, MissingExtra
-from paceline.plan.layout import Layout
-from paceline.run.world import join_world
-from paceline.task.optimizers import check_options, state_values, use_of
-from paceline.task.task import GroupSpec, OptimizerSpec
-from paceline.task.update_scope import scope_known
-from paceline.verify.compare import compare
-from paceline.verify.twin import SMALLEST_8BIT, twin_optimizer
+from paceline.run.process.world import join_world
+from paceline.spec.layout import Layout
+from paceline.spec.optimizers import check_options, state_values, use_of
+from paceline.spec.task import GroupSpec, OptimizerSpec
+from paceline.task.optimizer.update_scope import scope_known
+from paceline.verify.compare.layout import compare
+from paceline.verify.twin.task import SMALLEST_8BIT, twin_optimizer
 
 BLOCK = 256
 SPEC = OptimizerSpec("adamw8bit", lr=3e-3, eps=1e-6, arguments={"min_8bit_size": BLOCK})

@@ -7,9 +7,9 @@ import torch
 from rounding import MEAN_LOSS_BF16, assert_curves_close
 from tests_shared import SEQ_LEN, decoder_task, plan_of, run_steps
 
-from paceline.plan.layout import Layout
 from paceline.run.assemble import assemble
-from paceline.run.world import join_world
+from paceline.run.process.world import join_world
+from paceline.spec.layout import Layout
 
 DEEP = pytest.mark.deep  # compiling takes seconds
 

@@ -18,18 +18,18 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Shard
 
 from paceline.errors import ConfigError
-from paceline.plan.layout import Layout
-from paceline.plan.plan import Plan
 from paceline.run.assemble import assemble
 from paceline.run.checkpoint import load_checkpoint, materialise_optimizer_state, save_checkpoint, training_state
-from paceline.run.parallel.alone import ExpertGradients
-from paceline.run.parallel.expert import AllToAll, balance_shared_sequences
-from paceline.run.world import join_world
+from paceline.run.parallel.data.alone import ExpertGradients
+from paceline.run.parallel.expert.experts import AllToAll, balance_shared_sequences
+from paceline.run.process.world import join_world
+from paceline.spec.layout import Layout
+from paceline.spec.plan import Plan
+from paceline.spec.task import ModelSpec, Task
 from paceline.task.models.init import initialise
 from paceline.task.models.moe import Experts, MoEDecoder
 from paceline.task.models.sizes import MoEConfig, resolve_decoder
-from paceline.task.task import ModelSpec, Task
-from paceline.verify.compare import compare
+from paceline.verify.compare.layout import compare
 
 SMALL = {"hidden": 32, "layers": 3, "heads": 4, "kv_heads": 2, "ffn": 24, "vocab": VOCAB}
 EP = {

@@ -8,11 +8,11 @@ import sys
 
 import pytest
 
-from paceline.run.host_memory import keep_freed_memory
+from paceline.run.memory.allocator import keep_freed_memory
 
 CYCLES = """
 import resource
-from paceline.run.host_memory import keep_freed_memory
+from paceline.run.memory.allocator import keep_freed_memory
 {first}
 def cycle():
     held = [b"x" * 200_000 for _ in range(40)]  # 8 MB

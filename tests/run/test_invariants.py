@@ -11,11 +11,11 @@ from distributed import run_ranks
 from tests_shared import SEQ_LEN, decoder_task, plan_of, run_steps
 
 from paceline.errors import VerificationFailed
-from paceline.plan.layout import Layout
 from paceline.run.assemble import assemble
-from paceline.run.invariants import bits_of, check_agreement, fingerprint, is_due, numbers_of
-from paceline.run.loader import BatchStream
-from paceline.run.world import join_world
+from paceline.run.loop.loader import BatchStream
+from paceline.run.numerics.invariants import bits_of, check_agreement, fingerprint, is_due, numbers_of
+from paceline.run.process.world import join_world
+from paceline.spec.layout import Layout
 
 
 def trained(layout: Layout, name: str = "", rank: int = 1) -> None:

@@ -12,13 +12,13 @@ from rounding import FP64, adam_error, assert_curves_close
 from tests_shared import SEQ_LEN, Dropout, decoder_task, plan_of, run_steps
 from torch.distributed.tensor import DTensor
 
-from paceline.plan.layout import Layout
-from paceline.plan.plan import Plan
 from paceline.run.assemble import assemble
-from paceline.run.evaluate import evaluate
-from paceline.run.loader import BatchStream
-from paceline.run.world import join_world
-from paceline.task.task import Task
+from paceline.run.loop.evaluate import evaluate
+from paceline.run.loop.loader import BatchStream
+from paceline.run.process.world import join_world
+from paceline.spec.layout import Layout
+from paceline.spec.plan import Plan
+from paceline.spec.task import Task
 
 STEPS = 50
 REPLICATED = [Layout(dp_replicate=2), Layout(dp_replicate=4)]

@@ -14,14 +14,14 @@ import torch
 from distributed import run_ranks
 from tests_shared import SEQ_LEN, VOCAB, decoder_task, plan_of
 
-from paceline.plan.layout import Layout
-from paceline.plan.plan import Plan
 from paceline.run.assemble import assemble
 from paceline.run.checkpoint import load_latest, materialise_optimizer_state, save_checkpoint, training_state
-from paceline.run.world import join_world
+from paceline.run.process.world import join_world
+from paceline.spec.layout import Layout
+from paceline.spec.plan import Plan
+from paceline.spec.task import ModelSpec
 from paceline.task.models.build import build_model
-from paceline.task.models.huggingface import export_safetensors
-from paceline.task.task import ModelSpec
+from paceline.task.models.huggingface.weights import export_safetensors
 
 MODEL = ModelSpec("llama-1m", hidden=1024, layers=4, heads=16, kv_heads=16, ffn=3072, vocab=4096)
 WEIGHT_BYTES = 4 * (4096 * 1024 + 4 * (4 * 1024**2 + 3 * 1024 * 3072) + 9 * 1024)  # 235 MB; the head is tied

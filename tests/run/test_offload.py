@@ -12,15 +12,15 @@ from distributed import run_ranks
 from tests_shared import decoder_task, plan_of, run_steps
 from torch import nn
 
-from paceline.plan.layout import Layout
-from paceline.plan.plan import Plan
-from paceline.plan.stages import fill_pipeline
-from paceline.run import offload
+from paceline.plan.feasible.stages import fill_pipeline
 from paceline.run.checkpoint import materialise_optimizer_state, training_state
-from paceline.run.evaluate import evaluate
-from paceline.run.hosted import HostedUpdate
-from paceline.run.offload import Link, Visit, keep_on_host
-from paceline.run.world import join_world
+from paceline.run.loop.evaluate import evaluate
+from paceline.run.memory import offload
+from paceline.run.memory.hosted import HostedUpdate
+from paceline.run.memory.offload import Link, Visit, keep_on_host
+from paceline.run.process.world import join_world
+from paceline.spec.layout import Layout
+from paceline.spec.plan import Plan
 
 HERE = {"offload": "all"}
 BUDGET = {"recompute": "budget", "recompute_blocks": ("none", "selective", "full"), "offload": "optimizer"}

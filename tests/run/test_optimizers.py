@@ -14,24 +14,24 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 from paceline.errors import ConfigError
-from paceline.plan.layout import Layout
-from paceline.plan.plan import Plan
-from paceline.plan.task_limits import closed_by
 from paceline.run.assemble import assemble
 from paceline.run.checkpoint import training_state
-from paceline.run.handover import hand_over, take_over
-from paceline.run.loader import BatchStream
-from paceline.run.resume import Progress, restore, save
-from paceline.run.schedule import Course, learning_rate
-from paceline.run.world import join_world
-from paceline.spec import Spec, parse_spec
+from paceline.run.loop.loader import BatchStream
+from paceline.run.loop.resume import Progress, restore, save
+from paceline.run.loop.schedule import Course, learning_rate
+from paceline.run.process.handover import hand_over, take_over
+from paceline.run.process.world import join_world
+from paceline.spec.layout import Layout
+from paceline.spec.load import Spec, parse_spec
+from paceline.spec.optimizers import check_options, use_of
+from paceline.spec.plan import Plan
+from paceline.spec.task import GroupSpec, OptimizerSpec, Task
 from paceline.task.data.order import sample_ids
-from paceline.task.groups import check_groups
 from paceline.task.models.build import build_model
-from paceline.task.optimizers import check_options, use_of
-from paceline.task.task import GroupSpec, OptimizerSpec, Task
-from paceline.task.update_scope import scope_known
-from paceline.verify.twin import twin_task
+from paceline.task.optimizer.groups import check_groups
+from paceline.task.optimizer.update_scope import scope_known
+from paceline.task.profile.limits import closed_by
+from paceline.verify.twin.task import twin_task
 
 STEPS, BATCH = 4, 13
 LAYOUTS = [
@@ -207,7 +207,7 @@ def foreign(name: str, **changes) -> OptimizerSpec:
         ("torch.optim:ASGD", {}, "element"),
         ("torch.optim:Muon", {}, "parameter"),
         ("torch.optim:Adafactor", {}, "parameter"),
-        ("paceline.task.lion:Lion", {}, "element"),
+        ("paceline.task.optimizer.lion:Lion", {}, "element"),
     ],
 )
 def test_a_trial_tells_what_an_update_depends_on(path: str, arguments: dict, scope: str) -> None:

@@ -14,17 +14,17 @@ from tests_shared import SEQ_LEN, VOCAB, decoder_task, plan_of, run_steps
 from torch import nn
 
 from paceline.errors import ConfigError, DoesNotFit
-from paceline.plan.layout import Layout
-from paceline.plan.plan import Plan
-from paceline.plan.stages import fill_pipeline
+from paceline.plan.feasible.stages import fill_pipeline
 from paceline.run.assemble import assemble
 from paceline.run.checkpoint import load_latest, materialise_optimizer_state, save_checkpoint, training_state
-from paceline.run.evaluate import evaluate
-from paceline.run.loader import BatchStream
-from paceline.run.world import join_world
+from paceline.run.loop.evaluate import evaluate
+from paceline.run.loop.loader import BatchStream
+from paceline.run.process.world import join_world
+from paceline.spec.layout import Layout
+from paceline.spec.plan import Plan
+from paceline.spec.task import Task
 from paceline.task.rules import Rules
-from paceline.task.task import Task
-from paceline.verify.compare import compare
+from paceline.verify.compare.layout import compare
 
 TWO = Layout(pp=2)
 INTERLEAVED = {"schedule": "interleaved", "virtual_stages": 2}
@@ -270,7 +270,7 @@ def test_what_cannot_be_split_is_refused_by_name() -> None:
 
 def without_the_planner(task: Task, plan: Plan) -> bool:
     """Return whether a pipeline that the planner refuses equals one device all the same."""
-    from paceline.run.parallel import pipeline
+    from paceline.run.parallel.pipeline import split as pipeline
 
     pipeline.refusal = lambda plan, blocks: None
     return prove([(task, plan)], steps=1)[0]["equal"]
@@ -282,7 +282,7 @@ def without_the_planner(task: Task, plan: Plan) -> bool:
     ids=str,
 )
 def test_a_split_backward_pass_still_fails_where_the_planner_refuses_it(layout: Layout, changes: dict) -> None:
-    """When this fails, torch has learned it: take the limit out of plan/stages.py and docs/guide/layouts.md."""
+    """When this fails, torch has learned it: take the limit out of plan/feasible/stages.py and docs/guide/layouts.md."""
     try:
         works = run_ranks(without_the_planner, layout.devices, deep(), piped(layout, schedule="zero-bubble", **changes))
     except Exception:  # one rank's own error, or another's that this rank has gone: which comes first is chance

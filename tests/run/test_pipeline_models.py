@@ -13,7 +13,7 @@ from tests_shared import VOCAB, decoder_task
 from torch import nn
 
 from paceline.errors import ConfigError
-from paceline.plan.layout import Layout
+from paceline.spec.layout import Layout
 
 transformers = pytest.importorskip("transformers")
 

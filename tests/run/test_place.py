@@ -10,7 +10,7 @@ import pytest
 from runs import ending, environment, steps_of, write_spec
 
 from paceline.errors import ConfigError
-from paceline.run.place import first_host, ranks_from_environment, ranks_per_node, rendezvous_from
+from paceline.run.process.place import first_host, ranks_from_environment, ranks_per_node, rendezvous_from
 
 TORCHRUN = {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4"}
 SRUN = {"SLURM_PROCID": "3", "SLURM_STEP_NUM_TASKS": "6", "SLURM_LOCALID": "0", "SLURM_STEP_TASKS_PER_NODE": "3(x2)"}

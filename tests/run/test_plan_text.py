@@ -3,8 +3,8 @@
 import pytest
 
 from paceline.errors import ConfigError
-from paceline.plan.plan import PlanSpec
-from paceline.run.arguments import plan_spec
+from paceline.spec.arguments import plan_spec
+from paceline.spec.plan import PlanSpec
 
 
 @pytest.mark.parametrize(

@@ -12,8 +12,8 @@ from programs import CLASSES, EVERY_LAYOUT, WIDTH, Block, Stack, assert_like_pla
 from torch import Tensor, nn
 
 from paceline.errors import ConfigError
-from paceline.plan.layout import Layout
 from paceline.run.parallel.calls import Calls
+from paceline.spec.layout import Layout
 
 
 class InnerChoice(Stack):

@@ -14,16 +14,16 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 from paceline.errors import ConfigError, DataError
-from paceline.plan.layout import Layout
 from paceline.plan.session import plan_task
 from paceline.run.assemble import assemble
-from paceline.run.loader import BatchStream
-from paceline.run.world import join_world
-from paceline.spec import load_spec
+from paceline.run.loop.loader import BatchStream
+from paceline.run.process.world import join_world
+from paceline.spec.layout import Layout
+from paceline.spec.load import load_spec
+from paceline.spec.task import DataSpec
 from paceline.task.data.mapped import MapSource
 from paceline.task.data.order import sample_ids
 from paceline.task.data.source import open_sources
-from paceline.task.task import DataSpec
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "ragged.toml"
 STEPS, BATCH = 3, 13

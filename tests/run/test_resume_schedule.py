@@ -11,18 +11,18 @@ import pytest
 import torch
 from tests_shared import SEQ_LEN, decoder_task, plan_of
 
-from paceline.cluster.cluster import ClusterSpec
 from paceline.errors import VerificationFailed
-from paceline.plan.layout import Layout
-from paceline.run.brief import Brief
 from paceline.run.checkpoint import find_latest, read_manifest
-from paceline.run.journal import read_journal
-from paceline.run.schedule import Course, learning_rate
-from paceline.run.spec import RunSpec
-from paceline.run.training import Training
-from paceline.run.world import World
-from paceline.spec import Spec
-from paceline.task.task import ScheduleSpec
+from paceline.run.loop.schedule import Course, learning_rate
+from paceline.run.loop.training import Training
+from paceline.run.process.brief import Brief
+from paceline.run.process.world import World
+from paceline.run.record.journal import read_journal
+from paceline.spec.cluster import ClusterSpec
+from paceline.spec.layout import Layout
+from paceline.spec.load import Spec
+from paceline.spec.run import RunSpec
+from paceline.spec.task import ScheduleSpec
 from paceline.units import Amount
 
 STEPS = 8
@@ -95,7 +95,7 @@ def test_a_longer_constant_schedule_changes_nothing(tmp_path: Path) -> None:
 def test_a_checkpoint_of_an_earlier_release_says_nothing_of_it_and_is_loaded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from paceline.run import resume
+    from paceline.run.loop import resume
 
     save = resume.save_checkpoint
 

@@ -13,15 +13,15 @@ from tests_shared import SEQ_LEN, Dropout, decoder_task, plan_of, run_steps
 from torch import nn
 
 from paceline.errors import NumericalStop
-from paceline.plan.layout import Layout
 from paceline.run.assemble import assemble
-from paceline.run.loader import BatchStream, split_rows
-from paceline.run.precision import LossScaler
-from paceline.run.rng import seed_at
-from paceline.run.world import join_world
+from paceline.run.loop.loader import BatchStream, split_rows
+from paceline.run.numerics.precision import LossScaler
+from paceline.run.numerics.randomness.seeds import seed_at
+from paceline.run.process.world import join_world
+from paceline.spec.layout import Layout
+from paceline.spec.task import OptimizerSpec
 from paceline.task.data.order import sample_ids
 from paceline.task.models.build import build_model
-from paceline.task.task import OptimizerSpec
 
 
 def by_hand(task, steps: int, batch: int) -> tuple[list[float], list[float], nn.Module]:

@@ -15,14 +15,14 @@ from test_turns import trained as trained_under
 from tests_shared import plan_of
 
 from paceline.errors import ConfigError, DoesNotFit, NumericalStop
-from paceline.plan.layout import Layout
-from paceline.plan.plan import PlanSpec
 from paceline.plan.session import profile_task
-from paceline.run.handover import hand_over, take_over
-from paceline.spec import Spec, parse_spec, spec_from_dict, spec_to_dict
+from paceline.run.process.handover import hand_over, take_over
+from paceline.spec.layout import Layout
+from paceline.spec.load import Spec, parse_spec, spec_from_dict, spec_to_dict
+from paceline.spec.plan import PlanSpec
+from paceline.spec.task import Task
 from paceline.task.data.facts import data_facts
-from paceline.task.task import Task
-from paceline.verify.start import exact_plan
+from paceline.verify.process.start import exact_plan
 
 
 def spec_with(turns: str, objective: str = "") -> str:

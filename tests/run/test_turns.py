@@ -13,14 +13,14 @@ from gans import Gan, fooled, gan_task, judged, plain_gan
 from programs import EVERY_LAYOUT, ROWS, Rows, whole
 from tests_shared import plan_of
 
-from paceline.plan.layout import Layout
-from paceline.plan.plan import Plan
 from paceline.run.assemble import Assembled, assemble
-from paceline.run.loader import BatchStream
-from paceline.run.step import StepStats
-from paceline.run.world import join_world
+from paceline.run.loop.loader import BatchStream
+from paceline.run.loop.step import StepStats
+from paceline.run.process.world import join_world
+from paceline.spec.layout import Layout
+from paceline.spec.plan import Plan
+from paceline.spec.task import OptimizerSpec, Task
 from paceline.task.data.order import sample_ids
-from paceline.task.task import OptimizerSpec, Task
 
 STEPS = 20
 

@@ -12,13 +12,13 @@ from gans import gan_task, judged_at_once, mean_of_rows
 from programs import ROWS
 from tests_shared import plan_of
 
-from paceline.plan.layout import Layout
-from paceline.run.step import Stepper
-from paceline.run.world import join_world
-from paceline.verify.compare import compare
-from paceline.verify.low import low
-from paceline.verify.story import story
-from paceline.verify.whole_batch import whole_batch
+from paceline.run.loop.step import Stepper
+from paceline.run.process.world import join_world
+from paceline.spec.layout import Layout
+from paceline.verify.compare.layout import compare
+from paceline.verify.compare.whole_batch import whole_batch
+from paceline.verify.low.low import low
+from paceline.verify.story.story import story
 
 
 def leaks_into(stepper: Any, turn: Any) -> None:

@@ -12,7 +12,7 @@ from runs import environment, paceline, records_of, steps_of, write_spec
 from paceline.plan.session import plan_task
 from paceline.session.fingerprint import proof_key
 from paceline.session.prove import jobs_before_training, prove
-from paceline.spec import Spec, load_spec
+from paceline.spec.load import Spec, load_spec
 
 OBJECTIVE = """
 from paceline.task.objective import next_token

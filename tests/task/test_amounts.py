@@ -5,8 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from paceline.errors import ConfigError
-from paceline.task.amounts import batch_samples, in_steps, total_steps
-from paceline.task.task import Task
+from paceline.spec.amounts import batch_samples, in_steps, total_steps
+from paceline.spec.task import Task
 from paceline.units import Amount
 
 

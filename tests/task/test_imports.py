@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from paceline.errors import ConfigError
-from paceline.spec import load_spec
-from paceline.task.imports import is_import_path, load_object, make_importable
+from paceline.spec.import_paths import is_import_path, load_object, make_importable
+from paceline.spec.load import load_spec
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 

@@ -12,9 +12,9 @@ from rounding import FP64
 from torch import nn
 
 from paceline.errors import ConfigError
+from paceline.spec.task import ModelSpec
 from paceline.task.models.build import build_model
 from paceline.task.objective import classification, next_token, resolve_objective
-from paceline.task.task import ModelSpec
 
 
 class Wrapped(nn.Module):

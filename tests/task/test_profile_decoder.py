@@ -9,15 +9,15 @@ import torch
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils.flop_counter import FlopCounterMode
 
+from paceline.spec.task import ModelSpec
 from paceline.task.models.build import build_model
 from paceline.task.models.decoder import Decoder
 from paceline.task.models.init import initialise
 from paceline.task.models.sizes import NAMED_SIZES, DecoderConfig, MoEConfig, nominal_vocab
 from paceline.task.objective import next_token
-from paceline.task.profile_analytic import profile_decoder
-from paceline.task.profile_moe import profile_moe
-from paceline.task.profile_traced import REST, profile_module
-from paceline.task.task import ModelSpec
+from paceline.task.profile.decoder import profile_decoder
+from paceline.task.profile.moe import profile_moe
+from paceline.task.profile.traced import REST, profile_module
 
 ROWS, SEQ = 2, 48
 SHAPES = {

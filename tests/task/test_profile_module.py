@@ -8,7 +8,7 @@ from torch import nn
 
 from paceline.errors import ConfigError
 from paceline.task.objective import classification, next_token
-from paceline.task.profile_traced import REST, profile_module
+from paceline.task.profile.traced import REST, profile_module
 
 
 class Residual(nn.Module):

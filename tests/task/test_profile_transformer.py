@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from paceline.task.models.sizes import NAMED_SIZES
-from paceline.task.profile_analytic import profile_decoder
-from paceline.task.profile_transformer import Experts, Latent, TransformerShape
+from paceline.task.profile.decoder import profile_decoder
+from paceline.task.profile.transformer import Experts, Latent, TransformerShape
 
 GPT3 = TransformerShape("gpt-175B", 96, 12288, 49152, 96, 96, 128, 51200, 2048)
 MODERN = {"gated": True, "biases": False, "layer_norm": False, "positions": "rotary", "tied": False}

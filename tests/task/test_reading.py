@@ -11,12 +11,12 @@ from tests_huggingface import Rows, causal, hf_task
 from tests_shared import VOCAB, decoder_task, plan_of
 from torch import Tensor, nn
 
-from paceline.plan.layout import Layout
 from paceline.run.assemble import assemble
-from paceline.run.world import join_world
+from paceline.run.process.world import join_world
+from paceline.spec.layout import Layout
 from paceline.task.objective import next_token
-from paceline.task.profile_plain import pack_profile, unpack_profile
-from paceline.task.profile_traced import profile_module
+from paceline.task.profile.plain import pack_profile, unpack_profile
+from paceline.task.profile.traced import profile_module
 from paceline.task.reading import Reading
 
 BATCH = {"tokens": torch.zeros(2, 4, dtype=torch.long), "labels": torch.ones(2, 4, dtype=torch.long),

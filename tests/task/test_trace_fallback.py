@@ -10,13 +10,13 @@ import torch.nn.functional as F
 from tests_shared import SEQ_LEN, VOCAB, PaddedText
 from torch import Tensor, nn
 
-from paceline.plan.trace import trace_here
-from paceline.task import profile_traced
+from paceline.spec.profile import ModelProfile
+from paceline.spec.task import ModelSpec, Task
 from paceline.task.models.sizes import resolve_decoder
 from paceline.task.objective import next_token
-from paceline.task.profile import ModelProfile
-from paceline.task.profile_moe import profile_moe
-from paceline.task.task import ModelSpec, Task
+from paceline.task.profile import traced as profile_traced
+from paceline.task.profile.apart import trace_here
+from paceline.task.profile.moe import profile_moe
 
 WIDTH, CLASSES = 8, 3
 

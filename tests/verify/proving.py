@@ -8,9 +8,9 @@ from typing import Any
 from distributed import run_ranks
 from set_ups import SetUp
 
-from paceline.run.world import join_world
-from paceline.verify.compare import compare
-from paceline.verify.low import low
+from paceline.run.process.world import join_world
+from paceline.verify.compare.layout import compare
+from paceline.verify.low.low import low
 
 SECONDS = 300.0
 STEPS = 3

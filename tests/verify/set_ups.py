@@ -12,10 +12,10 @@ import torch
 from tests_shared import VOCAB, Dropout, decoder_task, plan_of
 from torch import nn
 
-from paceline.plan.layout import Layout
-from paceline.plan.plan import Plan
+from paceline.spec.layout import Layout
+from paceline.spec.plan import Plan
+from paceline.spec.task import ModelSpec, OptimizerSpec, Task
 from paceline.task.models.build import build_model
-from paceline.task.task import ModelSpec, OptimizerSpec, Task
 
 EQUAL, EITHER = ("equal",), ("equal", "ill-conditioned")
 ADAMW, SGD = {"name": "adamw", "eps": 1e-4}, {"name": "sgd", "weight_decay": 0.01}

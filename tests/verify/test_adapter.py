@@ -14,7 +14,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from paceline.errors import ConfigError
-from paceline.verify.adapter import failure_of, verify_loop
+from paceline.verify.loops.adapter import failure_of, verify_loop
 
 LR = 0.1
 

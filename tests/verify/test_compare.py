@@ -12,14 +12,14 @@ from distributed import run_ranks
 from tests_shared import SEQ_LEN, VOCAB, Dropout, decoder_task, plan_of
 from torch import nn
 
-from paceline.plan.layout import Layout
-from paceline.plan.plan import Plan
-from paceline.run.world import World, join_world
+from paceline.run.process.world import World, join_world
+from paceline.spec.layout import Layout
+from paceline.spec.plan import Plan
+from paceline.spec.task import OptimizerSpec, Task
 from paceline.task.data.digits import open_digits
-from paceline.task.task import OptimizerSpec, Task
-from paceline.verify.compare import compare
-from paceline.verify.difference import tensor_differences
-from paceline.verify.tolerance import QUANTITIES, TOLERANCES
+from paceline.verify.compare.difference import tensor_differences
+from paceline.verify.compare.layout import compare
+from paceline.verify.compare.tolerance import QUANTITIES, TOLERANCES
 
 BATCH = 7  # over 2 and over 4 ranks: uneven
 
@@ -69,7 +69,7 @@ def decoder(tied: bool) -> Task:
 
 def tasks() -> dict[str, Task]:
     """Return the tasks by name."""
-    optimizer = OptimizerSpec(lr=3e-3, eps=1e-4)  # see verify/twin.py for eps
+    optimizer = OptimizerSpec(lr=3e-3, eps=1e-4)  # see verify/twin/task.py for eps
     digits, _ = open_digits(0.0)
     found = {
         "decoder, tied": decoder(tied=True),

@@ -16,19 +16,19 @@ from set_ups import SGD, Net, SetUp, net, set_ups, task
 from tests_shared import VOCAB, plan_of
 from torch import nn
 
-from paceline.plan.layout import Layout
-from paceline.plan.plan import Plan
-from paceline.run.world import World, join_world
-from paceline.spec import Spec
-from paceline.task.task import Task
-from paceline.verify import compare as comparison
-from paceline.verify.compare import compare
-from paceline.verify.conditioning import Again, Narrowest, beyond_rounding, moved_by_one_ulp
-from paceline.verify.difference import Difference
-from paceline.verify.group import Job
-from paceline.verify.narrow import narrowest_format
-from paceline.verify.start import proof_of, verify_text
-from paceline.verify.whole_batch import whole_batch
+from paceline.run.process.world import World, join_world
+from paceline.spec.layout import Layout
+from paceline.spec.load import Spec
+from paceline.spec.plan import Plan
+from paceline.spec.task import Task
+from paceline.verify.compare import layout as comparison
+from paceline.verify.compare.difference import Difference
+from paceline.verify.compare.layout import compare
+from paceline.verify.compare.whole_batch import whole_batch
+from paceline.verify.process.group import Job
+from paceline.verify.process.start import proof_of, verify_text
+from paceline.verify.rounding.conditioning import Again, Narrowest, beyond_rounding, moved_by_one_ulp
+from paceline.verify.rounding.narrow import narrowest_format
 
 ALONE = World(0, 1, 0, torch.device("cpu"))
 COPIES = Layout(dp_replicate=2)

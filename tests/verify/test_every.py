@@ -15,20 +15,20 @@ from runs import as_json, environment, is_running, paceline, wait_until, write_s
 from tests_shared import SEQ_LEN, decoder_task, plan_of
 
 from paceline.errors import PacelineError
-from paceline.plan.layout import MESH_ORDER, Layout
-from paceline.plan.plan import Plan
-from paceline.run.recovery.supervisor import Outcome, supervise
-from paceline.run.world import World
-from paceline.spec import Spec, load_spec
+from paceline.run.process.supervisor import Outcome, supervise
+from paceline.run.process.world import World
+from paceline.spec.layout import MESH_ORDER, Layout
+from paceline.spec.load import Spec, load_spec
+from paceline.spec.plan import Plan
+from paceline.spec.profile import ModelProfile
+from paceline.spec.task import ModelSpec
 from paceline.task.models.sizes import resolve_decoder
-from paceline.task.profile import ModelProfile
-from paceline.task.profile_analytic import profile_decoder
-from paceline.task.task import ModelSpec
-from paceline.verify import group
-from paceline.verify.compare import compare
-from paceline.verify.every import every_layout, table_rows, verify_all
-from paceline.verify.group import Job, run_jobs
-from paceline.verify.parts import SWEEP, Subject, jobs_of
+from paceline.task.profile.decoder import profile_decoder
+from paceline.verify.compare.layout import compare
+from paceline.verify.process import group
+from paceline.verify.process.every import every_layout, table_rows, verify_all
+from paceline.verify.process.group import Job, run_jobs
+from paceline.verify.twin.parts import SWEEP, Subject, jobs_of
 
 FAILS = """
 import os

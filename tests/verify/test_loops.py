@@ -16,7 +16,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 import paceline
-from paceline.verify.adapter import failure_of
+from paceline.verify.loops.adapter import failure_of
 
 MICRO_BATCHES = 3
 

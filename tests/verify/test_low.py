@@ -10,14 +10,14 @@ import torch
 from distributed import run_ranks
 from tests_shared import SEQ_LEN, VOCAB, Dropout, decoder_task, plan_of
 
-from paceline.plan.layout import Layout
-from paceline.plan.plan import Plan, PlanSpec
-from paceline.run.world import join_world
-from paceline.spec import Spec
-from paceline.task.task import DataSpec, ModelSpec, OptimizerSpec, Task
+from paceline.run.process.world import join_world
+from paceline.spec.layout import Layout
+from paceline.spec.load import Spec
+from paceline.spec.plan import Plan, PlanSpec
+from paceline.spec.task import DataSpec, ModelSpec, OptimizerSpec, Task
 from paceline.units import Amount
-from paceline.verify.low import low
-from paceline.verify.start import verify_spec, verify_text
+from paceline.verify.low.low import low
+from paceline.verify.process.start import verify_spec, verify_text
 
 SMALL = {"hidden": 32, "layers": 2, "heads": 4, "kv_heads": 2, "ffn": 40, "vocab": VOCAB}
 DENSE = decoder_task(model=ModelSpec("llama-1m", **SMALL), optimizer=OptimizerSpec(lr=3e-3, eps=1e-4))

@@ -8,17 +8,17 @@ import numpy as np
 import torch
 from tests_shared import PaddedText
 
-from paceline.plan.layout import Layout, rows_of
-from paceline.plan.plan import Plan
-from paceline.run.loader import split_rows
-from paceline.spec import Spec
-from paceline.task.models.attention import CausalAttention, scaled_attention
-from paceline.task.task import DataSpec, ModelSpec, ScheduleSpec, Task
-from paceline.verify.fold import MaskedSource, for_twin
-from paceline.verify.group import Job
-from paceline.verify.parts import BRIEF, SWEEP, WHOLE, Subject, jobs_of
-from paceline.verify.plain_attention import plain_attention
-from paceline.verify.twin import LARGEST_LENGTH
+from paceline.run.loop.loader import split_rows
+from paceline.spec.layout import Layout, rows_of
+from paceline.spec.load import Spec
+from paceline.spec.plan import Plan
+from paceline.spec.task import DataSpec, ModelSpec, ScheduleSpec, Task
+from paceline.task.models.layers.attention import CausalAttention, scaled_attention
+from paceline.verify.process.group import Job
+from paceline.verify.reference.plain_attention import plain_attention
+from paceline.verify.twin.fold import MaskedSource, for_twin
+from paceline.verify.twin.parts import BRIEF, SWEEP, WHOLE, Subject, jobs_of
+from paceline.verify.twin.task import LARGEST_LENGTH
 
 SPEC = Spec(task=Task(model=ModelSpec("llama-1m"), data=DataSpec(seq_len=100_000), schedule=ScheduleSpec("constant")))
 

@@ -10,13 +10,13 @@ import torch
 from distributed import run_ranks
 from tests_shared import SEQ_LEN, VOCAB, Dropout, decoder_task, plan_of
 
-from paceline.plan.layout import Layout
-from paceline.plan.plan import Plan
-from paceline.run.schedule import learning_rate
-from paceline.run.world import join_world
-from paceline.task.task import ModelSpec, OptimizerSpec, ScheduleSpec, Task
-from paceline.verify.checks import CHECKS
-from paceline.verify.story_plans import LENGTH, WARMUP, expected_rate, other_layout, story_schedule
+from paceline.run.loop.schedule import learning_rate
+from paceline.run.process.world import join_world
+from paceline.spec.layout import Layout
+from paceline.spec.plan import Plan
+from paceline.spec.task import ModelSpec, OptimizerSpec, ScheduleSpec, Task
+from paceline.verify.process.checks import CHECKS
+from paceline.verify.story.plans import LENGTH, WARMUP, expected_rate, other_layout, story_schedule
 
 Proof = dict[str, Any]
 

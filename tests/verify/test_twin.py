@@ -10,16 +10,16 @@ import pytest
 import torch
 from tests_shared import VOCAB, PaddedText
 
-from paceline.plan.layout import Layout, rows_of
-from paceline.plan.plan import Plan
-from paceline.plan.refusals import layout_refusal
+from paceline.plan.feasible.refusals import layout_refusal
+from paceline.spec.layout import Layout, rows_of
+from paceline.spec.plan import Plan
+from paceline.spec.task import DataSpec, ModelSpec, OptimizerSpec, Task
 from paceline.task.models.sizes import NAMED_SIZES, DecoderConfig, resolve_decoder
-from paceline.task.profile_analytic import profile_decoder
-from paceline.task.task import DataSpec, ModelSpec, OptimizerSpec, Task
-from paceline.verify.every import every_layout
-from paceline.verify.fold import for_twin
-from paceline.verify.twin import twin_batch, twin_plan, twin_task
-from paceline.verify.twin_layout import LIGHT_WORLD, light_layouts, twin_layout, twin_layouts
+from paceline.task.profile.decoder import profile_decoder
+from paceline.verify.process.every import every_layout
+from paceline.verify.twin.fold import for_twin
+from paceline.verify.twin.layout import LIGHT_WORLD, light_layouts, twin_layout, twin_layouts
+from paceline.verify.twin.task import twin_batch, twin_plan, twin_task
 
 
 @pytest.mark.parametrize("name", NAMED_SIZES)

@@ -15,19 +15,19 @@ from tests_shared import VOCAB, decoder_task, plan_of
 from torch import Tensor, nn
 
 from paceline.errors import DoesNotFit
-from paceline.plan.layout import Layout
-from paceline.plan.plan import Plan, PlanSpec
-from paceline.plan.trace import trace_task
 from paceline.run.assemble import assemble
-from paceline.run.evaluate import evaluate
-from paceline.run.world import World, join_world
-from paceline.spec import Spec
-from paceline.task.task import ModelSpec, OptimizerSpec, ScheduleSpec, Task
+from paceline.run.loop.evaluate import evaluate
+from paceline.run.process.world import World, join_world
+from paceline.spec.layout import Layout
+from paceline.spec.load import Spec
+from paceline.spec.plan import Plan, PlanSpec
+from paceline.spec.task import ModelSpec, OptimizerSpec, ScheduleSpec, Task
+from paceline.task.profile.apart import trace_task
 from paceline.units import Amount
-from paceline.verify.compare import compare
-from paceline.verify.parts import BRIEF, WHOLE, Subject, jobs_of
-from paceline.verify.start import exact_plan
-from paceline.verify.whole_batch import cuts, whole_batch
+from paceline.verify.compare.layout import compare
+from paceline.verify.compare.whole_batch import cuts, whole_batch
+from paceline.verify.process.start import exact_plan
+from paceline.verify.twin.parts import BRIEF, WHOLE, Subject, jobs_of
 
 ROWS = 7
 

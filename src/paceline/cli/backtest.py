@@ -16,7 +16,7 @@ from paceline.cli.output import print_json, say_to
 from paceline.errors import DataError, StorageError
 
 if TYPE_CHECKING:
-    from paceline.plan.backtest.backtest import FileResult
+    from paceline.backtest.backtest import FileResult
 
 EXAMPLE = "paceline backtest examples/measured-steps.csv --by accelerator --rows rows.csv"
 CODES = (5, 74)
@@ -40,8 +40,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def execute(options: argparse.Namespace) -> int:
     """Run `paceline backtest`. Raises DataError (exit code 5) for a file that is no table of measurements."""
-    from paceline.plan.backtest.backtest import break_down, run_backtest
-    from paceline.plan.backtest.listing import listing, write_rows
+    from paceline.backtest.backtest import break_down, run_backtest
+    from paceline.backtest.listing import listing, write_rows
 
     say = say_to(options.json)
     if options.fit:
@@ -66,8 +66,8 @@ def execute(options: argparse.Namespace) -> int:
 
 def _own_runs(folder: Path) -> FileResult:
     """Return the scores of the runs under a folder. Raises DataError where there are none."""
-    from paceline.plan.backtest.runs import FinishedRun, score_runs
-    from paceline.run.observe import observe_run, runs_under
+    from paceline.backtest.runs import FinishedRun, score_runs
+    from paceline.run.record.observe import observe_run, runs_under
 
     runs, refused = [], []
     for run_dir in runs_under(folder):
@@ -82,7 +82,7 @@ def _own_runs(folder: Path) -> FileResult:
 
 def _fit(files: list[Path], out: Path, as_json: bool) -> int:
     """Fit the constants on the files and write them."""
-    from paceline.plan.backtest.fit import fit
+    from paceline.backtest.fit import fit
 
     found = fit(files)
     try:

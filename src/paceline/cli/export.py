@@ -57,7 +57,7 @@ def choose_checkpoint(run_dir: Path, step: int | None) -> tuple[Path, Manifest, 
     Raises ConfigError where the run has none, or none of `step`; StorageError where there are some and none is sound.
     """
     from paceline.run.checkpoint import list_checkpoints, verify_checkpoint
-    from paceline.run.resume import checkpoint_root
+    from paceline.run.loop.resume import checkpoint_root
 
     root = checkpoint_root(run_dir)
     if not root.is_dir():
@@ -88,7 +88,7 @@ def write_weights(run_dir: Path, path: Path, manifest: Manifest, out: Path) -> t
     Memory stays at one file of the export for a built-in model, and at one tensor for another.
     """
     from paceline.run.checkpoint import WholeTensors, consolidate
-    from paceline.task.models.huggingface import export_safetensors
+    from paceline.task.models.huggingface.weights import export_safetensors
 
     tensors = WholeTensors(path)
     decoder = decoder_of(run_dir, manifest.extra["spec"], tensors)
@@ -106,10 +106,10 @@ def write_weights(run_dir: Path, path: Path, manifest: Manifest, out: Path) -> t
 
 def decoder_of(run_dir: Path, spec: dict[str, Any], tensors: Mapping[str, Tensor]) -> DecoderConfig | None:
     """Return the shape of a run's built-in model, or None for a user's own."""
-    from paceline.run.journal import read_journal
-    from paceline.spec import spec_from_dict
+    from paceline.run.record.journal import read_journal
+    from paceline.spec.load import spec_from_dict
+    from paceline.spec.task import DataSpec, ModelSpec
     from paceline.task.models.sizes import is_named, resolve_decoder
-    from paceline.task.task import DataSpec, ModelSpec
 
     task = spec_from_dict(spec, origin="the checkpoint").task
     if not isinstance(task.model, ModelSpec) or not is_named(task.model.name):

@@ -87,7 +87,7 @@ def execute(options: argparse.Namespace) -> int:
     """Run `paceline plan`. Raises DoesNotFit (exit code 3) where no layout fits."""
     if options.models:
         return _models(options.json)
-    from paceline.spec import load_spec, provenance_lines, spec_to_dict
+    from paceline.spec.load import load_spec, provenance_lines, spec_to_dict
 
     spec = load_spec(options.spec, [*options.overrides, *_short(options)])
     if options.provenance:
@@ -98,7 +98,7 @@ def execute(options: argparse.Namespace) -> int:
         return 0
     if len(options.devices) > 1 or len(options.device) > 1:
         return _compare(spec, options)
-    from paceline.plan.explain import explain_lines, headline_lines, without_effect_lines
+    from paceline.plan.explain.explain import explain_lines, headline_lines, without_effect_lines
     from paceline.plan.session import plan_task
 
     say = say_to(options.json)
@@ -106,16 +106,16 @@ def execute(options: argparse.Namespace) -> int:
         return _groups(spec, options, say)
     planned = plan_task(spec, say=say)
     if options.measure:
-        from paceline.launch.measure import measure_task
+        from paceline.session.measure import measure_task
 
         measure_task(planned, say)
         planned = plan_task(spec, say=say)
     if options.timeline:
-        from paceline.plan.simulate.steps import write_timeline
+        from paceline.simulate.schedules.steps import write_timeline
 
         write_timeline(planned, Path(options.timeline))
     if options.picture:
-        from paceline.plan.draw_front import write_front
+        from paceline.plan.explain.draw_front import write_front
 
         write_front(planned, Path(options.picture))
     if options.json:
@@ -131,7 +131,7 @@ def execute(options: argparse.Namespace) -> int:
 def _groups(spec: Any, options: argparse.Namespace, say: Any) -> int:
     """Plan on groups of different devices."""
     from paceline.plan.placement.grouped import grouped_lines, plan_groups
-    from paceline.spec import spec_to_dict
+    from paceline.spec.load import spec_to_dict
 
     found = plan_groups(spec, say=say)
     if options.json:
@@ -162,8 +162,8 @@ def _fields(planned: Any) -> dict[str, Any]:
 
 def _front(planned: Any) -> dict[str, Any]:
     """Return the Pareto front: what it weighs, and its plans with what they take."""
-    from paceline.plan.pareto import front_of
-    from paceline.plan.plan import QUANTITIES
+    from paceline.plan.search.pareto import front_of
+    from paceline.spec.plan import QUANTITIES
 
     candidates = planned.search.candidates
     places, names = front_of(candidates.values)
@@ -177,15 +177,15 @@ def _front(planned: Any) -> dict[str, Any]:
 
 def _explained(planned: Any) -> dict[str, Any]:
     """Return what `--explain` adds: the other side of every choice, and what would change it."""
-    from paceline.plan.alternatives import alternatives
+    from paceline.plan.explain.alternatives import alternatives
 
     return {"alternatives": alternatives(planned.search), "sensitivity": planned.sensitivity}
 
 
 def _compare(spec: Any, options: argparse.Namespace) -> int:
     """Print one task on several clusters."""
-    from paceline.plan.compare import compare_clusters, comparison_rows
-    from paceline.spec import spec_to_dict
+    from paceline.plan.explain.compare_clusters import compare_clusters, comparison_rows
+    from paceline.spec.load import spec_to_dict
 
     say = say_to(options.json)
     for option in ("explain", "timeline", "measure"):
@@ -193,7 +193,7 @@ def _compare(spec: Any, options: argparse.Namespace) -> int:
             raise ConfigError(f"--{option} with several clusters", "it speaks of one plan", "one of the clusters")
     found = compare_clusters(spec, options.device, options.devices, say=say)
     if options.picture:
-        from paceline.plan.draw_front import write_comparison
+        from paceline.plan.explain.draw_front import write_comparison
 
         write_comparison(found, Path(options.picture))
     if options.json:

@@ -30,7 +30,7 @@ def execute(options: argparse.Namespace) -> int:
     """Run `paceline probe`. The table for people is printed by the probe itself, as it is measured."""
     if options.forget:
         return _forget(options)
-    from paceline.cluster.probe import probe_machine
+    from paceline.cluster.probe.probe import probe_machine
 
     record = probe_machine(options.devices, options.kind, say_to(options.json))
     if options.json:
@@ -39,11 +39,11 @@ def execute(options: argparse.Namespace) -> int:
 
 
 def _forget(options: argparse.Namespace) -> int:
-    from paceline.cluster.cluster import ClusterSpec
     from paceline.cluster.resolve import resolve_cluster
     from paceline.plan.learn.measured import forget_measurements
     from paceline.plan.learn.observation import machine_key
     from paceline.plan.learn.store import forget_observations
+    from paceline.spec.cluster import ClusterSpec
 
     machine = machine_key(resolve_cluster(ClusterSpec(device=options.kind))[0])
     runs, tasks = forget_observations(machine), forget_measurements(machine)

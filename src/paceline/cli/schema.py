@@ -19,7 +19,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def execute(options: argparse.Namespace) -> int:
     """Run `paceline schema`."""
-    from paceline.spec import spec_schema
+    from paceline.spec.load import spec_schema
 
     print_json(spec_schema())
     return 0

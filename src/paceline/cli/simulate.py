@@ -17,9 +17,9 @@ from paceline.cli.parser import add_spec_arguments, positive, whole
 
 if TYPE_CHECKING:
     from paceline.plan.session import Planned
-    from paceline.plan.simulate.policy import Policy
-    from paceline.plan.simulate.scenario import Scenario
-    from paceline.plan.simulate.sweep import IntervalSweep, PolicyResult
+    from paceline.simulate.policy import Policy
+    from paceline.simulate.scenario import Scenario
+    from paceline.simulate.sweep import IntervalSweep, PolicyResult
 
 EXAMPLE = "paceline simulate examples/llama-405b.toml --days 54 --runs 20"
 CODES = (3, 5, 74)
@@ -58,11 +58,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def execute(options: argparse.Namespace) -> int:
     """Run `paceline simulate`. Raises ConfigError where nothing is known of how often the machines fail."""
     from paceline.errors import ConfigError
-    from paceline.plan.explain import headline_lines
+    from paceline.plan.explain.explain import headline_lines
     from paceline.plan.session import plan_task
-    from paceline.plan.simulate.defaults import costs_of, scenario_of
-    from paceline.plan.simulate.sweep import simulate_policy, sweep_intervals
-    from paceline.spec import load_spec
+    from paceline.simulate.defaults import costs_of, scenario_of
+    from paceline.simulate.sweep import simulate_policy, sweep_intervals
+    from paceline.spec.load import load_spec
 
     if options.picture and not options.intervals:
         raise ConfigError("--picture without --intervals", "it draws goodput over intervals", "add --intervals")
@@ -91,8 +91,8 @@ def execute(options: argparse.Namespace) -> int:
 
 
 def _policies(planned: Planned, scenario: Scenario, asked: list[str]) -> list[Policy]:
-    from paceline.plan.simulate.defaults import COMPARED, make_policy, saving_for
-    from paceline.plan.simulate.policy import split_policy
+    from paceline.simulate.defaults import COMPARED, make_policy, saving_for
+    from paceline.simulate.policy import split_policy
 
     reliability, step = planned.spec.cluster.reliability, planned.forecast.step_seconds.value
     saving = saving_for(planned)
@@ -105,10 +105,10 @@ def _plain(result: PolicyResult) -> dict[str, Any]:
 
 
 def _write_files(options: argparse.Namespace, scenario: Scenario, policy: Policy, sweep: IntervalSweep | None) -> None:
-    from paceline.plan.simulate.draw import intervals_svg
-    from paceline.plan.simulate.engine import simulate_run
-    from paceline.plan.simulate.files import write_text
-    from paceline.plan.simulate.perfetto import run_trace
+    from paceline.simulate.draw import intervals_svg
+    from paceline.simulate.engine import simulate_run
+    from paceline.simulate.files import write_text
+    from paceline.simulate.schedules.perfetto import run_trace
 
     if options.trace:
         write_text(Path(options.trace), run_trace(simulate_run(scenario, policy, options.seed, record=True)))
@@ -118,8 +118,8 @@ def _write_files(options: argparse.Namespace, scenario: Scenario, policy: Policy
 
 def _tell(say: Say, planned: Planned, scenario: Scenario, results: list[PolicyResult]) -> None:
     """Print what was assumed, the policies side by side, and where the time of each goes."""
-    from paceline.plan.simulate.events import KINDS
-    from paceline.plan.simulate.policy import duration_text
+    from paceline.simulate.events import KINDS
+    from paceline.simulate.policy import duration_text
     from paceline.units import format_seconds
 
     rates, days = scenario.rates, scenario.horizon_seconds / 86400
@@ -158,8 +158,8 @@ def _head(looks: bool) -> tuple[str, ...]:
 
 
 def _row(result: PolicyResult, looks: bool) -> tuple[str, ...]:
-    from paceline.plan.explain import money_text
-    from paceline.plan.simulate.policy import duration_text
+    from paceline.plan.explain.explain import money_text
+    from paceline.simulate.policy import duration_text
     from paceline.units import format_seconds
 
     policy, summary = result.policy, result.summary
@@ -182,7 +182,7 @@ def _row(result: PolicyResult, looks: bool) -> tuple[str, ...]:
 
 
 def _tell_intervals(say: Say, policy: Policy, sweep: IntervalSweep) -> None:
-    from paceline.plan.simulate.policy import duration_text
+    from paceline.simulate.policy import duration_text
 
     rows: list[tuple[str, ...]] = [("saves every", "goodput", "standard error", "Daly's formula")]
     for point in sweep.points:

@@ -33,7 +33,7 @@ def execute(options: argparse.Namespace) -> int:
     """Run `paceline train` and return the run's exit code."""
     from paceline.config.build import Override
     from paceline.config.values import toml
-    from paceline.spec import load_spec
+    from paceline.spec.load import load_spec
 
     short: list[str | Override] = []
     if options.run_dir is not None:
@@ -45,13 +45,13 @@ def execute(options: argparse.Namespace) -> int:
     if options.record_samples:
         short.append(Override("run.record_samples", "true", "--record-samples"))
     spec = load_spec(options.spec, [*options.overrides, *short])
-    from paceline.launch.start import train
+    from paceline.session.start import train
 
     if not options.json:
         return train(spec)
     from paceline.report.build import build_report
-    from paceline.run.arguments import run_directory
-    from paceline.run.place import ranks_from_environment
+    from paceline.run.process.place import ranks_from_environment
+    from paceline.spec.arguments import run_directory
 
     with stdout_to_stderr():
         code = train(spec)

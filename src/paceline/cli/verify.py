@@ -14,7 +14,7 @@ from paceline.cli.parser import add_spec_arguments, whole
 from paceline.errors import ConfigError, VerificationFailed, suggestion
 
 if TYPE_CHECKING:
-    from paceline.spec import Spec
+    from paceline.spec.load import Spec
 
 EXAMPLE = "paceline verify examples/stdlib-code.toml --layout dp_shard=2 --steps 5"
 CODES = (3, 4, 5, 6)
@@ -38,7 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def execute(options: argparse.Namespace) -> int:
     """Run `paceline verify`: 0 where the layout equals one device, 4 where it does not, 3 where it cannot be had."""
-    from paceline.spec import load_spec
+    from paceline.spec.load import load_spec
 
     dtypes = _dtypes(options)
     if options.largest and options.layout:
@@ -46,7 +46,7 @@ def execute(options: argparse.Namespace) -> int:
     spec = load_spec(options.spec, options.overrides)
     if options.largest:
         return _every_layout(spec, options, dtypes)
-    from paceline.verify.start import failure_of, verify_spec, verify_text
+    from paceline.verify.process.start import failure_of, verify_spec, verify_text
 
     say = say_to(options.json)
     result: dict[str, Any] = verify_spec(spec, layout=options.layout, steps=options.steps, dtypes=dtypes, say=say)
@@ -76,8 +76,8 @@ def _dtypes(options: argparse.Namespace) -> tuple[str, ...]:
 
 def _every_layout(spec: Spec, options: argparse.Namespace, dtypes: tuple[str, ...]) -> int:
     """Prove every layout and print the table: 0 where all that can be had are equal, 4 where one is not."""
-    from paceline.verify.every import table_rows, verify_all
-    from paceline.verify.start import failure_of
+    from paceline.verify.process.every import table_rows, verify_all
+    from paceline.verify.process.start import failure_of
 
     say = say_to(options.json)
     watched = (sys.stderr if options.json else sys.stdout).isatty()

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from paceline.cluster.cluster import Cluster, ClusterSpec
 from paceline.cluster.resolve import resolve_cluster
 from paceline.config import build, shape
 from paceline.config.document import Key
 from paceline.config.values import toml_key
 from paceline.errors import ConfigError
+from paceline.spec.cluster import Cluster, ClusterSpec
 
 SHARED = ("groups", "region", "carbon_g_per_kwh", "pue", "catalog")  # hold for the whole cluster
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from paceline.cluster.catalog_file import PRECISIONS
-from paceline.cluster.cluster import Cluster, ClusterSpec, Device, Figure, Link
+from paceline.cluster.catalog.file import PRECISIONS
 from paceline.config.values import literal
 from paceline.errors import ConfigError, suggestion
+from paceline.spec.cluster import Cluster, ClusterSpec, Device, Figure, Link
 
 DEVICE_FIGURES = ("memory_bytes_per_second", "launch_seconds", "runtime_bytes")
 LINK_FIGURES = ("node_bytes_per_second", "node_latency_seconds", "network_bytes_per_second", "network_latency_seconds")

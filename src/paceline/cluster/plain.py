@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from paceline.cluster.cluster import CalibrationStep, Cluster, Device, Figure, GroupRates, Link
+from paceline.spec.cluster import CalibrationStep, Cluster, Device, Figure, GroupRates, Link
 
 FIGURES = ("memory_bytes", "memory_bytes_per_second", "launch_seconds", "runtime_bytes", "optimizer_bytes_per_second")
 PRICES = ("price_usd_per_device_hour", "watts_per_device", "carbon_g_per_kwh", "waiting_watts_per_device", "pue")

@@ -6,7 +6,7 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
-from paceline.cluster.assumed import (
+from paceline.cluster.catalog.assumed import (
     CPU_LINK,
     CPU_WATTS_PER_CORE,
     NETWORK_LATENCY_SECONDS,
@@ -16,8 +16,8 @@ from paceline.cluster.assumed import (
     assumed_cpu,
     unknown_gpu,
 )
-from paceline.cluster.carbon import carbon_of
-from paceline.cluster.catalog import (
+from paceline.cluster.catalog.carbon import carbon_of
+from paceline.cluster.catalog.devices import (
     find_entry,
     find_node,
     match_driver_name,
@@ -26,12 +26,12 @@ from paceline.cluster.catalog import (
     published_price,
     published_watts,
 )
-from paceline.cluster.cluster import CalibrationStep, Cluster, ClusterSpec, Device, Figure, GroupRates, Link
 from paceline.cluster.host import Host, read_host, torch_without_cuda, visible_gpus
 from paceline.cluster.override import with_overrides
-from paceline.cluster.probe import disturbed_text, is_disturbed, threads_per_device
+from paceline.cluster.probe.probe import disturbed_text, is_disturbed, threads_per_device
 from paceline.cluster.store import probe_path, read_probe
 from paceline.errors import ConfigError
+from paceline.spec.cluster import CalibrationStep, Cluster, ClusterSpec, Device, Figure, GroupRates, Link
 
 
 def resolve_cluster(spec: ClusterSpec, probes: Path | None = None) -> tuple[Cluster, list[str]]:

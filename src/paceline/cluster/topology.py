@@ -7,7 +7,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from paceline.cluster.cluster import Cluster
+from paceline.spec.cluster import Cluster
 
 LEVELS = ("device", "node", "rack", "network")  # how far apart two slots are, nearest first
 

@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from paceline.cluster.cluster import Cluster, Figure, Link
+from paceline.spec.cluster import Cluster, Figure, Link
 from paceline.units import format_rate
 
 

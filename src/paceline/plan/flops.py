@@ -16,7 +16,7 @@ The first four count attention as if every token saw every other one. Of a mixtu
 from __future__ import annotations
 
 from paceline.errors import ConfigError, suggestion
-from paceline.task.profile import BlockProfile, ModelProfile
+from paceline.spec.profile import BlockProfile, ModelProfile
 
 CONVENTIONS = {
     "hardware": "full recompute counted, attention whole",

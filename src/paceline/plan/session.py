@@ -7,29 +7,29 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from paceline.cluster.cluster import Cluster
 from paceline.cluster.resolve import resolve_cluster
-from paceline.plan.cost.compute import matrix_peak
 from paceline.plan.cost.inputs import Context
-from paceline.plan.forecast import Forecast
+from paceline.plan.cost.time.compute import matrix_peak
 from paceline.plan.learn.correct import Learnt
 from paceline.plan.learn.measured import read_measurements
 from paceline.plan.learn.recall import recall
-from paceline.plan.plan import Plan, PlanSpec
-from paceline.plan.search import SearchResult, search
-from paceline.task.amounts import batch_samples, total_steps
+from paceline.plan.search.search import SearchResult, search
+from paceline.spec.amounts import batch_samples, total_steps
+from paceline.spec.cluster import Cluster
+from paceline.spec.forecast import Forecast
+from paceline.spec.optimizers import optimizer_key
+from paceline.spec.plan import Plan, PlanSpec
+from paceline.spec.profile import ModelProfile
+from paceline.spec.task import ModelSpec, Task
 from paceline.task.data.facts import DataFacts, data_facts
-from paceline.task.optimizers import optimizer_key
-from paceline.task.profile import ModelProfile
-from paceline.task.profile_plain import task_key
-from paceline.task.task import ModelSpec, Task
+from paceline.task.profile.plain import task_key
 
 if TYPE_CHECKING:
-    from paceline.plan.contest import Contest
     from paceline.plan.placement.place import Placement
-    from paceline.plan.simulate.expected import Expected
-    from paceline.plan.switch import Sensitivity
-    from paceline.spec import Spec
+    from paceline.plan.risk.contest import Contest
+    from paceline.plan.risk.switch import Sensitivity
+    from paceline.simulate.expected import Expected
+    from paceline.spec.load import Spec
 
 SUPERLATIVES = {
     "time": "fastest",
@@ -67,21 +67,21 @@ class Planned:
     @cached_property
     def contest(self) -> Contest:
         """Which other plans may turn out better, given how far forecasts err, and which few are worth a try."""
-        from paceline.plan.contest import contest
+        from paceline.plan.risk.contest import contest
 
         return contest(self.search.candidates, self.spec.plan.goal.weights, self.forecast.step_seconds)
 
     @cached_property
     def expected(self) -> Expected:
         """The whole run under the cluster's failures; of unknown values where nothing is known of them."""
-        from paceline.plan.simulate.expected import expected_run
+        from paceline.simulate.expected import expected_run
 
         return expected_run(self)
 
     @cached_property
     def sensitivity(self) -> Sensitivity:
         """What would change the choice."""
-        from paceline.plan.sensitivity import sensitivity
+        from paceline.plan.risk.sensitivity import sensitivity
 
         return sensitivity(self)
 
@@ -217,7 +217,7 @@ def profile_task(task: Task, facts: DataFacts) -> ModelProfile:
 
     Closed in it are also the axes that the task's optimizers close.
     """
-    from paceline.plan.task_limits import close_for_task
+    from paceline.task.profile.limits import close_for_task
 
     return close_for_task(_profile_model(task, facts), task, facts)
 
@@ -225,21 +225,21 @@ def profile_task(task: Task, facts: DataFacts) -> ModelProfile:
 def _profile_model(task: Task, facts: DataFacts) -> ModelProfile:
     if is_built_in(task, facts):
         from paceline.task.models.sizes import MoEConfig, resolve_decoder
-        from paceline.task.profile_analytic import profile_decoder
-        from paceline.task.profile_moe import profile_moe
+        from paceline.task.profile.decoder import profile_decoder
+        from paceline.task.profile.moe import profile_moe
 
         config = resolve_decoder(task.model, facts.vocab or 0, facts.items_per_sample)
         if isinstance(config, MoEConfig):
             return profile_moe(config, facts.items_per_sample)
         return profile_decoder(config, facts.items_per_sample)
-    from paceline.plan.trace import trace_task
+    from paceline.task.profile.apart import trace_task
 
     return trace_task(task)
 
 
 def is_built_in(task: Task, facts: DataFacts) -> bool:
     """Return whether the model is of the built-in family on its own objective: its profile is computed, not traced."""
-    from paceline.task.imports import is_import_path
+    from paceline.spec.import_paths import is_import_path
 
     named = isinstance(task.model, ModelSpec) and not is_import_path(task.model.name)
     return named and facts.unit == "tokens" and task.objective in ("auto", "next_token") and not task.turns

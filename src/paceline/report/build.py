@@ -10,7 +10,7 @@ from paceline.errors import ConfigError, StorageError
 from paceline.report.format import signed_percent
 from paceline.report.html import render_html
 from paceline.report.summary import Summary, summarise
-from paceline.run.journal import read_journal
+from paceline.run.record.journal import read_journal
 
 FILE = "report.html"
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from paceline.errors import MissingExtra, StorageError
 from paceline.report.records import number, table, text
-from paceline.run.journal import read_journal
+from paceline.run.record.journal import read_journal
 
 FOLDER = "tensorboard"
 SCALARS = {"loss": "loss/training", "grad_norm": "optimisation/grad_norm", "lr": "optimisation/learning_rate",

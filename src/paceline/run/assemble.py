@@ -11,39 +11,39 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from paceline.errors import ConfigError
-from paceline.plan.plan import Plan
-from paceline.run.first_look import FirstLook
-from paceline.run.hosted import HostedUpdate
-from paceline.run.loader import BatchStream
-from paceline.run.optimizer import all_names, build_optimizer
+from paceline.run.loop.first_look import FirstLook
+from paceline.run.loop.loader import BatchStream
+from paceline.run.loop.passes import Passes, SequentialPasses
+from paceline.run.loop.remarks import remarks_on
+from paceline.run.loop.routing import watch_routing
+from paceline.run.loop.step import Stepper
+from paceline.run.loop.turns import StepTurn, gathering, own_parameters, passes_in_turn, refuse_axes, refuse_routing
+from paceline.run.memory.hosted import HostedUpdate
+from paceline.run.numerics.precision import MASTER_DTYPES, cast_model, scaler_for
+from paceline.run.numerics.randomness.again import draw_again, leave_outside
+from paceline.run.numerics.randomness.build import sample_randomness
+from paceline.run.numerics.randomness.mode import SampleRandomness, Survey
 from paceline.run.parallel.apply import Gradients, apply_plan, is_sharded
-from paceline.run.parallel.context import part_of
+from paceline.run.parallel.context.part import part_of
+from paceline.run.parallel.data.rows import GatheredRows, data_group
+from paceline.run.parallel.data.statistics import share_statistics
 from paceline.run.parallel.entry import entry_of
-from paceline.run.parallel.pipeline import Pipeline, split_model
-from paceline.run.parallel.rows import GatheredRows, data_group
+from paceline.run.parallel.pipeline.passes import PipelinePasses
+from paceline.run.parallel.pipeline.split import Pipeline, split_model
 from paceline.run.parallel.split_check import SplitCheck
-from paceline.run.parallel.statistics import share_statistics
-from paceline.run.passes import Passes, SequentialPasses
-from paceline.run.pipeline_passes import PipelinePasses
-from paceline.run.precision import MASTER_DTYPES, cast_model, scaler_for
-from paceline.run.randomness.again import draw_again, leave_outside
-from paceline.run.randomness.build import sample_randomness
-from paceline.run.randomness.mode import SampleRandomness, Survey
-from paceline.run.remarks import remarks_on
-from paceline.run.routing import watch_routing
-from paceline.run.step import Stepper
-from paceline.run.turns import StepTurn, gathering, own_parameters, passes_in_turn, refuse_axes, refuse_routing
+from paceline.run.process.world import World, build_mesh
 from paceline.run.updates.joined import JoinedOptimizer
-from paceline.run.world import World, build_mesh
+from paceline.run.updates.optimizer import all_names, build_optimizer
+from paceline.spec.optimizers import NOT_HOSTED
+from paceline.spec.plan import Plan
+from paceline.spec.task import ModelSpec, Task
+from paceline.spec.turns import main_turn
 from paceline.task.coupling import gathers_rows
 from paceline.task.data.source import Source
 from paceline.task.models.blocks import find_blocks
 from paceline.task.models.build import build_model, fill_weights
 from paceline.task.models.decoder import Decoder
 from paceline.task.models.sizes import is_named
-from paceline.task.optimizers import NOT_HOSTED
-from paceline.task.task import ModelSpec, Task
-from paceline.task.turn_specs import main_turn
 from paceline.task.turns import turns_of
 
 

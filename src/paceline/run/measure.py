@@ -18,8 +18,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from paceline.run.handover import take_over
-from paceline.run.worker import end_with_parent, guarded
+from paceline.run.process.handover import take_over
+from paceline.run.process.worker import end_with_parent, guarded
 
 LEAST, MOST = 5, 40  # repeats of anything that is timed
 
@@ -33,10 +33,10 @@ def main() -> int:
 def _measure(request_path: Path, result_path: Path) -> None:
     import torch
 
-    from paceline.plan.plan import plan_from_dict
     from paceline.run.assemble import assemble
-    from paceline.run.loader import BatchStream
-    from paceline.run.world import World, join_world
+    from paceline.run.loop.loader import BatchStream
+    from paceline.run.process.world import World, join_world
+    from paceline.spec.plan import plan_from_dict
     from paceline.task.data.source import open_sources
     from paceline.task.models.blocks import find_blocks
 

@@ -7,14 +7,14 @@ import os
 from collections.abc import Callable
 
 from paceline.errors import ConfigError
-from paceline.plan.explain import headline_lines
+from paceline.plan.explain.explain import headline_lines
 from paceline.plan.session import Planned, plan_task
-from paceline.run.brief import Brief, brief_from_json, make_brief
-from paceline.run.place import ranks_from_environment, ranks_per_node
-from paceline.run.world import World, join_world
+from paceline.run.process.brief import Brief, brief_from_json, make_brief
+from paceline.run.process.place import ranks_from_environment, ranks_per_node
+from paceline.run.process.world import World, join_world
 from paceline.session.prove import prove
 from paceline.session.together import from_first
-from paceline.spec import Spec
+from paceline.spec.load import Spec
 
 Say = Callable[[str], None]
 

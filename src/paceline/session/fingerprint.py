@@ -19,10 +19,10 @@ from typing import Any
 
 import paceline
 from paceline.plan.session import Planned
-from paceline.run.handover import holds_objects
-from paceline.spec import Spec, spec_to_dict, spec_values
-from paceline.task.imports import is_import_path
-from paceline.verify.group import Job
+from paceline.run.process.handover import holds_objects
+from paceline.spec.import_paths import is_import_path
+from paceline.spec.load import Spec, spec_to_dict, spec_values
+from paceline.verify.process.group import Job
 
 MOST_FILES = 1000  # of the user's own code; a folder with more is not read, and nothing is remembered
 # Environment variables with these beginnings choose kernels, threads or rounding.

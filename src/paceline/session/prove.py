@@ -13,13 +13,13 @@ from typing import Any
 from paceline.cluster.store import cache_dir, write_json
 from paceline.errors import ConfigError, StorageError
 from paceline.plan.session import Planned
-from paceline.run.arguments import run_directory
-from paceline.run.handover import hand_over, holds_objects
-from paceline.run.journal import read_journal
+from paceline.run.process.handover import hand_over, holds_objects
+from paceline.run.record.journal import read_journal
 from paceline.session.fingerprint import proof_key
-from paceline.verify.group import Job
-from paceline.verify.parts import ALONE, BRIEF, Subject, jobs_of
-from paceline.verify.start import failure_of, verify_planned, verify_text
+from paceline.spec.arguments import run_directory
+from paceline.verify.process.group import Job
+from paceline.verify.process.start import failure_of, verify_planned, verify_text
+from paceline.verify.twin.parts import ALONE, BRIEF, Subject, jobs_of
 
 STEPS = 2  # of the proof before training; `paceline verify` makes more, in more precisions
 DTYPES = ("fp32",)

@@ -15,23 +15,23 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from paceline.cluster.cluster import ClusterSpec
 from paceline.errors import ConfigError
-from paceline.plan.plan import Plan, PlanSpec
-from paceline.run.arguments import make_spec, run_directory
-from paceline.run.brief import BRIEF_VARIABLE, Brief, take_brief
-from paceline.run.extras import check_extras
-from paceline.run.journal import mark_end
-from paceline.run.place import ranks_from_environment
-from paceline.run.recovery.parent import end_with_parent
-from paceline.run.recovery.supervisor import explain, supervise
-from paceline.run.spec import RunSpec
-from paceline.run.training import Training
-from paceline.run.uncaught import end_with_own_code
-from paceline.run.world import join_world, leave_world
+from paceline.run.loop.training import Training
+from paceline.run.process.brief import BRIEF_VARIABLE, Brief, take_brief
+from paceline.run.process.extras import check_extras
+from paceline.run.process.parent import end_with_parent
+from paceline.run.process.place import ranks_from_environment
+from paceline.run.process.supervisor import explain, supervise
+from paceline.run.process.uncaught import end_with_own_code
+from paceline.run.process.world import join_world, leave_world
+from paceline.run.record.journal import mark_end
 from paceline.session.begin import join_peers, planned_brief
-from paceline.spec import Spec
-from paceline.task.task import Task
+from paceline.spec.arguments import make_spec, run_directory
+from paceline.spec.cluster import ClusterSpec
+from paceline.spec.load import Spec
+from paceline.spec.plan import Plan, PlanSpec
+from paceline.spec.run import RunSpec
+from paceline.spec.task import Task
 
 
 class Run(Training):

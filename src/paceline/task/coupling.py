@@ -22,7 +22,7 @@ from typing import Any, Protocol
 from torch import Tensor, nn
 
 from paceline.errors import ConfigError
-from paceline.task.models.batch_norm import sees_whole_batch
+from paceline.task.models.layers.batch_norm import sees_whole_batch
 
 BATCH = "batch"
 ARGUMENT = "gather_rows"

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from paceline.errors import ConfigError
-from paceline.task.profile import TensorLimits
+from paceline.spec.profile import TensorLimits
 from paceline.task.rules import SPREAD, Rules, matches
 
 ATTRIBUTE = "paceline_rules"
@@ -57,7 +57,7 @@ def tensor_axis(model: Any) -> tuple[TensorLimits | None, str]:
     rules = declared_rules(model)
     if rules is None or not rules.tensor or "tp" in rules.closed:
         return None, rules.closed.get("tp", "") if rules else ""
-    from paceline.task.models.styles import misfit
+    from paceline.task.models.layers.styles import misfit
 
     modules = dict(model.named_modules())
     rules.check(modules)

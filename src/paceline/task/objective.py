@@ -16,11 +16,11 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from paceline.errors import ConfigError, suggestion
+from paceline.spec.import_paths import is_import_path, load_object
 from paceline.task.coupling import with_gather
-from paceline.task.imports import is_import_path, load_object
 from paceline.task.models.decoder import Decoder
-from paceline.task.models.documents import document_mask, document_positions
-from paceline.task.models.vocabulary import spread_logits_cross_entropy_sum
+from paceline.task.models.layers.documents import document_mask, document_positions
+from paceline.task.models.layers.vocabulary import spread_logits_cross_entropy_sum
 
 Objective = Callable[[nn.Module, Any], tuple[Tensor, Tensor]]
 

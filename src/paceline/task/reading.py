@@ -106,5 +106,5 @@ def balance_remark(model: Any, objective: Objective) -> list[str]:
     return [
         f"the model's config has {AUX_LOSS} = {weight:g}, and the objective next_token does not add it: that of "
         "transformers multiplies two means over the micro-batch, and would depend on how the batch is cut; an "
-        "objective of your own can add one for each row (paceline.task.models.balance.sequence_balance)"
+        "objective of your own can add one for each row (paceline.task.models.layers.balance.sequence_balance)"
     ]

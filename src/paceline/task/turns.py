@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from paceline.errors import ConfigError
-from paceline.task.groups import check_patterns, group_of
-from paceline.task.task import Task
-from paceline.task.turn_specs import check_turns, main_turn
+from paceline.spec.task import Task
+from paceline.spec.turns import check_turns, main_turn
+from paceline.task.optimizer.groups import check_patterns, group_of
 
 if TYPE_CHECKING:
     from paceline.task.objective import Objective

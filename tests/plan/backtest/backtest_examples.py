@@ -7,8 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from paceline.plan.backtest.rows import Case, Reader
-from paceline.plan.backtest.schema import StepRow
+from paceline.backtest.rows import Case, Reader
+from paceline.backtest.schema import StepRow
 
 LLAMA = StepRow(
     source="a table", model="llama-7b", arch="llama", layers=32, hidden=4096, ffn_hidden=11008, heads=32, vocab=32000,

@@ -7,10 +7,10 @@ from typing import Any
 
 from backtest_examples import LLAMA, cells_of
 
-from paceline.plan.backtest.price import Priced, price_cases
-from paceline.plan.backtest.rows import Reader
-from paceline.plan.backtest.schema import StepRow
-from paceline.plan.backtest.score import Scored, choice_score, memory_score, time_score
+from paceline.backtest.price import Priced, price_cases
+from paceline.backtest.rows import Reader
+from paceline.backtest.schema import StepRow
+from paceline.backtest.score import Scored, choice_score, memory_score, time_score
 
 ODD: dict[str, list[Any]] = {
     "arch": ["", "gpt", "moe", "bert", "t5", "x"], "model": ["deepseek-v3", "mpt-7b", "qwen3-30b"],

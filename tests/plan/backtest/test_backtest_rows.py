@@ -7,11 +7,11 @@ from dataclasses import replace
 import pytest
 from backtest_examples import LLAMA, case_of, reason_of
 
-from paceline.plan.backtest.layout import stages_of
-from paceline.plan.backtest.machine import Machines, rate_of
-from paceline.plan.backtest.schema import StepRow
-from paceline.plan.backtest.shape import shape_of
-from paceline.plan.layout import Layout
+from paceline.backtest.layout import stages_of
+from paceline.backtest.machine import Machines, rate_of
+from paceline.backtest.schema import StepRow
+from paceline.backtest.shape import shape_of
+from paceline.spec.layout import Layout
 
 
 @pytest.mark.parametrize(

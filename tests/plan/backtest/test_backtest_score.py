@@ -8,10 +8,10 @@ import random
 import pytest
 from backtest_examples import LLAMA, case_of
 
-from paceline.plan.backtest.price import Interval, Priced
-from paceline.plan.backtest.score import Scored, choice_score, errors_of, memory_score, null_rates, time_score
-from paceline.plan.backtest.statistics import median, ranks, spearman
-from paceline.plan.plan import Plan
+from paceline.backtest.price import Interval, Priced
+from paceline.backtest.score import Scored, choice_score, errors_of, memory_score, null_rates, time_score
+from paceline.backtest.statistics import median, ranks, spearman
+from paceline.spec.plan import Plan
 
 
 def scored(

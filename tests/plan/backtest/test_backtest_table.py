@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from backtest_examples import LLAMA, cells_of, write_table
 
+from paceline.backtest.schema import KINDS, CollectiveRow, LayerRow, PowerRow, StepRow, WholeRunRow
+from paceline.backtest.table import read_table
 from paceline.errors import DataError
-from paceline.plan.backtest.schema import KINDS, CollectiveRow, LayerRow, PowerRow, StepRow, WholeRunRow
-from paceline.plan.backtest.table import read_table
 
 
 def test_formats_hold_the_same_rows(tmp_path: Path) -> None:

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 from backtest_examples import LLAMA, cells_of, write_table
 
+from paceline.backtest.backtest import run_backtest
+from paceline.backtest.statistics import mean
 from paceline.cli.main import main
-from paceline.plan.backtest.backtest import run_backtest
-from paceline.plan.backtest.statistics import mean
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "measured-steps.csv"
 FILE_KEYS = {"file", "rows", "scored", "not_scored", "step_time", "memory", "choice", "power"}

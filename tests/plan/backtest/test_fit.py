@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from paceline.backtest.fit import fit
+from paceline.backtest.price import Priced, price_cases
+from paceline.backtest.rows import Reader
+from paceline.backtest.table import read_table
 from paceline.errors import DataError
-from paceline.plan.backtest.fit import fit
-from paceline.plan.backtest.price import Priced, price_cases
-from paceline.plan.backtest.rows import Reader
-from paceline.plan.backtest.table import read_table
 from paceline.plan.cost.constants import constants_text, read_constants
 
 

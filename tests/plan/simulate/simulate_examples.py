@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from paceline.plan.simulate.failures import Cause, FailureRates
-from paceline.plan.simulate.policy import Policy
-from paceline.plan.simulate.scenario import Scenario
+from paceline.simulate.failures import Cause, FailureRates
+from paceline.simulate.policy import Policy
+from paceline.simulate.scenario import Scenario
 
 HOUR, DAY = 3600.0, 86400.0
 

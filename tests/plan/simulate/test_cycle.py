@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from paceline.plan.simulate.cycle import Cycle
+from paceline.simulate.cycle import Cycle
 
 CYCLES = st.builds(
     lambda block, copies, copy_stall, store_stall, share: Cycle(

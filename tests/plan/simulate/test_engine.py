@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from simulate_examples import DAY, HOUR, policy, rates, scenario
 
-from paceline.plan.simulate.defaults import enough_spares
-from paceline.plan.simulate.engine import simulate_run
-from paceline.plan.simulate.events import (
+from paceline.simulate.defaults import enough_spares
+from paceline.simulate.engine import simulate_run
+from paceline.simulate.events import (
     LOST,
     PREEMPTION,
     PRODUCTIVE,
@@ -23,9 +23,9 @@ from paceline.plan.simulate.events import (
     WAITING,
     Strikes,
 )
-from paceline.plan.simulate.outcome import NodeCosts, summarise
-from paceline.plan.simulate.policy import Policy
-from paceline.plan.simulate.scenario import Scenario
+from paceline.simulate.outcome import NodeCosts, summarise
+from paceline.simulate.policy import Policy
+from paceline.simulate.scenario import Scenario
 
 
 def test_without_failures_a_run_takes_its_work_and_its_checkpoints() -> None:

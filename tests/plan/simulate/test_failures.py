@@ -7,7 +7,7 @@ import math
 import pytest
 
 from paceline.errors import ConfigError
-from paceline.plan.simulate.failures import STUDIES, failure_rates
+from paceline.simulate.failures import STUDIES, failure_rates
 
 LLAMA3_DEVICE_HOURS = 16384 * 54 * 24
 

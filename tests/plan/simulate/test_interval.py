@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from simulate_examples import HOUR, policy, scenario
 
-from paceline.plan.simulate.engine import simulate_run
-from paceline.plan.simulate.interval import daly_interval, expected_time, young_interval
+from paceline.simulate.engine import simulate_run
+from paceline.simulate.interval import daly_interval, expected_time, young_interval
 
 
 @pytest.mark.parametrize(("mtbf_minutes", "minutes"), [(24 * 60, 117), (6 * 60, 57), (15, 9.1)])

@@ -12,11 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from paceline.errors import ConfigError
-from paceline.plan.simulate.draw import timelines_svg
-from paceline.plan.simulate.orders import Pass, pipeline_orders
-from paceline.plan.simulate.perfetto import pipeline_trace
-from paceline.plan.simulate.pipeline import StageTimes, Timeline, pipeline_timeline
-from paceline.plan.stages import fill_pipeline
+from paceline.plan.feasible.stages import fill_pipeline
+from paceline.simulate.draw import timelines_svg
+from paceline.simulate.schedules.orders import Pass, pipeline_orders
+from paceline.simulate.schedules.perfetto import pipeline_trace
+from paceline.simulate.schedules.timeline import StageTimes, Timeline, pipeline_timeline
 
 EQUAL = StageTimes(1.0, 1.0, 1.0)
 TORCH = {"interleaved": "Interleaved1F1B", "zero-bubble": "InterleavedZeroBubble"}

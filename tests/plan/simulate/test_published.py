@@ -9,14 +9,14 @@ from dataclasses import replace
 import pytest
 from simulate_examples import DAY, HOUR
 
-from paceline.cluster.reliability import ReliabilitySpec
-from paceline.plan.simulate.defaults import make_policy, saving_of
-from paceline.plan.simulate.engine import simulate_run
-from paceline.plan.simulate.events import LOST
-from paceline.plan.simulate.failures import STUDIES
-from paceline.plan.simulate.outcome import NodeCosts, Summary, summarise
-from paceline.plan.simulate.policy import Policy
-from paceline.plan.simulate.scenario import Scenario
+from paceline.simulate.defaults import make_policy, saving_of
+from paceline.simulate.engine import simulate_run
+from paceline.simulate.events import LOST
+from paceline.simulate.failures import STUDIES
+from paceline.simulate.outcome import NodeCosts, Summary, summarise
+from paceline.simulate.policy import Policy
+from paceline.simulate.scenario import Scenario
+from paceline.spec.reliability import ReliabilitySpec
 
 RUNS = 40
 LLAMA3 = Scenario(2048, 8, 54 * DAY, STUDIES["llama3"], horizon_seconds=54 * DAY)

@@ -14,8 +14,6 @@ from tests_shared import SEQ_LEN, decoder_task, plan_of
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from paceline.plan.layout import Layout
-from paceline.plan.plan import Plan
 from paceline.run.assemble import Assembled, assemble
 from paceline.run.checkpoint import (
     load_checkpoint,
@@ -26,9 +24,11 @@ from paceline.run.checkpoint import (
     training_state,
 )
 from paceline.run.checkpoint.export import WholeTensors
-from paceline.run.loader import BatchStream
-from paceline.run.world import join_world
-from paceline.task.task import Task
+from paceline.run.loop.loader import BatchStream
+from paceline.run.process.world import join_world
+from paceline.spec.layout import Layout
+from paceline.spec.plan import Plan
+from paceline.spec.task import Task
 
 WIDTH = 8
 

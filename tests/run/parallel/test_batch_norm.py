@@ -14,17 +14,17 @@ from tests_shared import decoder_task, plan_of, run_steps
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from paceline.plan.layout import Layout
-from paceline.plan.plan import Plan
-from paceline.plan.trace import trace_task
-from paceline.run.evaluate import evaluate
-from paceline.run.parallel import statistics
-from paceline.run.world import join_world
+from paceline.run.loop.evaluate import evaluate
+from paceline.run.parallel.data import statistics
+from paceline.run.process.world import join_world
+from paceline.spec.layout import Layout
+from paceline.spec.plan import Plan
+from paceline.spec.task import OptimizerSpec, Task
 from paceline.task.data.order import sample_ids
-from paceline.task.models.batch_norm import WholeBatchNorm
-from paceline.task.task import OptimizerSpec, Task
-from paceline.verify.compare import compare
-from paceline.verify.story import story
+from paceline.task.models.layers.batch_norm import WholeBatchNorm
+from paceline.task.profile.apart import trace_task
+from paceline.verify.compare.layout import compare
+from paceline.verify.story.story import story
 
 STEPS, HELD_OUT = 3, 6
 LIMIT = 1e-12  # of fp64 sums in another order, after three updates

@@ -16,19 +16,19 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 from paceline.errors import ConfigError
-from paceline.plan.layout import Layout
-from paceline.plan.plan import Plan
 from paceline.run.assemble import assemble
 from paceline.run.checkpoint import load_checkpoint, materialise_optimizer_state, save_checkpoint, training_state
-from paceline.run.evaluate import evaluate
-from paceline.run.loader import BatchStream
-from paceline.run.parallel import sequence_attention
-from paceline.run.world import join_world
-from paceline.task.models.attention import CausalAttention
+from paceline.run.loop.evaluate import evaluate
+from paceline.run.loop.loader import BatchStream
+from paceline.run.parallel.context import sequence_attention
+from paceline.run.process.world import join_world
+from paceline.spec.layout import Layout
+from paceline.spec.plan import Plan
+from paceline.spec.task import ModelSpec, Task
+from paceline.task.models.layers.attention import CausalAttention
 from paceline.task.objective import next_token
-from paceline.task.profile_traced import profile_module
-from paceline.task.task import ModelSpec, Task
-from paceline.verify.compare import compare
+from paceline.task.profile.traced import profile_module
+from paceline.verify.compare.layout import compare
 
 STEPS = 2
 
@@ -292,7 +292,8 @@ def test_dropout_differs_between_the_parts_of_a_sequence_and_repeats() -> None:
 
 def planted(mistake: str) -> dict[str, Any]:
     """Return the proof of a cp layout with one of the field's mistakes in it."""
-    from paceline.run.parallel import context, zigzag
+    from paceline.run.parallel.context import part as context
+    from paceline.run.parallel.context import zigzag
 
     take = zigzag.SequencePart.__call__
 

@@ -13,15 +13,15 @@ from tests_shared import plan_of
 from torch import nn
 
 from paceline.errors import ConfigError
-from paceline.plan.layout import Layout
-from paceline.plan.plan import Plan
 from paceline.run.assemble import assemble
-from paceline.run.world import join_world
-from paceline.task.models.interface import why_unshared
+from paceline.run.process.world import join_world
+from paceline.spec.layout import Layout
+from paceline.spec.plan import Plan
+from paceline.spec.task import Task
+from paceline.task.models.huggingface.interface import why_unshared
 from paceline.task.objective import next_token
-from paceline.task.profile_traced import profile_module
-from paceline.task.task import Task
-from paceline.verify.compare import compare
+from paceline.task.profile.traced import profile_module
+from paceline.verify.compare.layout import compare
 
 Case = tuple[Task, Plan]
 

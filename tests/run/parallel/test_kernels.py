@@ -8,10 +8,10 @@ from rounding import assert_close
 from torch import Tensor
 from torch.library import opcheck
 
-from paceline.run.parallel.kernels import Merged, attend, attend_backward, plain_attend, plain_attend_backward
-from paceline.run.parallel.zigzag import SequencePart, places_of
-from paceline.task.models.attention import scaled_attention
-from paceline.task.models.documents import document_mask, document_positions
+from paceline.run.parallel.context.kernels import Merged, attend, attend_backward, plain_attend, plain_attend_backward
+from paceline.run.parallel.context.zigzag import SequencePart, places_of
+from paceline.task.models.layers.attention import scaled_attention
+from paceline.task.models.layers.documents import document_mask, document_positions
 
 OPERATIONS = 1000  # two products over 8 features, a softmax and sums over 10 keys, forward and back
 
@@ -94,7 +94,7 @@ def test_documents_restart_positions_and_hide_each_other() -> None:
 def test_operators_are_well_formed(tmp_path: object) -> None:
     import torch.distributed as dist
 
-    from paceline.run.parallel.sequence_attention import sequence_attention, whole_sequence
+    from paceline.run.parallel.context.sequence_attention import sequence_attention, whole_sequence
 
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     try:

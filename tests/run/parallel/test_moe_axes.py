@@ -9,19 +9,19 @@ import pytest
 from distributed import run_ranks
 from tests_shared import SEQ_LEN, VOCAB, decoder_task, plan_of
 
-from paceline.plan.layout import Layout
-from paceline.plan.plan import Plan
-from paceline.plan.stages import fill_pipeline
-from paceline.run.world import join_world
-from paceline.task.task import ModelSpec, OptimizerSpec, Task
-from paceline.verify.compare import compare
+from paceline.plan.feasible.stages import fill_pipeline
+from paceline.run.process.world import join_world
+from paceline.spec.layout import Layout
+from paceline.spec.plan import Plan
+from paceline.spec.task import ModelSpec, OptimizerSpec, Task
+from paceline.verify.compare.layout import compare
 
 SMALL = {"hidden": 32, "layers": 3, "heads": 4, "kv_heads": 2, "ffn": 24, "vocab": VOCAB, "experts": 8, "top_k": 2}
 INTERLEAVED = {"schedule": "interleaved", "virtual_stages": 2}
 
 
 def moe_task(name: str = "moe-2m", **changes: Any) -> Task:
-    """Return a decoder of 8 experts; see verify/twin.py for eps."""
+    """Return a decoder of 8 experts; see verify/twin/task.py for eps."""
     model = ModelSpec(name, **{**SMALL, **changes})
     return decoder_task(model=model, optimizer=OptimizerSpec(lr=3e-3, eps=1e-4))
 

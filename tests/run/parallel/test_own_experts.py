@@ -12,15 +12,15 @@ from tests_shared import SEQ_LEN, VOCAB, decoder_task, plan_of
 from torch import Tensor, nn
 
 from paceline.errors import ConfigError
-from paceline.plan.layout import Layout
-from paceline.plan.plan import Plan
 from paceline.run.assemble import assemble
-from paceline.run.world import join_world
+from paceline.run.process.world import join_world
+from paceline.spec.layout import Layout
+from paceline.spec.plan import Plan
+from paceline.spec.task import OptimizerSpec, Task
 from paceline.task.objective import next_token
-from paceline.task.profile_traced import profile_module
+from paceline.task.profile.traced import profile_module
 from paceline.task.rules import Rules
-from paceline.task.task import OptimizerSpec, Task
-from paceline.verify.compare import compare
+from paceline.verify.compare.layout import compare
 
 EXPERTS, WIDTH, HIDDEN = 4, 12, 8
 

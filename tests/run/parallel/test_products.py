@@ -9,12 +9,12 @@ import pytest
 from distributed import run_ranks
 from tests_shared import SEQ_LEN, decoder_task, plan_of
 
-from paceline.plan.layout import Layout
-from paceline.plan.plan import Plan
-from paceline.plan.stages import fill_pipeline
-from paceline.run.world import join_world
-from paceline.task.task import OptimizerSpec
-from paceline.verify.compare import compare
+from paceline.plan.feasible.stages import fill_pipeline
+from paceline.run.process.world import join_world
+from paceline.spec.layout import Layout
+from paceline.spec.plan import Plan
+from paceline.spec.task import OptimizerSpec
+from paceline.verify.compare.layout import compare
 
 LAYOUTS = [Layout(tp=2, cp=2), Layout(tp=2, pp=2), Layout(cp=2, pp=2)]
 EIGHT = [Layout(dp_shard=2, tp=2, pp=2), Layout(dp_shard=2, cp=2, tp=2), Layout(cp=2, tp=2, pp=2)]
@@ -28,7 +28,7 @@ def piped(layout: Layout) -> Plan:
 
 def prove(layouts: list[Layout]) -> list[dict[str, Any]]:
     """Compare two steps of a decoder under each layout with one device."""
-    task = decoder_task(optimizer=OptimizerSpec(lr=3e-3, eps=1e-4))  # see verify/twin.py for eps
+    task = decoder_task(optimizer=OptimizerSpec(lr=3e-3, eps=1e-4))  # see verify/twin/task.py for eps
     world = join_world("cpu", threads=1)
     return [compare(task, piped(layout), world, task.data, SEQ_LEN, 2) for layout in layouts]
 

@@ -12,16 +12,16 @@ from tests_huggingface import SHAPE, causal, hf_task
 from tests_shared import SEQ_LEN, plan_of
 from torch import nn
 
-from paceline.plan.layout import Layout
-from paceline.plan.plan import Plan
 from paceline.run.assemble import assemble
-from paceline.run.loader import BatchStream
-from paceline.run.world import join_world
+from paceline.run.loop.loader import BatchStream
+from paceline.run.process.world import join_world
+from paceline.spec.layout import Layout
+from paceline.spec.plan import Plan
+from paceline.spec.task import Task
 from paceline.task.declared import expert_axis
 from paceline.task.objective import next_token
-from paceline.task.profile_traced import profile_module
-from paceline.task.task import Task
-from paceline.verify.compare import compare
+from paceline.task.profile.traced import profile_module
+from paceline.verify.compare.layout import compare
 
 FAMILIES = ("Mixtral", "Qwen3Moe", "Olmoe", "GptOss")
 EXPERTS = SETTINGS["Mixtral"]["num_local_experts"]

@@ -20,17 +20,17 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Shard
 
 from paceline.errors import ConfigError
-from paceline.plan.layout import Layout
-from paceline.plan.plan import Plan
 from paceline.run.assemble import assemble
 from paceline.run.checkpoint import load_latest, materialise_optimizer_state, save_checkpoint, training_state
-from paceline.run.loader import BatchStream
-from paceline.run.world import join_world
+from paceline.run.loop.loader import BatchStream
+from paceline.run.process.world import join_world
+from paceline.spec.layout import Layout
+from paceline.spec.plan import Plan
+from paceline.spec.task import ModelSpec, Task
 from paceline.task.declared import declared_rules, tensor_axis
 from paceline.task.models.build import build_model
 from paceline.task.rules import Rules
-from paceline.task.task import ModelSpec, Task
-from paceline.verify.compare import compare
+from paceline.verify.compare.layout import compare
 
 TP2, TP2_SHARD2, TP2_COPIES2 = Layout(tp=2), Layout(tp=2, dp_shard=2), Layout(tp=2, dp_replicate=2)
 
@@ -234,5 +234,5 @@ def uneven_columns() -> str:
 
 
 def test_torch_still_shards_uneven_columns_not_at_all() -> None:
-    # When this fails, plan/tensor.py need no longer refuse widths that dp_shard * cp does not divide.
+    # When this fails, plan/feasible/tensor.py need no longer refuse widths that dp_shard * cp does not divide.
     assert "does not support uneven sharding on dim 1" in run_ranks(uneven_columns, 2)[0]

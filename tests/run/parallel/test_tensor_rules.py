@@ -14,11 +14,11 @@ from tests_shared import decoder_task, plan_of
 from torch import nn
 
 from paceline.errors import ConfigError
-from paceline.plan.layout import Layout
+from paceline.spec.layout import Layout
+from paceline.spec.task import Task
 from paceline.task.declared import declared_rules, tensor_axis
 from paceline.task.models.chain import chain_of
 from paceline.task.rules import Rules
-from paceline.task.task import Task
 
 
 def task_of(model: Any) -> Task:
@@ -93,7 +93,7 @@ def test_fused_layers_say_their_parts() -> None:
 def weights_after_a_look() -> tuple[bool, bool]:
     """Return whether trying the rules leaves dropout's mode and the random numbers as they were."""
     from paceline.run.assemble import assemble
-    from paceline.run.world import join_world
+    from paceline.run.process.world import join_world
 
     task, plan = task_of(tensor_models.Whole), plan_of(TP2, batch=6)
     torch.manual_seed(5)

@@ -10,7 +10,7 @@ from tests_shared import SEQ_LEN, VOCAB
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from paceline.task.models.attention import CausalAttention
+from paceline.task.models.layers.attention import CausalAttention
 from paceline.task.objective import next_token
 from paceline.task.rules import Rules
 

@@ -10,13 +10,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from paceline.run.parallel.zigzag import chunk_tokens
-from paceline.run.randomness.hashing import fill, owners_of
-from paceline.run.randomness.mode import SampleRandomness, Survey
-from paceline.run.randomness.operators import RULES
-from paceline.run.randomness.shares import Pattern, RankPart, SampleRows, share_of
-from paceline.task.drawing import BY_SAMPLE
-from paceline.task.profile_traced import profile_module
+from paceline.run.numerics.randomness.hashing import fill, owners_of
+from paceline.run.numerics.randomness.mode import SampleRandomness, Survey
+from paceline.run.numerics.randomness.operators import RULES
+from paceline.run.numerics.randomness.shares import Pattern, RankPart, SampleRows, share_of
+from paceline.run.parallel.context.zigzag import chunk_tokens
+from paceline.task.profile.drawing import BY_SAMPLE
+from paceline.task.profile.traced import profile_module
 
 CPU = torch.device("cpu")
 SIGMAS = 5.0  # seeds are fixed: what is this far off is a fault, not chance

@@ -11,13 +11,13 @@ from distributed import run_ranks
 from tests_shared import SEQ_LEN, decoder_task, plan_of, run_steps
 
 from paceline.errors import ConfigError
-from paceline.plan.layout import Layout
-from paceline.plan.plan import Plan
-from paceline.run.evaluate import evaluate
-from paceline.run.world import join_world
-from paceline.task.task import OptimizerSpec, Task
+from paceline.run.loop.evaluate import evaluate
+from paceline.run.process.world import join_world
+from paceline.spec.layout import Layout
+from paceline.spec.plan import Plan
+from paceline.spec.task import OptimizerSpec, Task
 from paceline.units import Amount
-from paceline.verify.compare import compare
+from paceline.verify.compare.layout import compare
 
 BATCH = 12
 MODELS = ("Chain", "Encoder", "SequenceFirst", "Replayed", "LayerDrop", "StochasticDepth", "Flattened", "Features",

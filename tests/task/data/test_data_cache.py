@@ -17,11 +17,11 @@ import numpy as np
 import pytest
 
 from paceline.errors import DataError, StorageError
+from paceline.spec.task import DataSpec
 from paceline.task.data import cache as module
 from paceline.task.data.cache import cache_root, open_corpus
 from paceline.task.data.manifest import Corpus
 from paceline.task.data.tokenizer import train_bpe
-from paceline.task.task import DataSpec
 
 SPLITS = ("train", "validation")
 
@@ -168,7 +168,7 @@ def test_a_copied_cache_is_checked_by_its_content_and_kept(corpus_spec: Callable
 CHILD = """
 import sys
 from paceline.task.data import cache
-from paceline.task.task import DataSpec
+from paceline.spec.task import DataSpec
 {setup}
 spec = DataSpec(source=sys.argv[1], cache_dir=sys.argv[2], validation_fraction=0.2)
 print(cache.open_corpus(spec, lambda line: print("built")).train.digest)

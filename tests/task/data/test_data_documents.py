@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from paceline.errors import DataError
+from paceline.spec.task import DataSpec
 from paceline.task.data import documents as module
 from paceline.task.data.documents import (
     LONE_FILE_PIECE_BYTES,
@@ -25,7 +26,6 @@ from paceline.task.data.documents import (
     split_value,
 )
 from paceline.task.data.files import list_files
-from paceline.task.task import DataSpec
 
 
 def read(source: Path | str, **options: Any) -> list[Document]:

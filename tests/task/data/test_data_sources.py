@@ -16,6 +16,7 @@ import pytest
 import torch
 
 from paceline.errors import ConfigError, DataError
+from paceline.spec.task import DataSpec
 from paceline.task.data.digits import open_digits
 from paceline.task.data.facts import data_facts
 from paceline.task.data.mapped import MapSource
@@ -23,7 +24,6 @@ from paceline.task.data.order import sample_ids
 from paceline.task.data.source import Source, open_sources
 from paceline.task.data.unigram import token_counts, unigram_loss
 from paceline.task.data.windows import TokenSource
-from paceline.task.task import DataSpec
 
 
 @pytest.fixture
@@ -297,7 +297,7 @@ def test_facts_of_other_data() -> None:
 
 def test_planning_on_text_and_digits_needs_no_torch(text_spec: DataSpec) -> None:
     code = (
-        "import sys\nfrom paceline.task.data.facts import data_facts\nfrom paceline.task.task import DataSpec\n"
+        "import sys\nfrom paceline.task.data.facts import data_facts\nfrom paceline.spec.task import DataSpec\n"
         "for spec in (DataSpec(sys.argv[1], cache_dir=sys.argv[2], seq_len=8), DataSpec('digits')):\n"
         "    assert data_facts(spec).samples > 0\n"
         "assert 'torch' not in sys.modules\n"

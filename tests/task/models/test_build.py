@@ -11,11 +11,11 @@ from safetensors.torch import save_file
 from torch import nn
 
 from paceline.errors import ConfigError
+from paceline.spec.task import ModelSpec
 from paceline.task.models.build import build_model, fill_weights, has_batch_statistics
 from paceline.task.models.decoder import Decoder
-from paceline.task.models.huggingface import export_safetensors
+from paceline.task.models.huggingface.weights import export_safetensors
 from paceline.task.models.init import initial_tensor
-from paceline.task.task import ModelSpec
 
 FACTORIES = """
 import torch

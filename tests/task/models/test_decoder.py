@@ -8,10 +8,10 @@ import torch.nn.functional as F
 from decoders import OPERATIONS, batch, built, tiny
 from rounding import assert_close
 
-from paceline.task.models import chunks, loss
 from paceline.task.models.decoder import Decoder
 from paceline.task.models.init import initialise
-from paceline.task.models.norm import RMSNorm
+from paceline.task.models.layers import chunks, loss
+from paceline.task.models.layers.norm import RMSNorm
 
 
 def gradients(model: Decoder) -> dict[str, torch.Tensor]:

@@ -16,7 +16,7 @@ from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 from paceline.errors import ConfigError, StorageError
 from paceline.task.models.build import load_weights
 from paceline.task.models.decoder import Decoder, rotary_frequencies
-from paceline.task.models.huggingface import (
+from paceline.task.models.huggingface.weights import (
     INDEX,
     export_safetensors,
     from_hf_state,

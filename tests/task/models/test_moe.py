@@ -12,16 +12,16 @@ from decoders import OPERATIONS, batch
 from rounding import assert_close
 
 from paceline.errors import ConfigError
-from paceline.task.models import products
-from paceline.task.models.balance import bias_step, expert_counts, sequence_balance
+from paceline.spec.task import ModelSpec
 from paceline.task.models.build import build_model, load_weights
-from paceline.task.models.huggingface import export_safetensors, from_hf_state, to_hf_config, to_hf_state
-from paceline.task.models.huggingface_moe import joined
+from paceline.task.models.huggingface.experts import joined
+from paceline.task.models.huggingface.weights import export_safetensors, from_hf_state, to_hf_config, to_hf_state
 from paceline.task.models.init import initialise
+from paceline.task.models.layers import products
+from paceline.task.models.layers.balance import bias_step, expert_counts, sequence_balance
+from paceline.task.models.layers.products import expert_products
 from paceline.task.models.moe import MoE, MoEDecoder, RoutedLayer, routers
-from paceline.task.models.products import expert_products
 from paceline.task.models.sizes import NAMED_SIZES, MoEConfig, resolve_decoder
-from paceline.task.task import ModelSpec
 
 transformers = pytest.importorskip("transformers")
 

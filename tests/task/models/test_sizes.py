@@ -10,8 +10,8 @@ import sys
 import pytest
 
 from paceline.errors import ConfigError
+from paceline.spec.task import ModelSpec
 from paceline.task.models.sizes import NAMED_SIZES, DecoderConfig, is_named, nominal_vocab, resolve_decoder
-from paceline.task.task import ModelSpec
 
 # Parameters in the published checkpoints' safetensors metadata.
 PUBLISHED = {
@@ -78,6 +78,6 @@ def test_is_named() -> None:
 
 
 def test_sizes_and_analytic_profile_do_not_import_torch() -> None:
-    code = "import sys, paceline.task.models.sizes, paceline.task.profile_analytic; print('torch' in sys.modules)"
+    code = "import sys, paceline.task.models.sizes, paceline.task.profile.decoder; print('torch' in sys.modules)"
     answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert answer.stdout.strip() == "False"

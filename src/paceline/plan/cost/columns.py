@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.plan.layout import MESH_ORDER, Layout, group_of
-from paceline.plan.plan import RECOMPUTE, SCHEDULES, Plan
+from paceline.spec.layout import MESH_ORDER, Layout, group_of
+from paceline.spec.plan import RECOMPUTE, SCHEDULES, Plan
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]

@@ -13,19 +13,19 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from paceline.cluster.cluster import SOURCES, Cluster
 from paceline.plan.cost.columns import Columns, Flags, Floats, Ints, columns_of
 from paceline.plan.cost.constants import Constants, read_constants
-from paceline.plan.cost.measured import block_factors, sheet_plan
+from paceline.plan.cost.memory.recompute import MODE_OF, fill_budget, kept_bytes, modes_in_order
 from paceline.plan.cost.parts import MODES, Known, Parts, Rows, Shapes, rows_of
 from paceline.plan.cost.rates import ATTENTION_PASSES, Rates
-from paceline.plan.cost.recompute import MODE_OF, fill_budget, kept_bytes, modes_in_order
-from paceline.plan.cost.ring import Ring, ring
 from paceline.plan.cost.software import PACELINE, Software
-from paceline.plan.forecast import Term
-from paceline.plan.plan import Plan
-from paceline.plan.split import split_by_cost
-from paceline.task.profile import BlockProfile, ModelProfile
+from paceline.plan.cost.time.measured import block_factors, sheet_plan
+from paceline.plan.cost.time.ring import Ring, ring
+from paceline.plan.feasible.split import split_by_cost
+from paceline.spec.cluster import SOURCES, Cluster
+from paceline.spec.forecast import Term
+from paceline.spec.plan import Plan
+from paceline.spec.profile import BlockProfile, ModelProfile
 
 if TYPE_CHECKING:
     from paceline.plan.learn.correct import Learnt

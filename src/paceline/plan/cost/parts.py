@@ -13,7 +13,7 @@ from functools import cached_property
 import numpy as np
 
 from paceline.plan.cost.columns import Columns, Flags, Floats, Ints
-from paceline.task.profile import BlockProfile, ModelProfile
+from paceline.spec.profile import BlockProfile, ModelProfile
 
 # Collectives over tp of one forward pass, each of the whole stream, with the sequence split between regions: a gather
 # before and a reduce-scatter after attention and after the feed-forward; the embedding's sum; the head's gather.

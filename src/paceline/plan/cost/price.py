@@ -1,7 +1,7 @@
 """Money, energy and carbon of a run: what its device-hours cost, draw and emit, with intervals, formulas and sources.
 
 Money is devices x hours x list price; storage, network traffic and idle hours are not in it, nor what spot devices lose
-when they are taken away. Energy is what the nodes draw, by how busy their devices are (`paceline.cluster.power`), times
+when they are taken away. Energy is what the nodes draw, by how busy their devices are (`paceline.cluster.catalog.power`), times
 the building's power usage effectiveness where it is stated. Carbon is energy times the grid's average intensity.
 """
 
@@ -12,10 +12,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from paceline.cluster.cluster import Cluster, Figure
-from paceline.cluster.power import power_model
+from paceline.cluster.catalog.power import power_model
 from paceline.plan.cost.rates import weakest
-from paceline.plan.forecast import BillTerm, Estimate, Term
+from paceline.spec.cluster import Cluster, Figure
+from paceline.spec.forecast import BillTerm, Estimate, Term
 
 # Terms of a step in which the device does not compute: it waits for links, for other stages or for the host.
 WAITING = (

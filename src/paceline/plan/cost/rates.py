@@ -13,9 +13,9 @@ from functools import cached_property
 
 import numpy as np
 
-from paceline.cluster.cluster import SOURCES, CalibrationStep, Device, Figure
 from paceline.plan.cost.columns import Floats
 from paceline.plan.cost.constants import Constants, read_constants
+from paceline.spec.cluster import SOURCES, CalibrationStep, Device, Figure
 
 # Bytes of an activation. With fp8 only the operands of products are cast; what is kept and moved stays in bf16.
 BYTES = {"fp32": 4, "bf16": 2, "fp16": 2, "fp64": 8, "fp8": 2}

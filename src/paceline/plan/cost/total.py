@@ -10,24 +10,24 @@ import math
 
 import numpy as np
 
-from paceline.cluster.cluster import Cluster
-from paceline.plan.cost.axes import axis_columns, bubble_columns
 from paceline.plan.cost.columns import Columns, Floats
-from paceline.plan.cost.compute import compute_columns, fixed_column, launch_column, matrix_peak, optimizer_column
-from paceline.plan.cost.gathers import gather_columns
 from paceline.plan.cost.inputs import Column, Context, Sheet, terms_of, total
 from paceline.plan.cost.intervals import memory_estimate, memory_widths, time_estimate, with_intervals
-from paceline.plan.cost.learnt import learnt_memory, learnt_memory_spread, learnt_time, learnt_time_spread
-from paceline.plan.cost.memory import memory_columns
-from paceline.plan.cost.network import network_columns
-from paceline.plan.cost.offload import offload_columns
+from paceline.plan.cost.memory.held import memory_columns
+from paceline.plan.cost.memory.offload import offload_columns
+from paceline.plan.cost.memory.room import flush_columns, needed
 from paceline.plan.cost.price import WAITING, bill, busy_share
-from paceline.plan.cost.room import flush_columns, needed
 from paceline.plan.cost.software import PACELINE, Software
-from paceline.plan.forecast import Estimate, Forecast, Term
+from paceline.plan.cost.time.axes import axis_columns, bubble_columns
+from paceline.plan.cost.time.compute import compute_columns, fixed_column, launch_column, matrix_peak, optimizer_column
+from paceline.plan.cost.time.gathers import gather_columns
+from paceline.plan.cost.time.learnt import learnt_memory, learnt_memory_spread, learnt_time, learnt_time_spread
+from paceline.plan.cost.time.network import network_columns
 from paceline.plan.learn.process import Z80, Z95
-from paceline.plan.plan import Plan
-from paceline.task.profile import ModelProfile
+from paceline.spec.cluster import Cluster
+from paceline.spec.forecast import Estimate, Forecast, Term
+from paceline.spec.plan import Plan
+from paceline.spec.profile import ModelProfile
 
 CHUNK = 8192  # plans priced at once: what a processor's cache holds
 

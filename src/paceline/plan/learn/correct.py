@@ -11,7 +11,7 @@ import numpy as np
 from paceline.plan.cost.columns import AXES, Columns, Flags, Floats
 from paceline.plan.learn.observation import Observation
 from paceline.plan.learn.process import RUN_NOISE, SHARES, Fitted, Kinship, fit
-from paceline.plan.plan import Plan
+from paceline.spec.plan import Plan
 
 # Of a plan besides its layout: what runs of one plan agree in.
 FIELDS = ("micro_batch", "recompute", "recompute_budget", "offload", "schedule", "virtual_stages")

@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from paceline.cluster.cluster import Cluster
 from paceline.cluster.store import cache_dir, safe_name, write_json
 from paceline.plan.learn.observation import machine_key
-from paceline.plan.plan import Plan
-from paceline.task.profile import BlockProfile, ModelProfile
+from paceline.spec.cluster import Cluster
+from paceline.spec.plan import Plan
+from paceline.spec.profile import BlockProfile, ModelProfile
 
 SCHEMA = 1
 

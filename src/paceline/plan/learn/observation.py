@@ -12,11 +12,11 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from paceline.cluster.cluster import Cluster
-from paceline.plan.layout import Layout
-from paceline.plan.plan import Plan, plan_from_dict
-from paceline.task.profile import ModelProfile
-from paceline.task.profile_plain import pack_profile, task_key, unpack_profile
+from paceline.spec.cluster import Cluster
+from paceline.spec.layout import Layout
+from paceline.spec.plan import Plan, plan_from_dict
+from paceline.spec.profile import ModelProfile
+from paceline.task.profile.plain import pack_profile, task_key, unpack_profile
 
 SCHEMA = 1
 

@@ -6,19 +6,19 @@ import dataclasses
 import math
 from collections.abc import Callable, Sequence
 
-from paceline.cluster.cluster import Cluster, ClusterSpec
 from paceline.cluster.resolve import resolve_cluster
 from paceline.errors import ConfigError
 from paceline.plan.cost.columns import COMMON
 from paceline.plan.cost.inputs import Context, total
-from paceline.plan.cost.learnt import memory_spread, time_spread
+from paceline.plan.cost.time.learnt import memory_spread, time_spread
 from paceline.plan.cost.total import held_columns, time_columns
 from paceline.plan.learn.correct import Learnt, LearntRun
 from paceline.plan.learn.measured import read_measurements
 from paceline.plan.learn.observation import Observation, machine_key
 from paceline.plan.learn.store import read_observations
-from paceline.task.profile import ModelProfile
-from paceline.task.profile_plain import task_key
+from paceline.spec.cluster import Cluster, ClusterSpec
+from paceline.spec.profile import ModelProfile
+from paceline.task.profile.plain import task_key
 
 ClusterOf = Callable[[Observation], Cluster | None]
 

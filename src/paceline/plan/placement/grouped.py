@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING
 from paceline.cluster.groups import Group, resolve_groups
 from paceline.errors import ConfigError
 from paceline.plan.placement.uneven import Uneven, Work, plan_uneven
-from paceline.task.amounts import batch_samples, total_steps
+from paceline.spec.amounts import batch_samples, total_steps
+from paceline.spec.optimizers import optimizer_key
+from paceline.spec.profile import ModelProfile
 from paceline.task.data.facts import DataFacts, data_facts
-from paceline.task.optimizers import optimizer_key
-from paceline.task.profile import ModelProfile
 from paceline.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
-    from paceline.spec import Spec
+    from paceline.spec.load import Spec
 
 WIDTH = 100
 NOT_YET = "ranks of a run read equal parts of a batch and stages are split by cost alone"
@@ -82,7 +82,7 @@ def grouped_lines(found: Grouped, explain: bool = False) -> list[str]:
 
 
 def _way_lines(way: Uneven) -> list[str]:
-    from paceline.plan.explain import bill_text
+    from paceline.plan.explain.explain import bill_text
 
     step = way.step_seconds
     sure = f" ±{(step.high / step.value - 1):.0%}" if math.isfinite(step.value) else ""

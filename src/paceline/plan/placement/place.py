@@ -11,12 +11,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from paceline.cluster.cluster import Cluster
 from paceline.cluster.topology import Span, Topology, span, topology_of
-from paceline.plan.layout import MESH_ORDER, Layout
 from paceline.plan.placement.traffic import Traffic, axis_traffic
-from paceline.plan.plan import Plan
-from paceline.task.profile import ModelProfile
+from paceline.spec.cluster import Cluster
+from paceline.spec.layout import MESH_ORDER, Layout
+from paceline.spec.plan import Plan
+from paceline.spec.profile import ModelProfile
 
 # Innermost first, where traffic does not tell axes apart.
 PREFERENCE = ("tp", "cp", "dp_shard", "pp", "dp_replicate")

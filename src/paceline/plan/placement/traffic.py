@@ -10,8 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from paceline.plan.cost.rates import BYTES
-from paceline.plan.plan import Plan
-from paceline.task.profile import ModelProfile
+from paceline.spec.plan import Plan
+from paceline.spec.profile import ModelProfile
 
 # Collectives over tp in one forward pass, by kind of block (Korthikanti et al. 2022, arXiv:2205.05198, figure 5).
 TENSOR_COLLECTIVES = {"embedding": 1, "decoder": 4, "experts": 4, "module": 4, "head": 1, "norm": 0}

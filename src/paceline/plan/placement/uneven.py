@@ -19,11 +19,11 @@ from paceline.errors import DoesNotFit
 from paceline.plan.cost.constants import read_constants
 from paceline.plan.cost.price import bill, busy_share
 from paceline.plan.cost.rates import BYTES, Rates
-from paceline.plan.forecast import BillTerm, Estimate, Forecast
 from paceline.plan.placement.shares import share_out, split_by_speed
-from paceline.plan.plan import Plan, PlanSpec
-from paceline.plan.search import search
-from paceline.task.profile import BlockProfile, ModelProfile
+from paceline.plan.search.search import search
+from paceline.spec.forecast import BillTerm, Estimate, Forecast
+from paceline.spec.plan import Plan, PlanSpec
+from paceline.spec.profile import BlockProfile, ModelProfile
 
 STRATEGIES = ("replicas", "stages")
 Shares = tuple[int, ...]

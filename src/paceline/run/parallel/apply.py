@@ -13,19 +13,19 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from paceline.errors import ConfigError
-from paceline.plan.plan import Plan
-from paceline.run.offload import keep_on_host
-from paceline.run.parallel.alone import AloneExperts, ExpertGradients
-from paceline.run.parallel.context import share_sequences
-from paceline.run.parallel.data import GatheredGradients, ShardedGradients, shard, sharding_units
-from paceline.run.parallel.expert import balance_shared_sequences, spread_experts
+from paceline.run.memory.offload import keep_on_host
+from paceline.run.memory.recompute import checkpoint_block
+from paceline.run.numerics.precision import COMPUTE_DTYPES, MASTER_DTYPES, cast_outside, cast_reads, cast_unit
+from paceline.run.parallel.context.part import share_sequences
+from paceline.run.parallel.data.alone import AloneExperts, ExpertGradients
+from paceline.run.parallel.data.sharding import GatheredGradients, ShardedGradients, shard, sharding_units
+from paceline.run.parallel.data.whole import WholeGradients, stays_whole
+from paceline.run.parallel.expert.experts import balance_shared_sequences, spread_experts
 from paceline.run.parallel.split_check import SplitCheck
 from paceline.run.parallel.tensor import SummedGradients, split_layers
-from paceline.run.parallel.whole import WholeGradients, stays_whole
-from paceline.run.precision import COMPUTE_DTYPES, MASTER_DTYPES, cast_outside, cast_reads, cast_unit
-from paceline.run.recompute import checkpoint_block
+from paceline.run.process.world import context_group
 from paceline.run.replicas.allreduce import LocalGradients, ReducedGradients
-from paceline.run.world import context_group
+from paceline.spec.plan import Plan
 from paceline.task.declared import declared_rules
 from paceline.task.models.decoder import Decoder
 from paceline.task.rules import Rules

@@ -18,7 +18,7 @@ from torch.distributed.tensor import DTensor
 
 from paceline.errors import ConfigError
 from paceline.run.parallel.calls import Calls
-from paceline.run.parallel.data import GatheredGradients, ShardedGradients
+from paceline.run.parallel.data.sharding import GatheredGradients, ShardedGradients
 from paceline.task.objective import Objective
 
 

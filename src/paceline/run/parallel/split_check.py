@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from paceline.errors import ConfigError
-from paceline.task.models.collectives import part
+from paceline.task.models.layers.collectives import part
 from paceline.task.rules import Rules
 
 ENDS = ("row", "split_row", "gathered")  # styles after which an activation is whole, or split along the sequence alone

@@ -43,11 +43,11 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard
 
 from paceline.errors import ConfigError
-from paceline.task.models.absent import Absent
-from paceline.task.models.collectives import add, gather, join, once, part, scatter, share
+from paceline.task.models.layers.absent import Absent
+from paceline.task.models.layers.collectives import add, gather, join, once, part, scatter, share
+from paceline.task.models.layers.styles import misfit
+from paceline.task.models.layers.vocabulary import as_spread_logits, first_row, local_weight, partial_embedding
 from paceline.task.models.moe import Experts, MoE
-from paceline.task.models.styles import misfit
-from paceline.task.models.vocabulary import as_spread_logits, first_row, local_weight, partial_embedding
 from paceline.task.rules import SPREAD, Rules
 
 COVERS_CHILDREN = ("replicated", "expert")

@@ -12,7 +12,7 @@ from torch.distributed.tensor import DTensor
 from paceline.errors import ConfigError
 from paceline.run.updates.fresh import fresh_state, knows_fresh_state
 from paceline.run.updates.shards import Cutter, local_of, whole_of, wrapped
-from paceline.task.update_scope import made
+from paceline.task.optimizer.update_scope import made
 
 Group = dict[str, Any]
 States = Mapping[Tensor, dict[str, Any]]

@@ -14,8 +14,8 @@ from contextlib import contextmanager
 from typing import IO, NamedTuple, cast
 
 from paceline.errors import DataError, MissingExtra, suggestion
+from paceline.spec.task import DataSpec
 from paceline.task.data.files import File, Listing, kind_of
-from paceline.task.task import DataSpec
 
 BOM = b"\xef\xbb\xbf"
 LONE_FILE_PIECE_BYTES = 16 * 2**10  # a corpus of one text file is cut, so that a part of it can be held out

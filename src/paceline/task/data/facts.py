@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from paceline.spec.import_paths import is_import_path
+from paceline.spec.task import DataSpec
 from paceline.task.data.cache import Say, open_corpus
 from paceline.task.data.manifest import Corpus
 from paceline.task.data.source import Source, open_sources, token_sources
-from paceline.task.imports import is_import_path
-from paceline.task.task import DataSpec
 from paceline.units import format_count
 
 

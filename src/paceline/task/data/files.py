@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from paceline.errors import DataError, suggestion
-from paceline.task.task import DataSpec
+from paceline.spec.task import DataSpec
 
 NAMED_SOURCES = ("stdlib", "digits")
 TEXT_SUFFIXES = frozenset(

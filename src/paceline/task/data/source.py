@@ -8,12 +8,12 @@ import numpy as np
 import numpy.typing as npt
 
 from paceline.errors import ConfigError, DataError, PacelineError
+from paceline.spec.import_paths import is_import_path, load_object
+from paceline.spec.task import DataSpec
 from paceline.task.data.cache import Say, open_corpus
 from paceline.task.data.digits import open_digits
 from paceline.task.data.manifest import Corpus
 from paceline.task.data.windows import TokenSource
-from paceline.task.imports import is_import_path, load_object
-from paceline.task.task import DataSpec
 
 
 @runtime_checkable

@@ -14,16 +14,23 @@ import torch
 from torch import Tensor, nn
 
 from paceline.errors import ConfigError
-from paceline.task.imports import is_import_path, load_object
-from paceline.task.models.absent import Absent
-from paceline.task.models.batch_norm import WholeBatchNorm, adopt_synced, takes_batch_statistics
+from paceline.spec.import_paths import is_import_path, load_object
+from paceline.spec.task import ModelSpec
 from paceline.task.models.decoder import Decoder
-from paceline.task.models.huggingface import HEAD, PREFIX, LazyTensors, check_hf_config, hf_name, read_safetensors
-from paceline.task.models.huggingface_moe import StackedExperts
+from paceline.task.models.huggingface.experts import StackedExperts
+from paceline.task.models.huggingface.weights import (
+    HEAD,
+    PREFIX,
+    LazyTensors,
+    check_hf_config,
+    hf_name,
+    read_safetensors,
+)
 from paceline.task.models.init import fill, initialise, named_parameters
+from paceline.task.models.layers.absent import Absent
+from paceline.task.models.layers.batch_norm import WholeBatchNorm, adopt_synced, takes_batch_statistics
 from paceline.task.models.moe import MoEDecoder
 from paceline.task.models.sizes import MoEConfig, resolve_decoder
-from paceline.task.task import ModelSpec
 
 Model = ModelSpec | nn.Module | Callable[[], nn.Module]
 

@@ -16,11 +16,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from paceline.task.models.absent import Absent
-from paceline.task.models.attention import CausalAttention
-from paceline.task.models.chunks import LOGITS_LIMIT_ELEMENTS
-from paceline.task.models.loss import cross_entropy_sum, head_logits
-from paceline.task.models.norm import RMSNorm
+from paceline.task.models.layers.absent import Absent
+from paceline.task.models.layers.attention import CausalAttention
+from paceline.task.models.layers.chunks import LOGITS_LIMIT_ELEMENTS
+from paceline.task.models.layers.loss import cross_entropy_sum, head_logits
+from paceline.task.models.layers.norm import RMSNorm
 from paceline.task.models.sizes import DecoderConfig
 from paceline.task.rules import Rules, decoder_rules
 

@@ -14,12 +14,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from paceline.task.models.absent import Absent
-from paceline.task.models.balance import SequenceSum, before_last_label, expert_counts, sequence_balance
 from paceline.task.models.chain import HandedOn
 from paceline.task.models.decoder import Decoder, DecoderLayer, FeedForward
-from paceline.task.models.loss import IGNORED
-from paceline.task.models.products import expert_products
+from paceline.task.models.layers.absent import Absent
+from paceline.task.models.layers.balance import SequenceSum, before_last_label, expert_counts, sequence_balance
+from paceline.task.models.layers.loss import IGNORED
+from paceline.task.models.layers.products import expert_products
 from paceline.task.models.sizes import DecoderConfig, MoEConfig
 from paceline.task.rules import Rules, moe_rules
 

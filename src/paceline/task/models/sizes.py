@@ -12,7 +12,7 @@ import dataclasses
 from dataclasses import dataclass
 
 from paceline.errors import ConfigError, suggestion
-from paceline.task.task import ModelSpec
+from paceline.spec.task import ModelSpec
 
 
 @dataclass(frozen=True)
@@ -103,7 +103,7 @@ class MoEConfig(DecoderConfig):
     dense_layers: int = 0
     scoring: str = "softmax"  # how a router scores experts: against each other, or each alone as in DeepSeek-V3
     renormalise: bool = True  # whether the weights of a token's experts are scaled to add up to one
-    balance: str = "sequence"  # how the load of experts is kept even: see task/models/balance.py
+    balance: str = "sequence"  # how the load of experts is kept even: see task/models/layers/balance.py
     balance_weight: float = 0.01  # of the auxiliary loss, with balance "sequence"
     bias_rate: float = 0.001  # step of the selection bias, with balance "bias"
 

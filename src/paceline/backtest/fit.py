@@ -1,0 +1,289 @@
+"""Fit the constants of the cost formulas on tables of measurements: few numbers, the same for every row and model.
+
+The logarithms of the constants are moved by damped Gauss-Newton steps (Levenberg 1944, Marquardt 1963) to where the sum
+of Huber's losses (1964) of log(forecast / measured) is smallest, so that a row that is off for reasons of its own pulls
+no harder than one that is off by `HUBER`. Every file counts as one of at most `ROWS_PER_FILE` rows, whatever its
+length. Where the data say nothing about a constant, it stays where it started. Intervals of time come from what
+constants fitted without a table miss of it, those of memory from what is left over.
+"""
+
+from __future__ import annotations
+
+import datetime
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, TypeVar, cast
+
+import numpy as np
+
+from paceline.backtest.parts import compare_collectives
+from paceline.backtest.price import Priced, allocated_and_kept, price_cases
+from paceline.backtest.rows import Case, Reader
+from paceline.backtest.schema import CollectiveRow, StepRow
+from paceline.backtest.table import Table, read_table
+from paceline.errors import DataError
+from paceline.plan.cost.columns import Floats
+from paceline.plan.cost.constants import BY_FAMILY, FAMILIES, Constants, constants_text, family_of
+
+Item = TypeVar("Item")
+FITTED = ("operand_traffic", "unfused_moves", "unfused_launches", "memory_share", "launch_seconds", "node_link_share",
+          "network_link_share", "collective_seconds", "pipeline_wait_seconds", "flush_seconds",
+          "node_hop_seconds", "network_hop_seconds", "overlap", "fixed_seconds")  # fmt: skip
+AT_MOST_ONE = ("operand_traffic", "memory_share", "node_link_share", "network_link_share", "overlap")
+ROWS_PER_FILE = 150
+FILE_WEIGHT = 60.0  # rows that the longest file counts for
+HUBER = 0.10  # of log(forecast / measured)
+PRIOR_WEIGHT = 0.5  # of a constant's distance from where it starts, as a logarithm
+STEP, LONGEST_STEP, ROUNDS = 0.03, 0.5, 12
+# Links that are no switch: groups of some sizes share them unevenly, which no share of a rate describes.
+UNSWITCHED = ("V100",)
+
+# Where every fit starts, and what a constant that no row tells of keeps: round numbers of the orders that data sheets,
+# the roofline and nccl-tests show. Not the constants of an earlier fit, or fits of the same rows would wander.
+START = Constants(
+    share=dict.fromkeys((*FAMILIES, "other"), 0.65),
+    # FlashAttention-2 on H100 reaches 335 TFLOP/s (Dao 2023, arXiv:2307.08691, section 4.1).
+    attention={**dict.fromkeys((*FAMILIES, "other"), 0.75), "hopper": 0.57},
+    operand_traffic=0.5,
+    unfused_moves=2.0,
+    unfused_launches=1.5,
+    memory_share=0.85,
+    launch_seconds=2e-5,
+    node_link_share=0.75,
+    network_link_share=0.75,
+    collective_seconds=2e-5,
+    pipeline_wait_seconds=2e-4,
+    flush_seconds=1.0,
+    node_hop_seconds=1e-6,
+    network_hop_seconds=1.5e-5,
+    overlap=0.8,
+    fixed_seconds=3e-3,
+    allocator_share=0.05,
+    time_80=0.2,
+    time_95=0.4,
+    memory_80=0.15,
+    memory_95=0.3,
+)
+
+
+@dataclass(frozen=True)
+class Residuals:
+    """What the forecast of a file's rows misses: log(forecast / measured)."""
+
+    file: str
+    values: Floats
+
+
+@dataclass(frozen=True)
+class Fit:
+    """The fitted constants, and what they miss."""
+
+    constants: Constants
+    residuals: tuple[Residuals, ...]
+    memory: tuple[Residuals, ...]
+
+    def text(self) -> str:
+        """Return the constants as the file that the planner reads."""
+        return constants_text(self.constants)
+
+    def lines(self) -> list[str]:
+        """Return what was fitted on what, and how well, for people."""
+        lines = [f"constants {self.constants.sha256}"]
+        for what, parts in (("time", self.residuals), ("memory", self.memory)):
+            for part in parts:
+                sizes = np.abs(np.expm1(part.values))
+                lines.append(
+                    f"{what:8}{part.file:40}{len(part.values):6} rows, mean error {np.mean(sizes):.1%}, median "
+                    f"{np.median(sizes):.1%}, bias {np.expm1(np.median(part.values)):+.1%}"
+                )
+        return lines
+
+
+def fit(paths: Sequence[Path], start: Constants = START) -> Fit:
+    """Return the constants fitted on tables, from `start` on. Raises DataError where no row can be fitted on."""
+    reader, constants = Reader(), start
+    tables = [read_table(path) for path in paths]
+    parts = [part for table in tables if (part := _part(table, reader)) is not None]
+    if not parts:
+        raise DataError("nothing to fit on", "no row of these files has a time that can be forecast", "other tables")
+    names = (*(f"{name}.{family}" for name in BY_FAMILY for family in _families(tables, reader)), *FITTED)
+    constants = _descend(names, constants, parts)
+    held = [(table.file, cases) for table in tables if (cases := _held(table, reader))]
+    constants = replace(constants, allocator_share=_allocator_share(held, constants))
+    residuals = tuple(Residuals(part.file, part.missed(constants)) for part in parts)
+    memory = tuple(Residuals(name, _memory_misses(cases, constants)) for name, cases in held)
+    unseen = _left_out(names, start, parts, residuals) or residuals
+    time_80, time_95 = (_quantile(unseen, share) for share in (0.80, 0.95))
+    memory_80, memory_95 = (_quantile(memory, share) for share in (0.80, 0.95)) if memory else (0.15, 0.30)
+    constants = replace(
+        constants,
+        time_80=time_80, time_95=time_95, memory_80=memory_80, memory_95=memory_95,
+        files=tuple(Path(table.file).name for table in tables), date=datetime.date.today().isoformat(),
+    )  # fmt: skip
+    return Fit(constants, residuals, memory)
+
+
+@dataclass(frozen=True)
+class Part:
+    """The rows of one table as the fit sees them."""
+
+    file: str
+    missed: Callable[[Constants], Floats]  # what constants miss of its rows: log(forecast / measured)
+    generations: frozenset[str]  # that its training steps ran on; none: it has single collectives
+
+
+def _part(table: Table, reader: Reader) -> Part | None:
+    """Return what constants miss of a table's rows, None for a table that says nothing of them."""
+    if table.kind == "collectives":
+        rows = _thinned([row for row in cast(tuple[CollectiveRow, ...], table.rows) if _tells(row)])
+
+        def missed(constants: Constants) -> Floats:
+            found, _ = compare_collectives(rows, reader.machines, constants)
+            return np.log([item.forecast / item.measured for item in found])
+
+        return Part(table.file, missed, frozenset()) if rows else None
+    cases = _thinned(_cases(table, reader, "step_seconds"))
+    generations = frozenset(family_of(case.cluster.device.name) for case in cases)
+    return Part(table.file, lambda constants: _time_misses(cases, constants), generations) if cases else None
+
+
+def _left_out(
+    names: Sequence[str], start: Constants, parts: Sequence[Part], fitted: Sequence[Residuals]
+) -> list[Residuals]:
+    """Return what constants fitted on all other tables miss of each table of steps: what a new table is to expect.
+
+    A table that alone tells of a generation of devices has nothing else to be forecast from: of it, what is left over.
+    """
+    found = []
+    for part, left in zip(parts, fitted, strict=True):
+        others = [other for other in parts if other is not part]
+        known = frozenset[str]().union(*(other.generations for other in others))
+        if part.generations and part.generations <= known:
+            found.append(Residuals(part.file, part.missed(_descend(names, start, others))))
+        elif part.generations:
+            found.append(left)
+    return found
+
+
+def _tells(row: CollectiveRow) -> bool:
+    """Return whether a collective tells of a share of its links: their rate is known, and a switch joins them."""
+    across = (row.nodes or 1) > 1
+    return not across and not any(name in row.accelerator for name in UNSWITCHED)
+
+
+def _cases(table: Table, reader: Reader, measured: str) -> list[Case]:
+    """Return the cases of a table's rows that measured something and can be forecast."""
+    if table.kind != "steps":
+        return []
+    cases = [reader.case(row)[0] for row in cast(tuple[StepRow, ...], table.rows)]
+    found = [case for case in cases if case is not None and getattr(case, measured)]
+    return [case for case, priced in zip(found, price_cases(found), strict=True) if isinstance(priced, Priced)]
+
+
+def _held(table: Table, reader: Reader) -> list[Case]:
+    """Return the cases of a table's rows that measured memory and say of which micro-batch."""
+    return [case for case in _cases(table, reader, "memory_bytes") if case.row.micro_batch]
+
+
+def _thinned(items: list[Item]) -> list[Item]:
+    """Return at most ROWS_PER_FILE of the items, evenly spread."""
+    return items[:: -(-len(items) // ROWS_PER_FILE)] if items else []
+
+
+def _families(tables: Sequence[Table], reader: Reader) -> list[str]:
+    """Return the generations of accelerators that the tables' steps ran on."""
+    cases = [case for table in tables for case in _cases(table, reader, "step_seconds")]
+    return sorted({family_of(case.cluster.device.name) for case in cases})
+
+
+def _time_misses(cases: Sequence[Case], constants: Constants) -> Floats:
+    priced = [item for item in price_cases(cases, constants) if isinstance(item, Priced)]
+    measured = np.array([case.step_seconds for case in cases], dtype=np.float64)
+    return np.log(np.array([item.step_seconds.value for item in priced]) / measured)
+
+
+def _memory_misses(cases: Sequence[Case], constants: Constants) -> Floats:
+    priced = [item for item in price_cases(cases, constants) if isinstance(item, Priced)]
+    measured = np.array([case.memory_bytes for case in cases], dtype=np.float64)
+    return np.log(np.array([item.memory_bytes for item in priced]) / measured)
+
+
+def _allocator_share(held: Sequence[tuple[str, Sequence[Case]]], constants: Constants) -> float:
+    """Return what allocators reserve beyond what is allocated: the median over the rows that measured the former."""
+    shares = []
+    for _, cases in held:
+        reserved = [case for case in cases if case.memory_kind == "reserved"]
+        for case, (allocated, kept) in zip(reserved, allocated_and_kept(reserved, constants), strict=True):
+            if kept and case.memory_bytes:
+                shares.append((case.memory_bytes - allocated) / kept * constants.allocator_share)
+    return _rounded(max(0.0, float(np.median(shares)))) if shares else constants.allocator_share
+
+
+def _quantile(parts: Sequence[Residuals], share: float) -> float:
+    """Return the half-width that holds a share of the rows, files weighing as they do in the fit."""
+    sizes = np.concatenate([np.abs(part.values) for part in parts])
+    weights = _weights([part.values for part in parts])
+    order = np.argsort(sizes)
+    return _rounded(float(np.interp(share, np.cumsum(weights[order]) / weights.sum(), sizes[order])))
+
+
+def _rounded(value: float) -> float:
+    return float(f"{value:.4g}")
+
+
+def _descend(names: Sequence[str], start: Constants, parts: Sequence[Part]) -> Constants:
+    """Return the constants at the least loss, found from `start` on."""
+    begin = np.log([_get(start, name) for name in names])
+    ceiling = np.array([0.0 if name.split(".")[0] in (*AT_MOST_ONE, *BY_FAMILY) else math.inf for name in names])
+
+    def missed(at: Floats) -> list[Floats]:
+        constants = _with(start, names, at)
+        return [part.missed(constants) for part in parts]
+
+    def loss(misses: list[Floats], at: Floats) -> float:
+        sizes, weights = np.abs(np.concatenate(misses)), _weights(misses)
+        huber = np.where(sizes < HUBER, sizes**2 / 2, HUBER * (sizes - HUBER / 2))
+        return float(weights @ huber + PRIOR_WEIGHT / 2 * np.sum((at - begin) ** 2))
+
+    at, misses, damping = begin.copy(), missed(begin), 1e-2
+    least = loss(misses, at)
+    for _ in range(ROUNDS):
+        residuals = np.concatenate(misses)
+        slopes = np.column_stack(
+            [(np.concatenate(missed(at + STEP * row)) - residuals) / STEP for row in np.eye(len(at))]
+        )
+        weights = _weights(misses) * np.minimum(1.0, HUBER / np.maximum(np.abs(residuals), 1e-12))
+        curve = slopes.T @ (weights[:, None] * slopes) + PRIOR_WEIGHT * np.eye(len(at))
+        slope = slopes.T @ (weights * residuals) + PRIOR_WEIGHT * (at - begin)
+        before = least
+        for _ in range(6):
+            move = -np.linalg.solve(curve + damping * np.diag(np.diag(curve)), slope)
+            there = np.minimum(at + np.clip(move, -LONGEST_STEP, LONGEST_STEP), ceiling)
+            found = missed(there)
+            if loss(found, there) < least:
+                at, misses, least, damping = there, found, loss(found, there), max(damping / 5, 1e-4)
+                break
+            damping *= 6
+        if before - least < 1e-3 * before:
+            break
+    return _with(start, names, at)
+
+
+def _weights(misses: list[Floats]) -> Floats:
+    return np.concatenate([np.full(len(part), min(1.0, FILE_WEIGHT / len(part))) for part in misses])
+
+
+def _get(constants: Constants, name: str) -> float:
+    kind, _, family = name.partition(".")
+    return float(getattr(constants, kind)[family] if family else getattr(constants, kind))
+
+
+def _with(constants: Constants, names: Sequence[str], logarithms: Floats) -> Constants:
+    values = {name: _rounded(math.exp(value)) for name, value in zip(names, logarithms, strict=True)}
+    changes: dict[str, Any] = {name: value for name, value in values.items() if "." not in name}
+    for kind in BY_FAMILY:
+        own = {name.partition(".")[2]: value for name, value in values.items() if name.startswith(f"{kind}.")}
+        changes[kind] = {**getattr(constants, kind), **own}
+    return replace(constants, **changes)

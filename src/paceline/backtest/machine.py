@@ -1,0 +1,111 @@
+"""The cluster that a table's row ran on, from the names and rates that tables print, over the catalog's figures."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import re
+
+from paceline.cluster.catalog.devices import Entry, read_catalog
+from paceline.cluster.resolve import resolve_cluster
+from paceline.spec.cluster import Cluster, ClusterSpec, Figure, Link
+
+PCIE4_BYTES_PER_SECOND = 32e9  # one direction of 16 lanes
+RATE = re.compile(r"(?:(\d+)\s*x\s*)?(\d+(?:\.\d+)?)\s*([GT])([bB])(?:ps|it/s|/s)")
+NOISE = ("nvidia", "amd", "google", "gpu", "instinct", "tesla", "geforce", "rtx", "blackwell", "oam", "intel",
+         "hbm2", "hbm2e", "hbm3", "hbm3e")  # fmt: skip
+PACKAGES = ("sxm", "pcie", "nvl")
+
+
+class Machines:
+    """Clusters by what a row says of its machine. Reads the catalog once and resolves each machine once."""
+
+    def __init__(self) -> None:
+        self.catalog = read_catalog()
+        self._clusters: dict[tuple[object, ...], Cluster] = {}
+
+    def entry(self, accelerator: str) -> tuple[Entry | None, str]:
+        """Return the catalog's entry for an accelerator as a table names it, and what was assumed (or why none)."""
+        if not accelerator:
+            return None, "no accelerator stated"
+        # What stands in parentheses is mostly a remark; where the rest names no chip, it is the name.
+        outside, whole = re.sub(r"\(.*?\)", " ", accelerator), re.sub(r"[()]", " ", accelerator)
+        found = self._found(_words(outside)) or self._found(_words(whole))
+        if not found:
+            return None, f"accelerator {accelerator} is not in the catalog"
+        # The module for servers is what tables mean where they name the chip alone; the larger memory is the later one.
+        best = max(found, key=lambda entry: ("pcie" not in entry.name, "nvl" not in entry.name, entry.memory_bytes))
+        sure = len(found) == 1 or best.name == accelerator.lower()
+        return best, "" if sure else f"accelerator {accelerator} taken as {best.name}"
+
+    def _found(self, words: list[str]) -> list[Entry]:
+        """Return the entries that words may name, those of the memory that is among the words where there are any."""
+        memory = next((int(match[1]) for word in words if (match := re.fullmatch(r"(\d+)gi?b", word))), 0)
+        chip = [word for word in words if not re.fullmatch(r"\d+gi?b", word)]
+        found = [entry for entry in self.catalog.values() if _same_chip(chip, entry)]
+        stated = [package for package in PACKAGES if any(word.startswith(package) for word in words)]
+        packed = [entry for entry in found if any(package in entry.title.lower() for package in stated)] or found
+        # GB, or GiB called so
+        fitting = [entry for entry in packed if memory and 0.95 < entry.memory_bytes / 1e9 / memory < 1.09]
+        return fitting or packed
+
+    def cluster(
+        self, accelerator: str, devices: int, devices_per_node: int | None = None, inside: str = "", between: str = ""
+    ) -> tuple[Cluster | None, list[str]]:
+        """Return the cluster and what was assumed of it; None with the reason where the catalog lacks the accelerator.
+
+        `inside` and `between` are what a table prints of the links: a rate between nodes replaces the catalog's.
+        """
+        entry, mark = self.entry(accelerator)
+        if entry is None:
+            return None, [mark]
+        marks = [mark] if mark else []
+        per_node = min(devices, devices_per_node or entry.devices_per_node)
+        if devices % per_node:
+            per_node = math.gcd(devices, per_node)
+            marks.append(f"nodes of {per_node} devices")
+        key = (entry.name, devices, per_node, inside, between)
+        if key not in self._clusters:
+            spec = ClusterSpec(device=entry.name, devices=devices, devices_per_node=per_node)
+            cluster, _ = resolve_cluster(spec)
+            self._clusters[key] = _with_links(cluster, inside, between)
+        if devices > per_node and rate_of(between) is None:
+            marks.append("network: the catalog's standard system")
+        return self._clusters[key], marks
+
+
+def _words(text: str) -> list[str]:
+    apart = re.sub(r"\b(tpu|rtx|gaudi)(?=v?\d)", r"\1 ", text.lower())
+    apart = re.sub(r"v5 ?lite(pod)?", "v5e", apart)
+    return [word for word in re.split(r"[^a-z0-9.]+", apart) if word]
+
+
+def _same_chip(chip: list[str], entry: Entry) -> bool:
+    """Return whether every word of a name, makers and packages aside, is a word of the entry's name or title."""
+    known = {*entry.name.split("-"), *_words(entry.title)}
+    wanted = [word for word in chip if word not in NOISE and not word.startswith(PACKAGES)]
+    return bool(wanted) and all(word in known for word in wanted)
+
+
+def rate_of(text: str) -> float | None:
+    """Return the bytes per second of a node's adapters that a text such as "8x200Gbps HDR IB/node" states, or None."""
+    match = RATE.search(text)
+    if match is None:
+        return None
+    count, number, prefix, unit = match.groups()
+    rate = int(count or 1) * float(number) * {"G": 1e9, "T": 1e12}[prefix] / (8 if unit == "b" else 1)
+    return rate or None
+
+
+def _with_links(cluster: Cluster, inside: str, between: str) -> Cluster:
+    near, far = cluster.links[0], cluster.links[-1]
+    if "pcie" in inside.lower() and near.bytes_per_second.value > PCIE4_BYTES_PER_SECOND:
+        near = _with_rate(near, PCIE4_BYTES_PER_SECOND, inside)
+    rate = rate_of(between)
+    if rate is not None:
+        far = _with_rate(far, rate / cluster.devices_per_node, between)
+    return dataclasses.replace(cluster, links=(near, *cluster.links[1:-1], far))
+
+
+def _with_rate(link: Link, bytes_per_second: float, note: str) -> Link:
+    return dataclasses.replace(link, bytes_per_second=Figure(bytes_per_second, "published", note))

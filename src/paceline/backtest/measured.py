@@ -1,0 +1,72 @@
+"""What a table's row measured, as a step's seconds and a device's memory."""
+
+from __future__ import annotations
+
+import math
+import re
+
+from paceline.backtest.schema import StepRow
+from paceline.plan.flops import convention_of, flops_per_sample
+from paceline.spec.profile import ModelProfile
+
+MEMORY_KINDS = ("allocated", "reserved", "device")
+
+
+def step_seconds(
+    row: StepRow, counted: ModelProfile, batch: int, peak_flops: float, marks: list[str]
+) -> tuple[float | None, str]:
+    """Return the seconds of a step, from time, tokens per second, TFLOP/s or MFU, or None with the reason.
+
+    `counted` is the profile whose FLOPs conventions count; `peak_flops` is the device's, for rows that state MFU alone
+    (NaN where unknown).
+    """
+    assert row.n_devices is not None and row.seq_len is not None
+    if row.measured_step_s:
+        return row.measured_step_s, ""
+    if row.measured_tokens_per_s_per_device:
+        return batch * row.seq_len / (row.measured_tokens_per_s_per_device * row.n_devices), ""
+    achieved = None
+    if row.measured_tflops_per_device:
+        achieved = row.measured_tflops_per_device * 1e12
+    elif row.measured_mfu and math.isfinite(peak_flops):
+        achieved = row.measured_mfu * peak_flops
+    if achieved is None:
+        return None, "no time is stated"
+    convention = convention_of(row.tflops_convention)
+    if convention is None:
+        return None, "the FLOP convention is not stated"
+    if convention == "hardware" and row.recompute == "none":  # what is not computed again is not counted again
+        convention = "model"
+    marks.append(f"time from FLOPs ({convention})")
+    return batch * flops_per_sample(counted, convention) / (achieved * row.n_devices), ""
+
+
+def time_excluded(row: StepRow) -> str:
+    """Return why a row's time is not scored although it has one; empty where it is."""
+    notes = row.notes.lower()
+    if row.status == "ok" and "memory only" in notes:
+        return "memory only, as the notes say"
+    return ""
+
+
+def not_training(row: StepRow) -> str:
+    """Return why a row is no training of all parameters; empty where it is."""
+    notes = row.notes.lower()
+    if "inference" in notes:
+        return "inference"
+    if re.search(r"\b(q?lora|adapter)\b", notes) or re.search(r"quantization (?!none)", notes):
+        return "adapter fine-tuning"
+    return ""
+
+
+def memory_kind(row: StepRow, marks: list[str]) -> str:
+    """Return what the row's memory counts: tensors allocated, what the allocator reserved, or the device's use."""
+    if row.memory_kind in MEMORY_KINDS:
+        return row.memory_kind
+    notes = row.notes.lower()
+    if "nvidia-smi" in notes:
+        return "device"
+    if re.search(r"max[ _]allocated|peak allocated", notes):
+        return "allocated"
+    marks.append("memory taken as reserved")
+    return "reserved"

@@ -1,0 +1,182 @@
+"""The one place where backtests meet the planner's pricing: cases in, forecasts out."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from paceline.backtest.rows import Case
+from paceline.cluster.catalog.devices import published_watts, read_catalog
+from paceline.plan.cost import total
+from paceline.plan.cost.constants import Constants, read_constants
+from paceline.plan.cost.inputs import Context
+from paceline.plan.cost.memory.room import needed, usable_bytes
+from paceline.plan.cost.rates import BYTES
+from paceline.plan.cost.software import (
+    EARLY_MEGATRON,
+    FSDP,
+    INTERNEVO,
+    LLM_FOUNDRY,
+    MEGATRON,
+    NANOTRON,
+    NEMO,
+    Software,
+)
+from paceline.plan.cost.time import ring
+from paceline.plan.cost.time.ring import hop
+from paceline.spec.cluster import Cluster
+from paceline.spec.layout import Layout
+from paceline.spec.plan import Plan
+from paceline.spec.profile import ModelProfile
+
+# Terms of memory that are outside of what a table's figure counts.
+OUTSIDE = {"allocated": ("runtime", "allocator buffers"), "reserved": ("runtime",), "device": ()}
+# Terms of a step's time that are no part of a layer's forward and backward pass.
+BESIDE_LAYERS = ("optimizer", "fixed step overhead", "casts and gradient sums", "operator launches",
+                 "parameter gathering", "gradient reduction", "optimizer gathering")  # fmt: skip
+
+# What the source of a table says of the program that was measured, where it is not Megatron-LM as it comes. Training in
+# fp16, or with attention that is not fused, is of 2021 and 2022.
+PROGRAMS = {"nemo": NEMO, "bridge": NEMO, "mlperf": NEMO, "internevo": INTERNEVO}
+
+
+@dataclass(frozen=True)
+class Interval:
+    """A forecast value with its 80 % and its 95 % interval."""
+
+    value: float
+    low_80: float
+    high_80: float
+    low_95: float
+    high_95: float
+
+
+@dataclass(frozen=True)
+class Priced:
+    """What a case is forecast to take, of the plan that the planner would choose among those the row may have run."""
+
+    plan: Plan
+    step_seconds: Interval
+    memory_bytes: float  # of the kind that the row measured
+    fits: bool  # that or another plan that the row may have run
+    terms: dict[str, float]  # seconds per step
+
+
+def constants_sha256() -> str:
+    """Return the hash of the constants that forecasts of published devices rest on."""
+    return read_constants().sha256
+
+
+def software_of(case: Case) -> Software:
+    """Return the conventions of the program that ran a case: FSDP as PyTorch has it, else a kind of Megatron-LM's."""
+    if case.row.zero_stage.lower().startswith(("fsdp", "hsdp")):
+        return LLM_FOUNDRY if "llm_foundry" in case.row.source else FSDP
+    if "nanotron" in case.row.source:
+        return replace(NANOTRON, sequence_parallel=case.sequence_parallel)
+    named = next((software for sign, software in PROGRAMS.items() if sign in case.row.source.lower()), MEGATRON)
+    fused = all(block.fused_attention for block in case.profile.blocks if block.attention_flops)
+    megatron = EARLY_MEGATRON if case.plans[0].precision == "fp16" else named
+    if not fused:  # in bf16, gradients are summed up in fp32
+        megatron = replace(EARLY_MEGATRON, gradient_bytes=megatron.gradient_bytes, reduce_bytes=megatron.reduce_bytes)
+    return replace(megatron, sequence_parallel=case.sequence_parallel)
+
+
+def contexts_of(cases: Sequence[Case], constants: Constants) -> list[tuple[Context, list[int]]]:
+    """Return the contexts that cases are priced in, each with the places of its cases."""
+    found: dict[tuple[object, ...], tuple[Context, list[int]]] = {}
+    for place, case in enumerate(cases):
+        software, precision = software_of(case), case.plans[0].precision
+        key = (id(case.profile), id(case.cluster), case.batch_samples, software, precision)
+        if key not in found:
+            context = Context(case.profile, case.cluster, case.batch_samples, 1, software=software, constants=constants)
+            found[key] = (context, [])
+        found[key][1].append(place)
+    return list(found.values())
+
+
+def price_cases(cases: Sequence[Case], constants: Constants | None = None) -> list[Priced | str]:
+    """Return the forecast of every case, or the reason for which there is none."""
+    constants = constants or read_constants()
+    found: list[Priced | str] = [""] * len(cases)
+    for context, places in contexts_of(cases, constants):
+        precision, device = cases[places[0]].plans[0].precision, context.cluster.device
+        if precision not in BYTES or precision not in device.matmul_flops:
+            for place in places:
+                found[place] = f"no rate of {precision} products of {device.name}"
+            continue
+        sheet = context.sheet(*(plan for place in places for plan in cases[place].plans))
+        time, memory = total.time_columns(sheet), total.memory_columns(sheet)
+        seconds, peaks = total.total(time), needed(sheet, memory)
+        held = total.total([column for column in memory if column.name not in OUTSIDE["allocated"]])
+        usable = usable_bytes(context.cluster)
+        at = 0
+        for place in places:
+            case = cases[place]
+            mine = slice(at, at + len(case.plans))
+            at = mine.stop
+            fits = ~(total.most_bytes(context, peaks[mine]) > usable)
+            # What ran did fit: of the plans that a row may have run, the fastest whose tensors can have been within the
+            # memory, as far as the interval goes.
+            ran = held[mine] <= context.cluster.device.memory_bytes.value * math.exp(constants.memory_80)
+            best = int(np.argmin(np.where(ran, seconds[mine], math.inf) if ran.any() else peaks[mine])) + mine.start
+            if not math.isfinite(seconds[best]):
+                found[place] = "a rate of the cluster is unknown"
+                continue
+            counted = sum(c.values[best] for c in memory if c.name not in OUTSIDE[case.memory_kind])
+            terms = {c.name: float(c.values[best]) for c in time}
+            interval = _interval(float(seconds[best]), constants)
+            plan = case.plans[best - mine.start]
+            found[place] = Priced(plan, interval, float(counted), bool(fits.any()), terms)
+    return found
+
+
+def _interval(value: float, constants: Constants) -> Interval:
+    """Return the value with the intervals that the residuals of calibration give."""
+    narrow, wide = math.exp(constants.time_80), math.exp(constants.time_95)
+    return Interval(value, value / narrow, value * narrow, value / wide, value * wide)
+
+
+def allocated_and_kept(cases: Sequence[Case], constants: Constants) -> list[tuple[float, float]]:
+    """Return the bytes of every case's first plan that tensors hold, and those that the allocator keeps beside them."""
+    found = [(math.nan, math.nan)] * len(cases)
+    for context, places in contexts_of(cases, constants):
+        memory = total.memory_columns(context.sheet(*(cases[place].plans[0] for place in places)))
+        held = total.total([column for column in memory if column.name not in OUTSIDE["allocated"]])
+        kept = total.total([column for column in memory if column.name == "allocator buffers"])
+        for place, both in zip(places, zip(held, kept, strict=True), strict=True):
+            found[place] = (float(both[0]), float(both[1]))
+    return found
+
+
+def layer_seconds(profile: ModelProfile, cluster: Cluster, plan: Plan, sequence_parallel: bool = True) -> float:
+    """Return the seconds of forward and backward of the profile's one layer on one micro-batch, recompute included."""
+    software = replace(MEGATRON, sequence_parallel=sequence_parallel)
+    sheet = Context(profile, cluster, plan.batch_samples, 1, software=software).sheet(plan)
+    return float(sum(c.values[0] for c in total.time_columns(sheet) if c.name not in BESIDE_LAYERS))
+
+
+def collective_seconds(
+    cluster: Cluster, collective: str, size: int, total_bytes: float, constants: Constants | None = None
+) -> float:
+    """Return the seconds of one collective (all_reduce, all_gather, reduce_scatter, all_to_all, send) over `size`."""
+    constants, sizes, stride = constants or read_constants(), np.array([size]), np.array([1])
+    if collective == "send":
+        rate, latency, _ = hop(cluster, constants, sizes, stride)
+        return float((total_bytes / rate + latency)[0])
+    return float(
+        ring.ring(cluster, constants, sizes, stride).seconds(collective, np.array([total_bytes]), np.ones(1))[0]
+    )
+
+
+def watts_per_device(accelerator: str) -> float:
+    """Return the watts that a device of a catalog name and its share of the node draw in training."""
+    return published_watts(read_catalog()[accelerator]).value
+
+
+def plan_of_layer(tp: int, micro_batch: int, recompute: str, precision: str) -> Plan:
+    """Return the plan of one layer over `tp` devices on one micro-batch."""
+    base = Plan(layout=Layout(tp=tp), micro_batch=micro_batch, batch_samples=micro_batch)
+    return replace(base, recompute=recompute, precision=precision)

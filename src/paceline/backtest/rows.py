@@ -1,0 +1,126 @@
+"""A table's row as a case to forecast: model, cluster, the plans it may have run, and what it measured."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from paceline.backtest.layout import batch_of, degrees_of, plans_of, precision_of, schedule_of, stages_of
+from paceline.backtest.machine import Machines
+from paceline.backtest.measured import memory_kind, not_training, step_seconds, time_excluded
+from paceline.backtest.schema import StepRow
+from paceline.backtest.shape import shape_of
+from paceline.plan.flops import flops_per_sample
+from paceline.spec.cluster import Cluster
+from paceline.spec.plan import Plan
+from paceline.spec.profile import ModelProfile
+from paceline.task.profile.transformer import TransformerShape
+
+NULL_CONVENTION = "model"  # of the null's MFU: what is computed without recompute, attention whole
+
+
+@dataclass(frozen=True)
+class Case:
+    """What a row is forecast from, and what it measured.
+
+    `plans` has several entries where the row leaves choices open: the forecast is that of the planner's choice among
+    them. `marks` are what was assumed. `step_seconds` is None where the row's time is not scored, for the reason in
+    `time_excluded`.
+    """
+
+    row: StepRow
+    profile: ModelProfile
+    cluster: Cluster
+    plans: tuple[Plan, ...]
+    sequence_parallel: bool  # whether what tp does not split is split over the sequence
+    marks: tuple[str, ...]
+    flops_per_step: float  # in the null's convention
+    step_seconds: float | None
+    time_excluded: str
+    memory_bytes: float | None
+    memory_kind: str
+
+    @property
+    def batch_samples(self) -> int:
+        """The sequences of a global batch."""
+        return self.plans[0].batch_samples
+
+    @property
+    def group(self) -> tuple[object, ...]:
+        """What rows have in common among which a layout is chosen."""
+        row = self.row
+        machine = (row.accelerator, row.n_devices, row.precision)
+        return (row.source, row.model, row.layers, row.hidden, row.seq_len, *machine, self.batch_samples)
+
+
+class Reader:
+    """Makes cases of rows. Remembers clusters and stages, since the rows of a table share them."""
+
+    def __init__(self) -> None:
+        self.machines = Machines()
+        self._splits: dict[tuple[str, TransformerShape, int], tuple[int, ...]] = {}
+
+    def case(self, row: StepRow) -> tuple[Case | None, str]:
+        """Return the row's case, or None with the reason for which it cannot be scored."""
+        reason = (row.problem and f"unreadable: {row.problem}") or not_training(row)
+        if reason:
+            return None, reason
+        if row.status not in ("ok", "oom", "failed"):
+            return None, f"status {row.status}"
+        if not row.n_devices:
+            return None, "the number of devices is not stated"
+        shape, marks = shape_of(row)
+        if shape is None:
+            return None, marks[0]
+        degrees, reason = degrees_of(row, marks)
+        if degrees is None:
+            return None, reason
+        cluster, assumed = self.machines.cluster(
+            row.accelerator, row.n_devices, row.devices_per_node, row.intra_bw, row.inter_bw
+        )
+        if cluster is None:
+            return None, assumed[0]
+        marks += assumed
+        batch = batch_of(row, degrees["dp"], marks)
+        schedule = schedule_of(row, degrees["pp"], marks)
+        stages, reason = self._stages(row, shape, degrees["pp"] * schedule[1])
+        if reason:
+            return None, reason
+        plans, reason = plans_of(row, degrees, batch, schedule, stages, cluster.devices_per_node, marks)
+        if not plans:
+            return None, reason
+        return self._measured(row, shape, cluster, tuple(plans), marks)
+
+    def _stages(self, row: StepRow, shape: TransformerShape, count: int) -> tuple[tuple[int, ...], str]:
+        """Return the layers of each pipeline stage, () without a pipeline; the reason where there are too few."""
+        key = (row.source, shape, count)
+        if key not in self._splits:
+            self._splits[key] = stages_of(row.source, shape.profile(), count)
+        stages = self._splits[key]
+        return stages, "fewer layers than pipeline stages" if count > 1 and not stages else ""
+
+    def _measured(
+        self, row: StepRow, shape: TransformerShape, cluster: Cluster, plans: tuple[Plan, ...], marks: list[str]
+    ) -> tuple[Case | None, str]:
+        """Return the case with what the row measured; the reason where it measured nothing that can be scored."""
+        precision, batch = precision_of(row.precision, []), plans[0].batch_samples
+        counted = replace(shape, flash=True).profile()
+        peak = cluster.device.peak_flops.get(precision, float("nan"))
+        excluded = time_excluded(row)
+        seconds, reason = step_seconds(row, counted, batch, peak, marks) if row.status == "ok" else (None, row.status)
+        memory = row.measured_memory_gib * 2**30 if row.measured_memory_gib and row.status == "ok" else None
+        if row.status == "ok" and memory is None and (seconds is None or excluded):
+            return None, excluded or reason
+        case = Case(
+            row=row,
+            profile=shape.profile(),
+            cluster=cluster,
+            plans=plans,
+            sequence_parallel=row.sp != 0,
+            marks=(),
+            flops_per_step=batch * flops_per_sample(counted, NULL_CONVENTION),
+            step_seconds=None if excluded else seconds,
+            time_excluded=excluded or reason,
+            memory_bytes=memory,
+            memory_kind=memory_kind(row, marks) if memory else "device",
+        )
+        return replace(case, marks=tuple(dict.fromkeys(marks))), ""

@@ -1,0 +1,156 @@
+"""The shape of the model that a table's row trained, from its columns; and what is known of public families by name."""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import replace
+
+from paceline.backtest.schema import StepRow
+from paceline.task.profile.transformer import Experts, Latent, TransformerShape
+
+GPT2_VOCAB = 50_257
+PADDED_TO = 128  # Megatron-LM pads a vocabulary to a multiple of this times tp
+
+# What no column holds of public families, from their config.json on the Hugging Face hub: the width of a head where
+# it is not hidden / heads, and the experts of DeepSeek's layers, whose `ffn_hidden` is that of the dense ones.
+HEAD_DIMS = {"qwen3": 128, "gpt-oss": 64}
+DEEPSEEK = {
+    "v2": (Latent(1536, 512, 128, 64, 128), Experts(160, 6, 1536, shared_ffn=3072, dense_layers=1)),
+    "v3": (Latent(1536, 512, 128, 64, 128), Experts(256, 8, 2048, shared_ffn=2048, dense_layers=3)),
+}
+# Families by the names that tables have for their like.
+FAMILIES = {
+    "": ("",),
+    "gpt": ("gpt", "gpt2", "gpt3", "opt", "bloom", "mpt", "dense"),
+    "llama": ("llama", "llama2", "llama3", "mistral", "qwen2", "qwen3"),
+    "moe": ("moe", "mixtral", "deepseek"),
+    "bert": ("bert", "roberta", "encoder"),
+    "t5": ("t5", "encoder-decoder"),
+}
+
+
+def shape_of(row: StepRow) -> tuple[TransformerShape | None, list[str]]:
+    """Return the shape and what was assumed of it; None with the reason where the row does not give one."""
+    family = next((name for name, alike in FAMILIES.items() if row.arch.lower() in alike), None)
+    if family is None:
+        return None, [f"arch {row.arch} has no profile here"]
+    row = replace(row, arch=family)
+    sizes = {name: getattr(row, name) for name in ("layers", "hidden", "heads")}
+    missing = [name for name, value in sizes.items() if not value]
+    if not row.layers or not row.hidden or (missing and missing != ["heads"]):
+        return None, ["the model's shape is not stated"]
+    if not row.seq_len:
+        return None, ["the sequence length is not stated"]
+    marks: list[str] = []
+    heads = row.heads or _heads(row.hidden, marks)
+    flags = _flags(row.notes)
+    vocab = row.vocab or _vocab(row, marks)
+    shape = TransformerShape(
+        name=row.model,
+        layers=row.layers,
+        hidden=row.hidden,
+        ffn=row.ffn_hidden or 4 * row.hidden,
+        heads=heads,
+        kv_heads=row.kv_heads or heads,
+        head_dim=row.head_dim or _head_dim(row, row.hidden, heads),
+        vocab=vocab,
+        seq_len=row.seq_len,
+    )
+    shape = _with_family(shape, row, flags)
+    shape = _with_kernels(shape, row, marks)
+    if row.experts:
+        shape = _with_experts(shape, row, flags, marks)
+        if shape.experts is None:
+            return None, ["experts without topk"]
+    return _with_tying(shape, row, flags, marks), marks
+
+
+def _heads(hidden: int, marks: list[str]) -> int:
+    marks.append("heads of width 128 assumed")
+    return max(1, hidden // 128)
+
+
+def _head_dim(row: StepRow, hidden: int, heads: int) -> int:
+    known = next((width for name, width in HEAD_DIMS.items() if row.model.lower().startswith(name)), 0)
+    return known or max(1, hidden // heads)
+
+
+def _vocab(row: StepRow, marks: list[str]) -> int:
+    """Return GPT-2's vocabulary as Megatron-LM pads it: what most tables of GPT shapes that state none used."""
+    vocab = math.ceil(GPT2_VOCAB / (PADDED_TO * (row.tp or 1))) * PADDED_TO * (row.tp or 1)
+    marks.append(f"vocabulary of {vocab:,} assumed (GPT-2's, padded)")
+    return vocab
+
+
+def _flags(notes: str) -> dict[str, str]:
+    """Return the `name=value` pairs of a row's notes, as tables made from configurations carry them."""
+    return dict(re.findall(r"(?:^|;)\s*([a-z][a-z0-9-]*)=([^;]*)", notes))
+
+
+def _with_family(shape: TransformerShape, row: StepRow, flags: dict[str, str]) -> TransformerShape:
+    name = row.model.lower()
+    if row.arch in ("llama", "moe") and "moe-tiny" not in name:
+        shape = replace(shape, gated=True, biases=False, layer_norm=False, positions="rotary", tied=False)
+    elif name.startswith("mpt"):
+        shape = replace(shape, biases=False, positions="alibi")
+    elif "bloom" in row.source.lower() or "bloom" in name:
+        shape = replace(shape, positions="alibi", embedding_norm=True)
+    elif row.arch in ("bert", "t5"):
+        shape = replace(shape, causal=row.arch == "t5", cross_attention_layers=shape.layers if row.arch == "t5" else 0)
+    if "swiglu" in flags:
+        shape = replace(shape, gated=True)
+    if flags.get("normalization") == "RMSNorm":
+        shape = replace(shape, layer_norm=False)
+    if "position-embedding-type" in flags:
+        shape = replace(shape, positions={"rope": "rotary"}.get(flags["position-embedding-type"], "learned"))
+    return shape
+
+
+def _with_kernels(shape: TransformerShape, row: StepRow, marks: list[str]) -> TransformerShape:
+    """Return the shape with the attention that the row's software computed.
+
+    Where a table does not say: fused, but unfused for GPT in fp16, which was trained so before fused kernels came.
+    """
+    kernel = row.attention_kernel.lower()
+    unfused = any(sign in kernel for sign in ("unfused", "no flash", "non-flash", "local"))
+    if not kernel:
+        unfused = row.arch == "gpt" and row.precision == "fp16"
+        marks.append(f"{'unfused' if unfused else 'fused'} attention assumed")
+    return replace(shape, flash=not unfused, dropout=unfused and row.arch == "gpt")
+
+
+def _with_experts(shape: TransformerShape, row: StepRow, flags: dict[str, str], marks: list[str]) -> TransformerShape:
+    assert row.experts is not None
+    if not row.topk:
+        return shape
+    version = re.search(r"deepseek-?(v\d)", row.model.lower())
+    if version and version[1] in DEEPSEEK:
+        latent, experts = DEEPSEEK[version[1]]
+        dense = min(experts.dense_layers, shape.layers - 1)
+        if "truncated" in row.model:
+            dense = min(dense, 1)
+            marks.append("one dense layer assumed in the truncated model")
+        return replace(shape, latent=latent, experts=replace(experts, dense_layers=dense))
+    if "multi-latent-attention" in flags:
+        marks.append("latent attention priced as plain attention")
+    return replace(shape, experts=Experts(row.experts, row.topk, shape.ffn))
+
+
+def _with_tying(shape: TransformerShape, row: StepRow, flags: dict[str, str], marks: list[str]) -> TransformerShape:
+    """Return the shape with its head tied or not, and positions learned or not, as the number of parameters says."""
+    if "untie-embeddings-and-output-weights" in flags:
+        return replace(shape, tied=False)
+    if not row.n_params:
+        return shape
+
+    stated = row.n_params
+    positions = ("learned", "alibi") if shape.positions in ("learned", "alibi") else (shape.positions,)
+    candidates = [
+        replace(shape, tied=tied, positions=kind) for tied in (shape.tied, not shape.tied) for kind in positions
+    ]
+    shape = min(candidates, key=lambda candidate: abs(candidate.profile().parameters - stated))
+    parameters = shape.profile().parameters
+    if abs(parameters / stated - 1) > 0.02:
+        marks.append(f"{parameters / stated:.0%} of the parameters stated, by shape")
+    return shape

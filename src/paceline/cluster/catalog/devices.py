@@ -1,0 +1,118 @@
+"""The catalog in use: an accelerator's published figures as a Device, its links, its power and its price.
+
+`catalog_file.py` reads the entries; what has no published figure comes from `assumed.py` and says so.
+"""
+
+from __future__ import annotations
+
+import math
+
+from paceline.cluster.catalog.assumed import (
+    CUDA_LAUNCH_SECONDS,
+    CUDA_RUNTIME_BYTES,
+    NETWORK_BYTES_PER_SECOND,
+    NETWORK_LATENCY_SECONDS,
+    NODE_LATENCY_SECONDS,
+)
+from paceline.cluster.catalog.file import PRICE_CLASSES, Entry, ListPrice, NodeType, load_catalog
+from paceline.cluster.catalog.power import power_model
+from paceline.errors import ConfigError, suggestion
+from paceline.spec.cluster import Device, Figure, Link
+
+__all__ = ["Entry", "ListPrice", "NodeType", "find_entry", "find_node", "match_driver_name", "published_device",
+           "published_links", "published_price", "published_watts", "read_catalog"]  # fmt: skip
+
+
+def read_catalog(added: str = "") -> dict[str, Entry]:
+    """Return the catalog's accelerators by name, those of the user's file `added` included."""
+    return load_catalog(added).accelerators
+
+
+def find_entry(name: str, added: str = "") -> Entry:
+    """Return the entry of a catalog name. Raises ConfigError with the nearest known name."""
+    catalog = read_catalog(added)
+    if name not in catalog:
+        family = [known for known in catalog if known.startswith(name.lower())]
+        raise ConfigError(
+            f"cluster.device = '{name}' is not in the catalog",
+            "a device is 'auto', 'cpu', 'cuda' or a name of the catalog",
+            " or ".join(family) or suggestion(name, ["auto", "cpu", "cuda", *catalog]),
+        )
+    return catalog[name]
+
+
+def find_node(entry: Entry, name: str, added: str = "") -> NodeType:
+    """Return the node type of that name, or the accelerator's standard system where the name is empty.
+
+    Raises ConfigError for a node type that the accelerator does not come in.
+    """
+    if not name:
+        return entry.node
+    if name not in entry.nodes:
+        known = load_catalog(added).nodes
+        because = (
+            f"{entry.name} comes in {', '.join(entry.nodes)}" if name in known else "the catalog has no such node type"
+        )
+        raise ConfigError(f"cluster.node = '{name}' with cluster.device = '{entry.name}'", because,
+                          suggestion(name, entry.nodes))  # fmt: skip
+    return entry.node_types[entry.nodes.index(name)]
+
+
+def match_driver_name(reported: str, added: str = "") -> Entry | None:
+    """Return the entry whose driver name equals `reported`, or None: a near match would be a guess."""
+    return next((entry for entry in read_catalog(added).values() if reported in entry.match), None)
+
+
+def published_device(entry: Entry) -> Device:
+    """Return the Device of a catalog entry, every figure published or assumed."""
+    return Device(
+        name=entry.title,
+        kind="cuda",
+        memory_bytes=Figure(entry.memory_bytes, "published", entry.source),
+        memory_bytes_per_second=Figure(entry.memory_bytes_per_second, "published", entry.source),
+        matmul_flops={precision: ((0, rate),) for precision, rate in entry.peak_flops.items()},
+        matmul_source="published",
+        peak_flops=dict(entry.peak_flops),
+        launch_seconds=CUDA_LAUNCH_SECONDS,
+        runtime_bytes=CUDA_RUNTIME_BYTES,
+        sustained_share=entry.sustained_share,
+    )
+
+
+def published_links(entry: Entry, node: NodeType | None = None) -> tuple[Link, Link]:
+    """Return the links inside a node and between nodes, nearest first; of the standard system where `node` is None."""
+    node = node or entry.node
+    rate = node.network_bytes_per_second
+    if rate is not None:
+        network = Figure(rate, "published", f"{node.title}: {node.source}; for {node.devices} devices")
+    else:
+        shared = f"a {NETWORK_BYTES_PER_SECOND * 8 / 1e9:g} Gb/s adapter shared by the node"
+        network = Figure(NETWORK_BYTES_PER_SECOND / node.devices, "assumed", shared)
+    inside = Link("node", NODE_LATENCY_SECONDS, Figure(node.fabric_bytes_per_second, "published", node.fabric))
+    return inside, Link("network", NETWORK_LATENCY_SECONDS, network)
+
+
+def published_watts(entry: Entry, busy: float = 1.0) -> Figure:
+    """Return watts per device with its share of the node while the device computes for a share `busy` of the time."""
+    if entry.watts is None:
+        return Figure(math.nan, "unknown", f"no power of {entry.title} is published: set cluster.watts_per_device")
+    ratio = power_model().over_tdp(busy)
+    what = entry.watts_note or "thermal design power"
+    note = f"{entry.watts:g} W ({what}, published) x {ratio:.3f} for a node that {'computes' if busy else 'waits'}"
+    return Figure(entry.watts * ratio, "assumed", f"{note}, fitted on MLPerf power logs")
+
+
+def published_price(entry: Entry, price_class: str = "cheapest", spot: bool = False, added: str = "") -> Figure:
+    """Return the lowest list price per device and hour of a class ('cheapest': of any), or unknown with the reason."""
+    offers = [price for price in load_catalog(added).prices if price.accelerator == entry.name]
+    classes = PRICE_CLASSES if price_class == "cheapest" else (price_class,)
+    fitting = [price for price in offers if price.price_class in classes and price.spot == spot]
+    if not fitting:
+        asked = (
+            f"{'spot' if spot else 'list'} price{'' if price_class == 'cheapest' else f' of a {price_class} provider'}"
+        )
+        known = "; ".join(f"${price.usd_per_device_hour:g} {price.price_class}, {price.text}" for price in offers)
+        because = f"; known: {known}" if known else ""
+        return Figure(math.nan, "unknown", f"no {asked} in the catalog: set cluster.price_usd_per_device_hour{because}")
+    best = min(fitting, key=lambda price: price.usd_per_device_hour)
+    return Figure(best.usd_per_device_hour, "published", best.text)

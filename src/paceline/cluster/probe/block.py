@@ -1,0 +1,114 @@
+"""The calibration step of a probe: forward, backward and update of a small decoder block in plain torch.
+
+A sum of measured parts misses what happens between them (allocation, caches, autograd's bookkeeping). Comparing the
+forecaster's own sum for this block with the measured time tells by how much, per precision.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+    from paceline.cluster.probe.worker import Rank
+
+
+def build_block(hidden: int, ffn: int, heads: int, layers: int, device: torch.device) -> nn.Module:
+    """Return `layers` decoder layers (RMSNorm, causal attention, SwiGLU) with fp32 weights."""
+    import torch
+    from torch import nn
+    from torch.nn.functional import linear, rms_norm, scaled_dot_product_attention, silu
+
+    class Layer(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            shapes = {
+                "qkv": (3 * hidden, hidden),
+                "out": (hidden, hidden),
+                "up": (2 * ffn, hidden),
+                "down": (hidden, ffn),
+            }
+            for name, shape in shapes.items():
+                self.register_parameter(name, nn.Parameter(torch.randn(shape, device=device) * 0.02))
+            for name in ("norm1", "norm2"):
+                self.register_parameter(name, nn.Parameter(torch.ones(hidden, device=device)))
+
+        def forward(self, inputs: torch.Tensor) -> torch.Tensor:  # [rows, sequence, hidden]
+            weight = {name: value.to(inputs.dtype) for name, value in self.named_parameters()}
+            rows, sequence, _ = inputs.shape
+            normed = rms_norm(inputs.float(), (hidden,)).to(inputs.dtype) * weight["norm1"]
+            query, key, value = (
+                linear(normed, weight["qkv"]).view(rows, sequence, 3 * heads, -1).transpose(1, 2).chunk(3, 1)
+            )
+            mixed = scaled_dot_product_attention(query, key, value, is_causal=True)
+            inputs = inputs + linear(mixed.transpose(1, 2).reshape(rows, sequence, hidden), weight["out"])
+            normed = rms_norm(inputs.float(), (hidden,)).to(inputs.dtype) * weight["norm2"]
+            gate, up = linear(normed, weight["up"]).chunk(2, -1)
+            return inputs + linear(silu(gate) * up, weight["down"])
+
+    return nn.Sequential(*(Layer() for _ in range(layers)))
+
+
+def count_operators(module: nn.Module, inputs: torch.Tensor) -> tuple[int, int]:
+    """Return the operators that one forward pass launches and the elements those that are no products move.
+
+    Views launch nothing. Matrix products and attention move what their FLOPs already pay for.
+    """
+    import torch
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    products = ("mm", "bmm", "addmm", "linear", "attention")
+    counts = [0, 0]
+
+    class Counter(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            result = func(*args, **(kwargs or {}))
+            name = func.overloadpacket.__name__
+            if func.is_view or name in ("_unsafe_view", "detach"):
+                return result
+            counts[0] += 1
+            if not any(product in name for product in products):
+                outputs = result if isinstance(result, tuple) else (result,)
+                counts[1] += sum(item.numel() for item in (*args, *outputs) if isinstance(item, torch.Tensor))
+            return result
+
+    with torch.no_grad(), Counter():
+        module(inputs)
+    return counts[0], counts[1]
+
+
+def block_times(
+    rank: Rank, blocks: tuple[tuple[int, int, int, int, int], ...], layers: int, dtypes: dict[str, str]
+) -> list[dict[str, Any]]:
+    """Return one record per precision and size: seconds of a training step and the counts that explain it."""
+    import torch
+
+    records = []
+    for hidden, ffn, heads, rows, sequence in blocks:
+        for precision, dtype in dtypes.items():
+            module = build_block(hidden, ffn, heads, layers, rank.device)
+            optimizer = torch.optim.AdamW(module.parameters(), fused=True)
+            inputs = torch.randn(rows, sequence, hidden, device=rank.device).to(getattr(torch, dtype))
+            operators, moved = count_operators(module, inputs)
+
+            def step(module: Any = module, optimizer: Any = optimizer, inputs: Any = inputs) -> None:
+                optimizer.zero_grad(set_to_none=True)
+                module(inputs).float().square().mean().backward()
+                optimizer.step()
+
+            measured = rank.time(step)
+            tokens, matrices = rows * sequence, 4 * hidden**2 + 3 * hidden * ffn
+            records.append({
+                "precision": precision,
+                "width": round((matrices / (4 + 3)) ** 0.5),  # geometric mean of an average product
+                "sequence": sequence,
+                "parameters": layers * (matrices + 2 * hidden),
+                "matmul_flops": 2.0 * tokens * layers * matrices,
+                "attention_flops": 2.0 * tokens * sequence * hidden * layers,  # 4 s h per token, causal half
+                "moved_elements": moved,
+                "operators": operators,
+                **measured,
+            })  # fmt: skip
+    return records

@@ -1,0 +1,250 @@
+"""Probe: measure this machine as training will use it, and keep the result for the forecaster.
+
+The measuring is done by child processes, one per device and all at once, so the caller never imports torch.
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from paceline.cluster.host import read_host, torch_without_cuda, visible_gpus
+from paceline.cluster.store import SCHEMA, probe_path, write_probe
+from paceline.errors import ConfigError, PacelineError
+from paceline.patience import Patience
+from paceline.units import format_bytes, format_rate, format_seconds
+
+LEAST_CORE_SHARE = 0.85
+
+
+def probe_machine(
+    devices: int, kind: str = "cpu", say: Callable[[str], object] = print, seconds_budget: float = 15.0
+) -> dict[str, Any]:
+    """Measure `devices` devices of one kind at once, store the record in the user's cache and return it.
+
+    Takes about `seconds_budget` seconds, the import of torch included, on an idle machine. `kind` is "cpu" or "cuda".
+    Raises ConfigError where the machine has no such devices, PacelineError where a measuring process fails.
+    """
+    host = read_host()
+    if kind not in ("cpu", "cuda"):
+        raise ConfigError(f"cannot probe '{kind}'", "a probe measures this machine's 'cpu' or 'cuda'", "--kind cpu")
+    devices = devices or (len(visible_gpus()) if kind == "cuda" else 1)
+    if kind == "cuda" and (not devices or devices > len(visible_gpus()) or torch_without_cuda()):
+        seen = "this torch is a CPU-only build" if torch_without_cuda() else f"{len(visible_gpus())} GPU(s) are visible"
+        raise ConfigError(f"cannot probe {devices or 'any'} CUDA device(s)", seen, "probe 'cpu', or fewer devices")
+    threads = threads_per_device(host.cores, devices) if kind == "cpu" else 0
+    say(f"probing  {devices} x {kind} on {host.name}, about {seconds_budget:.0f} s; all devices measure at once")
+    begin = time.monotonic()
+    fair_share = min(1.0, host.cores / devices) if kind == "cpu" else 1.0  # of a core for each thread
+    request = {
+        "devices": devices, "kind": kind, "threads": threads or 1, "seconds_budget": seconds_budget,
+        "fair_share": fair_share,
+    }  # fmt: skip
+    results = _run_workers(request, timeout_seconds=120 + 6 * seconds_budget)
+    record = {
+        "schema": SCHEMA,
+        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "host": host.name,
+        "processor": host.processor,
+        "kind": kind,
+        "devices": devices,
+        "threads": threads,
+        "seconds": time.monotonic() - begin,
+        **combine(results),
+    }
+    path = probe_path(host.name, kind, devices, threads)
+    write_probe(record, path)
+    for line in probe_lines(record):
+        say(line)
+    say(f"stored   {path} ({record['seconds']:.1f} s)")
+    return record
+
+
+def threads_per_device(cores: int, devices: int) -> int:
+    """Return each device's share of the cores, at least one."""
+    return max(1, cores // devices)
+
+
+def _run_workers(request: dict[str, Any], timeout_seconds: float) -> list[dict[str, Any]]:
+    with tempfile.TemporaryDirectory(prefix="paceline-probe-") as name:
+        folder = Path(name)
+        (folder / "request.json").write_text(json.dumps(request), "utf-8")
+        environment = {**os.environ, "OMP_NUM_THREADS": str(request["threads"])}
+        workers = []
+        try:
+            for rank in range(request["devices"]):
+                with (folder / f"stderr-{rank}").open("wb") as stderr:
+                    command = [sys.executable, "-m", "paceline.cluster.probe.worker", str(folder / "request.json")]
+                    workers.append(
+                        subprocess.Popen(
+                            [*command, str(rank)], env=environment, stdout=subprocess.DEVNULL, stderr=stderr
+                        )
+                    )
+            _wait(workers, folder, timeout_seconds)
+        finally:
+            for worker in workers:
+                if worker.poll() is None:
+                    worker.kill()
+                worker.wait()
+        return [json.loads((folder / f"result-{rank}.json").read_text("utf-8")) for rank in range(len(workers))]
+
+
+def _wait(workers: list[subprocess.Popen[bytes]], folder: Path, timeout_seconds: float) -> None:
+    """Wait for all workers. Raises as soon as one fails, for its peers would wait for it in a collective."""
+    patience = Patience(timeout_seconds)
+    while any(worker.poll() is None for worker in workers):
+        failed = [rank for rank, worker in enumerate(workers) if worker.poll() not in (None, 0)]
+        if patience.is_over:
+            break
+        if failed:  # a moment for the peers to say why they failed
+            patience = Patience(min(2, patience.left_seconds()))
+        time.sleep(0.02)
+    failures = []
+    for rank, worker in enumerate(workers):
+        if worker.poll() not in (None, 0):
+            lines = (folder / f"stderr-{rank}").read_text("utf-8", errors="replace").strip().splitlines()
+            because = lines[-1] if lines else f"it ended with status {worker.returncode} and no message"
+            failures.append((rank, because))
+    if failures:  # a process that lost its peer only says so; the peer says why
+        rank, because = next((item for item in failures if "closed by peer" not in item[1]), failures[0])
+        raise PacelineError(f"the probe's process {rank} failed", because, "plan without a probe, or fewer devices")
+    if any(worker.poll() is None for worker in workers):
+        raise PacelineError(
+            "the probe did not finish",
+            f"its processes ran for more than {timeout_seconds:.0f} s, not counting those that other programs took",
+            "probe an idle machine, or fewer devices",
+        )
+
+
+def combine(results: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return one record from all ranks' results: the slowest rank counts, since the others wait for it."""
+    ranks = len(results)
+    record: dict[str, Any] = {
+        "torch": results[0]["torch"],
+        "matmul": _slowest_points([result["matmul"] for result in results]),
+        "attention": _slowest_points([result["attention"] for result in results]),
+        "memory": {
+            name: min(result["memory"][name]["bytes_per_second"] for result in results)
+            for name in ("triad", "elementwise")
+        },
+        "launch_seconds": max(result["launch"]["autograd"]["seconds"] for result in results),
+        "launch_plain_seconds": max(result["launch"]["plain"]["seconds"] for result in results),
+        "optimizer_bytes_per_second": min(result["optimizer"]["bytes_per_second"] for result in results),
+        "runtime_bytes": max(result["runtime_bytes"] for result in results),
+        "calibration": [
+            max((result["blocks"][index] for result in results), key=lambda block: block["seconds"])
+            for index in range(min(len(result["blocks"]) for result in results))
+        ],
+        "core_share": min(result["core_share"] for result in results),
+        "relative_spread": statistics.median(block["spread"] for result in results for block in result["blocks"]),
+    }
+    if ranks > 1:
+        record["link"] = _link(results, ranks)
+    for key in ("device_name", "device_memory_bytes"):
+        if key in results[0]:
+            record[key] = results[0][key]
+    return record
+
+
+def _slowest_points(ranks: list[dict[str, list[dict[str, float]]]]) -> dict[str, list[list[float]]]:
+    """Return per precision the points (size, FLOP/s) of the slowest rank."""
+    return {
+        precision: [
+            [point["at"], min(rank[precision][index]["flops"] for rank in ranks)] for index, point in enumerate(points)
+        ]
+        for precision, points in ranks[0].items()
+    }
+
+
+def _link(results: list[dict[str, Any]], ranks: int) -> dict[str, Any]:
+    """Return what collectives over all ranks gave, and those of smaller groups."""
+    groups = [
+        {"size": int(size), **_rates([result["collectives"]["groups"][size] for result in results], int(size))}
+        for size in results[0]["collectives"].get("groups", {})
+    ]
+    return {**_rates([result["collectives"] for result in results], ranks), "groups": groups}
+
+
+def _rates(results: list[dict[str, Any]], ranks: int) -> dict[str, Any]:
+    """Return latency per ring hop and bytes per second per collective, in the terms of ring algorithms.
+
+    A ring all-reduce moves 2 (n - 1) / n of the buffer; gather and scatter half of that. What all three wait for is to
+    be scheduled and for each other, which an all-reduce does no more often: n - 1 hops are taken for each.
+    """
+    latency = max(result["latency"]["seconds"] for result in results)
+    hop = latency / (ranks - 1)
+    rates: dict[str, list[float]] = {}
+    for index, row in enumerate(results[0]["sizes"]):
+        seconds = max(result["sizes"][index]["seconds"] for result in results)
+        passes = 2 if row["collective"] == "all_reduce" else 1
+        moved = passes * (ranks - 1) / ranks * row["bytes"]
+        # A transfer takes a third of the time at least: it guards against a noisy latency.
+        wire_seconds = max(seconds - latency, seconds / 3)
+        rates.setdefault(row["collective"], []).append(moved / wire_seconds)
+    return {
+        "all_reduce_latency_seconds": latency,
+        "hop_seconds": hop,
+        "bytes_per_second": {name: statistics.geometric_mean(values) for name, values in rates.items()},
+    }
+
+
+def is_disturbed(record: dict[str, Any]) -> bool:
+    """Return whether other processes took cores from a CPU probe, which makes its figures too low."""
+    return record["kind"] == "cpu" and record["core_share"] < LEAST_CORE_SHARE
+
+
+def disturbed_text(record: dict[str, Any]) -> str:
+    """Return what to tell of a disturbed probe."""
+    return (
+        f"the probe got only {record['core_share']:.0%} of its cores, so other processes were running: "
+        "some figures may be too low; probe again when the machine is idle"
+    )
+
+
+def probe_lines(record: dict[str, Any]) -> list[str]:
+    """Return the record as a table for people."""
+    lines = []
+    for key, name, unit in (("matmul", "matrix products", "width"), ("attention", "causal attention", "sequence")):
+        for precision, points in record[key].items():
+            cells = "  ".join(f"{size:.0f}: {flops / 1e9:,.1f}" for size, flops in points)
+            lines.append(f"  {name} {precision}  GFLOP/s by {unit}  {cells}")
+    memory = record["memory"]
+    lines.append(
+        f"  memory                 {format_rate(memory['triad'], 'B')} triad · "
+        f"{format_rate(memory['elementwise'], 'B')} operator with a new output"
+    )
+    lines.append(
+        f"  operator               {format_seconds(record['launch_plain_seconds'])} plain · "
+        f"{format_seconds(record['launch_seconds'])} in training, a third of forward and backward"
+    )
+    lines.append(f"  fused AdamW            {format_rate(record['optimizer_bytes_per_second'], 'B')}")
+    lines.append(f"  process before tensors {format_bytes(record['runtime_bytes'])}")
+    if "link" in record:
+        lines.append(f"  between devices        {_collectives_text(record['link'])}")
+        for group in record["link"].get("groups", ()):
+            name = f"groups of {group['size']}"
+            lines.append(f"  {name:23}{_collectives_text(group)}")
+    if is_disturbed(record):
+        lines.append(f"  ! {disturbed_text(record)}")
+    for step in record["calibration"]:
+        rate = format_rate(3 * (step["matmul_flops"] + step["attention_flops"]) / step["seconds"], "FLOP")
+        lines.append(
+            f"  training step {step['precision']}     width {step['width']}: {format_seconds(step['seconds'])}, {rate}"
+            f", repeats within {100 * step['spread']:.0f} %"
+        )
+    return lines
+
+
+def _collectives_text(link: dict[str, Any]) -> str:
+    rates = (f"{name.replace('_', '-')} {format_rate(rate, 'B')}" for name, rate in link["bytes_per_second"].items())
+    latency = format_seconds(link["all_reduce_latency_seconds"])
+    return f"{latency} all-reduce of one number · {' · '.join(rates)}"

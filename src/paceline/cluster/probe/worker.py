@@ -1,0 +1,371 @@
+"""One rank of a probe: a child process that measures its device while its peers measure theirs.
+
+`python -m paceline.cluster.probe.worker REQUEST.json RANK` writes RESULT-RANK.json beside the request. All ranks
+measure the same thing at the same time, so the contention for memory and cores that training meets is in the figures.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16", "fp64": "float64"}
+CPU_WIDTHS = (64, 128, 256, 512, 1024)
+CUDA_WIDTHS = (256, 512, 1024, 2048, 4096, 8192)
+CPU_ROWS, CUDA_ROWS = 1024, 8192
+CPU_SEQUENCES = (64, 128, 256, 512, 1024)
+CUDA_SEQUENCES = (512, 2048, 8192)
+HOPELESS = 4  # a precision so many times slower than fp32 is measured at the smallest widths only
+# (hidden, ffn, heads, rows, sequence): a cache-resident block and one that is not.
+CPU_BLOCKS = ((128, 384, 4, 8, 128), (384, 1024, 6, 2, 256))
+CUDA_BLOCKS = ((1024, 2816, 16, 4, 2048), (2048, 5632, 16, 4, 2048))
+BLOCK_LAYERS = 2
+# Products of this width between two collectives: some milliseconds of one thread, as between two layers of a step.
+WORK_WIDTH, WORK_PRODUCTS = 256, 12
+
+
+def summary(samples: list[float]) -> dict[str, float]:
+    """Return the lower quartile of seconds per call, and the relative spread, (90th - 10th percentile) / median.
+
+    The quartile and not the median: whatever else runs on the machine can only make a call slower.
+    """
+    if len(samples) < 3:
+        return {"seconds": min(samples), "spread": 0.0, "repeats": len(samples)}
+    deciles = statistics.quantiles(samples, n=10, method="inclusive")
+    spread = (deciles[-1] - deciles[0]) / statistics.median(samples)
+    quartile = statistics.quantiles(samples, n=4, method="inclusive")[0]
+    return {"seconds": quartile, "spread": spread, "repeats": len(samples)}
+
+
+class Rank:
+    """One rank's device, process group and clock."""
+
+    def __init__(self, request: dict[str, Any], rank: int, folder: Path) -> None:
+        import torch
+        import torch.distributed as dist
+
+        self.rank, self.ranks, self.kind = rank, request["devices"], request["kind"]
+        torch.set_num_threads(request["threads"])
+        self.device = torch.device("cpu") if self.kind == "cpu" else torch.device("cuda", rank)
+        if self.kind == "cuda":
+            torch.cuda.set_device(self.device)
+        backend = "gloo" if self.kind == "cpu" else "nccl"
+        store = dist.FileStore(str(folder / "rendezvous"), self.ranks)
+        dist.init_process_group(backend, store=store, rank=rank, world_size=self.ranks)
+        # With one thread a core's own time is the time of the work, whatever else the machine is doing meanwhile; but
+        # ranks that share cores take turns, and that is what training will meet.
+        own_time = self.kind == "cpu" and request["threads"] == 1 and request["fair_share"] >= 1
+        self.clock = time.process_time if own_time else time.perf_counter
+        # A budget this small is for trying the probe out: only the smallest sizes are measured.
+        self.trial = request["seconds_budget"] < 1
+        self.slot_seconds = request["seconds_budget"] / 100  # some 60 measurements, and the import of torch
+
+    def synchronize(self) -> None:
+        """Wait until the device has done all that it was given."""
+        import torch
+
+        if self.kind == "cuda":
+            torch.cuda.synchronize()
+
+    def any(self, condition: bool) -> bool:
+        """Return whether the condition holds on any rank, so that all ranks go the same way."""
+        import torch
+        import torch.distributed as dist
+
+        flag = torch.tensor([float(condition)], device=self.device)
+        dist.all_reduce(flag)
+        return flag.item() > 0
+
+    def time(self, call: Callable[[], Any], repeats: int = 0) -> dict[str, float]:
+        """Return the seconds per call while all ranks do the same; `repeats` fixes the number of calls.
+
+        Collectives need the same number of calls on every rank; what is local fills a slot of time instead.
+        """
+        import torch.distributed as dist
+
+        call()
+        self.synchronize()
+        begin = time.perf_counter()
+        call()
+        self.synchronize()
+        once = time.perf_counter() - begin
+        batch = 1 if repeats else min(1000, max(1, math.ceil(1e-3 / max(once, 1e-7))))
+        dist.barrier()
+        samples: list[float] = []
+        end = time.perf_counter() + self.slot_seconds
+        clock = time.perf_counter if repeats else self.clock
+        while len(samples) < repeats if repeats else (time.perf_counter() < end or len(samples) < 3):
+            begin = clock()
+            for _ in range(batch):
+                call()
+            self.synchronize()
+            samples.append((clock() - begin) / batch)
+        return summary(samples)
+
+
+def time_in_step(rank: Rank, call: Callable[[], Any], repeats: int) -> float:
+    """Return the seconds that a collective adds to a rank that computes before it, as training does.
+
+    On a CPU, where gloo's threads wake up on cores that compute, and a peer may have none just then, that is ten times
+    what the same collective takes again and again by itself. It is a mean, since a step meets them all. An accelerator
+    has a queue of its own for it.
+    """
+    import torch
+    import torch.distributed as dist
+
+    if rank.kind != "cpu":
+        return rank.time(call, repeats=repeats)["seconds"]
+    square = torch.ones(WORK_WIDTH, WORK_WIDTH)
+
+    def work() -> None:
+        for _ in range(WORK_PRODUCTS):
+            torch.mm(square, square)
+
+    def work_and_call() -> None:
+        work()
+        call()
+
+    def mean(each: Callable[[], Any]) -> float:
+        each()
+        dist.barrier()
+        begin = time.perf_counter()
+        for _ in range(repeats):
+            each()
+        return (time.perf_counter() - begin) / repeats
+
+    alone = mean(work)
+    return max(1e-6, mean(work_and_call) - alone)
+
+
+def matmul_rates(rank: Rank) -> dict[str, list[dict[str, float]]]:
+    """Return per precision the rate of [rows, width] x [width, width] products, forward and backward."""
+    import torch
+    from torch.nn.functional import linear
+
+    rows, all_widths = (CPU_ROWS, CPU_WIDTHS) if rank.kind == "cpu" else (CUDA_ROWS, CUDA_WIDTHS)
+    rates: dict[str, list[dict[str, float]]] = {}
+    widths = all_widths[:2] if rank.trial else all_widths
+    for precision, name in DTYPES.items():
+        points: list[dict[str, float]] = []
+        for width in widths:
+            factory = {"dtype": getattr(torch, name), "device": rank.device}
+            inputs, weight, gradient = (torch.ones(size, width, **factory) for size in (rows, width, rows))
+            inputs.requires_grad_(), weight.requires_grad_()
+
+            def train(inputs: Any = inputs, weight: Any = weight, gradient: Any = gradient) -> None:
+                torch.autograd.grad(linear(inputs, weight), (inputs, weight), gradient)
+
+            measured = rank.time(train)
+            points.append({"at": width, "flops": 6.0 * rows * width * width / measured["seconds"], **measured})
+            reference = rates.get("fp32", points)[len(points) - 1]["flops"]
+            if len(points) == 2 and rank.any(points[-1]["flops"] * HOPELESS < reference):
+                break
+        rates[precision] = points
+    return rates
+
+
+def attention_rates(rank: Rank, dtypes: dict[str, str]) -> dict[str, list[dict[str, float]]]:
+    """Return per precision the rate of causal attention, forward and backward, at several sequence lengths.
+
+    The backward pass is counted as 2.5 times the forward's 2 s^2 h (causal half), as FlashAttention-2 does it (Dao
+    2023, arXiv:2307.08691).
+    """
+    import torch
+    from torch.nn.functional import scaled_dot_product_attention
+
+    tokens, sequences = (CPU_ROWS, CPU_SEQUENCES) if rank.kind == "cpu" else (2 * CUDA_ROWS, CUDA_SEQUENCES)
+    heads, head_width = (4, 64) if rank.kind == "cpu" else (16, 128)
+    rates: dict[str, list[dict[str, float]]] = {}
+    for precision, name in dtypes.items():
+        rates[precision] = []
+        for sequence in sequences[:1] if rank.trial else sequences:
+            shape = (tokens // sequence, heads, sequence, head_width)
+            heads_of = [
+                torch.randn(shape, device=rank.device).to(getattr(torch, name)).requires_grad_() for _ in range(3)
+            ]
+            gradient = torch.ones_like(heads_of[0])
+
+            def train(heads_of: Any = heads_of, gradient: Any = gradient) -> None:
+                query, key, value = heads_of
+                mixed = scaled_dot_product_attention(query, key, value, is_causal=True)
+                torch.autograd.grad(mixed, heads_of, gradient)
+
+            measured = rank.time(train)
+            flops = 3.5 * 2.0 * tokens * sequence * heads * head_width
+            rates[precision].append({"at": sequence, "flops": flops / measured["seconds"], **measured})
+    return rates
+
+
+def memory_rates(rank: Rank) -> dict[str, dict[str, float]]:
+    """Return bytes per second of a triad and of one elementwise operator with a new output, far beyond the caches."""
+    import torch
+
+    elements = (16 if rank.kind == "cpu" else 256) * (2**14 if rank.trial else 2**20)
+    first, second = (torch.ones(elements, device=rank.device) for _ in range(2))
+    out = torch.empty_like(first)
+    triad = rank.time(lambda: torch.add(first, second, alpha=3.0, out=out))
+    elementwise = rank.time(lambda: torch.mul(first[: elements // 8], 1.5))
+    return {
+        "triad": {"bytes_per_second": 12.0 * elements / triad["seconds"], **triad},
+        "elementwise": {"bytes_per_second": elements / elementwise["seconds"], **elementwise},
+    }
+
+
+def launch_times(rank: Rank) -> dict[str, dict[str, float]]:
+    """Return host seconds per tiny operator, without autograd and as a third of its forward and backward."""
+    import torch
+
+    tiny = torch.ones(8, device=rank.device)
+    leaf = torch.ones(8, device=rank.device, requires_grad=True)
+    chain = 50
+
+    def chained() -> None:
+        value = leaf
+        for _ in range(chain):
+            value = value * 1.0001
+        value.sum().backward()
+
+    with torch.no_grad():
+        plain = rank.time(lambda: tiny.add(1.0))
+    trained = rank.time(chained)
+    return {"plain": plain, "autograd": {**trained, "seconds": trained["seconds"] / chain / 3}}
+
+
+def collective_times(rank: Rank) -> dict[str, Any]:
+    """Return what collectives over all ranks take, and over smaller groups of 2, 4, ... ranks, all groups at once."""
+    import torch.distributed as dist
+
+    if rank.ranks == 1:
+        return {}
+    result, size = _group_times(rank, dist.group.WORLD, rank.ranks), 2
+    result["groups"] = {}
+    while size < rank.ranks and rank.ranks % size == 0:
+        groups = [dist.new_group(list(range(first, first + size))) for first in range(0, rank.ranks, size)]
+        result["groups"][str(size)] = _group_times(rank, groups[rank.rank // size], size)
+        size *= 2
+    return result
+
+
+def _group_times(rank: Rank, group: Any, ranks: int) -> dict[str, Any]:
+    """Return the latency of a one-element all-reduce and the time of three collectives at two sizes, as in a step."""
+    import torch
+    import torch.distributed as dist
+
+    one = torch.ones(1, device=rank.device)
+    often, seldom = (10, 3) if rank.trial else (60, 12)
+    latency = time_in_step(rank, lambda: dist.all_reduce(one, group=group), often)
+    result: dict[str, Any] = {"latency": {"seconds": latency}, "sizes": []}
+    sizes = (4, 16) if rank.kind == "cpu" else (16, 256)
+    for mebibytes in sizes[:1] if rank.trial else sizes:
+        elements = mebibytes * 2**18 // ranks * ranks
+        whole = torch.ones(elements, device=rank.device)
+        part = torch.ones(elements // ranks, device=rank.device)
+        calls = {
+            "all_reduce": partial(dist.all_reduce, whole, group=group),
+            "all_gather": partial(dist.all_gather_into_tensor, whole, part, group=group),
+            "reduce_scatter": partial(dist.reduce_scatter_tensor, part, whole, group=group),
+        }
+        for name, call in calls.items():
+            whole.fill_(1.0)
+            seconds = time_in_step(rank, call, seldom)
+            result["sizes"].append({"collective": name, "bytes": elements * 4, "seconds": seconds})
+    return result
+
+
+def optimizer_rate(rank: Rank) -> dict[str, float]:
+    """Return bytes per second of a fused AdamW step: 28 bytes per parameter (reads w, g, m, v; writes w, m, v)."""
+    import torch
+
+    tensors = [torch.zeros(2**19, device=rank.device, requires_grad=True) for _ in range(8)]
+    for tensor in tensors:
+        tensor.grad = torch.ones_like(tensor)
+    optimizer = torch.optim.AdamW(tensors, fused=True)
+    measured = rank.time(optimizer.step)
+    return {"bytes_per_second": 28.0 * 8 * 2**19 / measured["seconds"], **measured}
+
+
+def warm_libraries(rank: Rank) -> None:
+    """Touch what a training process loads on first use: sharding, products, attention, an update, a collective."""
+    import torch
+    import torch.distributed as dist
+    import torch.distributed.fsdp
+    import torch.distributed.tensor
+    from torch.nn.functional import scaled_dot_product_attention
+
+    for name in DTYPES.values():
+        square = torch.ones(64, 64, device=rank.device, dtype=getattr(torch, name), requires_grad=True)
+        heads = (square @ square).view(1, 1, 64, 64)
+        scaled_dot_product_attention(heads, heads, heads, is_causal=True).sum().backward()
+    weight = torch.ones(64, device=rank.device, requires_grad=True)
+    weight.grad = torch.ones_like(weight)
+    torch.optim.AdamW([weight], fused=True).step()
+    dist.all_reduce(torch.ones(1, device=rank.device))
+
+
+def resident_bytes(kind: str) -> int:
+    """Return what this process holds: resident memory, or on CUDA what the driver counts beyond torch's tensors."""
+    if kind == "cuda":
+        import torch
+
+        free, total = torch.cuda.mem_get_info()
+        return total - free - torch.cuda.memory_reserved()
+    for line in Path("/proc/self/status").read_text("utf-8").splitlines():
+        if line.startswith("VmRSS:"):
+            return int(line.split()[1]) * 1024
+    return 0
+
+
+def measure(request: dict[str, Any], rank: int, folder: Path) -> dict[str, Any]:
+    """Return all of one rank's measurements."""
+    import torch
+    import torch.distributed as dist
+
+    from paceline.cluster.probe.block import block_times
+
+    here = Rank(request, rank, folder)
+    result: dict[str, Any] = {"torch": torch.__version__, "launch": launch_times(here)}
+    begin_wall, begin_cpu = time.perf_counter(), time.process_time()
+    warm_libraries(here)
+    result["runtime_bytes"] = resident_bytes(here.kind)
+    result["collectives"] = collective_times(here)
+    result["matmul"] = matmul_rates(here)
+    blocks = (CPU_BLOCKS if here.kind == "cpu" else CUDA_BLOCKS)[: 1 if here.trial else 2]
+    # A precision slower than fp32 (fp16 on most CPUs) is not worth timing; the forecaster takes fp32's calibration.
+    rates = {
+        name: points[-1]["flops"]
+        for name, points in result["matmul"].items()
+        if len(points) == len(result["matmul"]["fp32"])
+    }
+    usable = [name for name in ("fp32", "bf16", "fp16") if not here.any(rates.get(name, 0.0) < rates["fp32"] / 1.5)]
+    result["attention"] = attention_rates(here, {name: DTYPES[name] for name in [*usable, "fp64"]})
+    result["blocks"] = block_times(here, blocks, BLOCK_LAYERS, {name: DTYPES[name] for name in usable})
+    result["optimizer"] = optimizer_rate(here)
+    result["memory"] = memory_rates(here)
+    # Waiting for peers takes little, so on CPUs a rank that got less than its cores shared them with somebody else.
+    cpu_seconds = time.process_time() - begin_cpu
+    fair_seconds = (time.perf_counter() - begin_wall) * request["threads"] * request["fair_share"]
+    result["core_share"] = cpu_seconds / fair_seconds
+    if here.kind == "cuda":
+        result["device_name"] = torch.cuda.get_device_name()
+        result["device_memory_bytes"] = torch.cuda.get_device_properties(rank).total_memory
+    dist.barrier()
+    dist.destroy_process_group()
+    return result
+
+
+def main() -> None:
+    """Measure and write RESULT-RANK.json beside the request file."""
+    path, rank = Path(sys.argv[1]), int(sys.argv[2])
+    result = measure(json.loads(path.read_text("utf-8")), rank, path.parent)
+    (path.parent / f"result-{rank}.json").write_text(json.dumps(result), "utf-8")
+
+
+if __name__ == "__main__":
+    main()

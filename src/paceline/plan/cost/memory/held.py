@@ -1,0 +1,317 @@
+"""What a step holds at its peak, in bytes on the fullest device, by component.
+
+The classes of sharding follow Rajbhandari et al. 2020 (ZeRO, arXiv:1910.02054, section 5) as FSDP2 carries them out:
+weights rest as fp32 shards in every class and are gathered in the compute dtype. `tp` divides all that a block holds
+but the gathered inputs of its products; `cp` divides all that grows with tokens but gathered keys and values; a
+pipeline stage keeps what its micro-batches in flight have saved (Korthikanti et al. 2022, arXiv:2205.05198, section
+4). Norms' weights, whole on every tensor rank, are counted as if divided: they are a ten-thousandth of a block.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from paceline.plan.cost.columns import Columns, Flags, Floats, Ints
+from paceline.plan.cost.inputs import Column, Sheet, in_modes, total
+from paceline.plan.cost.memory.offload import MOVING_BLOCKS, optimizer_held, optimizer_text, rests_on_host
+from paceline.plan.cost.parts import Parts
+from paceline.plan.cost.time.compute import state_bytes
+from paceline.plan.cost.time.gathers import gathered_memory
+from paceline.plan.cost.time.network import BUCKET_BYTES
+from paceline.spec.cluster import SOURCES
+from paceline.spec.optimizers import gathered_values, state_values
+
+# What a CPU's allocator keeps beyond what is in use, as a part of activations and transients: eight runs of small
+# decoders on one machine missed 16 to 20 % of large sums and more of small ones.
+CPU_ALLOCATOR_SHARE = 0.20
+CACHE = "allocator buffers"
+MEASURED, ASSUMED = SOURCES.index("measured"), SOURCES.index("assumed")
+
+
+def memory_columns(sheet: Sheet) -> list[Column]:
+    """Return bytes per component on every plan's fullest device; they add up to the peak."""
+    held = Held(sheet)
+    columns = held.columns()
+    if len(sheet.rows.plan) == len(sheet.columns):
+        return columns
+    fullest = sheet.rows.largest(total(columns))  # of equal stages the first holds the most micro-batches
+    return [
+        Column(
+            column.name,
+            column.values[fullest],
+            column.known,
+            lambda i, column=column: column.text(int(fullest[i])),  # type: ignore[misc]
+            column.law,
+            None if column.applies is None else column.applies[fullest],
+        )
+        for column in columns
+    ]
+
+
+def in_flight(columns: Columns, rank: Ints) -> Floats:
+    """Return how many micro-batches' activations a pipeline rank holds at most, in units of all its chunks.
+
+    GPipe holds all; 1F1B as many as there are ranks from here on (Narayanan et al. 2021, arXiv:2104.04473, section
+    2.2); interleaved, the warm-up chunks of torch.distributed.pipelining and one more.
+    """
+    ranks, count, chunks = columns.pp, columns.accumulation, columns.virtual_stages
+    per_round = count // np.maximum(1, count // ranks)
+    ahead = np.where(columns.scheduled("zero-bubble"), 1, 2)
+    warm_up = np.minimum(count * chunks, (chunks - 1) * per_round + ahead * (ranks - 1 - rank))
+    interleaved = np.minimum(count * chunks, warm_up + 1) / chunks
+    several = np.where(columns.scheduled("1f1b"), np.minimum(count, ranks - rank), interleaved)
+    flying: Floats = np.where(columns.scheduled("gpipe"), count, several).astype(np.float64)
+    return np.where(ranks > 1, flying, 1.0)
+
+
+@dataclass(frozen=True)
+class Held:
+    """What every different pipeline stage of every plan holds: columns of rows, not of plans."""
+
+    sheet: Sheet
+
+    @cached_property
+    def plans(self) -> Columns:
+        """The plan of every row."""
+        rows = self.sheet.rows
+        return self.sheet.columns.take(rows.plan) if len(rows.plan) > len(self.sheet.columns) else self.sheet.columns
+
+    @cached_property
+    def parts(self) -> Parts:
+        """The part of every row."""
+        return self.sheet.rows.parts
+
+    @cached_property
+    def size(self) -> int:
+        """Bytes of a value of the state."""
+        return state_bytes(self.sheet.columns.precision)
+
+    @property
+    def compute(self) -> int:
+        """Bytes of a value in the compute dtype."""
+        return self.sheet.rates.element_bytes
+
+    @cached_property
+    def parameters(self) -> Floats:
+        """Parameters of a device before any sharding."""
+        return self.parts.parameters / self.plans.tp
+
+    @cached_property
+    def local_parameters(self) -> Floats:
+        """Parameters of a device before any sharding, of the experts only its own."""
+        experts = self.parts.total("expert_parameters")
+        return self.parameters - experts * (1 - 1 / self.plans.ep) / self.plans.tp
+
+    @cached_property
+    def flying(self) -> Floats:
+        """Micro-batches whose activations are held at once."""
+        return in_flight(self.plans, self.sheet.rows.first)
+
+    def here(self, i: int) -> str:
+        """Return how a device's share of the parameters is divided, ZeRO aside."""
+        return self.sheet.held_text(int(self.sheet.rows.plan[i]))
+
+    def over(self, i: int) -> str:
+        """Return how the state is divided, for a formula."""
+        shards, with_cp = self.plans.state_degree[i], " x cp" if self.plans.cp[i] > 1 else ""
+        return self.here(i) + (f" / dp_shard{with_cp} {shards}" if shards > 1 else "")
+
+    def columns(self) -> list[Column]:
+        """Return all components."""
+        context = self.sheet.context
+        size, values, software = self.size, state_values(context.optimizer), context.software
+        state = size * self.parameters / self.plans.state_degree
+        weights, resting = state, f"{size} B"
+        if software.master_weights:
+            weights = self.compute * self.local_parameters / np.where(self.plans.zero == 3, self.plans.state_degree, 1)
+            values, resting = values + 1, f"{self.compute} B"
+        short_lived, copies = [self._activations(), self._transients()], self._weight_copies()
+        on_cpu = context.cluster.device.kind == "cpu"
+        runtime = context.cluster.device.runtime_bytes
+        held = [
+            Column(
+                "weights",
+                weights,
+                MEASURED,
+                lambda i: f"{resting} x {self.parts.parameters[i]:,.0f} parameters{self.over(i)}",
+                "ZeRO (Rajbhandari et al. 2020)",
+            ),
+            self._gradients(),
+            Column(
+                "optimizer state",
+                optimizer_held(self.sheet, values * state),
+                MEASURED,
+                lambda i: optimizer_text(
+                    self.sheet, f"{values} values x {size} B x parameters{self.over(i)} ({context.optimizer})"
+                ),
+                "ZeRO (Rajbhandari et al. 2020)",
+            ),
+            copies,
+            *short_lived,
+            self._buffers(),
+            self._loss_buffers(),
+        ]
+        if gathered_values(context.optimizer):
+            idle = total([*short_lived, copies])
+            held.append(gathered_memory(self.plans, self.parts, context.optimizer, idle))
+        # A caching allocator holds on to blocks that no tensor fills: the more buffers of different sizes come and go,
+        # the more. A CPU's does so for all that comes and goes.
+        doublings = np.log2(self.plans.tp) + 2 * np.log2(self.plans.pp)
+        kept = context.constants.allocator_share * doublings
+        kept = np.full(len(self.plans), CPU_ALLOCATOR_SHARE) if on_cpu else kept
+        of_what = "activations and transients" if on_cpu else "all but the optimizer's state, by tp and pp"
+        loose = short_lived if on_cpu else [column for column in held if column.name != "optimizer state"]
+        return [
+            *held,
+            Column(
+                CACHE,
+                kept * total(loose),
+                ASSUMED,
+                lambda i: f"{kept[i]:.0%} of {of_what}",
+                "caching allocator",
+            ),
+            Column(
+                "runtime",
+                np.full(len(self.plans), runtime.value),
+                SOURCES.index(runtime.source),
+                lambda i: runtime.note or "process before any tensor",
+                "process before any tensor",
+            ),
+        ]
+
+    def _gradients(self) -> Column:
+        plans, shards = self.plans, self.plans.state_degree
+        software = self.sheet.context.software
+        size = max(software.gradient_bytes, self.size if self.compute > 4 else 0)
+        # ZeRO-1 adds up whole gradients over micro-batches; with a single one they are scattered as they come.
+        whole = (shards == 1) | ((plans.zero == 1) & (plans.accumulation > 1))
+        both = whole & (shards > 1) & (not software.master_weights)
+        held = np.where(both, 1 + 1 / shards, np.where(whole, 1.0, 1 / shards))
+
+        def text(i: int) -> str:
+            words = f"{size} B x parameters{self.here(i)}" + ("" if whole[i] else f" / dp_shard {shards[i]}")
+            return words + (", whole until the last micro-batch (ZeRO-1), and this device's shard" if both[i] else "")
+
+        parameters = self.local_parameters if software.master_weights else self.parameters
+        return Column("gradients", size * parameters * held, MEASURED, text, "ZeRO (Rajbhandari et al. 2020)")
+
+    def _weight_copies(self) -> Column:
+        """Return weights in the compute dtype beside the fp32 ones: gathered, or cast and saved for backward."""
+        size, plans, parts, flying = self.compute, self.plans, self.parts, self.flying
+        root, largest = parts.root_parameters / plans.tp, parts.largest_unit(plans.ep) / plans.tp
+        no_recompute = plans.recomputes("none")
+        # Blocks that a budget spares recompute keep theirs for every micro-batch in flight.
+        spared = np.zeros(len(plans))
+        if self.sheet.mixed is not None:
+            spared = self.sheet.over_modes(in_modes(parts.shapes["parameters"], "none")) / plans.tp
+        one_unit = np.minimum(flying * self.parameters, np.minimum(self.parameters, root + largest) + flying * spared)
+        cast = np.where(no_recompute, flying * self.parameters, one_unit) if size < 4 else np.zeros(len(plans))
+        gathered = self.local_parameters
+        third = plans.zero == 3
+        sharded = np.where(third, np.minimum(gathered, root + 2 * largest), gathered)
+        if self.sheet.context.software.master_weights:  # they rest in the compute dtype
+            cast, sharded = np.zeros(len(plans)), np.where(third & (plans.state_degree > 1), sharded, 0.0)
+
+        def text(i: int) -> str:
+            if plans.is_sharded[i]:
+                what = "(root + 2 largest blocks)" if third[i] else "parameters"
+                return f"{size} B x {what}{self.here(i)}, gathered{'' if third[i] else ' for the step'}"
+            if not values[i]:
+                return "none: computes on the weights themselves"
+            if no_recompute[i]:
+                times = f"{flying[i]:g} micro-batches in flight x " if flying[i] > 1 else ""
+                return f"{times}{size} B x parameters{self.here(i)}, cast"
+            blocks = " + blocks without recompute" if spared[i] else ""
+            return f"{size} B x (root + largest block{blocks}){self.here(i)}, cast again"
+
+        values = size * np.where(plans.is_sharded, sharded, cast)
+        return Column("weight copies", values, MEASURED, text, "FSDP2's gathered and cast weights")
+
+    def _activations(self) -> Column:
+        sheet, shapes, rows, size = self.sheet, self.sheet.context.shapes, self.sheet.rows, self.compute
+        own = sheet.kept_bytes
+        saved, part, _ = own
+        on_host = rests_on_host(sheet)
+        outside = saved * (1 - shapes.repeated)
+        once = np.einsum("rs,rs->r", self.parts.counts, (outside * shapes.is_head)[rows.plan])
+        kept = np.einsum("rs,rs->r", self.parts.counts, (outside * ~shapes.is_head)[rows.plan])
+        # What the head keeps of a micro-batch is used at once, unless all go forward first.
+        once = once * np.where(self.plans.scheduled("gpipe"), self.flying, 1.0)
+        resting = sheet.over_modes(own)
+        kept, hosted = (kept, resting) if on_host else (kept + resting, np.zeros_like(kept))
+        # What is computed again stands there for one block at a time, and so does what is on its way from the host.
+        again = np.stack([np.zeros_like(saved), saved - part, saved])
+        again = again + MOVING_BLOCKS * own if on_host else again
+        working = sheet.most_over_modes(again)
+
+        def text(i: int) -> str:
+            plan = self.plans.plan(i)
+            words = f"{plan.micro_batch} samples x saved values ({size} B, fp32 where kept so)"
+            if plan.layout.tp * plan.layout.cp > 1:
+                words += f" over cp {plan.layout.cp} x tp {plan.layout.tp}, gathered ones whole"
+            if self.flying[i] != 1:
+                words += f", {self.flying[i]:.3g} micro-batches in flight"
+            if plan.recompute != "none":
+                words += f", {plan.recompute} recompute: kept ones and one block's all"
+            if hosted[i]:
+                in_all = plan.micro_batch * self.flying[i] * hosted[i]
+                words += f"; {in_all:.3g} B in host memory, two blocks' on their way"
+            return words
+
+        values = self.plans.micro_batch * (self.flying * kept + once + working)
+        return Column("activations", values, MEASURED, text, "Korthikanti et al. 2022, section 4")
+
+    def _transients(self) -> Column:
+        plans, shapes, rows = self.sheet.columns, self.sheet.context.shapes, self.sheet.rows
+        wide = max(4, self.compute)
+        grown = (plans.micro_batch / plans.cp)[:, None] * shapes["transient_elements"]
+        caps = shapes["transient_cap_elements"]
+        elements = np.where(caps > 0, np.minimum(grown, caps), grown) / plans.tp[:, None]
+        largest = np.max(np.where(self.parts.counts > 0, elements[rows.plan], 0.0), axis=1)
+        words = "largest short-lived buffers of a block (loss, products)"
+        return Column("transients", wide * largest, MEASURED, lambda i: words, "counted")
+
+    def _loss_buffers(self) -> Column:
+        wide, tp = max(4, self.compute), self.plans.tp
+        fixed = self.parts.total("fixed_elements")
+
+        def text(i: int) -> str:
+            over = f" / tp {tp[i]}" if tp[i] > 1 else ""
+            return f"{wide} B x gradients of the loss, from forward to backward{over}"
+
+        return Column("loss buffers", wide * fixed / tp, MEASURED, text, "counted", fixed > 0)
+
+    def _buffers(self) -> Column:
+        """Return buffers that collectives read and write besides what they produce."""
+        size, compute, plans, parts = self.size, self.compute, self.plans, self.parts
+        copies = ~plans.is_sharded & (plans.dp_replicate > 1)
+        units = (2 * size + compute) * parts.largest_unit(plans.ep) / plans.tp
+        bucket = np.minimum(BUCKET_BYTES, size * self.parameters)
+        held = np.where(plans.is_sharded, units, np.where(copies, bucket, 0.0))
+        stream = plans.micro_batch * compute * self.sheet.context.stream_elements / plans.cp
+        held = held + np.where(plans.tp > 1, 2 * stream, 0.0)
+        routed = np.max(np.where(parts.counts > 0, parts.shapes["routed_elements"], 0.0), axis=1)
+        spread = (plans.ep > 1) & (routed > 0)
+        held = held + np.where(spread, 2 * plans.micro_batch * compute * routed / plans.cp, 0.0)
+        # torch.distributed.pipelining sets one aside for each micro-batch and stage, in both directions
+        received = plans.accumulation * plans.virtual_stages
+        if self.sheet.context.software.master_weights:  # gradients and weights lie where they are reduced and gathered
+            held, received = held - np.where(plans.is_sharded, units, 0.0), np.ones_like(received)
+        held = held + np.where(plans.pp > 1, 2 * received * stream / plans.tp, 0.0)
+        some = plans.is_sharded | copies | (plans.tp > 1) | spread | (plans.pp > 1)
+
+        def text(i: int) -> str:
+            unit = f"({size} + {size} + {compute}) B x largest unit{self.here(i)}: gradients in and out"
+            parts_of_it: list[tuple[Flags, str]] = [
+                (plans.is_sharded, unit),
+                (copies, "one bucket"),
+                (plans.tp > 1, "the stream gathered and before it is scattered"),
+                (spread, "a block's routed tokens, sent and received"),
+                (plans.pp > 1, f"2 x {received[i]} received streams"),
+            ]
+            return "; ".join(words for there, words in parts_of_it if there[i]) or "none: one device"
+
+        return Column("communication buffers", held, np.where(some, ASSUMED, MEASURED), text, "counted")

@@ -1,0 +1,64 @@
+"""Whether plans have room on a device, and what it costs where they hardly do.
+
+A caching allocator keeps freed blocks. Before it gives up, PyTorch's gives them back and asks again (its notes on CUDA
+semantics, "Memory management"): all that it keeps does not decide whether a plan fits, but emptying it takes time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from paceline.plan.cost.columns import Floats
+from paceline.plan.cost.inputs import Column, Sheet, total
+from paceline.plan.cost.memory.held import CACHE, memory_columns
+from paceline.spec.cluster import SOURCES, Cluster
+from paceline.spec.forecast import Term
+
+# What of the cache is whole blocks, the rest being blocks that are partly in use. With 0, 0.5 and 1 of it returned, 64,
+# 69 and 100 of the 631 runs of the nanotron grid that failed would be tried, and 50, 40 and 22 of 677 that ran refused.
+RETURNED_SHARE = 0.5
+HEADROOM = 0.05  # of a device's memory, kept free: allocator rounding, other processes, evaluation
+
+
+def usable_bytes(cluster: Cluster) -> float:
+    """Return the bytes of a device that a plan may fill."""
+    return cluster.device.memory_bytes.value * (1 - HEADROOM)
+
+
+def needed(sheet: Sheet, columns: Sequence[Column]) -> Floats:
+    """Return the bytes of every plan's columns of memory that must be there."""
+    kept = [column.values for column in columns if column.name == CACHE]
+    found: Floats = total(columns) - returned_share(sheet.context.cluster) * np.sum(kept, axis=0)
+    return found
+
+
+def needed_terms(cluster: Cluster, memory: Sequence[Term]) -> list[Term]:
+    """Return a plan's terms of memory, each with what of it must be there."""
+    left = 1 - returned_share(cluster)
+    return [replace(term, value=term.value * left) if term.name == CACHE else term for term in memory]
+
+
+def returned_share(cluster: Cluster) -> float:
+    """Return what of its cache an allocator gives back where memory runs out; a CPU's heap gives nothing back."""
+    return 0.0 if cluster.device.kind == "cpu" else RETURNED_SHARE
+
+
+def flush_columns(sheet: Sheet) -> list[Column]:
+    """Return what emptying the allocator's cache takes, of plans that would cache more than the device holds."""
+    if not sheet.context.software.flushes:
+        return []
+    each, columns = sheet.context.constants.flush_seconds, sheet.columns
+    full = total(memory_columns(sheet)) > usable_bytes(sheet.context.cluster)
+    return [
+        Column(
+            "allocator flushes",
+            np.where(full, columns.accumulation * each, 0.0),
+            SOURCES.index("assumed"),
+            lambda i: f"{columns.accumulation[i]} micro-batches x {each:.3g} s",
+            "caching allocator",
+            full,
+        )
+    ]

@@ -1,0 +1,246 @@
+"""What a step computes: products, attention, memory-bound operators, launches, and the optimizer's update.
+
+Seconds per step on the device with the largest part of the batch, in the slowest pipeline stage. `tp` divides every
+block's arithmetic, since the sequence is split where matrices are not (Korthikanti et al. 2022, arXiv:2205.05198), and
+makes its products narrower; `cp` divides what every token costs, the causal half included where chunks are dealt out
+in pairs from both ends (Dubey et al. 2024, arXiv:2407.21783, section 3.3.2). Every compute term is multiplied by the
+calibration factor, measured over modelled time of a small training step, where the device was probed.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from paceline.plan.cost.columns import Floats
+from paceline.plan.cost.inputs import Column, Context, Sheet, in_modes
+from paceline.plan.cost.parts import AGAIN, MODES
+from paceline.plan.cost.rates import ATTENTION_PASSES, BYTES
+from paceline.plan.cost.time.measured import measured_text
+from paceline.spec.cluster import SOURCES
+from paceline.spec.optimizers import gathered_values, state_values
+from paceline.spec.plan import SAVED_KINDS
+
+# Per operator under selective recompute: a policy in Python sees every operator of both passes.
+SELECTIVE_SECONDS_PER_OPERATOR = 15e-6
+CPU_FIXED_SECONDS = 2e-3  # the loop around a step on a CPU: next batch, learning rate, journal
+ROOFLINE = "roofline (Williams et al. 2009)"
+COUNTED = "counted elements over bandwidth"
+
+
+def compute_columns(sheet: Sheet) -> list[Column]:
+    """Return the seconds per step of forward, backward and recompute, launches included."""
+    columns, rates, part = sheet.columns, sheet.rates, sheet.slowest
+    sequence = sheet.context.profile.tokens_per_sample
+    scale = columns.device_samples / columns.cp
+    note = calibration_note(sheet)
+    sources = (rates.product_source, rates.attention_source, rates.memory_source)
+    product, attention, memory = (SOURCES.index("measured" if sheet.measured else source) for source in sources)
+
+    def per(index: int) -> str:
+        return f"{columns.device_samples[index]} samples/device{sheet.share_text(index)}"
+
+    def over(seconds: Floats) -> Floats:
+        return scale * np.einsum("rs,rs->r", part.counts, seconds * sheet.factors)
+
+    forward = over(sheet.product_seconds)
+    found = [
+        Column(
+            "products, forward",
+            forward,
+            product,
+            lambda i: f"{per(i)} x weight FLOPs / rate at their width{note}",
+            ROOFLINE,
+        ),
+        Column("products, backward", 2 * forward, product, lambda i: f"2 x forward{note}", ROOFLINE),
+        Column(
+            "attention",
+            over(sheet.attention_seconds),
+            attention,
+            lambda i: f"{per(i)} x causal FLOPs x {ATTENTION_PASSES} (Dao 2023) / rate at sequence {sequence}{note}",
+            "fused attention (Dao 2023, arXiv:2307.08691)",
+        ),
+        Column(
+            "memory-bound operators",
+            over(3 * sheet.moving_seconds),
+            memory,
+            lambda i: f"{per(i)} x moved elements x {rates.element_bytes} B x 3 passes / memory bandwidth{note}",
+            COUNTED,
+        ),
+        Column(
+            "recompute",
+            scale * sheet.over_modes(sheet.again_seconds * sheet.factors, sheet.slowest_row),
+            max(product, memory),
+            lambda i: f"{_recompute_text(sheet, i)}{note}",
+            "Chen et al. 2016, arXiv:1604.06174",
+            ~columns.recomputes("none"),
+        ),
+    ]
+    return [*found, _casts(sheet)]
+
+
+def _recompute_text(sheet: Sheet, index: int) -> str:
+    """Return what of a plan's repeated blocks is computed again, in words."""
+    plan = sheet.columns.plan(index)
+    if plan.recompute == "selective" and set(plan.recompute_save) == set(SAVED_KINDS):
+        return "memory-bound operators of the repeated blocks again"
+    text = "forward pass of the repeated blocks again"
+    if plan.recompute == "selective":
+        text += f" but kept {' and '.join(plan.recompute_save)}"
+    if plan.recompute == "budget":
+        counts = sheet.modes_of(int(sheet.slowest_row[index])).sum(axis=1)
+        text += f", of {', '.join(f'{n:.0f} {mode}' for mode, n in zip(MODES, counts, strict=True) if n)}"
+    return text
+
+
+def calibration_note(sheet: Sheet) -> str:
+    """Return the formula's mention of what measured seconds make of it, or nothing where there are none."""
+    if sheet.measured:
+        return measured_text(sheet.measured)
+    rates = sheet.rates
+    return f" x {rates.factor:.2f} (measured calibration step)" if rates.calibration_ratios else ""
+
+
+def launch_column(sheet: Sheet, busy_seconds: Floats) -> Column:
+    """Return the host's time to start operators and collectives; on an accelerator only what its work does not hide.
+
+    `busy_seconds` are those of the device's work inside forward and backward. On a CPU, collectives' launches are part
+    of their measured latency.
+    """
+    columns, rates, rows = sheet.columns, sheet.rates, sheet.rows
+    launch, on_cpu = rates.launch_seconds, rates.device.kind == "cpu"
+    shapes, software, constants = sheet.context.shapes, sheet.context.software, sheet.context.constants
+    slowed = shapes["operators"] * (sheet.factors if on_cpu else 1.0)
+    if not software.fused:
+        slowed = slowed * np.where(shapes.repeated, constants.unfused_launches, 1.0)
+    operators, started = rows.parts.number(slowed), slowed[None]
+    if not on_cpu:
+        split = (columns.tp > 1)[:, None] * shapes.collectives
+        operators = operators + 2 / 3 * np.einsum("rs,rs->r", rows.parts.counts, split[rows.plan])
+        started = started + split
+    again = sheet.over_modes(in_modes(started, *AGAIN))
+    selective = sheet.over_modes(in_modes(started, "selective"))
+    per_micro_batch = (3 * operators + again) * launch.value + 2 * selective * SELECTIVE_SECONDS_PER_OPERATOR
+    if software.pipeline_waits:
+        size, stride = columns.group("pp")
+        waits = (columns.tp > 1) & (columns.pp > 1) & (size * stride > sheet.context.cluster.devices_per_node)
+        each = 2 * np.where(waits, columns.tp, 0) * constants.pipeline_wait_seconds
+        per_micro_batch = per_micro_batch + rows.parts.number(shapes.collectives) * each[rows.plan]
+    # The stage that launches most sets the pace where hosts do; on a CPU, launching is part of the slowest's work.
+    at = sheet.slowest_row if on_cpu else rows.largest(per_micro_batch)
+    operators, again, selective = operators[at], again[at], selective[at]
+    seconds = columns.accumulation * per_micro_batch[at]
+    if not on_cpu:
+        seconds = np.maximum(0.0, seconds - busy_seconds)
+    note = calibration_note(sheet) if on_cpu else ", beyond the device's work"
+    known = SOURCES.index("measured" if on_cpu and sheet.measured else launch.source)
+    weak = max(known, SOURCES.index("assumed"))
+    return Column(
+        "operator launches",
+        seconds,
+        np.where(selective > 0, weak, known),
+        lambda i: (
+            f"{columns.accumulation[i]} micro-batches x (3 x {operators[i]:.0f} + {again[i]:.0f}) operators x launch"
+            f" time{note}"
+        ),
+        "host and device in parallel",
+    )
+
+
+def _casts(sheet: Sheet) -> Column:
+    """Return the time to cast weights to the compute dtype and to add up gradients of several micro-batches."""
+    columns, rates, software = sheet.columns, sheet.rates, sheet.context.software
+    sharded, state = columns.is_sharded, state_bytes(columns.precision)
+    casts = np.where(sharded, 6 / columns.state_degree + 6, 12.0)
+    if rates.element_bytes >= 4 or software.master_weights:
+        casts = np.zeros(len(columns))
+    adds = np.where((columns.accumulation > 1) | ((columns.dp_replicate > 1) & ~sharded), 3 * state, 0)
+    if software.fuses_gradient_sums:
+        adds = np.zeros(len(columns))
+    experts = sheet.heaviest.total("expert_parameters")
+    held = (sheet.heaviest.parameters - experts * (1 - 1 / columns.ep)) / columns.tp
+    return Column(
+        "casts and gradient sums",
+        columns.accumulation * held * (casts + adds) / rates.memory_rate,
+        SOURCES.index(rates.memory_source),
+        lambda i: (
+            f"{columns.accumulation[i]} micro-batches x parameters{sheet.held_text(i)} x ({casts[i]:.3g} B cast + "
+            f"{adds[i]} B added) / bandwidth"
+        ),
+        COUNTED,
+    )
+
+
+def state_bytes(precision: str) -> int:
+    """Return bytes per weight, gradient or optimizer value: fp32, or fp64 where all is fp64."""
+    return max(4, BYTES[precision])
+
+
+def optimizer_column(sheet: Sheet) -> Column:
+    """Return the seconds of clipping and updating this device's share of the parameters.
+
+    AdamW reads weight, gradient and two moments and writes all but the gradient: 7 values; SGD with momentum 5.
+    The norm reads each gradient once, clipping reads and writes it: 3 values. A rule that gathers whole parameters
+    (gathers.py) updates all of them on every device.
+    """
+    rates, columns, context = sheet.rates, sheet.columns, sheet.context
+    values, size = 2 * state_values(context.optimizer) + 3, state_bytes(columns.precision)
+    local = sheet.heaviest.parameters / columns.tp / columns.state_degree
+    updated = sheet.heaviest.parameters if gathered_values(context.optimizer) else local
+    if sheet.measured:
+        each = sheet.measured.update_seconds / sheet.measured.update_parameters
+        return Column(
+            "optimizer",
+            updated * each,
+            SOURCES.index("measured"),
+            lambda i: f"{updated[i]:,.0f} parameters x {each * 1e9:.3g} ns for norm, clipping and update, as measured",
+            "measured on the task itself",
+        )
+    update = updated * size * values / rates.optimizer_rate.value
+    clip = local * size * 3 / rates.memory_rate
+
+    def text(i: int) -> str:
+        if updated[i] == local[i]:
+            both = f"({values} updated / update rate + 3 clipped / memory bandwidth)"
+            return f"{local[i]:,.0f} parameters x {size} B x {both}"
+        clipped = f"{local[i]:,.0f} parameters x {size} B x 3 clipped / memory bandwidth"
+        return f"{updated[i]:,.0f} parameters x {size} B x {values} updated, on every device / update rate + {clipped}"
+
+    return Column(
+        "optimizer",
+        update + clip,
+        SOURCES.index(rates.optimizer_rate.source),
+        text,
+        COUNTED,
+    )
+
+
+def fixed_column(sheet: Sheet) -> Column:
+    """Return what every step costs whatever its size: the loop, and one collective of a few numbers."""
+    cluster = sheet.context.cluster
+    loop = CPU_FIXED_SECONDS if cluster.device.kind == "cpu" else sheet.context.constants.fixed_seconds
+    near, far = cluster.links[0].latency_seconds.value, cluster.links[-1].latency_seconds.value
+    if cluster.devices <= cluster.devices_per_node:
+        waits = 1 if cluster.links[0].latency_seconds.source == "measured" else 2  # as a ring of the same link
+        latency = waits * (cluster.devices - 1) * near if cluster.devices > 1 else 0.0
+    else:  # a few numbers travel along trees between nodes (NCCL 2.4 and later)
+        latency = 2 * (cluster.devices_per_node - 1) * near
+        latency += 2 * math.ceil(math.log2(cluster.devices / cluster.devices_per_node)) * far
+    return Column(
+        "fixed step overhead",
+        np.full(len(sheet.columns), loop + latency),
+        SOURCES.index("assumed"),
+        lambda i: f"{loop * 1e3:.3g} ms of host work + one all-reduce of loss, weight and gradient norm",
+        "trees between nodes",
+    )
+
+
+def matrix_peak(context: Context, precision: str) -> tuple[float, str]:
+    """Return the FLOP/s that model FLOPs utilisation divides by, and what it is called; NaN where unknown."""
+    device = context.cluster.device
+    if precision in device.peak_flops:
+        return device.peak_flops[precision], "of published dense peak"
+    if device.matmul_source == "measured" and precision in device.matmul_flops:
+        return max(rate for _, rate in device.matmul_flops[precision]), "of measured matrix peak"
+    return float("nan"), "peak unknown"

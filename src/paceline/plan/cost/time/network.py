@@ -1,0 +1,122 @@
+"""What a step communicates over the data axes of the mesh, and what of it computing hides.
+
+Pipeline stages and tensor ranks each communicate their own weights; the routed experts of a group of `ep` devices are
+shared out, so only devices with the same experts gather and reduce those.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from paceline.plan.cost.columns import Floats, Ints
+from paceline.plan.cost.inputs import Column, Sheet
+from paceline.plan.cost.time.axes import RING
+from paceline.plan.cost.time.compute import state_bytes
+
+BUCKET_BYTES = 25 * 2**20  # gradients of plain copies are reduced in buckets of this size
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """Seconds of communication in a step before any of it is hidden, and how it is computed."""
+
+    gather_seconds: Floats
+    gather_text: Callable[[int], str]
+    reduce_seconds: Floats
+    reduce_text: Callable[[int], str]
+    known: Ints
+
+
+def traffic(sheet: Sheet) -> Traffic:
+    """Return what a step communicates. The classes follow the table in run/parallel/data/sharding.py."""
+    columns, part, rounds = sheet.columns, sheet.heaviest, sheet.columns.accumulation
+    shard, copies = sheet.ring("fsdp"), sheet.ring("dp_replicate")
+    compute_bytes = sheet.rates.element_bytes
+    size = max(sheet.context.software.reduce_bytes, state_bytes(columns.precision) if compute_bytes > 4 else 0)
+    memory_rate = sheet.rates.memory_rate
+    has_shards, third = shard.size > 1, columns.zero == 3
+    all_experts = part.total("expert_parameters")
+    experts, dense = all_experts / columns.tp / columns.ep, (part.parameters - all_experts) / columns.tp
+    # The root unit stays gathered from forward to backward.
+    passes = np.where(third, 2 * rounds, 1)
+    gathered = passes * dense - np.where(third, rounds * part.root_parameters / columns.tp, 0.0)
+    launches = np.where(third, rounds * (2 * part.units - 1), part.units)
+    times = np.where(columns.zero >= 2, rounds, 1)
+    gather = shard.seconds("all_gather", gathered * compute_bytes, launches)
+    reduce = shard.seconds("reduce_scatter", times * dense * size, times * part.units)
+    if all_experts.any():
+        same = sheet.ring("expert_shard")
+        gather = gather + same.seconds("all_gather", passes * experts * compute_bytes, passes * part.routers)
+        reduce = reduce + same.seconds("reduce_scatter", times * experts * size, times * part.routers)
+    gather = gather + 2 * (gathered + passes * experts) * compute_bytes / memory_rate
+    reduce = reduce + 2 * times * (dense + experts) * size / memory_rate
+    whole = part.parameters / columns.tp * size / columns.state_degree
+    launches = np.where(columns.is_sharded, part.units, np.ceil(whole / BUCKET_BYTES))
+    all_reduce = copies.seconds("all_reduce", whole, launches)
+
+    def gather_text(i: int) -> str:
+        how = f"{rounds[i]} micro-batches x all-gather in forward and backward" if third[i] else "one all-gather"
+        words = f"{how}{'' if third[i] else ' per step'} over {shard.size[i]} ({compute_bytes} B/parameter)"
+        return f"{words}{sheet.held_text(i)}, and a copy out of the buffer"
+
+    def reduce_text(i: int) -> str:
+        words = [f"{times[i]} x reduce-scatter over {shard.size[i]} ({size} B/parameter)"] if has_shards[i] else []
+        if copies.size[i] > 1:
+            what = "shard" if columns.state_degree[i] > 1 else "gradients"
+            words.append(f"one all-reduce of the {what} over {copies.size[i]}")
+        return " + ".join(words) + sheet.held_text(i)
+
+    return Traffic(
+        np.where(has_shards, gather, 0.0),
+        gather_text,
+        np.where(has_shards, reduce, 0.0) + all_reduce,
+        reduce_text,
+        np.maximum(np.where(has_shards, shard.source, 0), np.where(copies.size > 1, copies.source, 0)),
+    )
+
+
+def network_columns(sheet: Sheet, forward_backward_seconds: Floats) -> list[Column]:
+    """Return what communication adds to a step.
+
+    Processes on CPUs share their cores with gloo's threads, so nothing is hidden there. On accelerators gathering runs
+    beside the whole of forward and backward, reduction beside the backward pass (two thirds) of the micro-batches that
+    communicate; the first gather and the last reduction have nothing to hide behind.
+    """
+    moved, columns = traffic(sheet), sheet.columns
+    gather, reduce = moved.gather_seconds, moved.reduce_seconds
+    on_cpu = " (CPU)" if sheet.rates.device.kind == "cpu" else ""
+    how: Callable[[int], str] = lambda i: f"not overlapped{on_cpu}"  # noqa: E731
+    if sheet.rates.device.kind != "cpu" and sheet.context.software.overlaps:
+        gather, reduce = _exposed(sheet, moved, forward_backward_seconds)
+        all_of_it = moved.gather_seconds + moved.reduce_seconds
+        how = lambda i: f"of {all_of_it[i]:.3g} s, the rest overlaps computing (assumed)"  # noqa: E731
+    shards = columns.state_degree > 1
+    return [
+        Column("parameter gathering", gather, moved.known, lambda i: f"{moved.gather_text(i)}; {how(i)}", RING, shards),
+        Column(
+            "gradient reduction",
+            reduce,
+            moved.known,
+            lambda i: f"{moved.reduce_text(i)}; {how(i)}",
+            RING,
+            shards | (columns.dp_replicate > 1),
+        ),
+    ]
+
+
+def _exposed(sheet: Sheet, moved: Traffic, forward_backward_seconds: Floats) -> tuple[Floats, Floats]:
+    """Return the seconds of gathering and of reduction that computing does not hide."""
+    columns, gather, reduce = sheet.columns, moved.gather_seconds, moved.reduce_seconds
+    ends = 1 / np.maximum(1, sheet.heaviest.units)
+    forward_backward_seconds = sheet.context.constants.overlap * forward_backward_seconds
+    always = (columns.state_degree > 1) & (columns.zero >= 2)
+    window = 2 / 3 * forward_backward_seconds / np.where(always, 1, columns.accumulation)
+    gather_window = forward_backward_seconds / np.where(columns.zero == 3, 1, columns.accumulation)
+    # Both share the links: the backward pass hides reduction first, and gathering takes what is left.
+    exposed_reduce = reduce * ends + np.maximum(0.0, reduce * (1 - ends) - window)
+    left = np.maximum(0.0, gather_window - (reduce - exposed_reduce))
+    exposed_gather = gather * ends + np.maximum(0.0, gather * (1 - ends) - left)
+    return exposed_gather, exposed_reduce

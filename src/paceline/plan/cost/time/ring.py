@@ -1,0 +1,116 @@
+"""What a collective over a group of devices takes, on the links that the group crosses.
+
+A ring over n ranks moves (n - 1) / n of the buffer in n - 1 hops for an all-gather or a reduce-scatter, and twice that
+for an all-reduce, which is optimal in bandwidth (Patarasu & Yuan 2009; Thakur, Rabenseifner & Gropp 2005). An
+all-to-all sends 1 / n of every member's buffer to each other member, directly. Groups are columns: one for each plan.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from paceline.plan.cost.columns import Floats, Ints
+from paceline.plan.cost.constants import Constants
+from paceline.plan.cost.rates import interpolate, weakest
+from paceline.spec.cluster import SOURCES, Cluster, Link
+
+COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
+
+
+@dataclass(frozen=True)
+class Ring:
+    """The rings that groups of `size` devices, `stride` ranks apart, form: their bandwidths and latencies."""
+
+    size: Ints
+    nodes: Ints
+    bytes_per_second: dict[str, Floats]
+    pass_latency_seconds: Floats  # of size - 1 hops
+    tree_latency_seconds: Floats  # up or down a tree over nodes
+    source: Ints  # places in SOURCES
+    start_seconds: float = 0.0  # of any collective, before a byte moves
+    is_measured: bool = False  # a measured latency is of a whole collective, whichever it is
+
+    def seconds(self, collective: str, total_bytes: Floats, launches: Floats | Ints) -> Floats:
+        """Return the seconds of `launches` collectives that together cover `total_bytes`; 0 in a group of one."""
+        passes, latency = 1, self.pass_latency_seconds
+        if collective == "all_reduce":  # NCCL has had both since 2.4, and takes the faster one
+            passes, latency = 2, np.minimum(latency, self.tree_latency_seconds)
+        elif collective == "all_to_all":  # one message to everybody, all under way at once
+            latency = self.tree_latency_seconds
+        waits = 1 if self.is_measured else passes
+        wire = passes * (self.size - 1) / self.size * total_bytes / self.bytes_per_second[collective]
+        return np.where(self.size > 1, wire + launches * (waits * latency + self.start_seconds), 0.0)
+
+    def source_of(self, index: int) -> str:
+        """Return how the links of one plan's group are known."""
+        return SOURCES[self.source[index]]
+
+
+def ring(cluster: Cluster, constants: Constants, size: Ints, stride: Ints) -> Ring:
+    """Return the rings of groups. Groups `stride` apart run at once and share their nodes' adapters."""
+    size, stride = np.broadcast_arrays(size, stride)
+    per_node = np.maximum(1, np.minimum(size, cluster.devices_per_node // stride))
+    nodes = -(-size // per_node)
+    near, far = cluster.links[0], cluster.links[-1]
+    inside = {name: _inside(near, name, per_node, cluster, constants) for name in COLLECTIVES}
+    # Every member brings its adapter's share; a chain through the node's members joins them.
+    adapter = rate_of(far, constants.network_link_share)
+    across = per_node * adapter
+    single = nodes == 1
+    rates = {name: np.where(single, inside[name], np.minimum(inside[name], across)) for name in COLLECTIVES}
+    # Members of other nodes are reached through one's own adapter alone, the node's members beside that.
+    slowest = np.maximum((size - per_node) / adapter, (per_node - 1) / inside["all_to_all"])
+    leaving = np.maximum(size - 1, 1) / np.where(size > 1, slowest, 1.0)
+    rates["all_to_all"] = np.where(single, inside["all_to_all"], leaving)
+    # All members of a ring move on together: every hop takes as long as the slowest.
+    near_hop, far_hop = _near_hop(near, per_node, cluster, constants), hop_seconds(far, constants)
+    latency = np.asarray((size - 1) * np.where(single, near_hop, np.maximum(near_hop, far_hop)), dtype=np.float64)
+    tree = (np.minimum(size, per_node) - 1) * near_hop + np.log2(np.maximum(nodes, 1)) * far_hop
+    near_source, far_source = near.bytes_per_second.source, far.bytes_per_second.source
+    mixed = SOURCES.index(weakest(near_source, far_source))
+    source = np.where(single, SOURCES.index(near_source), np.where(per_node > 1, mixed, SOURCES.index(far_source)))
+    is_measured = near.latency_seconds.source == "measured"
+    start = 0.0 if is_measured else constants.collective_seconds
+    return Ring(size, nodes, rates, latency, np.where(single, latency, tree), source, start, is_measured)
+
+
+def _inside(near: Link, collective: str, size: Ints, cluster: Cluster, constants: Constants) -> Floats:
+    """Return the bytes per second of a collective inside nodes, by group size where that was measured."""
+    whole = near.collective_bytes_per_second.get(collective) or rate_of(near, constants.node_link_share)
+    smaller = [(group.size, group.collective_bytes_per_second.get(collective, whole)) for group in near.groups]
+    return interpolate((*smaller, (cluster.devices_per_node, whole)), size.astype(np.float64))
+
+
+def _near_hop(near: Link, size: Ints, cluster: Cluster, constants: Constants) -> Floats:
+    """Return the latency of one hop inside nodes, by group size where that was measured."""
+    smaller = [(group.size, group.hop_seconds) for group in near.groups]
+    return interpolate((*smaller, (cluster.devices_per_node, hop_seconds(near, constants))), size.astype(np.float64))
+
+
+def rate_of(link: Link, share: float) -> float:
+    """Return the bytes per second that a link gives: as measured, or the share of a published rate."""
+    is_known = link.bytes_per_second.source == "measured" or link.level == "process"
+    return link.bytes_per_second.value * (1.0 if is_known else share)
+
+
+def hop_seconds(link: Link, constants: Constants) -> float:
+    """Return the latency of one hop over a link: as measured, or fitted where nobody measured it."""
+    figure = link.latency_seconds
+    if figure.source == "measured" or link.level == "process":
+        return figure.value
+    return constants.node_hop_seconds if link.level == "node" else constants.network_hop_seconds
+
+
+def hop(cluster: Cluster, constants: Constants, size: Ints, stride: Ints) -> tuple[Floats, Floats, Ints]:
+    """Return (bytes per second, latency, place in SOURCES) of sends between neighbours, on their slowest pair."""
+    far = size * stride > cluster.devices_per_node
+    near_link, far_link = cluster.links[0], cluster.links[-1]
+    rate = np.where(far, rate_of(far_link, constants.network_link_share), rate_of(near_link, constants.node_link_share))
+    latency = np.where(far, hop_seconds(far_link, constants), hop_seconds(near_link, constants))
+
+    def known(link: Link) -> int:
+        return SOURCES.index(weakest(link.bytes_per_second.source, link.latency_seconds.source))
+
+    return rate, latency, np.where(far, known(far_link), known(near_link))

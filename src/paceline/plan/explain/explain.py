@@ -1,0 +1,362 @@
+"""Explain: a planned task in words. The headline for every run; everything the planner weighed for `--explain`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from paceline.plan.cost.intervals import TIME_ERROR
+from paceline.plan.cost.memory.room import HEADROOM
+from paceline.plan.cost.rates import Rates
+from paceline.plan.explain.choice import (
+    alternative_lines,
+    contest_lines,
+    front_lines,
+    risk_text,
+    sensitivity_lines,
+    tried_text,
+)
+from paceline.plan.explain.lines import wrap
+from paceline.plan.learn.correct import shares_text
+from paceline.plan.placement.tell import placement_lines
+from paceline.plan.search.limits import chance_within
+from paceline.plan.search.search import Candidates
+from paceline.spec.forecast import BillTerm, Estimate, Term
+from paceline.spec.plan import Plan
+from paceline.spec.task import ModelSpec
+from paceline.units import format_bytes, format_count, format_rate, format_seconds
+
+if TYPE_CHECKING:
+    from paceline.plan.learn.measured import TaskMeasurement
+    from paceline.plan.session import Planned
+
+LEARNT = 12  # runs that it learnt from that `--explain` prints
+LISTED = 200  # candidates that `--explain` prints; the rest is counted
+INDENT = " " * 9
+NOTABLE_GOODPUT = 0.995  # failures that cost less stand in `--explain` only
+
+
+def headline_lines(planned: Planned) -> list[str]:
+    """Return the block that every run opens with: task, cluster, plan and price."""
+    others = f"best of {len(planned.search.candidates)} that fit, {len(planned.search.refused)} refused"
+    others += f"{tried_text(planned.contest)}: --explain"
+    return [
+        f"task     {task_text(planned)}",
+        f"cluster  {cluster_text(planned)}",
+        f"plan     {planned.plan}",
+        f"{INDENT}{price_text(planned)}   ({others})",
+        *([f"{INDENT}{expected_text(planned)}"] if planned.expected.goodput < NOTABLE_GOODPUT else []),
+        *(f"{INDENT}{line}" for line in limit_lines(planned)),
+    ]
+
+
+def without_effect_lines(planned: Planned) -> list[str]:
+    """Return what of the model or the batch has no effect, without what `--explain` notes beside it."""
+    return [line for remark in planned.profile.remarks for line in wrap("note     ", remark)]
+
+
+def task_text(planned: Planned) -> str:
+    """Return the task in one line: model, data, batch, length and seed."""
+    task, facts = planned.spec.task, planned.facts
+    name = planned.profile.name
+    if isinstance(task.model, ModelSpec) and ":" not in task.model.name:
+        name = task.model.name
+    items = planned.batch_samples * facts.items_per_sample
+    steps = f"{planned.steps:,} step" + ("" if planned.steps == 1 else "s")
+    return f"{name} on {facts.description} · {items:,} {facts.unit}/step · {steps} · seed {task.seed}"
+
+
+def cluster_text(planned: Planned) -> str:
+    """Return the cluster in one line: devices, rates, links, and how they are known."""
+    cluster, precision = planned.cluster, planned.plan.precision
+    device = cluster.device
+    kind = device.kind if cluster.host else device.name
+    parts = [f"{'this machine: ' if cluster.host else ''}{cluster.devices} x {kind}"]
+    rates = [rate for _, rate in device.matmul_flops.get(precision, ())]
+    parts.append(f"{_rate(max(rates, default=math.nan), 'FLOP')} {precision}")
+    parts.append(f"{_rate(device.memory_bytes_per_second.value, 'B')} memory")
+    if cluster.devices > 1:
+        link = cluster.link(cluster.devices)
+        between = "ranks" if device.kind == "cpu" else "devices" if link.level == "node" else "nodes, per device"
+        latency = format_seconds(link.latency_seconds.value)
+        parts.append(f"{_rate(link.bytes_per_second.value, 'B')}, {latency} between {between}")
+    known = {"measured": "probed", "published": "published figures", "assumed": "assumed: `paceline probe` measures it"}
+    return f"{' · '.join(parts)} ({known.get(device.matmul_source, 'unknown figures')})"
+
+
+def price_text(planned: Planned) -> str:
+    """Return the forecast in one line: step time with its interval, memory, run time, energy and money."""
+    forecast = planned.forecast
+    step = forecast.step_seconds
+    return " · ".join([
+        f"{format_seconds(step.value)}/step{_percent(step)}",
+        f"{format_bytes(forecast.peak_bytes.value)}/device",
+        format_seconds(forecast.run_seconds.value),
+        energy_text(forecast.kwh.value),
+        money_text(forecast.usd.value),
+    ])  # fmt: skip
+
+
+def expected_text(planned: Planned) -> str:
+    """Return in one line what failures make of the run: its time with its interval, goodput, interruptions."""
+    expected = planned.expected
+    if not math.isfinite(expected.goodput):
+        return f"unknown: {expected.because}; set cluster.reliability.mtbf_hours_per_device"
+    return (
+        f"expected: {format_seconds(expected.wall_seconds.value)}{_percent(expected.wall_seconds)}"
+        f" · goodput {expected.goodput:.1%} · {format_count(expected.interruptions)} interruptions"
+    )
+
+
+def limit_lines(planned: Planned) -> list[str]:
+    """Return how likely the run keeps its deadline and its budget, where it has them."""
+    limits, forecast, expected = planned.spec.plan, planned.forecast, planned.expected
+    lines = []
+    known = math.isfinite(expected.wall_seconds.value)
+    time = expected.wall_seconds if known else forecast.run_seconds
+    if limits.deadline is not None:
+        chance = chance_within(time, limits.deadline)
+        lines.append(
+            f"deadline {format_seconds(limits.deadline)}: {format_seconds(time.value)} expected, kept with {chance:.0%}"
+        )
+    if limits.budget_usd is not None:
+        usd = forecast.usd.value / (expected.goodput if known else 1.0)
+        chance = chance_within(forecast.usd, limits.budget_usd, usd)
+        lines.append(f"budget {money_text(limits.budget_usd)}: {money_text(usd)} expected, kept with {chance:.0%}")
+    return lines
+
+
+def money_text(usd: float) -> str:
+    """Return an amount of money; "price unknown" where there is none."""
+    if not math.isfinite(usd):
+        return "price unknown"
+    return f"${usd:,.0f}" if usd >= 100 else f"${usd:.2f}" if usd >= 0.005 or usd == 0 else "<$0.01"
+
+
+def bill_text(term: BillTerm) -> str:
+    """Return money, energy or carbon in one line: the value, both intervals, the formula and its source."""
+    if not math.isfinite(term.value):
+        return f"unknown: {term.formula}"
+    show = {"USD": money_text, "kWh": energy_text, "g": carbon_text}[term.unit]
+    sure = f"80 %: {show(term.low)} to {show(term.high)}; 95 %: {show(term.low95)} to {show(term.high95)}"
+    return f"{show(term.value)} ({sure}); {term.formula} [{term.source}]"
+
+
+def carbon_text(grams: float) -> str:
+    """Return an amount of carbon; "carbon unknown" where it is."""
+    if not math.isfinite(grams):
+        return "carbon unknown"
+    scale, unit = next(pair for pair in ((1e6, "t"), (1e3, "kg"), (1.0, "g")) if grams >= pair[0] or pair[1] == "g")
+    return f"{grams / scale:,.3g} {unit} CO2e"
+
+
+def energy_text(kwh: float) -> str:
+    """Return an amount of energy; "energy unknown" where it is."""
+    return f"{kwh:,.3g} kWh" if math.isfinite(kwh) else "energy unknown"
+
+
+def _percent(estimate: Estimate) -> str:
+    return f" ±{(estimate.high / estimate.value - 1) * 100:.0f}%" if math.isfinite(estimate.value) else ""
+
+
+def _rate(per_second: float, unit: str) -> str:
+    return format_rate(per_second, unit) if math.isfinite(per_second) else f"unknown {unit}/s"
+
+
+def explain_lines(planned: Planned) -> list[str]:
+    """Return all that the planner weighed, in 100 columns: the price by term, candidates, refusals, assumptions."""
+    return [
+        *_why(planned),
+        "",
+        *_terms("time per step", planned.forecast.time, format_seconds),
+        "",
+        *_terms("memory on the fullest device", planned.forecast.memory, format_bytes),
+        "",
+        *_totals(planned),
+        "",
+        *_intervals(planned),
+        "",
+        *_learnt(planned),
+        "",
+        *_expected(planned),
+        "",
+        *placement_lines(planned.placement),
+        "",
+        *contest_lines(planned),
+        "",
+        *alternative_lines(planned),
+        "",
+        *sensitivity_lines(planned),
+        "",
+        *front_lines(planned),
+        "",
+        *_candidates(planned.search.candidates),
+        "",
+        *_refusals(planned),
+        "",
+        *_figures(planned),
+    ]
+
+
+def _why(planned: Planned) -> list[str]:
+    lines = wrap("chosen   ", f"{planned.plan}")
+    lines += wrap("because  ", planned.reason)
+    for remark in planned.remarks:
+        lines += wrap("note     ", remark)
+    return lines
+
+
+def _terms(title: str, terms: Sequence[Term], show: Callable[[float], str]) -> list[str]:
+    total = sum(term.value for term in terms)
+    lines = [f"{title}: {show(total)}"]
+    for term in sorted(terms, key=lambda term: -term.value if math.isfinite(term.value) else -math.inf):
+        share = f"{term.value / total:4.0%}" if total and math.isfinite(total) else "   ?"
+        value = show(term.value) if math.isfinite(term.value) else "unknown"
+        lines += wrap(f"  {share} {value:>9}  {term.name:24}  ", f"{term.formula} [{term.source}]", 44)
+    return lines
+
+
+def _totals(planned: Planned) -> list[str]:
+    forecast = planned.forecast
+    peak = planned.peak_name(planned.plan.precision)
+    mfu = f"{forecast.mfu:.1%} {peak}" if math.isfinite(forecast.mfu) else f"unknown ({peak})"
+    unit = planned.facts.unit
+    lines = [f"the run: {forecast.steps:,} steps, {format_seconds(forecast.run_seconds.value)} of training"]
+    rows = [
+        ("throughput", f"{format_count(forecast.tokens_per_second)} {unit}/s"),
+        ("utilisation", f"{mfu}; model FLOPs are 3 x forward, attention as its causal half, no recompute"),
+        *((term.name, bill_text(term)) for term in forecast.bill),
+        ("not in it", "start-up, evaluation and checkpoints"),
+    ]  # fmt: skip
+    for name, text in rows:
+        lines += wrap(f"  {name:12}", text)
+    return lines
+
+
+def _intervals(planned: Planned) -> list[str]:
+    forecast, rates = planned.forecast, Rates(planned.cluster.device, planned.plan.precision)
+    errors = ", ".join(f"{error:.0%} for {source}" for source, error in TIME_ERROR.items() if source != "unknown")
+    step, peak = forecast.step_seconds, forecast.peak_bytes
+    how = (
+        f"the model's own error by how each term is known ({errors}), weighted by the terms, joined with the spread of "
+        f"the probe's calibration steps (±{rates.relative_spread:.0%})"
+    )
+    if rates.is_published:
+        how = f"what calibration missed; constants {rates.constants.sha256[:12]} of {rates.constants.date}"
+    if planned.learnt is not None:
+        how = "what the runs that it learnt from leave open"
+    text = (
+        f"time {format_seconds(step.low)} to {format_seconds(step.high)}: {how}. "
+        f"Memory {format_bytes(peak.low)} to {format_bytes(peak.high)}. "
+        f"A plan fits where the high end leaves {HEADROOM:.0%} of a device's memory free."
+    )
+    lines = wrap("80 % intervals: ", text, 2)
+    measured = planned.search.candidates.context.measured.get(planned.plan.precision)
+    if measured is not None:
+        lines += wrap("calibration: ", measurement_text(measured), 2)
+    elif rates.calibration_ratios:
+        ratios = ", ".join(f"{ratio:.2f}" for ratio in rates.calibration_ratios)
+        note = f"measured steps over the sum of their parts: {ratios}; compute terms are x {rates.factor:.2f}"
+        lines += wrap("calibration: ", note, 2)
+    return lines
+
+
+def _learnt(planned: Planned) -> list[str]:
+    """Return the runs that the forecast learnt from, newest first, each with how far it counts."""
+    learnt = planned.learnt
+    if learnt is None:
+        because = (
+            "no finished run of this machine is on record" if planned.spec.cluster.learn else "cluster.learn = false"
+        )
+        if not planned.cluster.host:
+            because = "the cluster is not this machine"
+        return [f"learnt from no run: {because}"]
+    lines = [f"{learnt.name}: measured over forecast of today, and the noise that a run is given:"]
+    for run, noise in zip(learnt.runs[:LEARNT], learnt.time.noise, strict=False):
+        found, memory = run.observation, math.exp(run.memory_residual)
+        ratios = f"time x {math.exp(run.time_residual):.2f}" + (f", memory x {memory:.2f}" if memory > 0 else "")
+        same = "this task" if found.task == learnt.task else found.name
+        lines += wrap("   ", f"{found.date[:16]}  {ratios}, noise {noise:.0%}: {same}, {found.plan}", 6)
+    if len(learnt.runs) > LEARNT:
+        lines.append(f"   and {len(learnt.runs) - LEARNT} more")
+    text = f"what plans have in common counts by {shares_text()}; `paceline probe --forget` deletes all runs"
+    return [*lines, *wrap("   ", text)]
+
+
+def measurement_text(found: TaskMeasurement) -> str:
+    """Return what `plan --measure` found, in one line."""
+    blocks = ", ".join(format_seconds(seconds) for seconds in found.block_seconds)
+    return (
+        f"measured {found.date[:16]} at micro-batch {found.micro_batch} in {found.precision}, "
+        f"{found.devices} device(s) at once: "
+        + (f"{blocks} a block, " if blocks else "")
+        + f"{format_seconds(found.rest_seconds)} for the rest and the loss, forward and backward; "
+        f"{format_seconds(found.update_seconds)} for the update of {format_count(found.update_parameters)} parameters"
+        f" (±{found.spread / 2:.0%})"
+    )
+
+
+def _expected(planned: Planned) -> list[str]:
+    """Return the run under failures, term by term."""
+    expected = planned.expected
+    if not expected.terms:
+        return wrap("under failures: ", expected_text(planned), 2)
+    lines = _terms("the run under failures", expected.terms, format_seconds)
+    text = f"{expected_text(planned).removeprefix('expected: ')}; {expected.because}. `paceline simulate` tells more."
+    return [*lines, *wrap("  ", text)]
+
+
+def _candidates(candidates: Candidates) -> list[str]:
+    noun = "plan fits" if len(candidates) == 1 else "plans fit"
+    head = f"  {'step':>8}  {'memory':>9}  {'tokens/s':>8}  {'micro x accumulation':>20}  {'recompute':9}  layout"
+    lines = [f"{len(candidates)} {noun}, best first (within 2 % of the best, the plan with fewest surprises; risk: of"]
+    lines += ["  running out of memory):", head]
+    for candidate, risk in zip(candidates[:LISTED], candidates.values.risk, strict=False):
+        forecast, plan = candidate.forecast, candidate.plan
+        shown = str(plan.layout) + (f" ZeRO-{plan.zero}" if plan.layout.state_degree > 1 else "")
+        if plan.layout.pp > 1:
+            shown += f" {plan.schedule}" + (f" x {plan.virtual_stages}" if plan.virtual_stages > 1 else "")
+        shown += f" · {text}" if (text := risk_text(float(risk))) else ""
+        lines.append(
+            f"  {format_seconds(forecast.step_seconds.value):>8}  {format_bytes(forecast.peak_bytes.value):>9}"
+            f"  {format_count(forecast.tokens_per_second):>8}  {f'{plan.micro_batch} x {plan.accumulation}':>20}"
+            f"  {plan.recompute:9}  {shown}"
+        )
+    if len(candidates) > LISTED:
+        lines.append(f"  and {len(candidates) - LISTED:,} more")
+    return lines
+
+
+def _refusals(planned: Planned) -> list[str]:
+    """Return one line for each reason, with the first plan that it speaks of and how many others."""
+    refused = planned.search.refused
+    lines = [f"{len(refused):,} refused:" if refused else "none refused"]
+    reasons: dict[str, list[Plan]] = {}
+    for refusal in refused[:LISTED]:
+        reasons.setdefault(refusal.because, []).append(refusal.plan)
+    for because, plans in reasons.items():
+        others = f" (and {len(plans) - 1} more)" if len(plans) > 1 else ""
+        lines += wrap("   ", f"{plans[0]}{others}: {because}", 6)
+    if len(refused) > LISTED:
+        lines.append(f"   and {len(refused) - LISTED:,} more that need more memory")
+    return lines
+
+
+def _figures(planned: Planned) -> list[str]:
+    """Return the machine's figures with their sources, weakest knowledge included."""
+    device, cluster = planned.cluster.device, planned.cluster
+    lines = [f"figures of the cluster{f', probed {cluster.date}' if cluster.date else ''}:"]
+    figures = [
+        ("memory", device.memory_bytes, format_bytes),
+        ("memory bandwidth", device.memory_bytes_per_second, lambda value: format_rate(value, "B")),
+        ("operator launch", device.launch_seconds, format_seconds),
+        ("process", device.runtime_bytes, format_bytes),
+    ]
+    for link in cluster.links:
+        figures.append((f"link, {link.level}", link.bytes_per_second, lambda value: format_rate(value, "B")))
+        figures.append((f"hop, {link.level}", link.latency_seconds, format_seconds))
+    for name, figure, show in figures:
+        value = show(figure.value) if math.isfinite(figure.value) else "unknown"
+        lines += wrap(f"  {name:18}{value:>12}  ", f"[{figure.source}] {figure.note}", 34)
+    return lines

@@ -1,0 +1,109 @@
+"""What cannot be had, by name: one function per known limit. Imports no torch.
+
+A function takes a plan and the model's profile and returns why the plan cannot run, or None. The search asks those of
+`LAYOUT_REFUSALS` about each degree of each axis alone and then about whole layouts, and those of `PLAN_REFUSALS` about
+whole plans, before it prices any. A limit that belongs to torch is held by a test that fails when torch learns it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from paceline.plan.feasible import experts, tensor
+from paceline.plan.feasible.stages import fill_refusal, split_backward_refusal, stage_refusal
+from paceline.spec.plan import Plan
+from paceline.spec.profile import ModelProfile
+
+Limit = Callable[[Plan, ModelProfile], str | None]
+
+
+def closed_axis(plan: Plan, profile: ModelProfile) -> str | None:
+    """Return why an axis is closed to the model, where the plan uses it."""
+    closed = profile.closed_axes or {}
+    used = (axis for axis in ("dp_replicate", "dp_shard", "cp", "tp", "pp", "ep") if getattr(plan.layout, axis) > 1)
+    return next((closed[axis] for axis in used if axis in closed), None)
+
+
+def attention_heads(plan: Plan, profile: ModelProfile) -> str | None:
+    """Tensor ranks share whole heads, of queries and of keys and values alike."""
+    tp = 1 if profile.tensor_limits else plan.layout.tp  # where there are limits, they count heads too
+    for count, what in ((_common(profile, "heads"), "heads"), (_common(profile, "kv_heads"), "key/value heads")):
+        if tp > 1 and count % tp:
+            return f"{count} {what} cannot be shared by tp = {tp}: it must divide {count}"
+    return None
+
+
+def tensor_parts(plan: Plan, profile: ModelProfile) -> str | None:
+    """Tensor ranks each have a part of every split layer, and of the sequence between the layers."""
+    return tensor.refusal(plan.layout, profile)
+
+
+def expert_parts(plan: Plan, profile: ModelProfile) -> str | None:
+    """Devices of an expert group share whole experts, and those of one expert even parts of its width."""
+    return experts.refusal(plan.layout, profile)
+
+
+def pipeline_stages(plan: Plan, profile: ModelProfile) -> str | None:
+    """Every stage has a block, and only the interleaved schedules run several stages on a device."""
+    return stage_refusal(plan, profile.repeated_blocks)
+
+
+def pipeline_micro_batches(plan: Plan, profile: ModelProfile) -> str | None:
+    """A pipeline needs a micro-batch per device, and interleaved ones take them in rounds of equal size."""
+    return fill_refusal(plan)
+
+
+def split_backward(plan: Plan, profile: ModelProfile) -> str | None:
+    """Schedules that split the backward pass leave some other options out."""
+    return split_backward_refusal(plan)
+
+
+def hosted_activations(plan: Plan, profile: ModelProfile) -> str | None:
+    """Activations move to the host block by block, and only those that autograd itself keeps."""
+    if not plan.offloads_activations:
+        return None
+    if not profile.repeated_blocks:
+        return f"offload = {plan.offload} moves what repeated blocks keep, and none were found in this model"
+    if plan.recompute == "selective":
+        return (
+            f"offload = {plan.offload} cannot move what selective recompute keeps: torch holds it past autograd's hooks"
+        )
+    return None
+
+
+def hosted_optimizer(plan: Plan, profile: ModelProfile) -> str | None:
+    """The optimizer's state rests on the host for those whose update takes it back in buckets."""
+    return (profile.closed_axes or {}).get("offload") if plan.offloads_optimizer else None
+
+
+# Limits of the model, which hold for the layout alone, and of the whole plan. Add a limit here and nowhere else. Those
+# of the whole plan are asked once for all layouts that agree in `pp`, in whether the data axes or `cp` are in use, and
+# in whether `tp` is.
+LAYOUT_REFUSALS: tuple[Limit, ...] = (closed_axis, attention_heads, tensor_parts, expert_parts)
+PLAN_REFUSALS: tuple[Limit, ...] = (
+    pipeline_stages,
+    pipeline_micro_batches,
+    split_backward,
+    hosted_activations,
+    hosted_optimizer,
+)
+
+
+def layout_refusal(plan: Plan, profile: ModelProfile) -> str | None:
+    """Return the first reason for which the plan's layout cannot be had, or None."""
+    return next((because for limit in LAYOUT_REFUSALS if (because := limit(plan, profile))), None)
+
+
+def plan_refusal(plan: Plan, profile: ModelProfile) -> str | None:
+    """Return the first reason for which the plan cannot be had, its layout's degrees aside, or None."""
+    return next((because for limit in PLAN_REFUSALS if (because := limit(plan, profile))), None)
+
+
+def refusal(plan: Plan, profile: ModelProfile) -> str | None:
+    """Return the first reason for which the plan cannot be had, or None."""
+    return layout_refusal(plan, profile) or plan_refusal(plan, profile)
+
+
+def _common(profile: ModelProfile, field: str) -> int:
+    """Return the smallest count among the blocks that have one; 0 where none has, which everything divides."""
+    return min((value for block in profile.shapes if (value := getattr(block, field))), default=0)

@@ -1,0 +1,92 @@
+"""Limits: the deadline and the budget of a run, what keeps them, and how likely a forecast does."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from paceline.errors import ConfigError
+from paceline.plan.cost.columns import Flags
+from paceline.plan.risk.chance import Z80, normal_tail
+from paceline.plan.search.values import Values
+from paceline.spec.cluster import Cluster
+from paceline.spec.forecast import Estimate, Forecast
+from paceline.units import format_seconds
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What a run may take at most: seconds and USD of wall time, of which the part `goodput` is training."""
+
+    deadline: float | None
+    budget_usd: float | None
+    steps: int
+    goodput: float = 1.0
+
+    @property
+    def names(self) -> str:
+        """The limits there are, in words."""
+        stated = [format_seconds(self.deadline) + " deadline"] if self.deadline is not None else []
+        stated += [f"${self.budget_usd:,.0f} budget"] if self.budget_usd is not None else []
+        return " and ".join(stated)
+
+    def keeps(self, values: Values, cluster: Cluster) -> Flags:
+        """Return which plans keep the limits, by their expected values.
+
+        Raises ConfigError where a limit stands on a figure that is unknown of every plan.
+        """
+        kept = np.ones(len(values), dtype=bool)
+        if self.deadline is not None:
+            if len(values) and not np.isfinite(values.time).any():
+                raise ConfigError(
+                    f"plan.deadline = '{format_seconds(self.deadline)}' cannot be checked",
+                    f"the time of a step on {cluster.device.name} is unknown",
+                    "`paceline probe` on such a machine, or leave plan.deadline unset",
+                )
+            kept &= values.time * self.steps / self.goodput <= self.deadline
+        if self.budget_usd is not None:
+            if len(values) and not np.isfinite(values.money).any():
+                raise ConfigError(
+                    f"plan.budget_usd = {self.budget_usd:g} cannot be checked",
+                    cluster.price_usd_per_device_hour.note or "the price of a device is unknown",
+                    "--set cluster.price_usd_per_device_hour=2.5, or leave plan.budget_usd unset",
+                )
+            kept &= values.money / self.goodput <= self.budget_usd
+        return kept
+
+    def refusal(self, forecast: Forecast) -> str:
+        """Return which limits a plan does not keep, in numbers."""
+        broken = []
+        losses = f" (goodput {self.goodput:.1%})" if self.goodput < 1 else ""
+        seconds, usd = forecast.run_seconds.value / self.goodput, forecast.usd.value / self.goodput
+        if self.deadline is not None and not seconds <= self.deadline:
+            broken.append(f"takes {format_seconds(seconds)}{losses}: the deadline is {format_seconds(self.deadline)}")
+        if self.budget_usd is not None and not usd <= self.budget_usd:
+            broken.append(f"costs ${usd:,.0f}{losses}: the budget is ${self.budget_usd:,.0f}")
+        return ", and ".join(broken)
+
+    def fix(self, cluster: Cluster) -> str:
+        """Return what to try where no plan keeps the limits."""
+        doubled = f"`paceline plan --devices {cluster.devices},{2 * cluster.devices},{4 * cluster.devices}`"
+        if self.budget_usd is None:
+            return f"more devices ({doubled} compares), or a later deadline"
+        cheaper = "`paceline plan --device NAME,NAME` compares devices"
+        if self.deadline is None:
+            return f"fewer or cheaper devices ({cheaper}), or a larger budget"
+        return f"other devices ({cheaper}, {doubled} their number), a later deadline or a larger budget"
+
+
+def chance_within(estimate: Estimate, limit: float, value: float | None = None) -> float:
+    """Return the chance that an estimate's truth is at most `limit`, log-normal by its 80 % interval; NaN if unknown.
+
+    `value` is what the estimate's value has become since, with the same relative interval.
+    """
+    middle = estimate.value if value is None else value
+    if not (math.isfinite(middle) and math.isfinite(estimate.high)) or middle <= 0:
+        return math.nan
+    width = math.log(estimate.high / estimate.value)
+    if width <= 0:
+        return float(middle <= limit)
+    return float(normal_tail(np.array(-math.log(limit / middle) / width * Z80)))

@@ -1,0 +1,291 @@
+"""Search: price every plan that a task, a cluster and a spec's constraints allow, and rank those that fit."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, overload
+
+import numpy as np
+
+from paceline.errors import DoesNotFit
+from paceline.plan.cost.columns import Columns, Floats, Ints
+from paceline.plan.cost.inputs import Context
+from paceline.plan.cost.memory.room import HEADROOM, needed_terms, usable_bytes
+from paceline.plan.cost.total import memory_of, memory_widths_of, needed_bytes, price, price_all
+from paceline.plan.feasible.refusals import refusal
+from paceline.plan.risk.chance import margin
+from paceline.plan.search.limits import Limits
+from paceline.plan.search.space import (
+    BUDGETS,
+    DATA_AXES,
+    MODEL_AXES,
+    Refusal,
+    Space,
+    allowed_layouts,
+    base_plan,
+    recompute_modes,
+)
+from paceline.plan.search.values import Values, goal_values, values_of
+from paceline.spec.cluster import Cluster
+from paceline.spec.forecast import Forecast
+from paceline.spec.plan import OFFLOAD, Plan, PlanSpec
+from paceline.spec.profile import ModelProfile
+from paceline.units import format_bytes, format_rate
+
+if TYPE_CHECKING:
+    from paceline.plan.learn.correct import Learnt
+    from paceline.plan.learn.measured import TaskMeasurement
+
+TIE_RATIO = 1.02  # values this close to the best are a tie: forecasts cannot tell them apart
+BUDGETED = 64  # of the best plans that recompute, on which memory budgets are tried
+WORDED = 512  # plans whose terms are put in words at once, where many are listed
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A plan that fits, and its price."""
+
+    plan: Plan
+    forecast: Forecast
+
+
+@dataclass(frozen=True)
+class Candidates(Sequence[Candidate]):
+    """Plans that fit, best first. They stand in columns; plans and terms in words are made for those looked at.
+
+    `values` are what they take, `scores` how well they serve the goal: 1 would be the best in all that counts.
+    """
+
+    context: Context
+    columns: Columns
+    values: Values
+    scores: Floats
+
+    def __len__(self) -> int:
+        return len(self.columns)
+
+    @overload
+    def __getitem__(self, index: int) -> Candidate: ...
+    @overload
+    def __getitem__(self, index: slice) -> tuple[Candidate, ...]: ...
+    def __getitem__(self, index: int | slice) -> Candidate | tuple[Candidate, ...]:
+        if isinstance(index, slice):
+            return tuple(self._worded(self.columns.take(index)))
+        return next(iter(self._worded(self.columns.take([range(len(self))[index]]))))
+
+    def __iter__(self) -> Iterator[Candidate]:
+        for at in range(0, len(self), WORDED):
+            yield from self._worded(self.columns.take(slice(at, at + WORDED)))
+
+    def _worded(self, columns: Columns) -> Iterator[Candidate]:
+        if len(columns):
+            yield from (Candidate(*priced) for priced in price_all(self.context, columns))
+
+    def plan(self, place: int) -> Plan:
+        """Return one plan in full, without its price."""
+        return self.context.plan_of(self.columns, place)
+
+
+@dataclass(frozen=True)
+class Refusals(Sequence[Refusal]):
+    """Plans that were not taken: those that cannot be had, those beyond a deadline or budget, those that do not fit.
+
+    The second are in the order of the goal, the last by memory, the least first.
+    """
+
+    told: tuple[Refusal, ...]
+    context: Context
+    too_large: Columns
+    beyond: Columns
+    limits: Limits
+    memory_risk: float
+
+    def __len__(self) -> int:
+        return len(self.told) + len(self.beyond) + len(self.too_large)
+
+    @overload
+    def __getitem__(self, index: int) -> Refusal: ...
+    @overload
+    def __getitem__(self, index: slice) -> tuple[Refusal, ...]: ...
+    def __getitem__(self, index: int | slice) -> Refusal | tuple[Refusal, ...]:
+        if isinstance(index, slice):
+            return tuple(self[place] for place in range(len(self))[index])
+        place = range(len(self))[index]
+        if place < len(self.told):
+            return self.told[place]
+        place -= len(self.told)
+        context = self.context
+        if place < len(self.beyond):
+            plan = context.plan_of(self.beyond, place)
+            return Refusal(plan, self.limits.refusal(price(context, plan)))
+        place -= len(self.beyond)
+        refused = memory_refusal(context, self.too_large.take([place]), self.memory_risk)
+        return Refusal(context.plan_of(self.too_large, place), refused)
+
+
+@dataclass(frozen=True)
+class SearchResult:
+    """The best plan, all that fit in order, all that were refused, and why the precision is what it is."""
+
+    best: Candidate
+    candidates: Candidates
+    refused: Refusals
+    precision_because: str
+
+
+def search(
+    profile: ModelProfile,
+    cluster: Cluster,
+    constraints: PlanSpec,
+    *,
+    batch_samples: int,
+    steps: int,
+    optimizer: str = "adamw",
+    goodput: float = 1.0,
+    coarse: bool = False,
+    learnt: Learnt | None = None,
+    measured: Mapping[str, TaskMeasurement] | None = None,
+) -> SearchResult:
+    """Return all plans of exactly `cluster.devices` devices that keep the constraints, ranked by `constraints.goal`.
+
+    `goodput` is the part of the run's wall time in which it trains, for its deadline and budget; `coarse` leaves out
+    micro-batches that are no powers of two. Raises DoesNotFit where none fits, with the one that came nearest, and
+    ConfigError for constraints that contradict each other or the cluster.
+    """
+    context = Context(profile, cluster, batch_samples, steps, optimizer, learnt=learnt, measured=measured or {})
+    limits = Limits(constraints.deadline, constraints.budget_usd, steps, goodput)
+    precision, precision_because = choose_precision(context, constraints.precision)
+    base = base_plan(constraints, precision, batch_samples)
+    modes = recompute_modes(context, constraints)
+    weights, risk = constraints.goal.weights, constraints.memory_risk
+
+    def sort_out(offload: str) -> tuple[Columns, Floats, Columns, list[Refusal]]:
+        told: list[Refusal] = []
+        started = dataclasses.replace(base, offload=offload)
+        layouts = allowed_layouts(context, constraints, started, told)
+        columns = Space(context, constraints, started, modes, told, coarse).columns(layouts)
+        return (*_sort_out(context, columns, risk), told)
+
+    fits, peaks, large, told = sort_out(base.offload)
+    # Host memory is the last resort, the least of it first; on a CPU it is the device's own.
+    for offload in OFFLOAD[1:] if constraints.offload == "auto" and cluster.device.kind != "cpu" else ():
+        if not len(fits):
+            fits, peaks, large, told = sort_out(offload)
+    values = values_of(context, fits, peaks, usable_bytes(cluster))
+    if len(fits) and constraints.recompute == "auto" and fits.recompute[np.argmin(goal_values(values, weights))]:
+        fits, values = _with_budgets(context, weights, risk, fits, values)
+    within = limits.keeps(values, cluster)
+    scores = goal_values(values, weights)
+    beyond = fits.take(np.flatnonzero(~within)[np.argsort(scores[~within], kind="stable")])
+    refused = Refusals(tuple(told), context, large, beyond, limits, risk)
+    if not within.any():
+        raise _nothing_fits(profile, cluster, refused)
+    fits, values = fits.take(within), values.take(within)
+    scores = goal_values(values, weights)
+    order = _order(fits, scores, values.memory)
+    candidates = Candidates(context, fits.take(order), values.take(order), scores[order])
+    return SearchResult(candidates[0], candidates, refused, precision_because)
+
+
+def _sort_out(context: Context, columns: Columns, risk: float) -> tuple[Columns, Floats, Columns]:
+    """Return the plans that fit with the bytes they need, and those that do not, the smallest first."""
+    peaks = needed_bytes(context, columns)
+    too_large = peaks * np.exp(margin(risk, *memory_widths_of(context, columns))) > usable_bytes(context.cluster)
+    left_out = np.flatnonzero(too_large)
+    left_out = left_out[np.argsort(peaks[left_out], kind="stable")]
+    return columns.take(~too_large), peaks[~too_large], columns.take(left_out)
+
+
+def _with_budgets(
+    context: Context, weights: Mapping[str, float], risk: float, fits: Columns, values: Values
+) -> tuple[Columns, Values]:
+    """Return plans and values, joined by plans with a memory budget that beat all others beyond a tie.
+
+    Where memory makes the best plan recompute, budgets are tried on the best plans that do.
+    """
+    scores = goal_values(values, weights)
+    recomputing = np.flatnonzero(fits.recompute)
+    nearest = recomputing[np.argsort(scores[recomputing], kind="stable")[:BUDGETED]]
+    tried = fits.take(nearest).with_budgets(BUDGETS)
+    allowed = [refusal(tried.plan(index), context.profile) is None for index in range(len(tried))]
+    tried, held, _ = _sort_out(context, tried.take(np.array(allowed, dtype=bool)), risk)
+    if not len(tried):
+        return fits, values
+    fits, values = fits.joined(tried), values.joined(values_of(context, tried, held, usable_bytes(context.cluster)))
+    scores = goal_values(values, weights)
+    keep = scores * TIE_RATIO < np.min(scores[: -len(tried)])
+    keep[: -len(tried)] = True
+    return fits.take(keep), values.take(keep)
+
+
+def choose_precision(context: Context, asked: str) -> tuple[str, str]:
+    """Return the precision and the reason: the one asked for, or bf16 where the device computes faster in it."""
+    if asked != "auto":
+        return asked, f"{asked} as the spec asks"
+    widest = max(context.profile.shapes, key=lambda block: block.matmul_flops, default=None)
+    width = widest.matmul_width if widest and widest.matmul_flops else 256
+    fp32, bf16 = (context.rates(precision).product_rate(width) for precision in ("fp32", "bf16"))
+    source = context.cluster.device.matmul_source
+    if math.isfinite(bf16) and not bf16 <= fp32:
+        rates = f"{format_rate(bf16, 'FLOP')} against {format_rate(fp32, 'FLOP')} in fp32"
+        return "bf16", f"bf16: {rates} at width {width} ({source})"
+    if not math.isfinite(bf16):
+        return "fp32", f"fp32: this device's bf16 rate is unknown ({source} figures)"
+    return "fp32", f"fp32: bf16 is not faster here ({format_rate(bf16, 'FLOP')} at width {width}, {source})"
+
+
+def memory_refusal(context: Context, columns: Columns, risk: float = PlanSpec.memory_risk) -> str:
+    """Return why the memory of a plan, the one in `columns`, does not fit, in numbers; empty where it fits or the
+    device's memory is unknown.
+
+    `risk` is the largest chance of running out of memory that a plan may have.
+    """
+    usable = usable_bytes(context.cluster)
+    memory = needed_terms(context.cluster, memory_of(context, columns.plan(0)))
+    ratio = float(np.exp(margin(risk, *memory_widths_of(context, columns)))[0])
+    most = sum(term.value for term in memory) * ratio
+    if not most > usable:
+        return ""
+    largest = sorted(memory, key=lambda term: -term.value)[:2]
+    parts = ", ".join(f"{term.name} {format_bytes(term.value)}" for term in largest)
+    sure = "" if risk == PlanSpec.memory_risk else f" with a chance of {1 - risk:.0%}"
+    return (
+        f"needs up to {format_bytes(most)}{sure} of {format_bytes(usable)} usable per device "
+        f"({HEADROOM:.0%} headroom kept); {parts}"
+    )
+
+
+def _order(columns: Columns, value: Floats, peaks: Floats) -> Ints:
+    """Return the places of plans, best first: what is beyond a tie with the best, then fewer surprises.
+
+    Surprises are, in falling weight: axes that split the model or a sequence, recompute, sharding classes that
+    communicate more, memory.
+    """
+    beyond = np.where(value > np.min(value) * TIE_RATIO, value, 0.0)
+    axes = np.sum([getattr(columns, axis) > 1 for axis in MODEL_AXES], axis=0)
+    classes = np.where(columns.state_degree > 1, columns.zero, 0)
+    order: Ints = np.lexsort((value, peaks, classes, columns.recompute, axes, beyond))
+    return order
+
+
+def _nothing_fits(profile: ModelProfile, cluster: Cluster, refused: Refusals) -> DoesNotFit:
+    what = f"{profile.name} does not fit {cluster.devices} x {cluster.device.name}"
+    if len(refused.beyond):
+        nearest = refused[len(refused.told)]
+        what = f"{profile.name} on {cluster.devices} x {cluster.device.name} keeps no {refused.limits.names}"
+        return DoesNotFit(what, f"the best plan, {nearest.plan}, {nearest.because}", refused.limits.fix(cluster))
+    if not len(refused.too_large):
+        closed = profile.closed_axes or {}
+        # Of a model without any data axis that is the reason, and not the last of the axes that few models have.
+        because = closed.get(DATA_AXES[0]) if all(axis in closed for axis in DATA_AXES) else None
+        last = refused.told[-1].because if refused.told else "no layout is possible"
+        return DoesNotFit(what, because or last, "fewer devices")
+    nearest = refused[len(refused.told)]
+    return DoesNotFit(
+        f"{what}: none of {len(refused)} plans",
+        f"the smallest, {nearest.plan}, {nearest.because}",
+        "more devices, a smaller model or shorter samples, or unset constraints of [plan]",
+    )

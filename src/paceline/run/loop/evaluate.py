@@ -1,0 +1,23 @@
+"""Evaluation: the mean loss on held-out samples, each counted exactly once over all ranks."""
+
+from __future__ import annotations
+
+import time
+
+import torch
+
+from paceline.run.loop.loader import held_out_batches
+from paceline.run.loop.step import Stepper
+from paceline.task.data.source import Source
+from paceline.task.models.build import evaluating
+
+
+def evaluate(stepper: Stepper, source: Source, samples: int, data_rank: int) -> dict[str, float]:
+    """Return {loss, weight, seconds}: the mean loss per item over `samples` held-out samples, always the same ones."""
+    began = time.perf_counter()
+    world, model = stepper.world, stepper.model
+    with evaluating(model), torch.no_grad():
+        batches = held_out_batches(source, samples, stepper.plan, data_rank, world.device)
+        loss_sum, weight = stepper.passes.evaluate(batches)
+    loss_sum, weight = world.sum([loss_sum, weight])
+    return {"loss": loss_sum / weight, "weight": weight, "seconds": time.perf_counter() - began}

@@ -1,0 +1,59 @@
+"""A first look at a user's model, on one micro-batch before it is split: what it draws, reads, and can be cut into."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+
+from paceline.run.loop.loader import MicroBatch
+from paceline.run.loop.passes import Objective, in_model_precision
+from paceline.run.numerics.randomness.mode import SampleRandomness
+from paceline.run.numerics.randomness.survey import survey_all
+from paceline.run.parallel.context.part_check import check_parts
+from paceline.run.parallel.context.zigzag import SequencePart
+from paceline.run.parallel.pipeline.stage_check import check_chain
+from paceline.run.parallel.split_check import SplitCheck
+from paceline.spec.plan import Plan
+from paceline.task.declared import declared_rules
+from paceline.task.models.huggingface.interface import is_transformers
+from paceline.task.reading import unread_remark
+
+
+class FirstLook:
+    """What a model of nobody's knowledge shows: `survey` of its random numbers, `remarks` on what is without effect."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        objectives: Sequence[Objective],
+        main: int,
+        example: MicroBatch,
+        plan: Plan,
+        device: torch.device,
+    ) -> None:
+        """Run the objectives on two samples of the example and on three; `main` is the one that remarks name."""
+        self._model, self._example, self._plan, self._device = model, example, plan, device
+        self._data = in_model_precision(example.data, plan)
+        self.survey = survey_all(model, objectives, self._data, device)
+        self.remarks = unread_remark(objectives[main], self.survey.unread)
+
+    def checked(
+        self, objective: Objective, take_part: Any, mesh: DeviceMesh | None, randomness: SampleRandomness
+    ) -> SplitCheck | None:
+        """Return what split layers are to be held against, where the plan splits them by the model's own rules.
+
+        Raises ConfigError where stages, or parts of sequences, do not give what the whole model gives. Every rank calls
+        it, with what takes its own part of a batch.
+        """
+        model, plan = self._model, self._plan
+        if isinstance(take_part, SequencePart) and mesh is not None and is_transformers(model):
+            check_parts(model, plan, objective, self._data, take_part, mesh)
+        if plan.layout.pp > 1:
+            check_chain(model, plan, objective, self._example, self._device, randomness)
+        elif plan.layout.tp > 1 and (rules := declared_rules(model)) is not None:
+            return SplitCheck(model, rules, lambda: objective(model, self._data))
+        return None

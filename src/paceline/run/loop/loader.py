@@ -1,0 +1,108 @@
+"""Which rows a rank reads in a step, and in how many micro-batches: a pure function of the sample position."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils._pytree import tree_map
+
+from paceline.spec.layout import rows_of
+from paceline.spec.plan import Plan
+from paceline.task.data.order import sample_ids
+from paceline.task.data.source import Source
+
+HELD_OUT_SEED = 0
+
+
+@dataclass(frozen=True)
+class MicroBatch:
+    """The rows of one forward pass. `counts` is False for a stand-in that only keeps the ranks in step."""
+
+    data: Any
+    ids: np.ndarray  # int64 [rows], sample ids
+    position: int  # global position of the first row
+    counts: bool = True
+
+
+@dataclass(frozen=True)
+class StepBatch:
+    """This rank's part of one global batch."""
+
+    step: int  # 1-based number of the update this batch makes
+    position: int  # samples consumed before it, over all ranks and epochs
+    samples: int  # samples in the global batch
+    micro_batches: tuple[MicroBatch, ...]
+
+
+def split_rows(rows: range, parts: int) -> list[range]:
+    """Return `rows` in `parts` contiguous runs, as even as can be; with few rows some are empty."""
+    count = len(rows)
+    return [rows[count * part // parts : count * (part + 1) // parts] for part in range(parts)]
+
+
+def to_device(data: Any, device: torch.device) -> Any:
+    """Return the nested batch with its tensors on `device`, copied without waiting where the device allows it."""
+    if device.type == "cpu":
+        return data
+
+    def move(leaf: Any) -> Any:
+        return leaf.pin_memory().to(device, non_blocking=True) if isinstance(leaf, torch.Tensor) else leaf
+
+    return tree_map(move, data)
+
+
+@dataclass
+class BatchStream:
+    """Reads a rank's part of the global batch at any position. Holds no position of its own.
+
+    The global batch at position p holds the samples at positions p to p + batch_samples - 1 of an endless stream in
+    which every epoch is a fresh permutation; epochs may end inside a batch. Data rank r reads a contiguous part of the
+    rows, so all layouts see the same samples in the same step.
+    """
+
+    source: Source
+    seed: int
+    plan: Plan
+    data_rank: int
+    device: torch.device
+
+    def at(self, position: int) -> StepBatch:
+        """Return this rank's part of the global batch that starts at `position`."""
+        plan = self.plan
+        rows = rows_of(plan.batch_samples, plan.layout.data_degree, self.data_rank)
+        # Where a rank has no row, the batch's first one stands in.
+        positions = position + np.arange(rows.start, rows.stop, dtype=np.int64) if rows else np.array([position])
+        ids = sample_ids(self.seed, positions, self.source.samples)
+        parts = split_rows(range(len(rows)), plan.accumulation)
+        micro_batches = tuple(self._read(ids, positions, part) for part in parts)
+        return StepBatch(position // plan.batch_samples + 1, position, plan.batch_samples, micro_batches)
+
+    def _read(self, ids: np.ndarray, positions: np.ndarray, part: range) -> MicroBatch:
+        counts = len(part) > 0
+        taken = slice(part.start, part.stop) if counts else slice(0, 1)
+        data = to_device(self.source.read(ids[taken], positions[taken]), self.device)
+        return MicroBatch(data, ids[taken] if counts else ids[:0], int(positions[taken.start]), counts)
+
+
+def held_out_ids(source: Source, samples: int) -> np.ndarray:
+    """Return the ids of the held-out samples that evaluations read: the same ones in every run and layout."""
+    return sample_ids(HELD_OUT_SEED, np.arange(min(samples, source.samples), dtype=np.int64), source.samples)
+
+
+def held_out_batches(
+    source: Source, samples: int, plan: Plan, data_rank: int, device: torch.device
+) -> list[MicroBatch]:
+    """Return a data rank's share of the evaluated samples; over all ranks each is read once."""
+    chosen, degree = held_out_ids(source, samples), plan.layout.data_degree
+    # All ranks' micro-batches together are rows in a run, a global batch at most: losses of coupled rows need it.
+    together = min(plan.batch_samples, plan.micro_batch * degree)
+    batches = []
+    for start in range(0, len(chosen), together):
+        own = rows_of(min(together, len(chosen) - start), degree, data_rank)
+        part = range(start + own.start, start + own.stop)
+        ids = chosen[part.start : part.stop] if len(part) else chosen[:1]
+        batches.append(MicroBatch(to_device(source.read(ids, ids), device), ids, part.start, len(part) > 0))
+    return batches

@@ -1,0 +1,115 @@
+"""Passes: how the forward and backward passes of a step's micro-batches are run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch import nn
+
+from paceline.run.loop.loader import MicroBatch
+from paceline.run.numerics.precision import cast_floats
+from paceline.run.numerics.randomness.mode import SampleRandomness
+from paceline.run.numerics.randomness.shares import SampleRows
+from paceline.run.numerics.randomness.survey import length_of
+from paceline.run.parallel.apply import Gradients
+from paceline.run.parallel.data.statistics import RankSums
+from paceline.run.parallel.entry import call
+from paceline.spec.plan import Plan
+from paceline.task.coupling import without_own_rows
+
+Objective = Callable[[nn.Module, Any], tuple[torch.Tensor, Any]]
+
+
+class Passes(Protocol):
+    """Runs micro-batches. What it returns adds up over all ranks to the global sums."""
+
+    def accumulate(self, micro_batches: Sequence[MicroBatch], down: float) -> tuple[Any, Any]:
+        """Run forward and backward on the loss times `down`; return this rank's share of (loss sum, weight)."""
+
+    def evaluate(self, micro_batches: Sequence[MicroBatch]) -> tuple[float, float]:
+        """Run forward only; return this rank's share of (loss sum, weight)."""
+
+    def wrap_objective(self, wrapper: Callable[[Objective], Objective]) -> None:
+        """Call `wrapper(objective)` in the place of the objective from now on; a proof looks at losses there."""
+
+
+@dataclass
+class SequentialPasses:
+    """One micro-batch after the other, each forward and then backward, on a model that is whole on every rank."""
+
+    model: nn.Module
+    objective: Objective
+    gradients: Gradients
+    plan: Plan
+    randomness: SampleRandomness
+    # Takes this rank's part of a batch along the sequence, where ranks share sequences.
+    take_part: Callable[[Any], Any] = lambda data: data
+    # Calls the objective on (model, data); a sharded model must be entered.
+    call: Callable[[Objective, nn.Module, Any], Any] = call
+    # Called after the forward pass of each micro-batch that counts: routers are watched here.
+    after_forward: Callable[[nn.Module], None] | None = None
+    # The number by which random numbers of a step are told apart: a step of several objectives has one for each.
+    draws_as: Callable[[int], int] = lambda step: step
+    statistics: RankSums | None = None  # of batch normalisation over all ranks
+
+    def accumulate(self, micro_batches: Sequence[MicroBatch], down: float) -> tuple[Any, Any]:
+        """Run forward and backward of all micro-batches; return this rank's share of the loss sum and the weight."""
+        loss_total: Any = 0.0
+        weight_total: Any = 0.0
+        for index, micro in enumerate(micro_batches):
+            self.gradients.before_micro_batch(last=index == len(micro_batches) - 1)
+            with self.randomness.during(sample_rows(micro, self.plan, self.draws_as)):
+                loss_sum, weight = self._forward(micro)
+            (loss_sum * (down if micro.counts else 0.0)).backward()
+            if micro.counts:
+                loss_total = loss_total + loss_sum.detach().double()
+                weight_total = weight_total + weight
+                if self.after_forward is not None:
+                    self.after_forward(self.model)
+        self.randomness.rest()
+        return self._share(loss_total), self._share(weight_total)
+
+    def evaluate(self, micro_batches: Sequence[MicroBatch]) -> tuple[float, float]:
+        """Run forward only; return this rank's share of the loss sum and the weight."""
+        loss_total = weight_total = 0.0
+        for micro in micro_batches:
+            with self.randomness.during(sample_rows(micro)):
+                loss_sum, weight = self._forward(micro)
+            if micro.counts:
+                loss_total += float(loss_sum)
+                weight_total += float(weight)
+        self.randomness.rest()
+        return self._share(loss_total), self._share(weight_total)
+
+    def wrap_objective(self, wrapper: Callable[[Objective], Objective]) -> None:
+        """Call `wrapper(objective)` in the place of the objective from now on."""
+        self.objective = wrapper(self.objective)
+
+    def _forward(self, micro: MicroBatch) -> tuple[torch.Tensor, Any]:
+        objective = self.objective if micro.counts else without_own_rows(self.objective)
+        if self.statistics is not None:
+            self.statistics.counts = micro.counts
+        data = self.take_part(in_model_precision(micro.data, self.plan))
+        return self.call(objective, self.model, data)
+
+    def _share(self, value: Any) -> Any:
+        """Return this rank's share of what all ranks of a tensor-parallel group hold alike."""
+        return value / self.plan.layout.tp
+
+
+def sample_rows(
+    micro: MicroBatch, plan: Plan | None = None, draws_as: Callable[[int], int] = lambda step: step
+) -> SampleRows:
+    """Return the samples of a micro-batch of a plan's step, or of an evaluation, which draws the same every time."""
+    positions = micro.position + np.arange(max(1, len(micro.ids)), dtype=np.int64)
+    step = draws_as(micro.position // plan.batch_samples + 1) if plan else 0
+    return SampleRows(positions, step, length_of(micro.data))
+
+
+def in_model_precision(data: Any, plan: Plan) -> Any:
+    """Return a batch in the model's precision: data sets give fp32, and only fp64 weights cannot take it."""
+    return cast_floats(data, torch.float64) if plan.precision == "fp64" else data

@@ -1,0 +1,35 @@
+"""What of a user's model or data has no part in training, or less: said once, and kept in the journal."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+from paceline.run.numerics.precision import lost_in_cast
+from paceline.task.objective import Objective, next_token
+from paceline.task.reading import READ_BY_NEXT_TOKEN, balance_remark, unread_remark
+
+NAMED = 3  # tensors that a remark names
+
+
+def remarks_on(model: nn.Module, objective: Objective, dtype: torch.dtype) -> list[str]:
+    """Return what is lost of a model whose weights are about to be cast to `dtype`."""
+    remarks = []
+    if rounded := lost_in_cast(model, dtype):
+        more = f" and {len(rounded) - NAMED} more" if len(rounded) > NAMED else ""
+        remarks.append(
+            f"{', '.join(rounded[:NAMED])}{more}: rounded to {str(dtype).removeprefix('torch.')}, in which weights and "
+            "buffers are kept; plan.precision = fp64 keeps their values"
+        )
+    remarks += balance_remark(model, objective)
+    return remarks
+
+
+def remarks_on_batch(objective: Objective, batch: Any) -> list[str]:
+    """Return what is said of entries of a batch that the built-in decoder's objective does not read."""
+    if objective is not next_token or not isinstance(batch, Mapping):
+        return []
+    return unread_remark(objective, tuple(str(name) for name in batch if name not in READ_BY_NEXT_TOKEN))

@@ -1,0 +1,199 @@
+"""Resume: what a run keeps between starts, and what may change from one start to the next.
+
+The machines may change, and so may the plan; the experiment may not. Checkpoints hold weights, optimizer state, the
+loss scale and one number for the data: the position. Random numbers need nothing: they are a function of the seed
+and the position.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from paceline import __version__
+from paceline.errors import ConfigError, VerificationFailed
+from paceline.run.checkpoint import (
+    CheckpointInfo,
+    find_latest,
+    load_latest,
+    materialise_optimizer_state,
+    read_index,
+    read_manifest,
+    save_checkpoint,
+    training_state,
+)
+from paceline.run.loop.schedule import Course
+from paceline.run.numerics.precision import LossScaler
+from paceline.run.process.world import World
+from paceline.run.updates.joined import JoinedOptimizer
+from paceline.run.updates.optimizer import named_parameters
+from paceline.spec.layout import Layout
+from paceline.spec.load import Spec, spec_to_dict
+from paceline.spec.plan import Plan
+
+# The parts of a Task that make it another experiment when they change. The data may move: their content is compared.
+FIXED = (
+    "model.", "objective", "turns", "global_batch", "seed", "optimizer.name", "data.tokenizer", "data.seq_len",
+    "data.vocab", "data.validation_fraction", "data.cross_documents", "data.collate",
+)  # fmt: skip
+
+
+RATE = ("schedule.", "optimizer.lr", "stop")  # the parts of a Task that the learning rate depends on
+LOOK_AHEAD = 10_000  # steps in which another course must show
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far training is: updates made and samples consumed."""
+
+    step: int
+    position: int
+
+
+@dataclass(frozen=True)
+class Restored:
+    """The checkpoint a run goes on from."""
+
+    path: Path
+    progress: Progress
+    notes: list[str] = field(default_factory=list)
+
+
+def checkpoint_root(run_dir: Path) -> Path:
+    """Return the folder that holds a run's checkpoints."""
+    return run_dir / "checkpoints"
+
+
+def save(
+    run_dir: Path,
+    spec: Spec,
+    plan: Plan,
+    fingerprint: str,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    scaler: LossScaler | None,
+    course: Course,
+    progress: Progress,
+) -> CheckpointInfo:
+    """Write a checkpoint of this moment. Every rank calls it."""
+    materialise_optimizer_state(optimizer)
+    extra = {
+        "progress": dataclasses.asdict(progress),
+        "scaler": scaler.state() if scaler else None,
+        "schedule": dataclasses.asdict(course),
+        "data_fingerprint": fingerprint,
+        "spec": spec_to_dict(spec),
+        "plan": dataclasses.asdict(plan),
+        "versions": {"paceline": __version__, "torch": str(torch.__version__)},
+    }
+    return save_checkpoint(
+        checkpoint_root(run_dir),
+        progress.step,
+        training_state(model, optimizer),
+        extra,
+        keep_last=spec.run.keep_last,
+    )
+
+
+def restore(
+    run_dir: Path,
+    spec: Spec,
+    plan: Plan,
+    fingerprint: str,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    scaler: LossScaler | None,
+    course: Course,
+    world: World,
+) -> Restored | None:
+    """Load the newest sound checkpoint of a run into model and optimizer, or return None where there is none.
+
+    Raises ConfigError where the task is not the one that the checkpoint belongs to, and VerificationFailed where the
+    learning rate would take another course though nothing in the task says so.
+    """
+    root = checkpoint_root(run_dir)
+    newest = find_latest(root) if world.is_first and root.is_dir() else None
+    manifest = read_manifest(newest) if newest else None
+    written = world.share(json.dumps(dict(manifest.extra)) if manifest else "")
+    stored = json.loads(world.share(json.dumps(sorted(read_index(newest, manifest)) if newest and manifest else [])))
+    changes = _check_same_experiment(spec, fingerprint, json.loads(written), run_dir) if written else []
+    if written:
+        changes += _check_same_course(course, json.loads(written), changes)
+    materialise_optimizer_state(optimizer)
+    if isinstance(optimizer, JoinedOptimizer):  # of others' rules the state is known by what was saved
+        reached = {name.rpartition(".")[0].removeprefix("optim.") for name in stored if name.startswith("optim.")}
+        optimizer.begin([weight for name, weight in named_parameters(model) if name in reached])
+    found = load_latest(root, training_state(model, optimizer), alone=world.size == 1)
+    if found is None:
+        return None
+    path, extra, skipped, unchecked = found
+    if scaler is not None and extra["scaler"]:
+        scaler.load(extra["scaler"])
+    notes = [*(f"skipped {reason}" for reason in skipped), *changes]
+    if unchecked:
+        also = f" and {len(unchecked) - 1} more" if len(unchecked) > 1 else ""
+        notes.append(f"the values of {unchecked[0]}{also} were not checked: the checkpoint has no fingerprint of them")
+    if extra["plan"]["layout"] != dataclasses.asdict(plan.layout):
+        notes.append(f"resharded from layout {Layout(**extra['plan']['layout'])} to {plan.layout}")
+    return Restored(path, Progress(**extra["progress"]), notes)
+
+
+def _check_same_experiment(spec: Spec, fingerprint: str, extra: dict[str, Any], run_dir: Path) -> list[str]:
+    """Return the changes to the task that a resume may make; raise ConfigError for one that it may not, naming it."""
+    now, then = dict(_flat(spec_to_dict(spec)["task"])), dict(_flat(extra["spec"]["task"]))
+    then.setdefault("turns", [])  # an earlier release knew none
+    changes = []
+    for key in [key for key in {**then, **now} if now.get(key) != then.get(key)]:
+        change = f"task.{key} was {then.get(key)!r} and is now {now.get(key)!r}"
+        if key.startswith(FIXED):
+            raise ConfigError(
+                f"{run_dir} holds a run of another task: task.{key} differs",
+                change,
+                "undo the change, or start a new run in another run.dir",
+            )
+        changes.append(change)
+    if fingerprint != extra["data_fingerprint"]:
+        raise ConfigError(
+            f"{run_dir} was trained on other data",
+            f"their fingerprint was {extra['data_fingerprint']} and is now {fingerprint}",
+            "restore the data, or start a new run in another run.dir",
+        )
+    return changes
+
+
+def _check_same_course(course: Course, extra: dict[str, Any], changes: list[str]) -> list[str]:
+    """Return what a changed task does to the learning rate; raise VerificationFailed where no change explains it."""
+    if "schedule" not in extra:  # an earlier release wrote it
+        return []
+    before, next_step = Course(**extra["schedule"]), extra["progress"]["step"] + 1
+    last = min(max(before.steps, course.steps), next_step + LOOK_AHEAD)
+    departs = (step for step in range(next_step, last + 1) if before.at(step) != course.at(step))
+    step = next(departs, None) if before != course else None
+    if step is None:
+        return []
+    now = f"the learning rate of step {step} is {course.at(step):.6g}, where it was to be {before.at(step):.6g}"
+    if any(change.startswith(tuple(f"task.{key}" for key in RATE)) for change in changes):
+        return [f"{now}: the task says so"]
+    pairs = [(name, old, getattr(course, name)) for name, old in vars(before).items()]
+    differing = [f"its {name} was {old} and is {new}" for name, old, new in pairs if old != new]
+    raise VerificationFailed(
+        f"the schedule is not the one of the run that is resumed: {now}",
+        f"{', '.join(differing)}, though the task is the same: the plan or the number of devices must not change it",
+        "report this; an earlier release or the former number of devices goes on with the right schedule",
+    )
+
+
+def _flat(values: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield (dotted key, value) of nested tables."""
+    for key, value in values.items():
+        if isinstance(value, dict):
+            yield from _flat(value, f"{prefix}{key}.")
+        else:
+            yield prefix + key, value

@@ -1,0 +1,258 @@
+"""The step: one optimizer update on one global batch, exact whatever the layout.
+
+The objective gives a sum of losses and the weight (the number of items) it is over. With L and W the sums over all
+ranks and micro-batches, the step's loss is L / W and its gradient is the gradient of L divided by W. W is known only
+after the forward passes, so the backward passes run on the loss divided by the power of two nearest to the
+expected weight (exact in floating point, and of the right size for low precision), and one factor, which also
+carries the clipping, corrects the summed gradients. A step of several objectives does this once for each of them, in
+turn (task/turns.py).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.tensor import DTensor
+
+from paceline.errors import NumericalStop
+from paceline.run.loop.clock import PhaseClock
+from paceline.run.loop.loader import StepBatch
+from paceline.run.loop.passes import Objective, Passes
+from paceline.run.loop.routing import RouterStats, RouterWatch
+from paceline.run.loop.turns import StepTurn
+from paceline.run.memory.hosted import HostedUpdate
+from paceline.run.numerics.precision import LossScaler
+from paceline.run.parallel.apply import Gradients
+from paceline.run.process.world import World
+from paceline.spec.plan import Plan
+
+CLIP_EPS = 1e-6  # as in torch.nn.utils.clip_grad_norm_, so that clipping equals torch's to the last digits
+
+
+@dataclass(frozen=True)
+class TurnStats:
+    """What one turn of a step did, over all ranks."""
+
+    loss: float  # mean per item
+    weight: float  # items
+    grad_norm: float  # of its own parameters, before clipping
+    updated: bool
+
+
+@dataclass(frozen=True)
+class StepStats:
+    """What one step did, over all ranks."""
+
+    step: int
+    position_before: int
+    position_after: int
+    loss: float  # mean per item
+    weight: float  # items
+    grad_norm: float  # global, before clipping
+    lr: float
+    seconds: dict[str, float]  # phases of rank 0; `total` is their sum
+    updated: bool  # False where an fp16 overflow skipped the update
+    stop_requested: bool  # any rank asked to stop
+    router: RouterStats | None = None  # of a model with experts
+    # Of `forward_backward` and `reduce`, what rank 0 waited in: for peers, or for its core. None where unknown (CUDA).
+    waiting_seconds: float | None = None
+    turns: Mapping[str, TurnStats] = field(default_factory=dict)  # of a task of several objectives, in their order
+
+
+@dataclass(frozen=True)
+class _Made:
+    """One update: what it did, and what the ranks told each other on the way."""
+
+    stats: TurnStats
+    stop_requested: bool
+    router: RouterStats | None
+
+
+@dataclass
+class Stepper:
+    """Runs steps of one assembled model. Stateless but for the model, the optimizer and the loss scaler."""
+
+    model: nn.Module
+    turns: Sequence[StepTurn]  # a task of one objective has one
+    optimizer: torch.optim.Optimizer
+    gradients: Gradients
+    scaler: LossScaler | None
+    plan: Plan
+    world: World
+    items_per_sample: int
+    clip_norm: float
+    updater: torch.optim.Optimizer | HostedUpdate  # changes the weights: the optimizer, or who lends it its state
+    main: int = 0  # the turn that is evaluated, and whose loss is the step's
+    # Called with the complete gradients' factor before they are scaled; `verify` looks at gradients here.
+    observe: Callable[[float], None] | None = None
+    routing: RouterWatch | None = None
+    # Parameters that more than one pipeline stage holds, and how many do.
+    stages_holding: Mapping[nn.Parameter, int] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        expected = self.plan.batch_samples * self.items_per_sample
+        self._expected_weight = 2.0 ** round(math.log2(expected))
+        self._copies = {p: self._copies_of(p) for turn in self.turns for p in turn.parameters}
+
+    @property
+    def passes(self) -> Passes:
+        """The passes of the objective that is evaluated."""
+        return self.turns[self.main].passes
+
+    def wrap_objectives(self, wrapper: Callable[[Objective], Objective]) -> None:
+        """Call `wrapper(objective)` in the place of every objective from now on; a proof looks at losses there."""
+        for turn in self.turns:
+            turn.passes.wrap_objective(wrapper)
+
+    def step(
+        self, batch: StepBatch, lr: float, stop_requested: bool = False, while_busy: Callable[[], None] | None = None
+    ) -> StepStats:
+        """Make one update and return what it did. `while_busy` runs on the host while the device computes.
+
+        Raises NumericalStop, before the weights that it is of change, where a loss or a gradient norm is not finite.
+        """
+        clock = PhaseClock(self.world.device)
+        made: dict[str, _Made] = {}
+        for turn in self.turns:
+            if turn.turn.is_due(batch.step):
+                made[turn.turn.name] = self._make(turn, batch, lr, clock, stop_requested, while_busy)
+                while_busy = None
+        if self.world.device.type == "cuda":
+            torch.cuda.synchronize(self.world.device)
+        main = made[self.turns[self.main].turn.name]
+        return StepStats(
+            step=batch.step,
+            position_before=batch.position,
+            position_after=batch.position + batch.samples,
+            loss=main.stats.loss,
+            weight=main.stats.weight,
+            grad_norm=main.stats.grad_norm,
+            lr=lr,
+            seconds=clock.seconds(),
+            updated=any(one.stats.updated for one in made.values()),
+            stop_requested=main.stop_requested,
+            router=main.router,
+            waiting_seconds=clock.waiting_seconds("forward_backward", "reduce"),
+            turns={name: one.stats for name, one in made.items() if name},
+        )
+
+    def _make(
+        self,
+        turn: StepTurn,
+        batch: StepBatch,
+        lr: float,
+        clock: PhaseClock,
+        stop_requested: bool,
+        while_busy: Callable[[], None] | None,
+    ) -> _Made:
+        """Make the update of one turn."""
+        self.gradients.zero()
+        down = (self.scaler.scale if self.scaler else 1.0) / self._expected_weight
+        loss_sum, weight = turn.passes.accumulate(batch.micro_batches, down)
+        clock.mark("forward_backward")
+        self.gradients.finish()
+        self._keep_own(turn)
+        squares = self._local_squares()
+        if while_busy is not None:
+            while_busy()
+        local = [*_floats(loss_sum, weight, squares), float(stop_requested), float(self.gradients.unreached())]
+        routed = self.routing.take() if self.routing else []
+        loss_total, weight_total, square_total, stop, unreached, *routed = self.world.sum([*local, *routed])
+        if unreached:
+            self.gradients.settle()
+        clock.mark("reduce")
+        scale = self.scaler.scale if self.scaler else 1.0
+        if weight_total <= 0:
+            raise NumericalStop(
+                f"{_place(batch.step, turn)} has no item to learn from",
+                "the objective's weights add up to zero over the whole global batch",
+                "check the labels: are all of them masked?",
+            )
+        loss = loss_total / weight_total
+        correction = self._expected_weight / weight_total / scale
+        norm = math.sqrt(square_total) * correction if square_total >= 0 else math.nan
+        updated = self._update(turn, batch.step, loss, norm, correction, lr)
+        router = self.routing.finish(routed, weight_total, updated) if self.routing else None
+        clock.mark("optimizer")
+        return _Made(TurnStats(loss, weight_total, norm, updated), stop > 0, router)
+
+    def _keep_own(self, turn: StepTurn) -> None:
+        """Drop the gradients of parameters that a turn does not train."""
+        own = set(turn.parameters)
+        for parameter in self._copies:
+            if parameter not in own:
+                parameter.grad = None
+
+    @torch.no_grad()  # the local part of a DTensor is then no step of a graph
+    def _local_squares(self) -> torch.Tensor:
+        """Return this rank's contribution to the squared global norm of the unscaled gradients."""
+        by_copies: dict[int, list[torch.Tensor]] = {}
+        for parameter, copies in self._copies.items():
+            if parameter.grad is not None and (local := _local(parameter.grad)).numel():
+                by_copies.setdefault(copies, []).append(local)
+        total = torch.zeros((), dtype=torch.float64, device=self.world.device)
+        for copies, gradients in by_copies.items():
+            norm = torch.nn.utils.get_total_norm(gradients, error_if_nonfinite=False)
+            # Copies hold equal gradients, so each contributes its share of the sum over all ranks.
+            total += norm.double().square() / copies
+        return total
+
+    def _copies_of(self, parameter: nn.Parameter) -> int:
+        """Return how many ranks hold the same part of a parameter."""
+        # A parameter lives on the ranks of one stage, unless the first and the last share it.
+        holders = self.world.size // self.plan.layout.pp * self.stages_holding.get(parameter, 1)
+        if not isinstance(parameter, DTensor):
+            return holders
+        mesh = parameter.device_mesh
+        shards = math.prod(mesh.size(i) for i, place in enumerate(parameter.placements) if not place.is_replicate())
+        return holders // shards
+
+    @torch.no_grad()
+    def _update(self, turn: StepTurn, step: int, loss: float, norm: float, correction: float, lr: float) -> bool:
+        """Scale, clip and apply the gradients of a turn; return whether weights changed."""
+        if not math.isfinite(norm) or not math.isfinite(loss):
+            if self.scaler and math.isfinite(loss) and self.scaler.scale > self.scaler.smallest:
+                self.scaler.update(overflowed=True)
+                return False
+            raise NumericalStop(
+                f"{_place(step, turn)}: loss {loss}, gradient norm {norm}",
+                f"they are not finite numbers; no weight was changed by this {'turn' if turn.turn.name else 'step'}",
+                "lower task.optimizer.lr, lengthen task.schedule.warmup, or train with plan.precision=bf16 or fp32",
+            )
+        factor = correction
+        clip_norm = self.clip_norm if turn.clip_norm is None else turn.clip_norm
+        if clip_norm:
+            factor *= min(1.0, clip_norm / (norm + CLIP_EPS))
+        if self.observe is not None:
+            self.observe(correction)
+        if factor != 1.0:
+            torch._foreach_mul_([_local(p.grad) for p in turn.parameters if p.grad is not None], factor)
+        for group in self.optimizer.param_groups:
+            group["lr"] = lr * group.get("lr_scale", 1.0)
+        self.updater.step()
+        if self.scaler:
+            self.scaler.update(overflowed=False)
+        return True
+
+
+def _place(step: int, turn: StepTurn) -> str:
+    return f"step {step}, turn '{turn.turn.name}'" if turn.turn.name else f"step {step}"
+
+
+def _local(tensor: torch.Tensor | None) -> torch.Tensor:
+    assert tensor is not None
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def _floats(*values: Any) -> list[float]:
+    """Return tensors and numbers as floats, with one wait for the device at most."""
+    tensors = [value for value in values if isinstance(value, torch.Tensor)]
+    if not tensors or tensors[0].device.type == "cpu":
+        return [float(value) for value in values]
+    read = iter(torch.stack([tensor.double().reshape(()) for tensor in tensors]).tolist())
+    return [next(read) if isinstance(value, torch.Tensor) else float(value) for value in values]

@@ -1,0 +1,247 @@
+"""Training: one process's part of a run, after the plan is made and the world is joined."""
+
+from __future__ import annotations
+
+import sys
+import time
+import weakref
+from collections.abc import Generator
+from pathlib import Path
+from typing import Any
+
+from paceline.errors import ConfigError, Requeue
+from paceline.run.assemble import assemble
+from paceline.run.loop.evaluate import evaluate
+from paceline.run.loop.left_loop import LeftLoop, left_at
+from paceline.run.loop.loader import BatchStream, StepBatch, held_out_ids
+from paceline.run.loop.remarks import remarks_on_batch
+from paceline.run.loop.resume import Progress, restore, save
+from paceline.run.loop.schedule import Course, learning_rate
+from paceline.run.loop.step import StepStats
+from paceline.run.memory.spent import MemoryMeter, held_bytes
+from paceline.run.numerics.invariants import check_agreement, is_due, numbers_of
+from paceline.run.process.brief import Brief
+from paceline.run.process.signals import StopFlag
+from paceline.run.process.world import World
+from paceline.run.record.recorder import Recorder, SilentRecorder
+from paceline.spec.amounts import in_steps
+from paceline.spec.load import Spec
+from paceline.spec.task import ModelSpec
+from paceline.task.data.source import open_sources
+from paceline.task.data.unigram import unigram_loss
+from paceline.task.data.windows import TokenSource
+from paceline.task.models.sizes import is_named
+from paceline.task.objective import Objective
+from paceline.task.turns import objective_of
+from paceline.units import Amount, format_seconds
+
+
+class Training:
+    """Iterates over the global batches of a task and makes one update with each."""
+
+    def __init__(self, spec: Spec, brief: Brief, world: World, run_dir: Path) -> None:
+        self.spec, self.brief, self.world, self.dir = spec, brief, world, run_dir
+        self._began = time.monotonic()
+        task, plan = spec.task, brief.plan
+        self._meter = MemoryMeter(world.device)
+        self.source, self.held_out = open_sources(task.data, task.seed)
+        built = assemble(task, plan, world, self.source, brief.items_per_sample)
+        self.model, self.optimizer, self._stepper = built.model, built.optimizer, built.stepper
+        self._data_rank = plan.layout.data_rank(world.rank)
+        self._stream = BatchStream(self.source, task.seed, plan, self._data_rank, world.device)
+        self._prepared: StepBatch | None = None
+        self._data_seconds = 0.0
+        self._stop = StopFlag()
+        self._unended: weakref.finalize[..., Training] | None = None  # an end that waits for its reason
+        self._warmup = self._steps(task.schedule.warmup) or 0
+        self._decay = self._steps(task.schedule.decay) or max(1, brief.steps // 10)
+        self._checkpoint_every = self._steps(spec.run.checkpoint_every)
+        self._check_every = self._steps(spec.run.check_every)
+        self._evaluate_every = self._steps(spec.run.evaluate_every) if self.held_out else None
+        peak, schedule = task.optimizer.lr, task.schedule
+        self._course = Course(schedule.kind, peak, schedule.final, brief.steps, self._warmup, self._decay)
+        restored = restore(run_dir, spec, plan, self.source.fingerprint, self.model, self.optimizer,
+                           self._stepper.scaler, self._course, world)  # fmt: skip
+        self.progress = restored.progress if restored else Progress(0, 0)
+        self._first_step = self.progress.step + 1
+        self._record: Recorder | SilentRecorder = SilentRecorder()
+        if world.is_first:
+            self._record = Recorder(run_dir, spec, brief, world, self._meter, self._steps(spec.run.log_every) or 1)
+        self._record.started(self.progress, restored, self._unigram_loss() if world.is_first else None)
+        for remark in built.remarks:
+            self._record.remark(remark)
+        # Until the first step has said what the built-in decoder does not read; a survey has said it of other models.
+        self._objective: Objective | None = None
+        if isinstance(task.model, ModelSpec) and is_named(task.model.name):
+            self._objective = objective_of(task, self.source.unit)
+
+    def _steps(self, amount: Amount | None) -> int | None:
+        if amount is None:
+            return None
+        return in_steps(amount, self.brief.plan.batch_samples, self.brief.items_per_sample, self.source.samples)
+
+    def _unigram_loss(self) -> float | None:
+        """Return the bar that a language model must pass, on the samples that evaluations read."""
+        if isinstance(self.source, TokenSource) and isinstance(self.held_out, TokenSource):
+            ids = held_out_ids(self.held_out, self.spec.run.evaluate_samples)
+            return unigram_loss(self.source, self.held_out, ids)
+        return None
+
+    # ---- the loop --------------------------------------------------------------------------------------------------
+
+    def __iter__(self) -> Generator[StepBatch, None, None]:
+        if self._unended is not None:
+            self._unended.detach()  # the error was caught, and the loop goes on
+        self._stop.watch()
+        try:
+            while self.progress.step < self.brief.steps:
+                before = self.progress.step
+                began = time.perf_counter()
+                batch = self._prepared or self._stream.at(self.progress.position)
+                self._prepared = None
+                self._data_seconds = time.perf_counter() - began
+                yield batch
+                if self.progress.step == before:
+                    raise ConfigError(
+                        "a batch was taken and no step was made with it",
+                        "the loop body did not call run.step(batch)",
+                        "call stats = run.step(batch) once for every batch",
+                    )
+            self._ended("complete")
+        except GeneratorExit:
+            self._left(left_at(sys._getframe().f_back))
+            raise
+        except BaseException as error:
+            self.failed(error)
+            raise
+        finally:
+            self._stop.release()
+
+    def _left(self, loop: LeftLoop | None) -> None:
+        """Record that the loop was left before its end: at once, or as soon as it shows whether an error was why."""
+        seconds = time.monotonic() - self._began
+        if loop is None or loop.on_purpose:
+            self._record.ended("stopped", self.progress.step, seconds)
+        else:
+            self._unended = weakref.finalize(self, _record_left, self._record, loop, self.progress.step, seconds)
+
+    def step(self, batch: StepBatch) -> StepStats:
+        """Make one optimizer update with the batch and return what it did, over all ranks.
+
+        Writes the journal, and evaluates, saves and stops when it is time to. Raises Requeue (exit code 75) after the
+        ranks have agreed to stop and saved, NumericalStop (6) where the loss is no longer a number.
+        """
+        try:
+            stats = self._update(batch)
+            self._after(stats, batch)
+        except Requeue:
+            raise
+        except BaseException as error:
+            self.failed(error)
+            raise
+        return stats
+
+    def _update(self, batch: StepBatch) -> StepStats:
+        if batch.position != self.progress.position:
+            raise ConfigError(
+                f"the batch of step {batch.step} is not the next one",
+                f"step {self.progress.step + 1} comes next",
+                "give run.step the batch that the loop has just taken",
+            )
+        began = time.perf_counter()
+        task = self.spec.task
+        lr = learning_rate(task.schedule, task.optimizer.lr, batch.step, self.brief.steps, self._warmup, self._decay)
+        on_cuda = self.world.device.type == "cuda"
+        stats = self._stepper.step(
+            batch, lr, stop_requested=self._wants_to_stop(), while_busy=self._prepare_next if on_cuda else None
+        )
+        self.progress = Progress(step=batch.step, position=stats.position_after)
+        seconds = stats.seconds
+        total = time.perf_counter() - began + self._data_seconds
+        seconds["data"] = self._data_seconds
+        seconds["other"] = max(0.0, total - sum(seconds.values()))
+        seconds["total"] = total
+        return stats
+
+    def _prepare_next(self) -> None:
+        """Read the next batch while the device computes this one."""
+        following = self.progress.position + self.brief.plan.batch_samples
+        if self.progress.step + 1 < self.brief.steps:
+            self._prepared = self._stream.at(following)
+
+    def _wants_to_stop(self) -> bool:
+        limit = self.spec.run.time_limit
+        if limit is not None and time.monotonic() - self._began > limit and not self._stop.because:
+            self._stop.because = f"the time limit of {format_seconds(limit)} is reached"
+        return bool(self._stop.because)
+
+    # ---- between steps ---------------------------------------------------------------------------------------------
+
+    def _after(self, stats: StepStats, batch: StepBatch) -> None:
+        scaler, step, last = self._stepper.scaler, stats.step, stats.step == self.brief.steps
+        ids = self._ids_read(batch) if self.spec.run.record_samples else None
+        self._record.step(stats, scaler.scale if scaler else None, ids)
+        for remark in remarks_on_batch(self._objective, batch.micro_batches[0].data) if self._objective else ():
+            self._record.remark(remark)
+        self._objective = None
+        if last or batch.position == 0:
+            self._measure_memory()
+        if self._check_every and (is_due(step, self._first_step, self._check_every) or last):
+            check_agreement(self.model, numbers_of(stats, scaler.scale if scaler else None), step, self.world)
+        if self._evaluate_every and (step % self._evaluate_every == 0 or last):
+            self.evaluate()
+        if stats.stop_requested and not last:
+            because = self._stop.because or "another rank was asked to stop"
+            self._record.stopped(step, because, self.save())
+            self._ended("requeue", Requeue(because))
+            raise Requeue(because)
+        if last or (self._checkpoint_every and step % self._checkpoint_every == 0):
+            self.save()
+
+    def _ids_read(self, batch: StepBatch) -> list[int]:
+        """Return the sample ids that the ranks really read in this step, in order of position."""
+        first = self.brief.plan.layout.reads_first(self.world.rank)
+        mine = [(micro.position, micro.ids.tolist()) for micro in batch.micro_batches if micro.counts and first]
+        parts = sorted(part for ranks in self.world.gather(mine) for part in ranks)
+        return [sample for _, ids in parts for sample in ids]
+
+    def evaluate(self) -> float:
+        """Return the mean loss per item on held-out samples, each counted once. Every rank calls it."""
+        if self.held_out is None:
+            raise ConfigError(
+                "there is no held-out data",
+                "the data set has no validation part",
+                "give a pair of data sets (train, validation), or a task.data.validation_fraction above 0",
+            )
+        result = evaluate(self._stepper, self.held_out, self.spec.run.evaluate_samples, self._data_rank)
+        self._record.evaluation(self.progress.step, result)
+        return result["loss"]
+
+    def save(self) -> Path:
+        """Write a checkpoint and return its folder. Every rank calls it."""
+        info = save(
+            self.dir, self.spec, self.brief.plan, self.source.fingerprint, self.model, self.optimizer,
+            self._stepper.scaler, self._course, self.progress,
+        )  # fmt: skip
+        self._record.checkpoint(self.progress.step, info.path, info.bytes, info.seconds)
+        return info.path
+
+    def _measure_memory(self) -> None:
+        held = held_bytes(self.model, self.optimizer)
+        *parts, peak = self.world.maximum([*map(float, held.values()), float(self._meter.peak_bytes())])
+        components: dict[str, Any] = dict(zip(held, parts, strict=True))
+        components["activations_and_runtime"] = peak - sum(parts)
+        self._record.memory(self.progress.step, components, peak)
+
+    def failed(self, error: BaseException) -> None:
+        """Record that the run ends with an error."""
+        self._ended("requeue" if isinstance(error, Requeue) else "failed", error)
+
+    def _ended(self, status: str, error: BaseException | None = None) -> None:
+        self._record.ended(status, self.progress.step, time.monotonic() - self._began, error)
+
+
+def _record_left(record: Recorder | SilentRecorder, loop: LeftLoop, step: int, seconds: float) -> None:
+    """Record how a run ended whose loop was left by what may have been an error: it is known by now."""
+    error = loop.by_error()
+    record.ended("stopped" if error is None else "failed", step, seconds, error)

@@ -1,0 +1,118 @@
+"""Invariants of training: ranks that hold the same thing hold the same bits. A silent divergence stops the run.
+
+Copies of a weight (over `dp_replicate`, whole weights over `tp`, a tied one on two pipeline stages) get equal gradients
+and equal updates, so they must stay equal to the last bit; so must the learning rate, the loss, the gradient norm, the
+loss scale and whether a step was made at all. A norm that is not a number (an fp16 overflow) is one on all ranks alike.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.tensor import DTensor
+
+from paceline.errors import VerificationFailed
+from paceline.run.loop.step import StepStats
+from paceline.run.process.world import World
+
+INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+WIDTH = 4096
+BUFFER = ("buffer",)  # stands in the place of a parameter's part
+FIRST_STEPS = 10  # of a process, each of which is checked: most divergences are there from the start
+NOT_A_NUMBER = -1  # in place of the bits of any NaN
+Held = dict[tuple[Any, ...], int]
+
+
+def fingerprint(tensor: torch.Tensor) -> int:
+    """Return a sum of a tensor's bit patterns modulo 2^64, each weighed by its place: another one for other content.
+
+    The places are those of a table of WIDTH columns; sums of its columns and of its rows are weighed, without a copy.
+    """
+    real = torch.view_as_real(tensor.detach().resolve_conj()) if tensor.is_complex() else tensor.detach()
+    flat = real.contiguous().flatten()
+    bits = flat.view(INTEGERS[flat.element_size()])
+    whole = bits.numel() - bits.numel() % WIDTH
+    table = bits[:whole].view(-1, WIDTH)
+    rows, columns = table.sum(1, dtype=torch.int64), table.sum(0, dtype=torch.int64)
+    columns[: bits.numel() - whole] += bits[whole:]
+    return int(_weighed(columns) + _weighed(rows))
+
+
+def _weighed(sums: torch.Tensor) -> torch.Tensor:
+    """Return the sum of integers, each times an odd number of its place's own, modulo 2^64."""
+    return (sums * (2 * torch.arange(len(sums), device=sums.device) + 1)).sum()
+
+
+def is_due(step: int, first: int, every: int) -> bool:
+    """Return whether a step is checked: each of a process's first ten, from step `first` on, and then every so many."""
+    return step < first + FIRST_STEPS or step % every == 0
+
+
+def bits_of(number: float) -> int:
+    """Return the bits of a number as an integer, the same one for every NaN."""
+    return NOT_A_NUMBER if math.isnan(number) else int.from_bytes(struct.pack("<d", number), "little")
+
+
+def numbers_of(stats: StepStats, scale: float | None) -> dict[str, float]:
+    """Return the numbers of a step that all ranks must have alike, by the name that a message gives them."""
+    numbers = {
+        "the gradient norm": stats.grad_norm,
+        "the learning rate": stats.lr,
+        "the loss": stats.loss,
+        "the loss scale": 1.0 if scale is None else scale,
+        "whether the step updated the weights": float(stats.updated),
+    }
+    for name, turn in stats.turns.items():
+        numbers |= {f"the loss of {name}": turn.loss, f"the gradient norm of {name}": turn.grad_norm}
+        numbers[f"whether {name} updated its weights"] = float(turn.updated)
+    return numbers
+
+
+def held_by(model: nn.Module, numbers: Mapping[str, float]) -> Held:
+    """Return fingerprints of what this rank holds, by (name, part): ranks with the same key must have the same one."""
+    held: Held = {("", name): bits_of(value) for name, value in numbers.items()}
+    for name, parameter in model.named_parameters():
+        part: tuple[Any, ...] = ()
+        local = parameter
+        if isinstance(parameter, DTensor):
+            places = zip(parameter.placements, parameter.device_mesh.get_coordinate() or (), strict=False)
+            part = tuple((str(place), at) for place, at in places if not place.is_replicate())
+            local = parameter.to_local()  # type: ignore[assignment]
+        held[name, part] = fingerprint(local)
+    # A buffer is whole on every rank: a function of the weights, or of what all ranks saw together.
+    return held | {(name, BUFFER): fingerprint(buffer) for name, buffer in model.named_buffers()}
+
+
+def check_agreement(model: nn.Module, numbers: Mapping[str, float], step: int, world: World) -> None:
+    """Raise VerificationFailed on every rank where ranks that must agree do not. Every rank calls it.
+
+    `numbers` are what all ranks must have alike, by name. The message names the first tensor, the ranks and the step.
+    """
+    if world.size == 1:
+        return
+    first: dict[tuple[Any, ...], tuple[int, int]] = {}
+    for rank, held in enumerate(world.gather(held_by(model, numbers))):
+        for key, value in held.items():
+            owner, expected = first.setdefault(key, (rank, value))
+            if value != expected:
+                name = key[0] or key[1]
+                if key[1] == BUFFER:
+                    raise _drifted(name, owner, rank, step)
+                raise VerificationFailed(
+                    f"step {step}: ranks {owner} and {rank} no longer agree on {name}",
+                    "both hold the same part of it, and its bits differ: an update or a sum went another way on one",
+                    "start the same command again: it resumes from the last checkpoint; `paceline verify` the layout",
+                )
+
+
+def _drifted(name: str, owner: int, rank: int, step: int) -> VerificationFailed:
+    return VerificationFailed(
+        f"step {step}: ranks {owner} and {rank} no longer agree on the buffer {name}",
+        "the model changes it in its forward pass by what the rank's own rows hold, so that each rank has another one",
+        "change it by the weights alone, sum over all ranks what goes into it, or one device",
+    )

@@ -1,0 +1,255 @@
+"""Stands in for torch's random operators during a micro-batch: what they return belongs to the samples.
+
+Each call of an operator takes one number, the call's key, from torch's own generator on the CPU, which starts every
+micro-batch at the same place: a function of the seed and the step. So the order of calls is all that tells them apart,
+on every rank and for every micro-batch; what replays torch's random state, as activation checkpointing does, replays
+the keys, and a pipeline hands them on from stage to stage. Values are hashed from key, sample and place (hashing.py).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.overrides import TorchFunctionMode
+
+from paceline.errors import ConfigError
+from paceline.run.numerics.randomness.hashing import fill
+from paceline.run.numerics.randomness.operators import RandomOperators, drawing_functions, keep
+from paceline.run.numerics.randomness.seeds import seed_at, seed_device
+from paceline.run.numerics.randomness.shares import Pattern, RankPart, SampleRows, Share, guessed, share_of
+from paceline.run.numerics.randomness.sites import Site, site_of_caller, where
+
+
+@dataclass(frozen=True)
+class Survey:
+    """What a look at a program has told of its random numbers."""
+
+    patterns: dict[Site, tuple[Pattern, ...]] = field(default_factory=dict)
+    strays: tuple[str, ...] = ()  # random numbers that belong to no sample, in words
+    modules: tuple[type, ...] = ()  # kinds of modules that draw in their own forward pass
+    unread: tuple[str, ...] = ()  # entries of the batch that the objective did not read
+
+    def patterns_of(self, site: Site) -> tuple[Pattern, ...]:
+        """Return the patterns seen at a site; those of all sites where it is not known, as in compiled code."""
+        return self.patterns.get(site) or tuple({p for at in self.patterns.values() for p in at})
+
+
+class SampleRandomness(TorchFunctionMode):
+    """Within it, random numbers of the micro-batch that was begun last belong to its samples.
+
+    `strict` makes random numbers that do not an error; otherwise they are warned of, once.
+    """
+
+    def __init__(
+        self,
+        seed: int,
+        device: torch.device,
+        survey: Survey,
+        part: RankPart | None = None,
+        strict: bool = True,
+    ) -> None:
+        super().__init__()
+        self.survey = survey
+        self._seed, self._device, self._part, self._strict = seed, device, part or RankPart(), strict
+        self._functions = drawing_functions()
+        self._operators = RandomOperators(self)
+        self._shares: dict[Any, Share] = {}
+        self._told: set[str] = set()
+        self._rows: SampleRows | None = None
+        self._began, self._calls, self._entered = torch.Tensor(), 0, 0
+        self._is_forward = False
+
+    # ---- the micro-batch -------------------------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def during(self, rows: SampleRows) -> Iterator[None]:
+        """Make the random numbers of a forward pass those of its samples; at the end see that none went past us."""
+        self.begin(rows)
+        self._is_forward = True
+        try:
+            with self:
+                yield
+        finally:
+            self._is_forward = False
+        self.check()
+
+    def __enter__(self) -> SampleRandomness:
+        self._entered += 1
+        super().__enter__()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self._entered -= 1
+        super().__exit__(*error)
+
+    @property
+    def is_entered(self) -> bool:
+        """Whether torch's random functions go through it now."""
+        return self._entered > 0
+
+    @contextlib.contextmanager
+    def again(self) -> Iterator[None]:
+        """Enter where torch has left the mode behind: in compiled code, or in a part that is run again.
+
+        What is drawn again is no new call: torch's random state is where the part began, and goes back.
+        """
+        calls = self._calls
+        with self:
+            yield
+        self._calls = self._calls if self._is_forward else calls
+
+    @property
+    def rows(self) -> SampleRows | None:
+        """The samples that are drawn for."""
+        return self._rows
+
+    @contextlib.contextmanager
+    def turned_to(self, rows: SampleRows | None) -> Iterator[None]:
+        """Draw for other samples for a while."""
+        before, self._rows = self._rows, rows
+        try:
+            yield
+        finally:
+            self._rows = before
+
+    def begin(self, rows: SampleRows) -> None:
+        """Start the random numbers of a micro-batch."""
+        seed_device(seed_at(self._seed, rows.step), self._device)
+        self.turn_to(rows)
+        self.went_on()
+
+    def rest(self) -> None:
+        """Draw for no samples until the next micro-batch: a model that is called meanwhile is torch's own affair."""
+        self._rows = None
+
+    def turn_to(self, rows: SampleRows) -> None:
+        """Go on with these samples: a backward pass that runs blocks again comes after other micro-batches."""
+        self._rows = rows
+
+    def went_on(self) -> None:
+        """Note that torch's random state was set to where the calls of these samples go on."""
+        self._began, self._calls = _states(self._device), 0
+
+    @property
+    def has_drawn(self) -> bool:
+        """Whether anything was drawn since the micro-batch began."""
+        return self._calls > 0
+
+    def check(self) -> None:
+        """Tell of random numbers that were drawn since the micro-batch began and were not calls' keys."""
+        size = torch.default_generator.get_state().numel()
+        generator = torch.Generator()
+        generator.set_state(self._began[:size])
+        if self._calls:
+            torch.empty(self._calls, dtype=torch.int64, device="cpu").random_(generator=generator)
+        if not torch.equal(torch.cat([generator.get_state(), self._began[size:]]), _states(self._device)):
+            self.stray("an operator that torch does not name", "it takes its random numbers past torch's functions")
+
+    def stray(self, name: str, because: str) -> None:
+        """Make random numbers that belong to no sample an error, or a warning."""
+        if self._strict:
+            raise stray_error([f"{name}: {because}"])
+        if name not in self._told:
+            self._told.add(name)
+            warnings.warn(f"random numbers of {name} follow the micro-batch: {because}", stacklevel=2)
+
+    # ---- what torch calls ------------------------------------------------------------------------------------------
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func not in self._functions:
+            return func(*args, **kwargs)
+        return self._drawn(func, args, kwargs)
+
+    def _drawn(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+        if func is F.dropout:
+            return self._dropout(*args, **kwargs)
+        if func is F.scaled_dot_product_attention or func is F.multi_head_attention_forward:
+            if not _attention_drops(func, args, kwargs):
+                return func(*args, **kwargs)
+            with sdpa_kernel(SDPBackend.MATH), self._operators:  # fused kernels draw by themselves
+                return func(*args, **kwargs)
+        with self._operators:
+            return func(*args, **kwargs)
+
+    def _dropout(self, input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
+        if not training or not 0.0 < p <= 1.0 or input.device.type == "meta":
+            return F.dropout(input, p, training, inplace)  # which also says what is wrong with p
+        noise = torch.empty_like(input, requires_grad=False, memory_format=torch.contiguous_format)
+        keep(self, noise, 1.0 - p, 1.0 / (1.0 - p) if p < 1.0 else 0.0)
+        return input.mul_(noise) if inplace else input * noise
+
+    # ---- what operators ask for ------------------------------------------------------------------------------------
+
+    def __call__(self, out: Tensor, lanes: int, finish: Callable[..., object]) -> Tensor:
+        """Fill `out`, which is contiguous, by a new call."""
+        assert self._rows is not None
+        key = int(torch.empty((), dtype=torch.int64, device="cpu").random_())
+        self._calls += 1
+        if not out.numel():
+            return out
+        share = self._share(tuple(out.shape), out.device)
+        owners = share.owners(self._rows)
+        if not share.dim:
+            fill(out.view(len(owners), -1), key, owners, share.places, lanes, finish)
+            return out
+        flat = out.new_empty(len(owners), out.numel() // len(owners))
+        fill(flat, key, owners, share.places, lanes, finish)
+        return out.copy_(share.restored(flat, out.shape))
+
+    def _share(self, shape: tuple[int, ...], device: torch.device) -> Share:
+        assert self._rows is not None
+        site = site_of_caller()
+        known = (site, shape, len(self._rows), self._rows.length, device)
+        if known not in self._shares:
+            share = self._found(site, shape)
+            places = None if share.places is None else share.places.to(device)
+            self._shares[known] = Share(share.dim, share.inner, places)
+        return self._shares[known]
+
+    def _found(self, site: Site, shape: tuple[int, ...]) -> Share:
+        assert self._rows is not None
+        patterns = self.survey.patterns_of(site)
+        share = share_of(shape, self._rows, patterns, self._part) if patterns else None
+        if share is None and not patterns:
+            share = guessed(shape, len(self._rows))
+        if share is None:
+            self.stray(
+                f"{where(site)}", f"a random tensor of shape {list(shape)} for {len(self._rows)} samples"
+                " has no dimension that counts them",
+            )  # fmt: skip
+            share = Share(0 if shape and shape[0] % len(self._rows) == 0 else None, shape, None)
+        return share
+
+
+def stray_error(strays: list[str] | tuple[str, ...]) -> ConfigError:
+    """Return the error for random numbers that no layout could repeat."""
+    return ConfigError(
+        "the model draws random numbers that belong to no sample: " + "; ".join(strays),
+        "they would be others on every layout and for every size of the micro-batch",
+        "torch's own functions on tensors whose one dimension counts samples, or one device and one micro-batch a step",
+    )
+
+
+def _states(device: torch.device) -> Tensor:
+    """Return torch's random states on the CPU and on `device`, uint8, on the CPU."""
+    state = torch.default_generator.get_state()
+    if device.type == "cuda":
+        state = torch.cat([state, torch.cuda.default_generators[device.index].get_state()])
+    return state
+
+
+def _attention_drops(func: Any, args: Any, kwargs: dict[str, Any]) -> bool:
+    if func is F.multi_head_attention_forward:
+        probability = args[10] if len(args) > 10 else kwargs.get("dropout_p", 0.0)
+        training = args[13] if len(args) > 13 else kwargs.get("training", True)
+        return bool(probability and training)
+    return bool(args[4] if len(args) > 4 else kwargs.get("dropout_p", 0.0))

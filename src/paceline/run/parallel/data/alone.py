@@ -1,0 +1,87 @@
+"""Experts that a rank shares with nobody, left out of FSDP2."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+from paceline.spec.layout import Layout
+
+
+class AloneExperts:
+    """Experts that a rank shares with nobody: plain tensors compute with them and sum up their gradients.
+
+    FSDP2 would copy them at every gather and reduction, in a group of one, and a DTensor's gradient goes through its
+    dispatch in every micro-batch.
+    """
+
+    def __init__(self) -> None:
+        self._leaves: dict[nn.Parameter, Tensor] = {}
+
+    @staticmethod
+    def of(layout: Layout, casts: bool) -> AloneExperts | None:
+        """Return them where ranks are alone with their experts and FSDP2 need not cast those."""
+        alone = layout.ep > 1 and layout.dp_shard * layout.cp == layout.ep and layout.dp_replicate == 1
+        # A zero-bubble schedule computes gradients of weights apart, and finds them as a stage's parameters.
+        return AloneExperts() if alone and layout.pp == 1 and not casts else None
+
+    def leaf(self, weight: nn.Parameter) -> Tensor:
+        """Return a plain tensor of the same storage, which gets the gradient in the weight's place."""
+        assert isinstance(weight, DTensor)
+        with torch.no_grad():
+            local = weight.to_local()
+        leaf = self._leaves.get(weight)
+        if leaf is None or leaf.data_ptr() != local.data_ptr():  # weights may get their storage later
+            leaf = local.detach().requires_grad_(weight.requires_grad)
+            self._leaves[weight] = leaf
+        return leaf
+
+    def hand_over(self) -> None:
+        """Give every weight the gradient that its plain tensor got."""
+        for weight, leaf in self._leaves.items():
+            if leaf.grad is not None:
+                assert isinstance(weight, DTensor)
+                grad = DTensor.from_local(
+                    leaf.grad, weight.device_mesh, weight.placements, run_check=False, shape=weight.shape,
+                    stride=weight.stride(),
+                )  # fmt: skip
+                weight.grad = grad
+
+    def forget(self) -> None:
+        """Drop the gradients."""
+        for leaf in self._leaves.values():
+            leaf.grad = None
+
+
+@dataclass(frozen=True)
+class ExpertGradients:
+    """Gradients that come together as `inner` says, but for those of experts that a rank has alone."""
+
+    inner: Any  # Gradients
+    alone: AloneExperts
+
+    def zero(self) -> None:
+        """Forget the last step's gradients."""
+        self.inner.zero()
+        self.alone.forget()
+
+    def before_micro_batch(self, last: bool) -> None:
+        """Prepare the coming backward pass."""
+        self.inner.before_micro_batch(last)
+
+    def finish(self) -> None:
+        """Return once the sums are complete."""
+        self.inner.finish()
+        self.alone.hand_over()
+
+    def unreached(self) -> int:
+        """Return how many parameters this rank's backward passes did not reach."""
+        return int(self.inner.unreached())
+
+    def settle(self) -> None:
+        """Take the gradients from parameters that no rank reached."""
+        self.inner.settle()

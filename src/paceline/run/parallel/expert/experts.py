@@ -1,0 +1,229 @@
+"""The expert axis: a layer's experts spread over `ep` ranks of the `dp_shard` x `cp` part of the mesh.
+
+Those ranks read different tokens, so tokens travel: an all-to-all brings every token to the ranks that hold its experts
+and another one brings the results back (Lepikhin et al. 2021, GShard, arXiv:2006.16668). Nothing is padded or
+dropped: ranks first tell each other how many rows come.
+
+Dense weights are sharded over all of `fsdp` = dp_shard x cp. Expert weights are split whole by whole over `ep`, and
+each rank's experts are sharded over the remaining fsdp / ep ranks (`expert_shard`), which hold the same experts. The
+backward pass of the all-to-all brings an expert the gradients of all tokens of its `ep` group, FSDP2 adds those of the
+other groups and copies: sums over exactly all ranks, never divided by a degree.
+
+Tensor ranks each hold a part of the width of the same experts, and each exchange the whole rows with the ranks that
+hold the same part: `ep` groups lie side by side.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Placement, Shard
+
+from paceline.errors import ConfigError
+from paceline.run.parallel.data.alone import AloneExperts
+from paceline.run.parallel.expert.routed import RoutedForward
+from paceline.spec.layout import Layout
+from paceline.task.declared import expert_axis, is_routed
+from paceline.task.models.moe import MoE, MoEDecoder
+
+EXPERT_DIM = 0  # of stacked weights, split over `ep`
+
+
+def spread_experts(
+    model: nn.Module, mesh: DeviceMesh, layout: Layout, alone: AloneExperts | None = None
+) -> dict[nn.Parameter, Any]:
+    """Split every layer's experts over `ep` and return where FSDP2 is to shard each of their weights: None for nowhere.
+
+    Those of ranks that are `alone` with their experts need no FSDP2. Others stay in the sharding unit of their block,
+    so that nothing is gathered inside a block, where selective recompute could not follow. Weights may be on the meta
+    device. A pipeline stage may be without experts; every rank of the mesh makes its groups all the same. Raises
+    ConfigError for a model whose experts cannot be spread.
+    """
+    axes = expert_mesh(mesh, layout)
+    exchange = AllToAll(axes["ep"].get_group())
+    placed: dict[nn.Parameter, Any] = {}
+    place = _placements(axes, layout)
+    for name, experts in _experts_of(model, layout).items():
+        for key, weight in list(experts.named_parameters(recurse=False)):
+            parameter = _own_experts(f"{name}.{key}", weight, axes, layout)
+            experts.register_parameter(key, parameter)
+            placed[parameter] = (
+                None if alone is not None else place(_sharded_dimension(f"{name}.{key}", parameter, layout))
+            )
+        on_their_ranks = functools.partial(_on_their_ranks, experts, exchange, alone)
+        if is_routed(experts):
+            experts.forward = RoutedForward(experts, on_their_ranks)
+        else:
+            experts.forward = functools.partial(on_their_ranks, experts.forward)
+    return placed
+
+
+def _experts_of(model: nn.Module, layout: Layout) -> dict[str, nn.Module]:
+    """Return the modules with a layer's stacked experts, by name, as the model's rules say."""
+    found, because = expert_axis(model)
+    if because or (not found and layout.pp == 1):
+        because = because or "the model has no experts to spread"
+        raise ConfigError(f"layout ep = {layout.ep}", because, "ep = 1")
+    return found
+
+
+def _own_experts(name: str, weight: nn.Parameter, axes: DeviceMesh, layout: Layout) -> nn.Parameter:
+    """Return the experts that this rank has of a stacked weight, which may be split over tensor ranks already."""
+    if weight.shape[EXPERT_DIM] % layout.ep:
+        raise ConfigError(
+            f"layout ep = {layout.ep} with {weight.shape[EXPERT_DIM]} experts in {name}",
+            "every rank holds the same number of whole experts", "an ep that divides the number of experts",
+        )  # fmt: skip
+    held, mesh = weight.detach(), axes["ep"]
+    placements: list[Placement] = [Shard(EXPERT_DIM)]
+    if isinstance(held, DTensor):
+        mesh, placements = axes["ep", "tp"], [Shard(EXPERT_DIM), *held.placements]
+        held = held.to_local()
+    part = held.tensor_split(layout.ep, dim=EXPERT_DIM)[axes["ep"].get_local_rank()].clone()
+    stride = torch.empty(weight.shape, device="meta").stride()
+    spread = DTensor.from_local(part, mesh, placements, run_check=False, shape=weight.shape, stride=stride)
+    return nn.Parameter(spread, requires_grad=weight.requires_grad)
+
+
+def _sharded_dimension(name: str, weight: nn.Parameter, layout: Layout) -> int:
+    """Return the last dimension of a spread weight that no axis splits and that can be sharded evenly."""
+    assert isinstance(weight, DTensor)
+    remaining = layout.dp_shard * layout.cp // layout.ep
+    split = {place.dim for place in weight.placements if isinstance(place, Shard)}
+    whole = [dim for dim in range(weight.dim()) if dim not in split]
+    even = [dim for dim in whole if weight.shape[dim] % remaining == 0]
+    if not even:
+        raise ConfigError(
+            f"{name} of widths {', '.join(str(weight.shape[dim]) for dim in whole)} over "
+            f"dp_shard x cp / ep = {remaining} devices",
+            "FSDP2 shards a dimension other than the first evenly or not at all",
+            "a larger ep, or an expert width and a hidden width that are multiples",
+        )
+    return even[-1]
+
+
+def _on_their_ranks(
+    experts: nn.Module,
+    exchange: AllToAll,
+    alone: AloneExperts | None,
+    forward: Any,
+    rows: Tensor,
+    counts: Tensor,
+) -> Tensor:
+    """Send rows to the ranks of their experts, run those there on plain weights, and bring the results back."""
+    rows, counts, ticket = exchange.dispatch(rows, counts)
+    spread = dict(experts._parameters)
+    try:
+        for key, weight in spread.items():
+            if isinstance(weight, DTensor):
+                plain = alone.leaf(weight) if alone else weight.to_local()
+                experts._parameters[key] = plain
+        results = forward(rows, counts)
+    finally:
+        experts._parameters.update(spread)
+    return exchange.combine(results, ticket)
+
+
+def balance_shared_sequences(model: nn.Module, group: dist.ProcessGroup) -> None:
+    """Make balance losses those of whole sequences where the ranks of `group` hold parts of the same sequences.
+
+    Counts are summed without gradient: the part of the loss that has one is a sum over each rank's own tokens.
+    """
+
+    def over_sequence(counts: Tensor) -> Tensor:
+        total = counts.detach().clone()
+        dist.all_reduce(total, group=group)
+        return total
+
+    for module in model.modules():
+        if isinstance(module, MoE | MoEDecoder):
+            module.over_sequence = over_sequence
+
+
+def expert_mesh(mesh: DeviceMesh, layout: Layout) -> DeviceMesh:
+    """Return the mesh (dp_replicate, expert_shard, ep, tp), in which `fsdp` is split in two. Every rank calls it.
+
+    Neighbours of `fsdp` form an `ep` group: they exchange the most.
+    """
+    remaining = layout.dp_shard * layout.cp // layout.ep
+    return mesh["dp_replicate", "fsdp", "tp"]._unflatten("fsdp", (remaining, layout.ep), ("expert_shard", "ep"))
+
+
+def _placements(axes: DeviceMesh, layout: Layout) -> Callable[[int], Any]:
+    """Return what gives FSDP2's placement of a dimension over `expert_shard`, with copies over `dp_replicate`.
+
+    torch documents this result of `shard_placement_fn`, for experts, but exports its name from a private module only.
+    """
+    try:
+        from torch.distributed.fsdp._fully_shard._fsdp_common import FSDPMeshInfo, HSDPMeshInfo, ShardPlacementResult
+    except ImportError as error:
+        raise ConfigError(
+            f"layout ep = {layout.ep} with torch {torch.__version__}",
+            f"its FSDP2 cannot shard the weights of one unit over different ranks: {error}", "torch 2.13, or ep = 1",
+        ) from error  # fmt: skip
+    info = (
+        HSDPMeshInfo(axes["dp_replicate", "expert_shard"], shard_mesh_dim=1, replicate_mesh_dim=0)
+        if layout.dp_replicate > 1
+        else FSDPMeshInfo(axes["expert_shard"], shard_mesh_dim=0)
+    )
+    return lambda dim: ShardPlacementResult(Shard(dim), info)
+
+
+@dataclass(frozen=True)
+class AllToAll:
+    """Exchanges rows over the ranks of `group`, of which each holds the same number of neighbouring experts."""
+
+    group: dist.ProcessGroup
+
+    def dispatch(self, rows: Tensor, counts: Tensor) -> tuple[Tensor, Tensor, Any]:
+        """Return (rows for this rank's experts sorted by expert, counts of them, what `combine` needs).
+
+        `rows` [tokens, hidden] are sorted by expert, `counts` [experts] int64 says how many each expert gets.
+        """
+        sent = counts.view(self.group.size(), -1)  # [ranks, experts of each]
+        arriving = torch.empty_like(sent)  # [ranks that send, experts of this rank]
+        dist.all_to_all_single(arriving, sent.contiguous(), group=self.group)
+        out_sizes, in_sizes = torch.stack([arriving.sum(dim=1), sent.sum(dim=1)]).tolist()
+        received = exchange_rows(rows, out_sizes, in_sizes, self.group)
+        # They come sorted by sender first; products need them sorted by expert first.
+        expert = torch.arange(arriving.shape[1], device=rows.device).repeat(arriving.shape[0])
+        order = expert.repeat_interleave(arriving.flatten()).argsort(stable=True)
+        return received[order], arriving.sum(dim=0), (order.argsort(), in_sizes, out_sizes)
+
+    def combine(self, results: Tensor, ticket: Any) -> Tensor:
+        """Return the results of the rows that this rank sent, in the order in which it sent them."""
+        order, out_sizes, in_sizes = ticket
+        return exchange_rows(results[order], out_sizes, in_sizes, self.group)
+
+
+def exchange_rows(rows: Tensor, out_sizes: list[int], in_sizes: list[int], group: dist.ProcessGroup) -> Tensor:
+    """Return what the ranks of `group` send to this one, [sum(out_sizes), hidden], in rank order.
+
+    `in_sizes` says how many of `rows` go to each rank, `out_sizes` how many come from each. Gradients go back.
+    """
+    return _ExchangeRows.apply(rows, out_sizes, in_sizes, group)
+
+
+class _ExchangeRows(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, out_sizes: list[int], in_sizes: list[int], group: dist.ProcessGroup) -> Tensor:
+        ctx.sizes, ctx.group = (out_sizes, in_sizes), group
+        return _all_to_all(rows, out_sizes, in_sizes, group)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
+        out_sizes, in_sizes = ctx.sizes
+        return _all_to_all(grad, in_sizes, out_sizes, ctx.group), None, None, None
+
+
+def _all_to_all(rows: Tensor, out_sizes: list[int], in_sizes: list[int], group: dist.ProcessGroup) -> Tensor:
+    received = rows.new_empty((sum(out_sizes), *rows.shape[1:]))
+    dist.all_to_all_single(received, rows.contiguous(), out_sizes, in_sizes, group=group)
+    return received

@@ -1,0 +1,224 @@
+"""Passes of a pipelined model: torch's schedules decide the order, the last stage knows the loss.
+
+Micro-batches of the step are those of the pipeline. A step's weight is counted on the last stage, with the exact rows
+of each micro-batch, so uneven ones weigh what they hold; its loss sum too, but for what blocks of a stage add by
+themselves, which is added, and goes back, where it arises.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.pipelining import (
+    PipelineStage,
+    Schedule1F1B,
+    ScheduleGPipe,
+    ScheduleInterleaved1F1B,
+    ScheduleInterleavedZeroBubble,
+)
+from torch.utils._pytree import tree_leaves
+
+from paceline.errors import ConfigError
+from paceline.plan.feasible.stages import stage_count
+from paceline.run.loop.loader import MicroBatch
+from paceline.run.loop.passes import Objective
+from paceline.run.numerics.randomness.mode import SampleRandomness
+from paceline.run.parallel.pipeline.rng_state import random_state
+from paceline.run.parallel.pipeline.split import Pipeline
+from paceline.run.parallel.pipeline.stage_module import StageModule, refuse_call, rows_in
+from paceline.spec.plan import Plan
+from paceline.task.models.build import start_training
+
+SCHEDULES: dict[str, Any] = {
+    "gpipe": ScheduleGPipe,
+    "1f1b": Schedule1F1B,
+    "interleaved": ScheduleInterleaved1F1B,
+    "zero-bubble": ScheduleInterleavedZeroBubble,
+}
+
+
+@dataclass(frozen=True)
+class _Border:
+    """What one stage hands to the next for a single row, and whether it drew random numbers."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    draws: bool
+
+    def example(self, rows: int) -> Tensor:
+        """Return hidden states of so many rows, without storage."""
+        return torch.empty((rows, *self.shape), dtype=self.dtype, device="meta", requires_grad=True)
+
+
+class PipelinePasses:
+    """Runs the micro-batches of a step through this rank's stages."""
+
+    def __init__(
+        self,
+        pipeline: Pipeline,
+        objective: Objective,
+        plan: Plan,
+        device: torch.device,
+        randomness: SampleRandomness,
+        take_part: Callable[[Any], Any] = lambda data: data,
+        after_forward: Callable[[nn.Module], None] | None = None,
+    ) -> None:
+        self._pipeline, self._plan, self._device, self._randomness = pipeline, plan, device, randomness
+        self._stages = [
+            StageModule(stage, objective, plan, device, randomness, take_part, after_forward)
+            for stage in pipeline.stages
+        ]
+        if len(self._stages) > 1:
+            pipeline.model.register_forward_pre_hook(refuse_call)  # stages are called one by one, never their union
+        self._indices = [stage.index for stage in pipeline.stages]
+        self._ranks = dist.get_process_group_ranks(pipeline.group)
+        self._borders: dict[Any, list[_Border]] = {}  # by the shapes of a row
+        self._schedules: dict[Any, Any] = {}
+
+    def accumulate(self, micro_batches: Sequence[MicroBatch], down: float) -> tuple[Any, Any]:
+        """Run forward and backward on the loss times `down`; return this rank's share of (loss sum, weight)."""
+        borders = self._borders_for(micro_batches)
+        rows = max(map(rows_in, micro_batches))
+        relays = any(border.draws for border in borders)
+        for stage in self._stages:
+            stage.begin(micro_batches, down, rows, relays)
+        count = len(micro_batches)
+        numbers = torch.arange(count)
+        self._schedule(rows, count, relays, borders).step(index=numbers, target=numbers, return_outputs=False)
+        self._randomness.rest()
+        loss_total = sum(stage.loss_total for stage in self._stages)
+        return self._share(loss_total), self._share(self._stages[-1].weight_total)
+
+    def evaluate(self, micro_batches: Sequence[MicroBatch]) -> tuple[float, float]:
+        """Run forward only; return this rank's share of the loss sum and the weight.
+
+        Every stage takes all micro-batches in turn, so that stages work at the same time.
+        """
+        borders = self._borders_for(micro_batches)
+        relays = any(border.draws for border in borders)
+        loss_total = weight_total = 0.0
+        sent: list[tuple[dist.Work, Tensor]] = []
+        for index, stage in zip(self._indices, self._stages, strict=True):
+            for micro in micro_batches:
+                received: list[Tensor] = []
+                if index > 0:
+                    example = borders[index - 1].example(rows_in(micro))
+                    received = [torch.empty_like(example, device=self._device)]
+                    received += [torch.empty_like(random_state(self._device))] if relays else []
+                    for tensor in received:
+                        dist.recv(tensor, src=self._rank_of(index - 1), group=self._pipeline.group)
+                found = stage.run(micro, *received) if received else stage.run(micro, None)
+                if index < stage_count(self._plan) - 1:
+                    for tensor in (found.contiguous(), *((random_state(self._device),) if relays else ())):
+                        work = dist.isend(tensor, dst=self._rank_of(index + 1), group=self._pipeline.group)
+                        assert work is not None
+                        sent.append((work, tensor))
+                elif micro.counts:
+                    loss_total += float(found[0])
+                    weight_total += float(found[1])
+        for work, _ in sent:
+            work.wait()
+        self._randomness.rest()
+        return self._share(loss_total), self._share(weight_total)
+
+    def wrap_objective(self, wrapper: Callable[[Objective], Objective]) -> None:
+        """Call `wrapper(objective)` in the place of the objective from now on, on every stage of this rank."""
+        for stage in self._stages:
+            stage.objective = wrapper(stage.objective)
+
+    def _schedule(self, rows: int, count: int, relays: bool, borders: list[_Border]) -> Any:
+        """Return torch's schedule for micro-batches of at most `rows` rows; made once per number of rows."""
+        key = (rows, count, relays, tuple(borders))
+        if key not in self._schedules:
+            stages = [
+                PipelineStage(
+                    module,
+                    index,
+                    stage_count(self._plan),
+                    self._device,
+                    input_args=() if index == 0 else self._travels(borders[index - 1], rows, relays),
+                    output_args=self._travels(borders[index], rows, relays)
+                    if index < len(borders)
+                    else torch.empty((), device="meta"),
+                    group=self._pipeline.group,
+                )
+                for index, module in zip(self._indices, self._stages, strict=True)
+            ]
+            several = self._plan.schedule in ("interleaved", "zero-bubble")
+            self._schedules[key] = SCHEDULES[self._plan.schedule](
+                stages if several else stages[0], count, loss_fn=_same, scale_grads=False
+            )
+        return self._schedules[key]
+
+    def _travels(self, border: _Border, rows: int, relays: bool) -> tuple[Tensor, ...]:
+        """Return what one stage sends to the next, without storage."""
+        state = (torch.empty_like(random_state(self._device), device="meta"),) if relays else ()
+        return border.example(rows), *state
+
+    def _borders_for(self, micro_batches: Sequence[MicroBatch]) -> list[_Border]:
+        """Return what every stage but the last hands on; found by one forward pass for every new shape of rows.
+
+        Each stage runs on hidden states of zeros and says what comes out of it; weights and buffers stay as they are.
+        """
+        micro = max(micro_batches, key=rows_in)
+        key = tuple(
+            (leaf.shape[1:], leaf.dtype) for leaf in tree_leaves(micro.data) if isinstance(leaf, Tensor) and leaf.dim()
+        )
+        if key not in self._borders:
+            borders: list[_Border] = []
+            for index in range(stage_count(self._plan)):
+                box: list[Any] = [None]
+                if index in self._indices:
+                    hidden = None
+                    if index:
+                        hidden = torch.zeros_like(borders[-1].example(rows_in(micro)), device=self._device)
+                    box = [self._look(self._stages[self._indices.index(index)], micro, hidden)]
+                dist.broadcast_object_list(box, src=self._rank_of(index), group=self._pipeline.group)
+                borders.append(box[0])
+            # The last stage hands nothing on; whether it draws matters to nobody but itself.
+            self._borders[key] = borders[:-1]
+        return self._borders[key]
+
+    def _look(self, stage: StageModule, micro: MicroBatch, hidden: Tensor | None) -> _Border:
+        """Run a stage once for what it hands on, and leave no trace."""
+        part = stage.part
+        modes = {module: module.training for module in part.modules()}
+        buffers = [(buffer, buffer.clone()) for buffer in part.buffers()]
+        start_training(part)  # dropout draws in training alone
+        with torch.no_grad():
+            found = stage.run(micro, hidden)
+            for buffer, kept in buffers:
+                buffer.copy_(kept)
+        draws = self._randomness.has_drawn
+        for module, training in modes.items():
+            module.training = training
+        if isinstance(found, tuple):  # the last stage's loss and weight
+            return _Border((), torch.float32, draws)
+        if not isinstance(found, Tensor) or not found.dim() or found.shape[0] != rows_in(micro):
+            raise ConfigError(
+                f"a pipeline stage hands on {_described(found)}",
+                "hidden states between blocks must be one tensor whose first dimension counts samples",
+                "pp = 1",
+            )
+        return _Border(tuple(found.shape[1:]), found.dtype, draws)
+
+    def _rank_of(self, stage: int) -> int:
+        return self._ranks[stage % len(self._ranks)]
+
+    def _share(self, value: Any) -> Any:
+        """Return this rank's share of what all ranks of a tensor-parallel group hold alike."""
+        return value / self._plan.layout.tp
+
+
+def _same(output: Tensor, target: Tensor) -> Tensor:
+    """Return the loss, which the last stage has computed itself."""
+    return output
+
+
+def _described(found: Any) -> str:
+    return f"a tensor of shape {list(found.shape)}" if isinstance(found, Tensor) else f"a {type(found).__name__}"

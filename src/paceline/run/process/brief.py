@@ -1,0 +1,110 @@
+"""Brief: what the planner decided, as the processes of a run receive it. Plain data, so that it travels as JSON."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import math
+import os
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from paceline.plan.explain.explain import headline_lines
+from paceline.plan.session import Planned
+from paceline.spec.optimizers import optimizer_key
+from paceline.spec.plan import Plan, plan_from_dict
+from paceline.task.profile.plain import pack_profile
+
+BRIEF_VARIABLE = "PACELINE_BRIEF"
+
+
+@dataclass(frozen=True)
+class Brief:
+    """The plan of a run, its length, and the record of how they came about."""
+
+    plan: Plan
+    steps: int
+    items_per_sample: int
+    unit: str  # what an item is: "tokens" or "samples"
+    device: str  # "cpu" or "cuda"
+    threads: int  # compute threads of a CPU rank, 0 for torch's choice
+    step_seconds: float  # the forecast, for the status line
+    usd_per_second: float  # of all devices together; NaN where no price is known
+    model_flops_per_step: float
+    peak_flops: float  # of all devices together, at the plan's precision; NaN where unknown
+    record: dict[str, Any]  # goes into the journal: cluster, forecast, facts, headline, parameters, decisions
+
+    def to_json(self) -> str:
+        """Return the brief as JSON text."""
+        return json.dumps(dataclasses.asdict(self), default=str)
+
+    @contextlib.contextmanager
+    def file(self) -> Iterator[str]:
+        """Give the path of a file that holds the brief while the processes that read it run."""
+        with tempfile.TemporaryDirectory(prefix="paceline-brief-") as folder:
+            path = Path(folder) / "brief.json"
+            path.write_text(self.to_json())
+            yield str(path)
+
+
+def make_brief(
+    planned: Planned, verified: dict[str, Any] | None = None, decisions: Sequence[dict[str, Any]] = ()
+) -> Brief:
+    """Return the brief of a planned task.
+
+    `verified` is the proof's record for the journal, if there was one, and `decisions` are those made since planning.
+    """
+    plan, cluster, forecast = planned.plan, planned.cluster, planned.forecast
+    price = cluster.price_usd_per_device_hour.value
+    peak = planned.peak_flops(plan.precision) * cluster.devices
+    decision = {
+        "what": "plan",
+        "before": dataclasses.asdict(planned.spec.plan),
+        "after": str(plan),
+        "because": planned.reason,
+        "evidence": {"step_seconds": forecast.step_seconds.value, "peak_bytes": forecast.peak_bytes.value},
+    }
+    return Brief(
+        plan=plan,
+        steps=planned.steps,
+        items_per_sample=planned.facts.items_per_sample,
+        unit=planned.facts.unit,
+        device=cluster.device.kind,
+        threads=planned.threads,
+        step_seconds=forecast.step_seconds.value,
+        usd_per_second=price * cluster.devices / 3600 if math.isfinite(price) else math.nan,
+        model_flops_per_step=forecast.model_flops_per_step,
+        peak_flops=peak,
+        record={
+            "cluster": dataclasses.asdict(cluster),
+            "forecast": dataclasses.asdict(forecast),
+            "placement": dataclasses.asdict(planned.placement),
+            "facts": dataclasses.asdict(planned.facts),
+            "parameters": planned.profile.parameters,
+            "profile": pack_profile(planned.profile),
+            "optimizer": optimizer_key(planned.spec.task.optimizer),
+            "headline": headline_lines(planned),
+            "provenance": {key: str(origin) for key, origin in planned.spec.provenance.items()},
+            "decisions": [decision, *decisions],
+            "verify": verified,
+        },
+    )
+
+
+def brief_from_json(text: str) -> Brief:
+    """Return the brief that `to_json` wrote."""
+    data = json.loads(text)
+    return Brief(**{**data, "plan": plan_from_dict(data["plan"])})
+
+
+def take_brief() -> Brief | None:
+    """Return the brief that a supervisor left for this process, or None.
+
+    It is given once: it belongs to the first run of the process, and a second run has a plan of its own.
+    """
+    path = os.environ.pop(BRIEF_VARIABLE, None)
+    return brief_from_json(Path(path).read_text()) if path else None

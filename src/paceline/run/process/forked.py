@@ -1,0 +1,85 @@
+"""Ranks forked from one process that has imported everything: they start in milliseconds and share what it holds.
+
+The process that forks must have started no thread: a fork copies only the thread that calls it, and a lock that another
+one held stays locked in the child for ever. Torch starts threads with its first backward pass and its first group.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Callable, Mapping
+
+from paceline.run.process.parent import end_with_parent
+from paceline.run.process.signals import STOP_SIGNALS
+
+
+class Forked:
+    """A forked process, with what a supervisor asks of a `subprocess.Popen`."""
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        self.returncode: int | None = None
+
+    def poll(self) -> int | None:
+        """Return how the process ended (minus the signal that ended it), or None while it runs."""
+        if self.returncode is None:
+            self._collect(os.WNOHANG)
+        return self.returncode
+
+    def wait(self) -> int:
+        """Return how the process ended, when it has."""
+        if self.returncode is None:
+            self._collect(0)
+        assert self.returncode is not None
+        return self.returncode
+
+    def send_signal(self, number: int) -> None:
+        """Send a signal, unless the process has ended."""
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        """End the process by force."""
+        self.send_signal(signal.SIGKILL)
+
+    def _collect(self, options: int) -> None:
+        pid, status = os.waitpid(self.pid, options)
+        if pid:
+            self.returncode = os.waitstatus_to_exitcode(status)
+
+
+def fork(work: Callable[[], int], environ: Mapping[str, str]) -> Forked:
+    """Start a process that calls `work()` with additions to the environment, and ends with the code it returns.
+
+    It has a process group of its own, the default reaction to stop signals, and is killed when this process dies.
+    """
+    parent = os.getpid()
+    # A signal between the fork and the child's own handlers would run this process's handlers there.
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
+    sys.stdout.flush()  # or both processes would write what waits there
+    sys.stderr.flush()
+    child = os.fork()
+    if child:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        return Forked(child)
+    code = 1
+    try:
+        os.setpgid(0, 0)
+        for number in STOP_SIGNALS:
+            signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        end_with_parent(parent, signal.SIGKILL)
+        os.environ.update(environ)
+        code = work()
+    finally:
+        leave(code)
+    raise AssertionError("a forked process has left")
+
+
+def leave(code: int) -> None:
+    """End this process without waiting for anything, such as collectives that will never come."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)

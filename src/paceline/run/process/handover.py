@@ -1,0 +1,57 @@
+"""Handing a spec to another process: as JSON where it is plain data, pickled by value where it holds objects."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from paceline.errors import ConfigError, MissingExtra
+from paceline.spec.load import Spec, spec_from_dict, spec_to_dict
+from paceline.spec.optimizers import names_of
+from paceline.spec.task import DataSpec, ModelSpec
+from paceline.spec.turns import objectives_named
+
+
+def holds_objects(spec: Spec) -> bool:
+    """Return whether the task holds a module, a data set or a function instead of names of them."""
+    task = spec.task
+    plain = isinstance(task.model, ModelSpec) and isinstance(task.data, DataSpec)
+    named = [*objectives_named(task).values(), *names_of(task.optimizer), getattr(task.data, "collate", "")]
+    return not plain or not all(isinstance(name, str) for name in named)
+
+
+def hand_over(spec: Spec, folder: Path) -> Path:
+    """Write the spec into `folder` for another process and return the file."""
+    if not holds_objects(spec):
+        path = folder / "spec.json"
+        path.write_text(json.dumps({"spec": spec_to_dict(spec), "path": str(spec.path) if spec.path else None}))
+        return path
+    try:
+        import cloudpickle
+    except ImportError as error:
+        raise MissingExtra(
+            "cloudpickle", "notebook", "handing a model or data set object to other processes"
+        ) from error
+    path = folder / "spec.pickle"
+    try:
+        path.write_bytes(cloudpickle.dumps(spec))
+    except Exception as error:  # a user's object may fail to pickle in any way
+        raise ConfigError(
+            "the task cannot be handed to other processes",
+            f"pickling it failed: {type(error).__name__}: {error}",
+            "give import paths ('package.module:factory') instead of objects",
+        ) from error
+    return path
+
+
+def take_over(path: Path) -> Spec:
+    """Return the spec that `hand_over` wrote. The pickle is our own parent's, in a folder only we can read."""
+    if path.suffix == ".json":
+        written: dict[str, Any] = json.loads(path.read_text())
+        return spec_from_dict(written["spec"], path=Path(written["path"]) if written["path"] else None)
+    import cloudpickle
+
+    spec = cloudpickle.loads(path.read_bytes())
+    assert isinstance(spec, Spec)
+    return spec

@@ -1,0 +1,54 @@
+"""The process of one rank: `python -m paceline.run.process.worker SPEC`, started by the supervisor or a scheduler.
+
+SPEC is a JSON file of a spec, or a file of a task that was pickled by `paceline.fit` because it holds objects.
+"""
+
+from __future__ import annotations
+
+import sys
+import traceback
+from pathlib import Path
+
+from paceline.errors import PacelineError, Requeue
+from paceline.run.process.brief import take_brief
+from paceline.run.process.forked import leave
+from paceline.run.process.handover import take_over
+from paceline.run.process.parent import end_with_parent
+from paceline.run.process.supervisor import report_error
+
+
+def guarded(work: object) -> int:
+    """Call `work()` and return this process's exit code, leaving errors where the supervisor reads them."""
+    from paceline.run.record.recorder import describe, is_echo
+
+    assert callable(work)
+    try:
+        work()
+        return 0
+    except Requeue as stop:
+        return stop.exit_code
+    except BaseException as error:
+        details, code = describe(error)
+        echo = is_echo(error)
+        if not isinstance(error, PacelineError) and not echo:
+            details["traceback"] = traceback.format_exc()
+        report_error({**details, "exit_code": code}, cause=not echo)
+        return code
+
+
+def main() -> int:
+    """Run this rank to the end of the task and return its exit code."""
+    end_with_parent()
+    return guarded(lambda: _train(Path(sys.argv[1])))
+
+
+def _train(path: Path) -> None:
+    from paceline.run.process.run import train_here
+
+    brief = take_brief()
+    assert brief is not None, "a supervisor starts this process, and leaves a brief"
+    train_here(take_over(path), brief)
+
+
+if __name__ == "__main__":
+    leave(main())  # a peer may be dead: nothing is waited for

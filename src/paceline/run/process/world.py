@@ -1,0 +1,152 @@
+"""World: the processes of a run and this one's place among them. Joined once, passed on; there are no globals."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import time
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+
+from paceline.errors import ConfigError
+from paceline.run.memory.allocator import keep_freed_memory
+from paceline.run.process.place import ranks_from_environment, rendezvous_from
+from paceline.spec.layout import Layout
+
+COLLECTIVE_TIMEOUT = timedelta(minutes=10)
+GLOO_DRAIN_SECONDS = 0.1  # a worker thread needs microseconds; more covers a loaded machine
+
+
+@dataclass(frozen=True)
+class World:
+    """This process's rank, the number of processes, and the device it computes on."""
+
+    rank: int
+    size: int
+    local_rank: int
+    device: torch.device
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this process is the one that writes what is written once."""
+        return self.rank == 0
+
+    def sum(self, values: list[float]) -> list[float]:
+        """Return the sums over all ranks, in double precision; one collective."""
+        if self.size == 1:
+            return values
+        vector = torch.tensor(values, dtype=torch.float64, device=self.device)
+        dist.all_reduce(vector)
+        return vector.tolist()
+
+    def maximum(self, values: list[float]) -> list[float]:
+        """Return the largest values over all ranks; one collective."""
+        if self.size == 1:
+            return values
+        vector = torch.tensor(values, dtype=torch.float64, device=self.device)
+        dist.all_reduce(vector, op=dist.ReduceOp.MAX)
+        return vector.tolist()
+
+    def share(self, item: Any) -> Any:
+        """Return rank 0's picklable item on every rank."""
+        if self.size == 1:
+            return item
+        box = [item]
+        dist.broadcast_object_list(box, src=0, device=self.device)
+        return box[0]
+
+    def gather(self, item: Any) -> list[Any]:
+        """Return every rank's picklable item, in rank order, on every rank."""
+        items: list[Any] = [item]
+        if self.size > 1:
+            items = [None] * self.size
+            dist.all_gather_object(items, item)
+        return items
+
+    def wait(self) -> None:
+        """Return once every rank has arrived."""
+        if self.size > 1:
+            dist.barrier(device_ids=[self.device.index] if self.device.type == "cuda" else None)
+
+
+def join_world(device_kind: str, threads: int = 0, rendezvous: str = "") -> World:
+    """Join the process group that the environment describes, or be a world of one.
+
+    `rendezvous` is an init_method URL; empty uses torchrun's MASTER_ADDR and MASTER_PORT. `threads` is the number of
+    compute threads of a CPU rank (0 leaves torch's choice).
+    """
+    place = ranks_from_environment(os.environ)
+    rank, size, local_rank = place or (0, 1, 0)
+    if threads:
+        torch.set_num_threads(threads)
+    if device_kind == "cuda":
+        if not torch.cuda.is_available():
+            raise ConfigError("the plan asks for CUDA devices", "torch sees none on this machine", "cluster.device=cpu")
+        torch.cuda.set_device(local_rank)
+        device = torch.device("cuda", local_rank)
+    else:
+        device = torch.device("cpu")
+        keep_freed_memory()
+    if size > 1 and not dist.is_initialized():
+        dist.init_process_group(
+            "cuda:nccl,cpu:gloo" if device.type == "cuda" else "gloo",
+            init_method=rendezvous or rendezvous_from(os.environ),
+            rank=rank,
+            world_size=size,
+            timeout=COLLECTIVE_TIMEOUT,
+            device_id=device if device.type == "cuda" else None,
+        )
+        atexit.register(_leave_at_exit)
+    return World(rank, size, local_rank, device)
+
+
+def leave_world() -> None:
+    """Leave the process group, if there is one."""
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def _leave_at_exit() -> None:
+    """Leave the process group while the interpreter is whole.
+
+    After a collective returns, gloo's worker thread still drops its reference to the tensors, for which it needs the
+    interpreter's lock. A thread that asks for the lock of an interpreter that is being torn down is ended by force,
+    and the process aborts with "terminate called without an active exception" (pytorch#190489). Destroying the group
+    is not enough: a device mesh keeps it alive. So this thread sleeps a moment, which hands the lock over.
+    """
+    leave_world()
+    time.sleep(GLOO_DRAIN_SECONDS)
+
+
+def build_mesh(layout: Layout, world: World) -> DeviceMesh | None:
+    """Return the device mesh of a layout, or None for a world of one.
+
+    Its axes are pp, dp_replicate, fsdp and tp, those of degree one included. `fsdp` is dp_shard x cp: the ranks that
+    share one copy's state, whichever of the two makes them.
+    """
+    if layout.devices != world.size:
+        raise ConfigError(
+            f"the plan needs {layout.devices} processes and {world.size} are running",
+            f"layout {layout}",
+            f"start {layout.devices} processes, or leave the layout to the planner",
+        )
+    if world.size == 1:
+        return None
+    shape = {
+        "pp": layout.pp,
+        "dp_replicate": layout.dp_replicate,
+        "fsdp": layout.dp_shard * layout.cp,
+        "tp": layout.tp,
+    }
+    return init_device_mesh(world.device.type, tuple(shape.values()), mesh_dim_names=tuple(shape))
+
+
+def context_group(mesh: DeviceMesh, layout: Layout) -> dist.ProcessGroup:
+    """Return the group of the ranks that share this rank's sequences."""
+    inner = mesh["fsdp"]._unflatten("fsdp", (layout.dp_shard, layout.cp), ("dp_shard", "cp"))
+    return inner["cp"].get_group()

@@ -1,0 +1,42 @@
+"""fit: train a task without writing a loop, from a script, a notebook or a prompt."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from paceline.errors import PacelineError, Requeue
+from paceline.report.build import build_report
+from paceline.report.summary import Summary
+from paceline.session.start import train
+from paceline.spec.arguments import make_spec, run_directory
+from paceline.spec.cluster import ClusterSpec
+from paceline.spec.plan import Plan, PlanSpec
+from paceline.spec.run import RunSpec
+from paceline.spec.task import Task
+
+
+def fit(
+    task: Task,
+    plan: str | dict[str, Any] | PlanSpec | Plan = "auto",
+    *,
+    cluster: str | int | dict[str, Any] | ClusterSpec = "auto",
+    run: dict[str, Any] | RunSpec | None = None,
+    verify: bool | None = None,
+) -> Summary:
+    """Plan, prove and train the task to its end and return the report.
+
+    On several devices it starts fresh processes, which get the task by value: models, data sets and objectives
+    may be defined in a notebook cell (that needs the extra 'notebook'). Raises a PacelineError where the run failed,
+    and Requeue where it was stopped early with a checkpoint; calling it again goes on from there. `verify=False` leaves
+    the proof out, on record.
+    """
+    spec = make_spec(task, plan, cluster, run, verify)
+    code = train(spec)
+    summary = build_report(run_directory(spec))
+    if code == Requeue.exit_code:
+        raise Requeue("the run was stopped early; its checkpoint is saved")
+    if code:
+        failure = PacelineError(f"the run in {run_directory(spec)} failed", f"exit code {code}", "see its report.html")
+        failure.exit_code = code
+        raise failure
+    return summary

@@ -1,0 +1,128 @@
+"""Start: plan, price, prove, train and report a spec. What `paceline train` and `paceline.fit` have in common."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from paceline.cluster.probe.probe import probe_machine
+from paceline.cluster.resolve import is_unprobed
+from paceline.errors import ConfigError, PacelineError, Requeue, StorageError
+from paceline.plan.explain.explain import headline_lines
+from paceline.plan.session import Planned, plan_task
+from paceline.report.build import build_report, report_lines, write_report
+from paceline.run.process.brief import BRIEF_VARIABLE, make_brief
+from paceline.run.process.extras import check_extras
+from paceline.run.process.handover import hand_over
+from paceline.run.process.place import ranks_from_environment
+from paceline.run.process.supervisor import Outcome, explain, supervise
+from paceline.run.record.journal import mark_end
+from paceline.session.prove import Proven, prove
+from paceline.spec.arguments import run_directory
+from paceline.spec.load import Spec
+
+Say = Callable[[str], None]
+
+
+def train(spec: Spec, say: Say = print) -> int:
+    """Train the spec on this machine's devices, or as one rank of torchrun's or srun's; return the exit code.
+
+    Prints the plan and its price before, and the report after. Raises a PacelineError for what is wrong before
+    training starts; what goes wrong later is explained on stderr and in the report.
+    """
+    check_extras(spec.run)
+    run_dir = run_directory(spec)
+    check_writable(run_dir)
+    if ranks_from_environment(os.environ) is not None:
+        return _as_one_rank(spec, run_dir, say)
+    planned = _plan(spec, say)
+    for line in headline_lines(planned):
+        say(line)
+    outcome = _run(spec, planned, prove(planned, say))
+    if outcome.error is not None:
+        _mark_end(run_dir, outcome, say)
+    _report(run_dir, say)
+    explain(outcome)
+    return outcome.exit_code
+
+
+def _plan(spec: Spec, say: Say) -> Planned:
+    """Plan, on a machine that has been measured."""
+    planned = plan_task(spec, say=say)
+    if not (spec.cluster.probe and is_unprobed(planned.cluster)):
+        return planned
+    say("probe    measuring this machine once, about 15 s; `paceline probe` does it again")
+    try:
+        probe_machine(planned.cluster.devices, planned.cluster.device.kind, say=lambda line: None)
+    except StorageError as error:  # a cache that cannot be written costs a better forecast, not the run
+        say(f"probe    {error.what}: {error.because}; going on with assumed figures")
+        return planned
+    return plan_task(spec, say=say)
+
+
+def check_writable(run_dir: Path) -> None:
+    """Raise StorageError where the run's directory cannot be written, before anything is computed."""
+    try:
+        run_dir.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=run_dir) as probe:
+            probe.write(b"0" * 4096)
+    except OSError as error:
+        raise StorageError(
+            f"cannot write to the run's directory {run_dir}", str(error), "free space or choose another run.dir"
+        ) from error
+
+
+def _run(spec: Spec, planned: Planned, proven: Proven) -> Outcome:
+    """Train in this process on one device, in processes of their own on several."""
+    brief = make_brief(planned, proven.record, proven.decisions)
+    if planned.plan.layout.devices == 1:
+        return _here(spec, brief)
+    with tempfile.TemporaryDirectory(prefix="paceline-spec-") as folder, brief.file() as path:
+        command = [sys.executable, "-m", "paceline.run.process.worker", str(hand_over(spec, Path(folder)))]
+        return supervise(command, planned.plan.layout.devices, {**os.environ, BRIEF_VARIABLE: path})
+
+
+def _here(spec: Spec, brief: Any) -> Outcome:
+    from paceline.run.process.run import train_here
+
+    try:
+        train_here(spec, brief)
+    except Requeue as stop:
+        return Outcome(stop.exit_code)
+    except PacelineError as error:
+        return Outcome(error.exit_code, error.as_dict())
+    return Outcome(0)
+
+
+def _as_one_rank(spec: Spec, run_dir: Path, say: Say) -> int:
+    from paceline.run.process.run import train_here
+    from paceline.session.begin import join_peers
+
+    is_first = os.environ.get("RANK", os.environ.get("SLURM_PROCID")) == "0"
+    try:
+        train_here(spec, join_peers(spec)[1])
+    finally:
+        if is_first:
+            _report(run_dir, say)
+    return 0
+
+
+def _mark_end(run_dir: Path, outcome: Outcome, say: Say) -> None:
+    assert outcome.error is not None
+    try:
+        mark_end(run_dir, outcome.exit_code, outcome.error)
+    except OSError as error:  # the disk may be full: what ended the run is told all the same
+        say(f"journal  how the run ended could not be added: {error}")
+
+
+def _report(run_dir: Path, say: Say) -> None:
+    # A run that failed before its first record has nothing to report.
+    with contextlib.suppress(StorageError, ConfigError):
+        write_report(run_dir)
+        for line in report_lines(build_report(run_dir)):
+            say(line)

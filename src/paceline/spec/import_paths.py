@@ -1,0 +1,85 @@
+"""Import paths: how a spec file names an object of the user's code, as `package.module:attribute`."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+import traceback
+from collections.abc import Iterable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from paceline.errors import ConfigError, PacelineError, suggestion
+
+
+def is_import_path(text: str) -> bool:
+    """Return whether the text has the form `package.module:attribute`."""
+    module, colon, attribute = text.partition(":")
+    return bool(colon) and all(
+        part.isidentifier() for dotted in (module, attribute) for part in dotted.strip().split(".")
+    )
+
+
+def make_importable(folders: Iterable[str | Path]) -> None:
+    """Append folders to `sys.path`, each once, so that modules beside a spec file can be imported.
+
+    They come last: a file that happens to be called `random.py` must not replace Python's own module.
+    """
+    for folder in folders:
+        resolved = str(Path(folder).resolve())
+        if resolved not in sys.path:
+            sys.path.append(resolved)
+
+
+def load_object(path: str, purpose: str, search: Iterable[str | Path] = ()) -> Any:
+    """Return the object that `package.module:attribute` names; `attribute` may be dotted.
+
+    `purpose` names the option in messages, such as "task.model.name". Modules are looked for on `sys.path`, then in
+    the folders of `search`; `paceline.spec.load.load_spec` has already added the spec file's folder and the current one.
+    Raises ConfigError where the text is malformed, or the module or the attribute is missing or fails to import.
+    """
+    if not is_import_path(path):
+        raise ConfigError(
+            f"{purpose} = '{path}' names no object", "an import path has the form package.module:attribute",
+            'for example "my_model:build" for the function build in my_model.py beside the spec file',
+        )  # fmt: skip
+    make_importable(search)
+    name, _, attributes = (part.strip() for part in path.partition(":"))
+    module = _import(name, path, purpose)
+    found: Any = module
+    for attribute in attributes.split("."):
+        if not hasattr(found, attribute):
+            public = [known for known in vars(module) if not known.startswith("_")] if found is module else []
+            where = getattr(module, "__file__", None) or "built in"
+            raise ConfigError(
+                f"{purpose} = '{path}' names no object", f"'{name}' ({where}) has no '{attribute}'",
+                suggestion(attribute, public) if public else "define it there",
+            )  # fmt: skip
+        found = getattr(found, attribute)
+    return found
+
+
+def _import(name: str, path: str, purpose: str) -> ModuleType:
+    try:
+        return importlib.import_module(name)
+    except PacelineError:
+        raise
+    except ModuleNotFoundError as error:
+        absent = error.name or name
+        if name == absent or name.startswith(absent + "."):
+            raise ConfigError(
+                f"{purpose} = '{path}' cannot be imported", f"there is no module '{absent}'",
+                f"put {absent.replace('.', '/')}.py beside the spec file, or install the package that holds it",
+            ) from error  # fmt: skip
+        raise ConfigError(
+            f"{purpose} = '{path}' cannot be imported", f"module '{name}' needs '{absent}', which is not installed",
+            f"install the package that holds '{absent}'",
+        ) from error  # fmt: skip
+    except Exception as error:  # a user's module may raise anything; the message says what and where
+        frame = traceback.extract_tb(error.__traceback__)[-1]
+        raise ConfigError(
+            f"{purpose} = '{path}' cannot be imported",
+            f"{type(error).__name__} in {frame.filename}:{frame.lineno}: {error}",
+            "mend the module; nothing in it may fail at import",
+        ) from error

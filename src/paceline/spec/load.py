@@ -1,0 +1,193 @@
+"""Spec: what a run is made of, read from a TOML file and the command line: task, cluster, plan and run.
+
+    spec = load_spec("examples/stdlib-code.toml", ["task.optimizer.lr=1e-3"])
+
+Defaults are replaced by the file, the file by the command line; `provenance` tells where each value came from.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from paceline.config import build, plain, schema, shape
+from paceline.config.build import Override
+from paceline.config.document import Document, parse_document, read_document
+from paceline.config.fields import option
+from paceline.config.values import literal
+from paceline.errors import ConfigError
+from paceline.spec.amounts import batch_samples
+from paceline.spec.cluster import ClusterSpec
+from paceline.spec.import_paths import is_import_path, make_importable
+from paceline.spec.optimizers import names_of
+from paceline.spec.plan import PlanSpec
+from paceline.spec.run import RunSpec
+from paceline.spec.task import DataSpec, Task
+from paceline.spec.turns import check_turns
+
+# Options that name a file or a folder: looked for beside the spec file first, then from the current folder.
+PATHS = ("task.model.weights", "task.data.source", "task.data.tokenizer", "task.data.cache_dir", "cluster.catalog")
+OUTPUTS = ("run.dir",)  # written to: from the current folder, as a shell would
+BUILT_IN = {"task.data.source": ("stdlib", "digits"), "task.data.tokenizer": ("bytes", "bpe")}
+
+
+@dataclass(frozen=True)
+class Tables:
+    """The tables of a spec file."""
+
+    task: Task = option(factory=Task, doc="what to learn")
+    cluster: ClusterSpec = option(factory=ClusterSpec, doc="what it runs on")
+    plan: PlanSpec = option(factory=PlanSpec, doc="constraints on the plan; what is left unset is the planner's choice")
+    run: RunSpec = option(factory=RunSpec, doc="where the run lives and what it keeps")
+
+
+@dataclass(frozen=True)
+class Spec(Tables):
+    """The four tables, the origin of every value by dotted key, and the file they came from.
+
+    An origin is "default", "examples/x.toml:12", or the command-line option that set the value ("--set").
+    """
+
+    provenance: Mapping[str, str] = dataclasses.field(default_factory=dict, compare=False)
+    path: Path | None = dataclasses.field(default=None, compare=False)
+
+
+@functools.cache
+def table() -> shape.Table:
+    """Return the shape of a spec: every table and option with its rules and documentation."""
+    return shape.table_of(Tables, "spec")
+
+
+def load_spec(path: str | Path | None, overrides: Sequence[str | Override] = ()) -> Spec:
+    """Return the spec of a TOML file (None: the defaults) with overrides such as "task.seed=3" applied in order.
+
+    Folders of the user's code (the file's own, and the current one) become importable. Raises ConfigError, with the
+    file and line, for unknown keys and for values that break a rule.
+    """
+    document = Document("defaults", {}, {}) if path is None else read_document(path)
+    return _from_document(document, overrides, None if path is None else Path(path))
+
+
+def parse_spec(text: str, name: str = "spec", overrides: Sequence[str | Override] = ()) -> Spec:
+    """Return the spec that TOML text states; `name` stands for the file in messages."""
+    return _from_document(parse_document(text, name), overrides, None)
+
+
+def _from_document(document: Document, overrides: Sequence[str | Override], path: Path | None) -> Spec:
+    layers = [build.document_layer(table(), document)]
+    for override in overrides:
+        override = build.parse_override(override) if isinstance(override, str) else override
+        layers.append(build.override_layer(table(), override))
+    return _finish(build.overlay(layers), path)
+
+
+def spec_to_dict(spec: Tables) -> dict[str, Any]:
+    """Return the four tables as plain data for JSON, and the spec file as "path". Objects become import paths."""
+    path = spec.path if isinstance(spec, Spec) else None
+    return {**plain.to_plain(table(), spec), **({"path": str(path.resolve())} if path else {})}
+
+
+def spec_from_dict(values: Mapping[str, Any], path: Path | None = None, origin: str = "a record") -> Spec:
+    """Return the spec that `spec_to_dict` wrote, in any process: the user's code is found beside the spec file.
+
+    `path` is that file where the record's own "path" no longer holds.
+    """
+    tables = {name: value for name, value in values.items() if name != "path"}
+    path = path or (Path(values["path"]) if values.get("path") else None)
+    return _finish(build.mapping_layer(table(), tables, lambda key: origin), path)
+
+
+def dump_toml(spec: Tables, comments: bool = False) -> str:
+    """Return the whole spec, defaults included, as TOML that loads as an equal spec; with comments, each documented."""
+    return plain.dump_toml(table(), spec, (lambda key, member: member.doc) if comments else None)
+
+
+def spec_values(spec: Tables) -> list[tuple[str, Any]]:
+    """Return (dotted key, value as a file would hold it) of every option."""
+    return list(plain.flat_values(table(), spec))
+
+
+def provenance_lines(spec: Spec) -> list[str]:
+    """Return one line per option: its key and value in TOML, and the origin of the value."""
+    rows = [(f"{key} = {literal(value)}", _origin(spec, key)) for key, value in spec_values(spec)]
+    width = max(len(left) for left, _ in rows)
+    return [f"{left:<{width}}  {origin}" for left, origin in rows]
+
+
+def spec_schema() -> dict[str, Any]:
+    """Return the JSON schema of spec files."""
+    return schema.json_schema(table(), "A Paceline spec")
+
+
+def _origin(spec: Spec, key: str) -> str:
+    while key and key not in spec.provenance:
+        key = key.rpartition(".")[0]
+    return spec.provenance.get(key, "python")
+
+
+def _finish(layer: build.Layer, path: Path | None) -> Spec:
+    folders = [path.parent.resolve()] if path else []
+    make_importable([*folders, Path.cwd()])
+    layer = {key: _located_path(build.dotted(key), entry, folders) for key, entry in layer.items()}
+    tables, provenance = build.build(table(), layer)
+    spec = Spec(**{field.name: getattr(tables, field.name) for field in dataclasses.fields(Tables)},
+                provenance=provenance, path=path)  # fmt: skip
+    check(spec)
+    return spec
+
+
+def _located_path(key: str, entry: build.Entry, folders: Sequence[Path]) -> build.Entry:
+    """Return the entry with a path made absolute where it exists beside the spec file, and "~" resolved."""
+    text = entry.value
+    if key not in (*PATHS, *OUTPUTS) or not isinstance(text, str) or not text or "\0" in text:
+        return entry
+    if text in BUILT_IN.get(key, ()) or is_import_path(text):
+        return entry
+    if text.startswith("~"):
+        try:
+            return dataclasses.replace(entry, value=str(Path(text).expanduser()))
+        except RuntimeError as error:
+            raise ConfigError(f"{entry.origin}: {key} = {literal(text)} names no folder", str(error)) from error
+    beside = [folder / text for folder in folders if key in PATHS and _exists(folder / text)]
+    return dataclasses.replace(entry, value=str(beside[0])) if beside else entry
+
+
+def _exists(path: Path) -> bool:
+    try:
+        return path.exists()
+    except OSError:  # a name too long for the file system
+        return False
+
+
+def check(spec: Spec) -> None:
+    """Raise ConfigError, with the origin of the value, for options that contradict each other."""
+    task, schedule = spec.task, spec.task.schedule
+    if not re.fullmatch(r"[\w][\w .+-]*", task.name):
+        _refuse(spec, "task.name", literal(task.name), "it names a folder", "letters, digits, '.', '_' and '-'")
+    if isinstance(task.data, DataSpec) and task.data.source != "digits" and not is_import_path(task.data.source):
+        try:
+            batch_samples(task, task.data.seq_len)
+        except ConfigError as error:
+            raise ConfigError(
+                f"{_origin(spec, 'task.global_batch')}: {error.what}", error.because, error.try_
+            ) from error
+    try:
+        check_turns(task)
+    except ConfigError as error:
+        raise ConfigError(f"{_origin(spec, 'task.turns')}: {error.what}", error.because, error.try_) from error
+    try:
+        names_of(task.optimizer)
+    except ConfigError as error:
+        raise ConfigError(f"{_origin(spec, 'task.optimizer.name')}: {error.what}", error.because, error.try_) from error
+    if schedule.decay is not None and schedule.kind != "wsd":
+        _refuse(spec, "task.schedule.decay", literal(str(schedule.decay)),
+                f"the schedule '{schedule.kind}' has no separate decay", 'task.schedule.kind = "wsd"')  # fmt: skip
+
+
+def _refuse(spec: Spec, key: str, value: str, because: str, fix: str) -> None:
+    raise ConfigError(f"{_origin(spec, key)}: {key} = {value} cannot be", because, fix)

@@ -1,0 +1,195 @@
+"""Plan: how a task runs on a cluster; and the constraints a spec may put on it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from paceline.config.fields import option
+from paceline.errors import ConfigError, suggestion
+from paceline.spec.layout import Layout
+
+PRECISIONS = ("fp32", "bf16", "fp16", "fp64")
+RECOMPUTE = ("none", "selective", "budget", "full")  # from what keeps most to what keeps least
+SAVED_KINDS = ("products", "attention")  # what selective recompute may keep
+OFFLOAD = ("none", "optimizer", "activations", "all")
+SCHEDULES = ("gpipe", "1f1b", "interleaved", "zero-bubble")
+CP_METHODS = ("gather", "ring")
+QUANTITIES = ("time", "memory", "money", "energy", "carbon")  # what a plan takes, and a goal minimises
+
+
+@dataclass(frozen=True)
+class GoalSpec:
+    """What the planner minimises: one quantity, or a weighted sum of several, each over the least that a plan takes."""
+
+    name: str = option("time", "minimised alone, where no weight is set", choices=QUANTITIES)
+    time: float = option(0.0, "weight of the time of a step", minimum=0.0)
+    memory: float = option(0.0, "weight of the memory of the fullest device", minimum=0.0)
+    money: float = option(0.0, "weight of the run's money", minimum=0.0)
+    energy: float = option(0.0, "weight of the run's energy", minimum=0.0)
+    carbon: float = option(0.0, "weight of the run's carbon", minimum=0.0)
+
+    def __post_init__(self) -> None:
+        if self.name not in QUANTITIES:
+            raise ConfigError(
+                f"plan.goal = '{self.name}'", f"a plan takes {', '.join(QUANTITIES)}", suggestion(self.name, QUANTITIES)
+            )
+
+    @property
+    def weights(self) -> dict[str, float]:
+        """The weight of every quantity that counts; they add up to 1."""
+        stated = {name: getattr(self, name) for name in QUANTITIES if getattr(self, name) > 0}
+        total = sum(stated.values())
+        return {name: weight / total for name, weight in stated.items()} if stated else {self.name: 1.0}
+
+    def __str__(self) -> str:
+        weights = self.weights
+        if len(weights) == 1:
+            return next(iter(weights))
+        return " + ".join(f"{weight:.3g} {name}" for name, weight in weights.items())
+
+
+@dataclass(frozen=True)
+class PlanSpec:
+    """The `[plan]` table of a spec. What is left unset ("auto" or 0) is the planner's choice; the rest binds it."""
+
+    dp_replicate: int = option(0, "copies of the model (0: planner's choice)", minimum=0)
+    dp_shard: int = option(0, "devices that share one copy's state (0: planner's choice)", minimum=0)
+    cp: int = option(0, "devices that share one sequence (0: planner's choice)", minimum=0)
+    tp: int = option(0, "devices that share one layer's matrices (0: planner's choice)", minimum=0)
+    pp: int = option(0, "pipeline stages (0: planner's choice)", minimum=0)
+    ep: int = option(0, "devices that share one layer's experts (0: planner's choice)", minimum=0)
+    zero: int = option(
+        0,
+        "ZeRO memory class of dp_shard: 1 shards optimizer state, 2 also gradients, 3 also weights (0: any)",
+        minimum=0,
+        maximum=3,
+    )
+    micro_batch: int = option(0, "samples per forward pass on a device (0: planner's choice)", minimum=0)
+    recompute: str = option("auto", "activation checkpointing", choices=("auto", *RECOMPUTE))
+    recompute_save: tuple[str, ...] = option(
+        SAVED_KINDS, "what selective recompute keeps: outputs of products, of attention", choices=SAVED_KINDS
+    )
+    recompute_budget: float = option(
+        0.0,
+        "part of the activation bytes of the repeated blocks that recompute = budget keeps (0: planner's choice)",
+        minimum=0.0,
+        maximum=1.0,
+    )
+    offload: str = option(
+        "auto", "what rests in host memory (auto: nothing, unless no plan fits without)", choices=("auto", *OFFLOAD)
+    )
+    precision: str = option(
+        "auto", "dtype of forward and backward; weights and optimizer state stay fp32", choices=("auto", *PRECISIONS)
+    )
+    compile: bool = option(False, "compile each block with torch.compile")
+    schedule: str = option("auto", "order in which a pipeline runs micro-batches", choices=("auto", *SCHEDULES))
+    virtual_stages: int = option(0, "pipeline stages per device (0: 2 where interleaved, else 1)", minimum=0)
+    stages: str = option("", 'blocks of each pipeline stage, such as "3+2" (empty: split by cost)')
+    cp_method: str = option(
+        "gather", "how keys reach the ranks that share a sequence: all at once, or in a ring", choices=CP_METHODS
+    )
+    goal: Any = option(factory=GoalSpec, doc="what the planner minimises")
+    deadline: float | None = option(
+        None, "longest time the run may take, failures included where they are known", quantity="duration", above=0.0
+    )
+    budget_usd: float | None = option(None, "most the run may cost, in USD", above=0.0)
+    memory_risk: float = option(
+        0.1, "largest chance of running out of memory that a plan may have", above=0.0, maximum=0.5
+    )
+
+    def __post_init__(self) -> None:
+        if isinstance(self.goal, str):
+            object.__setattr__(self, "goal", GoalSpec(self.goal))
+        elif isinstance(self.goal, dict):
+            object.__setattr__(self, "goal", GoalSpec(**self.goal))
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A layout and everything else that decides what `run/` builds. Made by the planner, never changed in place."""
+
+    layout: Layout = option(factory=Layout)
+    zero: int = 3  # ZeRO class of the dp_shard axis: 1, 2 or 3
+    micro_batch: int = 1  # samples per forward pass on a device
+    accumulation: int = 1  # micro-batches per step on a device
+    batch_samples: int = 1  # samples per step over all devices: the task's global batch
+    recompute: str = "none"  # none, selective, budget, full
+    precision: str = "fp32"  # fp32, bf16, fp16, fp64
+    compile: bool = False
+    schedule: str = "1f1b"  # of the pipeline: gpipe, 1f1b, interleaved, zero-bubble
+    virtual_stages: int = 1  # pipeline stages per device
+    stages: tuple[int, ...] = ()  # blocks of every pipeline stage, in order; empty: as even as can be
+    cp_method: str = "gather"  # gather, ring: how keys reach the ranks that share a sequence
+    recompute_save: tuple[str, ...] = SAVED_KINDS  # what selective recompute keeps
+    recompute_budget: float = 0.0  # of recompute = budget: the part of the repeated blocks' activation bytes kept
+    recompute_blocks: tuple[str, ...] = ()  # of recompute = budget: the mode of every repeated block, in order
+    offload: str = "none"  # none, optimizer, activations, all: what rests in host memory
+    bucket_bytes: int = 25 * 2**20  # of gradients that copies sum at a time
+    state_bucket_bytes: int = 128 * 2**20  # of optimizer state in host memory that visits the device at a time
+    logits_elements: int = 2**27  # of logits that the built-in loss holds at a time
+
+    @property
+    def offloads_optimizer(self) -> bool:
+        """Whether the optimizer's state rests in host memory."""
+        return self.offload in ("optimizer", "all")
+
+    @property
+    def offloads_activations(self) -> bool:
+        """Whether what blocks keep for the backward pass rests in host memory until then."""
+        return self.offload in ("activations", "all")
+
+    def recompute_of(self, block: int) -> str:
+        """Return how a repeated block is recomputed: none, selective or full."""
+        return self.recompute_blocks[block] if self.recompute == "budget" else self.recompute
+
+    def recompute_share(self, *modes: str) -> float:
+        """Return the part of the repeated blocks that are recomputed in one of these modes."""
+        if self.recompute != "budget":
+            return float(self.recompute in modes)
+        return sum(mode in modes for mode in self.recompute_blocks) / max(1, len(self.recompute_blocks))
+
+    def __str__(self) -> str:
+        parts = [str(self.layout)]
+        if self.layout.state_degree > 1:
+            parts.append(f"ZeRO-{self.zero}")
+        if self.layout.pp > 1:
+            split = f", blocks {stages_text(self.stages)}" if self.stages else ""
+            parts.append(f"{self.schedule}, {self.layout.pp * self.virtual_stages} stages{split}")
+        if self.layout.cp > 1 and self.cp_method != "gather":
+            parts.append(f"{self.cp_method} attention")
+        parts.append(f"micro-batch {self.micro_batch} x {self.accumulation} accumulation")
+        parts.append(self.precision)
+        parts.append(self._recompute_text())
+        if self.offload != "none":
+            held = {"optimizer": "optimizer state", "activations": "activations"}
+            parts.append(f"{held.get(self.offload, 'optimizer state and activations')} in host memory")
+        return " · ".join([*parts, *(["compiled"] if self.compile else [])])
+
+    def _recompute_text(self) -> str:
+        if self.recompute == "none":
+            return "no recompute"
+        text = f"{self.recompute} recompute"
+        if self.recompute == "budget":
+            counts = {mode: self.recompute_blocks.count(mode) for mode in RECOMPUTE}
+            blocks = ", ".join(f"{count} {mode}" for mode, count in counts.items() if count)
+            text += f" {self.recompute_budget:g}" + (f" ({blocks})" if blocks else "")
+        kept = self.recompute_save != SAVED_KINDS and self.recompute in ("selective", "budget")
+        return text + (f", keeping {' and '.join(self.recompute_save)}" if kept else "")
+
+
+def plan_from_dict(data: dict[str, Any]) -> Plan:
+    """Return the plan that `dataclasses.asdict` took apart."""
+    lists = {name: tuple(value) for name, value in data.items() if isinstance(value, list)}
+    return Plan(**{**data, **lists, "layout": Layout(**data["layout"])})
+
+
+def stages_text(stages: tuple[int, ...]) -> str:
+    """Return how blocks are spread over stages, runs of equal ones joined: "31+3x32+31"."""
+    runs: list[list[int]] = []
+    for blocks in stages:
+        if runs and runs[-1][1] == blocks:
+            runs[-1][0] += 1
+        else:
+            runs.append([1, blocks])
+    return "+".join(f"{count}x{blocks}" if count > 1 else str(blocks) for count, blocks in runs)

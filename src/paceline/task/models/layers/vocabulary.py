@@ -1,0 +1,168 @@
+"""Embedding, head and cross-entropy over a vocabulary whose rows are spread over ranks. Logits are never gathered.
+
+Rank r holds rows r * ceil(vocab / ranks) and following, as `torch.chunk` and DTensor's Shard(0) cut them: the last
+rank may hold fewer. The cross-entropy needs three numbers a token from the other ranks, the largest logit, the sum of
+exponentials and the target's logit (Shoeybi et al. 2019, arXiv:1909.08053, section 3).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor
+from torch.distributed.tensor import DTensor, Shard
+
+from paceline.task.models.layers.chunks import LOGITS_LIMIT_ELEMENTS, loss_chunk_tokens
+from paceline.task.models.layers.collectives import SEQUENCE, gather, share
+
+IGNORED = -100  # as in loss.py
+
+
+def local_weight(weight: Tensor) -> Tensor:
+    """Return this rank's part of a weight as a plain tensor; the gradient goes back to the same part."""
+    return weight.to_local(grad_placements=weight.placements) if isinstance(weight, DTensor) else weight
+
+
+def first_row(vocab: int, group: dist.ProcessGroup) -> int:
+    """Return the first row of the vocabulary that this rank holds."""
+    return group.rank() * -(-vocab // group.size())
+
+
+def partial_embedding(tokens: Tensor, weight: Tensor, first: int, padding_idx: int | None = None) -> Tensor:
+    """Return the embeddings [..., width] of those `tokens` whose rows this rank holds, zeros for the others."""
+    local = tokens - first
+    held = (local >= 0) & (local < weight.shape[0])
+    padding = None if padding_idx is None or not 0 <= padding_idx - first < weight.shape[0] else padding_idx - first
+    found = F.embedding(local.where(held, 0), weight, padding_idx=padding)
+    return found.where(held.unsqueeze(-1), 0)
+
+
+def whole_hidden(hidden: Tensor, seq: int, group: dist.ProcessGroup) -> Tensor:
+    """Return the whole [rows, seq, width] for a spread head, from the whole of it or this rank's part."""
+    return gather(hidden, group) if hidden.shape[SEQUENCE] != seq else share(hidden, group)
+
+
+def spread_logits(hidden: Tensor, head: DTensor, seq: int) -> DTensor:
+    """Return logits [rows, seq, vocab] as a DTensor whose vocabulary is spread as the rows of `head` are."""
+    group = head.device_mesh.get_group()
+    logits = F.linear(whole_hidden(hidden, seq, group), local_weight(head))
+    return as_spread_logits(logits, head.shape[0], head)
+
+
+def as_spread_logits(logits: Tensor, vocab: int, weight: DTensor) -> DTensor:
+    """Return this rank's logits [..., rows of the vocabulary] as a part of a DTensor [..., vocab]."""
+    shape = torch.Size((*logits.shape[:-1], vocab))
+    stride = torch.empty(shape, device="meta").stride()
+    mesh, place = weight.device_mesh, [Shard(logits.dim() - 1)]
+    return DTensor.from_local(logits, mesh, place, run_check=False, shape=shape, stride=stride)
+
+
+def spread_cross_entropy_sum(
+    hidden: Tensor, head: DTensor, labels: Tensor, logits_elements: int = LOGITS_LIMIT_ELEMENTS
+) -> tuple[Tensor, Tensor]:
+    """Return (loss_sum, weight), alike on every rank, for `hidden` [rows, seq, width] and `labels` [rows, seq].
+
+    `head` is [vocab, width] with its rows spread over ranks; `hidden` may be whole or split along the sequence.
+    """
+    group = head.device_mesh.get_group()
+    whole = whole_hidden(hidden, labels.shape[-1], group).flatten(0, -2)
+    first, vocab = first_row(head.shape[0], group), head.shape[0]
+    size = loss_chunk_tokens(-(-vocab // group.size()), logits_elements)  # not of this rank's rows: chunks are alike
+    loss = _SpreadLinearCrossEntropy.apply(
+        whole, local_weight(head), labels.flatten(), first, size, group, torch.is_grad_enabled()
+    )
+    return loss, (labels != IGNORED).sum()
+
+
+def spread_logits_cross_entropy_sum(logits: DTensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    """Return (loss_sum, weight), alike on every rank, for logits [..., vocab] whose vocabulary is spread over ranks."""
+    group, vocab = logits.device_mesh.get_group(), logits.shape[-1]
+    local = local_weight(logits).flatten(0, -2)
+    loss = _SpreadCrossEntropy.apply(local, labels.flatten(), first_row(vocab, group), group)
+    return loss, (labels != IGNORED).sum()
+
+
+def _target(labels: Tensor, first: int, rows: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Return [tokens, 1] each: whether the label counts, whether this rank holds its row, and that row (else 0)."""
+    labels = labels.unsqueeze(1)
+    local = labels - first
+    held = (local >= 0) & (local < rows) & (labels != IGNORED)
+    return labels != IGNORED, held, local.where(held, 0)
+
+
+def _norm_and_target(logits: Tensor, held: Tensor, row: Tensor, group: dist.ProcessGroup) -> tuple[Tensor, Tensor]:
+    """Return log-sum-exp over the whole vocabulary and the target's logit, [tokens, 1] each, alike on every rank."""
+    largest = logits.amax(dim=1, keepdim=True)
+    dist.all_reduce(largest, op=dist.ReduceOp.MAX, group=group)
+    sums = torch.cat([(logits - largest).exp_().sum(dim=1, keepdim=True), logits.gather(1, row) * held], dim=1)
+    dist.all_reduce(sums, group=group)
+    return largest + sums[:, :1].log(), sums[:, 1:]
+
+
+def _gradient(logits: Tensor, norm: Tensor, counted: Tensor, held: Tensor, row: Tensor) -> Tensor:
+    """Return the gradient of the summed loss by this rank's logits, written over them."""
+    grad = logits.sub_(norm).exp_()
+    return grad.scatter_add_(1, row, -held.to(grad.dtype)).mul_(counted)
+
+
+class _SpreadLinearCrossEntropy(torch.autograd.Function):
+    """Takes the gradients in the forward pass, as loss.py does; the hidden states' are this rank's part of a sum."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden: Tensor,
+        head: Tensor,
+        labels: Tensor,
+        first: int,
+        size: int,
+        group: dist.ProcessGroup,
+        backward: bool,
+    ) -> Tensor:
+        wide = torch.promote_types(hidden.dtype, torch.float32)
+        loss = torch.zeros((), dtype=wide, device=hidden.device)
+        backward = backward and (ctx.needs_input_grad[0] or ctx.needs_input_grad[1])
+        grad_hidden = torch.empty_like(hidden) if backward else None
+        grad_head = torch.zeros_like(head, dtype=wide) if backward else None
+        for start in range(0, hidden.shape[0], size):
+            part = slice(start, start + size)
+            counted, held, row = _target(labels[part], first, head.shape[0])
+            logits = (hidden[part] @ head.T).to(wide)  # [chunk, rows of the vocabulary]
+            norm, target = _norm_and_target(logits, held, row, group)
+            loss += ((norm - target) * counted).sum()
+            if grad_hidden is not None and grad_head is not None:
+                narrow = _gradient(logits, norm, counted, held, row).to(head.dtype)
+                grad_hidden[part] = narrow @ head
+                grad_head += narrow.T @ hidden[part]
+        ctx.save_for_backward(grad_hidden, grad_head)
+        ctx.head_dtype = head.dtype
+        return loss
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        grad_hidden, grad_head = ctx.saved_tensors
+        # In fp32: under fp16 the incoming loss scale itself may exceed fp16's range.
+        by_hidden = (grad_hidden.to(grad.dtype) * grad).to(grad_hidden.dtype) if ctx.needs_input_grad[0] else None
+        by_head = (grad_head * grad).to(ctx.head_dtype) if ctx.needs_input_grad[1] else None
+        return by_hidden, by_head, None, None, None, None, None
+
+
+class _SpreadCrossEntropy(torch.autograd.Function):
+    """For logits that a model has already computed: keeps their gradient, in fp32 at least, for the backward pass."""
+
+    @staticmethod
+    def forward(ctx: Any, logits: Tensor, labels: Tensor, first: int, group: dist.ProcessGroup) -> Tensor:
+        ctx.dtype = logits.dtype
+        counted, held, row = _target(labels, first, logits.shape[1])
+        wide = logits.to(torch.promote_types(logits.dtype, torch.float32), copy=True)
+        norm, target = _norm_and_target(wide, held, row, group)
+        ctx.save_for_backward(_gradient(wide, norm, counted, held, row) if ctx.needs_input_grad[0] else None)
+        return ((norm - target) * counted).sum()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, None, None, None]:
+        (by_logits,) = ctx.saved_tensors
+        return (by_logits * grad).to(ctx.dtype), None, None, None

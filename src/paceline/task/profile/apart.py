@@ -1,0 +1,124 @@
+"""Profile a user's module: traced in a child process, so that planning never imports torch into this one.
+
+Where torch is already here, or the task holds Python objects that cannot travel, it is traced in this process.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from paceline import errors
+from paceline.errors import ConfigError, PacelineError
+from paceline.spec.profile import ModelProfile
+from paceline.spec.task import DataSpec, ModelSpec, Task, TurnSpec
+from paceline.spec.turns import objectives_named
+from paceline.task.profile.plain import pack_profile, unpack_profile
+from paceline.task.profile.turns import together
+
+EXAMPLE_ROWS = 2  # samples in the example batch: enough to tell what grows with the batch
+
+
+def trace_task(task: Task) -> ModelProfile:
+    """Return the profile of a task's model on its own data and objective. Raises ConfigError where the model fails."""
+    travels = isinstance(task.model, ModelSpec) and isinstance(task.data, DataSpec)
+    travels = travels and isinstance(task.data.collate, str)
+    travels = travels and all(isinstance(objective, str) for objective in objectives_named(task).values())
+    if not travels or "torch" in sys.modules:
+        return trace_here(task)
+    return _trace_in_child(task)
+
+
+def trace_here(task: Task) -> ModelProfile:
+    """Return the profile, traced in this process: of several objectives all passes together. Imports torch."""
+    import numpy as np
+    from torch import nn
+
+    from paceline.task.data.source import open_sources
+    from paceline.task.models.build import build_model
+    from paceline.task.profile.traced import profile_module
+    from paceline.task.turns import turns_of
+
+    model = task.model
+    source, _ = open_sources(task.data, task.seed)
+    rows = np.arange(min(EXAMPLE_ROWS, source.samples), dtype=np.int64)
+    batch = source.read(rows, rows)
+
+    def built(device: str) -> nn.Module:
+        return build_model(model, source.vocab or 0, source.items_per_sample, task.seed, device=device)
+
+    def real() -> nn.Module:
+        return copy.deepcopy(model) if isinstance(model, nn.Module) else built("cpu")
+
+    try:
+        module = built("meta")
+    except ConfigError:  # a factory may ask for values too, as timm's do of a torch.linspace
+        module = built("cpu")
+    turns = turns_of(task, source.unit)
+    profiles = [profile_module(module, batch, turn.objective, source.items_per_sample, real) for turn in turns]
+    return profiles[0] if len(turns) == 1 else together(profiles, [turn.every for turn in turns])
+
+
+def _trace_in_child(task: Task) -> ModelProfile:
+    request = {
+        "model": dataclasses.asdict(task.model),
+        "data": dataclasses.asdict(task.data),
+        "objective": task.objective,
+        "turns": [dataclasses.asdict(turn) for turn in task.turns],
+        "seed": task.seed,
+        "path": sys.path,
+    }
+    with tempfile.TemporaryDirectory(prefix="paceline-trace-") as name:
+        ask, answer = Path(name) / "request.json", Path(name) / "answer.json"
+        ask.write_text(json.dumps(request), "utf-8")
+        child = subprocess.run(
+            [sys.executable, "-m", "paceline.task.profile.apart", str(ask), str(answer)],
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(part for part in sys.path if part)},
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+        )
+        if not answer.exists():
+            lines = child.stderr.strip().splitlines()
+            because = lines[-1] if lines else f"the tracing process ended with status {child.returncode}"
+            raise PacelineError("the model could not be profiled", because, "look at the model's forward pass")
+        result = json.loads(answer.read_text("utf-8"))
+    if "error" in result:
+        raise _rebuilt(result)
+    return unpack_profile(result)
+
+
+def _rebuilt(record: dict[str, Any]) -> PacelineError:
+    """Return the child's error as what it was, so that it keeps its exit code."""
+    kind = getattr(errors, record["error"], PacelineError)
+    simple = isinstance(kind, type) and issubclass(kind, PacelineError) and kind.__init__ is PacelineError.__init__
+    return (kind if simple else errors.ConfigError)(record["what"], record["because"], record["try"])
+
+
+def main() -> None:
+    """Trace the task of a request file and write the profile, or the error, to the answer file."""
+    request = json.loads(Path(sys.argv[1]).read_text("utf-8"))
+    sys.path[:] = request["path"]
+    data = DataSpec(**{**request["data"], "include": tuple(request["data"]["include"])})
+    try:
+        turns = tuple(TurnSpec(**{**turn, "match": tuple(turn["match"])}) for turn in request["turns"])
+        model, objective = ModelSpec(**request["model"]), request["objective"]
+        profile = trace_here(Task(model=model, data=data, objective=objective, turns=turns, seed=request["seed"]))
+        answer = pack_profile(profile)
+    except PacelineError as error:
+        answer = error.as_dict()
+    partial = Path(sys.argv[2] + ".partial")
+    partial.write_text(json.dumps(answer), "utf-8")
+    partial.replace(sys.argv[2])
+
+
+if __name__ == "__main__":
+    main()

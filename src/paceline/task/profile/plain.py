@@ -1,0 +1,47 @@
+"""A profile as plain data: for files, journals and other processes; and the key by which a task is known again."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from typing import Any
+
+from paceline.spec.profile import BlockProfile, ModelProfile, TensorLimits
+
+LISTS = ("open_axes", "expert_widths")  # JSON knows no tuples
+
+
+def pack_profile(profile: ModelProfile) -> dict[str, Any]:
+    """Return the profile as plain data. Blocks of one shape are written once: `chain` holds [name, shape]."""
+    places: dict[BlockProfile, int] = {}
+    chain = [
+        [block.name, places.setdefault(dataclasses.replace(block, name=""), len(places))] for block in profile.blocks
+    ]
+    rest = dataclasses.asdict(dataclasses.replace(profile, blocks=()))
+    return {**rest, "blocks": [dataclasses.asdict(shape) for shape in places], "chain": chain}
+
+
+def unpack_profile(record: dict[str, Any]) -> ModelProfile:
+    """Return the profile that `pack_profile` made plain."""
+    shapes = [_block(shape) for shape in record["blocks"]]
+    blocks = tuple(dataclasses.replace(shapes[place], name=name) for name, place in record["chain"])
+    limits = record.get("tensor_limits")
+    limits = limits and TensorLimits(**{**limits, "widths": tuple(limits["widths"])})
+    rest = {name: value for name, value in record.items() if name != "chain"}
+    remarks = tuple(record.get("remarks", ()))
+    return ModelProfile(**{**rest, "blocks": blocks, "tensor_limits": limits, "remarks": remarks})
+
+
+def task_key(profile: ModelProfile, optimizer: str) -> str:
+    """Return what a task is known by in what was learnt: the hash of its model's blocks, a sample and the optimizer.
+
+    The same model on other data, with another batch or for more steps is the same task: a step of it costs the same.
+    """
+    shapes = pack_profile(profile)
+    counted = {name: shapes[name] for name in ("blocks", "chain", "tokens_per_sample")}
+    return hashlib.sha256(json.dumps([counted, optimizer], sort_keys=True).encode()).hexdigest()[:16]
+
+
+def _block(record: dict[str, Any]) -> BlockProfile:
+    return BlockProfile(**{**record, **{name: tuple(record[name]) for name in LISTS}})

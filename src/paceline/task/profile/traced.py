@@ -1,0 +1,273 @@
+"""The profile of any module: traced once, block by block, on an example batch."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
+
+from paceline.cluster.host import usable_memory_bytes
+from paceline.errors import ConfigError
+from paceline.spec.profile import BlockProfile, ModelProfile
+from paceline.task.coupling import declares_coupling, gathers_rows
+from paceline.task.declared import expert_axis, is_routed, tensor_axis
+from paceline.task.models.blocks import find_blocks
+from paceline.task.models.build import has_batch_statistics
+from paceline.task.models.chain import chain_of
+from paceline.task.models.huggingface.interface import is_transformers, why_unshared
+from paceline.task.models.layers.attention import can_share_sequences
+from paceline.task.models.layers.batch_norm import sees_whole_batch
+from paceline.task.objective import takes_sequence_parts
+from paceline.task.profile.closed import (
+    BATCH_STATISTICS,
+    SEQUENCE_RULE,
+    SYNCED_STATISTICS,
+    TOKEN_SUM_RULE,
+    closed_axes,
+    coupled_axes,
+    stray_axes,
+)
+from paceline.task.profile.tracing import Counts, own_bytes, trace
+from paceline.task.reading import balance_remark, tried_reading, unread_remark
+
+REST = "rest"  # all that lies outside the repeated blocks, loss included
+REAL_COPIES = 4  # a pass for real needs the weights, perhaps a second copy of them, and activations nobody knows of yet
+
+Build = Callable[[], nn.Module]
+
+
+def profile_module(
+    model: nn.Module,
+    example_batch: Any,
+    objective: Callable[[nn.Module, Any], tuple[Tensor, Tensor]],
+    items_per_sample: int | None = None,
+    build: Build | None = None,
+) -> ModelProfile:
+    """Return a module's profile per sample, from one forward pass of `objective(model, example_batch)`.
+
+    The first dimension of every tensor of the batch counts samples. The pass runs on fake tensors, so the model may
+    be on the meta device or larger than memory; one that asks for values (`.item()`, a mask's indices) is run for
+    real on the CPU: what `build` returns, or else a copy. Where that cannot be, its profile is estimated from its
+    weights, and `note` says so. `items_per_sample` is what the loss counts; by default the labels of one sample. The
+    repeated blocks come first, then one block for the rest. Raises ConfigError where the model fails on the batch.
+    """
+    rows = _rows(example_batch)
+    blocks = find_blocks(model)
+    experts, unstacked = expert_axis(model)
+    items = items_per_sample or _items(example_batch, rows)
+    (counts, routed, note), unread = tried_reading(
+        objective, lambda what: _trace(model, blocks, list(experts), example_batch, what, build, rows * items)
+    )
+    whole_batch = SYNCED_STATISTICS if sees_whole_batch(model) else {}
+    if declares_coupling(model, objective):
+        whole_batch = {**whole_batch, **coupled_axes(gathers_rows(objective))}
+    if has_batch_statistics(model):
+        whole_batch = BATCH_STATISTICS
+    whole_batch = {**stray_axes({name for count in counts for name in count.strays}), **whole_batch}
+    axes = tuple(axis for axis in ("dp_replicate", "dp_shard") if axis not in whole_batch)
+    limits, because = tensor_axis(model)
+    unshared = _unshared(model, objective, example_batch)
+    takes_parts = unshared == ""
+    chained = chain_of(model) is not None  # BatchNorm closes pp again
+    opened = [*(["tp"] if limits else []), *(["cp"] if takes_parts else []), *(["pp"] if chained else [])]
+    opened += ["ep"] if experts else []
+    model_closed = {
+        axis: why for axis, why in (("tp", because), ("ep", unstacked), ("cp", unshared)) if why and axis not in opened
+    }
+    profiles: list[BlockProfile] = []
+    owners: dict[int, str] = {}
+    seen: set[str] = set()
+    for (name, block), count in zip([*blocks, (REST, model)], counts, strict=True):
+        own = {id(parameter): parameter.numel() for parameter in block.parameters()}
+        parameters = sum(size for key, size in own.items() if key not in owners)
+        tied_to = next((owners[key] for key in own if key in owners and name != REST), "")
+        owners = {**dict.fromkeys(own, name), **owners}
+        inside = [key for key in experts if key.startswith(f"{name}.") or (name == REST and key not in seen)]
+        seen.update(inside)
+        profile = _block(name, count, parameters, rows, axes, tied_to)
+        profiles.append(
+            _with_experts(profile, [experts[key] for key in inside], sum(routed[key] for key in inside), rows)
+        )
+    return ModelProfile(
+        name=type(model).__name__,
+        blocks=tuple(profiles),
+        tokens_per_sample=items,
+        source="estimated" if note else "traced",
+        note=note,
+        closed_axes={**closed_axes(*opened), **model_closed, **whole_batch},
+        tensor_limits=limits,
+        remarks=(*unread_remark(objective, () if note else unread), *balance_remark(model, objective)),
+    )
+
+
+def _block(name: str, counts: Counts, parameters: int, rows: int, axes: tuple[str, ...], tied_to: str) -> BlockProfile:
+    """Return a block's profile per sample; fp32 elements of one kind count as two of the compute dtype in another."""
+    inputs = counts.input_elements / rows
+    return BlockProfile(
+        name=name,
+        kind="module",
+        parameters=parameters,
+        matmul_flops=counts.matmul_flops / rows,
+        attention_flops=counts.attention_flops / rows,
+        moved_elements=counts.moved_elements / rows,
+        saved_elements=counts.saved_elements / rows,
+        saved_fp32_elements=counts.saved_fp32_elements / rows,
+        selective_elements=counts.product_elements / rows + inputs,
+        input_elements=inputs,
+        attention_out_elements=counts.attention_elements / rows,
+        transient_elements=counts.largest_elements / rows,
+        operators=counts.operators,
+        matmul_width=round(math.exp(counts.log_width / counts.matmul_flops)) if counts.matmul_flops else 1,
+        recomputable=name != REST,
+        open_axes=axes,
+        tied_to=tied_to,
+    )
+
+
+@contextlib.contextmanager
+def _rows_to(experts: Mapping[str, nn.Module]) -> Iterator[dict[str, int]]:
+    """Yield the elements that each module with experts was given in the passes inside the block."""
+    given = dict.fromkeys(experts, 0)
+
+    def look(name: str) -> Callable[..., None]:
+        return lambda module, args, kwargs: given.update({name: _sent(module, [*args, *kwargs.values()])})
+
+    handles = [module.register_forward_pre_hook(look(name), with_kwargs=True) for name, module in experts.items()]
+    try:
+        yield given
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _sent(experts: nn.Module, given: list[Tensor]) -> int:
+    """Return the elements sent to experts: of their rows, or, in transformers' way, of tokens once for each choice."""
+    return given[0].numel() * (given[1].shape[-1] if is_routed(experts) else 1)
+
+
+def _with_experts(profile: BlockProfile, experts: list[nn.Module], elements: int, rows: int) -> BlockProfile:
+    """Return the profile with what its experts are; `elements` are those that all rows of the batch sent to them."""
+    if not experts:
+        return profile
+    weights = [weight for module in experts for weight in module.parameters()]
+    shared = set.intersection(*(set(weight.shape[1:]) for weight in weights))  # widths that all of them have
+    return replace(
+        profile,
+        experts=weights[0].shape[0],
+        expert_parameters=sum(weight.numel() for weight in weights),
+        expert_widths=tuple(sorted(shared)),
+        routed_elements=elements / rows,
+    )
+
+
+def _trace(
+    model: nn.Module,
+    blocks: list[tuple[str, nn.Module]],
+    experts: list[str],
+    batch: Any,
+    objective: Callable[[nn.Module, Any], Any],
+    build: Build | None,
+    items: int,
+) -> tuple[list[Counts], dict[str, int], str]:
+    """Return the counts of the blocks and the rest, the elements that experts were given, and a note on estimates."""
+
+    def traced(what: nn.Module, **how: Any) -> tuple[list[Counts], dict[str, int], str]:
+        with _rows_to({name: what.get_submodule(name) for name in experts}) as routed:
+            return trace(what, blocks, batch, objective, **how), routed, ""
+
+    errors = []
+    for how in ({}, {"compute": None}):  # FFT and complex views know no bf16
+        try:
+            return traced(model, **how)
+        except Exception as error:  # whatever a user's model raises on tensors without values
+            errors.append(error)
+    needed = REAL_COPIES * own_bytes(model)
+    if needed > usable_memory_bytes():
+        because = f"it asks for values ({_said(errors[0])}) and would need about {needed / 2**30:.0f} GiB to run here"
+        return _estimated(model, blocks, experts, items, because)
+    try:
+        return traced(build() if build else copy.deepcopy(model).to("cpu"), fake=False)
+    except Exception as error:
+        if torch.cuda.is_available():  # it may need a GPU's kernels; training there will tell
+            return _estimated(model, blocks, experts, items, f"its forward pass failed on the CPU ({_said(error)})")
+        raise ConfigError(
+            f"the model {type(model).__name__} cannot be traced",
+            f"its forward pass failed on a batch of the data, {_said(error)}; and on tensors without values, "
+            f"{_said(errors[0])}",
+            "call the objective on the model and one batch in Python",
+        ) from error
+
+
+def _said(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"
+
+
+def _estimated(
+    model: nn.Module, blocks: list[tuple[str, nn.Module]], experts: list[str], items: int, because: str
+) -> tuple[list[Counts], dict[str, int], str]:
+    """Return counts made from the weights alone, and the note that says so.
+
+    A matrix of [out, ...] is taken to be multiplied once with every one of `items`, and to leave `out` elements of
+    each, which one more operator reads and writes. Convolutions, which pass an item many times, do more.
+    """
+    seen: set[int] = set()
+    counts = []
+    for block in [*(block for _, block in blocks), model]:
+        count = Counts()
+        for weight in block.parameters():
+            if id(weight) in seen or weight.dim() < 2:
+                continue
+            seen.add(id(weight))
+            flops, out = 2.0 * weight.numel() * items, float(items * weight.shape[0])
+            count.matmul_flops += flops
+            count.log_width += flops * math.log(weight.numel()) / 2
+            count.saved_elements += 2 * out
+            count.product_elements += out
+            count.moved_elements += 4 * out
+            count.largest_elements = max(count.largest_elements, 2 * out)
+            count.operators += 3
+            count.input_elements = count.input_elements or float(items * weight.shape[1])
+        counts.append(count)
+    note = f"the model could not be traced: {because}; its time and memory are estimated from its weights alone"
+    return counts, dict.fromkeys(experts, 0), note
+
+
+def _rows(batch: Any) -> int:
+    rows = {leaf.shape[0] for leaf in tree_leaves(batch) if isinstance(leaf, Tensor) and leaf.dim()}
+    if len(rows) != 1 or 0 in rows:
+        found = ", ".join(map(str, sorted(rows))) or "no tensor"
+        raise ConfigError(
+            f"the example batch has first dimensions of {found}", "the first dimension must count samples",
+            "batches whose tensors all have one row per sample",
+        )  # fmt: skip
+    return rows.pop()
+
+
+def _unshared(model: nn.Module, objective: Callable[..., Any], batch: Any) -> str:
+    """Return why ranks cannot share the sequences of a batch, "" where they can."""
+    if not is_transformers(model):
+        return "" if can_share_sequences(model) and takes_sequence_parts(objective) else SEQUENCE_RULE
+    return why_unshared(model, _length(batch)) if takes_sequence_parts(objective) else TOKEN_SUM_RULE
+
+
+def _length(batch: Any) -> int:
+    """Return the tokens of a row, 1 where the batch has no "tokens"."""
+    tokens = batch.get("tokens") if isinstance(batch, Mapping) else None
+    return tokens.shape[1] if isinstance(tokens, Tensor) and tokens.dim() > 1 else 1
+
+
+def _items(batch: Any, rows: int) -> int:
+    """Return the labels of one sample, or 1 where the batch does not say which part of it labels are."""
+    labels = batch.get("labels") if isinstance(batch, Mapping) else None
+    if isinstance(batch, tuple | list) and len(batch) == 2:
+        labels = batch[1]
+    if not isinstance(labels, Tensor) or labels.is_floating_point():
+        return 1
+    return labels.numel() // rows

@@ -1,0 +1,235 @@
+"""Records what a module's forward pass computes, moves and keeps, block by block, without doing it.
+
+The module runs on fake tensors: shapes and dtypes alone, no memory and no arithmetic (torch's FakeTensorMode), with
+bf16 weights, so that what stays in fp32 whatever the compute dtype can be told from what does not. Operators that know
+no bf16 (FFT, complex views) run in the weights' own dtype, and a model that asks for values runs for real.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.autograd.graph import saved_tensors_hooks
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils.flop_counter import FlopCounterMode
+
+from paceline.task.profile.drawing import belongs_to_samples
+
+COMPUTE_DTYPE = torch.bfloat16
+FREE_OPERATORS = {"_unsafe_view", "detach", "alias", "lift_fresh", "empty", "empty_like", "new_empty"}
+LOOKUPS = {"embedding", "gather", "index", "index_select"}
+
+
+@dataclass
+class Counts:
+    """What one block does in one forward pass of the whole example batch; FLOPs and elements, not bytes."""
+
+    matmul_flops: float = 0.0
+    attention_flops: float = 0.0
+    moved_elements: float = 0.0
+    saved_elements: float = 0.0  # in the compute dtype
+    saved_fp32_elements: float = 0.0  # anything wider or not floating-point, in units of four bytes
+    product_elements: float = 0.0  # outputs of matrix products and attention, which selective recompute keeps
+    attention_elements: float = 0.0  # those of them that are attention's
+    input_elements: float = 0.0
+    largest_elements: float = 0.0  # read and written by the block's largest operator
+    operators: int = 0
+    log_width: float = 0.0  # sum over products of FLOPs * log(width)
+    strays: list[str] = field(default_factory=list)  # operators whose random numbers belong to no sample
+    storages: list[Any] = field(default_factory=list, repr=False)  # keeps addresses from being used again
+
+
+def trace(
+    model: nn.Module,
+    blocks: list[tuple[str, nn.Module]],
+    batch: Any,
+    objective: Callable[[nn.Module, Any], tuple[Tensor, Tensor]],
+    fake: bool = True,
+    compute: torch.dtype | None = COMPUTE_DTYPE,
+) -> list[Counts]:
+    """Return the counts of every block and, last, of all that lies outside them.
+
+    `compute` is the dtype of weights and inputs on fake tensors; None leaves each its own, and all floating-point
+    tensors of the first weight's dtype then count as compute dtype. With `fake` false the model itself runs, on the
+    CPU, so it must be a copy; its dtypes are its own too.
+    """
+    mode: Any = FakeTensorMode(allow_non_fake_inputs=True) if fake else None
+    replica = fake_copy(model, mode, compute) if fake else model
+    example = tree_map(lambda leaf: _fake_input(leaf, mode, compute) if fake else leaf, batch)
+    if compute is None or not fake:
+        compute = next((p.dtype for p in model.parameters() if p.is_floating_point()), torch.float32)
+    recorder = _Recorder([replica.get_submodule(name) for name, _ in blocks], replica, example, compute)
+    context: AbstractContextManager = mode if fake else nullcontext()
+    with torch.random.fork_rng(), context:
+        with recorder.operators(), torch.no_grad():
+            objective(replica, example)
+        with recorder.saved_tensors(), torch.enable_grad():
+            objective(replica, example)
+    return recorder.counts
+
+
+def own_bytes(model: nn.Module) -> int:
+    """Return the bytes of a model's parameters and buffers, shared ones once; those on "meta" as if they were there."""
+    return sum(tensor.numel() * tensor.element_size() for tensor in [*model.parameters(), *model.buffers()])
+
+
+def fake_copy(model: nn.Module, mode: FakeTensorMode, compute: torch.dtype | None) -> nn.Module:
+    """Return a copy whose parameters are fake CPU tensors in the compute dtype, shared where the model's are."""
+    copies: dict[int, Any] = {}
+    with mode:
+        for parameter in model.parameters():
+            dtype = compute if compute and parameter.is_floating_point() else parameter.dtype
+            empty = torch.empty(parameter.shape, dtype=dtype, device="cpu")
+            copies[id(parameter)] = nn.Parameter(empty, requires_grad=parameter.requires_grad)
+        for buffer in model.buffers():  # neither FSDP2 nor a cast unit changes a buffer's dtype
+            copies[id(buffer)] = torch.empty(buffer.shape, dtype=buffer.dtype, device="cpu")
+    return copy.deepcopy(model, copies)  # deepcopy takes what its memo already has
+
+
+def _fake_input(leaf: Any, mode: FakeTensorMode, compute: torch.dtype | None) -> Any:
+    if not isinstance(leaf, Tensor):
+        return leaf
+    dtype = compute if compute and leaf.is_floating_point() else leaf.dtype
+    with mode:
+        return torch.empty(leaf.shape, dtype=dtype, device="cpu")
+
+
+class _Recorder:
+    def __init__(self, blocks: list[nn.Module], model: nn.Module, batch: Any, compute: torch.dtype) -> None:
+        self.counts = [Counts() for _ in range(len(blocks) + 1)]
+        self._blocks = blocks
+        self._current = [len(blocks)]  # a stack; the rest is last
+        self._compute = compute
+        held = [*model.parameters(), *model.buffers(), *(x for x in tree_leaves(batch) if isinstance(x, Tensor))]
+        # Kept in any case, so not an activation; and what was counted already, by purpose.
+        self._held = {_address(tensor) for tensor in held}
+        self._counted: set[tuple[str, int]] = set()
+
+    def operators(self) -> AbstractContextManager:
+        return _Hooked(self, _OperatorMode(self))
+
+    def saved_tensors(self) -> AbstractContextManager:
+        return _Hooked(self, saved_tensors_hooks(self._save, lambda tensor: tensor), inputs=True)
+
+    @property
+    def now(self) -> Counts:
+        return self.counts[self._current[-1]]
+
+    def enter(self, index: int, tensors: Iterable[Any]) -> None:
+        self._current.append(index)
+        for tensor in tensors:
+            if isinstance(tensor, Tensor) and tensor.is_floating_point() and self._is_new(tensor, "input"):
+                self.now.input_elements += tensor.numel()
+
+    def leave(self) -> None:
+        self._current.pop()
+
+    def _is_new(self, tensor: Tensor, purpose: str) -> bool:
+        key = (purpose, _address(tensor))
+        if key in self._counted or _address(tensor) in self._held:
+            return False
+        self._counted.add(key)
+        self.now.storages.append(tensor.untyped_storage())
+        return True
+
+    def _save(self, tensor: Tensor) -> Tensor:
+        if self._is_new(tensor, "saved"):
+            size = tensor.untyped_storage().nbytes()  # a view keeps the whole storage
+            if tensor.dtype == self._compute:
+                self.now.saved_elements += size / tensor.element_size()
+            else:
+                self.now.saved_fp32_elements += size / 4
+        return tensor
+
+
+class _Hooked:
+    """Enters a context with hooks on the blocks that tell the recorder where it is."""
+
+    def __init__(self, recorder: _Recorder, inner: Any, inputs: bool = False) -> None:
+        self._recorder, self._inner, self._inputs = recorder, inner, inputs
+        self._handles: list[Any] = []
+
+    def __enter__(self) -> None:
+        for index, block in enumerate(self._recorder._blocks):
+
+            def enter(module: nn.Module, args: Any, kwargs: Any, index: int = index) -> None:
+                self._recorder.enter(index, tree_leaves((args, kwargs)) if self._inputs else ())
+
+            def leave(module: nn.Module, args: Any, output: Any) -> None:
+                self._recorder.leave()
+
+            self._handles.append(block.register_forward_pre_hook(enter, with_kwargs=True))
+            self._handles.append(block.register_forward_hook(leave, always_call=True))
+        self._inner.__enter__()
+
+    def __exit__(self, *error: Any) -> None:
+        self._inner.__exit__(*error)
+        for handle in self._handles:
+            handle.remove()
+
+
+class _OperatorMode(TorchDispatchMode):
+    def __init__(self, recorder: _Recorder) -> None:
+        super().__init__()
+        self._recorder = recorder
+        self._formulas = FlopCounterMode(display=False).flop_registry
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        result = func(*args, **kwargs)
+        name = func.overloadpacket.__name__
+        outputs = [x for x in tree_leaves(result) if isinstance(x, Tensor)]
+        if not outputs or func.is_view or name in FREE_OPERATORS:
+            return result
+        counts = self._recorder.now
+        counts.operators += 1
+        if torch.Tag.nondeterministic_seeded in func.tags and not belongs_to_samples(name):
+            counts.strays.append(name)
+        inputs = [x for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor)]
+        read = outputs if name in LOOKUPS else inputs  # of a table, only the rows that are looked up
+        touched = sum(x.numel() for x in read + outputs)
+        counts.largest_elements = max(counts.largest_elements, touched)
+        kept = sum(x.nbytes for x in outputs if x.is_floating_point()) / 2
+        if name.startswith("_scaled_dot_product"):
+            counts.attention_flops += _attention_flops(func, args, kwargs)
+            counts.attention_elements += kept
+        elif func.overloadpacket in self._formulas:
+            flops = self._formulas[func.overloadpacket](*args, **kwargs, out_val=result)
+            counts.matmul_flops += flops
+            counts.log_width += flops * math.log(_width(name, inputs))
+        else:
+            counts.moved_elements += touched
+            return result
+        counts.product_elements += kept
+        return result
+
+
+def _attention_flops(func: Any, args: tuple, kwargs: dict[str, Any]) -> float:
+    """Return 2 FLOPs per product of query and key, and of weight and value; half of them where it is causal."""
+    query, key, value = args[:3]  # [rows, heads, seq, head_dim]
+    given = {argument.name: given for argument, given in zip(func._schema.arguments, args, strict=False)} | kwargs
+    rows, heads, seq, width = query.shape
+    flops = 2.0 * rows * heads * seq * key.shape[2] * (width + value.shape[3])
+    return flops / 2 if given.get("is_causal") else flops
+
+
+def _width(name: str, inputs: list[Tensor]) -> float:
+    """Return the geometric mean of a product's inner and outer width."""
+    if "conv" in name:
+        weight = inputs[1]  # [out, in / groups, *kernel]
+        return math.sqrt(weight.numel())
+    right = inputs[-1]  # [..., inner, outer], also of addmm and baddbmm
+    return math.sqrt(right.shape[-2] * right.shape[-1])
+
+
+def _address(tensor: Tensor) -> int:
+    return tensor.untyped_storage()._cdata

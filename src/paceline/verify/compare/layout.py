@@ -1,0 +1,267 @@
+"""Compare a layout with the reference, step by step and tensor by tensor, inside a world of ranks.
+
+Every rank calls `compare`. Rank 0 computes the reference and shares its numbers; every rank then holds its own part of
+each tensor against the same part of the reference, so a difference is found on the rank that has it. What fp32 misses
+by rounding alone (conditioning.py) is compared in fp64 too, and has to be equal there.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from paceline.run.assemble import Assembled, assemble
+from paceline.run.loop.loader import BatchStream
+from paceline.run.loop.schedule import learning_rate
+from paceline.run.loop.step import StepStats
+from paceline.run.numerics.precision import MASTER_DTYPES
+from paceline.run.process.world import World
+from paceline.spec.plan import Plan
+from paceline.spec.task import Task
+from paceline.task.data.source import Source
+from paceline.verify.compare.diagnosis import Traits, diagnose, traits_of
+from paceline.verify.compare.difference import (
+    Difference,
+    number_differences,
+    sample_differences,
+    tensor_differences,
+    turn_differences,
+)
+from paceline.verify.compare.tolerance import QUANTITIES, larger
+from paceline.verify.reference.plain_attention import attend_plainly
+from paceline.verify.reference.steps import ReferenceStep, reference_model, reference_steps, with_own_model
+from paceline.verify.rounding.conditioning import (
+    Again,
+    Narrowest,
+    beyond_rounding,
+    moved_by_one_ulp,
+    settled,
+    steps_apart,
+)
+from paceline.verify.rounding.narrow import narrowest_format
+
+LISTED = 8  # tensors that a result names; the rest is counted
+
+
+@dataclass(frozen=True)
+class Reference:
+    """What one device computes: its weights and buffers at the start, traits of the model, and every step's numbers."""
+
+    initial: dict[str, torch.Tensor]
+    traits: Traits
+    steps: list[ReferenceStep]
+
+
+def compare(
+    task: Task,
+    plan: Plan,
+    world: World,
+    source: Source,
+    items_per_sample: int,
+    steps: int,
+    kept: dict[Any, Reference] | None = None,
+    *,
+    plain: bool = False,
+) -> dict[str, Any]:
+    """Return {equal, dtype, steps, seconds, differences: {quantity: largest}, first_difference, ill_conditioned}.
+
+    It is the same on every rank. `first_difference` is the first that is too large, in order of cause, with its family
+    and likely cause, and the names of all tensors of that quantity and step that are too far off; `ill_conditioned` is
+    the record of what rounding alone makes too large (conditioning.py). `kept` holds references of the same task that
+    were computed before, and is added to: layouts that read a batch in the same parts have the same reference.
+    `plain` has the reference compute attention plainly too, without the kernel that both would share.
+    """
+    given = (world, source, items_per_sample, steps, {} if kept is None else kept, plain)
+    exact = dataclasses.replace(plan, precision="fp64")
+    return settled(_compared(task, plan, *given), lambda: compare(task, exact, *given[:-1], plain=plain))
+
+
+def _compared(
+    task: Task,
+    plan: Plan,
+    world: World,
+    source: Source,
+    items_per_sample: int,
+    steps: int,
+    kept: dict[Any, Reference],
+    plain: bool,
+) -> dict[str, Any]:
+    """Return the record of a comparison in the plan's own precision."""
+    began = time.perf_counter()
+    reference: Reference | None = None
+    if world.is_first:
+        reference = _reference(task, plan, source, items_per_sample, steps, kept, plain)
+    again = None if reference is None else _again(reference, task, plan, source, items_per_sample, steps, plain)
+    first_step = reference and _clip_norms(reference.steps[0])
+    initial, traits, clip_norms = world.share(reference and (reference.initial, reference.traits, first_step))
+    built = assemble(with_own_model(clipped(task, clip_norms)), plan, world, source, items_per_sample)
+    found = tensor_differences("initial", _state(built.model), initial, 0, world, plan.layout)
+    for step in range(1, steps + 1):
+        expected = world.share(reference and reference.steps[step - 1])
+        found += _step(built, task, plan, world, source, step, steps, expected, initial)
+    worst = dict.fromkeys((name for name in QUANTITIES if name != "whole batch"), 0.0)
+    for difference in found:
+        worst[difference.quantity] = larger(worst[difference.quantity], difference.relative)
+    wrong, rounding = beyond_rounding(found, plan.precision, again, world)
+    first = first_difference(wrong, found, plan, traits)
+    return {
+        "equal": first is None,
+        "dtype": plan.precision,
+        "steps": steps,
+        "seconds": time.perf_counter() - began,
+        "differences": worst,
+        "first_difference": first,
+        "rounding": rounding,
+    }
+
+
+def _reference(
+    task: Task, plan: Plan, source: Source, items_per_sample: int, steps: int, kept: dict[Any, Reference], plain: bool
+) -> Reference:
+    """Return what one device computes, from `kept` where it is there."""
+    key = (plan.precision, steps, plan.batch_samples, plan.layout.data_degree, plan.accumulation, plain)
+    if key not in kept:
+        model = _model(task, plan, source, items_per_sample, plain)
+        kept[key] = _computed(model, task, plan, source, items_per_sample, steps)
+    return kept[key]
+
+
+def _model(task: Task, plan: Plan, source: Source, items_per_sample: int, plain: bool) -> nn.Module:
+    model = reference_model(task, source, items_per_sample, MASTER_DTYPES[plan.precision])
+    if plain:
+        attend_plainly(model)
+    return model
+
+
+def _computed(
+    model: nn.Module,
+    task: Task,
+    plan: Plan,
+    source: Source,
+    items_per_sample: int,
+    steps: int,
+    clip_norms: Sequence[Mapping[str, float]] = (),
+) -> Reference:
+    """Return what one device computes with a model: all steps, or those whose norms to clip at are given."""
+    traits = traits_of(model)
+    initial = {name: tensor.detach().clone() for name, tensor in _state(model).items()}
+    made = reference_steps(task, plan, source, items_per_sample, steps, model, clip_norms=clip_norms)
+    return Reference(initial, traits, made)
+
+
+def _again(
+    reference: Reference, task: Task, plan: Plan, source: Source, items_per_sample: int, steps: int, plain: bool
+) -> Again:
+    """Return how one device computes the same again.
+
+    It moves from what it computes anew, not from the reference: what is wrong there would count as movement.
+    """
+    clip_norms = [_clip_norms(step) for step in reference.steps]  # the layout has these too
+
+    def computed(made: int, move: tuple[torch.dtype, int] | None) -> Reference:
+        model = _model(task, plan, source, items_per_sample, plain)
+        if move is not None:
+            moved_by_one_ulp(model, *move)
+        return _computed(model, task, plan, source, items_per_sample, steps, clip_norms[:made])
+
+    unmoved = functools.cache(functools.partial(computed, move=None))
+
+    def moved(dtype: torch.dtype, seed: int, made: int) -> list[Difference]:
+        here, there = computed(made, (dtype, seed)), unmoved(made)
+        pairs = enumerate(zip(here.steps, there.steps, strict=True), 1)
+        starts = (here.initial, there.initial)
+        return [found for step, (ours, known) in pairs for found in steps_apart(ours, known, starts, step)]
+
+    def narrowest() -> Narrowest:
+        return narrowest_format(_model(task, plan, source, items_per_sample, plain), task, plan, source)
+
+    return Again(moved, narrowest)
+
+
+def first_difference(
+    wrong: list[Difference], found: list[Difference], plan: Plan, traits: Traits
+) -> dict[str, Any] | None:
+    """Return the first of the differences that are wrong as plain data, with what it usually comes from, or None."""
+    if not wrong:
+        return None
+    first = wrong[0]
+    at_once = [d for d in wrong if d.step == first.step]
+    names = [d.name for d in at_once if d.quantity == first.quantity]
+    compared = sum(d.quantity == "gradients" and d.step == first.step for d in found)
+    named = {"tensors": names[:LISTED], "tensors_in_all": len(names)}
+    return {**vars(first), **named, **vars(diagnose(at_once, compared, plan, traits))}
+
+
+def _step(
+    built: Assembled,
+    task: Task,
+    plan: Plan,
+    world: World,
+    source: Source,
+    step: int,
+    steps: int,
+    expected: ReferenceStep,
+    initial: dict[str, torch.Tensor],
+) -> list[Difference]:
+    """Run one step of the layout and return all its differences, worst rank first for each, in order of cause."""
+    held: dict[str, torch.Tensor] = {}
+
+    def observe(correction: float) -> None:
+        held.update({n: p.grad * correction for n, p in built.model.named_parameters() if p.grad is not None})
+
+    built.stepper.observe = observe
+    if step > 1:  # the first step has what `assemble` made of the task
+        built.stepper.clip_norm = expected.clip_norm
+        for turn in built.stepper.turns if expected.turns else ():
+            turn.clip_norm = _clip_norms(expected).get(turn.turn.name)
+    stream = BatchStream(source, task.seed, plan, plan.layout.data_rank(world.rank), world.device)
+    first = (step - 1) * plan.batch_samples
+    batch = stream.at(first)
+    read = [(micro.position, micro.ids.tolist()) for micro in batch.micro_batches if micro.counts]
+    samples = sample_differences(read, expected.ids, first, step, world, plan.layout)
+    lr = learning_rate(task.schedule, task.optimizer.lr, step, steps, 0, 1)
+    stats = built.stepper.step(batch, lr)
+    ours = {"weight": stats.weight, "loss": stats.loss, "grad_norm": stats.grad_norm}
+    theirs = {name: getattr(expected, name) for name in ours}
+    weight, loss, norm = number_differences(ours, theirs, step, world)
+    weights, buffers = dict(built.model.named_parameters()), dict(built.model.named_buffers())
+    return [
+        samples,
+        weight,
+        *tensor_differences("router", _loads(stats, expected), expected.router, step, world, plan.layout),
+        loss,
+        *turn_differences(stats.turns, expected.turns, step, world, "loss"),
+        *tensor_differences("gradients", held, expected.gradients, step, world, plan.layout),
+        norm,
+        *turn_differences(stats.turns, expected.turns, step, world, "grad_norm"),
+        *tensor_differences("weights", weights, expected.weights, step, world, plan.layout, initial),
+        *tensor_differences("buffers", buffers, expected.buffers, step, world, plan.layout),
+    ]
+
+
+def clipped(task: Task, clip_norms: Mapping[str, float]) -> Task:
+    """Return the task with other norms above which gradients are scaled down, by turn; "" is the optimizer's."""
+    turns = tuple(dataclasses.replace(turn, clip_norm=clip_norms.get(turn.name)) for turn in task.turns)
+    optimizer = dataclasses.replace(task.optimizer, clip_norm=clip_norms[""])
+    return dataclasses.replace(task, optimizer=optimizer, turns=turns)
+
+
+def _clip_norms(step: ReferenceStep) -> dict[str, float]:
+    return {"": step.clip_norm, **{name: turn.clip_norm for name, turn in step.turns.items()}}
+
+
+def _loads(stats: StepStats, expected: ReferenceStep) -> dict[str, torch.Tensor]:
+    """Return the tokens per expert that a step reports, by router; every rank reports those of all stages."""
+    counts = stats.router.counts if stats.router else ()
+    return {name: torch.tensor(row, dtype=torch.float64) for name, row in zip(expected.router, counts, strict=True)}
+
+
+def _state(model: nn.Module) -> dict[str, torch.Tensor]:
+    return {**dict(model.named_parameters()), **dict(model.named_buffers())}

@@ -1,0 +1,214 @@
+"""Whether the loss is a sum over rows: the whole global batch in one piece against the same batch in several.
+
+The step divides a sum of losses by a sum of weights, whatever pieces the batch is cut in. A loss that is no such sum
+(a mean, a contrast between rows, statistics over a batch) changes with the cut, and so trains otherwise on every
+layout, while each layout equals a reference that is cut in the same way. One device computes all of this.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from paceline.run.numerics.precision import cast_floats
+from paceline.run.numerics.randomness.mode import SampleRandomness
+from paceline.run.numerics.randomness.shares import SampleRows
+from paceline.run.numerics.randomness.survey import length_of
+from paceline.run.process.world import World
+from paceline.spec.plan import Plan
+from paceline.spec.task import Task
+from paceline.task.coupling import is_coupled
+from paceline.task.data.order import sample_ids
+from paceline.task.data.source import Source
+from paceline.task.turns import Turn, turns_of
+from paceline.verify.compare.difference import Difference, wide
+from paceline.verify.compare.tolerance import FLOOR, tolerance
+from paceline.verify.reference.steps import reference_model, reference_randomness
+from paceline.verify.rounding.conditioning import Again, beyond_rounding, moved_by_one_ulp, settled
+from paceline.verify.rounding.narrow import narrowest_format
+
+QUANTITY = "whole batch"
+FAMILY = "loss not a sum over rows"
+LIKELY = (
+    "this loss is not a sum over rows: {shown}. An objective returns the sum of its rows' losses and how many items"
+    ' they count. One whose rows see each other says so by an attribute coupled = "batch", on the objective or the'
+    " model, and runs on whole batches: data axes and accumulation are closed, unless it takes `gather_rows`"
+)
+LISTED = 8
+
+
+@dataclass(frozen=True)
+class _Numbers:
+    """What one way to cut the batch gives, per item."""
+
+    sizes: tuple[int, ...]
+    loss: float
+    magnitude: float  # of the pieces' losses, signs aside: what rounding is relative to
+    gradients: dict[str, torch.Tensor]
+
+
+def whole_batch(
+    task: Task, plan: Plan, world: World, source: Source, items_per_sample: int, steps: int, kept: dict[Any, Any]
+) -> dict[str, Any]:
+    """Return the record of this check: loss and gradients of the first batch, whole and cut, per item, in fp64.
+
+    Random numbers belong to the samples and are the same for every cut. A program some of whose numbers do not is not
+    compared, nor one that says itself that its rows see each other and so is never cut: `not_compared` tells why.
+    """
+    began = time.perf_counter()
+    model = reference_model(task, source, items_per_sample, torch.float64)
+    turns = turns_of(task, source.unit)
+    randomness = reference_randomness(task, plan, source, model, [turn.objective for turn in turns], torch.float64)
+    not_compared = _why_not(model, turns, randomness.survey.strays)
+    first, rounding, relative = None, None, 0.0
+    for turn in turns if not_compared is None else ():
+        cut = (_numbers(task, source, model, turn, randomness, sizes) for sizes in cuts(plan.batch_samples))
+        whole, *others = cut
+        found = [(difference, other) for other in others for difference in _differences(whole, other)]
+        relative = max(relative, *(difference.relative for difference, _ in found))
+        wrong = [(d, other) for d, other in found if not d.relative <= tolerance(QUANTITY, "fp64")]
+        wrong, explained = _beyond_rounding(wrong, whole, turn, task, plan, source, items_per_sample)
+        rounding = rounding or explained
+        if wrong and first is None:
+            first = _first(wrong, whole, turn)
+    record = {
+        "equal": first is None,
+        "dtype": "fp64",
+        "steps": 1,
+        "seconds": time.perf_counter() - began,
+        "differences": {QUANTITY: relative},
+        "first_difference": first,
+        "not_compared": not_compared,
+        "rounding": rounding,
+    }
+    return settled(record, dict)
+
+
+def _beyond_rounding(
+    wrong: list[tuple[_Difference, _Numbers]],
+    whole: _Numbers,
+    turn: Turn,
+    task: Task,
+    plan: Plan,
+    source: Source,
+    items: int,
+) -> tuple[list[tuple[_Difference, _Numbers]], dict[str, Any] | None]:
+    """Return the differences that rounding does not explain, and a record of those it does (conditioning.py)."""
+    if not wrong:
+        return wrong, None
+
+    def model() -> nn.Module:
+        return reference_model(task, source, items, torch.float64)
+
+    def moved(dtype: torch.dtype, seed: int, made: int) -> list[Difference]:
+        other = model()
+        moved_by_one_ulp(other, dtype, seed)
+        randomness = reference_randomness(task, plan, source, other, [turn.objective], torch.float64)
+        numbers = _numbers(task, source, other, turn, randomness, whole.sizes)
+        return [_in_the_shape_of_a_layouts(d) for d in _differences(whole, numbers)]
+
+    exact = dataclasses.replace(plan, precision="fp64")
+    again = Again(moved, lambda: narrowest_format(model(), task, exact, source))
+    found = [_in_the_shape_of_a_layouts(d) for d, _ in wrong]
+    left, rounding = beyond_rounding(found, "fp64", again, World(0, 1, 0, torch.device("cpu")))
+    kept = [pair for pair, shaped in zip(wrong, found, strict=True) if shaped in left]
+    return kept, rounding
+
+
+def _in_the_shape_of_a_layouts(d: _Difference) -> Difference:
+    return Difference(QUANTITY, d.name, 1, 0, d.relative, d.ratio, d.cut, d.whole)
+
+
+def _why_not(model: nn.Module, turns: Sequence[Turn], strays: tuple[str, ...]) -> str | None:
+    if any(is_coupled(model, turn.objective) for turn in turns):
+        return "rows see each other, as is declared or in an nn.SyncBatchNorm: the batch is never cut"
+    return f"random numbers that belong to no sample: {'; '.join(strays)}" if strays else None
+
+
+def cuts(rows: int) -> tuple[tuple[int, ...], ...]:
+    """Return ways to cut so many rows into pieces: in one, in growing ones, and all but one and that one."""
+    growing: list[int] = []
+    while sum(growing) < rows:
+        growing.append(min(len(growing) + 1, rows - sum(growing)))
+    return tuple(dict.fromkeys(((rows,), tuple(growing), (rows - 1, 1))))
+
+
+@dataclass(frozen=True)
+class _Difference:
+    name: str
+    relative: float
+    whole: float  # the element that differs most, or the number
+    cut: float
+    ratio: float
+
+
+def _numbers(
+    task: Task,
+    source: Source,
+    model: nn.Module,
+    turn: Turn,
+    randomness: SampleRandomness,
+    sizes: tuple[int, ...],
+) -> _Numbers:
+    """Return loss and gradients per item of the first batch in pieces of these sizes, on the weights of the start."""
+    buffers = {name: buffer.detach().clone() for name, buffer in model.named_buffers()}
+    model.zero_grad(set_to_none=True)
+    loss = weight = magnitude = 0.0
+    start = 0
+    for size in sizes:
+        positions = np.arange(start, start + size, dtype=np.int64)
+        data = source.read(sample_ids(task.seed, positions, source.samples), positions)
+        with randomness.during(SampleRows(positions, turn.draws_as(1), length_of(data))):
+            loss_sum, count = turn.objective(model, cast_floats(data, torch.float64))
+        loss_sum.backward()
+        piece = float(loss_sum.detach())
+        loss, magnitude, weight, start = loss + piece, magnitude + abs(piece), weight + float(count), start + size
+    gradients = {n: p.grad.detach().clone() for n, p in model.named_parameters() if p.grad is not None}
+    with torch.no_grad():
+        for name, buffer in model.named_buffers():
+            buffer.copy_(buffers[name])
+    by = weight or 1.0
+    return _Numbers(sizes, loss / by, magnitude / abs(by), {name: grad / by for name, grad in gradients.items()})
+
+
+def _differences(whole: _Numbers, cut: _Numbers) -> list[_Difference]:
+    """Return how far the cut batch is from the whole one: the loss, then every gradient."""
+    relative = abs(cut.loss - whole.loss) / max(abs(whole.loss), cut.magnitude, 1e-300)
+    found = [_Difference("loss", relative, whole.loss, cut.loss, cut.loss / (whole.loss or 1))]
+    floor = FLOOR * float(torch.stack([g.norm() for g in whole.gradients.values()]).norm()) if whole.gradients else 0.0
+    for name in {**whole.gradients, **cut.gradients}:
+        known = whole.gradients.get(name, cut.gradients.get(name))
+        assert known is not None
+        expected, ours = (wide(one.gradients.get(name, torch.zeros_like(known))) for one in (whole, cut))
+        off = (ours - expected).flatten()
+        if not off.numel():
+            continue
+        at, size = int(off.abs().argmax()), float(expected.norm())
+        relative = float(off.norm()) / max(size, floor, 1e-300)
+        ratio = float(ours.norm()) / size if size else 1.0
+        found.append(_Difference(name, relative, float(expected.flatten()[at]), float(ours.flatten()[at]), ratio))
+    return found
+
+
+def _first(wrong: list[tuple[_Difference, _Numbers]], whole: _Numbers, turn: Turn) -> dict[str, Any]:
+    """Return the first difference as plain data, in the shape of those of a layout."""
+    difference, cut = wrong[0]
+    names = list(dict.fromkeys(d.name for d, _ in wrong))
+    of = f" of {turn.name}" if turn.name else ""
+    pieces = " + ".join(map(str, cut.sizes))
+    shown = (
+        f"{difference.name}{of} of {sum(whole.sizes)} rows is {difference.whole:.6g} an item in one piece and"
+        f" {difference.cut:.6g} in pieces of {pieces}"
+    )
+    return {
+        "quantity": QUANTITY, "name": f"{difference.name}{of}", "step": 1, "rank": 0, "relative": difference.relative,
+        "ratio": difference.ratio, "ours": difference.cut, "reference": difference.whole, "copies_agree": True,
+        "tensors": names[:LISTED], "tensors_in_all": len(names), "family": FAMILY, "likely": LIKELY.format(shown=shown),
+    }  # fmt: skip

@@ -1,0 +1,27 @@
+"""The checks of a proof: each holds one plan against one device in its own way, inside a world of ranks.
+
+Every rank calls a check as (task, plan, world, source, items_per_sample, steps, kept) and gets the same plain record:
+{equal, dtype, steps, seconds, differences, first_difference}. `kept` is a dictionary in which a check keeps what the
+next one of the same task can use again.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+from paceline.verify.compare.layout import compare
+from paceline.verify.compare.whole_batch import whole_batch
+from paceline.verify.low.low import low
+from paceline.verify.story.story import story
+
+Check = Callable[..., dict[str, Any]]
+
+CHECKS: dict[str, Check] = {
+    "steps": compare,  # updates of the layout, tensor by tensor, against the same updates of one device
+    "low": low,  # in bf16 or fp16: formats, decisions, and one update against one device that makes the same casts
+    "plain attention": functools.partial(compare, plain=True),  # one layer at the real length, against no kernel
+    "story": story,  # a whole run: its loop, evaluations, checkpoint, and resumes on other layouts
+    "whole batch": whole_batch,  # the loss of one device: is it a sum over rows?
+}

@@ -1,0 +1,140 @@
+"""Proves many plans, one after the other, in ranks that are forked from one process, whatever the plans' ranks.
+
+That process (`worker.py`) imports everything once; a rank that dies takes one proof with it and no other.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from paceline.errors import PacelineError
+from paceline.run.process.handover import hand_over
+from paceline.run.process.place import without_place
+from paceline.run.process.supervisor import Outcome, supervise
+from paceline.spec.load import Spec
+from paceline.spec.plan import Plan
+from paceline.verify.process.worker import STOPPED
+
+FOLLOW_SECONDS = 0.2  # between two looks for new results, for those who watch
+
+Result = dict[str, Any] | PacelineError
+Told = Callable[[int, Result], None]
+
+
+@dataclass(frozen=True)
+class Job:
+    """One plan to hold against one device, the spec of the twin that it runs, and by which check (`checks.py`)."""
+
+    spec: Spec
+    plan: Plan
+    check: str = "steps"
+    part: str = ""  # of the proof that this is (`parts.py`), for those who read it
+    masked: bool = False  # whether a random part of the labels of built-in data is masked
+    steps: int = 0  # updates to compare; 0 is the proof's own number
+
+
+def run_jobs(jobs: Sequence[Job], steps: int, told: Told | None = None) -> list[Result]:
+    """Return one result for each job, or the error that ended it, in the order of the jobs.
+
+    `told` hears of each (index of the job, result) as soon as it is known. After an error, a rank that died included,
+    the jobs that are left run all the same: one layout that fails says nothing of the next.
+    """
+    order = _order(jobs)
+    results: dict[int, Result] = {}
+
+    def take(told_result: Result) -> None:
+        index = order[len(results)]
+        result = told_result
+        if isinstance(result, dict) and "failed" in result:
+            result = _failure(Outcome(**result["failed"]))
+        results[index] = result
+        if told is not None:
+            told(index, result)
+
+    while len(results) < len(jobs):
+        left = [jobs[index] for index in order[len(results) :]]
+        before = len(results)
+        outcome = _run(left, steps, take)
+        if len(results) - before < len(left):
+            take(_failure(outcome))
+    return [results[index] for index in range(len(jobs))]
+
+
+def _order(jobs: Sequence[Job]) -> list[int]:
+    """Return the places of the jobs, most ranks first, those of one spec and precision next to each other."""
+    specs: list[Spec] = []
+    keys = []
+    for job in jobs:
+        if job.spec not in specs:
+            specs.append(job.spec)
+        keys.append((-job.plan.layout.devices, specs.index(job.spec), job.plan.precision))
+    return sorted(range(len(jobs)), key=keys.__getitem__)
+
+
+def _run(jobs: Sequence[Job], steps: int, take: Callable[[Result], None]) -> Outcome:
+    """Run jobs to the end, or until the process that forks their ranks dies; give each result to `take` as it comes."""
+    with tempfile.TemporaryDirectory(prefix="paceline-verify-") as name:
+        folder, rows = Path(name), []
+        handed: list[tuple[Spec, str]] = []
+        for job in jobs:
+            at = next((at for spec, at in handed if spec == job.spec), "")
+            if not at:
+                part = folder / str(len(handed))
+                part.mkdir()
+                at = str(hand_over(job.spec, part))
+                handed.append((job.spec, at))
+            row = {"check": job.check, "masked": job.masked, "steps": job.steps or steps}
+            rows.append({"spec": at, "plan": dataclasses.asdict(job.plan), **row})
+        (folder / "request.json").write_text(json.dumps({"jobs": rows}))
+        result = folder / "result.jsonl"
+        command = [sys.executable, "-m", "paceline.verify.process.worker", str(folder / "request.json"), str(result)]
+        # The proof needs no speed and no GPU; one thread a rank keeps it light and repeatable.
+        environ = {**without_place(os.environ), "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+        with _followed(result, take):
+            outcome = supervise(command, 1, environ)
+        if outcome.exit_code in STOPPED:
+            raise _failure(outcome)
+        return outcome
+
+
+@contextmanager
+def _followed(result: Path, take: Callable[[Result], None]) -> Iterator[None]:
+    """Give `take` every line of a file of results as it is written; all of them have been given at the end."""
+    ended = threading.Event()
+
+    def follow() -> None:
+        given, last = 0, False
+        while not last:
+            last = ended.wait(FOLLOW_SECONDS)
+            whole = result.read_text().split("\n")[:-1] if result.exists() else []
+            for line in whole[given:]:
+                take(json.loads(line))
+            given = len(whole)
+
+    follower = threading.Thread(target=follow, name="verify-results")
+    follower.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        follower.join()
+
+
+def _failure(outcome: Outcome) -> PacelineError:
+    """Return the error of a group that ended before its jobs did; a rank's traceback, if it left one, is a note."""
+    details = outcome.error or {"what": "a process of the proof ended", "because": "", "try": ""}
+    failure = PacelineError(str(details["what"]), str(details["because"]), str(details["try"]))
+    failure.exit_code = outcome.exit_code
+    if details.get("traceback"):
+        failure.add_note(f"rank {details.get('rank')}:\n{details['traceback']}")
+    return failure

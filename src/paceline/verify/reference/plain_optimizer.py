@@ -1,0 +1,105 @@
+"""The reference's optimizers: plain ones of torch on whole tensors, one for each kind of parameter.
+
+Written apart from the run's: no joined optimizer, no fused or grouped kernel, groups found anew from their patterns.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from paceline.spec.import_paths import load_object
+from paceline.spec.task import GroupSpec, OptimizerSpec
+from paceline.task.optimizer.groups import Matching
+
+ADAM = ("adamw", "adam", "nadam", "radam", "adamax", "adamw8bit")
+OTHERS = {"adamw8bit": "bitsandbytes.optim:AdamW8bit"}
+CLASSES = {
+    "adamw": torch.optim.AdamW, "adam": torch.optim.Adam, "nadam": torch.optim.NAdam, "radam": torch.optim.RAdam,
+    "adamax": torch.optim.Adamax, "adagrad": torch.optim.Adagrad, "adadelta": torch.optim.Adadelta,
+    "rmsprop": torch.optim.RMSprop, "sgd": torch.optim.SGD, "adafactor": torch.optim.Adafactor,
+    "muon": torch.optim.Muon,
+}  # fmt: skip
+
+
+class PlainLion(torch.optim.Optimizer):
+    """Lion as in algorithm 2 of arXiv:2302.06675, a line for a line."""
+
+    def __init__(self, params: Any, lr: float, betas: tuple[float, float], weight_decay: float) -> None:
+        super().__init__(params, {"lr": lr, "betas": betas, "weight_decay": weight_decay})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        """Update every weight that has a gradient."""
+        for group in self.param_groups:
+            beta1, beta2 = group["betas"]
+            for weight in (weight for weight in group["params"] if weight.grad is not None):
+                momentum = self.state[weight].get("m", torch.zeros_like(weight))
+                direction = torch.sign(beta1 * momentum + (1 - beta1) * weight.grad)
+                weight -= group["lr"] * (direction + group["weight_decay"] * weight)
+                self.state[weight]["m"] = beta2 * momentum + (1 - beta2) * weight.grad
+
+
+def plain_optimizers(
+    spec: OptimizerSpec, model: nn.Module, trained: Iterable[nn.Parameter] | None = None
+) -> list[tuple[torch.optim.Optimizer, float]]:
+    """Return the optimizers of a model's parameters, each with the factor on the schedule's learning rate.
+
+    `trained` are the parameters they update, all of the model's where it is not given.
+    """
+    aliases: dict[nn.Parameter, list[str]] = {}
+    for name, weight in model.named_parameters(remove_duplicate=False):
+        aliases.setdefault(weight, []).append(name)
+    chosen = list(aliases) if trained is None else list(trained)
+    kinds: dict[tuple[int, str], list[nn.Parameter]] = {}
+    for weight in chosen:
+        if weight.requires_grad:
+            at = first_match(spec.groups, aliases[weight])
+            shape = "matrix" if weight.dim() == 2 else "vector" if weight.dim() < 2 else "more"
+            kinds.setdefault((at, shape), []).append(weight)
+    return [_made(spec, at, shape, weights) for (at, shape), weights in kinds.items()]
+
+
+def first_match(groups: Sequence[Matching], names: Iterable[str]) -> int:
+    """Return the number of the first group with a pattern for one of a parameter's names, -1 where none has."""
+    known = list(names)
+    for at, group in enumerate(groups):
+        for pattern in group.match:
+            wanted = re.escape(pattern).replace(r"\*", ".*").replace(r"\?", ".")
+            if any(re.fullmatch(wanted, name) for name in known):
+                return at
+    return -1
+
+
+def _made(spec: OptimizerSpec, at: int, shape: str, weights: list[nn.Parameter]) -> tuple[torch.optim.Optimizer, float]:
+    group = spec.groups[at] if at >= 0 else GroupSpec()
+    name = group.name or spec.name
+    arguments = (
+        dict(group.arguments) if group.name and group.name != spec.name else {**spec.arguments, **group.arguments}
+    )
+    if name == "muon" and shape != "matrix":
+        name, arguments = "adamw", {}
+    arguments = {key: tuple(value) if isinstance(value, list) else value for key, value in arguments.items()}
+    decay = group.weight_decay
+    if decay is None:
+        decay = 0.0 if shape == "vector" else spec.weight_decay
+    if name == "lion":
+        arguments = {"betas": (spec.beta1, spec.beta2), **arguments}
+        return PlainLion(weights, lr=spec.lr, weight_decay=decay, **arguments), group.lr_scale
+    if name in ADAM:
+        arguments = {"betas": (spec.beta1, spec.beta2), "eps": spec.eps, **arguments}
+    if name == "sgd":
+        arguments = {"momentum": spec.beta1, **arguments}
+    path = OTHERS.get(name, name) if isinstance(name, str) else ""
+    kind: Any = CLASSES.get(name) or (load_object(path, "task.optimizer.name") if path else name)
+    taken = inspect.signature(kind).parameters
+    if "foreach" in taken:
+        arguments["foreach"] = False
+    if "weight_decay" in taken or any(one.kind is inspect.Parameter.VAR_KEYWORD for one in taken.values()):
+        arguments["weight_decay"] = decay
+    return kind(weights, lr=spec.lr, **arguments), group.lr_scale

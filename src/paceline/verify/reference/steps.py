@@ -1,0 +1,254 @@
+"""The reference: the same steps on one device, written plainly with torch alone.
+
+It shares the model, the objective, the sample order, the random numbers of a sample and the learning rate with the
+run, and nothing else: no loader, no sharding, no accumulation scheme, no loss scaling.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from paceline.run.loop.schedule import learning_rate
+from paceline.run.numerics.precision import MASTER_DTYPES, cast_floats, cast_model
+from paceline.run.numerics.randomness.again import draw_again
+from paceline.run.numerics.randomness.mode import SampleRandomness
+from paceline.run.numerics.randomness.shares import SampleRows
+from paceline.run.numerics.randomness.survey import length_of, survey_all
+from paceline.spec.layout import rows_of
+from paceline.spec.plan import Plan
+from paceline.spec.task import Task
+from paceline.spec.turns import main_turn
+from paceline.task.coupling import is_coupled
+from paceline.task.data.order import sample_ids
+from paceline.task.data.source import Source
+from paceline.task.models.build import build_model
+from paceline.task.objective import Objective
+from paceline.task.turns import Turn, turns_of
+from paceline.verify.compare.difference import wide
+from paceline.verify.reference.plain_optimizer import first_match, plain_optimizers
+from paceline.verify.reference.router import counted_choices, move_biases
+
+
+@dataclass(frozen=True)
+class ReferenceTurn:
+    """The numbers of one objective in a step."""
+
+    loss: float
+    weight: float
+    grad_norm: float
+    clip_norm: float  # the norm above which its gradients were scaled down; 0 where the task does not clip
+    gradients: dict[str, torch.Tensor]  # of the parameters that it trains, before they were scaled down
+
+
+@dataclass(frozen=True)
+class ReferenceStep:
+    """One step's numbers on a single device; tensors are on the CPU, by parameter name."""
+
+    loss: float
+    weight: float
+    grad_norm: float
+    clip_norm: float  # the norm above which this step's gradients were scaled down; 0 where the task does not clip
+    turns: dict[str, ReferenceTurn]  # by name, in their order; empty for a task of one objective
+    gradients: dict[str, torch.Tensor]
+    weights: dict[str, torch.Tensor]
+    buffers: dict[str, torch.Tensor]
+    ids: list[int]
+    router: dict[str, torch.Tensor]  # tokens per expert, by router; empty for a model without experts
+    moments: dict[str, torch.Tensor]  # the optimizer's state after the update, by `PARAMETER.KEY`
+
+
+def reference_model(task: Task, source: Source, items_per_sample: int, dtype: torch.dtype) -> nn.Module:
+    """Return the task's model with its initial weights on the CPU."""
+    model = with_own_model(task).model
+    return cast_model(build_model(model, source.vocab or 0, items_per_sample, task.seed), dtype)
+
+
+def with_own_model(task: Task) -> Task:
+    """Return the task with a copy of its model where that is an object, which is laid out and trained in place."""
+    return dataclasses.replace(task, model=copy.deepcopy(task.model)) if isinstance(task.model, nn.Module) else task
+
+
+def reference_randomness(
+    task: Task, plan: Plan, source: Source, model: nn.Module, objectives: Sequence[Objective], dtype: torch.dtype
+) -> SampleRandomness:
+    """Return the random numbers of the task's samples for a model of `dtype` on the CPU; its modules draw them."""
+    device = torch.device("cpu")
+    _, example = next(micro_batches(task, plan, source, 1, whole=False))
+    looked = survey_all(model, objectives, cast_floats(example, dtype), device)
+    randomness = SampleRandomness(task.seed, device, looked, strict=False)
+    draw_again(model, randomness)
+    return randomness
+
+
+def reference_steps(
+    task: Task,
+    plan: Plan,
+    source: Source,
+    items_per_sample: int,
+    steps: int,
+    model: nn.Module,
+    *,
+    rate: Callable[[int], float] | None = None,
+    last: Plan | None = None,
+    clip_norms: Sequence[Mapping[str, float]] = (),
+) -> list[ReferenceStep]:
+    """Run `steps` steps of the task on one device and return their numbers.
+
+    The rows of a batch are read in the micro-batches of `plan`, one after the other; a batch whose rows see each other
+    is read whole. So is that of a model which draws random numbers: they belong to the samples, whatever else is read.
+
+    With `rate`, the learning rate of a step, gradients are clipped as the task says. `last` is the plan whose
+    micro-batches the last step reads, where that is another. With `clip_norms`, by turn, those of so many steps,
+    these are the norms above which gradients are scaled down, and no further steps are run.
+    """
+    turns = turns_of(task, source.unit)
+    own = own_parameters(model, turns)
+    optimizers = [plain_optimizers(task.optimizer, model, parameters) for parameters in own]
+    dtype = MASTER_DTYPES[plan.precision]
+    objectives = [turn.objective for turn in turns]
+    randomness = reference_randomness(task, plan, source, model, objectives, dtype)
+    coupled = any(is_coupled(model, objective) for objective in objectives)
+    whole = coupled or bool(randomness.survey.patterns)
+    names = {parameter: name for name, parameter in model.named_parameters()}
+    results = []
+    for step in range(1, (len(clip_norms) or steps) + 1):
+        cut = last if last is not None and step == steps else plan
+        lr = rate(step) if rate else learning_rate(task.schedule, task.optimizer.lr, step, steps, 0, 1)
+        done: dict[str, ReferenceTurn] = {}
+        with counted_choices(model) as router:
+            for turn, parameters, updates in zip(turns, own, optimizers, strict=True):
+                if not turn.is_due(step):
+                    continue
+                read = micro_batches(task, cut, source, step, whole)
+                loss, weight = _backward(model, turn, read, randomness, dtype, step)
+                gradients = _only(model, parameters, weight, names)
+                limit = task.optimizer.clip_norm if turn.clip_norm is None else turn.clip_norm
+                sizes = [wide(gradient).norm() for gradient in gradients.values()]
+                norm = float(torch.linalg.vector_norm(torch.stack(sizes)))
+                clip_norm = limit if rate else clip_norm_of(limit, norm, step)
+                clip_norm = clip_norms[step - 1][turn.name] if clip_norms else clip_norm
+                if clip_norm:
+                    torch.nn.utils.clip_grad_norm_([p for p in parameters if p.grad is not None], clip_norm)
+                _update(updates, lr)
+                done[turn.name] = ReferenceTurn(loss / weight, weight, norm, clip_norm, gradients)
+        move_biases(model, router)
+        main = done[turns[main_turn(task)].name]
+        results.append(
+            ReferenceStep(
+                loss=main.loss,
+                weight=main.weight,
+                grad_norm=main.grad_norm,
+                clip_norm=main.clip_norm,
+                turns={name: numbers for name, numbers in done.items() if name},
+                gradients={name: grad for numbers in done.values() for name, grad in numbers.gradients.items()},
+                weights={name: p.detach().clone() for name, p in model.named_parameters()},
+                buffers={name: b.detach().clone() for name, b in model.named_buffers()},
+                ids=_ids(task, source, _positions(plan, step)).tolist(),
+                router=router,
+                moments=moments_of(model, *(optimizer for updates in optimizers for optimizer, _ in updates)),
+            )
+        )
+    return results
+
+
+def own_parameters(model: nn.Module, turns: Sequence[Turn]) -> list[list[nn.Parameter]]:
+    """Return the trained parameters of each turn."""
+    aliases: dict[nn.Parameter, list[str]] = {}
+    for name, weight in model.named_parameters(remove_duplicate=False):
+        if weight.requires_grad:
+            aliases.setdefault(weight, []).append(name)
+    takes = {weight: first_match(turns, names) for weight, names in aliases.items()}
+    return [[weight for weight, at in takes.items() if at == number] for number in range(len(turns))]
+
+
+def _backward(
+    model: nn.Module,
+    turn: Turn,
+    read: Iterable[tuple[np.ndarray, Any]],
+    randomness: SampleRandomness,
+    dtype: torch.dtype,
+    step: int,
+) -> tuple[float, float]:
+    """Run an objective forward and backward on a whole step; return the sums of losses and weights."""
+    model.zero_grad(set_to_none=True)
+    losses, weights = [], []
+    for positions, data in read:
+        with randomness.during(SampleRows(positions, turn.draws_as(step), length_of(data))):
+            loss_sum, weight = turn.objective(model, cast_floats(data, dtype))
+        loss_sum.backward()
+        losses.append(float(loss_sum.detach()))
+        weights.append(float(weight))
+    return sum(losses), sum(weights)
+
+
+def _only(
+    model: nn.Module, parameters: Iterable[nn.Parameter], weight: float, names: dict[nn.Parameter, str]
+) -> dict[str, torch.Tensor]:
+    """Divide the gradients of a turn's own parameters by the weight, drop all others, and return copies by name."""
+    kept = {names[parameter]: parameter.grad for parameter in parameters if parameter.grad is not None}
+    model.zero_grad(set_to_none=True)
+    for parameter in parameters:
+        if (gradient := kept.get(names[parameter])) is not None:
+            parameter.grad = gradient.div_(weight)
+    return {name: gradient.clone() for name, gradient in kept.items()}
+
+
+def _update(updates: Iterable[tuple[torch.optim.Optimizer, float]], lr: float) -> None:
+    for optimizer, scale in updates:
+        for group in optimizer.param_groups:
+            group["lr"] = lr * scale
+        optimizer.step()
+
+
+def moments_of(model: nn.Module, *optimizers: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
+    """Return copies of the tensors that optimizers keep for the parameters of a model, by `PARAMETER.KEY`."""
+    return {
+        f"{name}.{key}": value.detach().clone()
+        for name, parameter in model.named_parameters()
+        for optimizer in optimizers
+        for key, value in optimizer.state.get(parameter, {}).items()
+        if isinstance(value, torch.Tensor)
+    }
+
+
+def clip_norm_of(limit: float, grad_norm: float, step: int) -> float:
+    """Return the largest norm that a step's gradients keep: half of theirs, and in every second step twice as much.
+
+    Thresholds far from the norms of a twin would say nothing of clipping, or nothing of steps that are not clipped.
+    """
+    if not limit or not 0 < grad_norm < math.inf:
+        return limit
+    return grad_norm * (2.0 if step % 2 == 0 else 0.5)
+
+
+def _positions(plan: Plan, step: int) -> np.ndarray:
+    """Return the positions of a step's samples, int64 [batch]."""
+    return np.arange((step - 1) * plan.batch_samples, step * plan.batch_samples, dtype=np.int64)
+
+
+def _ids(task: Task, source: Source, positions: np.ndarray) -> np.ndarray:
+    return sample_ids(task.seed, positions, source.samples)
+
+
+def micro_batches(task: Task, plan: Plan, source: Source, step: int, whole: bool) -> Iterator[tuple[np.ndarray, Any]]:
+    """Yield (positions of the rows, data) of every micro-batch of a step, or of all, in the order of the rows."""
+    positions = _positions(plan, step)
+    if whole:
+        yield positions, source.read(_ids(task, source, positions), positions)
+        return
+    for data_rank in range(plan.layout.data_degree):
+        rows = rows_of(plan.batch_samples, plan.layout.data_degree, data_rank)
+        for part in range(plan.accumulation):
+            cut = rows[len(rows) * part // plan.accumulation : len(rows) * (part + 1) // plan.accumulation]
+            if len(cut):
+                at = positions[cut.start : cut.stop]
+                yield at, source.read(_ids(task, source, at), at)

@@ -1,0 +1,212 @@
+"""Conditioning: how far a unit in the last place of the weights moves what is computed from them.
+
+No program can be nearer to another than that, since weights themselves are known to one unit in the last place. Where a
+layout misses a tolerance, and only there, one device computes its numbers again from weights that are moved by so much.
+What is off by no more than MARGIN times the movement is rounding; every other difference stays one.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from paceline.run.process.world import World
+from paceline.spec.layout import Layout
+from paceline.verify.compare.difference import (
+    NAMES,
+    Difference,
+    number_differences,
+    tensor_differences,
+    turn_differences,
+)
+from paceline.verify.compare.tolerance import TOLERANCES, tolerance
+from paceline.verify.reference.steps import ReferenceStep
+
+DRAWS = 8  # re-runs from moved weights; of fewer, the movement of a single number says too little
+# Three times the largest part of the movement that right layouts took: 1.97, of 48 set-ups (tp, and cp gathered and in
+# a ring, of 2 and 4; tp with cp, pp, dp_shard; three seeds; bf16, fp16). Measured by tests/verify/test_low.py.
+MARGIN = 6.0
+FEW_DRAWS = 2  # of them, enough for a first step in fp64, where chaos has not begun
+FAR = 1e3  # times MARGIN times the movement: what is so much off needs no more draws
+# The gradient norm of a step that moves by so many units in its last place is that of chaos: movements there have no
+# typical size, and only fp64 says something of this step and those after it, at fp32's tolerances.
+CHAOS = 2.0**20
+EXACT = ("position", "samples", "initial", "weight", "lr")  # no rounding moves these
+
+Tensors = Mapping[str, torch.Tensor]
+Place = tuple[str, str, int]  # quantity, name, step
+
+
+@dataclass(frozen=True)
+class Narrowest:
+    """The narrowest format that one device computes in, and which part of the model does, "" where it is all of it."""
+
+    dtype: torch.dtype
+    where: str = ""
+
+
+@dataclass(frozen=True)
+class Again:
+    """How one device computes the same again. Rank 0 alone asks for it.
+
+    `moved` returns how far its numbers are, after so many steps from weights moved with a seed, from what they were;
+    `narrowest` looks at the formats of the reference's model.
+    """
+
+    moved: Callable[[torch.dtype, int, int], Iterable[Difference]]
+    narrowest: Callable[[], Narrowest]
+
+
+@torch.no_grad()
+def moved_by_one_ulp(model: nn.Module, dtype: torch.dtype, seed: int) -> None:
+    """Move every weight of a model by up to one unit in the last place of `dtype`, at random, in place."""
+    generator = torch.Generator().manual_seed(seed)
+    eps = torch.finfo(dtype).eps
+    for parameter in model.parameters():
+        if parameter.is_floating_point() or parameter.is_complex():
+            signs = torch.randint(-1, 2, parameter.shape, generator=generator)
+            parameter.add_(parameter * (signs * eps).to(parameter.dtype))
+
+
+def steps_apart(
+    ours: ReferenceStep, known: ReferenceStep, starts: tuple[Tensors, Tensors], step: int
+) -> list[Difference]:
+    """Return how far the numbers of one device's step are from another's; of weights, since their own starts."""
+    world, layout = World(0, 1, 0, torch.device("cpu")), Layout()
+    numbers = {"loss": ours.loss, "grad_norm": ours.grad_norm}
+    here, there = starts
+    weights = {name: (w.to(_widest(w)) - here[name]) + there[name] for name, w in ours.weights.items()}
+    return [
+        *number_differences(numbers, {name: getattr(known, name) for name in numbers}, step, world),
+        *(each for name in numbers for each in turn_differences(ours.turns, known.turns, step, world, name)),
+        *tensor_differences("router", ours.router, known.router, step, world, layout),
+        *tensor_differences("gradients", ours.gradients, known.gradients, step, world, layout),
+        *tensor_differences("weights", weights, known.weights, step, world, layout, there),
+        *tensor_differences("buffers", ours.buffers, known.buffers, step, world, layout),
+        *tensor_differences("moments", ours.moments, known.moments, step, world, layout),
+    ]
+
+
+def _widest(tensor: torch.Tensor) -> torch.dtype:
+    return torch.complex128 if tensor.is_complex() else torch.float64
+
+
+def beyond_tolerance(found: Iterable[Difference], precision: str) -> list[Difference]:
+    """Return the differences that are too large, whatever they come from."""
+    return [d for d in found if not d.relative <= tolerance(d.quantity, precision)]
+
+
+def beyond_rounding(
+    found: Sequence[Difference], precision: str, again: Again | None, world: World
+) -> tuple[list[Difference], dict[str, Any] | None]:
+    """Return the differences that rounding does not explain, and a record of those that it does. Every rank calls it.
+
+    `found` is the same on all ranks; `again` is rank 0's. The record is of the first difference that is explained:
+    {quantity, name, step, dtype, relative, tolerance, moved, of_bound, chaos, places, format, where, coarse}, where
+    `chaos` is the first chaotic step; None where nothing is explained.
+    """
+    wrong = beyond_tolerance(found, precision)
+    if not wrong or not _may_be_rounding(wrong[0]):
+        return wrong, None
+    told = world.share(_movement(wrong, again) if again is not None else None)
+    if told is None:
+        return wrong, None
+    narrowest, moved = told
+    chaos = _chaos(moved, narrowest.dtype)
+
+    def allowed(d: Difference) -> float:
+        # What is computed in a format is known to a unit in its last place, however little it moves.
+        near = MARGIN * max(moved[_place(d)], torch.finfo(narrowest.dtype).eps) if _place(d) in moved else 0.0
+        if d.step < chaos:
+            return near
+        return math.inf if precision != "fp64" else max(near, _in_fp32(d.quantity))
+
+    left = [d for d in wrong if not (_may_be_rounding(d) and d.relative <= allowed(d))]
+    if left:
+        return left, None
+    first = wrong[0]
+    return [], {
+        "quantity": first.quantity,
+        "name": first.name,
+        "step": first.step,
+        "dtype": precision,
+        "relative": first.relative,
+        "tolerance": tolerance(first.quantity, precision),
+        "moved": moved[_place(first)],
+        "of_bound": max((d.relative / allowed(d) for d in wrong if d.step < chaos), default=0.0),
+        "chaos": None if chaos == math.inf else chaos,
+        "places": len(wrong),
+        "format": NAMES.get(narrowest.dtype, str(narrowest.dtype).removeprefix("torch.")),
+        "where": narrowest.where,
+        "coarse": any(d.relative > _in_fp32(d.quantity) for d in wrong),
+    }
+
+
+def settled(record: dict[str, Any], exact: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    """Return the record of a comparison with what rounding is settled as; `exact` makes the same comparison in fp64.
+
+    What fp32 misses by rounding must be equal in fp64, or the record is that of fp64. What rounding hides so much of
+    that fp32's tolerances are missed is `ill_conditioned`: the record of rounding, with the differences in fp64.
+    """
+    rounding = record.pop("rounding")
+    if rounding is None:
+        return {**record, "ill_conditioned": None}
+    if record["dtype"] != "fp64":
+        again = exact()
+        if not again["equal"]:
+            return {**again, "seconds": record["seconds"] + again["seconds"]}
+        rounding = {**rounding, "fp64": again["differences"]}
+        return {**record, "seconds": record["seconds"] + again["seconds"], "ill_conditioned": rounding}
+    rounding = {**rounding, "fp64": record["differences"]}
+    return {**record, "ill_conditioned": rounding if rounding["coarse"] or rounding["where"] else None}
+
+
+def _movement(wrong: Sequence[Difference], again: Again) -> tuple[Narrowest, dict[Place, float]] | None:
+    """Return how far one device's numbers move, by the root of the mean square; None where the first moves far less."""
+    narrowest, first = again.narrowest(), wrong[0]
+
+    def moved(draws: int, steps: int) -> dict[Place, float]:
+        return _root_mean_square(
+            [list(again.moved(narrowest.dtype, seed, max(1, steps))) for seed in range(1, draws + 1)]
+        )
+
+    few = FEW_DRAWS if first.step <= 1 and narrowest.dtype == torch.float64 else DRAWS
+    found = moved(few, first.step)
+    size, last = found.get(_place(first), 0.0), max(d.step for d in wrong)
+    if size and first.relative > FAR * MARGIN * size:
+        return None
+    return narrowest, found if few == DRAWS and last <= first.step else moved(DRAWS, last)
+
+
+def _chaos(moved: Mapping[Place, float], dtype: torch.dtype) -> float:
+    """Return the first step that is chaotic; infinity where none is."""
+    most = CHAOS * torch.finfo(dtype).eps
+    return min(
+        (at for (quantity, _, at), by in moved.items() if quantity == "grad_norm" and not by <= most), default=math.inf
+    )
+
+
+def _root_mean_square(draws: Sequence[Iterable[Difference]]) -> dict[Place, float]:
+    sizes: dict[Place, list[float]] = {}
+    for draw in draws:
+        for difference in draw:
+            sizes.setdefault(_place(difference), []).append(difference.relative)
+    return {place: math.hypot(*found) / math.sqrt(len(draws)) for place, found in sizes.items()}
+
+
+def _in_fp32(quantity: str) -> float:
+    """Return fp32's tolerance of a quantity; that of a whole batch is one of losses and gradients in fp64 alone."""
+    return TOLERANCES["loss" if quantity == "whole batch" else quantity]["fp32"]
+
+
+def _place(difference: Difference) -> Place:
+    return difference.quantity, difference.name, difference.step
+
+
+def _may_be_rounding(difference: Difference) -> bool:
+    return difference.quantity not in EXACT and math.isfinite(difference.relative)

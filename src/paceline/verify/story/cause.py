@@ -1,0 +1,53 @@
+"""What a difference in a story usually comes from: the families of mistakes that only a whole run shows."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from paceline.verify.story.plans import SAVED, Act
+from paceline.verify.story.reference import IN_JOURNAL
+
+STATE = ("weights", "buffers", "moments")
+
+
+def caused(first: dict[str, Any] | None, act: Act) -> dict[str, Any] | None:
+    """Return the first difference with its family and likely cause, where a whole run says more than a single step.
+
+    `resumed` says after which resume it was found; it is empty for the start that writes the checkpoint.
+    """
+    if first is None:
+        return None
+    family, likely = _cause(first, act) or (first["family"], first["likely"])
+    when = f"{act.resumed}: {likely}" if act.resumed else likely
+    return {**first, "family": family, "likely": when, "resumed": act.resumed}
+
+
+def _cause(first: dict[str, Any], act: Act) -> tuple[str, str] | None:
+    quantity, number = first["quantity"], first["step"]
+    if first["name"].endswith(IN_JOURNAL):
+        return "record", "the journal does not say what the run did"
+    if quantity == "evaluation":
+        return "evaluation", _evaluation(first, act)
+    if quantity == "position":
+        return "resume state", "the run does not go on at the sample and step that come next"
+    if quantity == "lr":
+        if act.resumed:
+            return "learning rate", "the schedule is not the unbroken run's: it starts again, lags, or was lost"
+        return "learning rate", "the schedule is not the task's: it starts at another step, or runs fast or slow"
+    if act.resumed and number == SAVED and quantity in STATE:
+        what = {"moments": "the optimizer's moments are"}.get(quantity, f"{quantity} are")
+        return "checkpoint", f"{what} not those that were trained: they are saved or loaded wrongly, or not at all"
+    if quantity == "moments":
+        return "optimizer", "weights are right and what the optimizer keeps of them is not"
+    if act.resumed and quantity == "samples":
+        return "resume state", "other samples are read than come next"
+    return None
+
+
+def _evaluation(first: dict[str, Any], act: Act) -> str:
+    layout = act.plan.layout
+    degrees = {"the number of ranks": act.world.size, "the data degree": layout.data_degree, **layout.mesh_shape}
+    for name, degree in degrees.items():
+        if degree > 1 and any(abs(first["ratio"] / by - 1) < 1e-3 for by in (degree, 1 / degree)):
+            return f"the loss on held-out samples is off by {name}, {degree}"
+    return "the loss on held-out samples is not their mean: some are left out, counted twice, or averaged as equals"

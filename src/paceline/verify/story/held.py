@@ -1,0 +1,125 @@
+"""What of a run is held against one device: what a start restored, every step, and what the journal says of it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch.distributed.fsdp import FSDPModule
+
+from paceline.run.loop.loader import StepBatch
+from paceline.run.loop.step import StepStats
+from paceline.run.loop.training import Training
+from paceline.run.process.world import World
+from paceline.run.record.journal import read_journal
+from paceline.verify.compare.difference import (
+    Difference,
+    number_differences,
+    sample_differences,
+    tensor_differences,
+    turn_differences,
+)
+from paceline.verify.reference.steps import moments_of
+from paceline.verify.story.plans import SAVED, Act
+from paceline.verify.story.reference import Passed, in_the_journal
+
+Tensors = dict[str, torch.Tensor]
+
+NUMBERS = ("weight", "loss", "grad_norm", "lr")  # of a step; each has the same name in the journal
+
+
+def restored_differences(training: Training, saved: Passed, act: Act) -> list[Difference]:
+    """Return how far a start is, before its first step, from the device after the step that was saved."""
+    batch = act.plan.batch_samples
+    position = {"position": float(training.progress.position)}
+    step = {"position": float(training.progress.step)}
+    return [
+        *number_differences(position, {"position": float(SAVED * batch)}, SAVED, act.world),
+        *number_differences(step, {"position": float(SAVED)}, SAVED, act.world),
+        *_state_differences(training, saved, act),
+    ]
+
+
+def step_differences(
+    training: Training, batch: StepBatch, stats: StepStats, passed: Passed, act: Act
+) -> list[Difference]:
+    """Return how far a step that the run has just made is from the device's, in order of cause."""
+    layout, world, number = act.plan.layout, act.world, passed.number
+    # What the run was given, not what another reader of the same rule would be given.
+    read = [(micro.position, micro.ids.tolist()) for micro in batch.micro_batches if micro.counts]
+    first = (number - 1) * act.plan.batch_samples
+    told = {name: float(getattr(stats, name)) for name in NUMBERS}
+    return [
+        sample_differences(read, passed.step.ids, first, number, world, layout),
+        *number_differences(told, _numbers(passed), number, world),
+        *_turns(stats.turns, passed, world),
+        *_state_differences(training, passed, act),
+    ]
+
+
+def _turns(told: Mapping[str, Any], passed: Passed, world: World) -> list[Difference]:
+    """Return how far the numbers of several objectives are from the device's."""
+    quantities, expected = ("weight", "loss", "grad_norm"), passed.step.turns
+    return [each for name in quantities for each in turn_differences(told, expected, passed.number, world, name)]
+
+
+def journal_differences(run_dir: Path, passed: Passed, act: Act) -> list[Difference]:
+    """Return how far the newest records of the journal are from the device's step: numbers, samples, evaluation."""
+    world, number = act.world, passed.number
+    newest: dict[str, dict[str, Any]] = {}
+    if world.is_first:
+        newest = {record["kind"]: record for record in read_journal(run_dir)}
+    newest = world.share({kind: newest.get(kind, {}) for kind in ("step", "evaluation")})
+    step, evaluation = newest["step"], newest["evaluation"]
+    told = {name: _number(step, name) for name in NUMBERS}
+    turns = {name: SimpleNamespace(**turn) for name, turn in step.get("turns", {}).items()}
+    apart = [*number_differences(told, _numbers(passed), number, world), *_turns(turns, passed, world)]
+    found = [in_the_journal(difference) for difference in apart]
+    if step.get("sample_ids") != passed.step.ids:
+        found.append(Difference("samples", "ids in the journal", number, 0, 1.0, 1.0, math.nan, math.nan))
+    if not math.isnan(passed.evaluation):
+        loss = _number(evaluation, "loss") if evaluation.get("step") == number else math.nan
+        found += number_differences({"evaluation": loss}, {"evaluation": passed.evaluation}, number, world)
+    return found
+
+
+def _numbers(passed: Passed) -> dict[str, float]:
+    return {name: passed.rate if name == "lr" else getattr(passed.step, name) for name in NUMBERS}
+
+
+def _number(record: dict[str, Any], name: str) -> float:
+    """Return a number of a record, in which one that is not finite is spelt as text; NaN where there is none."""
+    return float(record.get(name, math.nan))
+
+
+def _state_differences(training: Training, passed: Passed, act: Act) -> list[Difference]:
+    """Return how far weights, buffers and the optimizer's moments are from the device's."""
+    model, step, where = training.model, passed.step, (passed.number, act.world, act.plan.layout)
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            module.reshard()  # an evaluation leaves weights gathered; the run goes on with the shards
+    ours, expected = _alike(moments_of(model, training.optimizer), step.moments, act.world)
+    return [
+        *tensor_differences("weights", dict(model.named_parameters()), step.weights, *where, passed.start),
+        *tensor_differences("buffers", dict(model.named_buffers()), step.buffers, *where),
+        *tensor_differences("moments", ours, expected, *where),
+    ]
+
+
+def _alike(ours: Tensors, expected: Tensors, world: World) -> tuple[Tensors, Tensors]:
+    """Return the moments that both optimizers know by the same names, as AdamW and SGD all of theirs.
+
+    A rule may keep the books under names of its own, or quantised; what is lost of those shows in the next update. What
+    the run's optimizer holds of weights that never got a gradient is none of the device's.
+    """
+    known = set().union(*world.gather({name.rpartition(".")[2] for name in ours}))
+    compared = {
+        name: value
+        for name, value in expected.items()
+        if value.is_floating_point() and name.rpartition(".")[2] in known
+    }
+    return {name: value for name, value in ours.items() if name in compared}, compared

@@ -1,0 +1,102 @@
+"""What a story runs: its starts, their plans and worlds, and the course of the learning rate."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from dataclasses import dataclass
+
+from paceline.run.process.world import World
+from paceline.spec.layout import Layout, accumulation_for
+from paceline.spec.plan import Plan
+from paceline.spec.task import ModelSpec, ScheduleSpec, Task
+from paceline.task.models.sizes import is_named
+from paceline.units import Amount
+
+SAVED = 3  # the step after which the checkpoint is written
+WARMUP = 2  # steps
+LENGTH = 6  # steps of the run that the learning rate is planned over; the last two are never made
+LARGEST_FINAL = 0.5  # of the peak: a rate that stays where it is would hide a schedule that is lost
+
+
+@dataclass(frozen=True)
+class Act:
+    """One start of the run: its plan and world, the step that it begins with, and what happened before it."""
+
+    plan: Plan
+    world: World
+    begins: int
+    resumed: str = ""  # such as "after a resume as dp_replicate=2"; empty for the start that saves
+
+    @property
+    def steps(self) -> int:
+        """How many steps the start makes: up to the checkpoint, or one from there."""
+        return 1 if self.resumed else SAVED
+
+
+def acts_of(task: Task, plan: Plan, world: World) -> list[Act]:
+    """Return the starts of the run, in order: under the plan, on another layout of its ranks, on one device alone."""
+    other = other_layout(task, plan)
+    acts = [Act(plan, world, 1), Act(other, world, SAVED + 1, f"after a resume as {other.layout}")]
+    if world.size > 1:
+        single = World(0, 1, world.local_rank, world.device)
+        acts.append(Act(alone(plan), single, SAVED + 1, "after a resume on one device"))
+    return acts
+
+
+def story_schedule(schedule: ScheduleSpec, plan: Plan) -> ScheduleSpec:
+    """Return the task's schedule over the story: another rate at every step, and lengths that need converting."""
+    return dataclasses.replace(
+        schedule,
+        kind="linear" if schedule.kind == "constant" else schedule.kind,
+        warmup=Amount(WARMUP * plan.batch_samples, "samples"),
+        decay=Amount((LENGTH - WARMUP) * plan.batch_samples, "samples"),
+        final=min(schedule.final, LARGEST_FINAL),
+    )
+
+
+def expected_rate(schedule: ScheduleSpec, peak: float, step: int) -> float:
+    """Return the learning rate of a 1-based step of the story, from the definition and not from `run/loop/schedule.py`.
+
+    Up to the peak in equal steps; then from it, over the steps that are left, down to `final` of it.
+    """
+    if step <= WARMUP:
+        return peak * step / WARMUP
+    done = (step - WARMUP) / (LENGTH - WARMUP)
+    left = (1 + math.cos(math.pi * done)) / 2 if schedule.kind == "cosine" else 1 - done
+    return peak * (schedule.final + (1 - schedule.final) * left)
+
+
+def other_layout(task: Task, plan: Plan) -> Plan:
+    """Return the plan on which the story goes on: another layout of the same ranks, where the model allows one.
+
+    A module of the user's is not asked which axes are open to it: it gets another data axis where it has one already,
+    and else the same layout. Where a step is one micro-batch, it stays one.
+    """
+    layout, ranks = plan.layout, plan.layout.devices
+    family = isinstance(task.model, ModelSpec) and is_named(task.model.name)
+    if ranks == 1 or not (family or layout.data_degree > 1):
+        return plan
+    copies = layout == Layout(dp_shard=ranks)
+    return _over(plan, Layout(dp_replicate=ranks) if copies else Layout(dp_shard=ranks))
+
+
+def alone(plan: Plan) -> Plan:
+    """Return the plan on one device."""
+    return _over(plan, Layout())
+
+
+def _over(plan: Plan, layout: Layout) -> Plan:
+    """Return the plan on a layout of data axes alone."""
+    batch = plan.batch_samples
+    whole = plan.accumulation == 1
+    micro_batch = max(1, -(-batch // layout.data_degree)) if whole else plan.micro_batch
+    return dataclasses.replace(
+        plan,
+        layout=layout,
+        micro_batch=micro_batch,
+        accumulation=accumulation_for(batch, layout.data_degree, micro_batch),
+        schedule="1f1b",
+        virtual_stages=1,
+        stages=(),
+    )

@@ -1,0 +1,164 @@
+"""The story: a whole run on the twin, with its loop, evaluations, checkpoint and restarts, against one device.
+
+The ranks train three steps with `Training` itself, which reads the rows, sets the learning rate, evaluates after every
+step and saves after the third. A second `Training` then goes on from that checkpoint on another layout of the same
+ranks, and a third on one device alone; each makes one step more. All of it is held against one unbroken run of one
+device, and so is what the run wrote into its journal.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import io
+import math
+import shutil
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from paceline.errors import Requeue
+from paceline.run.loop.training import Training
+from paceline.run.process.brief import Brief
+from paceline.run.process.world import World
+from paceline.spec.cluster import ClusterSpec
+from paceline.spec.load import Spec
+from paceline.spec.plan import Plan
+from paceline.spec.run import RunSpec
+from paceline.spec.task import Task
+from paceline.task.data.source import Source, open_sources
+from paceline.units import Amount
+from paceline.verify.compare.difference import Difference
+from paceline.verify.compare.layout import first_difference
+from paceline.verify.compare.tolerance import larger
+from paceline.verify.reference.steps import with_own_model
+from paceline.verify.rounding.conditioning import Again, beyond_rounding, settled
+from paceline.verify.story.cause import caused
+from paceline.verify.story.held import journal_differences, restored_differences, step_differences
+from paceline.verify.story.plans import LENGTH, SAVED, Act, acts_of, story_schedule
+from paceline.verify.story.reference import Unbroken, unbroken, unbroken_again
+from paceline.verify.twin.fold import for_twin
+
+
+def story(
+    task: Task,
+    plan: Plan,
+    world: World,
+    source: Source,
+    items_per_sample: int,
+    steps: int = 0,
+    kept: dict[Any, Any] | None = None,
+) -> dict[str, Any]:
+    """Return whether a whole run under the plan equals one device's, in the shape of every check, on every rank alike.
+
+    The story has steps of its own number; `steps` and `kept` are there for other checks.
+    """
+    exact = dataclasses.replace(plan, precision="fp64")
+    told = _told(task, plan, world, source)
+    return settled(told, lambda: story(task, exact, world, source, items_per_sample))
+
+
+def _told(task: Task, plan: Plan, world: World, source: Source) -> dict[str, Any]:
+    """Return the record of a story in the plan's own precision."""
+    began = time.perf_counter()
+    spec = _spec(task, plan, world, source)
+    found: list[Difference] = []
+    first: dict[str, Any] | None = None
+    rounding: dict[str, Any] | None = None
+    with _run_dir(world) as run_dir, contextlib.redirect_stdout(io.StringIO()):  # status lines of a run nobody watches
+        for act, expected, again in _expected(spec, plan, world):
+            told: list[Difference] = []
+            if act.world.size == world.size or world.is_first:
+                told = _play(act, spec, run_dir, expected)
+            told = world.share(told)
+            found += told
+            wrong, explained = beyond_rounding(told, plan.precision, again, world)
+            rounding = rounding or explained
+            if expected.traits is not None:  # on rank 0
+                first = caused(first_difference(wrong, told, act.plan, expected.traits), act)
+            first = world.share(first)
+            if first is not None:
+                break
+    worst: dict[str, float] = {}
+    for difference in found:
+        worst[difference.quantity] = larger(worst.get(difference.quantity, 0.0), difference.relative)
+    return {
+        "equal": first is None,
+        "dtype": plan.precision,
+        "steps": SAVED + 1,
+        "seconds": time.perf_counter() - began,
+        "differences": worst,
+        "first_difference": first,
+        "rounding": None if first else rounding,
+    }
+
+
+def _spec(task: Task, plan: Plan, world: World, source: Source) -> Spec:
+    """Return the spec of the run: amounts in samples, which are to be counted in steps, and uneven parts to evaluate.
+
+    A task without held-out data is evaluated on what it trains on.
+    """
+    held_out = open_sources(task.data, task.seed)[1]
+    held_out = source if held_out is None else for_twin(held_out, task)
+    batch = plan.batch_samples
+    return Spec(
+        task=dataclasses.replace(task, data=(source, held_out), schedule=story_schedule(task.schedule, plan)),
+        cluster=ClusterSpec(learn=False),
+        run=RunSpec(
+            checkpoint_every=Amount(SAVED * batch, "samples"),
+            evaluate_every=Amount(batch, "samples"),
+            evaluate_samples=2 * world.size + 1,
+            check_every=Amount(1, "steps"),
+            record_samples=True,
+        ),
+    )
+
+
+def _expected(spec: Spec, plan: Plan, world: World) -> Iterator[tuple[Act, Unbroken, Again | None]]:
+    """Yield every start of the run with what one device computes and how it does again, which rank 0 alone knows."""
+    acts = acts_of(spec.task, plan, world)
+    known: dict[tuple[int, int], Unbroken] = {}
+    for act, last in zip(acts, [acts[1].plan, *(act.plan for act in acts[1:])], strict=True):
+        cut = (last.layout.data_degree, last.accumulation)
+        if cut not in known:
+            known[cut] = unbroken(spec.task, plan, last, spec.run.evaluate_samples) if world.is_first else Unbroken()
+        again = unbroken_again(known[cut], spec.task, plan, last, spec.run.evaluate_samples) if world.is_first else None
+        yield act, known[cut], again
+
+
+def _play(act: Act, spec: Spec, run_dir: Path, expected: Unbroken) -> list[Difference]:
+    """Start the run, as `train` does, let it make the steps of the act, and return all differences in order of cause.
+
+    Every rank of the act's world calls it.
+    """
+    spec = dataclasses.replace(spec, task=with_own_model(spec.task))
+    items, unit = spec.task.data[0].items_per_sample, spec.task.data[0].unit
+    brief = Brief(act.plan, LENGTH, items, unit, "cpu", 1, 1.0, math.nan, 1.0, math.nan, {"facts": {}})
+    training = Training(spec, brief, act.world, run_dir)
+    found: list[Difference] = []
+    if act.resumed:
+        found += restored_differences(training, expected.at(SAVED, act.world), act)
+    with contextlib.closing(iter(training)) as batches:  # leaves as a `break` does: the run is stopped, not complete
+        for step, batch in zip(range(act.begins, act.begins + act.steps), batches, strict=False):
+            passed = expected.at(step, act.world)
+            try:
+                stats = training.step(batch)
+            except Requeue as stop:  # a signal that Training took for its own is meant for the proof
+                raise KeyboardInterrupt from stop
+            found += step_differences(training, batch, stats, passed, act)
+            found += journal_differences(run_dir, passed, act)
+    return found
+
+
+@contextlib.contextmanager
+def _run_dir(world: World) -> Iterator[Path]:
+    """Give all ranks a folder for the run's journal and checkpoints, for as long as all of them go on."""
+    folder = world.share(tempfile.mkdtemp(prefix="paceline-story-") if world.is_first else "")
+    try:
+        yield Path(folder)
+        world.wait()
+    finally:
+        if world.is_first:
+            shutil.rmtree(folder, ignore_errors=True)

@@ -1,0 +1,150 @@
+"""The parts of a proof, one line each: what is run, by which check, and whether `train` runs it too.
+
+A part turns a subject (a plan to prove) into jobs: twins of the task, each with the check that holds it against one
+device. To add to the proof, write a function that returns jobs and give it a line in PARTS.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from paceline.spec.layout import Layout
+from paceline.spec.load import Spec
+from paceline.spec.plan import Plan
+from paceline.spec.task import DataSpec, ModelSpec
+from paceline.task.models.sizes import is_named
+from paceline.verify.compare.tolerance import DTYPES
+from paceline.verify.process.group import Job
+from paceline.verify.twin.layout import light_layouts, twin_layouts
+from paceline.verify.twin.task import EVEN, FEW, LONG, UNEVEN, WHOLE_BATCH, Rows, in_one_piece, twin_plan, twin_task
+
+LOW = ("bf16", "fp16")
+# How much is proven: before training on several devices or on one alone, of one layout, of every layout up to a size.
+BRIEF, ALONE, WHOLE, SWEEP = "brief", "alone", "whole", "sweep"
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A plan to be held against one device, and in which precisions."""
+
+    spec: Spec
+    plan: Plan
+    data_vocab: int | None
+    dtypes: Sequence[str] = DTYPES
+    exact: bool = False  # whether twins keep the degrees of the layout
+
+    @property
+    def layouts(self) -> tuple[Layout, ...]:
+        """What the twins run as."""
+        return (self.plan.layout,) if self.exact else twin_layouts(self.plan.layout)
+
+    @property
+    def strictest(self) -> str:
+        """The precision of parts that run in one alone."""
+        return max(self.dtypes, key=DTYPES.index)
+
+    def job(self, part: str, dtype: str, layout: Layout, rows: Rows = UNEVEN, check: str = "steps") -> Job:
+        """Return the job of one twin of the task."""
+        task = twin_task(self.spec.task, self.plan, self.data_vocab, layout=layout, rows=rows)
+        layers = task.model.layers if isinstance(task.model, ModelSpec) else 0
+        plan = twin_plan(self.plan, dtype, layout=layout, rows=rows, layers=layers)
+        return Job(dataclasses.replace(self.spec, task=task), plan, check, part, rows.masked)
+
+
+@dataclass(frozen=True)
+class Part:
+    """One part of a proof."""
+
+    jobs: Callable[[Subject], list[Job]]
+    scopes: tuple[str, ...]  # of BRIEF, ALONE, WHOLE and SWEEP: where it runs
+
+
+def uneven_rows(subject: Subject) -> list[Job]:
+    """Return the main twins: ranks of different numbers of rows, three micro-batches, masked labels."""
+    return _uneven_rows(subject, subject.layouts)
+
+
+def light_uneven_rows(subject: Subject) -> list[Job]:
+    """Return the same of as few ranks as will do, for the proof before training."""
+    return _uneven_rows(subject, light_layouts(subject.plan.layout))
+
+
+def _uneven_rows(subject: Subject, layouts: Sequence[Layout]) -> list[Job]:
+    first, *others = layouts
+    jobs = [subject.job(UNEVEN.name, dtype, first) for dtype in subject.dtypes]
+    return jobs + [subject.job(UNEVEN.name, subject.strictest, layout) for layout in others]
+
+
+def even_rows(subject: Subject) -> list[Job]:
+    """Return a twin whose ranks have equal numbers of rows: what is right of uneven ones alone is wrong here."""
+    return [subject.job(EVEN.name, subject.strictest, subject.layouts[0], EVEN)]
+
+
+def few_rows(subject: Subject) -> list[Job]:
+    """Return a twin of which a rank has fewer rows than micro-batches, so that a row that does not count stands in."""
+    layout = subject.layouts[0]
+    return [subject.job(FEW.name, subject.strictest, layout, FEW)] if layout.data_degree > 1 else []
+
+
+def real_length(subject: Subject) -> list[Job]:
+    """Return a twin of one layer whose rows are as long as the task's, for text in a built-in family."""
+    task = subject.spec.task
+    named = isinstance(task.model, ModelSpec) and is_named(task.model.name)
+    if not named or not isinstance(task.data, DataSpec) or subject.data_vocab is None:
+        return []
+    job = subject.job(LONG.name, subject.strictest, subject.layouts[0], LONG, "plain attention")
+    return [dataclasses.replace(job, steps=1)]
+
+
+def story(subject: Subject) -> list[Job]:
+    """Return the main twin as a whole run: the training loop, evaluations, a checkpoint and resumes."""
+    return [subject.job("story", subject.strictest, subject.layouts[0], check="story")]
+
+
+def whole_batch(subject: Subject) -> list[Job]:
+    """Return one device's loss on whole batches and on cut ones, where the plan cuts them or a larger one would."""
+    return [] if in_one_piece(subject.plan) and subject.plan.layout.data_degree == 1 else [_whole_batch(subject)]
+
+
+def whole_batch_of_ones_own(subject: Subject) -> list[Job]:
+    """Return the same for an objective or a model that is not ours: ours are known to be sums."""
+    task = subject.spec.task
+    named = isinstance(task.model, ModelSpec) and is_named(task.model.name)
+    built_in = task.objective in ("auto", "next_token", "classification") and not task.turns
+    return [] if named and built_in else whole_batch(subject)
+
+
+def cut_batch_of_ones_own(subject: Subject) -> list[Job]:
+    """Return the same for one device, whose batch is cut by accumulation alone: there is no layout to prove."""
+    return whole_batch_of_ones_own(subject) if subject.plan.accumulation > 1 else []
+
+
+def _whole_batch(subject: Subject) -> Job:
+    return subject.job("whole batch", "fp64", Layout(), WHOLE_BATCH, "whole batch")
+
+
+def low_precision(subject: Subject) -> list[Job]:
+    """Return a twin in the plan's own precision, where that is less than fp32."""
+    precision = subject.plan.precision
+    return [subject.job("low precision", precision, subject.layouts[0], check="low")] if precision in LOW else []
+
+
+PARTS: tuple[Part, ...] = (
+    Part(whole_batch, (WHOLE,)),  # first: of a loss that is no sum nothing else says anything
+    Part(whole_batch_of_ones_own, (BRIEF, SWEEP)),
+    Part(cut_batch_of_ones_own, (ALONE,)),
+    Part(light_uneven_rows, (BRIEF,)),
+    Part(uneven_rows, (WHOLE, SWEEP)),
+    Part(even_rows, (WHOLE,)),
+    Part(few_rows, (WHOLE,)),
+    Part(real_length, (WHOLE,)),
+    Part(story, (WHOLE,)),
+    Part(low_precision, (WHOLE,)),
+)
+
+
+def jobs_of(subject: Subject, scope: str = WHOLE) -> list[Job]:
+    """Return what to run for a plan, in the order in which it is reported."""
+    return [job for part in PARTS if scope in part.scopes for job in part.jobs(subject)]

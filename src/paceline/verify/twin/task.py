@@ -1,0 +1,204 @@
+"""The twin: the task scaled down until a laptop can run it, with its structure kept.
+
+Kept: head ratios, tied weights, the tokenizer, every axis of the layout, the ZeRO class, recompute, clipping, the
+optimizer. Shrunk: width, depth, vocabulary, sequence length, batch, degrees (twin_layout.py), and the sizes from which
+work is cut in parts. What can be uneven is made so on purpose: ranks get different numbers of rows, pipeline stages of
+blocks, shards of the embedding of values.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any
+
+from paceline.plan.feasible.stages import fill_pipeline
+from paceline.spec.layout import Layout, accumulation_for
+from paceline.spec.plan import Plan
+from paceline.spec.task import DataSpec, ModelSpec, OptimizerSpec, ScheduleSpec, Task
+from paceline.task.models.sizes import DecoderConfig, MoEConfig, is_named, resolve_decoder
+from paceline.verify.twin.layout import twin_layout
+
+LARGEST_MICRO_BATCH = 4  # rows of the twin's batch that a rank has at most, where the batch stays in one piece
+HEAD_DIMS = ((16, 8), (64, 4), (10_000, 2))  # (up to so many heads, width of each)
+LAYERS = 3
+SEQ_LEN = 24
+LARGEST_EXPERTS = 8
+LARGEST_VOCAB = 521  # a prime: uneven over every number of shards; ids of more are folded into it (fold.py)
+# Adam divides by |g| + eps: with a tiny eps it turns rounding noise in near-zero gradients into whole updates.
+TWIN_EPS = 1e-4
+SMALLEST_8BIT = 256  # values of a block; parameters of fewer keep 32 bits
+SMALLEST_EPS = 1e-8  # as small as fp64 bears
+# Work is cut in parts from these sizes on, so that a small model has a fourth bucket and a second chunk of logits.
+BUCKET_BYTES = 2048
+LOGITS_ELEMENTS = 8 * LARGEST_VOCAB
+
+
+@dataclass(frozen=True)
+class Rows:
+    """How the global batch of a twin is cut, and what else goes with it."""
+
+    name: str
+    per_rank: int  # of the ranks that have most
+    missing: int  # fewer on other ranks, where several read different rows
+    micro_batch: int
+    masked: bool  # whether a random part of the labels is masked, so that rows weigh differently
+    steady: bool  # whether the learning rate is constant and eps as small as fp64 bears
+
+
+UNEVEN = Rows("uneven rows", per_rank=5, missing=1, micro_batch=2, masked=True, steady=False)  # three micro-batches
+EVEN = Rows("even rows", per_rank=6, missing=0, micro_batch=2, masked=False, steady=True)
+FEW = Rows("stand-in rows", per_rank=3, missing=1, micro_batch=1, masked=True, steady=True)  # a rank lacks a third
+LONG = Rows("one layer at the real length", per_rank=1, missing=0, micro_batch=1, masked=True, steady=False)
+LARGEST_LENGTH = 4096  # tokens of its rows at most: time grows with the square
+WHOLE_BATCH = Rows("whole batch", per_rank=7, missing=0, micro_batch=2, masked=True, steady=False)
+
+
+def twin_task(
+    task: Task, plan: Plan, data_vocab: int | None, *, layout: Layout | None = None, rows: Rows = UNEVEN
+) -> Task:
+    """Return the task, small enough to check. A user's own module and data are used as they are.
+
+    `layout` is what the twin runs as; by default the first of `twin_layouts`.
+    """
+    layout = layout or twin_layout(plan.layout)
+    eps = max(task.optimizer.eps, SMALLEST_EPS if rows.steady else TWIN_EPS)
+    small: dict[str, Any] = {"optimizer": twin_optimizer(dataclasses.replace(task.optimizer, eps=eps))}
+    small["schedule"] = twin_schedule(task.schedule, rows)
+    small["global_batch"] = dataclasses.replace(task.global_batch, value=_batch(plan, layout, rows), unit="samples")
+    if isinstance(task.data, DataSpec) and data_vocab is not None:
+        length = min(LARGEST_LENGTH if rows == LONG else SEQ_LEN, task.data.seq_len)
+        small["data"] = dataclasses.replace(task.data, seq_len=_length(length, layout))
+    if isinstance(task.model, ModelSpec) and is_named(task.model.name):
+        stages = layout.pp * plan.virtual_stages
+        # A block for every stage and one more, so that stages are uneven.
+        layers = max(1 if rows == LONG else LAYERS, stages + 1 if stages > 1 else 0)
+        small["model"] = twin_model(task.model, data_vocab or 0, task, layout, layers)
+    # Every objective has its turn in one of two steps at least, and not in all where it does not.
+    small["turns"] = tuple(dataclasses.replace(turn, every=min(2, turn.every)) for turn in task.turns)
+    return dataclasses.replace(task, **small)
+
+
+def twin_optimizer(spec: OptimizerSpec) -> OptimizerSpec:
+    """Return the optimizer with 8-bit states from as few values on as fill a block: a twin's weights are small."""
+    small = {"min_8bit_size": SMALLEST_8BIT}
+
+    def of(name: Any, arguments: dict[str, Any]) -> dict[str, Any]:
+        return {**arguments, **small} if name == "adamw8bit" else arguments
+
+    groups = tuple(
+        dataclasses.replace(group, arguments=of(group.name or spec.name, group.arguments)) for group in spec.groups
+    )
+    return dataclasses.replace(spec, arguments=of(spec.name, spec.arguments), groups=groups)
+
+
+def twin_schedule(schedule: ScheduleSpec, rows: Rows) -> ScheduleSpec:
+    """Return a schedule that changes from step to step, the task's own where it does, or a constant one.
+
+    A rate of zero would hide whatever the last step does.
+    """
+    kind = "constant" if rows.steady else "linear" if schedule.kind == "constant" else schedule.kind
+    return dataclasses.replace(schedule, kind=kind, decay=None, warmup=None, final=max(schedule.final, 0.1))
+
+
+def twin_model(model: ModelSpec, data_vocab: int, task: Task, layout: Layout, layers: int = LAYERS) -> ModelSpec:
+    """Return a narrow, shallow model of the same family, head ratio and weight tying, which `layout` can split."""
+    seq_len = task.data.seq_len if isinstance(task.data, DataSpec) else SEQ_LEN
+    full = resolve_decoder(model, data_vocab, seq_len)
+    ratio = full.heads // full.kv_heads
+    kv_heads = max(2, layout.tp) if full.kv_heads > 1 else 1
+    heads = ratio * kv_heads
+    hidden = _twin_width(full, heads, layout)
+    ffn = hidden // 4 + 8 if isinstance(full, MoEConfig) else hidden * 2 + 8
+    return dataclasses.replace(
+        model,
+        hidden=hidden,
+        heads=heads,
+        kv_heads=kv_heads,
+        layers=min(full.layers, layers),
+        ffn=ffn + -ffn % (layout.state_degree // layout.ep) if layout.ep > 1 else ffn,
+        **_twin_experts(full, layout.ep),
+        vocab=min(full.vocab | 1, LARGEST_VOCAB),  # odd: shards of the embedding differ in rows
+        tied=full.tied,
+        weights="",
+    )
+
+
+def _twin_width(full: DecoderConfig, heads: int, layout: Layout) -> int:
+    """Return a width of so many heads that can be sharded where the full model's can: `tp` and `ep` ask for even parts.
+
+    Without these two axes shards of a width may be uneven, and are left so.
+    """
+    head_dim = next(width for most, width in HEAD_DIMS if heads <= most)
+    shards = layout.state_degree if max(layout.tp, layout.ep) > 1 else 1
+    if full.hidden % shards == 0:
+        while heads * head_dim % shards:
+            head_dim += 2
+    return heads * head_dim
+
+
+def _length(seq_len: int, layout: Layout) -> int:
+    """Return the length of a sample that the ranks which share it can cut, unevenly where that can be had.
+
+    Ranks of `cp` fill up what does not divide into two chunks for each; those of `tp` need even parts.
+    """
+    ranks = layout.tp * layout.cp
+    if layout.tp > 1 or layout.cp == 1:
+        return max(ranks, seq_len - seq_len % ranks)
+    lengths = (length for length in range(seq_len, 1, -1) if length % (2 * layout.cp))
+    return next(lengths, seq_len)
+
+
+def _twin_experts(full: DecoderConfig, ep: int) -> dict[str, Any]:
+    if not isinstance(full, MoEConfig):
+        return {}
+    experts = ep * -(-min(full.experts, LARGEST_EXPERTS) // ep)
+    return {"experts": experts, "top_k": min(full.top_k, max(1, experts // 2))}
+
+
+def twin_batch(layout: Layout, rows: Rows = UNEVEN) -> int:
+    """Return a global batch of so many rows; the ranks that read them have different numbers, if they can."""
+    return layout.data_degree * rows.per_rank - (rows.missing if layout.data_degree > 1 else 0)
+
+
+def in_one_piece(plan: Plan) -> bool:
+    """Return whether the plan runs the batch of a device in one piece, as a model that sees a whole batch needs it."""
+    return plan.accumulation == 1 and plan.micro_batch >= LARGEST_MICRO_BATCH
+
+
+def _batch(plan: Plan, layout: Layout, rows: Rows) -> int:
+    return twin_batch(layout, dataclasses.replace(rows, per_rank=LARGEST_MICRO_BATCH) if in_one_piece(plan) else rows)
+
+
+def mixed_modes(blocks: int, offloads_activations: bool = False) -> tuple[str, ...]:
+    """Return a mode of recompute for each block, of every kind that a memory budget mixes."""
+    modes = ("none", "full") if offloads_activations else ("none", "selective", "full")
+    return tuple(modes[index % len(modes)] for index in range(blocks))
+
+
+def twin_plan(plan: Plan, dtype: str, *, layout: Layout | None = None, rows: Rows = UNEVEN, layers: int = 0) -> Plan:
+    """Return the plan for the twin at a dtype in which rounding does not hide mistakes.
+
+    `layout` is what the twin runs as; by default the first of `twin_layouts`. `layers` are those of a twin that has
+    others than the task: a memory budget then mixes all modes over them.
+    """
+    layout = layout or twin_layout(plan.layout)
+    batch = _batch(plan, layout, rows)
+    micro_batch = LARGEST_MICRO_BATCH if in_one_piece(plan) else rows.micro_batch
+    accumulation = accumulation_for(batch, layout.data_degree, micro_batch)
+    return dataclasses.replace(
+        plan,
+        layout=layout,
+        micro_batch=micro_batch,
+        accumulation=fill_pipeline(accumulation, layout.pp, plan.schedule),
+        stages=(),  # the twin has blocks of its own number
+        recompute_blocks=mixed_modes(layers, plan.offloads_activations)
+        if layers and plan.recompute == "budget"
+        else plan.recompute_blocks,
+        batch_samples=batch,
+        precision=dtype,
+        compile=False,
+        bucket_bytes=BUCKET_BYTES,
+        state_bucket_bytes=BUCKET_BYTES,
+        logits_elements=LOGITS_ELEMENTS,
+    )
