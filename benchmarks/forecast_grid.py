@@ -34,7 +34,7 @@ from paceline.plan.cost.columns import columns_of
 from paceline.plan.learn.correct import Learnt, LearntRun
 from paceline.plan.learn.observation import Observation, machine_key
 from paceline.plan.learn.recall import forecast_runs
-from paceline.plan.session import Planned, plan_task
+from paceline.plan.planned import Planned, plan_task
 from paceline.run.process.handover import hand_over
 from paceline.run.process.supervisor import supervise
 from paceline.spec.load import load_spec

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-__version__ = "0.1.0"
+from paceline.version import __version__
 
 if TYPE_CHECKING:
     from paceline.errors import PacelineError
@@ -56,6 +56,7 @@ __all__ = [
     "ScheduleSpec",
     "Task",
     "TurnSpec",
+    "__version__",
     "fit",
     "verify_loop",
 ]

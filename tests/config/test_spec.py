@@ -202,7 +202,8 @@ def test_code_beside_the_spec_file_can_be_imported_in_any_process(tmp_path: Path
     file = tmp_path / "x.toml"
     file.write_text('task.model = "beside_spec_model:build"\n')
     script = (
-        "import json, sys\nfrom paceline.spec.load import spec_from_dict\nfrom paceline.spec.import_paths import load_object\n"
+        "import json, sys\nfrom paceline.spec.import_paths import load_object\n"
+        "from paceline.spec.load import spec_from_dict\n"
         "spec = spec_from_dict(json.loads(sys.argv[1]))\nprint(load_object(spec.task.model.name, 'model')())\n"
     )
     values = json.dumps(spec_to_dict(load_spec(file)))

@@ -9,8 +9,8 @@ from types import ModuleType
 
 import pytest
 
-from paceline.plan.session import profile_task
 from paceline.task.data.facts import data_facts
+from paceline.task.profile.of_task import profile_task
 from paceline.verify.compare.tolerance import TOLERANCES
 from paceline.verify.process.every import every_plan
 

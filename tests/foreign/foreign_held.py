@@ -18,7 +18,8 @@ from torch.distributed.tensor import DTensor
 
 from paceline.cluster.resolve import resolve_cluster
 from paceline.errors import DoesNotFit, PacelineError
-from paceline.plan.session import Planned, plan_prepared, prepare_task
+from paceline.plan.planned import Planned, plan_prepared
+from paceline.plan.prepare import prepare_task
 from paceline.run.loop.training import Training
 from paceline.run.process.brief import Brief, make_brief
 from paceline.run.process.world import join_world

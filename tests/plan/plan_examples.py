@@ -7,7 +7,8 @@ import math
 
 import numpy as np
 
-from paceline.plan.cost.inputs import Context, terms_of
+from paceline.plan.cost.components import terms_of
+from paceline.plan.cost.inputs import Context
 from paceline.plan.cost.memory.held import memory_columns
 from paceline.plan.cost.time.axes import axis_columns, bubble_columns
 from paceline.plan.cost.time.compute import optimizer_column

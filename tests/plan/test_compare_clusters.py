@@ -11,7 +11,7 @@ import pytest
 from paceline.cli.main import main
 from paceline.errors import ConfigError, DoesNotFit
 from paceline.plan.explain.compare_clusters import cluster_spec, compare_clusters
-from paceline.plan.session import plan_task
+from paceline.plan.planned import plan_task
 from paceline.spec.load import Spec, load_spec
 
 TASK = ["task.model=llama-1b", "task.data.seq_len=2048", "task.global_batch=64 samples", "task.stop=20000 steps"]

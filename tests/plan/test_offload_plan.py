@@ -10,7 +10,8 @@ import pytest
 from plan_examples import cluster, memory_terms, opened, plan, profile
 
 from paceline.errors import DoesNotFit
-from paceline.plan.cost.inputs import Context, terms_of
+from paceline.plan.cost.components import terms_of
+from paceline.plan.cost.inputs import Context
 from paceline.plan.cost.memory.offload import BUCKET_BYTES, HOST_LINK, offload_columns
 from paceline.plan.feasible.refusals import refusal
 from paceline.plan.search.search import search

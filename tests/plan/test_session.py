@@ -9,7 +9,7 @@ from paceline.errors import ConfigError, DoesNotFit
 from paceline.plan.explain.choice import tried_text
 from paceline.plan.explain.explain import LISTED, explain_lines, headline_lines, money_text
 from paceline.plan.explain.lines import WIDTH
-from paceline.plan.session import plan_task
+from paceline.plan.planned import plan_task
 from paceline.spec.load import load_spec
 from paceline.task.profile.apart import _trace_in_child
 
@@ -73,7 +73,7 @@ def test_too_little_memory_and_closed_axes_raise(text):
 
 def test_planning_a_built_in_model_imports_no_torch(text):
     code = (
-        "import sys; from paceline.spec.load import load_spec; from paceline.plan.session import plan_task;"
+        "import sys; from paceline.spec.load import load_spec; from paceline.plan.planned import plan_task;"
         f"plan_task(load_spec(None, {[*SMALL, text]!r})); print('torch' in sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

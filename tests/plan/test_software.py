@@ -9,8 +9,9 @@ import pytest
 from plan_examples import block, cluster, measured, opened, plan, profile
 
 from paceline.cluster.resolve import resolve_cluster
+from paceline.plan.cost.components import total
 from paceline.plan.cost.constants import read_constants
-from paceline.plan.cost.inputs import REPLICATED_MOVES, Context, total
+from paceline.plan.cost.inputs import REPLICATED_MOVES, Context
 from paceline.plan.cost.memory.held import Held, memory_columns
 from paceline.plan.cost.memory.recompute import WHOLE_INPUTS
 from paceline.plan.cost.memory.room import HEADROOM, needed

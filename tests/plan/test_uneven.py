@@ -8,10 +8,11 @@ import pytest
 from paceline.cli.main import main
 from paceline.cluster.groups import resolve_groups
 from paceline.errors import ConfigError, DoesNotFit
-from paceline.plan.placement.grouped import grouped_lines, plan_groups
+from paceline.plan.explain.groups import grouped_lines
+from paceline.plan.placement.grouped import plan_groups
 from paceline.plan.placement.uneven import Work, plan_uneven
+from paceline.plan.planned import plan_task
 from paceline.plan.search.search import search
-from paceline.plan.session import plan_task
 from paceline.spec.cluster import ClusterSpec
 from paceline.spec.load import parse_spec
 from paceline.spec.plan import PlanSpec

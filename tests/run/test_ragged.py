@@ -14,7 +14,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 from paceline.errors import ConfigError, DataError
-from paceline.plan.session import plan_task
+from paceline.plan.planned import plan_task
 from paceline.run.assemble import assemble
 from paceline.run.loop.loader import BatchStream
 from paceline.run.process.world import join_world

@@ -15,13 +15,13 @@ from test_turns import trained as trained_under
 from tests_shared import plan_of
 
 from paceline.errors import ConfigError, DoesNotFit, NumericalStop
-from paceline.plan.session import profile_task
 from paceline.run.process.handover import hand_over, take_over
 from paceline.spec.layout import Layout
 from paceline.spec.load import Spec, parse_spec, spec_from_dict, spec_to_dict
 from paceline.spec.plan import PlanSpec
 from paceline.spec.task import Task
 from paceline.task.data.facts import data_facts
+from paceline.task.profile.of_task import profile_task
 from paceline.verify.process.start import exact_plan
 
 

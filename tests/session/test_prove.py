@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from runs import environment, paceline, records_of, steps_of, write_spec
 
-from paceline.plan.session import plan_task
+from paceline.plan.planned import plan_task
 from paceline.session.fingerprint import proof_key
 from paceline.session.prove import jobs_before_training, prove
 from paceline.spec.load import Spec, load_spec

@@ -93,7 +93,7 @@ def _verb_parser(verb: str, module: ModuleType) -> Parser:
 
 
 def _overview() -> Parser:
-    from paceline import __version__
+    from paceline.version import __version__
 
     verbs = "\n".join(f"  {verb:<9}{purpose}" for verb, purpose in VERBS.items())
     parser = Parser(
@@ -134,7 +134,7 @@ def _tolerate_any_character() -> None:
 
 def _defect(error: Exception, words: list[str], as_json: bool) -> int:
     """Show an error that no user can have caused, with all that a report of it needs."""
-    from paceline import __version__
+    from paceline.version import __version__
 
     trace = "".join(traceback.format_exception(error))
     because = f"{type(error).__name__}: {error}"

@@ -99,7 +99,7 @@ def execute(options: argparse.Namespace) -> int:
     if len(options.devices) > 1 or len(options.device) > 1:
         return _compare(spec, options)
     from paceline.plan.explain.explain import explain_lines, headline_lines, without_effect_lines
-    from paceline.plan.session import plan_task
+    from paceline.plan.planned import plan_task
 
     say = say_to(options.json)
     if spec.cluster.groups:
@@ -130,7 +130,8 @@ def execute(options: argparse.Namespace) -> int:
 
 def _groups(spec: Any, options: argparse.Namespace, say: Any) -> int:
     """Plan on groups of different devices."""
-    from paceline.plan.placement.grouped import grouped_lines, plan_groups
+    from paceline.plan.explain.groups import grouped_lines
+    from paceline.plan.placement.grouped import plan_groups
     from paceline.spec.load import spec_to_dict
 
     found = plan_groups(spec, say=say)

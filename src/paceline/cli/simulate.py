@@ -16,7 +16,7 @@ from paceline.cli.output import Say, print_json, say_to, table_lines
 from paceline.cli.parser import add_spec_arguments, positive, whole
 
 if TYPE_CHECKING:
-    from paceline.plan.session import Planned
+    from paceline.plan.planned import Planned
     from paceline.simulate.policy import Policy
     from paceline.simulate.scenario import Scenario
     from paceline.simulate.sweep import IntervalSweep, PolicyResult
@@ -59,7 +59,7 @@ def execute(options: argparse.Namespace) -> int:
     """Run `paceline simulate`. Raises ConfigError where nothing is known of how often the machines fail."""
     from paceline.errors import ConfigError
     from paceline.plan.explain.explain import headline_lines
-    from paceline.plan.session import plan_task
+    from paceline.plan.planned import plan_task
     from paceline.simulate.defaults import costs_of, scenario_of
     from paceline.simulate.sweep import simulate_policy, sweep_intervals
     from paceline.spec.load import load_spec

@@ -15,6 +15,7 @@ from paceline.config.values import toml_key
 from paceline.errors import ConfigError
 from paceline.spec.cluster import Cluster, ClusterSpec
 
+NOT_YET = "ranks of a run read equal parts of a batch and stages are split by cost alone"
 SHARED = ("groups", "region", "carbon_g_per_kwh", "pue", "catalog")  # hold for the whole cluster
 
 
@@ -25,6 +26,16 @@ class Group:
     name: str
     cluster: Cluster
     remarks: tuple[str, ...]
+
+
+def refuse_groups(spec: ClusterSpec) -> None:
+    """Raise ConfigError where a spec has groups: they are priced, and cannot be run yet."""
+    if spec.groups:
+        raise ConfigError(
+            f"cluster.groups ({', '.join(spec.groups)}) cannot be trained on yet",
+            NOT_YET,
+            "`paceline plan` prices them; to train, the devices of one group in [cluster]",
+        )
 
 
 def resolve_groups(spec: ClusterSpec, probes: Path | None = None) -> tuple[Group, ...]:

@@ -17,8 +17,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import paceline
-from paceline.plan.session import Planned
+from paceline.plan.planned import Planned
 from paceline.run.process.handover import holds_objects
 from paceline.spec.import_paths import is_import_path
 from paceline.spec.load import Spec, spec_to_dict, spec_values
@@ -44,7 +43,7 @@ def proof_key(planned: Planned, jobs: Sequence[Job]) -> str | None:
         "facts": dataclasses.asdict(planned.facts),
         "jobs": [_job(job) for job in jobs],
         "own code": code,
-        "paceline": _contents(sorted(Path(paceline.__file__).parent.rglob("*.py"))),
+        "paceline": _contents(sorted(Path(__file__).parents[1].rglob("*.py"))),
         "torch": _where("torch"),
         "packages": sorted(_installed()),
         "python": (sys.version, sys.flags, sys.path, _where("sitecustomize"), _where("usercustomize")),

@@ -26,7 +26,7 @@ from paceline.plan.learn.measured import (
     write_measurement,
 )
 from paceline.plan.learn.observation import machine_key
-from paceline.plan.session import Planned
+from paceline.plan.planned import Planned
 from paceline.run.measure import request_of
 from paceline.run.process.handover import hand_over
 from paceline.run.process.supervisor import supervise

@@ -12,7 +12,7 @@ from typing import Any
 
 from paceline.cluster.store import cache_dir, write_json
 from paceline.errors import ConfigError, StorageError
-from paceline.plan.session import Planned
+from paceline.plan.planned import Planned
 from paceline.run.process.handover import hand_over, holds_objects
 from paceline.run.record.journal import read_journal
 from paceline.session.fingerprint import proof_key

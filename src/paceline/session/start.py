@@ -14,7 +14,7 @@ from paceline.cluster.probe.probe import probe_machine
 from paceline.cluster.resolve import is_unprobed
 from paceline.errors import ConfigError, PacelineError, Requeue, StorageError
 from paceline.plan.explain.explain import headline_lines
-from paceline.plan.session import Planned, plan_task
+from paceline.plan.planned import Planned, plan_task
 from paceline.report.build import build_report, report_lines, write_report
 from paceline.run.process.brief import BRIEF_VARIABLE, make_brief
 from paceline.run.process.extras import check_extras

@@ -9,9 +9,9 @@ import dataclasses
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from paceline.errors import ConfigError, suggestion
+from paceline.plan.choice import Choice
 from paceline.plan.cost.price import busy_share
 from paceline.simulate.failures import FailureRates, failure_rates
 from paceline.simulate.interval import daly_interval
@@ -20,9 +20,6 @@ from paceline.simulate.policy import Policy, duration_text
 from paceline.simulate.scenario import Scenario
 from paceline.spec.optimizers import optimizer_key, state_values
 from paceline.spec.reliability import ReliabilitySpec
-
-if TYPE_CHECKING:
-    from paceline.plan.session import Planned
 
 SAVE_SECONDS = 1.0  # a save's halt besides the copy: below 1 s with pinned memory (torchtitan, pull request 3393)
 COPY_SECONDS = 0.2  # the same for a copy in memory: 0.2 s, 65B parameters on 1,536 H800 (DLRover's flash checkpoint)
@@ -62,7 +59,7 @@ def saving_of(parameters: int, optimizer: str, nodes: int, devices: int, reliabi
     )
 
 
-def saving_for(planned: Planned) -> Saving:
+def saving_for(planned: Choice) -> Saving:
     """Return what saving takes for a planned task on its cluster."""
     cluster = planned.cluster
     nodes = cluster.devices // cluster.devices_per_node
@@ -72,7 +69,7 @@ def saving_for(planned: Planned) -> Saving:
     )
 
 
-def costs_of(planned: Planned) -> NodeCosts:
+def costs_of(planned: Choice) -> NodeCosts:
     """Return what a node of the cluster costs and draws, by the same figures as the forecast's money and energy."""
     cluster = planned.cluster
     load = cluster.watts_per_device.value
@@ -83,7 +80,7 @@ def costs_of(planned: Planned) -> NodeCosts:
     return NodeCosts(usd, computing * building, idle * building)
 
 
-def scenario_of(planned: Planned, horizon_seconds: float = math.inf) -> Scenario:
+def scenario_of(planned: Choice, horizon_seconds: float = math.inf) -> Scenario:
     """Return the job and its machines. Raises ConfigError where nothing is known of how often they fail."""
     cluster, plan, reliability = planned.cluster, planned.plan, planned.spec.cluster.reliability
     rates = rates_of(cluster.device.name, reliability)

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
+from paceline.plan.choice import Choice
 from paceline.simulate.defaults import make_policy, rates_of, saving_for, scenario_of
 from paceline.simulate.interval import expected_time
 from paceline.simulate.policy import duration_text
 from paceline.spec.forecast import Estimate, Term
-
-if TYPE_CHECKING:
-    from paceline.plan.session import Planned
 
 Z80 = 1.2816  # standard deviations to either side that hold 80 % of a normal distribution
 
@@ -32,10 +29,10 @@ class Expected:
     because: str
 
 
-def expected_run(planned: Planned) -> Expected:
+def expected_run(planned: Choice) -> Expected:
     """Return the run's time under the cluster's failures, with asynchronous checkpoints and spare nodes at hand.
 
-    The interval joins the forecast's own with the spread of failures. Planned interruptions, slow devices and spot
+    The interval joins the forecast's own with the spread of failures. Choice interruptions, slow devices and spot
     preemption are left to `simulate`.
     """
     reliability, run = planned.spec.cluster.reliability, planned.forecast.run_seconds

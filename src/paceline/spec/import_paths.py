@@ -36,8 +36,8 @@ def load_object(path: str, purpose: str, search: Iterable[str | Path] = ()) -> A
     """Return the object that `package.module:attribute` names; `attribute` may be dotted.
 
     `purpose` names the option in messages, such as "task.model.name". Modules are looked for on `sys.path`, then in
-    the folders of `search`; `paceline.spec.load.load_spec` has already added the spec file's folder and the current one.
-    Raises ConfigError where the text is malformed, or the module or the attribute is missing or fails to import.
+    the folders of `search`; `load_spec` has already added the spec file's folder and the current one. Raises
+    ConfigError where the text is malformed, or the module or the attribute is missing or fails to import.
     """
     if not is_import_path(path):
         raise ConfigError(

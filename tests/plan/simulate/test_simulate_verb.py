@@ -10,7 +10,7 @@ import pytest
 
 from paceline.cli.main import main
 from paceline.config.build import Override
-from paceline.plan.session import Planned, plan_task
+from paceline.plan.planned import Planned, plan_task
 from paceline.simulate.policy import Policy, split_policy
 from paceline.spec.load import load_spec, parse_spec
 

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
-    from paceline.cluster.probe.worker import Rank
+    from paceline.cluster.probe.rank import Rank
 
 
 def build_block(hidden: int, ffn: int, heads: int, layers: int, device: torch.device) -> nn.Module:

@@ -7,14 +7,15 @@ measure the same thing at the same time, so the contention for memory and cores 
 from __future__ import annotations
 
 import json
-import math
-import statistics
 import sys
 import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
+
+from paceline.cluster.probe.block import block_times
+from paceline.cluster.probe.rank import Rank
 
 DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16", "fp64": "float64"}
 CPU_WIDTHS = (64, 128, 256, 512, 1024)
@@ -29,85 +30,6 @@ CUDA_BLOCKS = ((1024, 2816, 16, 4, 2048), (2048, 5632, 16, 4, 2048))
 BLOCK_LAYERS = 2
 # Products of this width between two collectives: some milliseconds of one thread, as between two layers of a step.
 WORK_WIDTH, WORK_PRODUCTS = 256, 12
-
-
-def summary(samples: list[float]) -> dict[str, float]:
-    """Return the lower quartile of seconds per call, and the relative spread, (90th - 10th percentile) / median.
-
-    The quartile and not the median: whatever else runs on the machine can only make a call slower.
-    """
-    if len(samples) < 3:
-        return {"seconds": min(samples), "spread": 0.0, "repeats": len(samples)}
-    deciles = statistics.quantiles(samples, n=10, method="inclusive")
-    spread = (deciles[-1] - deciles[0]) / statistics.median(samples)
-    quartile = statistics.quantiles(samples, n=4, method="inclusive")[0]
-    return {"seconds": quartile, "spread": spread, "repeats": len(samples)}
-
-
-class Rank:
-    """One rank's device, process group and clock."""
-
-    def __init__(self, request: dict[str, Any], rank: int, folder: Path) -> None:
-        import torch
-        import torch.distributed as dist
-
-        self.rank, self.ranks, self.kind = rank, request["devices"], request["kind"]
-        torch.set_num_threads(request["threads"])
-        self.device = torch.device("cpu") if self.kind == "cpu" else torch.device("cuda", rank)
-        if self.kind == "cuda":
-            torch.cuda.set_device(self.device)
-        backend = "gloo" if self.kind == "cpu" else "nccl"
-        store = dist.FileStore(str(folder / "rendezvous"), self.ranks)
-        dist.init_process_group(backend, store=store, rank=rank, world_size=self.ranks)
-        # With one thread a core's own time is the time of the work, whatever else the machine is doing meanwhile; but
-        # ranks that share cores take turns, and that is what training will meet.
-        own_time = self.kind == "cpu" and request["threads"] == 1 and request["fair_share"] >= 1
-        self.clock = time.process_time if own_time else time.perf_counter
-        # A budget this small is for trying the probe out: only the smallest sizes are measured.
-        self.trial = request["seconds_budget"] < 1
-        self.slot_seconds = request["seconds_budget"] / 100  # some 60 measurements, and the import of torch
-
-    def synchronize(self) -> None:
-        """Wait until the device has done all that it was given."""
-        import torch
-
-        if self.kind == "cuda":
-            torch.cuda.synchronize()
-
-    def any(self, condition: bool) -> bool:
-        """Return whether the condition holds on any rank, so that all ranks go the same way."""
-        import torch
-        import torch.distributed as dist
-
-        flag = torch.tensor([float(condition)], device=self.device)
-        dist.all_reduce(flag)
-        return flag.item() > 0
-
-    def time(self, call: Callable[[], Any], repeats: int = 0) -> dict[str, float]:
-        """Return the seconds per call while all ranks do the same; `repeats` fixes the number of calls.
-
-        Collectives need the same number of calls on every rank; what is local fills a slot of time instead.
-        """
-        import torch.distributed as dist
-
-        call()
-        self.synchronize()
-        begin = time.perf_counter()
-        call()
-        self.synchronize()
-        once = time.perf_counter() - begin
-        batch = 1 if repeats else min(1000, max(1, math.ceil(1e-3 / max(once, 1e-7))))
-        dist.barrier()
-        samples: list[float] = []
-        end = time.perf_counter() + self.slot_seconds
-        clock = time.perf_counter if repeats else self.clock
-        while len(samples) < repeats if repeats else (time.perf_counter() < end or len(samples) < 3):
-            begin = clock()
-            for _ in range(batch):
-                call()
-            self.synchronize()
-            samples.append((clock() - begin) / batch)
-        return summary(samples)
 
 
 def time_in_step(rank: Rank, call: Callable[[], Any], repeats: int) -> float:
@@ -326,8 +248,6 @@ def measure(request: dict[str, Any], rank: int, folder: Path) -> dict[str, Any]:
     """Return all of one rank's measurements."""
     import torch
     import torch.distributed as dist
-
-    from paceline.cluster.probe.block import block_times
 
     here = Rank(request, rank, folder)
     result: dict[str, Any] = {"torch": torch.__version__, "launch": launch_times(here)}

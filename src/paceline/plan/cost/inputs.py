@@ -6,14 +6,13 @@ computed once, in the Context; what several terms need of the plans, once for al
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TYPE_CHECKING
 
 import numpy as np
 
-from paceline.plan.cost.columns import Columns, Flags, Floats, Ints, columns_of
+from paceline.plan.cost.columns import Columns, Floats, Ints, columns_of
 from paceline.plan.cost.constants import Constants, read_constants
 from paceline.plan.cost.memory.recompute import MODE_OF, fill_budget, kept_bytes, modes_in_order
 from paceline.plan.cost.parts import MODES, Known, Parts, Rows, Shapes, rows_of
@@ -22,14 +21,11 @@ from paceline.plan.cost.software import PACELINE, Software
 from paceline.plan.cost.time.measured import block_factors, sheet_plan
 from paceline.plan.cost.time.ring import Ring, ring
 from paceline.plan.feasible.split import split_by_cost
-from paceline.spec.cluster import SOURCES, Cluster
-from paceline.spec.forecast import Term
+from paceline.plan.learn.correct import Learnt
+from paceline.plan.learn.measured import TaskMeasurement
+from paceline.spec.cluster import Cluster
 from paceline.spec.plan import Plan
 from paceline.spec.profile import BlockProfile, ModelProfile
-
-if TYPE_CHECKING:
-    from paceline.plan.learn.correct import Learnt
-    from paceline.plan.learn.measured import TaskMeasurement
 
 FIRST_FLASH = 2.0  # FlashAttention-2 takes half the time of what came before it (Dao 2023, arXiv:2307.08691, abstract)
 UNFUSED_PASSES = 3  # of attention that keeps its scores: forward 1, backward 2
@@ -86,7 +82,9 @@ class Context:
             if measured is None:
                 self._factors[precision] = np.full(len(self.shapes.blocks), self.rates(precision).factor)
             else:
-                self._factors[precision] = block_factors(self.sheet(sheet_plan(measured)), measured)
+                seconds = self.sheet(sheet_plan(measured)).formula_seconds[0]
+                rates = self.rates(precision)
+                self._factors[precision] = block_factors(self.profile, self.shapes, rates, seconds, measured)
         return self._factors[precision]
 
     @cached_property
@@ -127,43 +125,6 @@ class Context:
         if plan.layout.pp == 1 or plan.stages:
             return plan
         return replace(plan, stages=self.split(plan.layout.pp * plan.virtual_stages))
-
-
-@dataclass(frozen=True)
-class Column:
-    """One component of the price of every plan: its values, how they are known, and its formula in words.
-
-    `known` holds places in SOURCES, for all plans or one for each. `text` is asked only for the plans that are shown.
-    """
-
-    name: str
-    values: Floats
-    known: int | Ints
-    text: Callable[[int], str]
-    law: str = ""
-    applies: Flags | None = None  # plans that have the component at all; None: every plan
-
-    def term(self, index: int) -> Term | None:
-        """Return the component of one plan, None where the plan has none."""
-        if self.applies is not None and not self.applies[index]:
-            return None
-        known = self.known if isinstance(self.known, int) else int(self.known[index])
-        return Term(self.name, float(self.values[index]), self.text(index), SOURCES[known], law=self.law)
-
-
-def terms_of(columns: Sequence[Column], index: int) -> tuple[Term, ...]:
-    """Return the components that one plan has."""
-    return tuple(term for column in columns if (term := column.term(index)) is not None)
-
-
-def total(columns: Sequence[Column]) -> Floats:
-    """Return the sum of the components of every plan."""
-    return np.sum([column.values for column in columns], axis=0)
-
-
-def in_modes(values: Floats, *modes: str) -> Floats:
-    """Return the values in the modes named and 0 in others (mode x plan x shape); of one row (mode x 1 x shape)."""
-    return np.stack([np.atleast_2d(values) * (mode in modes) for mode in MODES])
 
 
 @dataclass(frozen=True)
@@ -246,6 +207,18 @@ class Sheet:
         if not self.context.software.fused:  # the loss is written alike everywhere
             slower = np.where(shapes.repeated, self.context.constants.unfused_moves, 1.0)
         return slower * self.rates.seconds_per_element * (whole + (moved - whole) / tp)
+
+    @property
+    def formula_seconds(self) -> Floats:
+        """What the formulas say of one sample's forward and backward in every shape (plan x shape), no factor in it.
+
+        On a CPU the host that starts operators is the device that computes them; on others it works beside it.
+        """
+        seconds = 3 * self.product_seconds + self.attention_seconds + 3 * self.moving_seconds
+        if self.rates.device.kind == "cpu":
+            launches = 3 * self.context.shapes["operators"] * self.rates.launch_seconds.value
+            seconds = seconds + launches / self.columns.micro_batch[:, None]
+        return seconds
 
     @cached_property
     def again_seconds(self) -> Floats:

@@ -12,8 +12,9 @@ from dataclasses import replace
 import numpy as np
 
 from paceline.plan.cost.columns import Floats
+from paceline.plan.cost.components import Column, total
 from paceline.plan.cost.constants import Constants
-from paceline.plan.cost.inputs import Column, Sheet, total
+from paceline.plan.cost.inputs import Sheet
 from paceline.plan.cost.price import QUANTILES
 from paceline.plan.cost.rates import Rates, weakest
 from paceline.plan.learn.process import Z80, Z95

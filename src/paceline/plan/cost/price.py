@@ -1,7 +1,7 @@
 """Money, energy and carbon of a run: what its device-hours cost, draw and emit, with intervals, formulas and sources.
 
 Money is devices x hours x list price; storage, network traffic and idle hours are not in it, nor what spot devices lose
-when they are taken away. Energy is what the nodes draw, by how busy their devices are (`paceline.cluster.catalog.power`), times
+when they are taken away. Energy is what the nodes draw, by how busy their devices are (cluster/catalog/power.py), times
 the building's power usage effectiveness where it is stated. Carbon is energy times the grid's average intensity.
 """
 

@@ -11,7 +11,8 @@ import math
 import numpy as np
 
 from paceline.plan.cost.columns import Columns, Floats
-from paceline.plan.cost.inputs import Column, Context, Sheet, terms_of, total
+from paceline.plan.cost.components import Column, terms_of, total
+from paceline.plan.cost.inputs import Context, Sheet
 from paceline.plan.cost.intervals import memory_estimate, memory_widths, time_estimate, with_intervals
 from paceline.plan.cost.memory.held import memory_columns
 from paceline.plan.cost.memory.offload import offload_columns

@@ -7,22 +7,20 @@ import itertools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from paceline.cluster.catalog.devices import find_entry
 from paceline.cluster.resolve import resolve_cluster
 from paceline.errors import ConfigError, DoesNotFit, PacelineError
+from paceline.plan.planned import Planned, plan_prepared
+from paceline.plan.prepare import prepare_task
 from paceline.plan.search.limits import chance_within
 from paceline.plan.search.pareto import pareto_front
-from paceline.plan.session import Planned, plan_prepared, prepare_task
 from paceline.spec.cluster import ClusterSpec
+from paceline.spec.load import Spec
 from paceline.spec.plan import QUANTITIES
 from paceline.units import format_seconds
-
-if TYPE_CHECKING:
-    from paceline.spec.load import Spec
 
 HERE = ("auto", "cpu", "cuda")
 # What speaks of one kind of device, and holds for the spec's own alone.

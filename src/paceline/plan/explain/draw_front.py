@@ -13,8 +13,8 @@ import numpy as np
 from paceline.errors import ConfigError
 from paceline.plan.explain.compare_clusters import Comparison
 from paceline.plan.explain.explain import money_text
+from paceline.plan.planned import Planned
 from paceline.plan.search.pareto import front_of
-from paceline.plan.session import Planned
 from paceline.simulate.files import write_text
 from paceline.units import format_bytes, format_seconds
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
 
 from paceline.plan.cost.intervals import TIME_ERROR
 from paceline.plan.cost.memory.room import HEADROOM
@@ -19,17 +18,15 @@ from paceline.plan.explain.choice import (
 )
 from paceline.plan.explain.lines import wrap
 from paceline.plan.learn.correct import shares_text
+from paceline.plan.learn.measured import TaskMeasurement
 from paceline.plan.placement.tell import placement_lines
+from paceline.plan.planned import Planned
 from paceline.plan.search.limits import chance_within
 from paceline.plan.search.search import Candidates
 from paceline.spec.forecast import BillTerm, Estimate, Term
 from paceline.spec.plan import Plan
 from paceline.spec.task import ModelSpec
 from paceline.units import format_bytes, format_count, format_rate, format_seconds
-
-if TYPE_CHECKING:
-    from paceline.plan.learn.measured import TaskMeasurement
-    from paceline.plan.session import Planned
 
 LEARNT = 12  # runs that it learnt from that `--explain` prints
 LISTED = 200  # candidates that `--explain` prints; the rest is counted

@@ -9,7 +9,8 @@ from collections.abc import Callable, Sequence
 from paceline.cluster.resolve import resolve_cluster
 from paceline.errors import ConfigError
 from paceline.plan.cost.columns import COMMON
-from paceline.plan.cost.inputs import Context, total
+from paceline.plan.cost.components import total
+from paceline.plan.cost.inputs import Context
 from paceline.plan.cost.time.learnt import memory_spread, time_spread
 from paceline.plan.cost.total import held_columns, time_columns
 from paceline.plan.learn.correct import Learnt, LearntRun

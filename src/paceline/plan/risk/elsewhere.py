@@ -9,27 +9,25 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from paceline.cluster.resolve import resolve_cluster
 from paceline.errors import ConfigError, DoesNotFit
+from paceline.plan.choice import Choice, Prepared
+from paceline.plan.prepare import prepare_task
 from paceline.plan.risk.switch import WIDEST, Switch
 from paceline.plan.search.search import TIE_RATIO, search
 from paceline.plan.search.space import MODEL_AXES
-from paceline.plan.session import Prepared, is_built_in, prepare_task
 from paceline.spec.cluster import Cluster
 from paceline.spec.optimizers import optimizer_key
 from paceline.spec.plan import Plan
-
-if TYPE_CHECKING:
-    from paceline.plan.session import Planned
+from paceline.task.profile.of_task import is_built_in
 
 Other = tuple[Prepared, Cluster]
 
 
-def searched_switches(planned: Planned) -> Iterator[tuple[str, list[Switch]]]:
+def searched_switches(planned: Choice) -> Iterator[tuple[str, list[Switch]]]:
     """Yield the number of devices, the batch and the length of samples, each with where it changes the choice."""
     batch, length = planned.batch_samples, planned.facts.items_per_sample
     if not planned.cluster.host:  # another number of devices of this machine was never measured
@@ -42,7 +40,7 @@ def searched_switches(planned: Planned) -> Iterator[tuple[str, list[Switch]]]:
 
 
 def _switches(
-    planned: Planned, name: str, other: Callable[[Planned, float], Other | None], text: Callable[[float], str]
+    planned: Choice, name: str, other: Callable[[Choice, float], Other | None], text: Callable[[float], str]
 ) -> list[Switch]:
     """Return the first factor upwards and the first downwards at which the choice changes."""
     found = []
@@ -58,7 +56,7 @@ def _switches(
     return found
 
 
-def _best_there(planned: Planned, prepared: Prepared, cluster: Cluster) -> tuple[Plan | None, float | None]:
+def _best_there(planned: Choice, prepared: Prepared, cluster: Cluster) -> tuple[Plan | None, float | None]:
     """Return the best plan, and what it takes less than the best one with the chosen degrees; 0 within a tie.
 
     No plan where nothing fits, no gain where nothing with the chosen degrees does.
@@ -91,7 +89,7 @@ def _whole(count: float) -> bool:
     return count >= 1 and count == int(count)
 
 
-def _with_devices(planned: Planned, factor: float) -> Other | None:
+def _with_devices(planned: Choice, factor: float) -> Other | None:
     count = planned.cluster.devices * factor
     if not _whole(count):
         return None
@@ -102,14 +100,14 @@ def _with_devices(planned: Planned, factor: float) -> Other | None:
     return planned.prepared, cluster
 
 
-def _with_batch(planned: Planned, factor: float) -> Other | None:
+def _with_batch(planned: Choice, factor: float) -> Other | None:
     count = planned.batch_samples * factor
     if not _whole(count):
         return None
     return dataclasses.replace(planned.prepared, batch_samples=int(count)), planned.cluster
 
 
-def _with_length(planned: Planned, factor: float) -> Other | None:
+def _with_length(planned: Choice, factor: float) -> Other | None:
     length = planned.facts.items_per_sample * factor
     if not _whole(length):
         return None

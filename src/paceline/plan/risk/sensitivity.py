@@ -10,11 +10,11 @@ import dataclasses
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from paceline.cluster.vary import varied_figures
+from paceline.plan.choice import Choice
 from paceline.plan.cost.columns import AXES, Columns, Flags, Floats, Ints
 from paceline.plan.cost.inputs import Context
 from paceline.plan.cost.memory.room import usable_bytes
@@ -27,9 +27,6 @@ from paceline.plan.search.search import TIE_RATIO, SearchResult
 from paceline.plan.search.values import Values, goal_values, values_of
 from paceline.spec.cluster import Cluster, Device, Figure
 from paceline.units import format_bytes
-
-if TYPE_CHECKING:
-    from paceline.plan.session import Planned
 
 PRECISE = 1.1  # how closely the factor at which the choice changes is found
 NEAR = 1.25  # times the best at either end of a range: what may be best between them
@@ -71,7 +68,7 @@ class Lineup:
         return scores
 
 
-def sensitivity(planned: Planned) -> Sensitivity:
+def sensitivity(planned: Choice) -> Sensitivity:
     """Return what would change the choice of a plan."""
     found, switches, steady = planned.search, [], []
     lineup = _lineup(found, planned.spec.plan.goal.weights, planned.spec.plan.memory_risk)

@@ -6,7 +6,7 @@ import dataclasses
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, overload
+from typing import overload
 
 import numpy as np
 
@@ -16,6 +16,8 @@ from paceline.plan.cost.inputs import Context
 from paceline.plan.cost.memory.room import HEADROOM, needed_terms, usable_bytes
 from paceline.plan.cost.total import memory_of, memory_widths_of, needed_bytes, price, price_all
 from paceline.plan.feasible.refusals import refusal
+from paceline.plan.learn.correct import Learnt
+from paceline.plan.learn.measured import TaskMeasurement
 from paceline.plan.risk.chance import margin
 from paceline.plan.search.limits import Limits
 from paceline.plan.search.space import (
@@ -34,10 +36,6 @@ from paceline.spec.forecast import Forecast
 from paceline.spec.plan import OFFLOAD, Plan, PlanSpec
 from paceline.spec.profile import ModelProfile
 from paceline.units import format_bytes, format_rate
-
-if TYPE_CHECKING:
-    from paceline.plan.learn.correct import Learnt
-    from paceline.plan.learn.measured import TaskMeasurement
 
 TIE_RATIO = 1.02  # values this close to the best are a tie: forecasts cannot tell them apart
 BUDGETED = 64  # of the best plans that recompute, on which memory budgets are tried

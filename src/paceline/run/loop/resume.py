@@ -17,7 +17,6 @@ from typing import Any
 import torch
 from torch import nn
 
-from paceline import __version__
 from paceline.errors import ConfigError, VerificationFailed
 from paceline.run.checkpoint import (
     CheckpointInfo,
@@ -37,6 +36,7 @@ from paceline.run.updates.optimizer import named_parameters
 from paceline.spec.layout import Layout
 from paceline.spec.load import Spec, spec_to_dict
 from paceline.spec.plan import Plan
+from paceline.version import __version__
 
 # The parts of a Task that make it another experiment when they change. The data may move: their content is compared.
 FIXED = (

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.plan.explain.explain import headline_lines
-from paceline.plan.session import Planned
+from paceline.plan.planned import Planned
 from paceline.spec.optimizers import optimizer_key
 from paceline.spec.plan import Plan, plan_from_dict
 from paceline.task.profile.plain import pack_profile

@@ -12,7 +12,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from paceline import __version__
 from paceline.errors import DataError, PacelineError, Requeue, StorageError
 from paceline.run.loop.resume import Progress, Restored
 from paceline.run.loop.step import StepStats
@@ -24,6 +23,7 @@ from paceline.run.record.journal import Journal
 from paceline.run.record.observe import remember_run
 from paceline.run.record.status import StatusLine
 from paceline.spec.load import Spec, spec_to_dict
+from paceline.version import __version__
 
 
 class Recorder:

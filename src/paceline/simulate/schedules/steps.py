@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from paceline.errors import ConfigError
+from paceline.plan.choice import Choice
 from paceline.plan.feasible.stages import blocks_per_stage
 from paceline.simulate.draw import timelines_svg
 from paceline.simulate.files import write_text
@@ -14,13 +14,10 @@ from paceline.simulate.schedules.timeline import StageTimes, Timeline, pipeline_
 from paceline.spec.plan import Plan
 from paceline.spec.profile import BlockProfile, ModelProfile
 
-if TYPE_CHECKING:
-    from paceline.plan.session import Planned
-
 DRAWN_PASSES = 6000  # more boxes than that are no picture any more
 
 
-def write_timeline(planned: Planned, path: Path) -> None:
+def write_timeline(planned: Choice, path: Path) -> None:
     """Write a step of the plan's pipeline as a picture (.svg) or as a trace (.json).
 
     Raises ConfigError for a plan without a pipeline, for other endings and for pictures of too many passes, and
@@ -35,7 +32,7 @@ def write_timeline(planned: Planned, path: Path) -> None:
     write_text(path, timelines_svg([timeline]) if path.suffix == ".svg" else pipeline_trace(timeline))
 
 
-def plan_timeline(planned: Planned) -> Timeline:
+def plan_timeline(planned: Choice) -> Timeline:
     """Return one step of the planned pipeline, by its exact schedule.
 
     Stages take time in proportion to their FLOPs, twice as long backward as forward, and a forward pass more under full

@@ -1,6 +1,7 @@
 """The reference in low precision: one update on one device that makes the casts of a run, and how near is near enough.
 
-What makes the casts is the run's own (run/numerics/precision.py), and is not proven here. Sums, scales and the update are plain.
+What makes the casts is the run's own (run/numerics/precision.py), and is not proven here. Sums, scales and the update
+are plain.
 """
 
 from __future__ import annotations

@@ -10,12 +10,12 @@ from typing import Any
 
 from paceline.errors import DoesNotFit, PacelineError
 from paceline.plan.search.space import DATA_AXES, MODEL_AXES, alone
-from paceline.plan.session import profile_task
 from paceline.spec.layout import Layout, layouts_over
 from paceline.spec.load import Spec
 from paceline.spec.plan import Plan, PlanSpec
 from paceline.spec.profile import ModelProfile
 from paceline.task.data.facts import data_facts
+from paceline.task.profile.of_task import profile_task
 from paceline.verify.process.group import Result, run_jobs
 from paceline.verify.process.start import STEPS, Say, exact_plan, proof_of, refused
 from paceline.verify.rounding.verdict import ILL_CONDITIONED

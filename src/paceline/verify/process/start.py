@@ -10,7 +10,7 @@ from typing import Any
 from paceline.errors import DoesNotFit, PacelineError, VerificationFailed
 from paceline.plan.feasible.refusals import hosted_activations, layout_refusal
 from paceline.plan.feasible.stages import pipeline_limits, with_pipeline
-from paceline.plan.session import Planned, plan_task, profile_task
+from paceline.plan.planned import Planned, plan_task
 from paceline.spec.arguments import plan_spec
 from paceline.spec.layout import Layout
 from paceline.spec.load import Spec
@@ -18,6 +18,7 @@ from paceline.spec.optimizers import rounds_inside
 from paceline.spec.plan import Plan, PlanSpec
 from paceline.spec.profile import ModelProfile
 from paceline.task.data.facts import data_facts
+from paceline.task.profile.of_task import profile_task
 from paceline.verify.compare.tolerance import DTYPES, QUANTITIES, WITHOUT_SIZE, larger
 from paceline.verify.process.group import Job, run_jobs
 from paceline.verify.rounding.verdict import ILL_CONDITIONED, explained_by_rounding, rounding_text, verdict_of

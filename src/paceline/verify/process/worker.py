@@ -1,4 +1,4 @@
-"""The process that makes proofs: `python -m paceline.verify.process.worker REQUEST RESULT`, one for any number of ranks.
+"""The process of proofs: `python -m paceline.verify.process.worker REQUEST RESULT`, one for any number of ranks.
 
 REQUEST is a JSON file of {jobs: [{spec: file of the twin's spec, plan, check, masked, steps}]}, plans of the most ranks
 first. RESULT gets a line of JSON for each job, in their order, as soon as it is done: the comparison's record, or

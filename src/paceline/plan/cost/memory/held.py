@@ -15,7 +15,8 @@ from functools import cached_property
 import numpy as np
 
 from paceline.plan.cost.columns import Columns, Flags, Floats, Ints
-from paceline.plan.cost.inputs import Column, Sheet, in_modes, total
+from paceline.plan.cost.components import Column, in_modes, total
+from paceline.plan.cost.inputs import Sheet
 from paceline.plan.cost.memory.offload import MOVING_BLOCKS, optimizer_held, optimizer_text, rests_on_host
 from paceline.plan.cost.parts import Parts
 from paceline.plan.cost.time.compute import state_bytes

@@ -10,7 +10,8 @@ from __future__ import annotations
 import numpy as np
 
 from paceline.plan.cost.columns import Floats
-from paceline.plan.cost.inputs import Column, Sheet
+from paceline.plan.cost.components import Column
+from paceline.plan.cost.inputs import Sheet
 from paceline.plan.cost.time.compute import state_bytes
 from paceline.spec.cluster import SOURCES, Figure
 from paceline.spec.optimizers import state_values

@@ -12,7 +12,8 @@ from dataclasses import replace
 import numpy as np
 
 from paceline.plan.cost.columns import Floats
-from paceline.plan.cost.inputs import Column, Sheet, total
+from paceline.plan.cost.components import Column, total
+from paceline.plan.cost.inputs import Sheet
 from paceline.plan.cost.memory.held import CACHE, memory_columns
 from paceline.spec.cluster import SOURCES, Cluster
 from paceline.spec.forecast import Term

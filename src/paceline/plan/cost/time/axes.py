@@ -20,7 +20,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from paceline.plan.cost.columns import Floats, Ints
-from paceline.plan.cost.inputs import Column, Sheet, in_modes, total
+from paceline.plan.cost.components import Column, in_modes, total
+from paceline.plan.cost.inputs import Sheet
 from paceline.plan.cost.parts import AGAIN
 from paceline.plan.cost.time.ring import hop
 from paceline.spec.cluster import SOURCES

@@ -14,7 +14,8 @@ import math
 import numpy as np
 
 from paceline.plan.cost.columns import Floats
-from paceline.plan.cost.inputs import Column, Context, Sheet, in_modes
+from paceline.plan.cost.components import Column, in_modes
+from paceline.plan.cost.inputs import Context, Sheet
 from paceline.plan.cost.parts import AGAIN, MODES
 from paceline.plan.cost.rates import ATTENTION_PASSES, BYTES
 from paceline.plan.cost.time.measured import measured_text

@@ -11,7 +11,8 @@ from __future__ import annotations
 import numpy as np
 
 from paceline.plan.cost.columns import Columns, Flags, Floats
-from paceline.plan.cost.inputs import Column, Sheet
+from paceline.plan.cost.components import Column
+from paceline.plan.cost.inputs import Sheet
 from paceline.plan.cost.parts import Parts
 from paceline.plan.cost.time.axes import RING
 from paceline.plan.cost.time.compute import state_bytes

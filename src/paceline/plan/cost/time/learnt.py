@@ -8,7 +8,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from paceline.plan.cost.columns import Floats
-from paceline.plan.cost.inputs import Column, Sheet, total
+from paceline.plan.cost.components import Column, total
+from paceline.plan.cost.inputs import Sheet
 from paceline.plan.cost.intervals import memory_spread, time_spread
 from paceline.spec.cluster import SOURCES
 

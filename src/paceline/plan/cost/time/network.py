@@ -12,7 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from paceline.plan.cost.columns import Floats, Ints
-from paceline.plan.cost.inputs import Column, Sheet
+from paceline.plan.cost.components import Column
+from paceline.plan.cost.inputs import Sheet
 from paceline.plan.cost.time.axes import RING
 from paceline.plan.cost.time.compute import state_bytes
 

@@ -1,7 +1,7 @@
 """Weights in Hugging Face's names and files: mapping, safetensors export and reading, checks against a config.json.
 
 Our decoder's names are LlamaForCausalLM's without the prefix `model.`; the head has none in either. Experts' names
-are in huggingface_moe.py.
+are in experts.py.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Batch normalisation over the whole batch: `nn.SyncBatchNorm` on any device, for any number of rows on a rank.
 
 torch's own forward pass needs CUDA and a row on every rank. Modules of that class get another class here, with the
-same parameters, buffers and names; the run tells them how sums over the ranks come about (run/parallel/data/statistics.py).
+same parameters, buffers and names; run/parallel/data/statistics.py tells them how sums over the ranks come about.
 """
 
 from __future__ import annotations

@@ -1,0 +1,89 @@
+"""One rank of a probe: its device, its process group, and how long its calls take."""
+
+from __future__ import annotations
+
+import math
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+
+def summary(samples: list[float]) -> dict[str, float]:
+    """Return the lower quartile of seconds per call, and the relative spread, (90th - 10th percentile) / median.
+
+    The quartile and not the median: whatever else runs on the machine can only make a call slower.
+    """
+    if len(samples) < 3:
+        return {"seconds": min(samples), "spread": 0.0, "repeats": len(samples)}
+    deciles = statistics.quantiles(samples, n=10, method="inclusive")
+    spread = (deciles[-1] - deciles[0]) / statistics.median(samples)
+    quartile = statistics.quantiles(samples, n=4, method="inclusive")[0]
+    return {"seconds": quartile, "spread": spread, "repeats": len(samples)}
+
+
+class Rank:
+    """One rank's device, process group and clock."""
+
+    def __init__(self, request: dict[str, Any], rank: int, folder: Path) -> None:
+        import torch
+        import torch.distributed as dist
+
+        self.rank, self.ranks, self.kind = rank, request["devices"], request["kind"]
+        torch.set_num_threads(request["threads"])
+        self.device = torch.device("cpu") if self.kind == "cpu" else torch.device("cuda", rank)
+        if self.kind == "cuda":
+            torch.cuda.set_device(self.device)
+        backend = "gloo" if self.kind == "cpu" else "nccl"
+        store = dist.FileStore(str(folder / "rendezvous"), self.ranks)
+        dist.init_process_group(backend, store=store, rank=rank, world_size=self.ranks)
+        # With one thread a core's own time is the time of the work, whatever else the machine is doing meanwhile; but
+        # ranks that share cores take turns, and that is what training will meet.
+        own_time = self.kind == "cpu" and request["threads"] == 1 and request["fair_share"] >= 1
+        self.clock = time.process_time if own_time else time.perf_counter
+        # A budget this small is for trying the probe out: only the smallest sizes are measured.
+        self.trial = request["seconds_budget"] < 1
+        self.slot_seconds = request["seconds_budget"] / 100  # some 60 measurements, and the import of torch
+
+    def synchronize(self) -> None:
+        """Wait until the device has done all that it was given."""
+        import torch
+
+        if self.kind == "cuda":
+            torch.cuda.synchronize()
+
+    def any(self, condition: bool) -> bool:
+        """Return whether the condition holds on any rank, so that all ranks go the same way."""
+        import torch
+        import torch.distributed as dist
+
+        flag = torch.tensor([float(condition)], device=self.device)
+        dist.all_reduce(flag)
+        return flag.item() > 0
+
+    def time(self, call: Callable[[], Any], repeats: int = 0) -> dict[str, float]:
+        """Return the seconds per call while all ranks do the same; `repeats` fixes the number of calls.
+
+        Collectives need the same number of calls on every rank; what is local fills a slot of time instead.
+        """
+        import torch.distributed as dist
+
+        call()
+        self.synchronize()
+        begin = time.perf_counter()
+        call()
+        self.synchronize()
+        once = time.perf_counter() - begin
+        batch = 1 if repeats else min(1000, max(1, math.ceil(1e-3 / max(once, 1e-7))))
+        dist.barrier()
+        samples: list[float] = []
+        end = time.perf_counter() + self.slot_seconds
+        clock = time.perf_counter if repeats else self.clock
+        while len(samples) < repeats if repeats else (time.perf_counter() < end or len(samples) < 3):
+            begin = clock()
+            for _ in range(batch):
+                call()
+            self.synchronize()
+            samples.append((clock() - begin) / batch)
+        return summary(samples)

@@ -1,0 +1,50 @@
+"""Components of a price: every plan's seconds or bytes of one kind, how they are known, and their formula in words."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from paceline.plan.cost.columns import Flags, Floats, Ints
+from paceline.plan.cost.parts import MODES
+from paceline.spec.cluster import SOURCES
+from paceline.spec.forecast import Term
+
+
+@dataclass(frozen=True)
+class Column:
+    """One component of the price of every plan: its values, how they are known, and its formula in words.
+
+    `known` holds places in SOURCES, for all plans or one for each. `text` is asked only for the plans that are shown.
+    """
+
+    name: str
+    values: Floats
+    known: int | Ints
+    text: Callable[[int], str]
+    law: str = ""
+    applies: Flags | None = None  # plans that have the component at all; None: every plan
+
+    def term(self, index: int) -> Term | None:
+        """Return the component of one plan, None where the plan has none."""
+        if self.applies is not None and not self.applies[index]:
+            return None
+        known = self.known if isinstance(self.known, int) else int(self.known[index])
+        return Term(self.name, float(self.values[index]), self.text(index), SOURCES[known], law=self.law)
+
+
+def terms_of(columns: Sequence[Column], index: int) -> tuple[Term, ...]:
+    """Return the components that one plan has."""
+    return tuple(term for column in columns if (term := column.term(index)) is not None)
+
+
+def total(columns: Sequence[Column]) -> Floats:
+    """Return the sum of the components of every plan."""
+    return np.sum([column.values for column in columns], axis=0)
+
+
+def in_modes(values: Floats, *modes: str) -> Floats:
+    """Return the values in the modes named and 0 in others (mode x plan x shape); of one row (mode x 1 x shape)."""
+    return np.stack([np.atleast_2d(values) * (mode in modes) for mode in MODES])

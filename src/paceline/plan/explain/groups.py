@@ -1,0 +1,47 @@
+"""A spec on groups of different devices in words: every way to use them all, or the best one."""
+
+from __future__ import annotations
+
+import math
+
+from paceline.cluster.groups import NOT_YET
+from paceline.plan.explain.explain import bill_text
+from paceline.plan.explain.lines import wrap
+from paceline.plan.placement.grouped import Grouped
+from paceline.plan.placement.uneven import Uneven
+from paceline.units import format_bytes, format_seconds
+
+
+def grouped_lines(found: Grouped, explain: bool = False) -> list[str]:
+    """Return the best way in words, every way and remark where `explain` asks for it; at most 100 columns."""
+    counts = " + ".join(f"{group.cluster.devices} x {group.cluster.device.name}" for group in found.groups)
+    lines = wrap("task     ", f"{found.profile.name} on {found.facts.description} · {found.steps:,} steps")
+    lines += wrap("cluster  ", f"{counts} (priced only: {NOT_YET})")
+    for way in found.ways if explain else found.ways[:1]:
+        lines += _way_lines(way)
+    if not explain:
+        others = [way.strategy for way in found.ways[1:]]
+        return [*lines, *([f"other    {', '.join(others)}: --explain"] if others else [])]
+    for because in found.refused:
+        lines += wrap("refused  ", because)
+    for remark in found.remarks:
+        lines += wrap("note     ", remark)
+    return lines
+
+
+def _way_lines(way: Uneven) -> list[str]:
+    step = way.step_seconds
+    sure = f" ±{(step.high / step.value - 1):.0%}" if math.isfinite(step.value) else ""
+    lines = wrap("plan     ", f"{way.strategy}: {_seconds(step.value)}/step{sure} · {_seconds(way.run_seconds.value)}")
+    for part in way.parts:
+        share = f"{part.samples} samples" if way.strategy == "replicas" else f"{part.blocks} blocks"
+        own = f"{_seconds(part.forecast.step_seconds.value)}, {format_bytes(part.forecast.peak_bytes.value)}/device"
+        lines += wrap(f"  {part.group:12} ", f"{share} · {part.plan} · {own}")
+    lines += wrap("  joining      ", f"{_seconds(way.joining_seconds)}: {way.joining_text}")
+    for term in way.bill:
+        lines += wrap(f"  {term.name:12} ", bill_text(term))
+    return lines
+
+
+def _seconds(seconds: float) -> str:
+    return format_seconds(seconds) if math.isfinite(seconds) else "unknown time"

@@ -1,0 +1,117 @@
+"""Plan a task: from a spec to the plan and its price, with all that they were made from and what follows from them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+
+from paceline.cluster.resolve import resolve_cluster
+from paceline.plan.choice import Choice, Prepared
+from paceline.plan.learn.measured import read_measurements
+from paceline.plan.learn.recall import recall
+from paceline.plan.placement.place import Placement, place
+from paceline.plan.prepare import prepare_task
+from paceline.plan.risk.contest import Contest, contest
+from paceline.plan.risk.sensitivity import sensitivity
+from paceline.plan.risk.switch import Sensitivity
+from paceline.plan.search.search import search
+from paceline.simulate.expected import Expected, expected_run
+from paceline.spec.cluster import Cluster
+from paceline.spec.load import Spec
+from paceline.spec.optimizers import optimizer_key
+from paceline.spec.plan import Plan, PlanSpec
+from paceline.task.profile.plain import task_key
+
+
+@dataclass(frozen=True)
+class Planned(Choice):
+    """A task on a cluster, planned: the choice, and what is worked out of it when it is first asked for."""
+
+    @cached_property
+    def contest(self) -> Contest:
+        """Which other plans may turn out better, given how far forecasts err, and which few are worth a try."""
+        return contest(self.search.candidates, self.spec.plan.goal.weights, self.forecast.step_seconds)
+
+    @cached_property
+    def expected(self) -> Expected:
+        """The whole run under the cluster's failures; of unknown values where nothing is known of them."""
+        return expected_run(self)
+
+    @cached_property
+    def sensitivity(self) -> Sensitivity:
+        """What would change the choice."""
+        return sensitivity(self)
+
+    @cached_property
+    def placement(self) -> Placement:
+        """Where the plan's ranks stand on the cluster."""
+        return place(self.profile, self.cluster, self.plan, self.forecast.step_seconds.value)
+
+
+def plan_task(spec: Spec, *, say: Callable[[str], None] | None = None) -> Planned:
+    """Return the best plan of a spec's task on its cluster, with its price. `say` hears of slow preparations.
+
+    Raises DoesNotFit where no plan fits, and the errors of data, model and cluster.
+    """
+    cluster, remarks = resolve_cluster(spec.cluster)
+    return plan_prepared(prepare_task(spec, say=say), cluster, tuple(remarks))
+
+
+def plan_prepared(prepared: Prepared, cluster: Cluster, remarks: tuple[str, ...] = ()) -> Planned:
+    """Return the best plan of a prepared task on a cluster. Raises DoesNotFit where none fits or keeps the limits."""
+    planned = _planned(prepared, cluster, remarks, goodput=1.0)
+    constraints = prepared.spec.plan
+    if constraints.deadline is None and constraints.budget_usd is None:
+        return planned
+    goodput = planned.expected.goodput
+    if not goodput < 1:  # failures take nothing, or nothing is known of them
+        return planned
+    # What failures take hardly depends on the plan: the best one's share tells what they leave of deadline and budget.
+    return _planned(prepared, cluster, remarks, goodput)
+
+
+def _planned(prepared: Prepared, cluster: Cluster, remarks: tuple[str, ...], goodput: float) -> Planned:
+    spec, optimizer = prepared.spec, optimizer_key(prepared.spec.task.optimizer)
+    learnt = recall(prepared.profile, optimizer, cluster, spec.cluster)
+    measured = read_measurements(task_key(prepared.profile, optimizer), cluster) if spec.cluster.learn else {}
+    found = search(
+        prepared.profile,
+        cluster,
+        spec.plan,
+        batch_samples=prepared.batch_samples,
+        steps=prepared.steps,
+        optimizer=optimizer,
+        goodput=goodput,
+        learnt=learnt,
+        measured=measured,
+    )
+    return Planned(
+        spec=spec,
+        cluster=cluster,
+        profile=prepared.profile,
+        facts=prepared.facts,
+        search=found,
+        plan=found.best.plan,
+        forecast=found.best.forecast,
+        batch_samples=prepared.batch_samples,
+        steps=prepared.steps,
+        remarks=(*remarks, *_notes(prepared), *_offload_remarks(found.best.plan, spec.plan, cluster)),
+        learnt=learnt,
+    )
+
+
+def _notes(prepared: Prepared) -> tuple[str, ...]:
+    """Return what is to be said of the data and of the model's profile."""
+    return (*prepared.facts.notes, *filter(None, [prepared.profile.note]), *prepared.profile.remarks)
+
+
+def _offload_remarks(plan: Plan, asked: PlanSpec, cluster: Cluster) -> tuple[str, ...]:
+    """Return what is to be said of a plan that moves state to the host: why it does, or that it is of no use."""
+    if plan.offload == "none":
+        return ()
+    if cluster.device.kind == "cpu":
+        return (f"offload = {plan.offload} saves nothing here: a CPU's host memory is the device's own",)
+    if asked.offload == "auto":
+        return (f"offload = {plan.offload}: without it no plan fits",)
+    return ()

@@ -1,0 +1,26 @@
+"""Prepare a task to be planned: what planning needs to know of it, whatever the cluster."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from paceline.cluster.groups import refuse_groups
+from paceline.plan.choice import Prepared
+from paceline.spec.amounts import batch_samples, total_steps
+from paceline.spec.load import Spec
+from paceline.task.data.facts import data_facts
+from paceline.task.profile.of_task import profile_task
+
+
+def prepare_task(spec: Spec, *, say: Callable[[str], None] | None = None) -> Prepared:
+    """Return what planning a spec's task needs to know of it. `say` hears of slow preparations.
+
+    Raises the errors of data and model. Imports no torch for built-in models and text.
+    """
+    refuse_groups(spec.cluster)
+    task = spec.task
+    facts = data_facts(task.data, say)
+    profile = profile_task(task, facts)
+    batch = batch_samples(task, facts.items_per_sample)
+    steps = total_steps(task, batch, facts.items_per_sample, facts.samples)
+    return Prepared(spec, facts, profile, batch, steps)
