@@ -208,7 +208,7 @@ FORGERIES: dict[str, tuple[Callable[[dict, dict], Any], str]] = {
     "hole": (_chunk(sizes=[7, 6]), "do not add up"),
     "no chunks": (_tensor(chunks=[]), "do not add up"),
     "unknown dtype": (_tensor(dtype="__class__"), "unknown dtype"),
-    "huge shape": (lambda body, tensors: tensors.update(x=HUGE), "bytes of tensors in a file of"),
+    "huge shape": (lambda body, tensors: tensors.update(x=dict(HUGE)), "bytes of tensors in a file of"),
     "chunk as a number": (_tensor(chunks=[3]), "'offsets' is not a list"),
     "tensor as a number": (lambda body, tensors: tensors.update(x=3), "'dtype' is not a str"),
 }

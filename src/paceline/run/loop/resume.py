@@ -80,6 +80,7 @@ def save(
     optimizer: torch.optim.Optimizer,
     scaler: LossScaler | None,
     course: Course,
+    world: World,
     progress: Progress,
 ) -> CheckpointInfo:
     """Write a checkpoint of this moment. Every rank calls it."""
@@ -99,6 +100,7 @@ def save(
         training_state(model, optimizer),
         extra,
         keep_last=spec.run.keep_last,
+        process_group=world.saving,
     )
 
 

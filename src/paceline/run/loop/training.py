@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import gc
 import sys
 import time
 import weakref
@@ -15,7 +17,8 @@ from paceline.run.loop.evaluate import evaluate
 from paceline.run.loop.left_loop import LeftLoop, left_at
 from paceline.run.loop.loader import BatchStream, StepBatch, held_out_ids
 from paceline.run.loop.remarks import remarks_on_batch
-from paceline.run.loop.resume import Progress, restore, save
+from paceline.run.loop.replan import refuse_replan
+from paceline.run.loop.resume import Progress, Restored, restore, save
 from paceline.run.loop.schedule import Course, learning_rate
 from paceline.run.loop.step import StepStats
 from paceline.run.memory.spent import MemoryMeter, held_bytes
@@ -26,6 +29,7 @@ from paceline.run.process.world import World
 from paceline.run.record.recorder import Recorder, SilentRecorder
 from paceline.spec.amounts import in_steps
 from paceline.spec.load import Spec
+from paceline.spec.plan import Plan
 from paceline.spec.task import ModelSpec
 from paceline.task.data.source import open_sources
 from paceline.task.data.unigram import unigram_loss
@@ -42,14 +46,9 @@ class Training:
     def __init__(self, spec: Spec, brief: Brief, world: World, run_dir: Path) -> None:
         self.spec, self.brief, self.world, self.dir = spec, brief, world, run_dir
         self._began = time.monotonic()
-        task, plan = spec.task, brief.plan
+        task = spec.task
         self._meter = MemoryMeter(world.device)
         self.source, self.held_out = open_sources(task.data, task.seed)
-        built = assemble(task, plan, world, self.source, brief.items_per_sample)
-        self.model, self.optimizer, self._stepper = built.model, built.optimizer, built.stepper
-        self._data_rank = plan.layout.data_rank(world.rank)
-        self._stream = BatchStream(self.source, task.seed, plan, self._data_rank, world.device)
-        self._prepared: StepBatch | None = None
         self._data_seconds = 0.0
         self._stop = StopFlag()
         self._unended: weakref.finalize[..., Training] | None = None  # an end that waits for its reason
@@ -60,20 +59,55 @@ class Training:
         self._evaluate_every = self._steps(spec.run.evaluate_every) if self.held_out else None
         peak, schedule = task.optimizer.lr, task.schedule
         self._course = Course(schedule.kind, peak, schedule.final, brief.steps, self._warmup, self._decay)
-        restored = restore(run_dir, spec, plan, self.source.fingerprint, self.model, self.optimizer,
-                           self._stepper.scaler, self._course, world)  # fmt: skip
+        remarks, restored = self._build()
         self.progress = restored.progress if restored else Progress(0, 0)
         self._first_step = self.progress.step + 1
         self._record: Recorder | SilentRecorder = SilentRecorder()
         if world.is_first:
             self._record = Recorder(run_dir, spec, brief, world, self._meter, self._steps(spec.run.log_every) or 1)
         self._record.started(self.progress, restored, self._unigram_loss() if world.is_first else None)
-        for remark in built.remarks:
+        for remark in remarks:
             self._record.remark(remark)
         # Until the first step has said what the built-in decoder does not read; a survey has said it of other models.
         self._objective: Objective | None = None
         if isinstance(task.model, ModelSpec) and is_named(task.model.name):
             self._objective = objective_of(task, self.source.unit)
+
+    # ---- under a plan ----------------------------------------------------------------------------------------------
+
+    def _build(self) -> tuple[tuple[str, ...], Restored | None]:
+        """Make model, optimizer and step under the plan, in the state of the run's newest checkpoint."""
+        task, plan, world = self.spec.task, self.brief.plan, self.world
+        built = assemble(task, plan, world, self.source, self.brief.items_per_sample)
+        self.model, self.optimizer, self._stepper = built.model, built.optimizer, built.stepper
+        self._data_rank = plan.layout.data_rank(world.rank)
+        self._stream = BatchStream(self.source, task.seed, plan, self._data_rank, world.device)
+        self._prepared: StepBatch | None = None
+        return built.remarks, restore(self.dir, self.spec, plan, self.source.fingerprint, self.model, self.optimizer,
+                                      self._stepper.scaler, self._course, world)  # fmt: skip
+
+    def replan(self, plan: Plan, world: World | None = None) -> None:
+        """Go on under another plan from this moment. Every rank calls it between two steps.
+
+        The state is saved as a checkpoint, what the plan made is taken down, and the new plan's is built and restored.
+        Forecasts in the journal stay those of the first plan. Raises ConfigError for a plan of another global batch,
+        and for a model that was given as an object, which the plan before has changed in place.
+        """
+        world, before = world or self.world, self.brief.plan
+        refuse_replan(self.spec.task, before, plan)
+        self.save()
+        self.take_down()
+        self.world, self.brief = world, dataclasses.replace(self.brief, plan=plan)
+        _, restored = self._build()
+        assert restored is not None
+        self.progress = restored.progress
+        self._record.replanned(self.progress.step, before, plan)
+
+    def take_down(self) -> None:
+        """Let go of all that the plan made, device memory included. The run's directory and its journal stay."""
+        self._prepared = None
+        del self.model, self.optimizer, self._stepper, self._stream
+        gc.collect()  # hooks and modules know each other
 
     def _steps(self, amount: Amount | None) -> int | None:
         if amount is None:
@@ -221,7 +255,7 @@ class Training:
         """Write a checkpoint and return its folder. Every rank calls it."""
         info = save(
             self.dir, self.spec, self.brief.plan, self.source.fingerprint, self.model, self.optimizer,
-            self._stepper.scaler, self._course, self.progress,
+            self._stepper.scaler, self._course, self.world, self.progress,
         )  # fmt: skip
         self._record.checkpoint(self.progress.step, info.path, info.bytes, info.seconds)
         return info.path
