@@ -356,7 +356,9 @@ def order_by_rank(patch: Patch, world: World) -> None:
 
 
 def stand_ins_count(patch: Patch, world: World) -> None:
-    patch.setattr(loader, "MicroBatch", lambda data, ids, position, counts: MicroBatch(data, ids, position, True))
+    patch.setattr(
+        loader, "MicroBatch", lambda data, ids, position, counts, step: MicroBatch(data, ids, position, True, step)
+    )
 
 
 def nothing(patch: Patch, world: World) -> None:

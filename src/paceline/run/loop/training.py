@@ -8,6 +8,7 @@ import sys
 import time
 import weakref
 from collections.abc import Generator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ from paceline.run.memory.spent import MemoryMeter, held_bytes
 from paceline.run.numerics.invariants import check_agreement, is_due, numbers_of
 from paceline.run.process.brief import Brief
 from paceline.run.process.signals import StopFlag
-from paceline.run.process.world import World
+from paceline.run.process.world import World, build_mesh
 from paceline.run.record.recorder import Recorder, SilentRecorder
 from paceline.spec.amounts import in_steps
 from paceline.spec.load import Spec
@@ -94,6 +95,7 @@ class Training:
         and for a model that was given as an object, which the plan before has changed in place.
         """
         world, before = world or self.world, self.brief.plan
+        build_mesh(plan.layout, world)  # raises where the plan is not for this world, while all is as it was
         refuse_replan(self.spec.task, before, plan)
         self.save()
         self.take_down()
@@ -131,7 +133,7 @@ class Training:
             while self.progress.step < self.brief.steps:
                 before = self.progress.step
                 began = time.perf_counter()
-                batch = self._prepared or self._stream.at(self.progress.position)
+                batch = self._prepared or self._stream.at(self.progress.position, before + 1)
                 self._prepared = None
                 self._data_seconds = time.perf_counter() - began
                 yield batch
@@ -187,7 +189,10 @@ class Training:
         lr = learning_rate(task.schedule, task.optimizer.lr, batch.step, self.brief.steps, self._warmup, self._decay)
         on_cuda = self.world.device.type == "cuda"
         stats = self._stepper.step(
-            batch, lr, stop_requested=self._wants_to_stop(), while_busy=self._prepare_next if on_cuda else None
+            batch,
+            lr,
+            stop_requested=self._wants_to_stop(),
+            while_busy=partial(self._prepare_after, batch) if on_cuda else None,
         )
         self.progress = Progress(step=batch.step, position=stats.position_after)
         seconds = stats.seconds
@@ -197,11 +202,10 @@ class Training:
         seconds["total"] = total
         return stats
 
-    def _prepare_next(self) -> None:
+    def _prepare_after(self, batch: StepBatch) -> None:
         """Read the next batch while the device computes this one."""
-        following = self.progress.position + self.brief.plan.batch_samples
-        if self.progress.step + 1 < self.brief.steps:
-            self._prepared = self._stream.at(following)
+        if batch.step < self.brief.steps:
+            self._prepared = self._stream.at(batch.position + batch.samples, batch.step + 1)
 
     def _wants_to_stop(self) -> bool:
         limit = self.spec.run.time_limit
