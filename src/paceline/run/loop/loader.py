@@ -86,9 +86,7 @@ class BatchStream:
         rows = rows_of(samples or plan.batch_samples, plan.layout.data_degree, self.data_rank)
         passes = plan.accumulation
         if samples is not None or micro_batch is not None:
-            passes = accumulation_for(
-                samples or plan.batch_samples, plan.layout.data_degree, micro_batch or plan.micro_batch
-            )
+            passes = _passes(plan, samples or plan.batch_samples, micro_batch or plan.micro_batch)
         # Where a rank has no row, the batch's first one stands in.
         positions = position + np.arange(rows.start, rows.stop, dtype=np.int64) if rows else np.array([position])
         ids = sample_ids(self.seed, positions, self.source.samples)
@@ -101,6 +99,12 @@ class BatchStream:
         taken = slice(part.start, part.stop) if counts else slice(0, 1)
         data = to_device(self.source.read(ids[taken], positions[taken]), self.device)
         return MicroBatch(data, ids[taken] if counts else ids[:0], int(positions[taken.start]), counts, step)
+
+
+def _passes(plan: Plan, samples: int, micro_batch: int) -> int:
+    """Return in how many micro-batches a batch of another size than the plan's is passed."""
+    passes = accumulation_for(samples, plan.layout.data_degree, micro_batch)
+    return -(-passes // plan.layout.pp) * plan.layout.pp  # every schedule of a pipeline takes a multiple of its ranks
 
 
 def held_out_ids(source: Source, samples: int) -> np.ndarray:
