@@ -124,6 +124,29 @@ def _timeouts() -> tuple[set[float], int]:
     return seconds, dist.distributed_c10d._world.group_count - before
 
 
+def _closed() -> tuple[tuple[int, int], tuple[int, int], tuple[int, int]]:
+    """Return what is open before a world makes groups, with them, and after they are closed."""
+    dist.barrier()
+    world, before = here(), _kept()
+    mesh = build_mesh(Layout(dp_shard=2, tp=2), world)
+    assert mesh is not None and world.saving is not None
+    for group in (mesh.get_group("tp"), mesh.get_group("fsdp"), world.saving):
+        dist.all_reduce(torch.ones(1), group=group)
+    open_ones = _kept()
+    dist.barrier()
+    del mesh, group
+    world.groups.close()
+    gc.collect()
+    dist.barrier()
+    return before, open_ones, _kept()
+
+
+def test_closed_groups_leave_no_thread_and_no_descriptor() -> None:
+    for before, open_ones, after in run_ranks(_closed, 4):
+        assert open_ones[0] > before[0] and open_ones[1] > before[1]
+        assert after == before
+
+
 def test_every_group_has_the_one_time_out_and_is_made_once() -> None:
     for seconds, made in run_ranks(_timeouts, 4):
         assert seconds == {COLLECTIVE_TIMEOUT.total_seconds()}

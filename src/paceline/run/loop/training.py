@@ -10,19 +10,18 @@ import weakref
 from collections.abc import Generator
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from paceline.errors import ConfigError, Requeue
 from paceline.run.assemble import assemble
-from paceline.run.loop.evaluate import evaluate
-from paceline.run.loop.left_loop import LeftLoop, left_at
-from paceline.run.loop.loader import BatchStream, StepBatch, held_out_ids
+from paceline.run.loop.evaluate import evaluate, unigram_bar
+from paceline.run.loop.left_loop import LeftLoop, left_at, record_left
+from paceline.run.loop.loader import BatchStream, StepBatch
 from paceline.run.loop.remarks import remarks_on_batch
 from paceline.run.loop.replan import refuse_replan
 from paceline.run.loop.resume import Progress, Restored, restore, save
 from paceline.run.loop.schedule import Course, learning_rate
 from paceline.run.loop.step import StepStats
-from paceline.run.memory.spent import MemoryMeter, held_bytes
+from paceline.run.memory.spent import MemoryMeter, spent_on
 from paceline.run.numerics.invariants import check_agreement, is_due, numbers_of
 from paceline.run.process.brief import Brief
 from paceline.run.process.signals import StopFlag
@@ -33,8 +32,6 @@ from paceline.spec.load import Spec
 from paceline.spec.plan import Plan
 from paceline.spec.task import ModelSpec
 from paceline.task.data.source import open_sources
-from paceline.task.data.unigram import unigram_loss
-from paceline.task.data.windows import TokenSource
 from paceline.task.models.sizes import is_named
 from paceline.task.objective import Objective
 from paceline.task.turns import objective_of
@@ -66,7 +63,8 @@ class Training:
         self._record: Recorder | SilentRecorder = SilentRecorder()
         if world.is_first:
             self._record = Recorder(run_dir, spec, brief, world, self._meter, self._steps(spec.run.log_every) or 1)
-        self._record.started(self.progress, restored, self._unigram_loss() if world.is_first else None)
+        bar = unigram_bar(self.source, self.held_out, spec.run.evaluate_samples) if world.is_first else None
+        self._record.started(self.progress, restored, bar)
         for remark in remarks:
             self._record.remark(remark)
         # Until the first step has said what the built-in decoder does not read; a survey has said it of other models.
@@ -116,13 +114,6 @@ class Training:
             return None
         return in_steps(amount, self.brief.plan.batch_samples, self.brief.items_per_sample, self.source.samples)
 
-    def _unigram_loss(self) -> float | None:
-        """Return the bar that a language model must pass, on the samples that evaluations read."""
-        if isinstance(self.source, TokenSource) and isinstance(self.held_out, TokenSource):
-            ids = held_out_ids(self.held_out, self.spec.run.evaluate_samples)
-            return unigram_loss(self.source, self.held_out, ids)
-        return None
-
     # ---- the loop --------------------------------------------------------------------------------------------------
 
     def __iter__(self) -> Generator[StepBatch, None, None]:
@@ -159,7 +150,7 @@ class Training:
         if loop is None or loop.on_purpose:
             self._record.ended("stopped", self.progress.step, seconds)
         else:
-            self._unended = weakref.finalize(self, _record_left, self._record, loop, self.progress.step, seconds)
+            self._unended = weakref.finalize(self, record_left, self._record, loop, self.progress.step, seconds)
 
     def step(self, batch: StepBatch) -> StepStats:
         """Make one optimizer update with the batch and return what it did, over all ranks.
@@ -265,10 +256,7 @@ class Training:
         return info.path
 
     def _measure_memory(self) -> None:
-        held = held_bytes(self.model, self.optimizer)
-        *parts, peak = self.world.maximum([*map(float, held.values()), float(self._meter.peak_bytes())])
-        components: dict[str, Any] = dict(zip(held, parts, strict=True))
-        components["activations_and_runtime"] = peak - sum(parts)
+        components, peak = spent_on(self.model, self.optimizer, self._meter, self.world.maximum)
         self._record.memory(self.progress.step, components, peak)
 
     def failed(self, error: BaseException) -> None:
@@ -277,9 +265,3 @@ class Training:
 
     def _ended(self, status: str, error: BaseException | None = None) -> None:
         self._record.ended(status, self.progress.step, time.monotonic() - self._began, error)
-
-
-def _record_left(record: Recorder | SilentRecorder, loop: LeftLoop, step: int, seconds: float) -> None:
-    """Record how a run ended whose loop was left by what may have been an error: it is known by now."""
-    error = loop.by_error()
-    record.ended("stopped" if error is None else "failed", step, seconds, error)
