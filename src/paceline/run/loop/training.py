@@ -11,6 +11,8 @@ from collections.abc import Generator
 from functools import partial
 from pathlib import Path
 
+import torch
+
 from paceline.errors import ConfigError, Requeue
 from paceline.run.assemble import assemble
 from paceline.run.loop.evaluate import evaluate, unigram_bar
@@ -108,6 +110,8 @@ class Training:
         self._prepared = None
         del self.model, self.optimizer, self._stepper, self._stream
         gc.collect()  # hooks and modules know each other
+        if self.world.device.type == "cuda":
+            torch.cuda.empty_cache()
 
     def _steps(self, amount: Amount | None) -> int | None:
         if amount is None:
