@@ -93,7 +93,7 @@ def _scored(run: LearntRun, cluster: Cluster, line: int, folder: str) -> Scored:
     )
     fits = run.forecast_bytes * math.exp(Z80 * run.memory_spread) <= usable_bytes(cluster)
     interval = _interval(run.forecast_seconds, run.time_spread)
-    return Scored(case, Priced(plan, interval, run.forecast_bytes, fits, {}))
+    return Scored(case, Priced(plan, interval, run.forecast_bytes, fits, ()))
 
 
 def _learnt(item: Scored, run: LearntRun, earlier: Sequence[LearntRun]) -> Scored:
