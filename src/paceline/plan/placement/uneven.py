@@ -25,7 +25,6 @@ from paceline.spec.forecast import BillTerm, Estimate, Forecast
 from paceline.spec.plan import Plan, PlanSpec
 from paceline.spec.profile import BlockProfile, ModelProfile
 
-STRATEGIES = ("replicas", "stages")
 Shares = tuple[int, ...]
 ROUNDS = 3  # how often shares follow the speeds that they themselves lead to
 
@@ -45,7 +44,7 @@ class Part:
 class Uneven:
     """A way to use all groups: the parts, what joining them takes, and the price of the whole run."""
 
-    strategy: str  # one of STRATEGIES
+    strategy: str  # "replicas" or "stages"
     parts: tuple[Part, ...]
     joining_seconds: float  # per step: gradients summed over groups, or the pipeline's fill and drain
     joining_text: str
