@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+Z80, Z95 = 1.2815515655446004, 1.959963984540054  # standard deviations to either side that hold 80 % and 95 %
+
 
 @dataclass(frozen=True)
 class Term:
