@@ -140,7 +140,7 @@ def test_the_picture_shows_nodes_ranks_and_axes():
 
 
 def test_the_picture_in_the_guide_is_today_s():
-    docs = Path(__file__).parents[2] / "docs"
+    docs = Path(__file__).parents[3] / "docs"
     drawn = runpy.run_path(str(docs / "scripts" / "draw_placement.py"))["placement_picture"]()
     on_disk = (docs / "images" / "placement.svg").read_text(encoding="utf-8")
     assert on_disk == drawn, "run: python docs/scripts/draw_placement.py"
