@@ -33,7 +33,7 @@ ROUNDS = 3  # how often shares follow the speeds that they themselves lead to
 
 
 @dataclass(frozen=True)
-class Part:
+class GroupPlan:
     """What a group does: its share of the batch or of the chain, and the plan and price of that alone."""
 
     group: str
@@ -48,7 +48,7 @@ class Uneven:
     """A way to use all groups: the parts, what joining them takes, and the price of the whole run."""
 
     strategy: str  # "replicas" or "stages"
-    parts: tuple[Part, ...]
+    parts: tuple[GroupPlan, ...]
     joining_seconds: float  # per step: gradients summed over groups, or the pipeline's fill and drain
     joining_text: str
     step_seconds: Estimate
@@ -105,11 +105,12 @@ def _replicas(work: Work, groups: tuple[Group, ...]) -> Uneven:
         raise DoesNotFit("a batch for every group", f"{work.batch_samples} samples for {len(groups)} groups",
                          "a larger global batch")  # fmt: skip
 
-    def parts_of(shares: Shares) -> list[Part]:
+    def parts_of(shares: Shares) -> list[GroupPlan]:
         priced = [work.priced(group, work.profile, share) for group, share in zip(groups, shares, strict=True)]
         blocks = work.profile.repeated_blocks
         return [
-            Part(group.name, share, blocks, *done) for group, share, done in zip(groups, shares, priced, strict=True)
+            GroupPlan(group.name, share, blocks, *done)
+            for group, share, done in zip(groups, shares, priced, strict=True)
         ]
 
     starts = [_at_least_one(work.batch_samples, [_peak(group) for group in groups])]
@@ -134,12 +135,12 @@ def _stages(work: Work, groups: tuple[Group, ...]) -> Uneven:
     def pieces(sizes: Shares) -> list[list[tuple[BlockProfile, ...]]]:
         return [links[end - size : end] for size, end in zip(sizes, itertools.accumulate(sizes), strict=True)]
 
-    def parts_of(sizes: Shares) -> list[Part]:
+    def parts_of(sizes: Shares) -> list[GroupPlan]:
         parts = []
         for group, piece in zip(groups, pieces(sizes), strict=True):
             blocks = tuple(block for link in piece for block in link)
             done = work.priced(group, _chain(profile, blocks), work.batch_samples)
-            parts.append(Part(group.name, work.batch_samples, sum(block.recomputable for block in blocks), *done))
+            parts.append(GroupPlan(group.name, work.batch_samples, sum(block.recomputable for block in blocks), *done))
         return parts
 
     def done_by(sizes: Shares) -> list[float]:
@@ -158,15 +159,15 @@ def _stages(work: Work, groups: tuple[Group, ...]) -> Uneven:
 
 def _balanced(
     starts: Sequence[Shares],
-    parts_of: Callable[[Shares], list[Part]],
+    parts_of: Callable[[Shares], list[GroupPlan]],
     work_of: Callable[[Shares], Sequence[float]],
     shares_by: Callable[[list[float]], Shares],
-) -> list[Part]:
+) -> list[GroupPlan]:
     """Return the parts of which the slowest is fastest, shares following the speeds that they themselves lead to.
 
     The first of `starts` that fits is followed. Raises DoesNotFit where none does.
     """
-    best: list[Part] = []
+    best: list[GroupPlan] = []
     because: DoesNotFit | None = None
     for shares in dict.fromkeys(starts):
         for _ in range(ROUNDS):
@@ -238,11 +239,13 @@ def _at_least_one(total: int, speeds: list[float]) -> tuple[int, ...]:
     return tuple(shares)
 
 
-def _slowest(parts: list[Part]) -> float:
+def _slowest(parts: list[GroupPlan]) -> float:
     return max((part.forecast.step_seconds.value for part in parts), default=math.inf)
 
 
-def _way(strategy: str, work: Work, groups: tuple[Group, ...], parts: list[Part], joining: float, text: str) -> Uneven:
+def _way(
+    strategy: str, work: Work, groups: tuple[Group, ...], parts: list[GroupPlan], joining: float, text: str
+) -> Uneven:
     """Return the way with its price: a step is the slowest group's, and joining; every group is paid for all of it."""
     slowest = max((part.forecast.step_seconds for part in parts), key=lambda step: step.value)
     step = Estimate(slowest.value + joining, slowest.low + joining, slowest.high + joining, "assumed")

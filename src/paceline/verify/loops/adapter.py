@@ -35,7 +35,7 @@ from paceline.verify.compare.diagnosis import traits_of
 from paceline.verify.compare.difference import Difference, number_differences, tensor_differences
 from paceline.verify.compare.layout import first_difference
 from paceline.verify.compare.tolerance import larger
-from paceline.verify.loops.mistakes import FITS, Parts, named_loss, named_mistake, sampled
+from paceline.verify.loops.mistakes import FITS, MicroBatches, named_loss, named_mistake, sampled
 from paceline.verify.rounding.conditioning import beyond_tolerance
 
 Step = Callable[[Any], Any]
@@ -93,7 +93,7 @@ def verify_loop(
         seen = sampled(
             {name: _whole(gradient) for name, gradient in gradients.items()}, dict(single.named_parameters())
         )
-        expected, parts = None, Parts()
+        expected, parts = None, MicroBatches()
         if world.is_first:
             cut = [split(batch) if split else [batch] for batch in together]
             expected, parts = _reference_step(single, objective, cut, updates, clip_norm)
@@ -230,10 +230,10 @@ def _reference_step(
     batches: Sequence[Sequence[Any]],
     updates: torch.optim.Optimizer | None,
     clip_norm: float,
-) -> tuple[tuple[float, dict[str, torch.Tensor], dict[str, torch.Tensor]], Parts]:
+) -> tuple[tuple[float, dict[str, torch.Tensor], dict[str, torch.Tensor]], MicroBatches]:
     """Return (loss per item, gradients, updated weights) of a step on all parts' micro-batches, and what each gave."""
     single.zero_grad(set_to_none=True)
-    named, parts = dict(single.named_parameters()), Parts()
+    named, parts = dict(single.named_parameters()), MicroBatches()
     last = sampled({}, named)
     for rank, micro_batches in enumerate(batches):
         for batch in micro_batches:
@@ -260,7 +260,7 @@ def _reference_step(
 
 
 def _mistake(
-    seen: torch.Tensor, before: torch.Tensor | None, told: Any, loss: float, parts: Parts, dtype: str
+    seen: torch.Tensor, before: torch.Tensor | None, told: Any, loss: float, parts: MicroBatches, dtype: str
 ) -> str | None:
     """Return the mistake that this step shows, None where it is right or nothing known explains it."""
     named = named_mistake(seen, before, parts, dtype)
