@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from paceline.version import __version__
+from paceline.version import __version__ as __version__
 
 if TYPE_CHECKING:
     from paceline.errors import PacelineError
@@ -56,7 +56,6 @@ __all__ = [
     "ScheduleSpec",
     "Task",
     "TurnSpec",
-    "__version__",
     "fit",
     "verify_loop",
 ]

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from paceline.report.compare import (
-    Group,
     Promise,
+    TermGroup,
     basis_of,
     memory_groups,
     promises_of,
@@ -23,7 +23,7 @@ from paceline.report.format import plural
 from paceline.report.phases import Attempt, Phase, attempts_of, phases_of, resume_steps, surviving
 from paceline.report.records import Records, StepTable, gather, json_safe, number, table, text
 from paceline.report.series import Series
-from paceline.run.record.journal import SCHEMA
+from paceline.spec.journal.record import SCHEMA
 from paceline.units import format_seconds
 
 UNFINISHED = "unfinished"
@@ -87,8 +87,8 @@ class Summary:
     phases: tuple[Phase, ...]
     basis: str
     promises: tuple[Promise, ...]
-    time_groups: tuple[Group, ...]
-    memory_groups: tuple[Group, ...]
+    time_groups: tuple[TermGroup, ...]
+    memory_groups: tuple[TermGroup, ...]
     losses: Losses
     speed: Speed
     series: dict[str, Series]

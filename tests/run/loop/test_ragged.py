@@ -25,7 +25,7 @@ from paceline.task.data.mapped import MapSource
 from paceline.task.data.order import sample_ids
 from paceline.task.data.source import open_sources
 
-EXAMPLE = Path(__file__).parents[2] / "examples" / "ragged.toml"
+EXAMPLE = Path(__file__).parents[3] / "examples" / "ragged.toml"
 STEPS, BATCH = 3, 13
 
 

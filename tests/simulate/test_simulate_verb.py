@@ -171,5 +171,5 @@ def test_a_timeline_needs_a_pipeline_and_a_known_ending(spec: str, capsys: pytes
 
 
 def test_the_example_is_llama3s_run() -> None:
-    spec = load_spec(Path(__file__).parents[3] / "examples" / "llama-405b.toml")
+    spec = load_spec(Path(__file__).parents[2] / "examples" / "llama-405b.toml")
     assert (spec.cluster.devices, spec.cluster.reliability.failures) == (16384, "llama3")

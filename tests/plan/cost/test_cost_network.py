@@ -11,7 +11,7 @@ from paceline.plan.cost.constants import read_constants
 from paceline.plan.cost.inputs import Context
 from paceline.plan.cost.time.network import Traffic
 from paceline.plan.cost.time.network import traffic as traffic_of
-from paceline.plan.cost.time.ring import Ring
+from paceline.plan.cost.time.ring import Rings
 from paceline.plan.cost.time.ring import ring as rings
 from paceline.spec.cluster import Cluster, ClusterSpec, Figure, GroupRates, Link
 from paceline.spec.layout import Layout
@@ -20,7 +20,7 @@ from paceline.spec.plan import Plan
 CONSTANTS = read_constants()
 
 
-def ring(where: Cluster, size: int, stride: int) -> Ring:
+def ring(where: Cluster, size: int, stride: int) -> Rings:
     return rings(where, CONSTANTS, np.array([size]), np.array([stride]))
 
 

@@ -15,7 +15,7 @@ from paceline.backtest.backtest import run_backtest
 from paceline.backtest.statistics import mean
 from paceline.cli.main import main
 
-EXAMPLE = Path(__file__).parents[3] / "examples" / "measured-steps.csv"
+EXAMPLE = Path(__file__).parents[2] / "examples" / "measured-steps.csv"
 FILE_KEYS = {"file", "rows", "scored", "not_scored", "step_time", "memory", "choice", "power"}
 
 

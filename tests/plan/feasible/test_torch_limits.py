@@ -15,10 +15,10 @@ from paceline.spec.layout import Layout
 from paceline.spec.plan import Plan
 from paceline.spec.profile import TensorLimits
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 PAGE = (ROOT / "docs/guide/layouts.md").read_text(encoding="utf-8")
 ZERO_BUBBLE = Plan(layout=Layout(pp=2), schedule="zero-bubble")
-SPLIT = "tests/run/test_pipeline.py::test_a_split_backward_pass_still_fails_where_the_planner_refuses_it"
+SPLIT = "tests/run/parallel/test_pipeline.py::test_a_split_backward_pass_still_fails_where_the_planner_refuses_it"
 
 
 def zero_bubble(**changes: object) -> str | None:
@@ -48,7 +48,7 @@ LIMITS = [
     (
         "Uneven parts of a second dimension",
         uneven_experts(),
-        "tests/run/test_experts.py::test_torch_still_cannot_shard_a_later_dimension_unevenly",
+        "tests/run/parallel/test_experts.py::test_torch_still_cannot_shard_a_later_dimension_unevenly",
     ),
 ]
 

@@ -17,7 +17,7 @@ from paceline.run.checkpoint import materialise_optimizer_state, training_state
 from paceline.run.loop.evaluate import evaluate
 from paceline.run.memory import offload
 from paceline.run.memory.hosted import HostedUpdate
-from paceline.run.memory.offload import Link, Visit, keep_on_host
+from paceline.run.memory.offload import HostCopies, Visit, keep_on_host
 from paceline.run.process.world import join_world
 from paceline.spec.layout import Layout
 from paceline.spec.plan import Plan
@@ -55,16 +55,16 @@ def gradients(block: nn.Module, x: torch.Tensor, times: int = 1) -> list[torch.T
     return [given.grad, *(parameter.grad for parameter in block.parameters())]
 
 
-def links(monkeypatch: pytest.MonkeyPatch) -> list[Link]:
+def links(monkeypatch: pytest.MonkeyPatch) -> list[HostCopies]:
     """Return a list that every link made from now on is added to."""
-    made: list[Link] = []
+    made: list[HostCopies] = []
 
-    class Counted(Link):
+    class Counted(HostCopies):
         def __init__(self) -> None:
             super().__init__()
             made.append(self)
 
-    monkeypatch.setattr(offload, "Link", Counted)
+    monkeypatch.setattr(offload, "HostCopies", Counted)
     return made
 
 
@@ -98,7 +98,7 @@ def test_each_storage_travels_once_and_no_weight_does(monkeypatch: pytest.Monkey
 
 def test_the_device_lets_go_of_what_is_on_the_host() -> None:
     block, kept = Block(), []
-    visit = Visit(block, Link(), None)
+    visit = Visit(block, HostCopies(), None)
     tensor = torch.randn(64, 32)
     view = visit.pack(tensor[:, 8:16])
     assert not isinstance(view, torch.Tensor)
@@ -112,7 +112,7 @@ def test_the_device_lets_go_of_what_is_on_the_host() -> None:
 
 
 def test_a_value_changed_in_place_is_kept_as_it_was_each_time() -> None:
-    visit = Visit(Block(), Link(), None)
+    visit = Visit(Block(), HostCopies(), None)
     tensor = torch.zeros(64, 32)
     before = visit.pack(tensor)
     tensor.add_(1)

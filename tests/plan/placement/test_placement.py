@@ -13,7 +13,7 @@ from paceline.cluster.resolve import resolve_cluster
 from paceline.plan.placement.draw import placement_svg
 from paceline.plan.placement.place import best_order, place, placement_from_dict
 from paceline.plan.placement.tell import placement_lines
-from paceline.plan.placement.traffic import Traffic, axis_traffic
+from paceline.plan.placement.traffic import AxisTraffic, axis_traffic
 from paceline.spec.cluster import ClusterSpec
 from paceline.spec.layout import MESH_ORDER, Layout
 from paceline.spec.plan import Plan
@@ -76,7 +76,7 @@ def test_no_axis_sends_on_one_device():
 def test_the_busiest_axis_stands_innermost():
     layout = Layout(dp_replicate=2, dp_shard=2, cp=2, tp=2, pp=2)
     volumes = {"tp": 1.0, "dp_shard": 5.0, "pp": 9.0, "dp_replicate": 7.0}
-    order = best_order(layout, tuple(Traffic(axis, value, "") for axis, value in volumes.items()))
+    order = best_order(layout, tuple(AxisTraffic(axis, value, "") for axis, value in volumes.items()))
     # dp_shard's bytes count for cp too: they share a copy's state together
     assert order == ("tp", "dp_shard", "cp", "dp_replicate", "pp")
     assert best_order(layout, ()) == ("dp_replicate", "pp", "dp_shard", "cp", "tp")
@@ -140,7 +140,7 @@ def test_the_picture_shows_nodes_ranks_and_axes():
 
 
 def test_the_picture_in_the_guide_is_today_s():
-    docs = Path(__file__).parents[2] / "docs"
+    docs = Path(__file__).parents[3] / "docs"
     drawn = runpy.run_path(str(docs / "scripts" / "draw_placement.py"))["placement_picture"]()
     on_disk = (docs / "images" / "placement.svg").read_text(encoding="utf-8")
     assert on_disk == drawn, "run: python docs/scripts/draw_placement.py"
