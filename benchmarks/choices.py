@@ -23,8 +23,8 @@ from paceline.backtest.backtest import run_backtest
 from paceline.backtest.score import SMALLEST_GROUP, Scored, grouped, timed
 from paceline.backtest.statistics import median
 from paceline.plan.cost.columns import Floats, Ints, columns_of
-from paceline.plan.risk.chance import Z80
 from paceline.plan.risk.contest import cause_seconds, drawn_factors, judge, settings_of
+from paceline.spec.forecast import Z80
 
 MEDIAN = 0.6745  # of the size of a standard normal variable
 BINS = ((0.5, 0.6), (0.6, 0.7), (0.7, 0.8), (0.8, 0.9), (0.9, 1.01))
@@ -62,8 +62,9 @@ class Choices:
 def group_of(rows: Sequence[Scored]) -> Group:
     """Return a group's forecasts with the factors that a contest draws for them."""
     rows = sorted(rows, key=lambda row: row.priced.step_seconds.value)
-    names = dict.fromkeys(name for row in rows for name in row.priced.terms)
-    causes = cause_seconds((name, np.array([row.priced.terms.get(name, 0.0) for row in rows])) for name in names)
+    kinds = {term.name: term.kind for row in rows for term in row.priced.terms}
+    taken = [{term.name: term.seconds for term in row.priced.terms} for row in rows]
+    causes = cause_seconds((name, kind, np.array([of.get(name, 0.0) for of in taken])) for name, kind in kinds.items())
     settings = np.concatenate([settings_of(columns_of([row.priced.plan])) for row in rows])
     interval = rows[0].priced.step_seconds
     spread = math.log(interval.high_80 / interval.value) / Z80

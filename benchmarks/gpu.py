@@ -290,7 +290,7 @@ def measure(options: argparse.Namespace, model: str, matrix_flops: float) -> dic
         ours = alone(with_paceline, job, folder)
         micro_batch, theirs = by_hand_that_fits(job, folder)
     forecast = candidate.forecast
-    runtime = sum(term.value for term in forecast.memory if term.name == "runtime")
+    runtime = sum(term.value for term in forecast.memory if term.kind == "runtime")
     published = planned.cluster.device.peak_flops.get("bf16", math.nan)
 
     def row(took: Measured, micro_batch: int) -> dict[str, Any]:

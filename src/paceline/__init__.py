@@ -13,7 +13,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from paceline.version import __version__
+from paceline.version import __version__ as __version__
 
 # Five rooms have the name of a verb. Python gives the name of a package to the package once, when it is first imported:
 # these are empty and imported here, so that the names are the verbs' whatever is imported later.
@@ -66,7 +66,6 @@ __all__ = [
     "ScheduleSpec",
     "Task",
     "TurnSpec",
-    "__version__",
     "backtest",
     "fit",
     "load_run",

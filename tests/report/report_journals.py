@@ -17,8 +17,8 @@ def estimate(value: float, width: float = 0.06, source: str = "measured") -> Rec
     return {"value": value, "low": value * (1 - width), "high": value * (1 + width), "source": source}
 
 
-def term(name: str, value: float, formula: str, source: str = "measured") -> Record:
-    return {"name": name, "value": value, "formula": formula, "source": source}
+def term(name: str, kind: str, clock: str, value: float, formula: str, source: str = "measured") -> Record:
+    return {"name": name, "value": value, "formula": formula, "source": source, "kind": kind, "clock": clock}
 
 
 def figure(value: Any, source: str, note: str = "") -> Record:
@@ -30,21 +30,27 @@ def forecast(steps: int = 300, step_seconds: float = 1.92) -> Record:
     return {
         "step_seconds": estimate(step_seconds),
         "time": [
-            term("matrix products, forward", 0.44, "forward FLOPs / (rate × efficiency)"),
-            term("matrix products, backward", 0.88, "2 × forward"),
-            term("memory-bound operators", 0.31, "elements moved × 2 B / memory bandwidth"),
-            term("gradient reduction", 0.12, "2(n-1)/n × bytes / link bandwidth + 2(n-1) × latency"),
-            term("parameter gathering", 0.08, "(n-1)/n × bytes / link bandwidth", "assumed"),
-            term("optimizer", 0.09, "16 B × parameters / memory bandwidth"),
+            term("products, forward", "products", "forward_backward", 0.44, "forward FLOPs / (rate × efficiency)"),
+            term("products, backward", "products", "forward_backward", 0.88, "2 × forward"),
+            term(
+                "memory-bound operators",
+                "elementwise",
+                "forward_backward",
+                0.31,
+                "elements moved × 2 B / memory bandwidth",
+            ),
+            term("gradient reduction", "sync", "reduce", 0.12, "2(n-1)/n × bytes / link bandwidth + 2(n-1) × latency"),
+            term("parameter gathering", "sync", "reduce", 0.08, "(n-1)/n × bytes / link bandwidth", "assumed"),
+            term("optimizer", "update", "optimizer", 0.09, "16 B × parameters / memory bandwidth"),
         ],
         "peak_bytes": estimate(0.61 * GIB, 0.1),
         "memory": [
-            term("weights fp32", 0.021 * GIB, "4 B × parameters / dp_shard", "published"),
-            term("gradients", 0.021 * GIB, "4 B × parameters / dp_shard", "published"),
-            term("optimizer state", 0.042 * GIB, "8 B × parameters / dp_shard", "published"),
-            term("activations", 0.286 * GIB, "saved elements × 2 B × micro-batch"),
-            term("gathered weights", 0.03 * GIB, "two blocks in bf16"),
-            term("runtime", 0.21 * GIB, "resident memory after start"),
+            term("weights", "weights", "none", 0.021 * GIB, "4 B × parameters / dp_shard", "published"),
+            term("gradients", "gradients", "none", 0.021 * GIB, "4 B × parameters / dp_shard", "published"),
+            term("optimizer state", "optimizer", "none", 0.042 * GIB, "8 B × parameters / dp_shard", "published"),
+            term("activations", "activations", "none", 0.286 * GIB, "saved elements × 2 B × micro-batch"),
+            term("weight copies", "buffers", "none", 0.03 * GIB, "two blocks in bf16"),
+            term("runtime", "runtime", "none", 0.21 * GIB, "resident memory after start"),
         ],
         "tokens_per_second": 131072 / step_seconds,
         "steps": steps,

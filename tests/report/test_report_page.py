@@ -21,7 +21,8 @@ from paceline.report.html import render_html
 from paceline.report.scale import linear_ticks, log_ticks, scale_for, ticks_of
 from paceline.report.sections import spec_toml
 from paceline.report.summary import summarise
-from paceline.report.tensorboard import TensorBoardWriter, export_tensorboard
+from paceline.report.tensorboard import export_tensorboard
+from paceline.run.record.tensorboard import TensorBoardWriter
 
 VOID = {"meta", "br", "link", "img"}
 RUNS = [journals.complete, journals.resumed, journals.failed, journals.one_step]

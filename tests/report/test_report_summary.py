@@ -88,7 +88,8 @@ def test_what_was_learnt_is_shared_out_over_the_groups() -> None:
     start = next(record for record in records if record["kind"] == "run_started")
     for key in ("time", "memory"):
         total = sum(term["value"] for term in start["forecast"][key])
-        start["forecast"][key].append(journals.term("learnt from 2 runs here", 0.1 * total, "sum x (1.100 - 1)"))
+        name, formula = "learnt from 2 runs here", "sum x (1.100 - 1)"
+        start["forecast"][key].append(journals.term(name, "learnt", "none", 0.1 * total, formula))
     summary = summarise(records)
     for before, group in zip(plain, summary.time_groups, strict=True):
         assert group.forecast == (None if before is None else pytest.approx(1.1 * before))
@@ -97,41 +98,33 @@ def test_what_was_learnt_is_shared_out_over_the_groups() -> None:
     assert sum(group.forecast or 0.0 for group in summary.memory_groups) == pytest.approx(announced)
 
 
-@pytest.mark.parametrize(
-    ("name", "group"),
-    [
-        ("matrix products, backward", "forward_backward"),
-        ("attention", "forward_backward"),
-        ("operator launches", "forward_backward"),
-        ("weight casts and gradient sums", "forward_backward"),
-        ("gradient reduction", "reduce"),
-        ("parameter gathering", "reduce"),
-        ("pipeline bubble", "reduce"),
-        ("reduce-scatter of gradients", "reduce"),
-        ("optimizer", "optimizer"),
-        ("fixed step overhead", "other"),
-    ],
-)
-def test_time_terms_find_their_group(name: str, group: str) -> None:
-    assert time_group(name) == group
+def test_a_term_belongs_to_its_clock_and_its_meter_whatever_its_name() -> None:
+    records = small_run([9.0, 2.0, 2.0])
+    forecast = records[0]["forecast"]
+    for term in (*forecast["time"], *forecast["memory"]):
+        term["name"] = f"the optimizer's gradient copies, gathered from {term['name']}"
+    renamed, plain = summarise(records), summarise(small_run([9.0, 2.0, 2.0]))
+    assert [group.forecast for group in renamed.time_groups] == [group.forecast for group in plain.time_groups]
+    assert [group.forecast for group in renamed.memory_groups] == [group.forecast for group in plain.memory_groups]
 
 
-@pytest.mark.parametrize(
-    ("name", "group"),
-    [
-        ("weights", "weights"),
-        ("weights fp32", "weights"),
-        ("gathered weights", "activations_and_buffers"),
-        ("weight copies", "activations_and_buffers"),
-        ("gradients", "gradients"),
-        ("communication buffers", "activations_and_buffers"),
-        ("optimizer state", "optimizer"),
-        ("transients", "activations_and_buffers"),
-        ("runtime", "runtime"),
-    ],
-)
-def test_memory_terms_find_their_group(name: str, group: str) -> None:
-    assert memory_group(name) == group
+def test_terms_of_a_journal_that_tells_no_kind_are_known_by_their_names() -> None:
+    plain, older = small_run([9.0, 2.0, 2.0]), small_run([9.0, 2.0, 2.0])
+    for records in (plain, older):
+        terms = records[0]["forecast"]["time"]
+        terms.append(journals.term("learnt from 2 runs here", "learnt", "none", 0.2, "sum x (1.1 - 1)"))
+    for term in (*older[0]["forecast"]["time"], *older[0]["forecast"]["memory"]):
+        del term["kind"], term["clock"]
+    assert summarise(older) == summarise(plain)
+
+
+def test_a_term_that_nobody_knows_counts_to_the_rest() -> None:
+    records = small_run([9.0, 2.0, 2.0])
+    records[0]["forecast"]["time"].append({"name": "sharpening the optimizer", "value": 0.3})
+    records[0]["forecast"]["time"].append(journals.term("waiting", "mail", "mail", 0.1, ""))
+    groups = {group.name: group.forecast for group in summarise(records).time_groups}
+    assert groups["other"] == pytest.approx(0.4)
+    assert time_group("none") == "other" and memory_group("mail").startswith("activations")
 
 
 def test_memory_by_component_joins_what_was_measured_jointly() -> None:

@@ -1,11 +1,12 @@
 """The mesh arithmetic, over all small layouts."""
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from paceline.errors import ConfigError
-from paceline.spec.layout import MESH_ORDER, Layout, accumulation_for, factorisations, rows_of
+from paceline.spec.layout import MESH_ORDER, Layout, accumulation_for, holds_shards, layouts_over, rows_of
 
 degrees = st.integers(1, 4)
 
@@ -35,10 +36,20 @@ def test_rows_cover_the_batch_once_and_accumulation_covers_the_largest_part(batc
 
 
 @given(st.integers(1, 96))
-def test_factorisations_are_all_distinct_and_of_the_right_size(devices):
-    layouts = list(factorisations(devices, ("dp_replicate", "dp_shard")))
+def test_layouts_over_axes_are_all_distinct_and_of_the_right_size(devices):
+    any_degree = range(1, devices + 1)
+    layouts = list(layouts_over(devices, {"dp_replicate": any_degree, "dp_shard": any_degree}))
     assert len(set(layouts)) == len(layouts) == sum(devices % n == 0 for n in range(1, devices + 1))
     assert all(layout.devices == devices for layout in layouts)
+
+
+@given(degrees, degrees, degrees, degrees, degrees)
+def test_one_rule_says_for_one_layout_and_for_many_whether_weights_are_sharded(replicate, shard, cp, tp, pp):
+    layout = Layout(dp_replicate=replicate, dp_shard=shard, cp=cp, tp=tp, pp=pp, ep=shard)
+    state, splits_model = shard * cp > 1, max(tp, pp, shard) > 1
+    assert layout.is_sharded == (state or (splits_model and replicate > 1))
+    columns = {name: np.array([degree]) for name, degree in {**layout.mesh_shape, "ep": layout.ep}.items()}
+    assert holds_shards(columns).tolist() == [layout.is_sharded]
 
 
 def test_experts_must_divide_the_shards():

@@ -174,7 +174,7 @@ def _step_cells(item: Scored, null: float | None) -> dict[str, Any]:
         "memory_kind": case.memory_kind,
         "status": row.status,
         "fits": item.priced.fits,
-        "terms": "; ".join(f"{name}={value:.4g}" for name, value in item.priced.terms.items()),
+        "terms": "; ".join(f"{term.name}={term.seconds:.4g}" for term in item.priced.terms),
     }
 
 

@@ -11,6 +11,7 @@ import numpy as np
 from paceline.backtest.rows import Case
 from paceline.cluster.catalog.devices import published_watts, read_catalog
 from paceline.plan.cost import total
+from paceline.plan.cost.components import only, without
 from paceline.plan.cost.constants import Constants, read_constants
 from paceline.plan.cost.inputs import Context
 from paceline.plan.cost.memory.room import needed, usable_bytes
@@ -28,15 +29,15 @@ from paceline.plan.cost.software import (
 from paceline.plan.cost.time import ring
 from paceline.plan.cost.time.ring import hop
 from paceline.spec.cluster import Cluster
+from paceline.spec.forecast import Kind
 from paceline.spec.layout import Layout
 from paceline.spec.plan import Plan
 from paceline.spec.profile import ModelProfile
 
 # Terms of memory that are outside of what a table's figure counts.
-OUTSIDE = {"allocated": ("runtime", "allocator buffers"), "reserved": ("runtime",), "device": ()}
+OUTSIDE: dict[str, tuple[Kind, ...]] = {"allocated": ("runtime", "cache"), "reserved": ("runtime",), "device": ()}
 # Terms of a step's time that are no part of a layer's forward and backward pass.
-BESIDE_LAYERS = ("optimizer", "fixed step overhead", "casts and gradient sums", "operator launches",
-                 "parameter gathering", "gradient reduction", "optimizer gathering")  # fmt: skip
+BESIDE_LAYERS: tuple[Kind, ...] = ("update", "host", "casts", "sync")
 
 # What the source of a table says of the program that was measured, where it is not Megatron-LM as it comes. Training in
 # fp16, or with attention that is not fused, is of 2021 and 2022.
@@ -55,6 +56,15 @@ class Interval:
 
 
 @dataclass(frozen=True)
+class TermSeconds:
+    """What one term of a forecast takes of a step."""
+
+    name: str
+    kind: Kind
+    seconds: float
+
+
+@dataclass(frozen=True)
 class Priced:
     """What a case is forecast to take, of the plan that the planner would choose among those the row may have run."""
 
@@ -62,7 +72,7 @@ class Priced:
     step_seconds: Interval
     memory_bytes: float  # of the kind that the row measured
     fits: bool  # that or another plan that the row may have run
-    terms: dict[str, float]  # seconds per step
+    terms: tuple[TermSeconds, ...]
 
 
 def constants_sha256() -> str:
@@ -110,7 +120,7 @@ def price_cases(cases: Sequence[Case], constants: Constants | None = None) -> li
         sheet = context.sheet(*(plan for place in places for plan in cases[place].plans))
         time, memory = total.time_columns(sheet), total.memory_columns(sheet)
         seconds, peaks = total.total(time), needed(sheet, memory)
-        held = total.total([column for column in memory if column.name not in OUTSIDE["allocated"]])
+        held = total.total(without(memory, *OUTSIDE["allocated"]))
         usable = usable_bytes(context.cluster)
         at = 0
         for place in places:
@@ -125,8 +135,8 @@ def price_cases(cases: Sequence[Case], constants: Constants | None = None) -> li
             if not math.isfinite(seconds[best]):
                 found[place] = "a rate of the cluster is unknown"
                 continue
-            counted = sum(c.values[best] for c in memory if c.name not in OUTSIDE[case.memory_kind])
-            terms = {c.name: float(c.values[best]) for c in time}
+            counted = sum(column.values[best] for column in without(memory, *OUTSIDE[case.memory_kind]))
+            terms = tuple(TermSeconds(column.name, column.kind, float(column.values[best])) for column in time)
             interval = _interval(float(seconds[best]), constants)
             plan = case.plans[best - mine.start]
             found[place] = Priced(plan, interval, float(counted), bool(fits.any()), terms)
@@ -144,8 +154,8 @@ def allocated_and_kept(cases: Sequence[Case], constants: Constants) -> list[tupl
     found = [(math.nan, math.nan)] * len(cases)
     for context, places in contexts_of(cases, constants):
         memory = total.memory_columns(context.sheet(*(cases[place].plans[0] for place in places)))
-        held = total.total([column for column in memory if column.name not in OUTSIDE["allocated"]])
-        kept = total.total([column for column in memory if column.name == "allocator buffers"])
+        held = total.total(without(memory, *OUTSIDE["allocated"]))
+        kept = total.total(only(memory, "cache"))
         for place, both in zip(places, zip(held, kept, strict=True), strict=True):
             found[place] = (float(both[0]), float(both[1]))
     return found
@@ -155,7 +165,7 @@ def layer_seconds(profile: ModelProfile, cluster: Cluster, plan: Plan, sequence_
     """Return the seconds of forward and backward of the profile's one layer on one micro-batch, recompute included."""
     software = replace(MEGATRON, sequence_parallel=sequence_parallel)
     sheet = Context(profile, cluster, plan.batch_samples, 1, software=software).sheet(plan)
-    return float(sum(c.values[0] for c in total.time_columns(sheet) if c.name not in BESIDE_LAYERS))
+    return float(sum(column.values[0] for column in without(total.time_columns(sheet), *BESIDE_LAYERS)))
 
 
 def collective_seconds(

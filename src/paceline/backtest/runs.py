@@ -19,9 +19,9 @@ from paceline.plan.cost.columns import columns_of
 from paceline.plan.cost.memory.room import usable_bytes
 from paceline.plan.learn.correct import Learnt, LearntRun
 from paceline.plan.learn.observation import Observation
-from paceline.plan.learn.process import Z80, Z95
 from paceline.plan.learn.recall import forecast_runs
 from paceline.spec.cluster import Cluster
+from paceline.spec.forecast import Z80, Z95
 
 
 @dataclass(frozen=True)
@@ -93,7 +93,7 @@ def _scored(run: LearntRun, cluster: Cluster, line: int, folder: str) -> Scored:
     )
     fits = run.forecast_bytes * math.exp(Z80 * run.memory_spread) <= usable_bytes(cluster)
     interval = _interval(run.forecast_seconds, run.time_spread)
-    return Scored(case, Priced(plan, interval, run.forecast_bytes, fits, {}))
+    return Scored(case, Priced(plan, interval, run.forecast_bytes, fits, ()))
 
 
 def _learnt(item: Scored, run: LearntRun, earlier: Sequence[LearntRun]) -> Scored:

@@ -15,11 +15,12 @@ from numpy.typing import NDArray
 from paceline.report.format import plural
 from paceline.report.phases import Attempt
 from paceline.report.records import Records, StepTable, number, table, text
+from paceline.spec.journal.older import kind_and_clock
 
 JOULES_PER_KWH = 3.6e6
-COMMUNICATION = ("reduc", "gather", "communication", "collective", "all-to-all", "send", "network", "all_reduce",
-                 "bubble")  # fmt: skip
-LEARNT = "learnt from"  # the term that earlier runs add corrects the sum: every group has its share of it
+LEARNT = "learnt"  # the kind of term that earlier runs add: it corrects the sum, so every group has its share of it
+CLOCKS = ("forward_backward", "reduce", "optimizer", "data", "other")
+METERS = ("weights", "gradients", "optimizer", "runtime")  # kinds of memory that a meter of their own measures
 ACTIVATIONS = "activations_and_buffers"
 JOINT = "activations_and_runtime"
 
@@ -32,6 +33,8 @@ class TermLine:
     value: float | None
     formula: str
     source: str
+    kind: str
+    clock: str
 
 
 @dataclass(frozen=True)
@@ -134,37 +137,22 @@ def basis_of(records: Records, reference: Mapping[str, Any]) -> Basis:
 
 def _terms(forecast: Mapping[str, Any], key: str) -> list[TermLine]:
     listed = forecast.get(key)
-    return [
-        TermLine(text(term.get("name")), number(term.get("value")), text(term.get("formula")), text(term.get("source")))
-        for term in (listed if isinstance(listed, list | tuple) else [])
-        if isinstance(term, dict)
-    ]
+    return [_term(term) for term in (listed if isinstance(listed, list | tuple) else []) if isinstance(term, dict)]
 
 
-def time_group(name: str) -> str:
-    """Return which clock measures a time term, by the words in its name."""
-    lowered = name.lower()
-    if "optimizer" in lowered:
-        return "optimizer"
-    if any(word in lowered for word in COMMUNICATION):
-        return "reduce"
-    if lowered.startswith(("data", "loading", "input")):
-        return "data"
-    return "other" if "fixed" in lowered or "step overhead" in lowered else "forward_backward"
+def _term(term: Mapping[str, Any]) -> TermLine:
+    name, formula, source = (text(term.get(key)) for key in ("name", "formula", "source"))
+    return TermLine(name, number(term.get("value")), formula, source, *kind_and_clock(term))
 
 
-def memory_group(name: str) -> str:
-    """Return which meter measures a memory term, by the words in its name."""
-    lowered = name.lower()
-    if "runtime" in lowered:
-        return "runtime"
-    if "optimizer" in lowered:
-        return "optimizer"
-    if "buffer" in lowered or "cop" in lowered or "gather" in lowered:
-        return ACTIVATIONS
-    if "gradient" in lowered:
-        return "gradients"
-    return "weights" if "weight" in lowered or "parameter" in lowered else ACTIVATIONS
+def time_group(clock: str) -> str:
+    """Return which group a time term of this clock belongs to; a clock that no step has counts to the rest."""
+    return clock if clock in CLOCKS else "other"
+
+
+def memory_group(kind: str) -> str:
+    """Return which meter measures a memory term of this kind."""
+    return kind if kind in METERS else ACTIVATIONS
 
 
 def _total(terms: list[TermLine], learnt: float = 1.0) -> float | None:
@@ -174,8 +162,8 @@ def _total(terms: list[TermLine], learnt: float = 1.0) -> float | None:
 
 def _without_learnt(terms: list[TermLine]) -> tuple[list[TermLine], float, str]:
     """Return the terms of formulas, the factor by which earlier runs corrected their sum, and a note that says so."""
-    formulas = [term for term in terms if not term.name.startswith(LEARNT)]
-    learnt = next((term for term in terms if term.name.startswith(LEARNT)), None)
+    formulas = [term for term in terms if term.kind != LEARNT]
+    learnt = next((term for term in terms if term.kind == LEARNT), None)
     base = _total(formulas)
     if learnt is None or learnt.value is None or not base:
         return formulas, 1.0, ""
@@ -192,11 +180,9 @@ def _communicates_inside(plan: Mapping[str, Any]) -> bool:
 def time_groups(reference: Mapping[str, Any], steps: StepTable) -> tuple[TermGroup, ...]:
     """Return the step's groups of time terms with the medians of the clocks that measure them, in seconds."""
     terms, learnt, note = _without_learnt(_terms(table(reference.get("forecast")), "time"))
-    sorted_terms: dict[str, list[TermLine]] = {
-        name: [] for name in ("forward_backward", "reduce", "optimizer", "data", "other")
-    }
+    sorted_terms: dict[str, list[TermLine]] = {name: [] for name in CLOCKS}
     for term in terms:
-        sorted_terms[time_group(term.name)].append(term)
+        sorted_terms[time_group(term.clock)].append(term)
     clocks = {name: steps.column(name) for name in sorted_terms}
     names = {"forward_backward": "forward and backward", "reduce": "gradient reduction"}
     notes = {}
@@ -227,7 +213,7 @@ def memory_groups(records: Records, reference: Mapping[str, Any]) -> tuple[TermG
     }
     terms, learnt, note = _without_learnt(_terms(table(reference.get("forecast")), "memory"))
     for term in terms:
-        sorted_terms[memory_group(term.name)].append(term)
+        sorted_terms[memory_group(term.kind)].append(term)
     record = (records.of("memory") or [{}])[-1]
     measured = {name: number(value) for name, value in table(record.get("components")).items()}
     if JOINT in measured:  # where an allocator cannot tell the two apart

@@ -23,7 +23,7 @@ from paceline.report.format import plural
 from paceline.report.phases import Attempt, Phase, attempts_of, phases_of, resume_steps, surviving
 from paceline.report.records import Records, StepTable, gather, json_safe, number, table, text
 from paceline.report.series import Series
-from paceline.run.record.journal import SCHEMA
+from paceline.spec.journal.record import SCHEMA
 from paceline.units import format_seconds
 
 UNFINISHED = "unfinished"

@@ -23,7 +23,7 @@ from paceline.run.numerics.precision import MASTER_DTYPES, cast_model, scaler_fo
 from paceline.run.numerics.randomness.again import draw_again, leave_outside
 from paceline.run.numerics.randomness.build import sample_randomness
 from paceline.run.numerics.randomness.mode import SampleRandomness, Survey
-from paceline.run.parallel.apply import Gradients, apply_plan, is_sharded
+from paceline.run.parallel.apply import Gradients, apply_plan
 from paceline.run.parallel.context.part import part_of
 from paceline.run.parallel.data.rows import GatheredRows, data_group
 from paceline.run.parallel.data.statistics import share_statistics
@@ -77,7 +77,7 @@ def assemble(task: Task, plan: Plan, world: World, source: Source, items_per_sam
     if any(map(gathers_rows, plain)) and mesh is not None and plan.layout.data_degree > 1:
         turns = gathering(turns, GatheredRows(data_group(mesh, plan.layout)))
         objective = turns[main_turn(task)].objective
-    late = family and (is_sharded(plan) or plan.layout.tp > 1)  # storage only once every rank knows its shard
+    late = family and (plan.layout.is_sharded or plan.layout.tp > 1)  # storage only once every rank knows its shard
     look = None
     if not family:
         _materialise(model, task, family, world)  # a user's model is whole on every rank until it is split

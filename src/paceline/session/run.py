@@ -25,6 +25,7 @@ from paceline.run.process.supervisor import explain, supervise
 from paceline.run.process.uncaught import end_with_own_code
 from paceline.run.process.world import join_world, leave_world
 from paceline.run.record.journal import mark_end
+from paceline.run.record.tensorboard import asked_sinks
 from paceline.session.begin import join_peers, planned_brief
 from paceline.spec.arguments import make_spec, run_directory
 from paceline.spec.cluster import ClusterSpec
@@ -65,7 +66,7 @@ class Run(Training):
             world, brief = join_peers(spec)
         else:
             world = join_world(brief.device, brief.threads)
-        Training.__init__(self, spec, brief, world, run_directory(spec))
+        Training.__init__(self, spec, brief, world, run_directory(spec), asked_sinks(spec.run))
 
     def close(self) -> None:
         """Leave the process group. Called for you when the interpreter ends."""

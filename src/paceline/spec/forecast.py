@@ -4,13 +4,33 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Literal
+
+# What a device does in a term of time. `collectives` run inside forward and backward (tp, cp, ep); `sync` keeps weights
+# and gradients in step over the data axes, and gathers for the update; `host` starts work that the device waits for.
+TimeKind = Literal[
+    "products", "attention", "elementwise", "recompute", "casts", "update", "collectives", "sends", "bubble", "sync",
+    "offload", "host", "allocator", "data", "learnt",
+]  # fmt: skip
+# What a term of memory holds. `buffers` are copies and what collectives read and write; `cache` is what an allocator
+# keeps beside them; `runtime` is what a process holds before any tensor.
+MemoryKind = Literal[
+    "weights", "gradients", "optimizer", "activations", "buffers", "cache", "runtime", "learnt",
+]  # fmt: skip
+Kind = TimeKind | MemoryKind | Literal["other"]
+# The clock of a step that measures a term of time, as a journal's `seconds` name it; `none` measures bytes, terms of a
+# whole run, and corrections of a sum.
+Clock = Literal["data", "forward_backward", "reduce", "optimizer", "other", "none"]
+
+Z80, Z95 = 1.2815515655446004, 1.959963984540054  # standard deviations to either side that hold 80 % and 95 %
 
 
 @dataclass(frozen=True)
 class Term:
     """One component of a forecast: a value, the formula it came from, and how its inputs are known.
 
-    `source` is the weakest of its inputs' sources: measured, then published, then assumed.
+    `source` is the weakest of its inputs' sources: measured, then published, then assumed. `kind` and `clock` say what
+    a term is; its name is for people.
     """
 
     name: str
@@ -22,6 +42,8 @@ class Term:
     high: float = math.nan
     low95: float = math.nan
     high95: float = math.nan
+    kind: Kind = "other"
+    clock: Clock = "none"
 
 
 @dataclass(frozen=True)

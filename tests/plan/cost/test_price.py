@@ -71,10 +71,9 @@ def test_waiting_draws_less_and_has_the_fitted_interval():
 
 
 def test_busy_time_leaves_out_links_stages_and_the_host():
-    time = [Term(name, seconds, "", "measured") for name, seconds in (
-        ("products, forward", 3.0), ("optimizer", 1.0), ("gradient reduction", 2.0), ("tensor communication", 1.0),
-        ("pipeline bubble", 1.0), ("pipeline sends", 0.5), ("operator launches", 0.5), ("parameter gathering", 0.5),
-        ("expert all-to-all", 0.25), ("fixed step overhead", 0.25))]  # fmt: skip
+    time = [Term("reduction", seconds, "", "measured", kind=kind) for kind, seconds in (
+        ("products", 3.0), ("update", 1.0), ("sync", 2.0), ("collectives", 1.0), ("bubble", 1.0), ("sends", 0.5),
+        ("host", 0.5), ("offload", 0.5), ("allocator", 0.25), ("data", 0.25))]  # fmt: skip
     assert busy_share(time) == pytest.approx(0.4)
     assert busy_share([]) == 1.0 and busy_share([Term("a", math.nan, "", "unknown")]) == 1.0
 

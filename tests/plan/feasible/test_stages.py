@@ -7,12 +7,10 @@ import itertools
 
 import pytest
 
-from paceline.errors import ConfigError
 from paceline.plan.feasible.split import split_by_cost
 from paceline.plan.feasible.stages import (
     blocks_per_stage,
     fill_pipeline,
-    parse_stages,
     pipeline_limits,
     stages_of,
     with_pipeline,
@@ -117,7 +115,7 @@ def test_good_plans_are_not_refused() -> None:
         assert pipeline_limits(dataclasses.replace(TWO, **changes), decoder(5)) is None
 
 
-def test_a_split_is_written_with_plus_signs() -> None:
-    assert parse_stages("3+2") == (3, 2) and parse_stages("") == ()
-    with pytest.raises(ConfigError, match="no split"):
-        parse_stages("3,2")
+def test_a_split_is_taken_as_the_planner_prints_it() -> None:
+    asked = PlanSpec(stages="2+2x1")  # runs of equal stages joined, as in the commands that the planner suggests
+    staged = with_pipeline(Plan(Layout(pp=3), accumulation=4, batch_samples=8), asked, decoder(4))
+    assert staged.stages == (2, 1, 1)

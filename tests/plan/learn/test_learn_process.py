@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.plan.learn.process import LARGEST_LOG, RUN_NOISE, SHARES, Z80, Kinship, fit
+from paceline.plan.learn.process import LARGEST_LOG, RUN_NOISE, SHARES, Kinship, fit
+from paceline.spec.forecast import Z80
 
 SPREAD = math.log(1.2) / Z80  # what a measured forecast of +-20 % states
 SAME = Kinship(True, True, True).value

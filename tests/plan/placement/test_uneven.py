@@ -15,7 +15,7 @@ from paceline.plan.planned import plan_task
 from paceline.plan.search.search import search
 from paceline.spec.cluster import ClusterSpec
 from paceline.spec.load import parse_spec
-from paceline.spec.plan import PlanSpec
+from paceline.spec.plan import GoalSpec, PlanSpec
 from paceline.task.models.sizes import NAMED_SIZES, nominal_vocab
 from paceline.task.profile.decoder import profile_decoder
 
@@ -139,6 +139,26 @@ def test_a_model_that_no_group_holds_alone_fits_in_stages():
     assert [way.strategy for way in found] == ["stages"] and refused[0].startswith("replicas: ")
     with pytest.raises(DoesNotFit, match="does not fit these groups"):
         plan_uneven(Work(profile, PlanSpec(tp=1, cp=1, pp=1), 8, 10), groups(a=("t4", 1), b=("t4", 1)))
+
+
+def test_the_goal_decides_which_way_comes_first():
+    both = groups(one=("h100-sxm", 1), many=("h100-sxm", 8))
+    task = work(batch=512, profile=model("llama-350m"))
+
+    def ranked(**goal):
+        asked = dataclasses.replace(task, constraints=dataclasses.replace(task.constraints, goal=GoalSpec(**goal)))
+        ways, _ = plan_uneven(asked, both)
+        assert len(ways) == 2
+        return ways
+
+    def memory(way):
+        return max(part.forecast.peak_bytes.value for part in way.parts)
+
+    fast, lean = ranked(name="time"), ranked(name="memory")
+    assert fast[0].step_seconds.value < fast[1].step_seconds.value
+    assert memory(lean[0]) < memory(lean[1])
+    assert (fast[0].strategy, lean[0].strategy) == ("replicas", "stages")
+    assert ranked(memory=0.9, time=0.1)[0].strategy == "stages"  # weights count too
 
 
 def test_a_batch_smaller_than_the_groups_is_no_replica_plan():

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.plan.risk.chance import Z80, Z95, chance_above, margin, normal_tail
+from paceline.plan.risk.chance import chance_above, margin, normal_tail
 from paceline.plan.search.limits import chance_within
-from paceline.spec.forecast import Estimate
+from paceline.spec.forecast import Z80, Z95, Estimate
 
 NORMAL = NormalDist()
 
@@ -21,6 +21,10 @@ def test_the_tail_is_the_normal_distributions() -> None:
     at = np.linspace(-8, 8, 1001)
     exact = np.array([0.5 * math.erfc(x / math.sqrt(2)) for x in at])
     assert np.abs(normal_tail(at) - exact).max() < 1.5e-7
+
+
+def test_the_quantiles_are_the_normal_distributions() -> None:
+    assert pytest.approx((NORMAL.inv_cdf(0.9), NORMAL.inv_cdf(0.975)), abs=1e-12) == (Z80, Z95)
 
 
 def test_intervals_hold_what_they_say() -> None:

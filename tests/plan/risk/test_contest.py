@@ -20,6 +20,7 @@ from paceline.plan.risk.contest import (
     settings_of,
 )
 from paceline.plan.search.search import search
+from paceline.spec.forecast import Kind
 from paceline.spec.plan import PlanSpec
 
 SHAPE = opened(profile(8, heads=8, kv_heads=4, kv_elements=2e4))
@@ -47,8 +48,10 @@ def test_causes_err_in_proportion_to_their_share() -> None:
 
 def test_terms_of_one_rate_are_one_cause() -> None:
     one = np.ones(3)
-    names = ("products, forward", "products, backward", "optimizer", "memory-bound operators", "pipeline bubble")
-    assert cause_seconds((name, one) for name in names).tolist() == [[2.0, 2.0, 1.0]] * 3
+    kinds: tuple[Kind, ...] = ("products", "products", "update", "elementwise", "bubble")
+    assert cause_seconds((str(place), kind, one) for place, kind in enumerate(kinds)).tolist() == [[2.0, 2.0, 1.0]] * 3
+    links: tuple[Kind, ...] = ("collectives", "collectives")
+    assert cause_seconds((str(place), kind, one) for place, kind in enumerate(links)).tolist() == [[1.0, 1.0]] * 3
 
 
 def test_the_plans_to_try_are_the_best_to_add_each_time() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,7 +10,7 @@ import numpy as np
 from paceline.plan.cost.columns import Flags, Floats, Ints
 from paceline.plan.cost.parts import MODES
 from paceline.spec.cluster import SOURCES
-from paceline.spec.forecast import Term
+from paceline.spec.forecast import Clock, Kind, Term
 
 
 @dataclass(frozen=True)
@@ -18,21 +18,25 @@ class Column:
     """One component of the price of every plan: its values, how they are known, and its formula in words.
 
     `known` holds places in SOURCES, for all plans or one for each. `text` is asked only for the plans that are shown.
+    Seconds have the clock of a step that measures them.
     """
 
     name: str
+    kind: Kind
     values: Floats
     known: int | Ints
     text: Callable[[int], str]
     law: str = ""
     applies: Flags | None = None  # plans that have the component at all; None: every plan
+    clock: Clock = "none"
 
     def term(self, index: int) -> Term | None:
         """Return the component of one plan, None where the plan has none."""
         if self.applies is not None and not self.applies[index]:
             return None
         known = self.known if isinstance(self.known, int) else int(self.known[index])
-        return Term(self.name, float(self.values[index]), self.text(index), SOURCES[known], law=self.law)
+        value, text = float(self.values[index]), self.text(index)
+        return Term(self.name, value, text, SOURCES[known], law=self.law, kind=self.kind, clock=self.clock)
 
 
 def terms_of(columns: Sequence[Column], index: int) -> tuple[Term, ...]:
@@ -43,6 +47,16 @@ def terms_of(columns: Sequence[Column], index: int) -> tuple[Term, ...]:
 def total(columns: Sequence[Column]) -> Floats:
     """Return the sum of the components of every plan."""
     return np.sum([column.values for column in columns], axis=0)
+
+
+def without(columns: Iterable[Column], *kinds: Kind) -> list[Column]:
+    """Return the components of other kinds than those named."""
+    return [column for column in columns if column.kind not in kinds]
+
+
+def only(columns: Iterable[Column], *kinds: Kind) -> list[Column]:
+    """Return the components of the kinds named."""
+    return [column for column in columns if column.kind in kinds]
 
 
 def in_modes(values: Floats, *modes: str) -> Floats:

@@ -15,23 +15,13 @@ from typing import Any
 from paceline.cluster.catalog.power import power_model
 from paceline.plan.cost.rates import weakest
 from paceline.spec.cluster import Cluster, Figure
-from paceline.spec.forecast import BillTerm, Estimate, Term
+from paceline.spec.forecast import Z80, Z95, BillTerm, Estimate, Kind, Term
 
 # Terms of a step in which the device does not compute: it waits for links, for other stages or for the host.
-WAITING = (
-    "communication",
-    "gathering",
-    "reduction",
-    "all-to-all",
-    "sends",
-    "bubble",
-    "launches",
-    "fixed",
-    "data loading",
-)
+WAITING: tuple[Kind, ...] = ("collectives", "sends", "bubble", "sync", "offload", "host", "allocator", "data")
 # Power that nobody has fitted: a CPU's, an owner's figure. Half-width of the 80 % interval as a ratio, by source.
 POWER_RATIO = {"measured": 1.10, "published": 1.15, "assumed": 1.40}
-QUANTILES = 1.9600 / 1.2816  # of the normal distribution, two-sided 95 % over 80 %: ratios are taken as log-normal
+QUANTILES = Z95 / Z80  # of the normal distribution, two-sided 95 % over 80 %: ratios are taken as log-normal
 
 
 @dataclass(frozen=True)
@@ -48,7 +38,7 @@ def busy_share(time: Iterable[Term]) -> float:
     """Return the part of a step in which the devices compute; 1 where the step's time is unknown."""
     terms = tuple(time)
     total = math.fsum(term.value for term in terms)
-    waiting = math.fsum(term.value for term in terms if any(word in term.name for word in WAITING))
+    waiting = math.fsum(term.value for term in terms if term.kind in WAITING)
     return 1 - waiting / total if total > 0 and math.isfinite(total) else 1.0
 
 

@@ -11,7 +11,7 @@ import math
 import numpy as np
 
 from paceline.plan.cost.columns import Columns, Floats
-from paceline.plan.cost.components import Column, terms_of, total
+from paceline.plan.cost.components import Column, only, terms_of, total, without
 from paceline.plan.cost.inputs import Context, Sheet
 from paceline.plan.cost.intervals import memory_estimate, memory_widths, time_estimate, with_intervals
 from paceline.plan.cost.memory.held import memory_columns
@@ -24,9 +24,8 @@ from paceline.plan.cost.time.compute import compute_columns, fixed_column, launc
 from paceline.plan.cost.time.gathers import gather_columns
 from paceline.plan.cost.time.learnt import learnt_memory, learnt_memory_spread, learnt_time, learnt_time_spread
 from paceline.plan.cost.time.network import network_columns
-from paceline.plan.learn.process import Z80, Z95
 from paceline.spec.cluster import Cluster
-from paceline.spec.forecast import Estimate, Forecast, Term
+from paceline.spec.forecast import Z80, Z95, Estimate, Forecast, Term
 from paceline.spec.plan import Plan
 from paceline.spec.profile import ModelProfile
 
@@ -50,7 +49,7 @@ def forecast_plan(
 def forward_backward_columns(sheet: Sheet) -> tuple[list[Column], list[Column]]:
     """Return what forward and backward compute, launches that this does not hide included, and communicate inside."""
     compute, inside = compute_columns(sheet), axis_columns(sheet)
-    busy = total([*compute, *(column for column in inside if column.name != "pipeline sends")])
+    busy = total([*compute, *without(inside, "sends")])
     return [*compute, launch_column(sheet, busy)], inside
 
 
@@ -88,7 +87,7 @@ def step_seconds(context: Context, columns: Columns) -> tuple[Floats, Floats]:
     for sheet in chunks_of(context, columns):
         time = time_columns(sheet)
         seconds.append(total(time))
-        waiting.append(total([column for column in time if any(word in column.name for word in WAITING)]))
+        waiting.append(total(only(time, *WAITING)))
     whole = np.concatenate(seconds)
     return whole, 1 - np.concatenate(waiting) / whole
 

@@ -14,6 +14,8 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from paceline.cluster.groups import Group
 from paceline.errors import DoesNotFit
 from paceline.plan.cost.constants import read_constants
@@ -21,11 +23,11 @@ from paceline.plan.cost.price import bill, busy_share
 from paceline.plan.cost.rates import BYTES, Rates
 from paceline.plan.placement.shares import share_out, split_by_speed
 from paceline.plan.search.search import search
+from paceline.plan.search.values import Values, goal_values
 from paceline.spec.forecast import BillTerm, Estimate, Forecast
 from paceline.spec.plan import Plan, PlanSpec
 from paceline.spec.profile import BlockProfile, ModelProfile
 
-STRATEGIES = ("replicas", "stages")
 Shares = tuple[int, ...]
 ROUNDS = 3  # how often shares follow the speeds that they themselves lead to
 
@@ -45,7 +47,7 @@ class GroupPlan:
 class Uneven:
     """A way to use all groups: the parts, what joining them takes, and the price of the whole run."""
 
-    strategy: str  # one of STRATEGIES
+    strategy: str  # "replicas" or "stages"
     parts: tuple[GroupPlan, ...]
     joining_seconds: float  # per step: gradients summed over groups, or the pipeline's fill and drain
     joining_text: str
@@ -83,15 +85,19 @@ def plan_uneven(work: Work, groups: tuple[Group, ...]) -> tuple[tuple[Uneven, ..
     if not ways:
         raise DoesNotFit(f"{work.profile.name} does not fit these groups", "; ".join(refused),
                          "more or larger devices, or unset constraints of [plan]")  # fmt: skip
-    return tuple(sorted(ways, key=lambda way: _goal_value(way, work.constraints.goal))), tuple(refused)
+    found = goal_values(_values(ways), work.constraints.goal.weights)
+    return tuple(ways[place] for place in np.argsort(found, kind="stable")), tuple(refused)
 
 
-def _goal_value(way: Uneven, goal: str) -> float:
-    """Return what the goal minimises; the step's time where that is unknown."""
-    asked = {term.name: term.value for term in way.bill}
-    asked["memory"] = max(part.forecast.peak_bytes.value for part in way.parts)
-    value = asked.get(goal, math.nan)
-    return value if math.isfinite(value) else way.step_seconds.value
+def _values(ways: Sequence[Uneven]) -> Values:
+    """Return what the ways take of everything that a goal may name."""
+    billed = [{term.name: term.value for term in way.bill} for way in ways]
+    return Values(
+        time=np.array([way.step_seconds.value for way in ways]),
+        memory=np.array([max(part.forecast.peak_bytes.value for part in way.parts) for way in ways]),
+        **{name: np.array([bill[name] for bill in billed]) for name in ("money", "energy", "carbon")},
+        risk=np.zeros(len(ways)),  # each part's own search has weighed it
+    )
 
 
 def _replicas(work: Work, groups: tuple[Group, ...]) -> Uneven:

@@ -18,20 +18,17 @@ import numpy as np
 from paceline.plan.cost.columns import Columns, Floats, Ints
 from paceline.plan.cost.inputs import Context, Sheet
 from paceline.plan.cost.total import time_columns
-from paceline.plan.risk.chance import Z80
 from paceline.plan.search.search import Candidates
-from paceline.spec.forecast import Estimate
+from paceline.spec.forecast import Z80, Estimate, Kind
 from paceline.spec.plan import Plan
 
-# Terms that err together, because one rate stands behind them; any other term is a cause of its own.
-CAUSES = {
-    "products, forward": "products",
-    "products, backward": "products",
-    "memory-bound operators": "memory",
-    "casts and gradient sums": "memory",
-    "optimizer": "memory",
-    "operator launches": "host",
-    "fixed step overhead": "host",
+# Kinds of term that err together, because one rate stands behind them; any other term is a cause of its own.
+CAUSES: dict[Kind, str] = {
+    "products": "products",
+    "elementwise": "memory",
+    "casts": "memory",
+    "update": "memory",
+    "host": "host",
 }
 # Standard deviation of a setting's logarithm: the median over the three calibration tables that are grids, as
 # `benchmarks/choices.py` measures it (4 to 42 %). A cause is as uncertain as a plan's whole time.
@@ -110,17 +107,17 @@ def settings_of(columns: Columns) -> Ints:
     return np.stack(fields, axis=1).astype(np.int64)
 
 
-def cause_seconds(terms: Iterable[tuple[str, Floats]]) -> Floats:
-    """Return every plan's seconds by cause of error (plan x cause), from those of its terms by name."""
+def cause_seconds(terms: Iterable[tuple[str, Kind, Floats]]) -> Floats:
+    """Return every plan's seconds by cause of error (plan x cause), from its terms: name, kind and seconds."""
     found: dict[str, Floats] = {}
-    for name, seconds in terms:
-        cause = CAUSES.get(name, name)
+    for name, kind, seconds in terms:
+        cause = CAUSES.get(kind, name)
         found[cause] = found.get(cause, 0.0) + seconds
     return np.stack(list(found.values()), axis=1)
 
 
 def _cause_seconds(context: Context, plans: Columns) -> Floats:
-    return cause_seconds((column.name, column.values) for column in time_columns(Sheet(context, plans)))
+    return cause_seconds((column.name, column.kind, column.values) for column in time_columns(Sheet(context, plans)))
 
 
 def drawn_factors(causes: Floats, settings: Ints, spread: float) -> Floats:

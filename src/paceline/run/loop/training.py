@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import time
 import weakref
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,10 @@ from paceline.run.numerics.invariants import check_agreement, is_due, numbers_of
 from paceline.run.process.brief import Brief
 from paceline.run.process.signals import StopFlag
 from paceline.run.process.world import World
+from paceline.run.record.journal import Journal
 from paceline.run.record.recorder import Recorder, SilentRecorder
+from paceline.run.record.sink import OpenSink, Sink
+from paceline.run.record.status import StatusLine
 from paceline.spec.amounts import in_steps
 from paceline.spec.load import Spec
 from paceline.spec.task import ModelSpec
@@ -39,7 +42,8 @@ from paceline.units import Amount, format_seconds
 class Training:
     """Iterates over the global batches of a task and makes one update with each."""
 
-    def __init__(self, spec: Spec, brief: Brief, world: World, run_dir: Path) -> None:
+    def __init__(self, spec: Spec, brief: Brief, world: World, run_dir: Path, sinks: Sequence[OpenSink] = ()) -> None:
+        """`sinks` take rank 0's records beside the journal and the status line; they are opened as the start begins."""
         self.spec, self.brief, self.world, self.dir = spec, brief, world, run_dir
         self._began = time.monotonic()
         task, plan = spec.task, brief.plan
@@ -66,7 +70,9 @@ class Training:
         self._first_step = self.progress.step + 1
         self._record: Recorder | SilentRecorder = SilentRecorder()
         if world.is_first:
-            self._record = Recorder(run_dir, spec, brief, world, self._meter, self._steps(spec.run.log_every) or 1)
+            journal, status = Journal(run_dir), StatusLine(brief, self._steps(spec.run.log_every) or 1)
+            every: list[Sink] = [journal, status, *(open_sink(run_dir) for open_sink in sinks)]
+            self._record = Recorder(run_dir, journal.attempt, spec, brief, world, self._meter, every)
         self._record.started(self.progress, restored, self._unigram_loss() if world.is_first else None)
         for remark in built.remarks:
             self._record.remark(remark)

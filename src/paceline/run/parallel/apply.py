@@ -50,16 +50,6 @@ class Gradients(Protocol):
         """Take the gradients from parameters that no rank reached. All ranks call it where any missed one."""
 
 
-def is_sharded(plan: Plan) -> bool:
-    """Return whether FSDP2 holds the weights: where ranks share a copy's state, or an axis splits the model itself.
-
-    In the second case it also sums gradients over `dp_replicate`, since it knows how to do that for split weights.
-    """
-    layout = plan.layout
-    splits_model = layout.tp > 1 or layout.pp > 1 or layout.ep > 1
-    return layout.dp_shard * layout.cp > 1 or (splits_model and layout.dp_replicate > 1)
-
-
 def apply_plan(
     model: nn.Module,
     blocks: list[nn.Module],
@@ -117,7 +107,7 @@ def _apply_whole(
     compute, master = COMPUTE_DTYPES[plan.precision], MASTER_DTYPES[plan.precision]
     alone = AloneExperts.of(plan.layout, casts=compute != master)
     placed = spread_experts(model, mesh, plan.layout, alone) if mesh is not None and plan.layout.ep > 1 else None
-    sharded = mesh is not None and is_sharded(plan)
+    sharded = mesh is not None and plan.layout.is_sharded
     share_sequences(model, plan, mesh)
     whole = [p for p in model.parameters() if sharded and stays_whole(p)]
     if compute != master:

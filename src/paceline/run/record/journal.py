@@ -1,9 +1,9 @@
 """The journal: a run's append-only record, one JSON object per line. Everything that shows a run reads it.
 
 `RUN/journal/0001.jsonl` holds the first start of a run, `0002.jsonl` the second, and so on; only rank 0 writes.
-Every record has `schema` (this module's SCHEMA), `kind` and `time` (seconds since the epoch). A record is one
+Every record has `schema`, `kind` and `time` (seconds since the epoch), and is declared in spec/journal. A record is one
 write to a file opened for appending, so a killed process loses no record already written; a last line that was cut
-short is ignored when reading. docs/reference/journal.md lists the kinds and their fields.
+short is ignored when reading.
 """
 
 from __future__ import annotations
@@ -11,15 +11,13 @@ from __future__ import annotations
 import json
 import math
 import os
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from paceline.errors import StorageError
-
-SCHEMA = 1
-KINDS = ("run_started", "step", "evaluation", "decision", "checkpoint", "verify", "memory", "fault", "run_ended")
+from paceline.spec.journal.kinds import FaultRecord, RunEnded, StepRecord, parse
+from paceline.spec.journal.record import Record, plain
 
 
 def _plain(value: Any) -> Any:
@@ -33,8 +31,16 @@ def _plain(value: Any) -> Any:
     return value
 
 
+def _line(record: Record) -> bytes:
+    fields = plain(record)
+    line = (json.dumps(fields, separators=(",", ":"), default=str, allow_nan=True) + "\n").encode()
+    if b"NaN" in line or b"Infinity" in line:
+        line = (json.dumps(_plain(fields), separators=(",", ":"), default=str) + "\n").encode()
+    return line
+
+
 class Journal:
-    """Writes one start's records. Create it on rank 0 only."""
+    """The sink that keeps one start's records. Create it on rank 0 only."""
 
     def __init__(self, run_dir: Path) -> None:
         self.folder = run_dir / "journal"
@@ -48,23 +54,15 @@ class Journal:
                 f"cannot write the journal in {self.folder}", str(error), "free space or choose another run.dir"
             ) from error
 
-    def write(self, kind: str, **fields: Any) -> None:
+    def write(self, record: Record) -> None:
         """Append one record. Raises StorageError where the line cannot be written whole."""
-        assert kind in KINDS, kind
-        record = {"schema": SCHEMA, "kind": kind, "time": time.time(), **fields}
-        line = (json.dumps(record, separators=(",", ":"), default=str, allow_nan=True) + "\n").encode()
-        if b"NaN" in line or b"Infinity" in line:
-            line = (json.dumps(_plain(record), separators=(",", ":"), default=str) + "\n").encode()
+        line = _line(record)
         try:
             written = os.write(self._file, line)
         except OSError as error:
             raise StorageError(f"cannot append to {self.path}", str(error), "free space and start again") from error
         if written != len(line):
             raise StorageError(f"cannot append to {self.path}", "the disk is full", "free space and start again")
-
-    def decision(self, what: str, before: Any, after: Any, because: str, evidence: Any = None) -> None:
-        """Record an automatic choice."""
-        self.write("decision", what=what, **{"from": before, "to": after}, because=because, evidence=evidence)
 
     def close(self) -> None:
         """Flush to disk and close."""
@@ -84,6 +82,14 @@ def read_journal(run_dir: Path) -> Iterator[dict[str, Any]]:
             yield record
 
 
+def read_records(run_dir: Path) -> Iterator[Record]:
+    """Yield every record of a run as what it is declared to be, oldest start first; unknown kinds are passed over."""
+    for line in read_journal(run_dir):
+        record = parse(line)
+        if record is not None:
+            yield record
+
+
 def final_steps(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return the step records that count, in order: of a step run twice after a restart, the last one."""
     by_step = {record["step"]: record for record in records if record["kind"] == "step"}
@@ -98,13 +104,10 @@ def mark_end(run_dir: Path, exit_code: int, error: dict[str, Any]) -> None:
     newest = max((run_dir / "journal").glob("[0-9]*.jsonl"), default=None)
     if newest is None or b'"kind":"run_ended"' in newest.read_bytes()[-65536:]:
         return
-    step = max((r["step"] for r in read_journal(run_dir) if r["kind"] == "step"), default=0)
-    now = {"schema": SCHEMA, "time": time.time()}
+    step = max((record.step or 0 for record in read_records(run_dir) if isinstance(record, StepRecord)), default=0)
+    fault = FaultRecord(what=str(error.get("what", "")), because=str(error.get("because", "")))
+    ended = RunEnded(status="failed", exit_code=exit_code, error=error, step=step)
     with newest.open("ab") as file:
         if newest.read_bytes()[-1:] not in (b"\n", b""):
             file.write(b"\n")
-        for record in (
-            {**now, "kind": "fault", "what": error.get("what"), "because": error.get("because")},
-            {**now, "kind": "run_ended", "status": "failed", "exit_code": exit_code, "error": error, "step": step},
-        ):
-            file.write((json.dumps(record, separators=(",", ":"), default=str) + "\n").encode())
+        file.write(_line(fault) + _line(ended))

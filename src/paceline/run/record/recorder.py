@@ -1,4 +1,4 @@
-"""The recorder: everything a run says, to the journal and to the terminal. Only rank 0's says anything."""
+"""The recorder: everything a run says, as records that sinks take. Only rank 0's says anything."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import dataclasses
 import platform
 import sys
 import traceback
+from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -19,108 +21,115 @@ from paceline.run.memory.spent import MemoryMeter
 from paceline.run.process.brief import Brief
 from paceline.run.process.supervisor import is_supervised
 from paceline.run.process.world import World
-from paceline.run.record.journal import Journal
 from paceline.run.record.observe import remember_run
-from paceline.run.record.status import StatusLine
+from paceline.run.record.sink import Sink
+from paceline.spec.journal.kinds import (
+    CheckpointRecord,
+    DecisionRecord,
+    EvaluationRecord,
+    FaultRecord,
+    MemoryRecord,
+    RunEnded,
+    RunStarted,
+    StepRecord,
+    VerifyRecord,
+)
+from paceline.spec.journal.record import Record, made_now
 from paceline.spec.load import Spec, spec_to_dict
 from paceline.version import __version__
 
 
 class Recorder:
-    """Writes the journal and the status lines of one start of a run."""
+    """Makes the records of one start of a run, and hands them to every sink."""
 
     def __init__(
-        self, run_dir: Path, spec: Spec, brief: Brief, world: World, meter: MemoryMeter, log_every: int
-    ) -> None:
-        self._run_dir, self._journal = run_dir, Journal(run_dir)
-        self._status = StatusLine(brief, log_every)
+        self, run_dir: Path, attempt: int, spec: Spec, brief: Brief, world: World, meter: MemoryMeter,
+        sinks: Sequence[Sink],
+    ) -> None:  # fmt: skip
+        """`attempt` is the number of the start; `sinks` are closed when it ends."""
+        self._run_dir, self._attempt, self._sinks = run_dir, attempt, sinks
         self._spec, self._brief, self._world, self._meter = spec, brief, world, meter
         self._ended = False
-        self._tensorboard = _tensorboard(run_dir) if spec.run.tensorboard else None
 
-    def _write(self, kind: str, **fields: Any) -> None:
-        self._journal.write(kind, **fields)
-        if self._tensorboard is not None:
-            self._tensorboard.record({"kind": kind, **fields})
+    def _write(self, record: Record) -> None:
+        for sink in self._sinks:
+            sink.write(record)
+
+    def _decided(self, what: str, before: Any, after: Any, because: str, evidence: Any = None) -> None:
+        self._write(DecisionRecord(what, before, after, because, evidence))
 
     def started(self, progress: Progress, restored: Restored | None, unigram_loss: float | None) -> None:
         """Record what runs, on what, as planned, and from where it goes on."""
-        facts = {**self._brief.record["facts"], "unigram_loss": unigram_loss}
-        self._write(
-            "run_started",
-            attempt=self._journal.attempt,
-            resumed_from=str(restored.path) if restored else None,
-            step=progress.step,
-            position=progress.position,
-            spec=spec_to_dict(self._spec),
-            plan=dataclasses.asdict(self._brief.plan),
-            plan_text=str(self._brief.plan),
-            world_size=self._world.size,
-            versions={"paceline": __version__, "torch": str(torch.__version__), "python": platform.python_version()},
-            host=platform.node(),
-            command=sys.argv,
-            **{**{k: v for k, v in self._brief.record.items() if k not in ("decisions", "verify")}, "facts": facts},
-        )
-        for decision in self._brief.record.get("decisions", ()):
-            self._journal.decision(**decision)
-        if verify := self._brief.record.get("verify"):
-            self._write("verify", **verify)
+        known = self._brief.record
+        here = {
+            "attempt": self._attempt,
+            "resumed_from": str(restored.path) if restored else None,
+            "step": progress.step,
+            "position": progress.position,
+            "spec": spec_to_dict(self._spec),
+            "plan": dataclasses.asdict(self._brief.plan),
+            "plan_text": str(self._brief.plan),
+            "world_size": self._world.size,
+            "versions": {"paceline": __version__, "torch": str(torch.__version__), "python": platform.python_version()},
+            "host": platform.node(),
+            "command": sys.argv,
+            "facts": {**known["facts"], "unigram_loss": unigram_loss},
+        }
+        self._write(made_now(RunStarted, {**known, **here}))
+        for decision in known.get("decisions", ()):
+            self._decided(**decision)
+        if verify := known.get("verify"):
+            self._write(made_now(VerifyRecord, verify))
         if restored is not None:
             for note in restored.notes:
-                self._journal.decision("resume", None, str(restored.path), note)
+                self._decided("resume", None, str(restored.path), note)
                 self.say(f"resume   {note}")
             self.say(f"resume   step {progress.step} from {restored.path}")
 
     def remark(self, text: str) -> None:
         """Say and record what has no part in training."""
-        self._journal.decision("left out", None, None, text)
+        self._decided("left out", None, None, text)
         self.say(f"note     {text}")
 
     def step(self, stats: StepStats, loss_scale: float | None, sample_ids: list[int] | None) -> None:
         """Record a step."""
-        optional: dict[str, Any] = {}
-        if loss_scale is not None:
-            optional |= {"loss_scale": loss_scale, "updated": stats.updated}
-        if stats.waiting_seconds is not None:
-            optional["waiting_seconds"] = stats.waiting_seconds
-        if stats.router is not None:
-            optional["router"] = stats.router.as_dict()
-        if stats.turns:
-            optional["turns"] = {name: dataclasses.asdict(turn) for name, turn in stats.turns.items()}
-        if sample_ids is not None:
-            optional["sample_ids"] = sample_ids
+        turns = {name: dataclasses.asdict(turn) for name, turn in stats.turns.items()}
         self._write(
-            "step",
-            step=stats.step,
-            position_before=stats.position_before,
-            position_after=stats.position_after,
-            loss=stats.loss,
-            weight=stats.weight,
-            grad_norm=stats.grad_norm,
-            lr=stats.lr,
-            seconds=stats.seconds,
-            tokens_per_second=stats.weight / stats.seconds["total"],
-            peak_bytes=self._meter.peak_bytes(),
-            **optional,
+            StepRecord(
+                step=stats.step,
+                position_before=stats.position_before,
+                position_after=stats.position_after,
+                loss=stats.loss,
+                weight=stats.weight,
+                grad_norm=stats.grad_norm,
+                lr=stats.lr,
+                seconds=stats.seconds,
+                tokens_per_second=stats.weight / stats.seconds["total"],
+                peak_bytes=self._meter.peak_bytes(),
+                loss_scale=loss_scale,
+                updated=None if loss_scale is None else stats.updated,
+                waiting_seconds=stats.waiting_seconds,
+                router=stats.router.as_dict() if stats.router else None,
+                turns=turns or None,
+                sample_ids=None if sample_ids is None else tuple(sample_ids),
+            )
         )
-        self._status.step(stats)
 
     def evaluation(self, step: int, result: dict[str, float]) -> None:
         """Record an evaluation."""
-        self._write("evaluation", step=step, **result)
-        self.say(f"held-out loss {result['loss']:.4f} after step {step}")
+        self._write(EvaluationRecord(step, result["loss"], result["weight"], result["seconds"]))
 
     def checkpoint(self, step: int, path: Path, size: int, seconds: float) -> None:
         """Record a published checkpoint."""
-        self._write("checkpoint", step=step, path=str(path), bytes=size, seconds=seconds)
+        self._write(CheckpointRecord(step, str(path), size, seconds))
 
     def memory(self, step: int, components: dict[str, float], peak: float) -> None:
         """Record what memory is spent on, on the fullest rank."""
-        self._write("memory", step=step, components=components, peak_bytes=peak)
+        self._write(MemoryRecord(step, components, peak))
 
     def stopped(self, step: int, because: str, path: Path) -> None:
         """Record the decision to stop early."""
-        self._journal.decision("stop", "training", "requeue", because, {"step": step, "checkpoint": str(path)})
+        self._decided("stop", "training", "requeue", because, {"step": step, "checkpoint": str(path)})
         self.say(f"stop     {because}: step {step} is saved in {path}")
 
     def ended(self, status: str, step: int, seconds: float, error: BaseException | None = None) -> None:
@@ -136,17 +145,14 @@ class Recorder:
         details, code = describe(error)
         if error is not None and not isinstance(error, PacelineError | Requeue):
             details["traceback"] = "".join(traceback.format_exception(error))
-        if error is not None and status == "failed":
-            self._write("fault", what=details["what"], because=details["because"], rank=self._world.rank)
-        self._write(
-            "run_ended", status=status, exit_code=code, error=details if status == "failed" else None, step=step,
-            seconds=seconds,
-        )  # fmt: skip
-        self._journal.close()
+        with ExitStack() as closing:
+            for sink in self._sinks:
+                closing.callback(sink.close)
+            if error is not None and status == "failed":
+                self._write(FaultRecord(details["what"], details["because"], self._world.rank))
+            self._write(RunEnded(status, code, details if status == "failed" else None, step, seconds))
         if status == "complete" and self._spec.cluster.learn:
             self._remember()
-        if self._tensorboard is not None:
-            self._tensorboard.close()
 
     def _remember(self) -> None:
         """Leave what this run measured for the next forecast. A run that tells nothing is none the worse for it."""
@@ -157,7 +163,7 @@ class Recorder:
 
     def say(self, text: str) -> None:
         """Print a line."""
-        self._status.say(text)
+        print(text, flush=True)
 
 
 class SilentRecorder:
@@ -180,10 +186,3 @@ def describe(error: BaseException | None) -> tuple[dict[str, Any], int]:
 def is_echo(error: BaseException | None) -> bool:
     """Return whether the error only says that a peer has gone: the peer's own end is the cause."""
     return isinstance(error, dist.DistError) or (isinstance(error, RuntimeError) and "gloo" in str(error))
-
-
-def _tensorboard(run_dir: Path) -> Any:
-    # The exporter belongs to the report's floor, above this one; it only reads records, so it is looked up by name.
-    from importlib import import_module
-
-    return import_module("paceline.report.tensorboard").TensorBoardWriter(run_dir)

@@ -1,4 +1,4 @@
-"""The status line: one per interval, drawn for a terminal, plain otherwise."""
+"""The status line: one per interval, drawn for a terminal, plain otherwise. It is a sink of the run's records."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from collections.abc import Sequence
 from typing import TextIO
 
 from paceline.plan.flops import OWN
-from paceline.run.loop.step import StepStats
 from paceline.run.process.brief import Brief
+from paceline.spec.journal.kinds import EvaluationRecord, StepRecord
+from paceline.spec.journal.record import Record
 from paceline.units import format_count, format_seconds
 
 BARS = "▁▂▃▄▅▆▇"
@@ -37,23 +38,33 @@ class StatusLine:
         self._every = every
         self._stream = stream or sys.stdout
         self._losses: list[float] = []
-        self._recent: list[StepStats] = []
+        self._recent: list[float] = []  # seconds of the steps since the last line
 
-    def step(self, stats: StepStats) -> None:
-        """Take note of a step, and print when the interval is over."""
-        self._losses.append(stats.loss)
-        self._recent.append(stats)
-        if stats.step % self._every == 0 or stats.step == self._brief.steps or len(self._losses) == 1:
-            print(self._line(stats), file=self._stream, flush=True)
+    def write(self, record: Record) -> None:
+        """Take note of a step, and print when the interval is over; print evaluations."""
+        if isinstance(record, StepRecord):
+            self._step(record)
+        elif isinstance(record, EvaluationRecord):
+            self.say(f"held-out loss {record.loss:.4f} after step {record.step}")
+
+    def close(self) -> None:
+        """Do nothing: every line is printed by now."""
+
+    def _step(self, record: StepRecord) -> None:
+        assert record.step is not None and record.loss is not None
+        self._losses.append(record.loss)
+        self._recent.append(record.seconds["total"])
+        if record.step % self._every == 0 or record.step == self._brief.steps or len(self._losses) == 1:
+            self.say(self._line(record, record.step, record.loss))
             self._recent.clear()
 
-    def _line(self, stats: StepStats) -> str:
+    def _line(self, record: StepRecord, step: int, loss: float) -> str:
         brief = self._brief
-        seconds = sorted(s.seconds["total"] for s in self._recent)[len(self._recent) // 2]
-        rate = stats.weight / seconds
-        left = (brief.steps - stats.step) * seconds
-        losses = [f"{name} {turn.loss:.4f}" for name, turn in stats.turns.items()] or [f"{stats.loss:.4f}"]
-        parts = [f"step {stats.step:>{len(str(brief.steps)) + 1}}/{brief.steps}", f"loss {', '.join(losses)}"]
+        seconds = sorted(self._recent)[len(self._recent) // 2]
+        rate = (record.weight or 0.0) / seconds
+        left = (brief.steps - step) * seconds
+        losses = [f"{name} {turn['loss']:.4f}" for name, turn in (record.turns or {}).items()] or [f"{loss:.4f}"]
+        parts = [f"step {step:>{len(str(brief.steps)) + 1}}/{brief.steps}", f"loss {', '.join(losses)}"]
         if self._stream.isatty():
             parts.append(sparkline(self._losses))
         parts.append(f"{format_seconds(seconds)} (forecast {format_seconds(brief.step_seconds)})")
@@ -62,7 +73,7 @@ class StatusLine:
             parts.append(f"mfu {brief.model_flops_per_step / seconds / brief.peak_flops:.0%} ({OWN})")
         parts.append(f"eta {format_seconds(left)}" if left else "done")
         if math.isfinite(brief.usd_per_second):
-            parts.append(f"${brief.usd_per_second * stats.step * seconds:.2f}")
+            parts.append(f"${brief.usd_per_second * step * seconds:.2f}")
         return "  ".join(parts)
 
     def say(self, text: str) -> None:

@@ -45,8 +45,8 @@ def plan_timeline(planned: Choice) -> Timeline:
     flops = stage_flops(profile, plan)
     busiest = max(sum(flops[device :: plan.layout.pp]) for device in range(plan.layout.pp))
     terms = planned.forecast.time
-    busy = sum(term.value for term in terms if not term.name.startswith("pipeline"))
-    sends = sum(term.value for term in terms if term.name == "pipeline sends")
+    busy = sum(term.value for term in terms if term.kind not in ("sends", "bubble"))
+    sends = sum(term.value for term in terms if term.kind == "sends")
     again = plan.recompute_share("full")
     unit = busy / plan.accumulation / busiest / (3 + again)  # seconds of a forward FLOP
     stages = [StageTimes(work * unit, work * unit * (1 + again), work * unit) for work in flops]

@@ -97,7 +97,7 @@ def verify_loop(
         if world.is_first:
             cut = [split(batch) if split else [batch] for batch in together]
             expected, parts = _reference_step(single, objective, cut, updates, clip_norm)
-        loss, expected_gradients, expected_weights = _shared(expected, world)
+        loss, expected_gradients, expected_weights = _from_first_rank(expected, world)
         if told is not None:
             found += number_differences({"loss": float(told)}, {"loss": loss}, number, world)
         found += tensor_differences("gradients", gradients, expected_gradients, number, world, plan.layout)
@@ -121,7 +121,7 @@ def verify_loop(
         "seconds": time.perf_counter() - began,
         "differences": {name: None if math.isnan(value) else value for name, value in worst.items()},
         "first_difference": first,
-        "mistake": None if first is None else _shared(mistake, world),
+        "mistake": None if first is None else _from_first_rank(mistake, world),
     }
 
 
@@ -273,7 +273,8 @@ def _on_cpu(batch: Any) -> Any:
     return torch.utils._pytree.tree_map(lambda leaf: leaf.cpu() if isinstance(leaf, torch.Tensor) else leaf, batch)
 
 
-def _shared(item: Any, world: World) -> Any:
+def _from_first_rank(item: Any, world: World) -> Any:
+    """Return rank 0's item on every rank."""
     box = [item]
     if world.size > 1:
         dist.broadcast_object_list(box, src=0, device=world.device if world.device.type == "cuda" else None)

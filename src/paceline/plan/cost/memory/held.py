@@ -9,13 +9,13 @@ pipeline stage keeps what its micro-batches in flight have saved (Korthikanti et
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
 
 from paceline.plan.cost.columns import Columns, Flags, Floats, Ints
-from paceline.plan.cost.components import Column, in_modes, total
+from paceline.plan.cost.components import Column, in_modes, total, without
 from paceline.plan.cost.inputs import Sheet
 from paceline.plan.cost.memory.offload import MOVING_BLOCKS, optimizer_held, optimizer_text, rests_on_host
 from paceline.plan.cost.parts import Parts
@@ -28,7 +28,6 @@ from paceline.spec.optimizers import gathered_values, state_values
 # What a CPU's allocator keeps beyond what is in use, as a part of activations and transients: eight runs of small
 # decoders on one machine missed 16 to 20 % of large sums and more of small ones.
 CPU_ALLOCATOR_SHARE = 0.20
-CACHE = "allocator buffers"
 MEASURED, ASSUMED = SOURCES.index("measured"), SOURCES.index("assumed")
 
 
@@ -40,13 +39,11 @@ def memory_columns(sheet: Sheet) -> list[Column]:
         return columns
     fullest = sheet.rows.largest(total(columns))  # of equal stages the first holds the most micro-batches
     return [
-        Column(
-            column.name,
-            column.values[fullest],
-            column.known,
-            lambda i, column=column: column.text(int(fullest[i])),  # type: ignore[misc]
-            column.law,
-            None if column.applies is None else column.applies[fullest],
+        replace(
+            column,
+            values=column.values[fullest],
+            text=lambda i, column=column: column.text(int(fullest[i])),  # type: ignore[misc]
+            applies=None if column.applies is None else column.applies[fullest],
         )
         for column in columns
     ]
@@ -135,6 +132,7 @@ class Held:
         held = [
             Column(
                 "weights",
+                "weights",
                 weights,
                 MEASURED,
                 lambda i: f"{resting} x {self.parts.parameters[i]:,.0f} parameters{self.over(i)}",
@@ -143,6 +141,7 @@ class Held:
             self._gradients(),
             Column(
                 "optimizer state",
+                "optimizer",
                 optimizer_held(self.sheet, values * state),
                 MEASURED,
                 lambda i: optimizer_text(
@@ -164,17 +163,19 @@ class Held:
         kept = context.constants.allocator_share * doublings
         kept = np.full(len(self.plans), CPU_ALLOCATOR_SHARE) if on_cpu else kept
         of_what = "activations and transients" if on_cpu else "all but the optimizer's state, by tp and pp"
-        loose = short_lived if on_cpu else [column for column in held if column.name != "optimizer state"]
+        loose = short_lived if on_cpu else without(held, "optimizer")
         return [
             *held,
             Column(
-                CACHE,
+                "allocator buffers",
+                "cache",
                 kept * total(loose),
                 ASSUMED,
                 lambda i: f"{kept[i]:.0%} of {of_what}",
                 "caching allocator",
             ),
             Column(
+                "runtime",
                 "runtime",
                 np.full(len(self.plans), runtime.value),
                 SOURCES.index(runtime.source),
@@ -197,7 +198,8 @@ class Held:
             return words + (", whole until the last micro-batch (ZeRO-1), and this device's shard" if both[i] else "")
 
         parameters = self.local_parameters if software.master_weights else self.parameters
-        return Column("gradients", size * parameters * held, MEASURED, text, "ZeRO (Rajbhandari et al. 2020)")
+        values, law = size * parameters * held, "ZeRO (Rajbhandari et al. 2020)"
+        return Column("gradients", "gradients", values, MEASURED, text, law)
 
     def _weight_copies(self) -> Column:
         """Return weights in the compute dtype beside the fp32 ones: gathered, or cast and saved for backward."""
@@ -229,7 +231,7 @@ class Held:
             return f"{size} B x (root + largest block{blocks}){self.here(i)}, cast again"
 
         values = size * np.where(plans.is_sharded, sharded, cast)
-        return Column("weight copies", values, MEASURED, text, "FSDP2's gathered and cast weights")
+        return Column("weight copies", "buffers", values, MEASURED, text, "FSDP2's gathered and cast weights")
 
     def _activations(self) -> Column:
         sheet, shapes, rows, size = self.sheet, self.sheet.context.shapes, self.sheet.rows, self.compute
@@ -263,7 +265,7 @@ class Held:
             return words
 
         values = self.plans.micro_batch * (self.flying * kept + once + working)
-        return Column("activations", values, MEASURED, text, "Korthikanti et al. 2022, section 4")
+        return Column("activations", "activations", values, MEASURED, text, "Korthikanti et al. 2022, section 4")
 
     def _transients(self) -> Column:
         plans, shapes, rows = self.sheet.columns, self.sheet.context.shapes, self.sheet.rows
@@ -273,7 +275,7 @@ class Held:
         elements = np.where(caps > 0, np.minimum(grown, caps), grown) / plans.tp[:, None]
         largest = np.max(np.where(self.parts.counts > 0, elements[rows.plan], 0.0), axis=1)
         words = "largest short-lived buffers of a block (loss, products)"
-        return Column("transients", wide * largest, MEASURED, lambda i: words, "counted")
+        return Column("transients", "activations", wide * largest, MEASURED, lambda i: words, "counted")
 
     def _loss_buffers(self) -> Column:
         wide, tp = max(4, self.compute), self.plans.tp
@@ -283,7 +285,7 @@ class Held:
             over = f" / tp {tp[i]}" if tp[i] > 1 else ""
             return f"{wide} B x gradients of the loss, from forward to backward{over}"
 
-        return Column("loss buffers", wide * fixed / tp, MEASURED, text, "counted", fixed > 0)
+        return Column("loss buffers", "buffers", wide * fixed / tp, MEASURED, text, "counted", fixed > 0)
 
     def _buffers(self) -> Column:
         """Return buffers that collectives read and write besides what they produce."""
@@ -315,4 +317,5 @@ class Held:
             ]
             return "; ".join(words for there, words in parts_of_it if there[i]) or "none: one device"
 
-        return Column("communication buffers", held, np.where(some, ASSUMED, MEASURED), text, "counted")
+        known = np.where(some, ASSUMED, MEASURED)
+        return Column("communication buffers", "buffers", held, known, text, "counted")

@@ -68,10 +68,12 @@ def _optimizer(sheet: Sheet, link: Figure) -> Column:
     state = size * sheet.heaviest.parameters / columns.tp / columns.state_degree
     return Column(
         "optimizer offload",
+        "offload",
         2 * state / link.value,
         SOURCES.index(link.source),
         lambda i: f"2 x {state[i]:.3g} B of state to the device and back / {link.value / 1e9:.3g} GB/s",
         LAW,
+        clock="optimizer",
     )
 
 
@@ -81,8 +83,10 @@ def _activations(sheet: Sheet, link: Figure, hidden_seconds: Floats) -> Column:
     beside = ", beyond the device's work" if sheet.rates.device.kind != "cpu" else ""
     return Column(
         "activation offload",
+        "offload",
         np.maximum(0.0, 2 * moved / link.value - hidden_seconds),
         SOURCES.index(link.source),
         lambda i: f"2 x {moved[i]:.3g} B of activations to the host and back / {link.value / 1e9:.3g} GB/s{beside}",
         LAW,
+        clock="forward_backward",
     )

@@ -12,9 +12,9 @@ from dataclasses import replace
 import numpy as np
 
 from paceline.plan.cost.columns import Floats
-from paceline.plan.cost.components import Column, total
+from paceline.plan.cost.components import Column, only, total
 from paceline.plan.cost.inputs import Sheet
-from paceline.plan.cost.memory.held import CACHE, memory_columns
+from paceline.plan.cost.memory.held import memory_columns
 from paceline.spec.cluster import SOURCES, Cluster
 from paceline.spec.forecast import Term
 
@@ -31,15 +31,15 @@ def usable_bytes(cluster: Cluster) -> float:
 
 def needed(sheet: Sheet, columns: Sequence[Column]) -> Floats:
     """Return the bytes of every plan's columns of memory that must be there."""
-    kept = [column.values for column in columns if column.name == CACHE]
-    found: Floats = total(columns) - returned_share(sheet.context.cluster) * np.sum(kept, axis=0)
+    kept = total(only(columns, "cache"))
+    found: Floats = total(columns) - returned_share(sheet.context.cluster) * kept
     return found
 
 
 def needed_terms(cluster: Cluster, memory: Sequence[Term]) -> list[Term]:
     """Return a plan's terms of memory, each with what of it must be there."""
     left = 1 - returned_share(cluster)
-    return [replace(term, value=term.value * left) if term.name == CACHE else term for term in memory]
+    return [replace(term, value=term.value * left) if term.kind == "cache" else term for term in memory]
 
 
 def returned_share(cluster: Cluster) -> float:
@@ -56,10 +56,12 @@ def flush_columns(sheet: Sheet) -> list[Column]:
     return [
         Column(
             "allocator flushes",
+            "allocator",
             np.where(full, columns.accumulation * each, 0.0),
             SOURCES.index("assumed"),
             lambda i: f"{columns.accumulation[i]} micro-batches x {each:.3g} s",
             "caching allocator",
             full,
+            "forward_backward",
         )
     ]

@@ -20,7 +20,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from paceline.plan.cost.columns import Floats, Ints
-from paceline.plan.cost.components import Column, in_modes, total
+from paceline.plan.cost.components import Column, in_modes, total, without
 from paceline.plan.cost.inputs import Sheet
 from paceline.plan.cost.parts import AGAIN
 from paceline.plan.cost.time.ring import hop
@@ -76,7 +76,7 @@ def _tensor(sheet: Sheet) -> Column:
         words = f"{collectives[i]:.0f} gathers and reduce-scatters x {stream[i]:.3g} B of stream over {columns.tp[i]}"
         return words + (f", and {LOSS_REDUCTIONS} numbers a token in the loss" if part.has_head[i] else "")
 
-    return Column("tensor communication", seconds, group.source, text, RING, columns.tp > 1)
+    return Column("tensor communication", "collectives", seconds, group.source, text, RING, columns.tp > 1, "reduce")
 
 
 def _context(sheet: Sheet) -> Column:
@@ -99,7 +99,7 @@ def _context(sheet: Sheet) -> Column:
         how = "sent around" if around else "gathered"
         return f"{moved[i]:.3g} B of keys and values {how} twice{recompute}, gradients summed, over {columns.cp[i]}"
 
-    return Column("context communication", seconds, group.source, text, RING, columns.cp > 1)
+    return Column("context communication", "collectives", seconds, group.source, text, RING, columns.cp > 1, "reduce")
 
 
 def _expert(sheet: Sheet) -> Column:
@@ -114,11 +114,13 @@ def _expert(sheet: Sheet) -> Column:
     seconds = group.seconds("all_to_all", passes * moved, passes * columns.accumulation * part.routers)
     return Column(
         "expert all-to-all",
+        "collectives",
         seconds,
         np.maximum(group.source, SOURCES.index("assumed")),
         lambda i: f"{passes[i]:g} x {moved[i]:.3g} B of routed tokens over {columns.ep[i]}, experts evenly loaded",
         "direct all-to-all",
         (columns.ep > 1) & (part.routers > 0),
+        "reduce",
     )
 
 
@@ -142,6 +144,7 @@ def _sends(sheet: Sheet) -> Column:
     seconds = np.where(columns.pp > 1, count * (micro / rate + latency), 0.0)
     return Column(
         "pipeline sends",
+        "sends",
         seconds,
         known,
         lambda i: (
@@ -149,6 +152,7 @@ def _sends(sheet: Sheet) -> Column:
         ),
         "point to point (Narayanan et al. 2021)",
         columns.pp > 1,
+        "reduce",
     )
 
 
@@ -162,7 +166,7 @@ def bubble_columns(sheet: Sheet, compute: Sequence[Column], inside: Sequence[Col
     columns = sheet.columns
     if not (columns.pp > 1).any():
         return []
-    own = total([column for column in (*compute, *inside) if column.name != "pipeline sends"])
+    own = total(without((*compute, *inside), "sends"))
     others = other_work(sheet)
     share = idle_share(sheet)
     seconds = others * own / columns.accumulation / columns.virtual_stages * share
@@ -181,7 +185,7 @@ def bubble_columns(sheet: Sheet, compute: Sequence[Column], inside: Sequence[Col
         return f"{words}, {SCHEDULES[columns.schedule[i]]}"
 
     law = "fill and drain (Narayanan et al. 2021; zero-bubble: Qi et al. 2023)"
-    return [Column("pipeline bubble", seconds, source, text, law, columns.pp > 1)]
+    return [Column("pipeline bubble", "bubble", seconds, source, text, law, columns.pp > 1, "reduce")]
 
 
 def other_work(sheet: Sheet) -> Floats:

@@ -49,33 +49,49 @@ def compute_columns(sheet: Sheet) -> list[Column]:
     found = [
         Column(
             "products, forward",
+            "products",
             forward,
             product,
             lambda i: f"{per(i)} x weight FLOPs / rate at their width{note}",
             ROOFLINE,
+            clock="forward_backward",
         ),
-        Column("products, backward", 2 * forward, product, lambda i: f"2 x forward{note}", ROOFLINE),
         Column(
+            "products, backward",
+            "products",
+            2 * forward,
+            product,
+            lambda i: f"2 x forward{note}",
+            ROOFLINE,
+            clock="forward_backward",
+        ),
+        Column(
+            "attention",
             "attention",
             over(sheet.attention_seconds),
             attention,
             lambda i: f"{per(i)} x causal FLOPs x {ATTENTION_PASSES} (Dao 2023) / rate at sequence {sequence}{note}",
             "fused attention (Dao 2023, arXiv:2307.08691)",
+            clock="forward_backward",
         ),
         Column(
             "memory-bound operators",
+            "elementwise",
             over(3 * sheet.moving_seconds),
             memory,
             lambda i: f"{per(i)} x moved elements x {rates.element_bytes} B x 3 passes / memory bandwidth{note}",
             COUNTED,
+            clock="forward_backward",
         ),
         Column(
+            "recompute",
             "recompute",
             scale * sheet.over_modes(sheet.again_seconds * sheet.factors, sheet.slowest_row),
             max(product, memory),
             lambda i: f"{_recompute_text(sheet, i)}{note}",
             "Chen et al. 2016, arXiv:1604.06174",
             ~columns.recomputes("none"),
+            "forward_backward",
         ),
     ]
     return [*found, _casts(sheet)]
@@ -139,6 +155,7 @@ def launch_column(sheet: Sheet, busy_seconds: Floats) -> Column:
     weak = max(known, SOURCES.index("assumed"))
     return Column(
         "operator launches",
+        "host",
         seconds,
         np.where(selective > 0, weak, known),
         lambda i: (
@@ -146,6 +163,7 @@ def launch_column(sheet: Sheet, busy_seconds: Floats) -> Column:
             f" time{note}"
         ),
         "host and device in parallel",
+        clock="forward_backward",
     )
 
 
@@ -163,6 +181,7 @@ def _casts(sheet: Sheet) -> Column:
     held = (sheet.heaviest.parameters - experts * (1 - 1 / columns.ep)) / columns.tp
     return Column(
         "casts and gradient sums",
+        "casts",
         columns.accumulation * held * (casts + adds) / rates.memory_rate,
         SOURCES.index(rates.memory_source),
         lambda i: (
@@ -170,6 +189,7 @@ def _casts(sheet: Sheet) -> Column:
             f"{adds[i]} B added) / bandwidth"
         ),
         COUNTED,
+        clock="forward_backward",
     )
 
 
@@ -193,10 +213,12 @@ def optimizer_column(sheet: Sheet) -> Column:
         each = sheet.measured.update_seconds / sheet.measured.update_parameters
         return Column(
             "optimizer",
+            "update",
             updated * each,
             SOURCES.index("measured"),
             lambda i: f"{updated[i]:,.0f} parameters x {each * 1e9:.3g} ns for norm, clipping and update, as measured",
             "measured on the task itself",
+            clock="optimizer",
         )
     update = updated * size * values / rates.optimizer_rate.value
     clip = local * size * 3 / rates.memory_rate
@@ -210,10 +232,12 @@ def optimizer_column(sheet: Sheet) -> Column:
 
     return Column(
         "optimizer",
+        "update",
         update + clip,
         SOURCES.index(rates.optimizer_rate.source),
         text,
         COUNTED,
+        clock="optimizer",
     )
 
 
@@ -230,10 +254,12 @@ def fixed_column(sheet: Sheet) -> Column:
         latency += 2 * math.ceil(math.log2(cluster.devices / cluster.devices_per_node)) * far
     return Column(
         "fixed step overhead",
+        "host",
         np.full(len(sheet.columns), loop + latency),
         SOURCES.index("assumed"),
         lambda i: f"{loop * 1e3:.3g} ms of host work + one all-reduce of loss, weight and gradient norm",
         "trees between nodes",
+        clock="other",
     )
 
 

@@ -65,7 +65,8 @@ def gather_columns(sheet: Sheet) -> list[Column]:
         )
 
     known = np.where(columns.state_degree > 1, rings[0].source, rings[1].source)
-    return [Column("optimizer gathering", seconds, known, text, RING, gathers(columns, optimizer))]
+    applies = gathers(columns, optimizer)
+    return [Column("optimizer gathering", "sync", seconds, known, text, RING, applies, "optimizer")]
 
 
 def gathered_memory(columns: Columns, part: Parts, optimizer: str, idle: Floats) -> Column:
@@ -82,4 +83,5 @@ def gathered_memory(columns: Columns, part: Parts, optimizer: str, idle: Floats)
         words = f"{values:g} values x {size} B x {largest[i]:,.0f} parameters of the largest unit, at most"
         return f"{words}; {'more than' if held[i] else 'within'} what forward and backward have left free"
 
-    return Column("gathered for the update", held, np.full(len(columns), ASSUMED), text, "counted", whole)
+    known = np.full(len(columns), ASSUMED)
+    return Column("gathered for the update", "buffers", held, known, text, "counted", whole)

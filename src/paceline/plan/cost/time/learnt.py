@@ -57,6 +57,7 @@ def _column(sheet: Sheet, values: Floats, mean: Floats) -> Column:
     assert learnt is not None
     return Column(
         learnt.name,
+        "learnt",
         values * np.expm1(mean),
         MEASURED,
         lambda i: f"sum of the other terms x ({math.exp(mean[i]):.3f} - 1): {learnt.words(sheet.columns, i)}",

@@ -96,14 +96,25 @@ def network_columns(sheet: Sheet, forward_backward_seconds: Floats) -> list[Colu
         how = lambda i: f"of {all_of_it[i]:.3g} s, the rest overlaps computing (assumed)"  # noqa: E731
     shards = columns.state_degree > 1
     return [
-        Column("parameter gathering", gather, moved.known, lambda i: f"{moved.gather_text(i)}; {how(i)}", RING, shards),
+        Column(
+            "parameter gathering",
+            "sync",
+            gather,
+            moved.known,
+            lambda i: f"{moved.gather_text(i)}; {how(i)}",
+            RING,
+            shards,
+            "reduce",
+        ),
         Column(
             "gradient reduction",
+            "sync",
             reduce,
             moved.known,
             lambda i: f"{moved.reduce_text(i)}; {how(i)}",
             RING,
             shards | (columns.dp_replicate > 1),
+            "reduce",
         ),
     ]
 

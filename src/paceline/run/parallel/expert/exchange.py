@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 import torch.distributed as dist
@@ -29,22 +28,6 @@ class Block:
     k: Tensor
     v: Tensor
     late: bool
-
-
-class Exchange(Protocol):
-    """The blocks that a rank's queries see beside its own keys; made, it has begun to communicate."""
-
-    def blocks(self) -> Iterator[Block]:
-        """Yield the blocks as they arrive."""
-
-    def begin(self, by_k: Tensor, by_v: Tensor) -> None:
-        """Take the gradients of this rank's own keys and values; call it once, before the blocks."""
-
-    def add(self, by_k: Tensor, by_v: Tensor) -> None:
-        """Take the gradients of the block that was yielded last."""
-
-    def result(self) -> tuple[Tensor, Tensor]:
-        """Return the sums over all ranks of the gradients of this rank's keys and values, in fp32 or fp64."""
 
 
 class Gathered:

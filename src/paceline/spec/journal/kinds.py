@@ -1,0 +1,275 @@
+"""The kinds of record that a journal holds."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar
+
+from paceline.spec.journal.record import Ids, Numbers, Record, Table, Told, Words, read
+
+
+@dataclass(frozen=True)
+class RunStarted(Record):
+    """The first record of every start."""
+
+    KIND: ClassVar[str] = "run_started"
+
+    resumed_from: Annotated[str | None, Told("path of the checkpoint it goes on from; null for a fresh start")]
+    step: Annotated[int | None, Told("steps done before this start", "steps")]
+    position: Annotated[int | None, Told("samples consumed before this start, over all ranks", "samples")]
+    spec: Annotated[
+        Table,
+        Told(
+            "the tables `task`, `cluster`, `plan` and `run` with every default filled in; quantities as text with"
+            " a unit"
+        ),
+    ]
+    plan: Annotated[
+        Table,
+        Told(
+            "`layout` (degree of each axis), `zero`, `micro_batch`, `accumulation`, `batch_samples`, `recompute`,"
+            " `precision`, `compile`"
+        ),
+    ]
+    plan_text: Annotated[str, Told("the plan in one line")]
+    world_size: Annotated[int | None, Told("processes of this start", "devices")]
+    versions: Annotated[Table, Told("of paceline, torch and python")]
+    host: Annotated[str, Told("name of rank 0's machine")]
+    command: Annotated[Words, Told("the command line, one word per item")]
+    cluster: Annotated[
+        Table, Told("the machines as the planner saw them: every figure with `value`, `source` and `note`")
+    ]
+    forecast: Annotated[
+        Table,
+        Told(
+            "what was promised: `step_seconds`, `peak_bytes`, `run_seconds`, `usd`, `kwh` and `carbon_g`, each"
+            " with `value`, an 80 % interval from `low` to `high`, and `source`; the terms `time` (s per step) and"
+            " `memory` (bytes), each with `name`, `value`, `formula`, `source`, `kind` (what it is, such as"
+            " `products` or `weights`) and `clock` (which of a step's `seconds` measures it; `none` of bytes);"
+            " `steps`, `tokens_per_second`, `model_flops_per_step`, `mfu`; `bill`: money, energy and carbon with"
+            " 80 and 95 % intervals and formulas"
+        ),
+    ]
+    placement: Annotated[
+        Table,
+        Told(
+            "where ranks stand: `topology` (devices, nodes, rails, racks; 0 is unknown), `layout`, `order` of the"
+            " axes (the last one fastest), and for each of `axes` bytes per second sent, and sent out of a node"
+        ),
+    ]
+    facts: Annotated[
+        Table,
+        Told(
+            "the data: `description`, `samples`, `items_per_sample`, `unit` of an item, `fingerprint`, and"
+            " `unigram_loss` (nats) where it is known"
+        ),
+    ]
+    parameters: Annotated[int | None, Told("parameters of the model, shared ones counted once")]
+    profile: Annotated[
+        Table, Told("what the forecast was made from: the model's blocks, each shape once, and their order")
+    ]
+    optimizer: Annotated[str, Told("what the forecast was made from: the optimizer's name")]
+    headline: Annotated[Words, Told("the lines that announced the run, as printed")]
+    provenance: Annotated[
+        Table, Told("for each value of the spec where it is from: `default`, a file and line, or `--set`")
+    ]
+
+
+@dataclass(frozen=True)
+class StepRecord(Record):
+    """One optimizer update on one global batch."""
+
+    KIND: ClassVar[str] = "step"
+
+    step: Annotated[int | None, Told("number of the step, from 1")]
+    position_before: Annotated[int | None, Told("samples consumed before the step, over all ranks", "samples")]
+    position_after: Annotated[int | None, Told("samples consumed after the step, over all ranks", "samples")]
+    loss: Annotated[float | None, Told("mean over the global batch", "nats per item")]
+    weight: Annotated[float | None, Told("how many items the loss counts: tokens, or samples", "items")]
+    grad_norm: Annotated[float | None, Told("global norm of the gradient, before clipping")]
+    lr: Annotated[float | None, Told("learning rate of this update")]
+    seconds: Annotated[
+        Numbers,
+        Told(
+            "`total` and its parts on rank 0: `data` (waiting for the batch), `forward_backward`, `reduce`"
+            " (gradient reduction that is not overlapped), `optimizer`, `other`",
+            "s",
+        ),
+    ]
+    tokens_per_second: Annotated[float | None, Told("`weight` over `seconds.total`", "items/s")]
+    peak_bytes: Annotated[
+        int | None,
+        Told(
+            "most memory rank 0 has used so far: of the device's allocator on CUDA, resident memory on a CPU", "bytes"
+        ),
+    ]
+    loss_scale: Annotated[float | None, Told("with fp16: the loss scale of this step", if_any=True)] = None
+    updated: Annotated[bool | None, Told("with fp16: whether the update was applied", if_any=True)] = None
+    waiting_seconds: Annotated[
+        float | None,
+        Told(
+            "of `forward_backward` and `reduce`, the time in which rank 0 waited for peers or for its core; only"
+            " of CPU runs",
+            "s",
+            if_any=True,
+        ),
+    ] = None
+    router: Annotated[
+        Table | None,
+        Told(
+            "with experts: `load_max` and `load_min` (the fullest and the emptiest expert, 1 is an even load),"
+            " `entropy` (mean over tokens and layers, 1 where all experts are equally likely), `balance` (mean"
+            " balance loss; `top_k` is even), `dropped` (always 0), and `load`, per layer and expert, for up to"
+            " 512 experts in all",
+            if_any=True,
+        ),
+    ] = None
+    turns: Annotated[
+        Table | None,
+        Told(
+            "with several objectives: for each that had its turn, by name, `loss`, `weight`, `grad_norm` and"
+            " `updated`; the step's own are those of the one that is evaluated",
+            if_any=True,
+        ),
+    ] = None
+    sample_ids: Annotated[
+        Ids | None, Told("with `run.record_samples`: ids of the samples in order of position", if_any=True)
+    ] = None
+
+
+@dataclass(frozen=True)
+class EvaluationRecord(Record):
+    """The loss on held-out samples, each counted once."""
+
+    KIND: ClassVar[str] = "evaluation"
+
+    step: Annotated[int | None, Told("steps done")]
+    loss: Annotated[float | None, Told("mean over the held-out samples", "nats per item")]
+    weight: Annotated[float | None, Told("how many items it counts", "items")]
+    seconds: Annotated[float | None, Told("what it took", "s")]
+
+
+@dataclass(frozen=True)
+class MemoryRecord(Record):
+    """What a device's memory is spent on, measured once after the first step of a start."""
+
+    KIND: ClassVar[str] = "memory"
+
+    step: Annotated[int | None, Told("steps done")]
+    components: Annotated[
+        Numbers,
+        Told(
+            "the largest over the ranks of `weights`, `gradients`, `optimizer`, and the rest:"
+            " `activations_and_runtime`, or `activations_and_buffers` and `runtime` where they can be told apart",
+            "bytes",
+        ),
+    ]
+    peak_bytes: Annotated[float | None, Told("the highest peak over the ranks", "bytes")]
+
+
+@dataclass(frozen=True)
+class VerifyRecord(Record):
+    """The proof that the plan computes what a single device computes."""
+
+    KIND: ClassVar[str] = "verify"
+
+    equal: Annotated[
+        bool | None, Told("whether all differences are within the tolerances, or rounding that is none in fp64")
+    ]
+    verdict: Annotated[str, Told("`equal`, or `ill-conditioned` where fp32 cannot tell and fp64 can")]
+    ill_conditioned: Annotated[
+        Table | None,
+        Told(
+            "null, or what rounding makes miss a tolerance: `quantity`, `name`, `step`, `relative`, how far one"
+            " device moves itself (`moved`), the differences in fp64 (`fp64`)"
+        ),
+    ]
+    seconds: Annotated[
+        float | None, Told("what it took; made before the start's processes, it is not part of their time", "s")
+    ]
+    differences: Annotated[
+        Numbers, Told("`loss`, `grad_norm`, `gradients` and `weights` against the single device", "relative")
+    ]
+    dtype: Annotated[str, Told("precision of the comparison")]
+    layout: Annotated[str, Told("what the twin ran as")]
+    text: Annotated[str, Told("the result in one line")]
+    proved: Annotated[str, Told("the day on which it was made")]
+    cached: Annotated[
+        bool | None,
+        Told("whether it was made at an earlier start of the same task, plan, code and versions; `seconds` is then 0"),
+    ]
+
+
+@dataclass(frozen=True)
+class DecisionRecord(Record):
+    """An automatic choice."""
+
+    KIND: ClassVar[str] = "decision"
+
+    what: Annotated[str, Told("what was decided on, such as `plan`, `resume` or `stop`")]
+    before: Annotated[Any, Told("what it was before", key="from")]
+    after: Annotated[Any, Told("what it is now", key="to")]
+    because: Annotated[str, Told("the reason")]
+    evidence: Annotated[Any, Told("the numbers behind it")]
+
+
+@dataclass(frozen=True)
+class CheckpointRecord(Record):
+    """A checkpoint that was published whole."""
+
+    KIND: ClassVar[str] = "checkpoint"
+
+    step: Annotated[int | None, Told("steps done")]
+    path: Annotated[str, Told("its folder")]
+    bytes: Annotated[int | None, Told("its size on disk", "bytes")]
+    seconds: Annotated[float | None, Told("what it cost the run", "s")]
+
+
+@dataclass(frozen=True)
+class FaultRecord(Record):
+    """Something that went wrong, whether the run survived it or not."""
+
+    KIND: ClassVar[str] = "fault"
+
+    what: Annotated[str, Told("what happened")]
+    because: Annotated[str, Told("because of what")]
+    rank: Annotated[int | None, Told("the rank it happened on, where it is known", if_any=True)] = None
+    signal: Annotated[int | None, Told("the signal that ended a process", if_any=True)] = None
+
+
+@dataclass(frozen=True)
+class RunEnded(Record):
+    """The last record of a start that came to an end."""
+
+    KIND: ClassVar[str] = "run_ended"
+
+    status: Annotated[
+        str,
+        Told(
+            "`complete`; `requeue` (stopped early with a checkpoint, start it again); `stopped` (by its caller);"
+            " `failed`"
+        ),
+    ]
+    exit_code: Annotated[int | None, Told("of the process: 0 done, 75 requeue, others as the command line documents")]
+    error: Annotated[
+        Table | None,
+        Told(
+            "null, or `what`, `because` and `try` of what ended it; `traceback` where it is an error of the user's code"
+        ),
+    ]
+    step: Annotated[int | None, Told("steps done")]
+    seconds: Annotated[float | None, Told("since this start began", "s", if_any=True)] = None
+
+
+RECORDS: tuple[type[Record], ...] = (
+    RunStarted, StepRecord, EvaluationRecord, MemoryRecord, VerifyRecord, DecisionRecord, CheckpointRecord, FaultRecord,
+    RunEnded,
+)  # fmt: skip
+BY_KIND = {kind.KIND: kind for kind in RECORDS}
+
+
+def parse(line: Mapping[str, Any]) -> Record | None:
+    """Return a line of a journal as the record that it is; None for a kind that this version does not know."""
+    kind = BY_KIND.get(str(line.get("kind")))
+    return None if kind is None else read(kind, line)

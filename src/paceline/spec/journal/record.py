@@ -1,0 +1,149 @@
+"""What every journal record has in common: how it is declared, written as plain data and read back.
+
+A kind of record is a frozen dataclass in kinds.py whose fields are annotated with what is `Told` of them. There is no
+other declaration: the writer builds such records, `parse` makes them of lines, and the journal's page tells the fields.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import time
+import typing
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, TypeVar
+
+SCHEMA = 1
+Table = Mapping[str, Any]  # a JSON object that is declared elsewhere: a spec, a plan, a forecast
+Numbers = Mapping[str, float]
+Words = tuple[str, ...]
+Ids = tuple[int, ...]
+Some = TypeVar("Some", bound="Record")
+
+
+@dataclass(frozen=True)
+class Told:
+    """What the page of the journal tells of a field: its meaning and its unit.
+
+    `key` is its name in the journal where Python has another use for that word. A field that is there only `if_any` is
+    left out of the record where it is None.
+    """
+
+    meaning: str
+    unit: str = ""
+    key: str = ""
+    if_any: bool = False
+
+
+@dataclass(frozen=True)
+class Record:
+    """One line of a journal. `time` is in seconds since the epoch, `attempt` the number of the start that wrote it."""
+
+    KIND: ClassVar[str]
+
+    time: float | None = field(default_factory=time.time, kw_only=True)
+    attempt: int | None = field(default=None, kw_only=True)
+
+
+@dataclass(frozen=True)
+class Field:
+    """A field of a kind of record: its names in Python and in the journal, its type and what is told of it."""
+
+    name: str
+    key: str
+    type: Any
+    told: Told
+
+
+_KNOWN: dict[type[Record], tuple[Field, ...]] = {}
+
+
+def fields_of(kind: type[Record]) -> tuple[Field, ...]:
+    """Return the fields that a kind of record has of its own, in order."""
+    if kind not in _KNOWN:
+        hints = typing.get_type_hints(kind, include_extras=True)
+        told = {name: hint.__metadata__[0] for name, hint in hints.items() if hasattr(hint, "__metadata__")}
+        _KNOWN[kind] = tuple(Field(name, each.key or name, hints[name].__origin__, each) for name, each in told.items())
+    return _KNOWN[kind]
+
+
+def plain(record: Record) -> dict[str, Any]:
+    """Return a record as a line of the journal says it: readable data, in the order of the declaration."""
+    found: dict[str, Any] = {"schema": SCHEMA, "kind": record.KIND, "time": record.time}
+    if record.attempt is not None:
+        found["attempt"] = record.attempt
+    for each in fields_of(type(record)):
+        value = getattr(record, each.name)
+        if value is not None or not each.told.if_any:
+            found[each.key] = value
+    return found
+
+
+def read(kind: type[Some], line: Mapping[str, Any]) -> Some:
+    """Return a line of the journal as a record of this kind. Raises nothing.
+
+    What the line lacks or holds in another type is None, an empty text or an empty table. Numbers that JSON lacks are
+    spelt as text there, and are numbers here.
+    """
+    values = {each.name: READERS[each.type](line.get(each.key)) for each in fields_of(kind)}
+    return kind(**values, time=number(line.get("time")), attempt=whole(line.get("attempt")))
+
+
+def made_now(kind: type[Some], line: Mapping[str, Any]) -> Some:
+    """Return plain data as a record of this kind, made now."""
+    return dataclasses.replace(read(kind, line), time=time.time())
+
+
+def number(value: Any) -> float | None:
+    """Return a number, NaN and infinities included; None for anything else."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return float(value) if value in ("nan", "inf", "-inf") else None
+    try:
+        return float(value)
+    except OverflowError:  # an integer beyond the range of floats
+        return None
+
+
+def whole(value: Any) -> int | None:
+    """Return a whole number; None for anything else."""
+    known = number(value)
+    return None if known is None or not math.isfinite(known) else int(known)
+
+
+def _text(value: Any) -> str:
+    return "" if value is None else str(value)
+
+
+def _table(value: Any) -> Table:
+    return value if isinstance(value, dict) else {}
+
+
+def _numbers(value: Any) -> Numbers:
+    return {name: known for name, each in _table(value).items() if (known := number(each)) is not None}
+
+
+def _words(value: Any) -> Words:
+    return tuple(map(_text, value)) if isinstance(value, list | tuple) else ()
+
+
+def _ids(value: Any) -> Ids | None:
+    if not isinstance(value, list | tuple):
+        return None
+    known = [whole(each) for each in value]
+    return None if None in known else tuple(each for each in known if each is not None)
+
+
+READERS: dict[Any, Callable[[Any], Any]] = {
+    float | None: number,
+    int | None: whole,
+    str: _text,
+    str | None: lambda value: None if value is None else str(value),
+    bool | None: lambda value: value if isinstance(value, bool) else None,
+    Table: _table,
+    Table | None: lambda value: value if isinstance(value, dict) else None,
+    Numbers: _numbers,
+    Words: _words,
+    Ids | None: _ids,
+    Any: lambda value: value,
+}
