@@ -17,7 +17,7 @@ from paceline.run.loop.remarks import remarks_on
 from paceline.run.loop.routing import watch_routing
 from paceline.run.loop.step import Stepper
 from paceline.run.loop.turns import StepTurn, gathering, own_parameters, passes_in_turn, refuse_axes, refuse_routing
-from paceline.run.memory.hosted import HostedUpdate
+from paceline.run.memory.offload_state import OffloadedUpdate
 from paceline.run.numerics.precision import MASTER_DTYPES, cast_model, scaler_for
 from paceline.run.numerics.randomness.again import draw_again, leave_outside
 from paceline.run.numerics.randomness.build import sample_randomness
@@ -34,7 +34,7 @@ from paceline.run.process.groups import Mesh
 from paceline.run.process.world import World, build_mesh
 from paceline.run.updates.joined import JoinedOptimizer
 from paceline.run.updates.optimizer import all_names, build_optimizer
-from paceline.spec.optimizers import NOT_HOSTED
+from paceline.spec.optimizers import NOT_OFFLOADED
 from paceline.spec.plan import Plan
 from paceline.spec.task import ModelSpec, Task
 from paceline.spec.turns import main_turn
@@ -102,7 +102,7 @@ def assemble(task: Task, plan: Plan, world: World, source: Source, items_per_sam
     own = own_parameters(model, names, turns)
     optimizer = build_optimizer(task.optimizer, model, names, apart=own)
     if plan.offloads_optimizer and isinstance(optimizer, JoinedOptimizer):
-        raise ConfigError(f"offload = {plan.offload}", NOT_HOSTED, 'plan.offload = "none"')
+        raise ConfigError(f"offload = {plan.offload}", NOT_OFFLOADED, 'plan.offload = "none"')
     routing = watch_routing(model, plan)
     refuse_routing(turns, routing)
     after_forward = routing.collect if routing else None
@@ -132,7 +132,7 @@ def assemble(task: Task, plan: Plan, world: World, source: Source, items_per_sam
         world=world,
         items_per_sample=items_per_sample,
         clip_norm=task.optimizer.clip_norm,
-        updater=HostedUpdate(optimizer, plan.state_bucket_bytes) if plan.offloads_optimizer else optimizer,
+        updater=OffloadedUpdate(optimizer, plan.state_bucket_bytes) if plan.offloads_optimizer else optimizer,
         routing=routing,
         stages_holding=dict.fromkeys(pipeline.shared_parameters(), 2) if pipeline else {},
     )

@@ -33,19 +33,19 @@ def moved(context: Context, chosen: Plan, busy_seconds: float) -> dict[str, Term
 
 
 def test_state_and_activations_leave_an_accelerator() -> None:
-    here, hosted = held(plan(Layout(), 2), **LARGE), held(plan(Layout(), 2, offload="all"), **LARGE)
-    assert here["optimizer state"] == 8 * 401e6 and hosted["optimizer state"] == BUCKET_BYTES
+    here, offloaded = held(plan(Layout(), 2), **LARGE), held(plan(Layout(), 2, offload="all"), **LARGE)
+    assert here["optimizer state"] == 8 * 401e6 and offloaded["optimizer state"] == BUCKET_BYTES
     # The embedding's own, which is no repeated block, and two blocks' of four.
     assert here["activations"] == 2 * 5 * (4e5 * 4 + 1e5 * 4)
-    assert hosted["activations"] == 2 * 3 * (4e5 * 4 + 1e5 * 4)
+    assert offloaded["activations"] == 2 * 3 * (4e5 * 4 + 1e5 * 4)
     small = held(plan(Layout(), 2, offload="optimizer"))
     assert small["optimizer state"] == 8 * 5e6, "a bucket holds no more than there is"
 
 
 def test_nothing_leaves_a_cpu() -> None:
-    here, hosted = held(plan(Layout(), 2), "cpu"), held(plan(Layout(), 2, offload="all"), "cpu")
-    assert hosted["activations"] == here["activations"]
-    assert hosted["optimizer state"] == 2 * here["optimizer state"], "and a copy visits"
+    here, offloaded = held(plan(Layout(), 2), "cpu"), held(plan(Layout(), 2, offload="all"), "cpu")
+    assert offloaded["activations"] == here["activations"]
+    assert offloaded["optimizer state"] == 2 * here["optimizer state"], "and a copy visits"
 
 
 def test_transfer_takes_what_the_link_gives() -> None:
@@ -90,7 +90,7 @@ def test_refusals_are_named() -> None:
         assert refusal(plan(Layout(), offload="all", recompute=recompute), model) is None
 
 
-def test_a_budget_mixes_no_selective_recompute_with_hosted_activations() -> None:
+def test_a_budget_mixes_no_selective_recompute_with_offloaded_activations() -> None:
     context = Context(profile(8), cluster(1, "cuda"), 64, 1)
     chosen = context.with_blocks(plan(Layout(), recompute="budget", recompute_budget=0.6, offload="activations"))
     assert set(chosen.recompute_blocks) == {"none", "full"}

@@ -8,8 +8,8 @@ import pytest
 from runs import paceline, records_of, steps_of, write_spec
 
 # On a CPU nothing is saved, so it has to be asked for.
-HOSTED = 'offload = "all"\nrecompute = "budget"\nrecompute_budget = 0.5'
-PLANS = {"plain": "", "hosted": HOSTED}
+OFFLOADED = 'offload = "all"\nrecompute = "budget"\nrecompute_budget = 0.5'
+PLANS = {"plain": "", "offloaded": OFFLOADED}
 
 
 def curve(run_dir: Path) -> list[tuple[float, float]]:
@@ -18,7 +18,7 @@ def curve(run_dir: Path) -> list[tuple[float, float]]:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("hosted")
+    return tmp_path_factory.mktemp("offloaded")
 
 
 @pytest.fixture(scope="module")
@@ -30,7 +30,7 @@ def undisturbed(folder: Path) -> list[tuple[float, float]]:
 
 @pytest.mark.parametrize(
     ("before", "after"),
-    [("hosted", "hosted"), ("hosted", "plain"), pytest.param("plain", "hosted", marks=pytest.mark.deep)],
+    [("offloaded", "offloaded"), ("offloaded", "plain"), pytest.param("plain", "offloaded", marks=pytest.mark.deep)],
 )
 def test_resume(folder: Path, undisturbed: list[tuple[float, float]], before: str, after: str) -> None:
     run_dir = folder / f"{before}-{after}"
@@ -40,4 +40,4 @@ def test_resume(folder: Path, undisturbed: list[tuple[float, float]], before: st
     assert second.returncode == 0, second.stderr
     assert records_of(run_dir, "run_started")[-1]["step"] == 3
     assert curve(run_dir) == undisturbed
-    assert ("optimizer state and activations in host memory" in first.stdout) == (before == "hosted")
+    assert ("optimizer state and activations in host memory" in first.stdout) == (before == "offloaded")

@@ -16,8 +16,8 @@ from paceline.plan.feasible.stages import fill_pipeline
 from paceline.run.checkpoint import materialise_optimizer_state, training_state
 from paceline.run.loop.evaluate import evaluate
 from paceline.run.memory import offload
-from paceline.run.memory.hosted import HostedUpdate
 from paceline.run.memory.offload import HostCopies, Visit, keep_on_host
+from paceline.run.memory.offload_state import OffloadedUpdate
 from paceline.run.process.world import join_world
 from paceline.spec.layout import Layout
 from paceline.spec.plan import Plan
@@ -72,9 +72,9 @@ def links(monkeypatch: pytest.MonkeyPatch) -> list[HostCopies]:
 def test_a_block_computes_the_same_with_its_activations_elsewhere(times: int, monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(0)
     plain, x = Block(), torch.randn(64, 32)
-    hosted, made = copy.deepcopy(plain), links(monkeypatch)
-    keep_on_host([hosted])
-    expected, found = gradients(plain, x, times), gradients(hosted, x, times)
+    offloaded, made = copy.deepcopy(plain), links(monkeypatch)
+    keep_on_host([offloaded])
+    expected, found = gradients(plain, x, times), gradients(offloaded, x, times)
     assert all(torch.equal(a, b) for a, b in zip(expected, found, strict=True))
     (link,) = made
     assert link.bytes_to_host > 0 and link.bytes_to_device == times * link.bytes_to_host, "each storage once, each way"
@@ -135,13 +135,13 @@ def test_state_visits_for_the_update_alone(name: str, bucket_bytes: int, monkeyp
     torch.manual_seed(0)
     plain, x = Block(), torch.randn(8, 32)
     plain.unused = nn.Parameter(torch.ones(3))
-    hosted_model = copy.deepcopy(plain)
-    plain_optimizer, optimizer = optimizer_of(name, plain), optimizer_of(name, hosted_model)
-    hosted = HostedUpdate(optimizer, bucket_bytes)
+    offloaded_model = copy.deepcopy(plain)
+    plain_optimizer, optimizer = optimizer_of(name, plain), optimizer_of(name, offloaded_model)
+    offloaded = OffloadedUpdate(optimizer, bucket_bytes)
     materialise_optimizer_state(plain_optimizer)
     resting = {id(p): {k: v.data_ptr() for k, v in s.items() if k != "step"} for p, s in optimizer.state.items()}
     used: set[int] = set()
-    for bucket in hosted._buckets:
+    for bucket in offloaded._buckets:
         real = bucket.worker.step
 
         def step(bucket: Any = bucket, real: Any = real) -> None:
@@ -150,17 +150,17 @@ def test_state_visits_for_the_update_alone(name: str, bucket_bytes: int, monkeyp
 
         monkeypatch.setattr(bucket.worker, "step", step)
     for lr in (1e-2, 3e-3, 1e-3):
-        for model, updater, own in ((plain, plain_optimizer, plain_optimizer), (hosted_model, hosted, optimizer)):
+        for model, updater, own in ((plain, plain_optimizer, plain_optimizer), (offloaded_model, offloaded, optimizer)):
             model.zero_grad()
             model(x).square().sum().backward()
             own.param_groups[0]["lr"] = lr
             updater.step()
-    ours, theirs = training_state(hosted_model, optimizer), training_state(plain, plain_optimizer)
+    ours, theirs = training_state(offloaded_model, optimizer), training_state(plain, plain_optimizer)
     assert ours.keys() == theirs.keys()
     assert all(torch.equal(ours[key], theirs[key]) for key in theirs)
     addresses = {address for slots in resting.values() for address in slots.values()}
     assert used and not used & addresses, "the update worked on copies"
-    assert not any(bucket.worker.state for bucket in hosted._buckets), "and kept none"
+    assert not any(bucket.worker.state for bucket in offloaded._buckets), "and kept none"
     now = {id(p): {k: v.data_ptr() for k, v in s.items() if k != "step"} for p, s in optimizer.state.items()}
     assert now == resting
 

@@ -25,7 +25,7 @@ from paceline.run.loop.loader import StepBatch
 from paceline.run.loop.passes import Objective, Passes
 from paceline.run.loop.routing import RouterStats, RouterWatch
 from paceline.run.loop.turns import StepTurn
-from paceline.run.memory.hosted import HostedUpdate
+from paceline.run.memory.offload_state import OffloadedUpdate
 from paceline.run.numerics.precision import LossScaler
 from paceline.run.parallel.apply import Gradients
 from paceline.run.process.world import World
@@ -86,7 +86,7 @@ class Stepper:
     world: World
     items_per_sample: int
     clip_norm: float
-    updater: torch.optim.Optimizer | HostedUpdate  # changes the weights: the optimizer, or who lends it its state
+    updater: torch.optim.Optimizer | OffloadedUpdate  # changes the weights: the optimizer, or who lends it its state
     main: int = 0  # the turn that is evaluated, and whose loss is the step's
     # Called with the complete gradients' factor before they are scaled; `verify` looks at gradients here.
     observe: Callable[[float], None] | None = None

@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from paceline.run.parallel.expert.exchange import all_gather, reduce_scatter
+from paceline.run.parallel.context.exchange import all_gather, reduce_scatter
 
 
 @dataclass(frozen=True)

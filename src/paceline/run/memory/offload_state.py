@@ -28,7 +28,7 @@ class _Bucket:
     worker: torch.optim.Optimizer
 
 
-class HostedUpdate:
+class OffloadedUpdate:
     """Updates weights with an optimizer whose state rests in host memory."""
 
     def __init__(self, optimizer: torch.optim.Optimizer, bucket_bytes: int = BUCKET_BYTES) -> None:
@@ -36,7 +36,7 @@ class HostedUpdate:
         materialise_optimizer_state(optimizer, torch.device("cpu"))
         for parameter in optimizer.state:
             if parameter.device.type == "cuda":
-                for name in self._hosted(parameter):
+                for name in self._offloaded(parameter):
                     _pin(_local(optimizer.state[parameter][name]))
         kind: Any = type(optimizer)
         self._buckets = [
@@ -51,13 +51,13 @@ class HostedUpdate:
             bucket.worker.param_groups[0].update({k: v for k, v in bucket.group.items() if k != "params"})
             changed = [parameter for parameter in bucket.parameters if parameter.grad is not None]
             for parameter in changed:
-                state, hosted = self.optimizer.state[parameter], self._hosted(parameter)
-                visiting = {name: _copied(state[name], parameter.device) for name in hosted}
+                state, offloaded = self.optimizer.state[parameter], self._offloaded(parameter)
+                visiting = {name: _copied(state[name], parameter.device) for name in offloaded}
                 bucket.worker.state[parameter] = {**state, **visiting}
             bucket.worker.step()
             for parameter in changed:
                 state, visited = self.optimizer.state[parameter], bucket.worker.state.pop(parameter)
-                for name in self._hosted(parameter):
+                for name in self._offloaded(parameter):
                     _local(state[name]).copy_(_local(visited[name]), non_blocking=True)
 
     def _filled(self, parameters: list[nn.Parameter], limit: int) -> list[list[nn.Parameter]]:
@@ -65,7 +65,7 @@ class HostedUpdate:
         runs: list[list[nn.Parameter]] = []
         size = 0
         for parameter in parameters:
-            own = sum(_local(self.optimizer.state[parameter][name]).nbytes for name in self._hosted(parameter))
+            own = sum(_local(self.optimizer.state[parameter][name]).nbytes for name in self._offloaded(parameter))
             if not runs or size + own > limit:
                 runs.append([])
                 size = 0
@@ -73,7 +73,7 @@ class HostedUpdate:
             size += own
         return runs
 
-    def _hosted(self, parameter: Tensor) -> list[str]:
+    def _offloaded(self, parameter: Tensor) -> list[str]:
         """Return the names of a parameter's state that rests on the host: all but the count of steps."""
         return [name for name, value in self.optimizer.state[parameter].items() if name != "step" and value is not None]
 
