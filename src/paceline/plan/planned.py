@@ -1,4 +1,4 @@
-"""Plan a task: from a spec to the plan and its price, with all that they were made from and what follows from them."""
+"""Plan a task: from a spec to a plan and its price, with what the choice was made from and what follows from it."""
 
 from __future__ import annotations
 
