@@ -57,10 +57,6 @@ TORCH_FREE = ("paceline.config", "paceline.errors", "paceline.units", "paceline.
               "paceline.session.measure", "paceline.session.verbs", "paceline.report")  # fmt: skip
 
 
-# What goes up all the same: (module, what it imports) -> why.
-EXCEPTIONS: dict[tuple[str, str], str] = {}
-
-
 @dataclass(frozen=True)
 class Import:
     """One import statement: the module it names, where it stands, and whether it runs with the importing module."""
@@ -134,13 +130,9 @@ def test_imports_never_go_up(module: str) -> None:
     up = [
         f"line {found.line} imports {found.of} (floor {floor_of(found.of):g})"
         for found in IMPORTS[module]
-        if ours(found.of) and floor_of(found.of) > floor_of(module) and (module, found.of) not in EXCEPTIONS
+        if ours(found.of) and floor_of(found.of) > floor_of(module)
     ]
     assert not up, f"{module} is on floor {floor_of(module):g}"
-
-
-def test_exceptions_are_still_needed() -> None:
-    assert set(EXCEPTIONS) <= {(module, found.of) for module, imports in IMPORTS.items() for found in imports}
 
 
 def test_modules_do_not_need_each_other() -> None:

@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 
 from paceline.report.format import plural
 from paceline.report.phases import Start
-from paceline.report.records import Records, StepTable, number, table, text
+from paceline.report.records import NO_START, Records, StepTable, number, table, text
+from paceline.spec.journal.kinds import MemoryRecord, RunStarted
 from paceline.spec.journal.older import kind_and_clock
 
 JOULES_PER_KWH = 3.6e6
@@ -97,21 +98,21 @@ def median(values: NDArray[np.float64]) -> float | None:
     return float(np.median(finite)) if len(finite) else None
 
 
-def reference_start(records: Records) -> dict[str, Any]:
+def reference_start(records: Records) -> RunStarted:
     """Return the start whose forecast steps and memory are held against: the last one that has a forecast."""
-    with_forecast = [start for start in records.starts if table(start.get("forecast"))]
-    return (with_forecast or list(records.starts) or [{}])[-1]
+    with_forecast = [start for start in records.starts if start.forecast]
+    return (with_forecast or list(records.starts) or [NO_START])[-1]
 
 
-def basis_of(records: Records, reference: Mapping[str, Any]) -> Basis:
+def basis_of(records: Records, reference: RunStarted) -> Basis:
     """Return the steps run under the reference's plan, without first steps and those with a checkpoint or evaluation.
 
     Where nothing is left, warm-up steps and then all steps are taken, and the words say so.
     """
     same = [
-        start["attempt"]
+        start.attempt or 1
         for start in records.starts
-        if start.get("plan") == reference.get("plan") and start.get("world_size") == reference.get("world_size")
+        if start.plan == reference.plan and start.world_size == reference.world_size
     ]
     steps = records.steps
     if same:
@@ -121,7 +122,7 @@ def basis_of(records: Records, reference: Mapping[str, Any]) -> Basis:
     first = np.zeros(len(steps), dtype=bool)
     for index in np.unique(attempt):
         first |= (attempt == index) & (step == step[attempt == index].min())
-    marked = {(r["attempt"], number(r.get("step"))) for kind in ("checkpoint", "evaluation") for r in records.of(kind)}
+    marked = records.marked()
     busy = np.array([pair in marked for pair in zip(attempt.tolist(), step.tolist(), strict=True)], dtype=bool)
     tail = f"; {plural(other, 'step')} under another plan left out" if other else ""
     for mask, words in (
@@ -177,22 +178,22 @@ def _communicates_inside(plan: Mapping[str, Any]) -> bool:
     return not layout or any((number(layout.get(axis)) or 1) > 1 for axis in ("dp_shard", "cp", "tp", "pp", "ep"))
 
 
-def time_groups(reference: Mapping[str, Any], steps: StepTable) -> tuple[TermGroup, ...]:
+def time_groups(reference: RunStarted, steps: StepTable) -> tuple[TermGroup, ...]:
     """Return the step's groups of time terms with the medians of the clocks that measure them, in seconds."""
-    terms, learnt, note = _without_learnt(_terms(table(reference.get("forecast")), "time"))
+    terms, learnt, note = _without_learnt(_terms(reference.forecast, "time"))
     sorted_terms: dict[str, list[TermLine]] = {name: [] for name in CLOCKS}
     for term in terms:
         sorted_terms[time_group(term.clock)].append(term)
     clocks = {name: steps.column(name) for name in sorted_terms}
     names = {"forward_backward": "forward and backward", "reduce": "gradient reduction"}
     notes = {}
-    world, waiting = number(reference.get("world_size")) or 1, steps.column("waiting_seconds")
+    world, waiting = reference.world_size or 1, steps.column("waiting_seconds")
     if world > 1 and np.isfinite(waiting).any():
         clocks["forward_backward"] = clocks["forward_backward"] + np.nan_to_num(clocks["reduce"]) - waiting
         clocks["reduce"] = waiting
         names = {"forward_backward": "computing forward and backward", "reduce": "communication and waiting"}
         notes["reduce"] = "time in which rank 0 did not compute: collectives, peers that were slower, a shared core"
-    elif _communicates_inside(table(reference.get("plan"))):
+    elif _communicates_inside(reference.plan):
         sorted_terms["forward_backward"] += sorted_terms.pop("reduce")
         clocks["forward_backward"] = clocks["forward_backward"] + np.nan_to_num(clocks.pop("reduce"))
         names["forward_backward"] = "forward, backward and communication"
@@ -206,16 +207,16 @@ def time_groups(reference: Mapping[str, Any], steps: StepTable) -> tuple[TermGro
     return tuple(groups)
 
 
-def memory_groups(records: Records, reference: Mapping[str, Any]) -> tuple[TermGroup, ...]:
+def memory_groups(records: Records, reference: RunStarted) -> tuple[TermGroup, ...]:
     """Return the forecast's memory terms by component with the bytes measured in the last `memory` record."""
     sorted_terms: dict[str, list[TermLine]] = {
         name: [] for name in ("weights", "gradients", "optimizer", ACTIVATIONS, "runtime")
     }
-    terms, learnt, note = _without_learnt(_terms(table(reference.get("forecast")), "memory"))
+    terms, learnt, note = _without_learnt(_terms(reference.forecast, "memory"))
     for term in terms:
         sorted_terms[memory_group(term.kind)].append(term)
-    record = (records.of("memory") or [{}])[-1]
-    measured = {name: number(value) for name, value in table(record.get("components")).items()}
+    components = next((record.components for record in reversed(records.of(MemoryRecord))), {})
+    measured = {name: number(value) for name, value in components.items()}
     if JOINT in measured:  # where an allocator cannot tell the two apart
         sorted_terms[JOINT] = sorted_terms.pop(ACTIVATIONS) + sorted_terms.pop("runtime")
     for name in measured:
@@ -242,25 +243,22 @@ def _promise(
     return Promise(name, unit, value, low, high, measured, verdict, text(own.get("source")), how)
 
 
-def _rate(
-    key: str, forecast: Mapping[str, Any], first: Mapping[str, Any], direct: float | None
-) -> tuple[float | None, str]:
+def _rate(key: str, forecast: Mapping[str, Any], first: RunStarted, direct: float | None) -> tuple[float | None, str]:
     """Return a quantity per device-second and where it is from: the forecast's own rate, else the cluster's figure."""
     total, seconds = (
         number(table(forecast.get(key)).get("value")),
         number(table(forecast.get("run_seconds")).get("value")),
     )
-    devices = number(first.get("world_size")) or number(table(first.get("cluster")).get("devices"))
+    devices = first.world_size or number(first.cluster.get("devices"))
     if total is not None and seconds and devices:
         return total / (seconds * devices), "at the forecast's rate"
     return direct, "at the cluster's figure"
 
 
-def _direct_rates(first: Mapping[str, Any]) -> dict[str, float | None]:
+def _direct_rates(first: RunStarted) -> dict[str, float | None]:
     """Return USD, kWh and grams of CO2e per device-second from the cluster's own figures."""
-    cluster = table(first.get("cluster"))
     price, watts, carbon = (
-        number(table(cluster.get(key)).get("value"))
+        number(table(first.cluster.get(key)).get("value"))
         for key in ("price_usd_per_device_hour", "watts_per_device", "carbon_g_per_kwh")
     )
     kwh = None if watts is None else watts / JOULES_PER_KWH
@@ -269,7 +267,7 @@ def _direct_rates(first: Mapping[str, Any]) -> dict[str, float | None]:
 
 
 def promises_of(
-    records: Records, reference: Mapping[str, Any], basis: Basis, attempts: tuple[Start, ...], share: float | None
+    records: Records, reference: RunStarted, basis: Basis, attempts: tuple[Start, ...], share: float | None
 ) -> tuple[Promise, ...]:
     """Return what was promised and what was measured for a step, for memory and for the whole run.
 
@@ -277,13 +275,13 @@ def promises_of(
     against the first forecast, scaled to `share`, the part of the run's steps that was done. Money, energy and carbon
     are estimates: device-seconds between the first and the last record of each start, times the forecast's own rate.
     """
-    forecast = table(reference.get("forecast"))
-    recorded = [number(record.get("peak_bytes")) for record in records.of("memory")]
+    forecast = reference.forecast
+    recorded = [number(record.peak_bytes) for record in records.of(MemoryRecord)]
     peaks = [*basis.all_steps.column("peak_bytes").tolist(), *(peak for peak in recorded if peak is not None)]
     peak = max((value for value in peaks if np.isfinite(value)), default=None)
-    first = next((start for start in records.starts if table(start.get("forecast"))), (*records.starts, {})[0])
-    whole = table(first.get("forecast"))
-    world = number(first.get("world_size")) or number(table(first.get("cluster")).get("devices"))
+    first = next((start for start in records.starts if start.forecast), (*records.starts, NO_START)[0])
+    whole = first.forecast
+    world = first.world_size or number(first.cluster.get("devices"))
     seconds = sum(attempt.seconds for attempt in attempts) or None
     device_seconds = sum(attempt.seconds * (attempt.world_size or world or 0) for attempt in attempts) or None
     partly = "" if share in (None, 1.0) else f"; forecast scaled to the {share:.0%} of the steps that were done"

@@ -12,6 +12,7 @@ from paceline.plan.flops import CONVENTIONS, OWN
 from paceline.report.compare import Basis, median
 from paceline.report.records import SECONDS, Records, StepTable, number, table
 from paceline.report.series import Series, thin, trend
+from paceline.spec.journal.kinds import EvaluationRecord, RunStarted
 
 SLOWEST, SLOW = 5, 1.2  # at most so many steps are named, and only those this much above the median
 
@@ -61,7 +62,7 @@ class Speed:
 
 def held_out(records: Records) -> list[tuple[float, float]]:
     """Return (step, loss) of the evaluations, the last one of each step, in rising order."""
-    by_step = {number(record.get("step")): number(record.get("loss")) for record in records.of("evaluation")}
+    by_step = {record.step: number(record.loss) for record in records.of(EvaluationRecord)}
     return sorted((step, loss) for step, loss in by_step.items() if step is not None and loss is not None)
 
 
@@ -105,11 +106,7 @@ def _slowest(records: Records, basis: Basis) -> tuple[SlowStep, ...]:
     typical = usual.pop("total")
     if typical is None:
         return ()
-    marks = {
-        (record["attempt"], number(record.get("step"))): kind
-        for kind in ("evaluation", "checkpoint")
-        for record in records.of(kind)
-    }
+    marks = records.marked()
     found = []
     for row in np.argsort(-np.nan_to_num(totals), kind="stable")[:SLOWEST]:
         if not totals[row] > SLOW * typical:
@@ -124,16 +121,16 @@ def _slowest(records: Records, basis: Basis) -> tuple[SlowStep, ...]:
     return tuple(found)
 
 
-def speed_of(records: Records, reference: Mapping[str, Any], basis: Basis) -> Speed:
+def speed_of(records: Records, reference: RunStarted, basis: Basis) -> Speed:
     """Return step time, throughput and model FLOP utilisation over the basis' steps.
 
     MFU = model FLOPs per step / (devices x peak x median step seconds) is the forecast's MFU times forecast over
     measured step seconds: FLOPs (3 x forward, causal attention, no recompute) and peak are the forecast's own.
     """
     totals, items = basis.steps.column("total"), _throughput(basis.steps)
-    forecast, seconds = table(reference.get("forecast")), median(totals)
-    precision = str(table(reference.get("plan")).get("precision", ""))
-    published = number(table(table(table(reference.get("cluster")).get("device")).get("peak_flops")).get(precision))
+    forecast, seconds = reference.forecast, median(totals)
+    precision = str(reference.plan.get("precision", ""))
+    published = number(table(table(reference.cluster.get("device")).get("peak_flops")).get(precision))
     peak = f"the published dense {precision} peak" if published else "the best measured matrix rate"
     mfu, expected = number(forecast.get("mfu")), number(table(forecast.get("step_seconds")).get("value"))
     return Speed(

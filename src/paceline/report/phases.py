@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.report.records import Records, StepTable, number, text
+from paceline.report.records import Records, StepTable, number
+from paceline.spec.journal.kinds import CheckpointRecord, EvaluationRecord, RunEnded, VerifyRecord
 
 
 @dataclass(frozen=True)
@@ -46,9 +48,8 @@ def resume_steps(records: Records) -> dict[int, float]:
     """
     done: dict[int, float] = {}
     for start in records.starts:
-        step = number(start.get("step"))
-        if step is not None:
-            done[start["attempt"]] = step
+        if start.step is not None:
+            done[start.attempt or 1] = start.step
     attempts, steps = records.steps.column("attempt"), records.steps.column("step")
     for attempt in np.unique(attempts):
         done[int(attempt)] = float(steps[attempts == attempt].min()) - 1
@@ -75,28 +76,27 @@ def starts_of(records: Records) -> tuple[Start, ...]:
     """Return the run's starts, oldest first."""
     resumed, lost = resume_steps(records), lost_mask(records)
     attempt_column, step_column = records.steps.column("attempt"), records.steps.column("step")
-    ends = {end["attempt"]: end for end in records.of("run_ended")}
-    found = sorted({start["attempt"] for start in records.starts} | set(records.spans) | {*resumed})
+    ends = {end.attempt: end for end in records.of(RunEnded)}
+    found = sorted({start.attempt or 1 for start in records.starts} | set(records.spans) | {*resumed})
     attempts = []
     for index in found:
-        start, end, own = records.start(index), ends.get(index, {}), attempt_column == index
-        span = records.spans.get(index)
-        world, code, at = number(start.get("world_size")), number(end.get("exit_code")), resumed.get(index)
+        start, end, own = records.start(index), ends.get(index), attempt_column == index
+        span, at = records.spans.get(index), resumed.get(index)
         attempts.append(
             Start(
                 number=index,
                 started=span[0] if span else None,
                 ended=span[1] if span else None,
                 seconds=span[1] - span[0] if span else 0.0,
-                status=text(end.get("status")) or "no end on record",
-                exit_code=None if code is None else int(code),
-                resumed_from=text(start.get("resumed_from")),
+                status=(end and end.status) or "no end on record",
+                exit_code=end.exit_code if end else None,
+                resumed_from=start.resumed_from or "",
                 resumed_at_step=None if at is None else int(at),
                 last_step=int(step_column[own].max()) if own.any() else None,
                 steps=int(own.sum()),
                 lost_steps=int((own & lost).sum()),
-                world_size=None if world is None else int(world),
-                plan=text(start.get("plan_text")),
+                world_size=start.world_size,
+                plan=start.plan_text,
             )
         )
     return tuple(attempts)
@@ -105,14 +105,14 @@ def starts_of(records: Records) -> tuple[Start, ...]:
 def _verify_seconds(records: Records) -> float:
     """Return the seconds of proofs made after a start began; one made before its process started is not in its time."""
     total = 0.0
-    for record in records.of("verify"):
-        began, ended = records.spans.get(record["attempt"], (0.0, 0.0))[0], number(record.get("time"))
-        total += min(number(record.get("seconds")) or 0.0, max(0.0, (began if ended is None else ended) - began))
+    for record in records.of(VerifyRecord):
+        began, ended = records.spans.get(record.attempt or 1, (0.0, 0.0))[0], number(record.time)
+        total += min(number(record.seconds) or 0.0, max(0.0, (began if ended is None else ended) - began))
     return total
 
 
-def _seconds_of(records: Records, kind: str) -> float:
-    return sum(number(record.get("seconds")) or 0.0 for record in records.of(kind))
+def _seconds_of(records: Sequence[EvaluationRecord | CheckpointRecord]) -> float:
+    return sum(number(record.seconds) or 0.0 for record in records)
 
 
 def phases_of(records: Records, attempts: tuple[Start, ...]) -> tuple[Phase, ...]:
@@ -127,8 +127,8 @@ def phases_of(records: Records, attempts: tuple[Start, ...]) -> tuple[Phase, ...
         "training": (float((total - data)[~lost].sum()), "steps that count, without waiting for data"),
         "data": (float(data[~lost].sum()), "waiting for the next batch"),
         "lost work": (float(total[lost].sum()), "steps undone by an interruption and run again"),
-        "evaluation": (_seconds_of(records, "evaluation"), "held-out loss"),
-        "checkpoints": (_seconds_of(records, "checkpoint"), "writing and publishing"),
+        "evaluation": (_seconds_of(records.of(EvaluationRecord)), "held-out loss"),
+        "checkpoints": (_seconds_of(records.of(CheckpointRecord)), "writing and publishing"),
         "verification": (_verify_seconds(records), "proving the plan equal to one device"),
     }
     running = sum(attempt.seconds for attempt in attempts)

@@ -1,7 +1,7 @@
 """What a report needs of a journal's records: the starts, the rare records by kind, and all steps as one table.
 
 A journal may be a fragment: a run that was killed at once has a single record, an older one lacks fields. Nothing
-here raises on a missing or ill-typed field; a missing number is NaN in the table and None elsewhere.
+here raises on a missing or ill-typed field (spec/journal/record.py); a missing number is NaN in the table.
 """
 
 from __future__ import annotations
@@ -14,6 +14,9 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+from paceline.spec.journal.kinds import CheckpointRecord, EvaluationRecord, RunStarted, StepRecord, parse
+from paceline.spec.journal.record import Record, Some, read
 
 SECONDS = ("total", "data", "forward_backward", "reduce", "optimizer", "other")
 COLUMNS = ("attempt", "step", "time", "position_after", "loss", "weight", "grad_norm", "lr", "tokens_per_second",
@@ -71,48 +74,57 @@ class StepTable:
 class Records:
     """A journal, sorted into what a report reads."""
 
-    starts: tuple[dict[str, Any], ...]  # run_started, by attempt
+    starts: tuple[RunStarted, ...]  # by attempt
     steps: StepTable
-    by_kind: dict[str, list[dict[str, Any]]]  # every kind but run_started and step
+    others: tuple[Record, ...]  # of every kind but those two
     spans: dict[int, tuple[float, float]]  # attempt -> time of its first and last record
     schema: int  # the highest schema version seen
 
-    def of(self, kind: str) -> list[dict[str, Any]]:
+    def of(self, kind: type[Some]) -> list[Some]:
         """Return the records of a kind in the order they were written."""
-        return self.by_kind.get(kind, [])
+        return [record for record in self.others if isinstance(record, kind)]
 
-    def start(self, attempt: int) -> dict[str, Any]:
-        """Return the run_started record of an attempt; empty where there is none."""
-        return next((start for start in self.starts if start["attempt"] == attempt), {})
+    def marked(self) -> dict[tuple[int, int | None], str]:
+        """Return (attempt, step) of the steps with an evaluation or a checkpoint, and which of the two it had last."""
+        both = (record for record in self.others if isinstance(record, EvaluationRecord | CheckpointRecord))
+        return {(record.attempt or 1, record.step): record.KIND for record in both}
 
-
-def _row(record: Mapping[str, Any], attempt: int, step: float) -> list[float]:
-    seconds = table(record.get("seconds"))
-    fields = {**record, **{name: seconds.get(name) for name in SECONDS}, "attempt": attempt, "step": step}
-    values = [number(fields.get(name)) for name in COLUMNS]
-    return [math.nan if value is None else value for value in values]
+    def start(self, attempt: int) -> RunStarted:
+        """Return the start of an attempt; one of which nothing is known where there is none."""
+        return next((start for start in self.starts if start.attempt == attempt), NO_START)
 
 
-def gather(records: Iterable[Mapping[str, Any]]) -> Records:
-    """Return the records sorted for a report, in one pass over them; unknown kinds are kept but not shown."""
-    starts: dict[int, dict[str, Any]] = {}
-    by_kind: dict[str, list[dict[str, Any]]] = {}
+NO_START = read(RunStarted, {})
+
+
+def _row(record: StepRecord, attempt: int, step: float) -> list[float]:
+    values = {**vars(record), **{name: record.seconds.get(name) for name in SECONDS}, "attempt": attempt, "step": step}
+    found = [number(values[name]) for name in COLUMNS]
+    return [math.nan if value is None else value for value in found]
+
+
+def gather(lines: Iterable[Mapping[str, Any]]) -> Records:
+    """Return the lines of a journal sorted for a report, in one pass over them; unknown kinds are not shown."""
+    starts: dict[int, RunStarted] = {}
+    others: list[Record] = []
     spans: dict[int, tuple[float, float]] = {}
     rows = array("d")
     schema = 0
-    for source in records:
-        attempt = int(number(source.get("attempt")) or 1)
-        schema = max(schema, int(number(source.get("schema")) or 0))
-        moment = number(source.get("time"))
+    for line in lines:
+        attempt = int(number(line.get("attempt")) or 1)
+        schema = max(schema, int(number(line.get("schema")) or 0))
+        moment = number(line.get("time"))
         if moment is not None:
             first, last = spans.get(attempt, (moment, moment))
             spans[attempt] = (min(first, moment), max(last, moment))
-        kind, step = text(source.get("kind")), number(source.get("step"))
-        if kind == "run_started":
-            starts[attempt] = {**source, "attempt": attempt}
-        elif kind != "step":
-            by_kind.setdefault(kind, []).append({**source, "attempt": attempt})
-        elif step is not None:
-            rows.extend(_row(source, attempt, step))
+        record = parse({**line, "attempt": attempt})
+        if isinstance(record, RunStarted):
+            starts[attempt] = record
+        elif isinstance(record, StepRecord):
+            if record.step is not None:
+                rows.extend(_row(record, attempt, record.step))
+        elif record is not None:
+            others.append(record)
     values = np.frombuffer(rows, dtype=np.float64).reshape(-1, len(COLUMNS)) if rows else np.empty((0, len(COLUMNS)))
-    return Records(tuple(starts[attempt] for attempt in sorted(starts)), StepTable(values), by_kind, spans, schema)
+    by_attempt = tuple(starts[attempt] for attempt in sorted(starts))
+    return Records(by_attempt, StepTable(values), tuple(others), spans, schema)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,9 +21,17 @@ from paceline.report.compare import (
 from paceline.report.curves import Losses, Speed, losses_of, series_of, speed_of
 from paceline.report.format import plural
 from paceline.report.phases import Phase, Start, phases_of, resume_steps, starts_of, surviving
-from paceline.report.records import Records, StepTable, gather, json_safe, number, table, text
+from paceline.report.records import NO_START, Records, StepTable, gather, json_safe, number, table, text
 from paceline.report.series import Series
-from paceline.spec.journal.record import SCHEMA
+from paceline.spec.journal.kinds import (
+    CheckpointRecord,
+    DecisionRecord,
+    FaultRecord,
+    RunEnded,
+    RunStarted,
+    VerifyRecord,
+)
+from paceline.spec.journal.record import SCHEMA, own_fields, plain
 from paceline.units import format_seconds
 
 UNFINISHED = "unfinished"
@@ -116,10 +124,10 @@ class Summary:
         return safe
 
 
-def _status(end: Mapping[str, Any], done: int, planned: int | None, wall_seconds: float) -> tuple[str, str]:
+def _status(end: RunEnded | None, done: int, planned: int | None, wall_seconds: float) -> tuple[str, str]:
     steps = f"{done:,} of {plural(planned, 'step')}" if planned else plural(done, "step")
     took = f"{steps} in {format_seconds(wall_seconds)}"
-    status = text(end.get("status")) or UNFINISHED
+    status = (end and end.status) or UNFINISHED
     words = {
         "complete": f"Finished: {took}.",
         "requeue": f"Stopped early with a checkpoint, to be started again: {took}.",
@@ -131,40 +139,33 @@ def _status(end: Mapping[str, Any], done: int, planned: int | None, wall_seconds
 
 
 def _checkpoints(records: Records) -> Checkpoints:
-    written = records.of("checkpoint")
-    sizes = [number(record.get("bytes")) for record in written]
-    last = written[-1] if written else {}
-    step = number(last.get("step"))
+    written = records.of(CheckpointRecord)
+    last = written[-1] if written else None
     return Checkpoints(
         count=len(written),
-        last_step=None if step is None else int(step),
-        last_path=text(last.get("path")),
-        last_bytes=sizes[-1] if sizes else None,
-        total_bytes=sum(size or 0.0 for size in sizes),
-        total_seconds=sum(number(record.get("seconds")) or 0.0 for record in written),
+        last_step=last.step if last else None,
+        last_path=last.path if last else "",
+        last_bytes=last.bytes if last else None,
+        total_bytes=sum(record.bytes or 0.0 for record in written),
+        total_seconds=sum(number(record.seconds) or 0.0 for record in written),
     )
 
 
-def _events(records: Records, kind: str) -> tuple[Event, ...]:
-    known = ("schema", "kind", "time", "attempt")
-    return tuple(
-        Event(number(r.get("time")), r["attempt"], json_safe({k: v for k, v in r.items() if k not in known}))
-        for r in records.of(kind)
-    )
+def _events(records: Sequence[DecisionRecord | FaultRecord]) -> tuple[Event, ...]:
+    return tuple(Event(number(r.time), r.attempt or 1, json_safe(own_fields(r))) for r in records)
 
 
-def _reproduce(start: Mapping[str, Any]) -> Reproduce:
-    spec = table(start.get("spec"))
-    seed, command = number(table(spec.get("task")).get("seed")), start.get("command")
+def _reproduce(start: RunStarted) -> Reproduce:
+    seed = number(table(start.spec.get("task")).get("seed"))
     return Reproduce(
-        command=tuple(text(word) for word in command) if isinstance(command, list) else (),
-        spec=json_safe(spec),
-        provenance={key: text(value) for key, value in table(start.get("provenance")).items()},
-        versions={key: text(value) for key, value in table(start.get("versions")).items()},
-        host=text(start.get("host")),
+        command=start.command,
+        spec=json_safe(start.spec),
+        provenance={key: text(value) for key, value in start.provenance.items()},
+        versions={key: text(value) for key, value in start.versions.items()},
+        host=start.host,
         seed=None if seed is None else int(seed),
-        data=json_safe(table(start.get("facts"))),
-        parameters=number(start.get("parameters")),
+        data=json_safe(start.facts),
+        parameters=start.parameters,
     )
 
 
@@ -177,7 +178,7 @@ def _remarks(records: Records, steps: StepTable) -> tuple[str, ...]:
     bad = int((~np.isfinite(steps.column("loss"))).sum())
     if bad:
         remarks.append(f"{plural(bad, 'step')} without a finite loss; the curve leaves them out.")
-    plans = [text(start.get("plan_text")) for start in records.starts]
+    plans = [start.plan_text for start in records.starts]
     if len(set(plans)) > 1:
         remarks.append("The plan changed between starts; step time and memory are held against the last plan.")
     return tuple(remarks)
@@ -190,23 +191,21 @@ def summarise(records: Iterable[Mapping[str, Any]], run_dir: str = "") -> Summar
     """
     found = gather(records)
     reference, attempts, steps = reference_start(found), starts_of(found), surviving(found)
-    first = (*found.starts, {})[0]
+    first = (*found.starts, NO_START)[0]
     basis = basis_of(found, reference)
     done = int(steps.column("step").max()) if len(steps) else int(max(resume_steps(found).values(), default=0))
-    planned = number(table(first.get("forecast")).get("steps")) or number(table(reference.get("forecast")).get("steps"))
+    planned = number(first.forecast.get("steps")) or number(reference.forecast.get("steps"))
     moments = [moment for span in found.spans.values() for moment in span]
     wall_seconds = max(moments) - min(moments) if moments else 0.0
-    ends: list[dict[str, Any]] = [r for r in found.of("run_ended") if r["attempt"] == attempts[-1].number]
-    end = (ends or [{}])[-1]
+    end = next((end for end in reversed(found.of(RunEnded)) if end.attempt == attempts[-1].number), None)
     status, status_text = _status(end, done, int(planned) if planned else None, wall_seconds)
     share = 1.0 if status == "complete" else done / planned if planned else None
-    facts, spec = table(reference.get("facts")), table(reference.get("spec"))
-    headline, error = reference.get("headline"), table(end.get("error"))
+    proofs, error = found.of(VerifyRecord), (end and end.error) or {}
     return Summary(
         schema=1,
         run_dir=run_dir,
-        name=text(table(spec.get("task")).get("name")) or "run",
-        headline=tuple(text(line) for line in headline) if isinstance(headline, list) else (),
+        name=text(table(reference.spec.get("task")).get("name")) or "run",
+        headline=reference.headline,
         status=status,
         status_text=status_text,
         started=min(moments, default=None),
@@ -215,8 +214,8 @@ def summarise(records: Iterable[Mapping[str, Any]], run_dir: str = "") -> Summar
         steps_done=done,
         steps_planned=int(planned) if planned else None,
         items_seen=float(np.nansum(steps.column("weight"))),
-        unit=text(facts.get("unit")) or "items",
-        plan_text=text(reference.get("plan_text")),
+        unit=text(reference.facts.get("unit")) or "items",
+        plan_text=reference.plan_text,
         world_size=attempts[-1].world_size if attempts else None,
         attempts=attempts,
         phases=phases_of(found, attempts),
@@ -224,15 +223,15 @@ def summarise(records: Iterable[Mapping[str, Any]], run_dir: str = "") -> Summar
         promises=promises_of(found, reference, basis, attempts, share),
         time_groups=time_groups(reference, basis.steps),
         memory_groups=memory_groups(found, reference),
-        losses=losses_of(found, steps, facts),
+        losses=losses_of(found, steps, reference.facts),
         speed=speed_of(found, reference, basis),
         series=series_of(found, steps),
         checkpoints=_checkpoints(found),
-        decisions=_events(found, "decision"),
-        faults=_events(found, "fault"),
-        verification=json_safe(found.of("verify")[-1]) if found.of("verify") else None,
-        cluster=json_safe(table(reference.get("cluster"))),
-        placement=json_safe(table(reference.get("placement"))),
+        decisions=_events(found.of(DecisionRecord)),
+        faults=_events(found.of(FaultRecord)),
+        verification=json_safe(plain(proofs[-1])) if proofs else None,
+        cluster=json_safe(reference.cluster),
+        placement=json_safe(reference.placement),
         reproduce=_reproduce(reference),
         error={key: text(error.get(key)) for key in ("what", "because", "try")} if error else None,
         remarks=_remarks(found, steps),

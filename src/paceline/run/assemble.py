@@ -8,7 +8,6 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.device_mesh import DeviceMesh
 
 from paceline.errors import ConfigError
 from paceline.run.loop.first_look import FirstLook
@@ -25,12 +24,13 @@ from paceline.run.numerics.randomness.build import sample_randomness
 from paceline.run.numerics.randomness.mode import SampleRandomness, Survey
 from paceline.run.parallel.apply import Gradients, apply_plan
 from paceline.run.parallel.context.part import part_of
-from paceline.run.parallel.data.rows import GatheredRows, data_group
+from paceline.run.parallel.data.rows import GatheredRows
 from paceline.run.parallel.data.statistics import share_statistics
 from paceline.run.parallel.entry import entry_of
 from paceline.run.parallel.pipeline.passes import PipelinePasses
 from paceline.run.parallel.pipeline.split import Pipeline, split_model
 from paceline.run.parallel.split_check import SplitCheck
+from paceline.run.process.groups import Mesh
 from paceline.run.process.world import World, build_mesh
 from paceline.run.updates.joined import JoinedOptimizer
 from paceline.run.updates.optimizer import all_names, build_optimizer
@@ -75,7 +75,7 @@ def assemble(task: Task, plan: Plan, world: World, source: Source, items_per_sam
         model.logits_elements = plan.logits_elements
     plain, names = [turn.objective for turn in turns], all_names(model)  # before stages know a part of the names
     if any(map(gathers_rows, plain)) and mesh is not None and plan.layout.data_degree > 1:
-        turns = gathering(turns, GatheredRows(data_group(mesh, plan.layout)))
+        turns = gathering(turns, GatheredRows(mesh.data))
         objective = turns[main_turn(task)].objective
     late = family and (plan.layout.is_sharded or plan.layout.tp > 1)  # storage only once every rank knows its shard
     look = None
@@ -143,7 +143,7 @@ def _lay_out(
     model: nn.Module,
     pipeline: Pipeline | None,
     plan: Plan,
-    mesh: DeviceMesh | None,
+    mesh: Mesh | None,
     check: SplitCheck | None,
     randomness: SampleRandomness,
 ) -> Gradients:

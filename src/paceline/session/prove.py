@@ -14,9 +14,10 @@ from paceline.cluster.store import cache_dir, write_json
 from paceline.errors import ConfigError, StorageError
 from paceline.plan.planned import Planned
 from paceline.run.process.handover import hand_over, holds_objects
-from paceline.run.record.journal import read_journal
+from paceline.run.record.journal import read_records
 from paceline.session.fingerprint import proof_key
 from paceline.spec.arguments import run_directory
+from paceline.spec.journal.kinds import RunEnded
 from paceline.verify.process.group import Job
 from paceline.verify.process.start import failure_of, verify_planned, verify_text
 from paceline.verify.twin.parts import ALONE, BRIEF, Subject, jobs_of
@@ -109,8 +110,8 @@ def _cannot_be_handed_over(planned: Planned) -> str:
 
 def _is_complete(run_dir: Path, steps: int) -> bool:
     """Return whether the journal says that the run has reached its end: nothing is left to be proved."""
-    ends = (record for record in read_journal(run_dir) if record["kind"] == "run_ended")
-    return any(end.get("status") == "complete" and end.get("step", 0) >= steps for end in ends)
+    ends = (record for record in read_records(run_dir) if isinstance(record, RunEnded))
+    return any(end.status == "complete" and (end.step or 0) >= steps for end in ends)
 
 
 # ---- proofs made before --------------------------------------------------------------------------------------------

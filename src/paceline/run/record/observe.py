@@ -6,14 +6,15 @@ import datetime
 import statistics
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 from paceline.cluster.plain import cluster_from_dict
 from paceline.errors import DataError
 from paceline.plan.learn.observation import Observation, machine_key
 from paceline.plan.learn.store import write_observation
-from paceline.run.record.journal import final_steps, read_journal
+from paceline.run.record.journal import read_records
 from paceline.spec.cluster import Cluster
+from paceline.spec.journal.kinds import CheckpointRecord, EvaluationRecord, MemoryRecord, RunStarted, StepRecord
+from paceline.spec.journal.record import Record
 from paceline.spec.plan import plan_from_dict
 from paceline.task.profile.plain import unpack_profile
 
@@ -27,20 +28,20 @@ def observe_run(run_dir: Path) -> tuple[Observation, Cluster]:
     The step time is the median of steady steps: without the first of each start and those with a checkpoint or an
     evaluation. Raises DataError where the journal does not tell, with the reason.
     """
-    records = list(read_journal(run_dir))
-    starts = [record for record in records if record["kind"] == "run_started"]
+    records = list(read_records(run_dir))
+    starts = [record for record in records if isinstance(record, RunStarted)]
     if not starts:
         raise DataError(f"{run_dir} tells no step time", "its journal has no start", "a run that `paceline train` made")
     last = starts[-1]
-    if not isinstance(last.get("profile"), dict):
+    if not last.profile:
         raise DataError(f"{run_dir} cannot be forecast again", "its journal holds no profile", "train once more")
-    same = {start["attempt"] for start in starts if start.get("plan") == last["plan"]}
-    steps = [step for step in _steady(records) if step["attempt"] in same]
+    same = {start.attempt for start in starts if start.plan == last.plan}
+    steps = [step for step in _steady(records) if step.attempt in same]
     if len(steps) < FEWEST:
         because = f"it has {len(steps)} steady step(s) and {FEWEST} are needed"
         raise DataError(f"{run_dir} tells no step time", because, "train for more steps")
     try:
-        return _observation(run_dir, last, records, steps), cluster_from_dict(last["cluster"])
+        return _observation(run_dir, last, records, steps), cluster_from_dict(dict(last.cluster))
     except (KeyError, TypeError, ValueError) as error:
         because = f"its journal is of another version ({type(error).__name__}: {error})"
         raise DataError(f"{run_dir} cannot be forecast again", because, "train once more") from error
@@ -61,59 +62,52 @@ def runs_under(folder: Path) -> list[Path]:
     return sorted(found.parent for found in folder.glob("**/journal") if found.is_dir())
 
 
-def _steady(records: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+def _steady(records: list[Record]) -> Iterator[StepRecord]:
     """Yield the steps that count, without the first of each start and those with a checkpoint or an evaluation."""
-    marked = {(r["attempt"], r.get("step")) for r in records if r["kind"] in ("checkpoint", "evaluation")}
-    first: dict[int, int] = {}
-    for record in records:
-        if record["kind"] == "step":
-            first[record["attempt"]] = min(record["step"], first.get(record["attempt"], record["step"]))
-    for step in final_steps(records):
-        if step["step"] != first[step["attempt"]] and (step["attempt"], step["step"]) not in marked:
+    marked = {(r.attempt, r.step) for r in records if isinstance(r, CheckpointRecord | EvaluationRecord)}
+    made = [record for record in records if isinstance(record, StepRecord) and record.step is not None]
+    counted = {record.step: record for record in made}  # of a step run twice after a restart, the last one
+    first = {record.attempt: record.step for record in reversed(made)}
+    for step in sorted(counted.values(), key=lambda record: record.step or 0):
+        if step.step != first[step.attempt] and (step.attempt, step.step) not in marked:
             yield step
 
 
-def _observation(
-    run_dir: Path, start: dict[str, Any], records: list[dict[str, Any]], steps: list[dict[str, Any]]
-) -> Observation:
-    cluster = cluster_from_dict(start["cluster"])
-    totals = [step["seconds"]["total"] for step in steps]
+def _observation(run_dir: Path, start: RunStarted, records: list[Record], steps: list[StepRecord]) -> Observation:
+    cluster = cluster_from_dict(dict(start.cluster))
+    totals = [step.seconds["total"] for step in steps]
     median = statistics.median(totals)
     quartiles = statistics.quantiles(totals, n=4, method="inclusive")
-    spec = start["spec"]["task"]
-    peaks = [step["peak_bytes"] for step in steps if step.get("peak_bytes")]
-    peaks += [record["peak_bytes"] for record in records if record["kind"] == "memory" and record.get("peak_bytes")]
-    terms = {term["name"]: float(term["value"]) for term in start["forecast"]["time"]}
+    told: list[float | None] = [step.peak_bytes for step in steps]
+    told += [record.peak_bytes for record in records if isinstance(record, MemoryRecord)]
+    peaks = [peak for peak in told if peak]
     return Observation(
-        date=datetime.datetime.fromtimestamp(steps[-1]["time"], datetime.UTC).isoformat(timespec="seconds"),
+        date=datetime.datetime.fromtimestamp(steps[-1].time or 0.0, datetime.UTC).isoformat(timespec="seconds"),
         run=str(run_dir),
         machine=machine_key(cluster),
-        name=str(spec["name"]),
-        profile=unpack_profile(start["profile"]),
-        optimizer=str(start["optimizer"]),
-        plan=plan_from_dict(start["plan"]),
+        name=str(start.spec["task"]["name"]),
+        profile=unpack_profile(dict(start.profile)),
+        optimizer=start.optimizer,
+        plan=plan_from_dict(dict(start.plan)),
         devices=cluster.devices,
         devices_per_node=cluster.devices_per_node,
         steps=len(steps),
         step_seconds=median,
         spread=(quartiles[2] - quartiles[0]) / IQR_SIGMAS / median,
         peak_bytes=max(peaks, default=None),
-        core_share=_core_share(steps) if start["world_size"] == 1 else None,
-        forecast=terms,
-        measured={
-            name: statistics.median(step["seconds"].get(name, 0.0) for step in steps) for name in steps[-1]["seconds"]
-        },
-        versions=dict(start["versions"]),
+        core_share=_core_share(steps) if start.world_size == 1 else None,
+        forecast={term["name"]: float(term["value"]) for term in start.forecast["time"]},
+        measured={name: statistics.median(step.seconds.get(name, 0.0) for step in steps) for name in steps[-1].seconds},
+        versions={name: str(version) for name, version in start.versions.items()},
     )
 
 
-def _core_share(steps: list[dict[str, Any]]) -> float | None:
+def _core_share(steps: list[StepRecord]) -> float | None:
     """Return the part of its computing time in which a process that waits for no peer had its core; None if unknown."""
     shares = []
     for step in steps:
-        waiting = step.get("waiting_seconds")
-        computing = step["seconds"].get("forward_backward", 0.0) + step["seconds"].get("reduce", 0.0)
-        if waiting is None or not computing > 0:
+        computing = step.seconds.get("forward_backward", 0.0) + step.seconds.get("reduce", 0.0)
+        if step.waiting_seconds is None or not computing > 0:
             return None
-        shares.append(1 - waiting / computing)
+        shares.append(1 - step.waiting_seconds / computing)
     return statistics.median(shares)

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from paceline.errors import ConfigError, StorageError, suggestion
-from paceline.run.record.journal import read_journal
+from paceline.run.record.journal import read_records
+from paceline.spec.journal.kinds import RunStarted
 from paceline.spec.load import spec_from_dict
 from paceline.spec.task import DataSpec, ModelSpec
 from paceline.task.models.sizes import DecoderConfig, is_named, resolve_decoder
@@ -111,6 +112,7 @@ def decoder_of(run_dir: Path, spec: dict[str, Any], tensors: Mapping[str, Tensor
     if not isinstance(task.model, ModelSpec) or not is_named(task.model.name):
         return None
     seq_len = task.data.seq_len if isinstance(task.data, DataSpec) else 0
-    for record in read_journal(run_dir):  # data given as an object state their length nowhere else
-        seq_len = int((record.get("facts") or {}).get("items_per_sample", seq_len))
+    for record in read_records(run_dir):  # data given as an object state their length nowhere else
+        if isinstance(record, RunStarted):
+            seq_len = int(record.facts.get("items_per_sample", seq_len))
     return resolve_decoder(task.model, tensors["embed_tokens.weight"].shape[0], seq_len)

@@ -70,14 +70,15 @@ def fields_of(kind: type[Record]) -> tuple[Field, ...]:
 
 def plain(record: Record) -> dict[str, Any]:
     """Return a record as a line of the journal says it: readable data, in the order of the declaration."""
-    found: dict[str, Any] = {"schema": SCHEMA, "kind": record.KIND, "time": record.time}
-    if record.attempt is not None:
-        found["attempt"] = record.attempt
-    for each in fields_of(type(record)):
-        value = getattr(record, each.name)
-        if value is not None or not each.told.if_any:
-            found[each.key] = value
-    return found
+    number_of_start = {} if record.attempt is None else {"attempt": record.attempt}
+    return {"schema": SCHEMA, "kind": record.KIND, "time": record.time, **number_of_start, **own_fields(record)}
+
+
+def own_fields(record: Record) -> dict[str, Any]:
+    """Return what a record has beyond what all have in common, by its names in the journal."""
+    values = {each.key: getattr(record, each.name) for each in fields_of(type(record))}
+    left_out = {each.key for each in fields_of(type(record)) if each.told.if_any and values[each.key] is None}
+    return {key: value for key, value in values.items() if key not in left_out}
 
 
 def read(kind: type[Some], line: Mapping[str, Any]) -> Some:

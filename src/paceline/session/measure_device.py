@@ -1,4 +1,4 @@
-"""The process of one device that measures a task: `python -m paceline.run.measure REQUEST RESULT`.
+"""The process of one device that measures a task: `python -m paceline.session.measure_device REQUEST RESULT`.
 
 REQUEST is a JSON file of {spec: file of the spec, plan: of one micro-batch on one device, threads, kind, seconds}. All
 processes measure at once, as training uses them, each on a model of its own; rank 0 writes RESULT. What is timed is the
