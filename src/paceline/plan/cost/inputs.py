@@ -254,11 +254,9 @@ class Sheet:
 
     @cached_property
     def mixed(self) -> tuple[Ints, Floats] | None:
-        """The rows with a budget, whose blocks differ in their mode of recompute; None where no plan has a budget.
+        """The place of every row among rows with a budget (-1: without), and their modes (mode x place x shape).
 
-        Returns two arrays: for every row its place among the rows with a budget, -1 for a row without; and for every
-        such place how many repeated blocks of a shape have a mode (mode x place x shape). A row of 8 equal blocks, 5 of
-        them with full recompute, has 3 at "none" and 5 at "full".
+        A budget gives blocks of one row different modes of recompute: 8 equal blocks count 3 at "none", 5 at "full".
         """
         rows, columns = self.rows, self.columns
         has_budget = columns.recomputes("budget")
@@ -330,20 +328,14 @@ class Sheet:
         return found
 
     def _own_mode(self, values: Floats, rows: Ints | None) -> tuple[Floats, Ints, Floats]:
-        """Return how many repeated blocks rows have (row x shape), the plan of each row, and each plan's own values.
-
-        A plan's own values (plan x shape) are `values` at the plan's mode of recompute: the one mode of all its blocks.
-        """
+        """Return the repeated blocks of rows (row x shape), the plan of each row, and `values` at each plan's mode."""
         of_plan = values[self.mode, np.arange(len(self.mode)) if values.shape[1] > 1 else 0]
         if rows is None:
             return self.repeated_counts, self.rows.plan, of_plan
         return self.repeated_counts[rows], self.rows.plan[rows], of_plan
 
     def _mixed(self, values: Floats, rows: Ints | None) -> Iterator[tuple[Ints, Floats, Floats]]:
-        """Yield, for the rows with a budget: the places of these rows, how many blocks have each mode, and the values.
-
-        Yields nothing where no plan has a budget. Both arrays are (mode x row x shape), or values (mode x 1 x shape).
-        """
+        """Yield, of rows with a budget: where they are, the blocks of each mode (mode x row x shape), and values."""
         if self.mixed is not None:
             place, counts = self.mixed
             wanted, plans = (place, self.rows.plan) if rows is None else (place[rows], self.rows.plan[rows])
