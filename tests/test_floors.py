@@ -54,7 +54,7 @@ FLOORS: dict[str, float] = {
 # Rooms whose modules import no torch while they are being imported: whoever plans or asks for help does not wait.
 TORCH_FREE = ("paceline.config", "paceline.errors", "paceline.units", "paceline.spec", "paceline.plan",
               "paceline.simulate", "paceline.backtest", "paceline.cluster", "paceline.cli", "paceline.session.start",
-              "paceline.session.measure", "paceline.report")  # fmt: skip
+              "paceline.session.measure", "paceline.session.verbs", "paceline.report")  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -8,13 +8,13 @@ import sys
 import pytest
 
 from paceline.cluster import host, resolve
-from paceline.cluster.host import Gpu, Host
+from paceline.cluster.machine import Gpu, Machine
 from paceline.cluster.resolve import resolve_cluster
 from paceline.cluster.store import SCHEMA, probe_path, read_probe, write_probe
 from paceline.errors import ConfigError, StorageError
 from paceline.spec.cluster import ClusterSpec
 
-HOST = Host("box", "A CPU", 8, 64 * 2**30)
+HOST = Machine("box", "A CPU", 8, 64 * 2**30)
 STEP = {
     "precision": "fp32",
     "width": 100,
@@ -49,14 +49,14 @@ RECORD = {
 @pytest.fixture
 def no_gpu(monkeypatch):
     monkeypatch.setattr(resolve, "visible_gpus", list)
-    monkeypatch.setattr(resolve, "read_host", lambda: HOST)
+    monkeypatch.setattr(resolve, "read_machine", lambda: HOST)
 
 
 @pytest.fixture
 def two_gpus(monkeypatch):
     def show(name="NVIDIA H200"):
         monkeypatch.setattr(resolve, "visible_gpus", lambda: [Gpu(name, 150 * 10**9)] * 2)
-        monkeypatch.setattr(resolve, "read_host", lambda: HOST)
+        monkeypatch.setattr(resolve, "read_machine", lambda: HOST)
         monkeypatch.setattr(resolve, "torch_without_cuda", lambda: False)
 
     return show

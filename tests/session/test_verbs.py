@@ -71,8 +71,8 @@ def test_plan_returns_what_the_command_line_prints(spec: Path, capsys: pytest.Ca
 
 
 def test_a_list_of_clusters_is_compared(spec: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    found = paceline.plan(spec, cluster=[32, 64, "h100-sxm", "a100-sxm-80gb"])
-    told = printed(capsys, "plan", spec, "--devices", "32,64", "--device", "h100-sxm,a100-sxm-80gb")
+    found = paceline.plan(spec, cluster=[32, 64, "h100-sxm", "a100-80"])
+    told = printed(capsys, "plan", spec, "--devices", "32,64", "--device", "h100-sxm,a100-80")
     assert [(row["device"], row["devices"], row["finish_seconds"]) for row in told["rows"]] == [
         (row.device, row.devices, row.finish_seconds) for row in found.rows
     ]
@@ -90,7 +90,9 @@ def test_a_task_and_a_file_that_say_the_same_are_planned_alike(spec: Path) -> No
     )
     cluster = {"device": "h100-sxm", "devices": 64}
     assert paceline.plan(task, "tp=2", cluster=cluster).forecast == paceline.plan(spec, "tp=2").forecast
-    assert paceline.plan(spec, cluster=32, overrides=["task.seed=3"]).spec.cluster == paceline.ClusterSpec(devices=32)
+    fewer = paceline.plan(spec, cluster=cluster | {"devices": 32}, overrides=["task.seed=3"])
+    assert (fewer.cluster.devices, fewer.spec.task.seed) == (32, 3)
+    assert fewer.spec.cluster.reliability.mtbf_hours_per_device is None, "the whole table is another"
     with pytest.raises(ConfigError, match="without a spec file"):
         paceline.plan(task, overrides=["task.seed=3"])
 

@@ -26,7 +26,7 @@ from paceline.cluster.catalog.devices import (
     published_price,
     published_watts,
 )
-from paceline.cluster.host import Host, read_host, torch_without_cuda, visible_gpus
+from paceline.cluster.machine import Machine, read_machine, torch_without_cuda, visible_gpus
 from paceline.cluster.override import with_overrides
 from paceline.cluster.probe.probe import disturbed_text, is_disturbed, threads_per_device
 from paceline.cluster.store import probe_path, read_probe
@@ -74,7 +74,7 @@ def resolve_cluster(spec: ClusterSpec, probes: Path | None = None) -> tuple[Clus
 
 
 def _this_cpu(spec: ClusterSpec, probes: Path | None, remarks: list[str]) -> Cluster:
-    host = read_host()
+    host = read_machine()
     devices = spec.devices or 1
     here = _per_node(spec, devices)
     threads = threads_per_device(host.cores, here)
@@ -99,7 +99,7 @@ def _this_cpu(spec: ClusterSpec, probes: Path | None, remarks: list[str]) -> Clu
 
 
 def _this_gpu(spec: ClusterSpec, probes: Path | None, remarks: list[str]) -> Cluster:
-    gpus, host = visible_gpus(), read_host()
+    gpus, host = visible_gpus(), read_machine()
     devices = spec.devices or len(gpus)
     here = _per_node(spec, devices)
     if here > len(gpus):
@@ -174,7 +174,7 @@ def is_unprobed(cluster: Cluster) -> bool:
 
 
 def _with_probe(
-    cluster: Cluster, host: Host, kind: str, threads: int, probes: Path | None, remarks: list[str]
+    cluster: Cluster, host: Machine, kind: str, threads: int, probes: Path | None, remarks: list[str]
 ) -> Cluster:
     """Return the cluster with the figures of this host's stored probe, where there is one."""
     record, because = read_probe(probe_path(host.name, kind, cluster.devices, threads, probes), host.processor)

@@ -1,4 +1,4 @@
-"""Plan a task: from a spec to the plan and its price, with all that they were made from and what follows from them."""
+"""Plan a task: from a spec to a plan and its price, with what the choice was made from and what follows from it."""
 
 from __future__ import annotations
 
@@ -73,7 +73,8 @@ def plan_prepared(prepared: Prepared, cluster: Cluster, remarks: tuple[str, ...]
     goodput = planned.expected.goodput
     if not goodput < 1:  # failures take nothing, or nothing is known of them
         return planned
-    # What failures take hardly depends on the plan: the best one's share tells what they leave of deadline and budget.
+    # Failures take about the same share of the time of every plan. So the share of the best plan stands for all
+    # plans: of a deadline of 20 h and a goodput of 90 %, plans may use 18 h.
     return _planned(prepared, cluster, remarks, goodput)
 
 

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paceline.report.format import plural
-from paceline.report.phases import Attempt
+from paceline.report.phases import Start
 from paceline.report.records import NO_START, Records, StepTable, number, table, text
 from paceline.spec.journal.kinds import MemoryRecord, RunStarted
 from paceline.spec.journal.older import kind_and_clock
@@ -267,7 +267,7 @@ def _direct_rates(first: RunStarted) -> dict[str, float | None]:
 
 
 def promises_of(
-    records: Records, reference: RunStarted, basis: Basis, attempts: tuple[Attempt, ...], share: float | None
+    records: Records, reference: RunStarted, basis: Basis, attempts: tuple[Start, ...], share: float | None
 ) -> tuple[Promise, ...]:
     """Return what was promised and what was measured for a step, for memory and for the whole run.
 

@@ -23,7 +23,7 @@ class Phase:
 
 
 @dataclass(frozen=True)
-class Attempt:
+class Start:
     """One start of the run. Steps are counted from the run's beginning; times are seconds since the epoch."""
 
     number: int
@@ -72,7 +72,7 @@ def surviving(records: Records) -> StepTable:
     return StepTable(kept.values[len(kept) - 1 - last])
 
 
-def attempts_of(records: Records) -> tuple[Attempt, ...]:
+def starts_of(records: Records) -> tuple[Start, ...]:
     """Return the run's starts, oldest first."""
     resumed, lost = resume_steps(records), lost_mask(records)
     attempt_column, step_column = records.steps.column("attempt"), records.steps.column("step")
@@ -83,7 +83,7 @@ def attempts_of(records: Records) -> tuple[Attempt, ...]:
         start, end, own = records.start(index), ends.get(index), attempt_column == index
         span, at = records.spans.get(index), resumed.get(index)
         attempts.append(
-            Attempt(
+            Start(
                 number=index,
                 started=span[0] if span else None,
                 ended=span[1] if span else None,
@@ -115,7 +115,7 @@ def _seconds_of(records: Sequence[EvaluationRecord | CheckpointRecord]) -> float
     return sum(number(record.seconds) or 0.0 for record in records)
 
 
-def phases_of(records: Records, attempts: tuple[Attempt, ...]) -> tuple[Phase, ...]:
+def phases_of(records: Records, attempts: tuple[Start, ...]) -> tuple[Phase, ...]:
     """Return the wall time by phase; the phases add up to the time from the first record to the last.
 
     Only where checkpoints are written while training goes on can they add up to more: the remainder stays at zero.

@@ -20,7 +20,7 @@ from paceline.report.compare import (
 )
 from paceline.report.curves import Losses, Speed, losses_of, series_of, speed_of
 from paceline.report.format import plural
-from paceline.report.phases import Attempt, Phase, attempts_of, phases_of, resume_steps, surviving
+from paceline.report.phases import Phase, Start, phases_of, resume_steps, starts_of, surviving
 from paceline.report.records import NO_START, Records, StepTable, gather, json_safe, number, table, text
 from paceline.report.series import Series
 from paceline.spec.journal.kinds import (
@@ -91,7 +91,7 @@ class Summary:
     unit: str
     plan_text: str
     world_size: int | None
-    attempts: tuple[Attempt, ...]
+    attempts: tuple[Start, ...]
     phases: tuple[Phase, ...]
     basis: str
     promises: tuple[Promise, ...]
@@ -190,7 +190,7 @@ def summarise(records: Iterable[Mapping[str, Any]], run_dir: str = "") -> Summar
     Any prefix of a journal gives a summary: what is not on record is None, zero or empty. Raises nothing.
     """
     found = gather(records)
-    reference, attempts, steps = reference_start(found), attempts_of(found), surviving(found)
+    reference, attempts, steps = reference_start(found), starts_of(found), surviving(found)
     first = (*found.starts, NO_START)[0]
     basis = basis_of(found, reference)
     done = int(steps.column("step").max()) if len(steps) else int(max(resume_steps(found).values(), default=0))

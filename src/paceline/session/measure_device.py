@@ -89,8 +89,8 @@ def repeat(
 ) -> list[list[float]]:
     """Return the seconds of several rounds of these calls, as many on every rank, after a first one.
 
-    They fill about `seconds`. The calls take turns: what else the machine does meets all of them alike, and what they
-    take together can be held against one of them.
+    The rounds fill about `seconds`. In a round every call runs once: other load on the machine then slows all calls
+    alike, and the sum of some calls (the blocks) can be held against another call (the whole model).
     """
 
     def timed(call: Callable[[], Any]) -> float:

@@ -1,4 +1,4 @@
-"""What a task says of its turns, checked without torch: their names, their objectives, which one is evaluated."""
+"""Checks of a task's turns, without torch: the names of turns, their objectives, which turn is evaluated."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which entries of a batch an objective reads: those that it does not have no effect, and that is said."""
+"""Which entries of a batch an objective reads. An entry that is never read has no effect, and the user is told."""
 
 from __future__ import annotations
 

@@ -22,13 +22,13 @@ STYLES = {
     "column": "output features are split; the input is whole",
     "row": "input features are split; the outputs are summed",
     "split_row": "as 'row', of an input that is whole: each rank takes its part of the features",
-    "fused": "several columns in one matrix, whose rows `parts` counts: each is split; the weight itself stays whole",
+    "fused": "several 'column' layers in one matrix, with rows as in `parts`: outputs are split, the weight is not",
     "partial": "input features are split; the outputs stay parts of a sum",
     "vocabulary": "rows of the vocabulary are split: of an embedding, or of the head and its loss",
     "sequence": "the weight is whole; the activation is split along the sequence",
-    "expert": "whole experts are spread over the expert axis; a part of the width of each over the tensor axis",
+    "expert": "a rank of the expert axis has some experts, whole; a tensor rank a part of the width of each",
     "replicated": "the weight is whole, and so is the activation",
-    "summed": "the weight is whole, what is made of its output is a part of a sum: a norm of single heads, a router",
+    "summed": "the weight is whole; the output is a part of a sum over ranks: a norm of single heads, a router",
     "gathered": "output features are split and then gathered",
 }
 # Style -> the dimension of a weight [out, in] that is spread over the tensor axis; the other styles leave it whole.

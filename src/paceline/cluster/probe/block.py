@@ -52,7 +52,7 @@ def build_block(hidden: int, ffn: int, heads: int, layers: int, device: torch.de
 
 
 def count_operators(module: nn.Module, inputs: torch.Tensor) -> tuple[int, int]:
-    """Return the operators that one forward pass launches and the elements those that are no products move.
+    """Return how many operators a forward pass launches, and the elements moved by operators that are no products.
 
     Views launch nothing. Matrix products and attention move what their FLOPs already pay for.
     """

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from paceline.cluster.host import read_host, torch_without_cuda, visible_gpus
+from paceline.cluster.machine import read_machine, torch_without_cuda, visible_gpus
 from paceline.cluster.store import SCHEMA, probe_path, write_probe
 from paceline.errors import ConfigError, PacelineError
 from paceline.patience import Patience
@@ -34,7 +34,7 @@ def probe_machine(
     Takes about `seconds_budget` seconds, the import of torch included, on an idle machine. `kind` is "cpu" or "cuda".
     Raises ConfigError where the machine has no such devices, PacelineError where a measuring process fails.
     """
-    host = read_host()
+    host = read_machine()
     if kind not in ("cpu", "cuda"):
         raise ConfigError(f"cannot probe '{kind}'", "a probe measures this machine's 'cpu' or 'cuda'", "--kind cpu")
     devices = devices or (len(visible_gpus()) if kind == "cuda" else 1)

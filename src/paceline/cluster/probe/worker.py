@@ -36,9 +36,10 @@ WORK_WIDTH, WORK_PRODUCTS = 256, 12
 def time_in_step(rank: Rank, call: Callable[[], Any], repeats: int) -> float:
     """Return the seconds that a collective adds to a rank that computes before it, as training does.
 
-    On a CPU, where gloo's threads wake up on cores that compute, and a peer may have none just then, that is ten times
-    what the same collective takes again and again by itself. It is a mean, since a step meets them all. An accelerator
-    has a queue of its own for it.
+    On a CPU a collective after computing takes some ten times as long as the same collective in a row of collectives:
+    gloo's threads have to wake up on cores that are computing, and a peer's thread may have to wait for a core.
+    Returns the mean over the repeats, since a step waits for slow collectives too. On an accelerator collectives have
+    a queue of their own beside the computation, and are timed by themselves.
     """
     import torch
     import torch.distributed as dist

@@ -254,9 +254,9 @@ class Sheet:
 
     @cached_property
     def mixed(self) -> tuple[Ints, Floats] | None:
-        """Of rows whose blocks differ in mode, how many have each (mode x place x shape), and the place of every row.
+        """The place of every row among rows with a budget (-1: without), and their modes (mode x place x shape).
 
-        The place is -1 of all others. None where there are none.
+        A budget gives blocks of one row different modes of recompute: 8 equal blocks count 3 at "none", 5 at "full".
         """
         rows, columns = self.rows, self.columns
         has_budget = columns.recomputes("budget")
@@ -276,7 +276,7 @@ class Sheet:
         return place, found
 
     def modes_of(self, row: int) -> Floats:
-        """Return how many repeated blocks of one part have each mode of recompute (mode x shape)."""
+        """Return how many repeated blocks of one row's part have each mode of recompute (mode x shape)."""
         if self.mixed is not None and self.mixed[0][row] >= 0:
             return self.mixed[1][:, self.mixed[0][row]]
         same = self.mode[self.rows.plan[row]] == np.arange(len(MODES))
@@ -285,7 +285,7 @@ class Sheet:
     def _within_budget(self, rows: Ints, repeated: Floats) -> Floats:
         """Return the modes of recompute that a budget gives the blocks of some rows (mode x row x shape).
 
-        Activations that rest in host memory leave out `selective`: what that keeps is out of reach of the transfer.
+        With offloaded activations `selective` is left out: offload cannot reach the tensors that `selective` keeps.
         """
         plans, places = self.rows.plan[rows], np.flatnonzero(self.context.shapes.repeated)
         kept, seconds = (
@@ -309,7 +309,7 @@ class Sheet:
         return np.stack([np.zeros_like(moved), moved, moved + shapes["matmul_flops"] + shapes["attention_flops"]])
 
     def over_modes(self, values: Floats, rows: Ints | None = None) -> Floats:
-        """Return the sum over the repeated blocks of rows (None: all), each with the value of its own mode.
+        """Return, for rows (None: all), the sum over the repeated blocks of each block's value at the block's mode.
 
         `values` are (mode x plan x shape), or (mode x 1 x shape) where they are the same for every plan.
         """
@@ -320,7 +320,7 @@ class Sheet:
         return found
 
     def most_over_modes(self, values: Floats) -> Floats:
-        """Return the largest value among the repeated blocks of every row, each with that of its own mode."""
+        """Return for every row the largest value of a repeated block at the block's mode of recompute."""
         counts, plans, of_plan = self._own_mode(values, None)
         found = np.max(np.where(counts > 0, of_plan[plans], 0.0), axis=1)
         for there, several, of_mode in self._mixed(values, None):
@@ -328,14 +328,14 @@ class Sheet:
         return found
 
     def _own_mode(self, values: Floats, rows: Ints | None) -> tuple[Floats, Ints, Floats]:
-        """Return the repeated blocks of rows, their plans, and every plan's value of its mode (plan x shape)."""
+        """Return the repeated blocks of rows (row x shape), the plan of each row, and `values` at each plan's mode."""
         of_plan = values[self.mode, np.arange(len(self.mode)) if values.shape[1] > 1 else 0]
         if rows is None:
             return self.repeated_counts, self.rows.plan, of_plan
         return self.repeated_counts[rows], self.rows.plan[rows], of_plan
 
     def _mixed(self, values: Floats, rows: Ints | None) -> Iterator[tuple[Ints, Floats, Floats]]:
-        """Yield where the rows are whose blocks differ in mode, how many have each, and the values of each mode."""
+        """Yield, of rows with a budget: where they are, the blocks of each mode (mode x row x shape), and values."""
         if self.mixed is not None:
             place, counts = self.mixed
             wanted, plans = (place, self.rows.plan) if rows is None else (place[rows], self.rows.plan[rows])

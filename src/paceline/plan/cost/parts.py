@@ -124,21 +124,24 @@ class Shapes:
 
 @dataclass(frozen=True)
 class Stages:
-    """The different parts of a pipeline's ranks: counts of blocks (part x shape), parameters of a shared weight whose
-    owner is in another part, the first rank that has such a part, and how many ranks do."""
+    """The pipeline ranks of one split, equal ranks told once: a part is what the blocks of a rank are.
 
-    counts: Floats
-    tied_parameters: Floats
-    first: Ints
-    ranks: Ints
-    before: Floats  # (part x part): ranks of the one that stand before the first rank of the other
+    Of 12 equal blocks and a head on 4 ranks, three ranks have the same part (3 blocks) and the last one another (3
+    blocks and the head): two parts.
+    """
+
+    counts: Floats  # blocks of each shape in a part (part x shape)
+    tied_parameters: Floats  # of a weight that a part uses and another part owns, such as a tied embedding
+    first: Ints  # the first rank that has the part
+    ranks: Ints  # how many ranks have the part
+    before: Floats  # [a, b]: how many ranks with part a stand before the first rank with part b
     part_of: Ints  # the part of every rank
     settled: Floats | None = None  # blocks that have each mode of recompute (mode x part x shape), where it is given
 
 
 @dataclass(frozen=True)
 class Parts:
-    """One part for each entry: counts (entry x shape) and what sums over its blocks."""
+    """Parts of many plans, an entry each: how many blocks of each shape a part has, and sums over these blocks."""
 
     shapes: Shapes
     counts: Floats
@@ -205,7 +208,7 @@ class PartRows:
     which: Ints  # the split of every plan
 
     def before(self, values: Floats, rows: Ints) -> Floats:
-        """Return for every plan the sum over the ranks before the first one that has the part of `rows`."""
+        """Return for every plan a sum over the ranks that stand before the first rank with the part in `rows`."""
         sums = np.zeros(len(self.starts))
         for index, stages in enumerate(self.stages):
             plans = np.flatnonzero(self.which == index)
@@ -216,7 +219,7 @@ class PartRows:
         return sums
 
     def largest(self, values: Floats) -> Ints:
-        """Return for every plan its row with the largest value: the first such, and the first of all where unknown."""
+        """Return for every plan the row with the largest value; of equal values, or unknown ones, the first row."""
         most = np.maximum.reduceat(values, self.starts)[self.plan]
         places = np.arange(len(values))
         at = np.where((values == most) | np.isnan(most), places, len(values))

@@ -13,8 +13,8 @@ from collections.abc import Sequence
 def share_out(total: int, speeds: Sequence[float]) -> tuple[int, ...]:
     """Return how many of `total` equal items each worker gets, so that the last one ends as early as can be.
 
-    Items go one by one to the worker that would end first with one more, which is optimal for equal items; ties go to
-    the first. Raises ValueError for no positive speed.
+    The next item always goes to the worker that would end first with one item more, which is optimal for equal items;
+    of ties, to the first worker. 10 items at speeds 3 and 1 are shared 8 to 2. Raises ValueError for no positive speed.
     """
     if not speeds or min(speeds) <= 0:
         raise ValueError("every worker has a positive speed")

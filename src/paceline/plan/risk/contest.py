@@ -40,7 +40,7 @@ TRIED, WORTH_TRYING = 3, 0.01  # plans to try at most, and what trying one more 
 
 @dataclass(frozen=True)
 class Contender:
-    """A plan that may be best: its chance to be, and what it takes beyond the best one on average, as a fraction."""
+    """A plan that may be best: the chance that it is, and by what fraction it is worse than the best on average."""
 
     plan: Plan
     chance_best: float
@@ -49,10 +49,10 @@ class Contender:
 
 @dataclass(frozen=True)
 class Contest:
-    """The chosen plan first, then those worth a try, of `compared` kinds of plan.
+    """The chosen plan first, then the plans worth a try, of `compared` kinds of plan.
 
-    `regret` is what the chosen plan takes beyond the best one on average, as a fraction, and `regret_tried` what is
-    left of it after all of these were tried and the best was taken.
+    `regret` is the fraction by which the chosen plan is worse than the best plan on average (0.03: a step takes 3 %
+    more time); `regret_tried` is what is left of the regret when all these plans were tried and the best was taken.
     """
 
     contenders: tuple[Contender, ...]

@@ -1,7 +1,8 @@
 """Sensitivity: what would change the choice. Each figure is varied alone, up to four times either way.
 
-Of every kind of plan (layout, schedule, recompute, ZeRO class) the micro-batch that was best is looked at, and of those
-that did not fit the smallest. `elsewhere` looks at the number of devices, the batch and the length of samples.
+A kind of plan is a layout, a schedule, a mode of recompute and a ZeRO class. Of every kind that fits, the plan with
+the best micro-batch takes part; of every kind that does not fit, the plan that needs the least memory. `elsewhere`
+varies the number of devices, the batch and the length of samples.
 """
 
 from __future__ import annotations
@@ -29,9 +30,9 @@ from paceline.spec.cluster import FUSED_ADAMW_BYTES, Cluster, Device, Figure
 from paceline.units import format_bytes
 
 PRECISE = 1.1  # how closely the factor at which the choice changes is found
-NEAR = 1.25  # times the best at either end of a range: what may be best between them
+NEAR = 1.25  # times the best: a plan so near, now or at an end of a figure's range, may be best in between
 HALVINGS = math.ceil(math.log2(math.log(WIDEST) / math.log(PRECISE)))
-MEMORY_HALVINGS = 12  # they cost nothing
+MEMORY_HALVINGS = 12  # whether plans fit is cheap to ask
 
 
 @dataclass(frozen=True)

@@ -31,7 +31,7 @@ def pareto_front(quantities: Floats) -> Ints:
 
 
 def thinned(quantities: Floats, ratio: float = NEAR) -> Ints:
-    """Return rows such that every row is within `ratio` of one of them in every column: a front worth reading.
+    """Return a few rows, so that every row left out is within `ratio` of a returned row in every column.
 
     Rows that come first are kept first.
     """

@@ -205,7 +205,7 @@ def _chunks(schedule: str, constraints: PlanSpec, most: int) -> tuple[int, ...]:
 class Space:
     """Every plan that a search prices, put together as columns; what cannot be had is refused on the way.
 
-    Plans of layouts that agree in what their other settings depend on share those settings, which are laid out once.
+    Other settings depend on a few things of a layout; layouts that agree in these things share one list of settings.
     """
 
     context: Context

@@ -54,7 +54,7 @@ class CheckpointInfo:
     kept: tuple[str, ...] = ()
 
 
-class Share(NamedTuple):
+class ToWrite(NamedTuple):
     """What a rank is told to write: into which folder, and for each of its parts the rank that writes it."""
 
     folder: Path
@@ -160,7 +160,7 @@ def _giving_up(written: Written) -> Iterator[None]:
         raise
 
 
-def _begin(written: Written, kinds: dict[str, TensorKind], of_ranks: list[list[Part]]) -> list[Share]:
+def _begin(written: Written, kinds: dict[str, TensorKind], of_ranks: list[list[Part]]) -> list[ToWrite]:
     """Make the partial folder, check the space, and return each rank's share. Called on rank 0."""
     writers = spread(of_ranks)
     kinds.update(kinds_of(of_ranks))
@@ -168,11 +168,12 @@ def _begin(written: Written, kinds: dict[str, TensorKind], of_ranks: list[list[P
     needed = {(part.name, part.box): part.bytes for parts in of_ranks for part in parts}
     _check_space(written, sum(needed.values()))
     return [
-        Share(written.partial.folder, [writers.get((part.name, part.box), -1) for part in parts]) for parts in of_ranks
+        ToWrite(written.partial.folder, [writers.get((part.name, part.box), -1) for part in parts])
+        for parts in of_ranks
     ]
 
 
-def _write_share(share: Share, taken: Snapshot, rank: int, size: int) -> dict[str, FileEntry]:
+def _write_share(share: ToWrite, taken: Snapshot, rank: int, size: int) -> dict[str, FileEntry]:
     """Write this rank's shard, if it has anything to write, and its part of the index; return them, read back."""
     chunks: dict[str, list[Chunk]] = {}
     entries = []

@@ -150,7 +150,7 @@ def restore(
 
 
 def _check_same_experiment(spec: Spec, fingerprint: str, extra: dict[str, Any], run_dir: Path) -> list[str]:
-    """Return the changes to the task that a resume may make; raise ConfigError for one that it may not, naming it."""
+    """Return the task's changes that a resume allows; raise ConfigError naming one that a resume does not allow."""
     now, then = dict(_flat(spec_to_dict(spec)["task"])), dict(_flat(extra["spec"]["task"]))
     then.setdefault("turns", [])  # an earlier release knew none
     changes = []

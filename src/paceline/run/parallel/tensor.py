@@ -17,15 +17,15 @@
 Where the rules have a `sequence` module, the activation between layers is split along the sequence: what is summed is
 reduce-scattered, and what must be whole is gathered once for all layers that read it. Otherwise it is whole.
 
-Spread weights become DTensors on the tensor axis, so that sharding, checkpoints and the gradient norm know their parts.
-All other parameters stay as they are; the gradients of those that see only a part of the activations are summed
-over the axis once a step. Biases are whole: a column's layer takes its part of it, a row's adds it after the sum. A
-fused weight stays whole too: a rank's rows of it are not one piece, as checkpoints need. Its products are shared, its
-memory is not.
+A weight that is spread becomes a DTensor on the tensor axis, so that sharding, checkpoints and the gradient norm know
+which part of the weight a rank holds. Every other parameter stays whole. Where a whole parameter sees only a part of
+the activations, its gradients are summed over the axis once a step. A bias is whole: a `column` layer uses the rank's
+part of the bias, a `row` layer adds the bias after the sum. A fused weight is whole, since a rank's rows of a fused
+weight are not one piece and checkpoints need one piece: the products are shared by the ranks, the memory is not.
 
-A mixture of experts enters once, for its router and its experts: every rank routes the whole sequence, alike, and
-computes its part of the width of every expert, so that weights and products are shared evenly whatever the load. What
-a rank alone would route of its own part of the sequence would need whole experts on every rank.
+A mixture of experts gathers the sequence once, for the router and the experts. Every rank routes the whole sequence
+alike and computes a part of the width of every expert, so that ranks have equal work however unequally tokens choose
+experts. (If each rank routed its own part of the sequence, each rank would need every expert whole.)
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
 
-from paceline.run.updates.parts import Group, LocalPart, Part, WholePart
+from paceline.run.updates.parts import Group, LocalPart, UpdatePart, WholePart
 
 
 class JoinedOptimizer(torch.optim.Optimizer):
@@ -27,7 +27,7 @@ class JoinedOptimizer(torch.optim.Optimizer):
     def __init__(self, groups: Sequence[Group]) -> None:
         super().__init__([dict(group) for group in groups], {})
         local: dict[int, list[Group]] = {}
-        self._parts: list[tuple[list[nn.Parameter], Part]] = []
+        self._parts: list[tuple[list[nn.Parameter], UpdatePart]] = []
         for group in self.param_groups:
             sharded = [isinstance(weight, DTensor) for weight in group["params"]]
             assert all(sharded) or not any(sharded), "a group is sharded or whole"
@@ -56,7 +56,7 @@ class JoinedOptimizer(torch.optim.Optimizer):
         chosen = set(weights)
         self._begin(lambda weight, part: weight in chosen)
 
-    def _begin(self, wanted: Callable[[nn.Parameter, Part], bool]) -> None:
+    def _begin(self, wanted: Callable[[nn.Parameter, UpdatePart], bool]) -> None:
         for weights, part in self._parts:
             for weight in weights:
                 if not self.state.get(weight) and wanted(weight, part):

@@ -18,7 +18,7 @@ Group = dict[str, Any]
 OURS = ("params", "use", "lr_scale")  # keys of a parameter group that the optimizers inside do not get
 
 
-class Part(Protocol):
+class UpdatePart(Protocol):
     """Updates some parameters; what it keeps of them is in the joined optimizer's `state`, as tensors to be saved."""
 
     known: bool  # whether the state before a first update can be made

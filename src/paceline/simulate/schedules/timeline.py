@@ -71,9 +71,10 @@ def pipeline_timeline(
 ) -> Timeline:
     """Return when every pass runs. `stages` has the times of every stage, devices x virtual stages of them.
 
-    A pass starts when its device has done what comes before it and what it needs has arrived: the stage before (F) or
-    after (B), `send_seconds` later where that is another device. Sends hold up nobody else. Schedules that do not
-    split the backward pass run both its parts as one. Raises ConfigError for what a schedule cannot run.
+    A pass starts when its device has done the passes before it and its input has arrived: from the stage before (F) or
+    the stage after (B), `send_seconds` later where that stage is on another device. Sends hold up nobody else.
+    Schedules that do not split the backward pass run both its parts as one. Raises ConfigError for what a schedule
+    cannot run.
     """
     if not stages or len(stages) % devices:
         what = f"{len(stages)} stages on {devices} devices"

@@ -120,7 +120,7 @@ def load_weights(model: nn.Module, path: str) -> None:
 def start_training(model: nn.Module) -> nn.Module:
     """Return the model in training mode, with the submodules that its user put into evaluation mode left in it.
 
-    A model that is in evaluation mode as a whole is one that was loaded, and not one that its user froze.
+    A whole model in evaluation mode was left so by loading, not frozen by its user: all of it trains.
     """
     frozen = [module for module in model.modules() if not module.training] if model.training else []
     model.train()  # a class may keep parts of it in evaluation mode by itself

@@ -92,8 +92,8 @@ BALANCES = ("sequence", "bias", "none")
 class MoEConfig(DecoderConfig):
     """The shape of a decoder whose feed-forward layers are mixtures of experts.
 
-    `ffn` is the width of the first `dense_layers` layers, which have no experts; `expert_ffn` that of one expert and
-    `shared_ffn` that of the shared experts together, which every token passes (0: none).
+    `ffn` is the width of the first `dense_layers` layers, which have no experts; `expert_ffn` is the width of one
+    expert, `shared_ffn` the width of all shared experts together, through which every token passes (0: none).
     """
 
     experts: int = 8

@@ -21,9 +21,9 @@ TOLERANCE = 1e-4  # of the largest change, in fp32; what depends on other elemen
 
 
 def scope_known(use: Use) -> Use:
-    """Return the optimizer with its scope: its rule's, what its factory declares, or else what a trial shows.
+    """Return the optimizer with its scope: from its rule, else as its factory declares, else as a trial shows.
 
-    Raises ConfigError for one that cannot be made, and for one that draws random numbers: ranks would draw others.
+    Raises ConfigError for an optimizer that cannot be made, or draws random numbers: each rank would draw its own.
     """
     return use if use.scope else dataclasses.replace(use, scope=_tried(use))
 

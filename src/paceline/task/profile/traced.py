@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from paceline.cluster.host import usable_memory_bytes
+from paceline.cluster.machine import usable_memory_bytes
 from paceline.errors import ConfigError
 from paceline.spec.profile import BlockProfile, ModelProfile
 from paceline.task.coupling import declares_coupling, gathers_rows

@@ -1,4 +1,4 @@
-"""The profile of a step of several objectives: what their passes compute adds up, what they keep does not."""
+"""The profile of a step of several objectives: the FLOPs of all passes add up, kept activations do not."""
 
 from __future__ import annotations
 

@@ -191,9 +191,9 @@ def bubble_columns(sheet: Sheet, compute: Sequence[Column], inside: Sequence[Col
 def other_work(sheet: Sheet) -> Floats:
     """Return how long the slowest rank waits for others in filling and draining, in its own time of a micro-batch.
 
-    It waits for the ranks before it twice: at the start and at the end. A micro-batch that it sends on comes back after
-    all that the ranks behind it do. Under 1F1B it meanwhile runs one forward pass for each of them at the start, and
-    at the end one backward pass: of equal stages that leaves p - 1 micro-batches, of uneven ones fewer.
+    The slowest rank waits for the ranks before it twice: at the start and at the end. A micro-batch sent on comes back
+    when all ranks behind have computed it. Meanwhile, under 1F1B, the slowest rank runs a forward pass for each rank
+    behind at the start, and a backward pass for each at the end: 4 equal stages wait for 3 micro-batches, uneven fewer.
     """
     columns, busy, slowest = sheet.columns, sheet.busy_seconds, sheet.slowest_row
     own, forward = busy[slowest], sheet.forward_seconds[slowest]

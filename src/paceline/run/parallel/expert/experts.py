@@ -1,16 +1,19 @@
 """The expert axis: a layer's experts spread over `ep` ranks of the `dp_shard` x `cp` part of the mesh.
 
-Those ranks read different tokens, so tokens travel: an all-to-all brings every token to the ranks that hold its experts
-and another one brings the results back (Lepikhin et al. 2021, GShard, arXiv:2006.16668). Nothing is padded or
-dropped: ranks first tell each other how many rows come.
+The ranks of an `ep` group read different tokens, so tokens travel: an all-to-all brings every token to the ranks that
+hold the token's experts, and a second all-to-all brings the results back (Lepikhin et al. 2021, GShard,
+arXiv:2006.16668). No token is padded or dropped: before the first all-to-all, ranks tell each other how many rows
+will come.
 
-Dense weights are sharded over all of `fsdp` = dp_shard x cp. Expert weights are split whole by whole over `ep`, and
-each rank's experts are sharded over the remaining fsdp / ep ranks (`expert_shard`), which hold the same experts. The
-backward pass of the all-to-all brings an expert the gradients of all tokens of its `ep` group, FSDP2 adds those of the
-other groups and copies: sums over exactly all ranks, never divided by a degree.
+Dense weights are sharded over `fsdp` = dp_shard x cp ranks. Experts are given out whole over `ep`, and a rank's
+experts are sharded over the fsdp / ep ranks that hold the same experts (`expert_shard`). With dp_shard = 8, ep = 4
+and 16 experts, a rank has 4 experts and shares their weights with 1 other rank. In the backward pass the all-to-all
+brings an expert the gradients of the tokens of its own `ep` group, and FSDP2 adds the gradients of the other `ep`
+groups and of the copies (`dp_replicate`). So a gradient is a sum over all ranks, each once, and is never divided by a
+degree.
 
-Tensor ranks each hold a part of the width of the same experts, and each exchange the whole rows with the ranks that
-hold the same part: `ep` groups lie side by side.
+Under tensor parallelism a rank holds a part of the width of its experts. Ranks with the same part form `ep` groups of
+their own and exchange whole rows (tokens at full width): the `ep` groups of the parts lie side by side.
 """
 
 from __future__ import annotations

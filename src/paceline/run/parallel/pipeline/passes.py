@@ -1,8 +1,9 @@
 """Passes of a pipelined model: torch's schedules decide the order, the last stage knows the loss.
 
-Micro-batches of the step are those of the pipeline. A step's weight is counted on the last stage, with the exact rows
-of each micro-batch, so uneven ones weigh what they hold; its loss sum too, but for what blocks of a stage add by
-themselves, which is added, and goes back, where it arises.
+The micro-batches of a step are the micro-batches of the pipeline. The last stage knows the labels, so the last stage
+computes the loss sum and counts the weight, micro-batch by micro-batch: 3 rows and then 1 row weigh 3 and 1. A block
+may add to the loss by itself, as experts do to balance their load; the stage that holds the block adds that term to
+its own loss sum and starts the term's backward pass.
 """
 
 from __future__ import annotations

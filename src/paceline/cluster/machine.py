@@ -16,7 +16,7 @@ from pathlib import Path
 
 
 @dataclass(frozen=True)
-class Host:
+class Machine:
     """The machine as this process may use it."""
 
     name: str
@@ -33,9 +33,9 @@ class Gpu:
     memory_bytes: int
 
 
-def read_host() -> Host:
+def read_machine() -> Machine:
     """Return this machine's name, processor, usable cores and usable memory."""
-    return Host(socket.gethostname(), _processor(), usable_cores(), usable_memory_bytes())
+    return Machine(socket.gethostname(), _processor(), usable_cores(), usable_memory_bytes())
 
 
 def usable_cores() -> int:
