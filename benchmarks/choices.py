@@ -23,8 +23,8 @@ from paceline.backtest.backtest import run_backtest
 from paceline.backtest.score import SMALLEST_GROUP, Scored, grouped, timed
 from paceline.backtest.statistics import median
 from paceline.plan.cost.columns import Floats, Ints, columns_of
-from paceline.plan.risk.chance import Z80
 from paceline.plan.risk.contest import cause_seconds, drawn_factors, judge, settings_of
+from paceline.spec.forecast import Z80
 
 MEDIAN = 0.6745  # of the size of a standard normal variable
 BINS = ((0.5, 0.6), (0.6, 0.7), (0.7, 0.8), (0.8, 0.9), (0.9, 1.01))

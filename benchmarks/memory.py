@@ -31,7 +31,7 @@ from paceline.cluster.catalog.devices import (
     published_watts,
 )
 from paceline.plan.cost.inputs import Context
-from paceline.run.memory.offload import Link, keep_on_host
+from paceline.run.memory.offload import HostCopies, keep_on_host
 from paceline.run.memory.recompute import checkpoint_block
 from paceline.spec.cluster import Cluster, Figure
 from paceline.spec.plan import Plan
@@ -78,9 +78,9 @@ def measure(model: nn.Module, blocks: list[nn.Module], tokens: torch.Tensor) -> 
     """Return the bytes that the blocks keep after a forward pass, and the FLOPs of the whole step."""
     # Not counted: weights, which `view`s of them would bring in, and what is on the host.
     left_out = {parameter.untyped_storage()._cdata for parameter in model.parameters()}
-    real = Link.to_host
+    real = HostCopies.to_host
 
-    def counted(link: Link, values: torch.Tensor) -> torch.Tensor:
+    def counted(link: HostCopies, values: torch.Tensor) -> torch.Tensor:
         copy = real(link, values)
         left_out.add(copy.untyped_storage()._cdata)
         return copy
@@ -88,7 +88,7 @@ def measure(model: nn.Module, blocks: list[nn.Module], tokens: torch.Tensor) -> 
     alive = Alive()
     x, cos, sin = model.begin(tokens, None)
     with FlopCounterMode(display=False) as flops:
-        with alive, mock.patch.object(Link, "to_host", counted):
+        with alive, mock.patch.object(HostCopies, "to_host", counted):
             for block in blocks:
                 x = block(x, cos, sin)
         held = alive.bytes({*left_out, x.untyped_storage()._cdata})  # the result is the next module's

@@ -215,3 +215,14 @@ def test_what_must_start_at_once_imports_nothing_heavy(code: str, forbidden: set
     ran = run_patiently([sys.executable, "-c", code + TELL], 60, cwd=Path(__file__).parents[1])
     assert ran.returncode == 0, ran.stderr
     assert not forbidden & set(json.loads(ran.stdout.splitlines()[-1]))
+
+
+# What tests look at beside the rooms: pages, benchmarks, whole runs, and the tests themselves.
+OTHER_TESTS = {"benchmarks", "docs", "foreign", "launch", "mutations"}
+
+
+def test_tests_stand_in_the_rooms_that_they_are_of() -> None:
+    here = Path(__file__).parent
+    folders = {path.parent.relative_to(here) for path in here.rglob("test_*.py")} - {Path()}
+    rooms = {str(folder) for folder in folders if folder.parts[0] not in OTHER_TESTS}
+    assert {room for room in rooms if not (ROOT / room).is_dir()} == set()

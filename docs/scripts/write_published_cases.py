@@ -22,7 +22,7 @@ from paceline.spec.forecast import Estimate, Forecast
 from paceline.spec.layout import Layout
 from paceline.spec.plan import Plan, PlanSpec
 from paceline.spec.profile import ModelProfile
-from paceline.task.profile.transformer import Experts, TransformerShape
+from paceline.task.profile.transformer import ExpertSizes, TransformerShape
 
 PAGE = Path(__file__).parents[1] / "published-cases.md"
 NOTE = "<!-- Written by docs/scripts/write_published_cases.py from what the planner says; edit the script instead. -->"
@@ -48,7 +48,7 @@ BERT_LARGE = TransformerShape(
 )  # fmt: skip
 SWITCH_C = TransformerShape(
     "Switch-C", layers=30, hidden=2080, ffn=6144, heads=32, kv_heads=32, head_dim=64, vocab=32128, seq_len=512,
-    biases=False, layer_norm=False, positions="none", cross_attention_layers=15, experts=Experts(2048, 1, 6144),
+    biases=False, layer_norm=False, positions="none", cross_attention_layers=15, experts=ExpertSizes(2048, 1, 6144),
 )  # fmt: skip
 
 

@@ -4,14 +4,24 @@
     for batch in run:
         stats = run.step(batch)
 
-Names are imported when they are first used: `import paceline` imports neither torch nor numpy.
+The verbs of the command line are functions here: `paceline.plan("task.toml")`. Names are imported when they are first
+used, and what functions need when they are called: `import paceline` imports neither torch nor numpy.
 """
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from paceline.version import __version__
+from paceline.version import __version__ as __version__
+
+# Five rooms have the name of a verb. Python gives the name of a package to the package once, when it is first imported:
+# these are empty and imported here, so that the names are the verbs' whatever is imported later.
+# `from paceline.plan.planned import plan_task` finds the room all the same.
+for _room in ("backtest", "plan", "report", "simulate", "verify"):
+    import_module(f"paceline.{_room}")
+
+from paceline.session.verbs.public import backtest, load_run, plan, report, simulate, verify  # noqa: E402
 
 if TYPE_CHECKING:
     from paceline.errors import PacelineError
@@ -56,16 +66,19 @@ __all__ = [
     "ScheduleSpec",
     "Task",
     "TurnSpec",
-    "__version__",
+    "backtest",
     "fit",
+    "load_run",
+    "plan",
+    "report",
+    "simulate",
+    "verify",
     "verify_loop",
 ]
 
 
 def __getattr__(name: str) -> Any:
     if name in _WHERE:
-        from importlib import import_module
-
         return getattr(import_module(_WHERE[name]), name)
     raise AttributeError(f"module 'paceline' has no attribute '{name}'")
 

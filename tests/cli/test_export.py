@@ -13,6 +13,7 @@ import torch
 from runs import paceline, records_of, write_spec
 from safetensors.torch import load_file
 
+from paceline import load_run
 from paceline.run.loop.loader import held_out_ids
 from paceline.spec.load import load_spec
 from paceline.task.data.source import open_sources
@@ -74,6 +75,16 @@ def test_transformers_computes_the_held_out_loss_of_the_journal(folder: Path, tr
     measured = records_of(trained, "evaluation")[-1]
     assert measured["step"] == 8
     assert held_out_loss(model, folder / "run-2.toml") == pytest.approx(measured["loss"], rel=1e-5)
+
+
+def test_python_reads_the_same_weights(folder: Path, trained: Path) -> None:
+    run = load_run(trained)
+    assert run.spec.task.stop == load_spec(folder / "run-2.toml").task.stop
+    written = run.export(folder / "by-python", step=4)
+    assert (written.step, written.format, written.skipped) == (4, "huggingface", ())
+    assert run.checkpoint(4).name == "step-00000004" and run.checkpoint().name == "step-00000008"
+    there = load_file(written.out / "model.safetensors")
+    assert torch.equal(run.weights(4)["embed_tokens.weight"], there["model.embed_tokens.weight"])
 
 
 def test_an_earlier_step_has_other_weights(folder: Path, trained: Path) -> None:

@@ -16,7 +16,7 @@ from paceline.cluster.catalog.devices import (
     published_watts,
     read_catalog,
 )
-from paceline.cluster.catalog.file import PRECISIONS, catalog_of, load_catalog
+from paceline.cluster.catalog.file import PRECISIONS, load_catalog
 from paceline.cluster.catalog.power import power_model
 from paceline.cluster.resolve import resolve_cluster
 from paceline.errors import ConfigError
@@ -278,8 +278,6 @@ def test_what_is_wrong_in_a_file_is_told_by_its_place(case, tmp_path):
     (tmp_path / "own.toml").write_text(text)
     with pytest.raises(ConfigError, match=message):
         load_catalog(str(tmp_path / "own.toml"))
-    with pytest.raises(ConfigError):
-        catalog_of(text, "own.toml")
 
 
 def test_single_figures_are_overridden():

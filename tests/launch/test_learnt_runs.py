@@ -12,9 +12,9 @@ from paceline.plan.explain.explain import explain_lines
 from paceline.plan.learn.measured import read_measurements
 from paceline.plan.learn.store import read_observations
 from paceline.plan.planned import plan_task
-from paceline.run.measure import repeat
 from paceline.run.record.observe import observe_run, remember_run, runs_under
 from paceline.session.measure import _measurement, measure_task
+from paceline.session.measure_device import repeat
 from paceline.spec.load import load_spec
 from paceline.task.profile.plain import task_key
 

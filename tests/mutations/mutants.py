@@ -34,7 +34,7 @@ LIMIT_SECONDS = 1200.0  # of one mutant's tests; a loop without an end is a muta
 # room -> tests that look after it, the quickest first. Those that import the mutated module come before them.
 ROOMS = {
     "plan/cost": ["tests/plan"],
-    "run": ["tests/run/test_step.py", "tests/verify", "tests/run", "tests/mutations/test_planted_bugs.py"],
+    "run": ["tests/run/loop/test_step.py", "tests/verify", "tests/run", "tests/mutations/test_planted_bugs.py"],
     "verify": ["tests/verify", "tests/mutations/test_planted_bugs.py"],
 }
 TORCHLESS = ("plan/cost",)  # rooms of pure functions: tests that start ranks say nothing of them that others do not

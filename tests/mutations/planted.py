@@ -356,7 +356,8 @@ def order_by_rank(patch: Patch, world: World) -> None:
 
 
 def stand_ins_count(patch: Patch, world: World) -> None:
-    patch.setattr(loader, "MicroBatch", lambda data, ids, position, counts: MicroBatch(data, ids, position, True))
+    made = lambda data, ids, position, counts, step=0: MicroBatch(data, ids, position, True, step)  # noqa: E731
+    patch.setattr(loader, "MicroBatch", made)
 
 
 def nothing(patch: Patch, world: World) -> None:

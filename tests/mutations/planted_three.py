@@ -22,9 +22,9 @@ from torch import Tensor, nn
 from paceline.run.loop import step as step_module
 from paceline.run.loop.loader import MicroBatch
 from paceline.run.loop.step import Stepper
-from paceline.run.memory.hosted import HostedUpdate
+from paceline.run.memory.offload_state import OffloadedUpdate
+from paceline.run.parallel.context.exchange import Gathered, Ring
 from paceline.run.parallel.data.statistics import RankSums
-from paceline.run.parallel.expert.exchange import Gathered, Ring
 from paceline.run.parallel.pipeline.stage_module import StageModule
 from paceline.run.parallel.tensor import Region
 from paceline.run.process.world import World
@@ -108,13 +108,13 @@ def fourth_bucket_not_reduced(patch: Patch, world: World) -> None:
 
 
 def state_of_the_second_bucket_stays(patch: Patch, world: World) -> None:
-    init = HostedUpdate.__init__
+    init = OffloadedUpdate.__init__
 
-    def without_one(self: HostedUpdate, *args: Any, **rest: Any) -> None:
+    def without_one(self: OffloadedUpdate, *args: Any, **rest: Any) -> None:
         init(self, *args, **rest)
         self._buckets = [bucket for at, bucket in enumerate(self._buckets) if at != 1]
 
-    patch.setattr(HostedUpdate, "__init__", without_one)
+    patch.setattr(OffloadedUpdate, "__init__", without_one)
 
 
 def second_chunk_left_out(patch: Patch, world: World) -> None:

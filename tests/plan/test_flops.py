@@ -8,7 +8,7 @@ import pytest
 
 from paceline.errors import ConfigError
 from paceline.plan.flops import CONVENTIONS, convention_of, flops_per_sample
-from paceline.task.profile.transformer import Experts, TransformerShape
+from paceline.task.profile.transformer import ExpertSizes, TransformerShape
 
 LAYERS, HIDDEN, SEQ, VOCAB = 96, 12288, 2048, 51200
 GPT = TransformerShape("gpt-175B", LAYERS, HIDDEN, 4 * HIDDEN, 96, 96, 128, VOCAB, SEQ, biases=False, positions="none")
@@ -48,7 +48,7 @@ def test_attention_that_is_not_causal_is_whole_in_every_convention() -> None:
 
 
 def test_of_a_mixture_only_active_parameters_count() -> None:
-    shape = TransformerShape("moe", 2, 512, 1024, 8, 8, 64, 1000, 128, gated=True, experts=Experts(64, 2, 1024))
+    shape = TransformerShape("moe", 2, 512, 1024, 8, 8, 64, 1000, 128, gated=True, experts=ExpertSizes(64, 2, 1024))
     profile = shape.profile()
     dense = replace(shape, experts=None, ffn=2048).profile()
     assert flops_per_sample(profile, "6n") == pytest.approx(flops_per_sample(dense, "6n"), rel=0.05)

@@ -8,7 +8,7 @@ import pytest
 
 from paceline.task.models.sizes import NAMED_SIZES
 from paceline.task.profile.decoder import profile_decoder
-from paceline.task.profile.transformer import Experts, Latent, TransformerShape
+from paceline.task.profile.transformer import ExpertSizes, Latent, TransformerShape
 
 GPT3 = TransformerShape("gpt-175B", 96, 12288, 49152, 96, 96, 128, 51200, 2048)
 MODERN = {"gated": True, "biases": False, "layer_norm": False, "positions": "rotary", "tied": False}
@@ -22,7 +22,8 @@ MODERN = {"gated": True, "biases": False, "layer_norm": False, "positions": "rot
          176_247_271_424),
         (TransformerShape("llama-3-8b", 32, 4096, 14336, 32, 8, 128, 128256, 8192, **MODERN), 8_030_261_248),
         (TransformerShape("llama-3-405b", 126, 16384, 53248, 128, 8, 128, 128256, 8192, **MODERN), 405_853_388_800),
-        (TransformerShape("mixtral", 32, 4096, 14336, 32, 8, 128, 32000, 4096, **MODERN, experts=Experts(8, 2, 14336)),
+        (TransformerShape("mixtral", 32, 4096, 14336, 32, 8, 128, 32000, 4096, **MODERN,
+                          experts=ExpertSizes(8, 2, 14336)),
          46_702_792_704),
     ],
     ids=lambda value: value.name if isinstance(value, TransformerShape) else "",
@@ -35,10 +36,11 @@ def test_parameters_are_those_of_the_released_models(shape: TransformerShape, pa
     ("shape", "total_billion", "active_billion"),
     [  # as printed: DeepSeek-V2 236B / 21B, DeepSeek-V3 671B / 37B, Qwen3 30.5B / 3.3B
         (TransformerShape("v2", 60, 5120, 12288, 128, 128, 128, 102400, 4096, **MODERN,
-                          experts=Experts(160, 6, 1536, 3072, 1), latent=Latent(1536, 512, 128, 64, 128)), 236, 21),
+                          experts=ExpertSizes(160, 6, 1536, 3072, 1), latent=Latent(1536, 512, 128, 64, 128)), 236, 21),
         (TransformerShape("v3", 61, 7168, 18432, 128, 128, 128, 129280, 4096, **MODERN,
-                          experts=Experts(256, 8, 2048, 2048, 3), latent=Latent(1536, 512, 128, 64, 128)), 671, 37),
-        (TransformerShape("qwen3", 48, 2048, 6144, 32, 4, 128, 151936, 4096, **MODERN, experts=Experts(128, 8, 768)),
+                          experts=ExpertSizes(256, 8, 2048, 2048, 3), latent=Latent(1536, 512, 128, 64, 128)), 671, 37),
+        (TransformerShape("qwen3", 48, 2048, 6144, 32, 4, 128, 151936, 4096, **MODERN,
+                          experts=ExpertSizes(128, 8, 768)),
          30.5, 3.3),
     ],
     ids=["v2", "v3", "qwen3"],
@@ -77,7 +79,7 @@ def test_a_llama_is_counted_as_the_decoder_of_our_own() -> None:
 
 def test_experts_every_other_layer_and_attention_to_an_encoder() -> None:
     shape = TransformerShape("t5", 4, 64, 128, 4, 4, 16, 100, 32, positions="none", biases=False, layer_norm=False,
-                             cross_attention_layers=2, experts=Experts(8, 1, 128, every=2))  # fmt: skip
+                             cross_attention_layers=2, experts=ExpertSizes(8, 1, 128, every=2))  # fmt: skip
     plain = replace(shape, cross_attention_layers=0, experts=None).profile()
     profile = shape.profile()
     assert [block.kind for block in profile.blocks[1:5]] == ["decoder", "experts", "decoder", "experts"]

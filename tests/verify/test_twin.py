@@ -152,7 +152,7 @@ def test_a_batch_in_one_piece_stays_in_one_piece() -> None:
 def test_a_twin_mixes_the_modes_of_a_memory_budget() -> None:
     plan = Plan(recompute="budget", recompute_budget=0.5, recompute_blocks=("full",) * 80)
     assert twin_plan(plan, "fp64", layers=3).recompute_blocks == ("none", "selective", "full")
-    hosted = dataclasses.replace(plan, offload="activations")
-    assert twin_plan(hosted, "fp64", layers=3).recompute_blocks == ("none", "full", "none")
+    offloaded = dataclasses.replace(plan, offload="activations")
+    assert twin_plan(offloaded, "fp64", layers=3).recompute_blocks == ("none", "full", "none")
     assert twin_plan(plan, "fp64").recompute_blocks == plan.recompute_blocks, "a model that is used as it is"
-    assert twin_plan(hosted, "fp64", layers=3).offload == "activations"
+    assert twin_plan(offloaded, "fp64", layers=3).offload == "activations"

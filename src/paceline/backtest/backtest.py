@@ -29,7 +29,7 @@ from paceline.backtest.score import (
     time_score,
     timed,
 )
-from paceline.backtest.table import Table, read_table
+from paceline.backtest.table import MeasuredTable, read_table
 
 BY = ("source", "accelerator", "model")
 
@@ -113,11 +113,11 @@ PARTS: dict[str, tuple[str, Callable[[Any, Machines], tuple[list[Compared], list
 }
 
 
-def _score_file(table: Table, reader: Reader) -> FileResult:
+def _score_file(table: MeasuredTable, reader: Reader) -> FileResult:
     return _score_steps(table, reader) if table.kind == "steps" else _score_parts(table, reader)
 
 
-def _score_steps(table: Table, reader: Reader) -> FileResult:
+def _score_steps(table: MeasuredTable, reader: Reader) -> FileResult:
     rows = cast(tuple[StepRow, ...], table.rows)
     found = [(row, *reader.case(row)) for row in rows]
     cases = [case for _, case, _ in found if case is not None]
@@ -139,7 +139,7 @@ def _score_steps(table: Table, reader: Reader) -> FileResult:
     return FileResult(score, tuple(scored), (), tuple(unscored))
 
 
-def _head(table: Table, scored: int, unscored: Sequence[Unscored]) -> dict[str, Any]:
+def _head(table: MeasuredTable, scored: int, unscored: Sequence[Unscored]) -> dict[str, Any]:
     return {
         "file": table.file,
         "kind": table.kind,
@@ -167,7 +167,7 @@ def _peak(item: Scored) -> float:
     return item.case.cluster.device.peak_flops.get(item.priced.plan.precision, math.nan)
 
 
-def _score_parts(table: Table, reader: Reader) -> FileResult:
+def _score_parts(table: MeasuredTable, reader: Reader) -> FileResult:
     name, compare = PARTS[table.kind]
     found, unscored = compare(table.rows, reader.machines)
     reasons = [Unscored(row, reason) for row, reason in unscored]

@@ -22,7 +22,7 @@ from paceline.backtest.parts import compare_collectives
 from paceline.backtest.price import Priced, allocated_and_kept, price_cases
 from paceline.backtest.rows import Case, Reader
 from paceline.backtest.schema import CollectiveRow, StepRow
-from paceline.backtest.table import Table, read_table
+from paceline.backtest.table import MeasuredTable, read_table
 from paceline.errors import DataError
 from paceline.plan.cost.columns import Floats
 from paceline.plan.cost.constants import BY_FAMILY, FAMILIES, Constants, constants_text, family_of
@@ -126,7 +126,7 @@ def fit(paths: Sequence[Path], start: Constants = START) -> Fit:
 
 
 @dataclass(frozen=True)
-class Part:
+class FittedTable:
     """The rows of one table as the fit sees them."""
 
     file: str
@@ -134,7 +134,7 @@ class Part:
     generations: frozenset[str]  # that its training steps ran on; none: it has single collectives
 
 
-def _part(table: Table, reader: Reader) -> Part | None:
+def _part(table: MeasuredTable, reader: Reader) -> FittedTable | None:
     """Return what constants miss of a table's rows, None for a table that says nothing of them."""
     if table.kind == "collectives":
         rows = _thinned([row for row in cast(tuple[CollectiveRow, ...], table.rows) if _tells(row)])
@@ -143,14 +143,14 @@ def _part(table: Table, reader: Reader) -> Part | None:
             found, _ = compare_collectives(rows, reader.machines, constants)
             return np.log([item.forecast / item.measured for item in found])
 
-        return Part(table.file, missed, frozenset()) if rows else None
+        return FittedTable(table.file, missed, frozenset()) if rows else None
     cases = _thinned(_cases(table, reader, "step_seconds"))
     generations = frozenset(family_of(case.cluster.device.name) for case in cases)
-    return Part(table.file, lambda constants: _time_misses(cases, constants), generations) if cases else None
+    return FittedTable(table.file, lambda constants: _time_misses(cases, constants), generations) if cases else None
 
 
 def _left_out(
-    names: Sequence[str], start: Constants, parts: Sequence[Part], fitted: Sequence[Residuals]
+    names: Sequence[str], start: Constants, parts: Sequence[FittedTable], fitted: Sequence[Residuals]
 ) -> list[Residuals]:
     """Return what constants fitted on all other tables miss of each table of steps: what a new table is to expect.
 
@@ -173,7 +173,7 @@ def _tells(row: CollectiveRow) -> bool:
     return not across and not any(name in row.accelerator for name in UNSWITCHED)
 
 
-def _cases(table: Table, reader: Reader, measured: str) -> list[Case]:
+def _cases(table: MeasuredTable, reader: Reader, measured: str) -> list[Case]:
     """Return the cases of a table's rows that measured something and can be forecast."""
     if table.kind != "steps":
         return []
@@ -182,7 +182,7 @@ def _cases(table: Table, reader: Reader, measured: str) -> list[Case]:
     return [case for case, priced in zip(found, price_cases(found), strict=True) if isinstance(priced, Priced)]
 
 
-def _held(table: Table, reader: Reader) -> list[Case]:
+def _held(table: MeasuredTable, reader: Reader) -> list[Case]:
     """Return the cases of a table's rows that measured memory and say of which micro-batch."""
     return [case for case in _cases(table, reader, "memory_bytes") if case.row.micro_batch]
 
@@ -192,7 +192,7 @@ def _thinned(items: list[Item]) -> list[Item]:
     return items[:: -(-len(items) // ROWS_PER_FILE)] if items else []
 
 
-def _families(tables: Sequence[Table], reader: Reader) -> list[str]:
+def _families(tables: Sequence[MeasuredTable], reader: Reader) -> list[str]:
     """Return the generations of accelerators that the tables' steps ran on."""
     cases = [case for table in tables for case in _cases(table, reader, "step_seconds")]
     return sorted({family_of(case.cluster.device.name) for case in cases})
@@ -233,7 +233,7 @@ def _rounded(value: float) -> float:
     return float(f"{value:.4g}")
 
 
-def _descend(names: Sequence[str], start: Constants, parts: Sequence[Part]) -> Constants:
+def _descend(names: Sequence[str], start: Constants, parts: Sequence[FittedTable]) -> Constants:
     """Return the constants at the least loss, found from `start` on."""
     begin = np.log([_get(start, name) for name in names])
     ceiling = np.array([0.0 if name.split(".")[0] in (*AT_MOST_ONE, *BY_FAMILY) else math.inf for name in names])

@@ -19,9 +19,9 @@ from paceline.plan.cost.columns import columns_of
 from paceline.plan.cost.memory.room import usable_bytes
 from paceline.plan.learn.correct import Learnt, LearntRun
 from paceline.plan.learn.observation import Observation
-from paceline.plan.learn.process import Z80, Z95
 from paceline.plan.learn.recall import forecast_runs
 from paceline.spec.cluster import Cluster
+from paceline.spec.forecast import Z80, Z95
 
 
 @dataclass(frozen=True)

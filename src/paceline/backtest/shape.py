@@ -7,7 +7,7 @@ import re
 from dataclasses import replace
 
 from paceline.backtest.schema import StepRow
-from paceline.task.profile.transformer import Experts, Latent, TransformerShape
+from paceline.task.profile.transformer import ExpertSizes, Latent, TransformerShape
 
 GPT2_VOCAB = 50_257
 PADDED_TO = 128  # Megatron-LM pads a vocabulary to a multiple of this times tp
@@ -16,8 +16,8 @@ PADDED_TO = 128  # Megatron-LM pads a vocabulary to a multiple of this times tp
 # it is not hidden / heads, and the experts of DeepSeek's layers, whose `ffn_hidden` is that of the dense ones.
 HEAD_DIMS = {"qwen3": 128, "gpt-oss": 64}
 DEEPSEEK = {
-    "v2": (Latent(1536, 512, 128, 64, 128), Experts(160, 6, 1536, shared_ffn=3072, dense_layers=1)),
-    "v3": (Latent(1536, 512, 128, 64, 128), Experts(256, 8, 2048, shared_ffn=2048, dense_layers=3)),
+    "v2": (Latent(1536, 512, 128, 64, 128), ExpertSizes(160, 6, 1536, shared_ffn=3072, dense_layers=1)),
+    "v3": (Latent(1536, 512, 128, 64, 128), ExpertSizes(256, 8, 2048, shared_ffn=2048, dense_layers=3)),
 }
 # Families by the names that tables have for their like.
 FAMILIES = {
@@ -134,7 +134,7 @@ def _with_experts(shape: TransformerShape, row: StepRow, flags: dict[str, str], 
         return replace(shape, latent=latent, experts=replace(experts, dense_layers=dense))
     if "multi-latent-attention" in flags:
         marks.append("latent attention priced as plain attention")
-    return replace(shape, experts=Experts(row.experts, row.topk, shape.ffn))
+    return replace(shape, experts=ExpertSizes(row.experts, row.topk, shape.ffn))
 
 
 def _with_tying(shape: TransformerShape, row: StepRow, flags: dict[str, str], marks: list[str]) -> TransformerShape:

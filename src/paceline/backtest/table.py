@@ -19,7 +19,7 @@ _ORIGIN = {field.name for field in dataclasses.fields(Origin)}
 
 
 @dataclass(frozen=True)
-class Table:
+class MeasuredTable:
     """A file of measurements: its kind, its rows, and the columns that were not read."""
 
     file: str
@@ -28,7 +28,7 @@ class Table:
     ignored_columns: tuple[str, ...]
 
 
-def read_table(path: Path) -> Table:
+def read_table(path: Path) -> MeasuredTable:
     """Return the table in a file. Cells that cannot be read are named in their row; the file goes on.
 
     Raises DataError for a file that cannot be read, has no rows, or has the columns of no known table, and
@@ -42,7 +42,7 @@ def read_table(path: Path) -> Table:
     row_type, _ = KINDS[kind]
     types = {field.name: str(field.type) for field in dataclasses.fields(row_type) if field.name not in _ORIGIN}
     rows = tuple(_row(row_type, types, str(path), line, cells) for line, cells in lines)
-    return Table(str(path), kind, rows, tuple(name for name in columns if name not in types))
+    return MeasuredTable(str(path), kind, rows, tuple(name for name in columns if name not in types))
 
 
 def _kind(path: Path, columns: tuple[str, ...]) -> str:

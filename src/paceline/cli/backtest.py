@@ -10,13 +10,9 @@ from __future__ import annotations
 import argparse
 import dataclasses
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from paceline.cli.output import print_json, say_to
-from paceline.errors import DataError, StorageError
-
-if TYPE_CHECKING:
-    from paceline.backtest.backtest import FileResult
+from paceline.errors import StorageError
 
 EXAMPLE = "paceline backtest examples/measured-steps.csv --by accelerator --rows rows.csv"
 CODES = (5, 74)
@@ -40,44 +36,26 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def execute(options: argparse.Namespace) -> int:
     """Run `paceline backtest`. Raises DataError (exit code 5) for a file that is no table of measurements."""
-    from paceline.backtest.backtest import break_down, run_backtest
+    from paceline.backtest.backtest import break_down
     from paceline.backtest.listing import listing, write_rows
+    from paceline.session.verbs.scores import backtest_of
 
-    say = say_to(options.json)
+    say, files = say_to(options.json), [Path(name) for name in options.files]
     if options.fit:
-        return _fit([Path(name) for name in options.files], Path(options.fit), options.json)
-    folders = [Path(name) for name in options.files if Path(name).is_dir()]
-    backtest = run_backtest([Path(name) for name in options.files if not Path(name).is_dir()])
-    own = tuple(_own_runs(folder) for folder in folders)
-    backtest = dataclasses.replace(backtest, files=(*backtest.files, *own))
+        return _fit(files, Path(options.fit), options.json)
+    backtest = backtest_of(files)
     parts = break_down(backtest, options.by) if options.by else []
     if options.rows:
         count = write_rows(backtest, Path(options.rows))
         say(f"{count} rows: {options.rows}")
     if options.json:
-        files = [dataclasses.asdict(file.score) for file in backtest.files]
+        scores = [dataclasses.asdict(file.score) for file in backtest.files]
         by = {"by": {options.by: parts}} if options.by else {}
-        print_json({"constants_sha256": backtest.constants_sha256, "files": files, **by})
+        print_json({"constants_sha256": backtest.constants_sha256, "files": scores, **by})
         return 0
     for line in listing(backtest, parts):
         say(line)
     return 0
-
-
-def _own_runs(folder: Path) -> FileResult:
-    """Return the scores of the runs under a folder. Raises DataError where there are none."""
-    from paceline.backtest.runs import FinishedRun, score_runs
-    from paceline.run.record.observe import observe_run, runs_under
-
-    runs, refused = [], []
-    for run_dir in runs_under(folder):
-        try:
-            runs.append(FinishedRun(*observe_run(run_dir)))
-        except DataError as error:
-            refused.append((str(run_dir), error.because))
-    if not runs and not refused:
-        raise DataError(f"there is no run under {folder}", "no folder in it has a journal", "a folder such as runs/")
-    return score_runs(str(folder), runs, refused)
 
 
 def _fit(files: list[Path], out: Path, as_json: bool) -> int:

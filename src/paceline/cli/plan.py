@@ -8,11 +8,17 @@ from __future__ import annotations
 import argparse
 import dataclasses
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from paceline.cli.output import print_json, say_to, table_lines
 from paceline.cli.parser import add_spec_arguments, positive, whole
 from paceline.errors import ConfigError
+
+if TYPE_CHECKING:
+    from paceline.plan.explain.compare_clusters import Comparison
+    from paceline.plan.planned import Planned
+    from paceline.session.verbs.planning import Answer
+    from paceline.spec.load import Spec
 
 EXAMPLE = "paceline plan examples/stdlib-code.toml --set cluster.devices=4 --explain"
 CODES = (3, 5, 74)
@@ -87,64 +93,97 @@ def execute(options: argparse.Namespace) -> int:
     """Run `paceline plan`. Raises DoesNotFit (exit code 3) where no layout fits."""
     if options.models:
         return _models(options.json)
-    from paceline.spec.load import load_spec, provenance_lines, spec_to_dict
+    from paceline.session.verbs.planning import answer
+    from paceline.spec.load import load_spec
 
     spec = load_spec(options.spec, [*options.overrides, *_short(options)])
     if options.provenance:
-        if options.json:
-            print_json({"spec": spec_to_dict(spec), "provenance": spec.provenance})
-        else:
-            print("\n".join(provenance_lines(spec)))
-        return 0
-    if len(options.devices) > 1 or len(options.device) > 1:
-        return _compare(spec, options)
-    from paceline.plan.explain.explain import explain_lines, headline_lines, without_effect_lines
-    from paceline.plan.planned import plan_task
-
+        return _provenance(spec, options.json)
+    several = len(options.devices) > 1 or len(options.device) > 1
+    for option in ("explain", "timeline", "measure"):
+        if several and getattr(options, option):
+            raise ConfigError(f"--{option} with several clusters", "it speaks of one plan", "one of the clusters")
     say = say_to(options.json)
-    if spec.cluster.groups:
-        return _groups(spec, options, say)
-    planned = plan_task(spec, say=say)
-    if options.measure:
-        from paceline.session.measure import measure_task
+    found = answer(spec, names=options.device, counts=options.devices, measure=options.measure, say=say)
+    _draw(found, options)
+    if options.json:
+        from paceline.spec.load import spec_to_dict
 
-        measure_task(planned, say)
-        planned = plan_task(spec, say=say)
-    if options.timeline:
+        print_json({**_fields(found, options.explain), "spec": spec_to_dict(spec)})
+        return 0
+    for line in _lines(found, spec, options.explain):
+        say(line)
+    return 0
+
+
+def _provenance(spec: Spec, as_json: bool) -> int:
+    """Print every value of the spec and its origin."""
+    from paceline.spec.load import provenance_lines, spec_to_dict
+
+    if as_json:
+        print_json({"spec": spec_to_dict(spec), "provenance": spec.provenance})
+    else:
+        print("\n".join(provenance_lines(spec)))
+    return 0
+
+
+def _draw(found: Answer, options: argparse.Namespace) -> None:
+    """Write the pictures that were asked for, of what has one."""
+    from paceline.plan.explain.compare_clusters import Comparison
+    from paceline.plan.explain.draw_front import write_comparison, write_front
+    from paceline.plan.planned import Planned
+
+    if options.timeline and isinstance(found, Planned):
         from paceline.simulate.schedules.steps import write_timeline
 
-        write_timeline(planned, Path(options.timeline))
-    if options.picture:
-        from paceline.plan.explain.draw_front import write_front
-
-        write_front(planned, Path(options.picture))
-    if options.json:
-        more = _explained(planned) if options.explain else {}
-        print_json({**_fields(planned), **more, "placement": planned.placement, "spec": spec_to_dict(spec)})
-        return 0
-    told = ["", *explain_lines(planned)] if options.explain else without_effect_lines(planned)
-    for line in [*headline_lines(planned), *told]:
-        say(line)
-    return 0
+        write_timeline(found, Path(options.timeline))
+    if options.picture and isinstance(found, Planned):
+        write_front(found, Path(options.picture))
+    if options.picture and isinstance(found, Comparison):
+        write_comparison(found, Path(options.picture))
 
 
-def _groups(spec: Any, options: argparse.Namespace, say: Any) -> int:
-    """Plan on groups of different devices."""
+def _lines(found: Answer, spec: Spec, explain: bool) -> list[str]:
+    """Return what is printed for people."""
+    from paceline.plan.explain.compare_clusters import Comparison
+    from paceline.plan.explain.explain import explain_lines, headline_lines, without_effect_lines
     from paceline.plan.explain.groups import grouped_lines
-    from paceline.plan.placement.grouped import plan_groups
-    from paceline.spec.load import spec_to_dict
+    from paceline.plan.placement.grouped import Grouped
 
-    found = plan_groups(spec, say=say)
-    if options.json:
-        fields = {field.name: getattr(found, field.name) for field in dataclasses.fields(found)}
-        print_json({**fields, "spec": spec_to_dict(spec)})
-        return 0
-    for line in grouped_lines(found, options.explain):
-        say(line)
-    return 0
+    if isinstance(found, Grouped):
+        return list(grouped_lines(found, explain))
+    if isinstance(found, Comparison):
+        return _compared(found, spec)
+    return [*headline_lines(found), *(["", *explain_lines(found)] if explain else without_effect_lines(found))]
 
 
-def _fields(planned: Any) -> dict[str, Any]:
+def _compared(found: Comparison, spec: Spec) -> list[str]:
+    """Return clusters side by side as a table, and what it weighs."""
+    from paceline.plan.explain.compare_clusters import comparison_rows
+
+    counted = "failures counted in" if found.with_failures else "failures not counted"
+    front = f"front: no other is better in all of {', '.join(found.front)}"
+    return [*table_lines(comparison_rows(found)), f"* best by {spec.plan.goal}; {front}; {counted}"]
+
+
+def _fields(found: Answer, explain: bool) -> dict[str, Any]:
+    """Return what --json holds of an answer."""
+    from paceline.plan.explain.compare_clusters import Comparison
+    from paceline.plan.planned import Planned
+
+    fields = {field.name: getattr(found, field.name) for field in dataclasses.fields(found)}
+    if isinstance(found, Comparison):
+        rows = [{**dataclasses.asdict(dataclasses.replace(row, planned=None)), "planned": row.planned and {
+            "plan": row.planned.plan, "forecast": row.planned.forecast, "expected": row.planned.expected,
+            "cluster": row.planned.cluster, "remarks": row.planned.remarks}} for row in found.rows]  # fmt: skip
+        return {**fields, "rows": rows}
+    if isinstance(found, Planned):
+        more = _explained(found) if explain else {}
+        return {**fields, **_planned_fields(found), **more, "placement": found.placement}
+    return fields
+
+
+def _planned_fields(planned: Planned) -> dict[str, Any]:
     """Return what was planned; of the search, the best plans and the first refusals, and how many there are."""
     found = planned.search
     listed = {
@@ -155,60 +194,16 @@ def _fields(planned: Any) -> dict[str, Any]:
         "refusals": len(found.refused),
         "precision_because": found.precision_because,
     }
-    fields = {field.name: getattr(planned, field.name) for field in dataclasses.fields(planned)}
     learnt = planned.learnt and planned.learnt.as_dict()
-    return {**fields, "search": listed, "expected": planned.expected, "contest": planned.contest,
-            "pareto": _front(planned), "learnt": learnt}  # fmt: skip
+    return {"search": listed, "expected": planned.expected, "contest": planned.contest,
+            "pareto": planned.front, "learnt": learnt}  # fmt: skip
 
 
-def _front(planned: Any) -> dict[str, Any]:
-    """Return the Pareto front: what it weighs, and its plans with what they take."""
-    from paceline.plan.search.pareto import front_of
-    from paceline.spec.plan import QUANTITIES
-
-    candidates = planned.search.candidates
-    places, names = front_of(candidates.values)
-    plans = [
-        {"plan": candidates.plan(int(place)), "risk": float(candidates.values.risk[place]),
-         **{name: float(getattr(candidates.values, name)[place]) for name in QUANTITIES}}
-        for place in places
-    ]  # fmt: skip
-    return {"over": names, "plans": plans}
-
-
-def _explained(planned: Any) -> dict[str, Any]:
+def _explained(planned: Planned) -> dict[str, Any]:
     """Return what `--explain` adds: the other side of every choice, and what would change it."""
     from paceline.plan.explain.alternatives import alternatives
 
     return {"alternatives": alternatives(planned.search), "sensitivity": planned.sensitivity}
-
-
-def _compare(spec: Any, options: argparse.Namespace) -> int:
-    """Print one task on several clusters."""
-    from paceline.plan.explain.compare_clusters import compare_clusters, comparison_rows
-    from paceline.spec.load import spec_to_dict
-
-    say = say_to(options.json)
-    for option in ("explain", "timeline", "measure"):
-        if getattr(options, option):
-            raise ConfigError(f"--{option} with several clusters", "it speaks of one plan", "one of the clusters")
-    found = compare_clusters(spec, options.device, options.devices, say=say)
-    if options.picture:
-        from paceline.plan.explain.draw_front import write_comparison
-
-        write_comparison(found, Path(options.picture))
-    if options.json:
-        rows = [{**dataclasses.asdict(dataclasses.replace(row, planned=None)), "planned": row.planned and {
-            "plan": row.planned.plan, "forecast": row.planned.forecast, "expected": row.planned.expected,
-            "cluster": row.planned.cluster, "remarks": row.planned.remarks}} for row in found.rows]  # fmt: skip
-        print_json({"rows": rows, "best": found.best, "front": found.front, "with_failures": found.with_failures,
-                    "spec": spec_to_dict(spec)})  # fmt: skip
-        return 0
-    for line in table_lines(comparison_rows(found)):
-        say(line)
-    counted = "failures counted in" if found.with_failures else "failures not counted"
-    say(f"* best by {spec.plan.goal}; front: no other is better in all of {', '.join(found.front)}; {counted}")
-    return 0
 
 
 def _models(as_json: bool) -> int:

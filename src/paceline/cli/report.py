@@ -6,7 +6,6 @@ import argparse
 from pathlib import Path
 
 from paceline.cli.output import print_json
-from paceline.errors import ConfigError, suggestion
 
 EXAMPLE = "paceline report runs/stdlib-code"
 CODES = (74,)
@@ -19,21 +18,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def execute(options: argparse.Namespace) -> int:
     """Run `paceline report`."""
-    run_dir: Path = options.run_dir
-    if not (run_dir / "journal").is_dir():
-        raise ConfigError(f"'{run_dir}' is not a run's directory", "it has no folder `journal`", _runs_near(run_dir))
     from paceline.report.build import build_report, report_lines, write_report
+    from paceline.session.verbs.run_folder import open_run
 
-    page = write_report(run_dir)
-    summary = build_report(run_dir)
+    run = open_run(options.run_dir)
+    page = write_report(run.dir)
+    summary = build_report(run.dir)
     if options.json:
         print_json({**summary.as_dict(), "page": str(page)})
     else:
         print("\n".join(report_lines(summary)))
     return 0
-
-
-def _runs_near(run_dir: Path) -> str:
-    folders = {run_dir, run_dir.parent, Path("runs")}
-    known = [str(found.parent) for folder in folders for found in folder.glob("*/journal")]
-    return suggestion(str(run_dir), known) if known else "paceline train SPEC makes one"

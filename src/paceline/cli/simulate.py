@@ -16,9 +16,8 @@ from paceline.cli.output import Say, print_json, say_to, table_lines
 from paceline.cli.parser import add_spec_arguments, positive, whole
 
 if TYPE_CHECKING:
-    from paceline.plan.planned import Planned
+    from paceline.session.verbs.simulation import Simulation
     from paceline.simulate.policy import Policy
-    from paceline.simulate.scenario import Scenario
     from paceline.simulate.sweep import IntervalSweep, PolicyResult
 
 EXAMPLE = "paceline simulate examples/llama-405b.toml --days 54 --runs 20"
@@ -59,9 +58,7 @@ def execute(options: argparse.Namespace) -> int:
     """Run `paceline simulate`. Raises ConfigError where nothing is known of how often the machines fail."""
     from paceline.errors import ConfigError
     from paceline.plan.explain.explain import headline_lines
-    from paceline.plan.planned import plan_task
-    from paceline.simulate.defaults import costs_of, scenario_of
-    from paceline.simulate.sweep import simulate_policy, sweep_intervals
+    from paceline.session.verbs.simulation import simulation
     from paceline.spec.load import load_spec
 
     if options.picture and not options.intervals:
@@ -69,63 +66,51 @@ def execute(options: argparse.Namespace) -> int:
     devices = [f"cluster.devices={options.devices}"] if options.devices else []
     spec = load_spec(options.spec, [*options.overrides, *devices])
     say = say_to(options.json)
-    planned = plan_task(spec, say=say)
-    scenario = scenario_of(planned, math.inf if options.days is None else options.days * 86400.0)
-    policies = _policies(planned, scenario, options.policy)
-    costs = costs_of(planned)
-    results = [simulate_policy(scenario, policy, options.runs, options.seed, costs) for policy in policies]
-    sweep = sweep_intervals(scenario, policies[0], options.runs, options.seed) if options.intervals else None
-    _write_files(options, scenario, policies[0], sweep)
+    found = simulation(
+        spec, days=options.days, policies=options.policy, runs=options.runs, seed=options.seed,
+        intervals=options.intervals, say=say,
+    )  # fmt: skip
+    _write_files(options, found)
     if options.json:
         print_json({
-            "scenario": scenario, "mtbf_seconds": scenario.mtbf_seconds, "runs": options.runs, "seed": options.seed,
-            "policies": [_plain(result) for result in results], "intervals": sweep,
+            "scenario": found.scenario, "mtbf_seconds": found.scenario.mtbf_seconds, "runs": found.runs,
+            "seed": found.seed, "policies": [_plain(result) for result in found.results], "intervals": found.sweep,
         })  # fmt: skip
         return 0
-    for line in headline_lines(planned):
+    for line in headline_lines(found.planned):
         say(line)
-    _tell(say, planned, scenario, results)
-    if sweep is not None:
-        _tell_intervals(say, policies[0], sweep)
+    _tell(say, found)
+    if found.sweep is not None:
+        _tell_intervals(say, found.results[0].policy, found.sweep)
     return 0
-
-
-def _policies(planned: Planned, scenario: Scenario, asked: list[str]) -> list[Policy]:
-    from paceline.simulate.defaults import COMPARED, make_policy, saving_for
-    from paceline.simulate.policy import split_policy
-
-    reliability, step = planned.spec.cluster.reliability, planned.forecast.step_seconds.value
-    saving = saving_for(planned)
-    pairs = [split_policy(text) for text in asked] or [(name, {}) for name in COMPARED]
-    return [make_policy(name, scenario, saving, reliability, step, settings) for name, settings in pairs]
 
 
 def _plain(result: PolicyResult) -> dict[str, Any]:
     return {"policy": dataclasses.asdict(result.policy), **dataclasses.asdict(result.summary)}
 
 
-def _write_files(options: argparse.Namespace, scenario: Scenario, policy: Policy, sweep: IntervalSweep | None) -> None:
+def _write_files(options: argparse.Namespace, found: Simulation) -> None:
     from paceline.simulate.draw import intervals_svg
-    from paceline.simulate.engine import simulate_run
     from paceline.simulate.files import write_text
     from paceline.simulate.schedules.perfetto import run_trace
 
     if options.trace:
-        write_text(Path(options.trace), run_trace(simulate_run(scenario, policy, options.seed, record=True)))
-    if options.picture and sweep is not None:
-        write_text(Path(options.picture), intervals_svg(sweep))
+        write_text(Path(options.trace), run_trace(found.first_run()))
+    if options.picture and found.sweep is not None:
+        write_text(Path(options.picture), intervals_svg(found.sweep))
 
 
-def _tell(say: Say, planned: Planned, scenario: Scenario, results: list[PolicyResult]) -> None:
+def _tell(say: Say, found: Simulation) -> None:
     """Print what was assumed, the policies side by side, and where the time of each goes."""
     from paceline.simulate.events import KINDS
     from paceline.simulate.policy import duration_text
     from paceline.units import format_seconds
 
+    scenario, results = found.scenario, found.results
     rates, days = scenario.rates, scenario.horizon_seconds / 86400
     between = "never" if math.isinf(scenario.mtbf_seconds) else f"every {format_seconds(scenario.mtbf_seconds)}"
     say(f"failures {between} on {scenario.nodes:,} nodes: {rates.text} ({rates.source})")
-    reliability = planned.spec.cluster.reliability
+    reliability = found.planned.spec.cluster.reliability
     say(
         f"         detection {duration_text(reliability.detection)}, restart {duration_text(reliability.restart)}, "
         f"repair {duration_text(reliability.repair)} (cluster.reliability)"

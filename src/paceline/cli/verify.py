@@ -7,19 +7,17 @@ from __future__ import annotations
 
 import argparse
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from paceline.cli.output import print_json, say_to, table_lines
 from paceline.cli.parser import add_spec_arguments, whole
-from paceline.errors import ConfigError, VerificationFailed, suggestion
+from paceline.errors import ConfigError
 
 if TYPE_CHECKING:
-    from paceline.spec.load import Spec
+    from paceline.session.verbs.proofs import Verification
 
 EXAMPLE = "paceline verify examples/stdlib-code.toml --layout dp_shard=2 --steps 5"
 CODES = (3, 4, 5, 6)
-DTYPES = ("fp32", "fp64")  # the tolerances of coarser ones would hide mistakes
-TORCH_NAMES = {"float32": "fp32", "float64": "fp64"}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -32,76 +30,56 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--all", metavar="N", type=whole, default=0, dest="largest", help="every layout of 2 to N ranks, each in fp64"
     )
     parser.add_argument("--steps", metavar="N", type=whole, default=3, help="optimizer updates to compare (default 3)")
-    dtype_help = f"precisions to compare in, of {','.join(DTYPES)} (default fp32,fp64; with --all fp64)"
+    dtype_help = "precisions to compare in, of fp32,fp64 (default fp32,fp64; with --all fp64)"
     parser.add_argument("--dtype", metavar="LIST", default=None, help=dtype_help)
 
 
 def execute(options: argparse.Namespace) -> int:
     """Run `paceline verify`: 0 where the layout equals one device, 4 where it does not, 3 where it cannot be had."""
+    from paceline.session.verbs.proofs import verification
     from paceline.spec.load import load_spec
 
     dtypes = _dtypes(options)
     if options.largest and options.layout:
         raise ConfigError("--all and --layout exclude each other", "--all proves every layout", "one of the two")
     spec = load_spec(options.spec, options.overrides)
-    if options.largest:
-        return _every_layout(spec, options, dtypes)
-    from paceline.verify.process.start import failure_of, verify_spec, verify_text
-
-    say = say_to(options.json)
-    result: dict[str, Any] = verify_spec(spec, layout=options.layout, steps=options.steps, dtypes=dtypes, say=say)
-    refused = any(proof["refused_because"] for proof in result["layouts"])
-    code = 0 if result["equal"] else 3 if refused else 4
-    if options.json:
-        print_json(result)
-        return code
-    for proof in result["layouts"]:
-        because = proof["refused_because"]
-        say(f"verify   {proof['layout']}: {f'refused, {because}' if because else verify_text(proof)}")
-    for proof in result["layouts"]:
-        if not proof["equal"] and not proof["refused_because"]:
-            raise failure_of(proof)
-    return code
-
-
-def _dtypes(options: argparse.Namespace) -> tuple[str, ...]:
-    """Return the precisions to compare in, each once; torch's names of them are understood."""
-    listed = ("fp64" if options.largest else "fp32,fp64") if options.dtype is None else options.dtype
-    dtypes = tuple(dict.fromkeys(TORCH_NAMES.get(part.strip(), part.strip()) for part in listed.split(",")))
-    for dtype in dtypes:
-        if dtype not in DTYPES:
-            raise ConfigError(f"--dtype: unknown precision '{dtype}'", "a list with commas", suggestion(dtype, DTYPES))
-    return dtypes
-
-
-def _every_layout(spec: Spec, options: argparse.Namespace, dtypes: tuple[str, ...]) -> int:
-    """Prove every layout and print the table: 0 where all that can be had are equal, 4 where one is not."""
-    from paceline.verify.process.every import table_rows, verify_all
-    from paceline.verify.process.start import failure_of
-
     say = say_to(options.json)
     watched = (sys.stderr if options.json else sys.stdout).isatty()
-    result = verify_all(
-        spec, options.largest, steps=options.steps, dtypes=dtypes, say=say, progress=say if watched else None
-    )
-    refusals = [proof for proof in result["layouts"] if proof["refused_because"]]
-    code = 0 if result["equal"] else 3 if len(refusals) == len(result["layouts"]) else 4
+    found = verification(
+        spec, layout=options.layout, every=options.largest, steps=options.steps, dtypes=dtypes, say=say,
+        progress=say if watched else None,
+    )  # fmt: skip
     if options.json:
-        print_json(result)
-        return code
-    for line in table_lines(table_rows(result["layouts"])):
+        print_json(found)
+        return found.exit_code
+    for line in _every_line(found) if options.largest else _lines(found):
         say(line)
-    for proof in refusals:
-        say(f"refused  {proof['layout']}: {proof['refused_because']}")
-    wrong = [proof for proof in result["layouts"] if not proof["equal"] and not proof["refused_because"]]
-    for proof in wrong:
-        if proof["error"]:
-            say(f"failed   {proof['layout']}: {proof['error']}")
-    differing = next((proof for proof in wrong if proof["first_difference"]), None)
-    if differing:
-        raise failure_of(differing)
-    if wrong:
-        name = wrong[0]["layout"]
-        alone = f"paceline verify {options.spec} --layout {name.replace(' ', ',')}"
-        raise VerificationFailed(f"layout {name} cannot be proven", str(wrong[0]["error"]), alone)
-    return code
+    failure = found.failure(options.spec or "SPEC")
+    if failure is not None:
+        raise failure
+    return found.exit_code
+
+
+def _dtypes(options: argparse.Namespace) -> tuple[str, ...] | None:
+    """Return the precisions that were named, each once; None where none were."""
+    from paceline.session.verbs.proofs import precisions_of
+
+    return None if options.dtype is None else precisions_of(options.dtype.split(","))
+
+
+def _lines(found: Verification) -> list[str]:
+    """Return the proof of each layout in a line."""
+    from paceline.verify.process.start import verify_text
+
+    told = [(proof["layout"], proof["refused_because"], proof) for proof in found.layouts]
+    return [f"verify   {name}: {f'refused, {because}' if because else verify_text(proof)}"
+            for name, because, proof in told]  # fmt: skip
+
+
+def _every_line(found: Verification) -> list[str]:
+    """Return the table of many layouts, then what was refused and what failed."""
+    from paceline.verify.process.every import table_rows
+
+    refused = [f"refused  {proof['layout']}: {proof['refused_because']}" for proof in found.refused]
+    failed = [f"failed   {proof['layout']}: {proof['error']}" for proof in found.unequal if proof["error"]]
+    return [*table_lines(table_rows(found.layouts)), *refused, *failed]

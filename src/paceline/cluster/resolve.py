@@ -31,7 +31,16 @@ from paceline.cluster.override import with_overrides
 from paceline.cluster.probe.probe import disturbed_text, is_disturbed, threads_per_device
 from paceline.cluster.store import probe_path, read_probe
 from paceline.errors import ConfigError
-from paceline.spec.cluster import CalibrationStep, Cluster, ClusterSpec, Device, Figure, GroupRates, Link
+from paceline.spec.cluster import (
+    FUSED_ADAMW_BYTES,
+    CalibrationStep,
+    Cluster,
+    ClusterSpec,
+    Device,
+    Figure,
+    GroupRates,
+    Link,
+)
 
 
 def resolve_cluster(spec: ClusterSpec, probes: Path | None = None) -> tuple[Cluster, list[str]]:
@@ -200,7 +209,9 @@ def apply_probe(cluster: Cluster, record: dict[str, Any]) -> Cluster:
         attention_flops=points("attention"),
         launch_seconds=measured(record["launch_seconds"], "a third of forward and backward of a tiny operator"),
         runtime_bytes=measured(record["runtime_bytes"], "resident memory before any tensor of ours"),
-        optimizer_bytes_per_second=measured(record["optimizer_bytes_per_second"], "fused AdamW, 28 B per parameter"),
+        optimizer_bytes_per_second=measured(
+            record["optimizer_bytes_per_second"], f"fused AdamW, {FUSED_ADAMW_BYTES} B per parameter"
+        ),
         calibration=tuple(
             CalibrationStep(**{key: step[key] for key in fields}, relative_spread=step["spread"])
             for step in record["calibration"]

@@ -15,6 +15,7 @@ from paceline.plan.prepare import prepare_task
 from paceline.plan.risk.contest import Contest, contest
 from paceline.plan.risk.sensitivity import sensitivity
 from paceline.plan.risk.switch import Sensitivity
+from paceline.plan.search.front import Front, front_plans
 from paceline.plan.search.search import search
 from paceline.simulate.expected import Expected, expected_run
 from paceline.spec.cluster import Cluster
@@ -42,6 +43,11 @@ class Planned(Choice):
     def sensitivity(self) -> Sensitivity:
         """What would change the choice."""
         return sensitivity(self)
+
+    @cached_property
+    def front(self) -> Front:
+        """The plans that no other one beats in everything that is known of all, in rising order of time."""
+        return front_plans(self.search.candidates)
 
     @cached_property
     def placement(self) -> Placement:

@@ -39,7 +39,7 @@ class TermLine:
 
 
 @dataclass(frozen=True)
-class Group:
+class TermGroup:
     """Terms that one clock or one meter measures together: seconds per step, or bytes on a device."""
 
     name: str
@@ -178,7 +178,7 @@ def _communicates_inside(plan: Mapping[str, Any]) -> bool:
     return not layout or any((number(layout.get(axis)) or 1) > 1 for axis in ("dp_shard", "cp", "tp", "pp", "ep"))
 
 
-def time_groups(reference: RunStarted, steps: StepTable) -> tuple[Group, ...]:
+def time_groups(reference: RunStarted, steps: StepTable) -> tuple[TermGroup, ...]:
     """Return the step's groups of time terms with the medians of the clocks that measure them, in seconds."""
     terms, learnt, note = _without_learnt(_terms(reference.forecast, "time"))
     sorted_terms: dict[str, list[TermLine]] = {name: [] for name in CLOCKS}
@@ -203,11 +203,11 @@ def time_groups(reference: RunStarted, steps: StepTable) -> tuple[Group, ...]:
         measured = median(clocks[key])
         if own or measured:
             said = "; ".join(filter(None, (notes.get(key, ""), note if own else "")))
-            groups.append(Group(names.get(key, key), _total(own, learnt), measured, tuple(own), said))
+            groups.append(TermGroup(names.get(key, key), _total(own, learnt), measured, tuple(own), said))
     return tuple(groups)
 
 
-def memory_groups(records: Records, reference: RunStarted) -> tuple[Group, ...]:
+def memory_groups(records: Records, reference: RunStarted) -> tuple[TermGroup, ...]:
     """Return the forecast's memory terms by component with the bytes measured in the last `memory` record."""
     sorted_terms: dict[str, list[TermLine]] = {
         name: [] for name in ("weights", "gradients", "optimizer", ACTIVATIONS, "runtime")
@@ -222,7 +222,7 @@ def memory_groups(records: Records, reference: RunStarted) -> tuple[Group, ...]:
     for name in measured:
         sorted_terms.setdefault(name, [])
     return tuple(
-        Group(name.replace("_", " "), _total(own, learnt), measured.get(name), tuple(own), note if own else "")
+        TermGroup(name.replace("_", " "), _total(own, learnt), measured.get(name), tuple(own), note if own else "")
         for name, own in sorted_terms.items()
         if own or measured.get(name) is not None
     )

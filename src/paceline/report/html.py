@@ -9,7 +9,7 @@ from paceline.plan.placement.draw import placement_svg
 from paceline.plan.placement.place import placement_from_dict
 from paceline.report import sections as part
 from paceline.report.charts import Band, Line, interval_bar, line_chart, stacked_bars
-from paceline.report.compare import Group, Promise
+from paceline.report.compare import Promise, TermGroup
 from paceline.report.format import quantity, signed_percent, utc
 from paceline.report.sections import VERDICTS, esc, pill, section
 from paceline.report.style import CSS
@@ -193,7 +193,7 @@ def _optimisation(summary: Summary) -> str:
     return "".join(figures)
 
 
-def _compared(groups: Sequence[Group], total: Promise, label: str, note: str) -> str:
+def _compared(groups: Sequence[TermGroup], total: Promise, label: str, note: str) -> str:
     """Return forecast over measured as stacked bars, and the table of terms below."""
     show = partial(quantity, unit=total.unit)
     names = [group.name for group in groups]

@@ -9,7 +9,7 @@ from html import escape
 from typing import Any
 
 from paceline.config.values import toml, toml_key
-from paceline.report.compare import Group, Promise
+from paceline.report.compare import Promise, TermGroup
 from paceline.report.format import figure, quantity, signed_percent, utc
 from paceline.report.records import number, table
 from paceline.report.summary import Event, Summary
@@ -96,7 +96,7 @@ def difference(error: float | None) -> str:
     return "–" if error is None else signed_percent(error)
 
 
-def groups_table(groups: Sequence[Group], unit: str, total: Promise) -> str:
+def groups_table(groups: Sequence[TermGroup], unit: str, total: Promise) -> str:
     """Return forecast against measured: a row per group with its terms, formulas and sources below, then the total."""
     if not groups:
         return ""

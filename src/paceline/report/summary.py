@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from paceline.report.compare import (
-    Group,
     Promise,
+    TermGroup,
     basis_of,
     memory_groups,
     promises_of,
@@ -95,8 +95,8 @@ class Summary:
     phases: tuple[Phase, ...]
     basis: str
     promises: tuple[Promise, ...]
-    time_groups: tuple[Group, ...]
-    memory_groups: tuple[Group, ...]
+    time_groups: tuple[TermGroup, ...]
+    memory_groups: tuple[TermGroup, ...]
     losses: Losses
     speed: Speed
     series: dict[str, Series]

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.device_mesh import DeviceMesh
 
 from paceline.errors import ConfigError
 from paceline.run.loop.first_look import FirstLook
@@ -18,23 +17,24 @@ from paceline.run.loop.remarks import remarks_on
 from paceline.run.loop.routing import watch_routing
 from paceline.run.loop.step import Stepper
 from paceline.run.loop.turns import StepTurn, gathering, own_parameters, passes_in_turn, refuse_axes, refuse_routing
-from paceline.run.memory.hosted import HostedUpdate
+from paceline.run.memory.offload_state import OffloadedUpdate
 from paceline.run.numerics.precision import MASTER_DTYPES, cast_model, scaler_for
 from paceline.run.numerics.randomness.again import draw_again, leave_outside
 from paceline.run.numerics.randomness.build import sample_randomness
 from paceline.run.numerics.randomness.mode import SampleRandomness, Survey
-from paceline.run.parallel.apply import Gradients, apply_plan, is_sharded
+from paceline.run.parallel.apply import Gradients, apply_plan
 from paceline.run.parallel.context.part import part_of
-from paceline.run.parallel.data.rows import GatheredRows, data_group
+from paceline.run.parallel.data.rows import GatheredRows
 from paceline.run.parallel.data.statistics import share_statistics
 from paceline.run.parallel.entry import entry_of
 from paceline.run.parallel.pipeline.passes import PipelinePasses
 from paceline.run.parallel.pipeline.split import Pipeline, split_model
 from paceline.run.parallel.split_check import SplitCheck
+from paceline.run.process.groups import Mesh
 from paceline.run.process.world import World, build_mesh
 from paceline.run.updates.joined import JoinedOptimizer
 from paceline.run.updates.optimizer import all_names, build_optimizer
-from paceline.spec.optimizers import NOT_HOSTED
+from paceline.spec.optimizers import NOT_OFFLOADED
 from paceline.spec.plan import Plan
 from paceline.spec.task import ModelSpec, Task
 from paceline.spec.turns import main_turn
@@ -75,9 +75,9 @@ def assemble(task: Task, plan: Plan, world: World, source: Source, items_per_sam
         model.logits_elements = plan.logits_elements
     plain, names = [turn.objective for turn in turns], all_names(model)  # before stages know a part of the names
     if any(map(gathers_rows, plain)) and mesh is not None and plan.layout.data_degree > 1:
-        turns = gathering(turns, GatheredRows(data_group(mesh, plan.layout)))
+        turns = gathering(turns, GatheredRows(mesh.data))
         objective = turns[main_turn(task)].objective
-    late = family and (is_sharded(plan) or plan.layout.tp > 1)  # storage only once every rank knows its shard
+    late = family and (plan.layout.is_sharded or plan.layout.tp > 1)  # storage only once every rank knows its shard
     look = None
     if not family:
         _materialise(model, task, family, world)  # a user's model is whole on every rank until it is split
@@ -102,7 +102,7 @@ def assemble(task: Task, plan: Plan, world: World, source: Source, items_per_sam
     own = own_parameters(model, names, turns)
     optimizer = build_optimizer(task.optimizer, model, names, apart=own)
     if plan.offloads_optimizer and isinstance(optimizer, JoinedOptimizer):
-        raise ConfigError(f"offload = {plan.offload}", NOT_HOSTED, 'plan.offload = "none"')
+        raise ConfigError(f"offload = {plan.offload}", NOT_OFFLOADED, 'plan.offload = "none"')
     routing = watch_routing(model, plan)
     refuse_routing(turns, routing)
     after_forward = routing.collect if routing else None
@@ -132,7 +132,7 @@ def assemble(task: Task, plan: Plan, world: World, source: Source, items_per_sam
         world=world,
         items_per_sample=items_per_sample,
         clip_norm=task.optimizer.clip_norm,
-        updater=HostedUpdate(optimizer, plan.state_bucket_bytes) if plan.offloads_optimizer else optimizer,
+        updater=OffloadedUpdate(optimizer, plan.state_bucket_bytes) if plan.offloads_optimizer else optimizer,
         routing=routing,
         stages_holding=dict.fromkeys(pipeline.shared_parameters(), 2) if pipeline else {},
     )
@@ -143,7 +143,7 @@ def _lay_out(
     model: nn.Module,
     pipeline: Pipeline | None,
     plan: Plan,
-    mesh: DeviceMesh | None,
+    mesh: Mesh | None,
     check: SplitCheck | None,
     randomness: SampleRandomness,
 ) -> Gradients:

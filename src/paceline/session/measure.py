@@ -27,9 +27,9 @@ from paceline.plan.learn.measured import (
 )
 from paceline.plan.learn.observation import machine_key
 from paceline.plan.planned import Planned
-from paceline.run.measure import request_of
 from paceline.run.process.handover import hand_over
 from paceline.run.process.supervisor import supervise
+from paceline.session.measure_device import request_of
 from paceline.spec.load import Spec
 from paceline.spec.optimizers import optimizer_key
 from paceline.spec.profile import ModelProfile
@@ -68,7 +68,7 @@ def measure_task(
         request, result = folder / "request.json", folder / "result.json"
         kind, threads = cluster.device.kind, planned.threads
         request.write_text(json.dumps(request_of(hand_over(spec, folder), plan, chosen, kind, threads, seconds)))
-        command = [sys.executable, "-m", "paceline.run.measure", str(request), str(result)]
+        command = [sys.executable, "-m", "paceline.session.measure_device", str(request), str(result)]
         environ = {**os.environ, **({"OMP_NUM_THREADS": str(threads)} if threads else {})}
         outcome = supervise(command, devices, environ, limit_seconds)
         if outcome.error is not None or not result.exists():

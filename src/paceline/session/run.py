@@ -22,11 +22,11 @@ from paceline.run.process.extras import check_extras
 from paceline.run.process.parent import end_with_parent
 from paceline.run.process.place import ranks_from_environment
 from paceline.run.process.supervisor import explain, supervise
-from paceline.run.process.uncaught import end_with_own_code
 from paceline.run.process.world import join_world, leave_world
 from paceline.run.record.journal import mark_end
 from paceline.run.record.tensorboard import asked_sinks
 from paceline.session.begin import join_peers, planned_brief
+from paceline.session.uncaught import end_with_own_code
 from paceline.spec.arguments import make_spec, run_directory
 from paceline.spec.cluster import ClusterSpec
 from paceline.spec.load import Spec

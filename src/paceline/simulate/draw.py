@@ -9,6 +9,7 @@ from html import escape
 from paceline.simulate.policy import duration_text
 from paceline.simulate.schedules.timeline import Timeline
 from paceline.simulate.sweep import IntervalSweep
+from paceline.spec.forecast import Z95
 from paceline.units import format_seconds
 
 WIDTH, LEFT, RIGHT, ROW, GAP = 960, 70, 16, 26, 4
@@ -88,7 +89,7 @@ def intervals_svg(sweep: IntervalSweep) -> str:
         points = " ".join(f"{x(point.every):.1f},{y(getattr(point, values_of)):.1f}" for point in sweep.points)
         parts.append(f'<polyline points="{points}" class="{style}"/>')
     for point in sweep.points:
-        at, around = x(point.every), 1.96 * point.standard_error
+        at, around = x(point.every), Z95 * point.standard_error
         ends = f'y1="{y(point.goodput - around):.1f}" y2="{y(point.goodput + around):.1f}"'
         parts.append(f'<line x1="{at:.1f}" x2="{at:.1f}" {ends} class="line"/>')
         parts.append(f'<circle cx="{at:.1f}" cy="{y(point.goodput):.1f}" r="3.5" class="dot"/>')

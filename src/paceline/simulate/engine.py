@@ -27,7 +27,7 @@ from paceline.simulate.events import (
     SLOWED,
     WAITING,
     Instant,
-    Span,
+    Stretch,
     Strike,
     Strikes,
 )
@@ -61,7 +61,7 @@ class _Run:
         self.has_copies = self.cycle.copies > 1
         self.strikes = Strikes(scenario.causes, scenario.devices, f"{seed}/strikes")
         self.repairs, self.memories = random.Random(f"{seed}/repairs"), random.Random(f"{seed}/memories")
-        self.record, self.spans, self.instants = record, list[Span](), list[Instant]()
+        self.record, self.spans, self.instants = record, list[Stretch](), list[Instant]()
         self.seconds: dict[str, float] = dict.fromkeys(KINDS, 0.0)
         self.interruptions: Counter[str] = Counter()
         self.planned_stops = 0
@@ -157,7 +157,7 @@ class _Run:
 
     def _note(self, kind: str, begin: float, end: float, note: str = "") -> None:
         if self.record and end > begin:
-            self.spans.append(Span(kind, begin, end, note))
+            self.spans.append(Stretch(kind, begin, end, note))
 
     # ---- what happens ---------------------------------------------------------------------------------------------
 

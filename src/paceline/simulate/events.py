@@ -24,7 +24,7 @@ SLOWDOWN = "silent slowdown"
 
 
 @dataclass(frozen=True)
-class Span:
+class Stretch:
     """A stretch of a simulated run: its kind, begin and end in seconds, and what there is to say of it."""
 
     kind: str

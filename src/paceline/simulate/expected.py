@@ -9,9 +9,7 @@ from paceline.plan.choice import Choice
 from paceline.simulate.defaults import make_policy, rates_of, saving_for, scenario_of
 from paceline.simulate.interval import expected_time
 from paceline.simulate.policy import duration_text
-from paceline.spec.forecast import Estimate, Term
-
-Z80 = 1.2816  # standard deviations to either side that hold 80 % of a normal distribution
+from paceline.spec.forecast import Z80, Estimate, Term
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from paceline.simulate.events import KINDS, LOST, PRODUCTIVE, Instant, Span
+from paceline.simulate.events import KINDS, LOST, PRODUCTIVE, Instant, Stretch
 
 
 @dataclass(frozen=True)
@@ -21,7 +21,7 @@ class RunOutcome:
     planned_stops: int
     held_node_seconds: float  # paid for: active and spare nodes, not those in repair
     busy_node_seconds: float  # computing or saving
-    spans: tuple[Span, ...] = ()
+    spans: tuple[Stretch, ...] = ()
     instants: tuple[Instant, ...] = ()
 
     @property
@@ -74,7 +74,7 @@ class NodeCosts:
 
 
 @dataclass(frozen=True)
-class Summary:
+class PolicySummary:
     """What many runs of one policy say together."""
 
     runs: int
@@ -89,7 +89,7 @@ class Summary:
     by_cause: Mapping[str, float]  # mean interruptions of each cause, most frequent first
 
 
-def summarise(outcomes: Sequence[RunOutcome], costs: NodeCosts) -> Summary:
+def summarise(outcomes: Sequence[RunOutcome], costs: NodeCosts) -> PolicySummary:
     """Return the runs' spread; money and energy are NaN where price or power are.
 
     Nodes are paid for while they are held, spares included, and draw power for computing or for waiting. Those in
@@ -97,7 +97,7 @@ def summarise(outcomes: Sequence[RunOutcome], costs: NodeCosts) -> Summary:
     """
     causes = sorted({name for outcome in outcomes for name in outcome.interruptions})
     mean = {name: statistics.fmean(outcome.interruptions.get(name, 0) for outcome in outcomes) for name in causes}
-    return Summary(
+    return PolicySummary(
         runs=len(outcomes),
         finished=sum(outcome.finished for outcome in outcomes),
         wall_seconds=spread([outcome.wall_seconds for outcome in outcomes]),

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from paceline.simulate.defaults import with_every
 from paceline.simulate.engine import simulate_run
 from paceline.simulate.interval import daly_interval, expected_time, young_interval
-from paceline.simulate.outcome import NodeCosts, RunOutcome, Summary, summarise
+from paceline.simulate.outcome import NodeCosts, PolicySummary, RunOutcome, summarise
 from paceline.simulate.policy import Policy
 from paceline.simulate.scenario import Scenario
 
@@ -21,7 +21,7 @@ class PolicyResult:
     """A policy and what its simulated runs say together."""
 
     policy: Policy
-    summary: Summary
+    summary: PolicySummary
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,8 @@ from paceline.config.fields import option
 from paceline.spec.reliability import ReliabilitySpec
 
 SOURCES = ("measured", "published", "assumed", "unknown")
+# That a fused AdamW update in fp32 moves for each parameter: it reads w, g, m and v, and writes w, m and v.
+FUSED_ADAMW_BYTES = 7 * 4
 
 
 @dataclass(frozen=True)

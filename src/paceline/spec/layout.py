@@ -59,8 +59,8 @@ class Layout:
 
     @property
     def is_sharded(self) -> bool:
-        """Whether weights are held in shards: several devices share one copy's state, or copies of a split model."""
-        return self.state_degree > 1 or (self.dp_replicate > 1 and max(self.tp, self.pp, self.ep) > 1)
+        """Whether weights are held in shards: see `holds_shards`."""
+        return bool(holds_shards({**self.mesh_shape, "ep": self.ep}))
 
     def group(self, axis: str) -> tuple[int, int]:
         """Return (size, ranks from one member to the next) of the groups along an axis: see `group_of`."""
@@ -111,16 +111,14 @@ def group_of(degrees: Mapping[str, Any], axis: str) -> tuple[Any, Any]:
     return degrees[axis], math.prod(degrees[name] for name in inner)
 
 
-def factorisations(devices: int, axes: tuple[str, ...]) -> Iterator[Layout]:
-    """Yield every layout of exactly `devices` devices over the given axes (ep excepted, which does not multiply)."""
-    if not axes:
-        if devices == 1:
-            yield Layout()
-        return
-    axis, rest = axes[0], axes[1:]
-    for degree in (d for d in range(1, devices + 1) if devices % d == 0):
-        for layout in factorisations(devices // degree, rest):
-            yield Layout(**{**{field.name: getattr(layout, field.name) for field in fields(layout)}, axis: degree})
+def holds_shards(degrees: Mapping[str, Any]) -> Any:
+    """Return whether FSDP2 holds the weights: where ranks share a copy's state, or an axis splits the model itself.
+
+    In the second case it also sums gradients over `dp_replicate`, since it knows how to do that for split weights.
+    Degrees are whole numbers, or arrays of them for many layouts at once.
+    """
+    splits_model = (degrees["tp"] > 1) | (degrees["pp"] > 1) | (degrees["ep"] > 1)
+    return (degrees["dp_shard"] * degrees["cp"] > 1) | (splits_model & (degrees["dp_replicate"] > 1))
 
 
 def layouts_over(devices: int, degrees: Mapping[str, Sequence[int]]) -> Iterator[Layout]:

@@ -70,7 +70,7 @@ RULES: dict[str, Rule] = {
 }  # fmt: skip
 # torch's kernels of these take sharded tensors as they are.
 UNWRAPPED = ("adamw", "adam", "sgd")
-NOT_HOSTED = "the state of AdamW, Adam and SGD alone can rest in host memory, as one optimizer of all parameters"
+NOT_OFFLOADED = "the state of AdamW, Adam and SGD alone can rest in host memory, as one optimizer of all parameters"
 COMPANION = "adamw"  # trains what a rule for matrices alone leaves
 # Those of torch that a task cannot have, and why.
 WITHOUT = {

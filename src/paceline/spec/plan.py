@@ -193,3 +193,19 @@ def stages_text(stages: tuple[int, ...]) -> str:
         else:
             runs.append([1, blocks])
     return "+".join(f"{count}x{blocks}" if count > 1 else str(blocks) for count, blocks in runs)
+
+
+def parse_stages(text: str) -> tuple[int, ...]:
+    """Return the blocks of every stage from "31+3x32+31", what `stages_text` says; () for an empty text.
+
+    Raises ConfigError for anything else.
+    """
+    sizes: list[int] = []
+    for part in text.replace(" ", "").split("+") if text.strip() else []:
+        times, _, size = part.rpartition("x")
+        if not size.isdecimal() or (times and not times.isdecimal()):
+            raise ConfigError(
+                f"plan.stages = '{text}' is no split", "it lists the blocks of every pipeline stage", '"3+2x4+3"'
+            )
+        sizes += [int(size)] * int(times or 1)
+    return tuple(sizes)

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import zlib
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
-from paceline.run.checkpoint import CheckpointInfo, load_checkpoint, save_checkpoint
+from paceline.run.checkpoint import CheckpointInfo, load_checkpoint, read_index, read_manifest, save_checkpoint
+from paceline.run.checkpoint.manifest import MANIFEST_NAME, TABLE_NAME
 
 # name -> (shape, dtype, dimension to shard); rows that do not divide, fewer rows than ranks, no elements at all
 KINDS = {
@@ -77,3 +81,36 @@ def load_sample(path: Path, layout: str = "plain") -> dict:
     extra = load_checkpoint(path, state)
     check_equal(state, layout)
     return extra
+
+
+def write_document(path: Path, version: int, body: Any) -> None:
+    """Write a manifest whose digest is right, whatever its body says."""
+    digest = hashlib.sha256(json.dumps(body, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+    document = {"format": "paceline-checkpoint", "version": version, "sha256": digest, "body": body}
+    (path / MANIFEST_NAME).write_text(json.dumps(document))
+
+
+def write_listed(path: Path, files: Any, name: str, content: bytes) -> None:
+    """Write a file of a checkpoint, and its length and digest where `files` lists it."""
+    (path / name).write_bytes(content)
+    if isinstance(files, dict) and name in files:
+        files[name] = {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+
+
+def as_version_1(path: Path) -> None:
+    """Turn a checkpoint into what releases wrote before the index had parts: all chunks in `tensors.json`."""
+    manifest = read_manifest(path)
+    tensors = {
+        name: {"dtype": entry.dtype, "shape": entry.shape, "fingerprint": entry.fingerprint,
+               "chunks": [vars(chunk) for chunk in entry.chunks]}
+        for name, entry in read_index(path, manifest).items()
+    }  # fmt: skip
+    body = json.loads((path / MANIFEST_NAME).read_text())["body"]
+    for name in [name for name in body["files"] if name.startswith("shard-") and name.endswith(".json")]:
+        (path / name).unlink()
+        del body["files"][name]
+    for entry in tensors.values():
+        if not entry["fingerprint"]:
+            del entry["fingerprint"]
+    write_listed(path, body["files"], TABLE_NAME, json.dumps(tensors).encode())
+    write_document(path, 1, body)

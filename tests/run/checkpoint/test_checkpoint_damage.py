@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from checkpoint_samples import check_equal, laid_out, load_sample, save_sample
+from checkpoint_samples import check_equal, laid_out, load_sample, save_sample, write_document, write_listed
 from distributed import run_ranks
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -28,9 +28,9 @@ from paceline.run.checkpoint import (
     read_manifest,
     verify_checkpoint,
 )
-from paceline.run.checkpoint.manifest import INDEX_NAME, MANIFEST_NAME, FileEntry
+from paceline.run.checkpoint.manifest import MANIFEST_NAME, TABLE_NAME, FileEntry
 
-SHARD = "shard-00000-of-00001.safetensors"
+SHARD, PART = "shard-00000-of-00001.safetensors", "shard-00000-of-00001.json"
 
 
 def _flip_last_bit(path: Path) -> None:
@@ -52,14 +52,17 @@ def _edit_step(path: Path) -> None:
     (path / MANIFEST_NAME).write_text(text.replace('"step":2', '"step":9', 1))
 
 
+def _rename_tensor(file: Path) -> None:
+    file.write_text(file.read_text().replace("fp32", "fp23"))
+
+
 DAMAGE: dict[str, tuple[Callable[[Path], Any], str]] = {
     "a flipped bit": (_flip_last_bit, f"{SHARD} is damaged"),
     "a cut shard": (_cut_shard, f"{SHARD} has"),
-    "an edited index": (
-        lambda path: (path / INDEX_NAME).write_text((path / INDEX_NAME).read_text().replace("fp32", "fp23")),
-        "its content changed after it was written",
-    ),
-    "a missing index": (lambda path: (path / INDEX_NAME).unlink(), f"{INDEX_NAME} is missing"),
+    "an edited table": (lambda path: _rename_tensor(path / TABLE_NAME), "its content changed after it was written"),
+    "an edited index": (lambda path: _rename_tensor(path / PART), "its content changed after it was written"),
+    "a missing table": (lambda path: (path / TABLE_NAME).unlink(), f"{TABLE_NAME} is missing"),
+    "a missing index": (lambda path: (path / PART).unlink(), f"{PART} is missing"),
     "a missing shard": (lambda path: (path / SHARD).unlink(), f"{SHARD} is missing"),
     "no manifest": (lambda path: (path / MANIFEST_NAME).unlink(), "manifest.json is missing"),
     "an empty folder": (lambda path: [file.unlink() for file in path.iterdir()], "manifest.json is missing"),
@@ -143,18 +146,27 @@ def _save_two(root: str) -> None:
         save_sample(Path(root), step, "shard")
 
 
-def _forge(path: Path, change: Callable[[dict, dict], Any]) -> None:
-    """Rewrite manifest and index with matching digests, as someone who knows the format can."""
+def _forge(path: Path, change: Callable[[dict, dict], Any], version: int = 2) -> None:
+    """Rewrite manifest and index with matching digests, as someone who knows the format can.
+
+    `change` gets every tensor with its chunks; in version 1 of the format they are written so, now in two files.
+    """
     body = json.loads((path / MANIFEST_NAME).read_text())["body"]
-    tensors = json.loads((path / INDEX_NAME).read_text())
+    tensors, part = (json.loads((path / name).read_text()) for name in (TABLE_NAME, PART))
+    for name, chunks in part.items():
+        tensors[name]["chunks"] = chunks
     change(body, tensors)
-    index = json.dumps(tensors).encode()
-    (path / INDEX_NAME).write_bytes(index)
-    if isinstance(body["files"], dict) and INDEX_NAME in body["files"]:
-        body["files"][INDEX_NAME] = {"bytes": len(index), "sha256": hashlib.sha256(index).hexdigest()}
-    digest = hashlib.sha256(json.dumps(body, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
-    document = {"format": "paceline-checkpoint", "version": 1, "sha256": digest, "body": body}
-    (path / MANIFEST_NAME).write_text(json.dumps(document))
+    gone = {
+        name: entry.pop("chunks" if version == 2 else "parts")
+        for name, entry in tensors.items()
+        if isinstance(entry, dict)
+    }
+    if version == 2:
+        write_listed(path, body["files"], PART, json.dumps(gone).encode())
+    elif isinstance(body["files"], dict):
+        del body["files"][PART]
+    write_listed(path, body["files"], TABLE_NAME, json.dumps(tensors).encode())
+    write_document(path, version, body)
 
 
 def _rename_file(name: str) -> Callable[[dict, dict], None]:
@@ -175,18 +187,18 @@ def _chunk(**fields: Any) -> Callable[[dict, dict], None]:
     return lambda body, tensors: tensors["fp32"]["chunks"][0].update(fields)
 
 
-HUGE = {"dtype": "float64", "shape": [2**50], "chunks": [
+HUGE = {"dtype": "float64", "shape": [2**50], "parts": [0, 0], "chunks": [
     {"offsets": [0], "sizes": [2**50], "file": SHARD, "key": "x"}]}  # fmt: skip
 FORGERIES: dict[str, tuple[Callable[[dict, dict], Any], str]] = {
     "parent folder": (_rename_file("../../etc/passwd"), "is not the name of a shard"),
     "absolute path": (_rename_file("/etc/passwd"), "is not the name of a shard"),
     "newline in name": (_rename_file(SHARD + "\n"), "is not the name of a shard"),
-    "no index": (lambda body, tensors: body["files"].pop(INDEX_NAME), "the manifest does not list it"),
+    "no index": (lambda body, tensors: body["files"].pop(TABLE_NAME), "the manifest does not list it"),
     "files as a list": (lambda body, tensors: body.update(files=[]), "'files' is not a dict"),
     "step as a text": (lambda body, tensors: body.update(step="1"), "'step' is not a int"),
     "digest of another kind": (lambda body, tensors: body["files"][SHARD].update(sha256="x"), "its sha256 is not one"),
     "unlisted file": (_chunk(file="other"), "is not among the shards"),
-    "index as a shard": (_chunk(file=INDEX_NAME), "is not among the shards"),
+    "index as a shard": (_chunk(file=TABLE_NAME), "is not among the shards"),
     "negative offset": (_chunk(offsets=[-1, 0]), "is not a count"),
     "float size": (_chunk(sizes=[8.0, 6]), "is not a count"),
     "true as a size": (_chunk(sizes=[True, 6]), "is not a count"),
@@ -196,15 +208,34 @@ FORGERIES: dict[str, tuple[Callable[[dict, dict], Any], str]] = {
     "hole": (_chunk(sizes=[7, 6]), "do not add up"),
     "no chunks": (_tensor(chunks=[]), "do not add up"),
     "unknown dtype": (_tensor(dtype="__class__"), "unknown dtype"),
-    "huge shape": (lambda body, tensors: tensors.update(x=HUGE), "bytes of tensors in a file of"),
+    "huge shape": (lambda body, tensors: tensors.update(x=dict(HUGE)), "bytes of tensors in a file of"),
     "chunk as a number": (_tensor(chunks=[3]), "'offsets' is not a list"),
     "tensor as a number": (lambda body, tensors: tensors.update(x=3), "'dtype' is not a str"),
 }
 
 
+@pytest.mark.parametrize("version", [1, 2])
 @pytest.mark.parametrize("kind", FORGERIES)
-def test_a_forgery_is_refused(tmp_path: Path, kind: str) -> None:
+def test_a_forgery_is_refused(tmp_path: Path, kind: str, version: int) -> None:
     change, message = FORGERIES[kind]
+    path = save_sample(tmp_path, 1).path
+    _forge(path, change, version)
+    with pytest.raises(StorageError, match=message):
+        read_index(path, read_manifest(path))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda body, tensors: body["files"].pop(PART), "the manifest does not list it"),
+        (_tensor(parts=[0, 1]), "are not the first and the last rank"),
+        (_tensor(parts=[0]), "are not the first and the last rank"),
+        (_tensor(parts=[1, 0]), "are not the first and the last rank"),
+        (_tensor(parts=[-1, 0]), "is not a count"),
+        (lambda body, tensors: tensors["fp32"].pop("parts"), "'chunks' is not a list"),
+    ],
+)
+def test_forged_parts_of_the_index_are_refused(tmp_path: Path, change: Callable, message: str) -> None:
     path = save_sample(tmp_path, 1).path
     _forge(path, change)
     with pytest.raises(StorageError, match=message):
@@ -214,10 +245,10 @@ def test_a_forgery_is_refused(tmp_path: Path, kind: str) -> None:
 def test_an_index_that_is_no_table_is_refused(tmp_path: Path) -> None:
     path = save_sample(tmp_path, 1).path
     for content in (b"[]", b"3", b"[" * 10**5):
-        (path / INDEX_NAME).write_bytes(content)
+        (path / TABLE_NAME).write_bytes(content)
         body = json.loads((path / MANIFEST_NAME).read_text())["body"]
-        files = {INDEX_NAME: FileEntry(len(content), hashlib.sha256(content).hexdigest())}
-        with pytest.raises(StorageError, match=INDEX_NAME):
+        files = {TABLE_NAME: FileEntry(len(content), hashlib.sha256(content).hexdigest())}
+        with pytest.raises(StorageError, match=TABLE_NAME):
             read_index(path, Manifest(1, 1, body["created"], 1, files, {}))
 
 
@@ -261,12 +292,12 @@ def test_any_grid_of_chunks_is_accepted_and_any_shifted_one_refused(
         for left, right in itertools.pairwise(columns)
     ]
     path.mkdir()
-    entry = {"dtype": "float32", "shape": list(shape), "chunks": data.draw(st.permutations(chunks))}
     shard = {"bytes": 4 * shape[0] * shape[1], "sha256": "0" * 64}
     body = {"step": 1, "sequence": 1, "created": "", "world_size": 1, "extra": {},
-            "files": {SHARD: shard, INDEX_NAME: {}}}  # fmt: skip
+            "files": {SHARD: shard, PART: {}, TABLE_NAME: {}}}  # fmt: skip
     (path / MANIFEST_NAME).write_text(json.dumps({"body": body}))
-    (path / INDEX_NAME).write_text(json.dumps({"x": entry}))
+    (path / TABLE_NAME).write_text(json.dumps({"x": {"dtype": "float32", "shape": list(shape), "parts": [0, 0]}}))
+    (path / PART).write_text(json.dumps({"x": data.draw(st.permutations(chunks))}))
     _forge(path, lambda body, tensors: None)
     assert read_index(path, read_manifest(path))["x"].shape == shape
 

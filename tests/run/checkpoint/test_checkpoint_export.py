@@ -13,8 +13,7 @@ from safetensors.torch import load_file
 
 from paceline.errors import StorageError
 from paceline.run.checkpoint import consolidate, full_tensors, save_checkpoint, shards
-from paceline.run.checkpoint.manifest import DTYPES
-from paceline.run.checkpoint.shards import Entry, write_shard
+from paceline.run.checkpoint.shards import DTYPES, Entry, write_shard
 
 
 def _save_grid(root: str) -> None:

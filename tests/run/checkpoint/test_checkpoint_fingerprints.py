@@ -25,6 +25,7 @@ from paceline.run.checkpoint import (
     read_manifest,
     save,
     save_checkpoint,
+    spread,
     training_state,
 )
 from paceline.run.checkpoint.fingerprint import _mixed, parts_held, whole_fingerprints
@@ -153,8 +154,8 @@ def _save_shards(root: str) -> None:
 def test_what_was_written_wrongly_is_refused_and_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     entry = save._entry
 
-    def rounded(item: Any, planner: Any) -> Any:
-        made = entry(item, planner)
+    def rounded(part: Any, values: Any) -> Any:
+        made = entry(part, values)
         if made.key != "fp32":
             return made
         return save.Entry(made.key, made.dtype, made.shape, lambda: made.load().bfloat16().float() + 0.001)
@@ -175,8 +176,8 @@ def _shards_swapped(root: str) -> str:
     tensor = distribute_tensor(torch.arange(12.0).view(4, 3), mesh, [Shard(0)], src_data_rank=None)
     entry = save._entry
 
-    def swapped(item: Any, planner: Any) -> Any:
-        made = entry(item, planner)
+    def swapped(part: Any, values: Any) -> Any:
+        made = entry(part, values)
         return save.Entry(made.key, made.dtype, made.shape, lambda: made.load().add(6.0).remainder(12.0))
 
     with pytest.MonkeyPatch.context() as patch:
@@ -197,7 +198,7 @@ def test_shards_under_the_wrong_rank_are_refused_on_all_ranks(tmp_path: Path) ->
 def test_a_checkpoint_of_an_earlier_release_is_loaded_with_a_notice(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(save, "whole_fingerprints", lambda held, shapes: {})
+    monkeypatch.setattr(spread, "whole_fingerprints", lambda held, shapes: {})
     path = save_sample(tmp_path, 1).path
     assert "fingerprint" not in json.loads((path / "tensors.json").read_text())["fp32"]
     loaded = load_latest(tmp_path, laid_out("plain", blank=True))

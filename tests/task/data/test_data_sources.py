@@ -17,6 +17,7 @@ import torch
 
 from paceline.errors import ConfigError, DataError
 from paceline.spec.task import DataSpec
+from paceline.task.data import source as source_module
 from paceline.task.data.digits import open_digits
 from paceline.task.data.facts import data_facts
 from paceline.task.data.mapped import MapSource
@@ -239,6 +240,47 @@ def refusing():
     raise DataError("mine", "as it is", "change it")
 ready = [1, 2]
 """
+
+
+class Squares:
+    """A source that a user wrote: sample i is (i + shift) squared."""
+
+    samples, items_per_sample, unit, vocab = 5, 1, "samples", None
+
+    def __init__(self, shift: int) -> None:
+        self.shift, self.fingerprint = shift, f"squares-{shift}"
+
+    def read(self, ids: np.ndarray, positions: np.ndarray | None = None) -> Any:
+        return {"x": torch.from_numpy((ids + self.shift) ** 2)}
+
+
+class OwnData:
+    """Data that open their own sources, with a held-out one."""
+
+    def __init__(self, shift: int = 0) -> None:
+        self.shift = shift
+
+    def open_sources(self, seed: int) -> tuple[Squares, Squares]:
+        return Squares(self.shift + seed), Squares(self.shift - 1)
+
+
+def test_data_may_open_their_own_sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    train, held_out = open_sources(OwnData(2), seed=7)
+    assert isinstance(train, Squares) and isinstance(held_out, Squares) and isinstance(train, Source)
+    assert train.read(np.array([0, 3]))["x"].tolist() == [81, 144] and held_out.shift == 1
+    assert data_facts(OwnData(2)).fingerprint == "squares-2"
+    monkeypatch.syspath_prepend(str(Path(__file__).parent))
+    named = DataSpec(source=f"{Path(__file__).stem}:OwnData", arguments={"shift": 4})
+    assert open_sources(named, seed=7)[0].fingerprint == "squares-11"
+    with pytest.raises(ConfigError, match="collate with a OwnData"):
+        open_sources(dataclasses.replace(named, collate="json:dumps"), seed=7)
+
+
+def test_a_new_name_is_a_line_in_the_table(monkeypatch: pytest.MonkeyPatch) -> None:
+    opened = lambda data, seed, say: (Squares(seed), None)  # noqa: E731
+    monkeypatch.setitem(source_module.OPENERS, "squares", opened)
+    assert open_sources(DataSpec(source="squares"), seed=3)[0].fingerprint == "squares-3"
+    assert not source_module.is_text("squares") and source_module.is_text("stdlib")
 
 
 def test_factories(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

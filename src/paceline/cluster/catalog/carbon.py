@@ -13,7 +13,7 @@ from paceline.spec.cluster import Figure
 
 
 @dataclass(frozen=True)
-class Region:
+class CarbonRegion:
     """A region's average carbon intensity in a year, in grams of CO2 equivalent per kWh."""
 
     code: str
@@ -24,10 +24,10 @@ class Region:
 
 
 @functools.cache
-def read_regions() -> dict[str, Region]:
+def read_regions() -> dict[str, CarbonRegion]:
     """Return the regions by their ISO 3166 code."""
     values = tomllib.loads(resources.files("paceline.cluster.catalog").joinpath("carbon.toml").read_text("utf-8"))
-    return {code: Region(code=code, source=values["source"], **row) for code, row in values["regions"].items()}
+    return {code: CarbonRegion(code=code, source=values["source"], **row) for code, row in values["regions"].items()}
 
 
 def carbon_of(code: str) -> Figure:

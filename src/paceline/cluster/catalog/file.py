@@ -14,7 +14,7 @@ from importlib import resources
 from typing import Any
 
 from paceline.config import build, shape
-from paceline.config.document import Document, Key, parse_document, read_document
+from paceline.config.document import Document, Key, read_document
 from paceline.config.fields import option
 from paceline.config.values import literal, toml_key
 from paceline.errors import ConfigError, suggestion
@@ -127,11 +127,6 @@ def load_catalog(added: str = "") -> Catalog:
 def _published() -> Catalog:
     text = resources.files("paceline.cluster.catalog").joinpath("catalog.toml").read_text("utf-8")
     return _joined(Catalog({}, {}, ()), Document("catalog.toml", tomllib.loads(text), {}))  # lines are for users' files
-
-
-def catalog_of(text: str, name: str = "catalog") -> Catalog:
-    """Return the catalog that TOML text alone states; `name` stands for the file in messages."""
-    return _joined(Catalog({}, {}, ()), parse_document(text, name))
 
 
 def _joined(known: Catalog, document: Document) -> Catalog:

@@ -16,6 +16,7 @@ from typing import Any
 
 from paceline.cluster.probe.block import block_times
 from paceline.cluster.probe.rank import Rank
+from paceline.spec.cluster import FUSED_ADAMW_BYTES
 
 DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16", "fp64": "float64"}
 CPU_WIDTHS = (64, 128, 256, 512, 1024)
@@ -202,7 +203,7 @@ def _group_times(rank: Rank, group: Any, ranks: int) -> dict[str, Any]:
 
 
 def optimizer_rate(rank: Rank) -> dict[str, float]:
-    """Return bytes per second of a fused AdamW step: 28 bytes per parameter (reads w, g, m, v; writes w, m, v)."""
+    """Return bytes per second of a fused AdamW step: FUSED_ADAMW_BYTES for each parameter."""
     import torch
 
     tensors = [torch.zeros(2**19, device=rank.device, requires_grad=True) for _ in range(8)]
@@ -210,7 +211,7 @@ def optimizer_rate(rank: Rank) -> dict[str, float]:
         tensor.grad = torch.ones_like(tensor)
     optimizer = torch.optim.AdamW(tensors, fused=True)
     measured = rank.time(optimizer.step)
-    return {"bytes_per_second": 28.0 * 8 * 2**19 / measured["seconds"], **measured}
+    return {"bytes_per_second": FUSED_ADAMW_BYTES * 8 * 2**19 / measured["seconds"], **measured}
 
 
 def warm_libraries(rank: Rank) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.spec.layout import MESH_ORDER, Layout, group_of
+from paceline.spec.layout import MESH_ORDER, Layout, group_of, holds_shards
 from paceline.spec.plan import RECOMPUTE, SCHEDULES, Plan
 
 Ints = NDArray[np.int64]
@@ -67,9 +67,9 @@ class Columns:
 
     @cached_property
     def is_sharded(self) -> Flags:
-        """Whether weights are held in shards, as `Layout.is_sharded` says."""
-        split = np.maximum(np.maximum(self.tp, self.pp), self.ep) > 1
-        return (self.state_degree > 1) | ((self.dp_replicate > 1) & split)
+        """Whether weights are held in shards: see `holds_shards`."""
+        sharded: Flags = holds_shards(self._degrees)
+        return sharded
 
     @cached_property
     def device_samples(self) -> Ints:
@@ -78,7 +78,11 @@ class Columns:
 
     def group(self, axis: str) -> tuple[Ints, Ints]:
         """Return (size, ranks from one member to the next) of every plan's groups along an axis."""
-        return group_of({name: getattr(self, name) for name in AXES}, axis)
+        return group_of(self._degrees, axis)
+
+    @property
+    def _degrees(self) -> dict[str, Ints]:
+        return {name: getattr(self, name) for name in AXES}
 
     def recomputes(self, *modes: str) -> Flags:
         """Return whether a plan's recompute is one of those named."""

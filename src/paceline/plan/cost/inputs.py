@@ -15,11 +15,11 @@ import numpy as np
 from paceline.plan.cost.columns import Columns, Floats, Ints, columns_of
 from paceline.plan.cost.constants import Constants, read_constants
 from paceline.plan.cost.memory.recompute import MODE_OF, fill_budget, kept_bytes, modes_in_order
-from paceline.plan.cost.parts import MODES, Known, Parts, Rows, Shapes, rows_of
+from paceline.plan.cost.parts import MODES, Known, PartRows, Parts, Shapes, rows_of
 from paceline.plan.cost.rates import ATTENTION_PASSES, Rates
 from paceline.plan.cost.software import PACELINE, Software
 from paceline.plan.cost.time.measured import block_factors, sheet_plan
-from paceline.plan.cost.time.ring import Ring, ring
+from paceline.plan.cost.time.ring import Rings, ring
 from paceline.plan.feasible.split import split_by_cost
 from paceline.plan.learn.correct import Learnt
 from paceline.plan.learn.measured import TaskMeasurement
@@ -150,7 +150,7 @@ class Sheet:
         return self.context.factors(self.columns.precision)
 
     @cached_property
-    def rows(self) -> Rows:
+    def rows(self) -> PartRows:
         """Every different pipeline stage of every plan."""
         return rows_of(self.columns, self.context.shapes, self.context.known_stages)
 
@@ -389,14 +389,14 @@ class Sheet:
         """The part with the most parameters, of every plan."""
         return self.rows.parts.take(self.rows.largest(self.rows.parts.parameters))
 
-    def ring(self, axis: str) -> Ring:
+    def ring(self, axis: str) -> Rings:
         """Return the rings of the plans' groups along an axis, on the links that they really cross."""
         if axis not in self._rings:
             self._rings[axis] = ring(self.context.cluster, self.context.constants, *self.columns.group(axis))
         return self._rings[axis]
 
     @cached_property
-    def _rings(self) -> dict[str, Ring]:
+    def _rings(self) -> dict[str, Rings]:
         return {}
 
     @cached_property

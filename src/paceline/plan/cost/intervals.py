@@ -17,9 +17,8 @@ from paceline.plan.cost.constants import Constants
 from paceline.plan.cost.inputs import Sheet
 from paceline.plan.cost.price import QUANTILES
 from paceline.plan.cost.rates import Rates, weakest
-from paceline.plan.learn.process import Z80, Z95
 from paceline.spec.cluster import SOURCES, Cluster
-from paceline.spec.forecast import Estimate, Term
+from paceline.spec.forecast import Z80, Z95, Estimate, Term
 
 # Relative half-width of the 80 % interval that the model itself earns, by how its figures are known.
 TIME_ERROR = {"measured": 0.20, "published": 0.35, "assumed": 0.60, "unknown": math.nan}

@@ -193,7 +193,7 @@ class Parts:
 
 
 @dataclass(frozen=True)
-class Rows:
+class PartRows:
     """Every different part of every plan: rows in the order of plans, `starts[i]` the first of plan i."""
 
     parts: Parts
@@ -231,7 +231,7 @@ Known = dict[tuple[tuple[int, ...], int, tuple[str, ...]], Stages]
 PLACES = 1 << 20  # more than there are splits, lists of modes, and ranks
 
 
-def rows_of(columns: Columns, shapes: Shapes, known: Known) -> Rows:
+def rows_of(columns: Columns, shapes: Shapes, known: Known) -> PartRows:
     """Return the different parts of every plan. `known` keeps the stages of each (split, ranks, modes)."""
     keys = ((columns.settled + 1) * PLACES + columns.split + 1) * PLACES + columns.pp
     _, first, which = np.unique(keys, return_index=True, return_inverse=True)
@@ -250,7 +250,7 @@ def rows_of(columns: Columns, shapes: Shapes, known: Known) -> Rows:
     starts = np.cumsum(lengths) - lengths
     plan = np.repeat(np.arange(len(columns)), lengths)
     at = np.arange(len(plan)) - starts[plan] + offsets[which][plan]
-    return Rows(
+    return PartRows(
         Parts(
             shapes,
             np.concatenate([stages.counts for stages in found])[at],

@@ -15,13 +15,13 @@ from typing import Any
 from paceline.cluster.catalog.power import power_model
 from paceline.plan.cost.rates import weakest
 from paceline.spec.cluster import Cluster, Figure
-from paceline.spec.forecast import BillTerm, Estimate, Kind, Term
+from paceline.spec.forecast import Z80, Z95, BillTerm, Estimate, Kind, Term
 
 # Terms of a step in which the device does not compute: it waits for links, for other stages or for the host.
 WAITING: tuple[Kind, ...] = ("collectives", "sends", "bubble", "sync", "offload", "host", "allocator", "data")
 # Power that nobody has fitted: a CPU's, an owner's figure. Half-width of the 80 % interval as a ratio, by source.
 POWER_RATIO = {"measured": 1.10, "published": 1.15, "assumed": 1.40}
-QUANTILES = 1.9600 / 1.2816  # of the normal distribution, two-sided 95 % over 80 %: ratios are taken as log-normal
+QUANTILES = Z95 / Z80  # of the normal distribution, two-sided 95 % over 80 %: ratios are taken as log-normal
 
 
 @dataclass(frozen=True)

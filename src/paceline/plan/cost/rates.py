@@ -15,7 +15,7 @@ import numpy as np
 
 from paceline.plan.cost.columns import Floats
 from paceline.plan.cost.constants import Constants, read_constants
-from paceline.spec.cluster import SOURCES, CalibrationStep, Device, Figure
+from paceline.spec.cluster import FUSED_ADAMW_BYTES, SOURCES, CalibrationStep, Device, Figure
 
 # Bytes of an activation. With fp8 only the operands of products are cast; what is kept and moved stays in bf16.
 BYTES = {"fp32": 4, "bf16": 2, "fp16": 2, "fp64": 8, "fp8": 2}
@@ -144,7 +144,7 @@ class Rates:
             + 3 * step.moved_elements * self.element_bytes / self.memory_rate
             + 3 * step.operators * self.device.launch_seconds.value
         )
-        return (step.seconds - 28 * step.parameters / self.optimizer_rate.value) / modelled
+        return (step.seconds - FUSED_ADAMW_BYTES * step.parameters / self.optimizer_rate.value) / modelled
 
     @cached_property
     def factor(self) -> float:

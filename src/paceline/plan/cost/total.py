@@ -24,9 +24,8 @@ from paceline.plan.cost.time.compute import compute_columns, fixed_column, launc
 from paceline.plan.cost.time.gathers import gather_columns
 from paceline.plan.cost.time.learnt import learnt_memory, learnt_memory_spread, learnt_time, learnt_time_spread
 from paceline.plan.cost.time.network import network_columns
-from paceline.plan.learn.process import Z80, Z95
 from paceline.spec.cluster import Cluster
-from paceline.spec.forecast import Estimate, Forecast, Term
+from paceline.spec.forecast import Z80, Z95, Estimate, Forecast, Term
 from paceline.spec.plan import Plan
 from paceline.spec.profile import ModelProfile
 

@@ -29,7 +29,7 @@ OF_ONE_DEVICE = ("devices_per_node", "node", "figures", "price_usd_per_device_ho
 
 
 @dataclass(frozen=True)
-class Row:
+class ClusterRow:
     """A cluster with its best plan, or the reason why it has none.
 
     `finish_seconds` are those of the whole run, failures included where they are known of all clusters. `score` is 1
@@ -58,7 +58,7 @@ class Comparison:
     `front` are the quantities that the Pareto front weighs, `with_failures` whether failures are counted in.
     """
 
-    rows: tuple[Row, ...]
+    rows: tuple[ClusterRow, ...]
     best: int
     front: tuple[str, ...]
     with_failures: bool
@@ -91,9 +91,9 @@ def compare_clusters(
         try:
             resolved, remarks = resolve_cluster(cluster)
             planned = plan_prepared(there, resolved, tuple(remarks))
-            rows.append(Row(name, resolved.devices, planned, ""))
+            rows.append(ClusterRow(name, resolved.devices, planned, ""))
         except (DoesNotFit, ConfigError) as error:
-            rows.append(Row(name, count, None, _because(error)))
+            rows.append(ClusterRow(name, count, None, _because(error)))
     if all(row.planned is None for row in rows):
         raise DoesNotFit(
             f"no plan on any of {len(rows)} clusters",
@@ -116,7 +116,7 @@ def _because(error: PacelineError) -> str:
     return f"{error.what}: {error.because}" if error.because else error.what
 
 
-def _judged(rows: Sequence[Row], weights: dict[str, float]) -> Comparison:
+def _judged(rows: Sequence[ClusterRow], weights: dict[str, float]) -> Comparison:
     """Return the rows with what they take, their scores and the front."""
     plans = [row.planned for row in rows if row.planned is not None]
     with_failures = all(math.isfinite(planned.expected.goodput) for planned in plans)
@@ -146,7 +146,7 @@ def _judged(rows: Sequence[Row], weights: dict[str, float]) -> Comparison:
     return Comparison(done, places[int(np.argmin(finite))], front, with_failures)
 
 
-def _with_amounts(row: Row, planned: Planned, with_failures: bool) -> Row:
+def _with_amounts(row: ClusterRow, planned: Planned, with_failures: bool) -> ClusterRow:
     """Return a row with what its run takes. Failures stretch time, money, energy and carbon alike."""
     forecast, limits = planned.forecast, planned.spec.plan
     stretch = 1 / planned.expected.goodput if with_failures else 1.0

@@ -112,7 +112,7 @@ def comparison_svg(comparison: Comparison) -> str:
 
 def chart_svg(title: str, marks: Sequence[Mark], across: Axis, up: Axis) -> str:
     """Return points on two logarithmic axes; marks of style "front" are joined by a line."""
-    xs, ys = Scale([mark.x for mark in marks]), Scale([mark.y for mark in marks])
+    xs, ys = LogAxis([mark.x for mark in marks]), LogAxis([mark.y for mark in marks])
 
     def at(mark: Mark) -> tuple[float, float]:
         x = LEFT + xs(mark.x) * (WIDTH - LEFT - RIGHT)
@@ -153,7 +153,7 @@ def chart_svg(title: str, marks: Sequence[Mark], across: Axis, up: Axis) -> str:
 
 
 @dataclass(frozen=True)
-class Scale:
+class LogAxis:
     """A logarithmic axis: values to parts of its length, and back."""
 
     values: Sequence[float]

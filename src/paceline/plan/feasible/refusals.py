@@ -58,7 +58,7 @@ def split_backward(plan: Plan, profile: ModelProfile) -> str | None:
     return split_backward_refusal(plan)
 
 
-def hosted_activations(plan: Plan, profile: ModelProfile) -> str | None:
+def offloaded_activations(plan: Plan, profile: ModelProfile) -> str | None:
     """Activations move to the host block by block, and only those that autograd itself keeps."""
     if not plan.offloads_activations:
         return None
@@ -71,7 +71,7 @@ def hosted_activations(plan: Plan, profile: ModelProfile) -> str | None:
     return None
 
 
-def hosted_optimizer(plan: Plan, profile: ModelProfile) -> str | None:
+def offloaded_optimizer(plan: Plan, profile: ModelProfile) -> str | None:
     """The optimizer's state rests on the host for those whose update takes it back in buckets."""
     return (profile.closed_axes or {}).get("offload") if plan.offloads_optimizer else None
 
@@ -84,8 +84,8 @@ PLAN_REFUSALS: tuple[Limit, ...] = (
     pipeline_stages,
     pipeline_micro_batches,
     split_backward,
-    hosted_activations,
-    hosted_optimizer,
+    offloaded_activations,
+    offloaded_optimizer,
 )
 
 

@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import dataclasses
 
-from paceline.errors import ConfigError
 from paceline.plan.feasible.split import split_by_cost
-from paceline.spec.plan import Plan, PlanSpec
+from paceline.spec.plan import Plan, PlanSpec, parse_stages
 from paceline.spec.profile import ModelProfile
 
 INTERLEAVED = ("interleaved", "zero-bubble")  # schedules that may run several stages on each device
@@ -32,16 +31,6 @@ def blocks_per_stage(plan: Plan, blocks: int) -> tuple[int, ...]:
     """Return how many of the chain's blocks each stage has: the plan's split, or one as even as can be without it."""
     count = stage_count(plan)
     return plan.stages or tuple(blocks * (i + 1) // count - blocks * i // count for i in range(count))
-
-
-def parse_stages(text: str) -> tuple[int, ...]:
-    """Return the blocks per stage in "3+2"; () for empty text. Raises ConfigError for anything else."""
-    try:
-        return tuple(int(part) for part in text.split("+")) if text else ()
-    except ValueError as error:
-        raise ConfigError(
-            f"plan.stages = '{text}' is no split", "it lists the blocks of every stage in order", '"3+2", for example'
-        ) from error
 
 
 def with_pipeline(plan: Plan, asked: PlanSpec, profile: ModelProfile) -> Plan:

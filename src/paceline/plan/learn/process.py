@@ -32,7 +32,6 @@ RUN_NOISE = 0.03  # relative standard deviation between runs of one plan on one 
 DEGREES = 4.0  # of freedom of the noise
 LARGEST_LOG = math.log(3.0)  # no forecast is corrected by more than a factor of three
 ITERATIONS = 100
-Z80, Z95 = 1.2816, 1.9600  # two-sided quantiles of the normal distribution
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from paceline.cluster.topology import Span, Topology, span, topology_of
-from paceline.plan.placement.traffic import Traffic, axis_traffic
+from paceline.plan.placement.traffic import AxisTraffic, axis_traffic
 from paceline.spec.cluster import Cluster
 from paceline.spec.layout import MESH_ORDER, Layout
 from paceline.spec.plan import Plan
@@ -95,7 +95,7 @@ def place(profile: ModelProfile, cluster: Cluster, plan: Plan, step_seconds: flo
     )
 
 
-def best_order(layout: Layout, traffic: tuple[Traffic, ...]) -> tuple[str, ...]:
+def best_order(layout: Layout, traffic: tuple[AxisTraffic, ...]) -> tuple[str, ...]:
     """Return the mesh's axes, outermost first, the one that sends most innermost.
 
     What devices that share a copy's state send counts for both of that group's axes, and experts' all-to-alls for those
@@ -117,7 +117,7 @@ def _mesh_axes(layout: Layout, axis: str) -> tuple[str, ...]:
 
 
 def _axes(
-    topology: Topology, layout: Layout, order: tuple[str, ...], traffic: tuple[Traffic, ...], step_seconds: float
+    topology: Topology, layout: Layout, order: tuple[str, ...], traffic: tuple[AxisTraffic, ...], step_seconds: float
 ) -> tuple[AxisPlace, ...]:
     """Return the axes that send anything, busiest first, under an order of the mesh's axes."""
     places = []

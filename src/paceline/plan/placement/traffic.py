@@ -19,7 +19,7 @@ AXES = ("tp", "cp", "ep", "dp_shard", "pp", "dp_replicate")
 
 
 @dataclass(frozen=True)
-class Traffic:
+class AxisTraffic:
     """Bytes that one device sends along an axis in a step, and how they come about."""
 
     axis: str
@@ -27,7 +27,7 @@ class Traffic:
     text: str
 
 
-def axis_traffic(profile: ModelProfile, plan: Plan) -> tuple[Traffic, ...]:
+def axis_traffic(profile: ModelProfile, plan: Plan) -> tuple[AxisTraffic, ...]:
     """Return the traffic of the axes that span several devices, in the order of AXES.
 
     `dp_shard` stands for all devices that share one copy's state, those of `cp` included.
@@ -42,7 +42,7 @@ def axis_traffic(profile: ModelProfile, plan: Plan) -> tuple[Traffic, ...]:
         "pp": _stages,
         "dp_replicate": _copies,
     }
-    return tuple(Traffic(axis, *formulas[axis](profile, plan)) for axis in AXES if degrees[axis] > 1)
+    return tuple(AxisTraffic(axis, *formulas[axis](profile, plan)) for axis in AXES if degrees[axis] > 1)
 
 
 def _samples(plan: Plan) -> int:

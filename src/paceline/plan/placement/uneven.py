@@ -14,6 +14,8 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from paceline.cluster.groups import Group
 from paceline.errors import DoesNotFit
 from paceline.plan.cost.constants import read_constants
@@ -21,17 +23,17 @@ from paceline.plan.cost.price import bill, busy_share
 from paceline.plan.cost.rates import BYTES, Rates
 from paceline.plan.placement.shares import share_out, split_by_speed
 from paceline.plan.search.search import search
+from paceline.plan.search.values import Values, goal_values
 from paceline.spec.forecast import BillTerm, Estimate, Forecast
 from paceline.spec.plan import Plan, PlanSpec
 from paceline.spec.profile import BlockProfile, ModelProfile
 
-STRATEGIES = ("replicas", "stages")
 Shares = tuple[int, ...]
 ROUNDS = 3  # how often shares follow the speeds that they themselves lead to
 
 
 @dataclass(frozen=True)
-class Part:
+class GroupPlan:
     """What a group does: its share of the batch or of the chain, and the plan and price of that alone."""
 
     group: str
@@ -45,8 +47,8 @@ class Part:
 class Uneven:
     """A way to use all groups: the parts, what joining them takes, and the price of the whole run."""
 
-    strategy: str  # one of STRATEGIES
-    parts: tuple[Part, ...]
+    strategy: str  # "replicas" or "stages"
+    parts: tuple[GroupPlan, ...]
     joining_seconds: float  # per step: gradients summed over groups, or the pipeline's fill and drain
     joining_text: str
     step_seconds: Estimate
@@ -83,15 +85,19 @@ def plan_uneven(work: Work, groups: tuple[Group, ...]) -> tuple[tuple[Uneven, ..
     if not ways:
         raise DoesNotFit(f"{work.profile.name} does not fit these groups", "; ".join(refused),
                          "more or larger devices, or unset constraints of [plan]")  # fmt: skip
-    return tuple(sorted(ways, key=lambda way: _goal_value(way, work.constraints.goal))), tuple(refused)
+    found = goal_values(_values(ways), work.constraints.goal.weights)
+    return tuple(ways[place] for place in np.argsort(found, kind="stable")), tuple(refused)
 
 
-def _goal_value(way: Uneven, goal: str) -> float:
-    """Return what the goal minimises; the step's time where that is unknown."""
-    asked = {term.name: term.value for term in way.bill}
-    asked["memory"] = max(part.forecast.peak_bytes.value for part in way.parts)
-    value = asked.get(goal, math.nan)
-    return value if math.isfinite(value) else way.step_seconds.value
+def _values(ways: Sequence[Uneven]) -> Values:
+    """Return what the ways take of everything that a goal may name."""
+    billed = [{term.name: term.value for term in way.bill} for way in ways]
+    return Values(
+        time=np.array([way.step_seconds.value for way in ways]),
+        memory=np.array([max(part.forecast.peak_bytes.value for part in way.parts) for way in ways]),
+        **{name: np.array([bill[name] for bill in billed]) for name in ("money", "energy", "carbon")},
+        risk=np.zeros(len(ways)),  # each part's own search has weighed it
+    )
 
 
 def _replicas(work: Work, groups: tuple[Group, ...]) -> Uneven:
@@ -99,11 +105,12 @@ def _replicas(work: Work, groups: tuple[Group, ...]) -> Uneven:
         raise DoesNotFit("a batch for every group", f"{work.batch_samples} samples for {len(groups)} groups",
                          "a larger global batch")  # fmt: skip
 
-    def parts_of(shares: Shares) -> list[Part]:
+    def parts_of(shares: Shares) -> list[GroupPlan]:
         priced = [work.priced(group, work.profile, share) for group, share in zip(groups, shares, strict=True)]
         blocks = work.profile.repeated_blocks
         return [
-            Part(group.name, share, blocks, *done) for group, share, done in zip(groups, shares, priced, strict=True)
+            GroupPlan(group.name, share, blocks, *done)
+            for group, share, done in zip(groups, shares, priced, strict=True)
         ]
 
     starts = [_at_least_one(work.batch_samples, [_peak(group) for group in groups])]
@@ -128,12 +135,12 @@ def _stages(work: Work, groups: tuple[Group, ...]) -> Uneven:
     def pieces(sizes: Shares) -> list[list[tuple[BlockProfile, ...]]]:
         return [links[end - size : end] for size, end in zip(sizes, itertools.accumulate(sizes), strict=True)]
 
-    def parts_of(sizes: Shares) -> list[Part]:
+    def parts_of(sizes: Shares) -> list[GroupPlan]:
         parts = []
         for group, piece in zip(groups, pieces(sizes), strict=True):
             blocks = tuple(block for link in piece for block in link)
             done = work.priced(group, _chain(profile, blocks), work.batch_samples)
-            parts.append(Part(group.name, work.batch_samples, sum(block.recomputable for block in blocks), *done))
+            parts.append(GroupPlan(group.name, work.batch_samples, sum(block.recomputable for block in blocks), *done))
         return parts
 
     def done_by(sizes: Shares) -> list[float]:
@@ -152,15 +159,15 @@ def _stages(work: Work, groups: tuple[Group, ...]) -> Uneven:
 
 def _balanced(
     starts: Sequence[Shares],
-    parts_of: Callable[[Shares], list[Part]],
+    parts_of: Callable[[Shares], list[GroupPlan]],
     work_of: Callable[[Shares], Sequence[float]],
     shares_by: Callable[[list[float]], Shares],
-) -> list[Part]:
+) -> list[GroupPlan]:
     """Return the parts of which the slowest is fastest, shares following the speeds that they themselves lead to.
 
     The first of `starts` that fits is followed. Raises DoesNotFit where none does.
     """
-    best: list[Part] = []
+    best: list[GroupPlan] = []
     because: DoesNotFit | None = None
     for shares in dict.fromkeys(starts):
         for _ in range(ROUNDS):
@@ -232,11 +239,13 @@ def _at_least_one(total: int, speeds: list[float]) -> tuple[int, ...]:
     return tuple(shares)
 
 
-def _slowest(parts: list[Part]) -> float:
+def _slowest(parts: list[GroupPlan]) -> float:
     return max((part.forecast.step_seconds.value for part in parts), default=math.inf)
 
 
-def _way(strategy: str, work: Work, groups: tuple[Group, ...], parts: list[Part], joining: float, text: str) -> Uneven:
+def _way(
+    strategy: str, work: Work, groups: tuple[Group, ...], parts: list[GroupPlan], joining: float, text: str
+) -> Uneven:
     """Return the way with its price: a step is the slowest group's, and joining; every group is paid for all of it."""
     slowest = max((part.forecast.step_seconds for part in parts), key=lambda step: step.value)
     step = Estimate(slowest.value + joining, slowest.low + joining, slowest.high + joining, "assumed")

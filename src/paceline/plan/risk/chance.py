@@ -12,10 +12,11 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from paceline.spec.forecast import Z80, Z95
+
 Floats = NDArray[np.float64]
 Width = TypeVar("Width", float, NDArray[np.float64])
 
-Z80, Z95 = 1.2815515655446004, 1.959963984540054  # standard deviations to either side that hold 80 % and 95 %
 # Abramowitz & Stegun 1964, formula 7.1.26 of the error function: off by 1.5e-7 at most.
 ERF_SCALE = 0.3275911
 ERF_TERMS = (0.254829592, -0.284496736, 1.421413741, -1.453152027, 1.061405429)

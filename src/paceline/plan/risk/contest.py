@@ -18,9 +18,8 @@ import numpy as np
 from paceline.plan.cost.columns import Columns, Floats, Ints
 from paceline.plan.cost.inputs import Context, Sheet
 from paceline.plan.cost.total import time_columns
-from paceline.plan.risk.chance import Z80
 from paceline.plan.search.search import Candidates
-from paceline.spec.forecast import Estimate, Kind
+from paceline.spec.forecast import Z80, Estimate, Kind
 from paceline.spec.plan import Plan
 
 # Kinds of term that err together, because one rate stands behind them; any other term is a cause of its own.

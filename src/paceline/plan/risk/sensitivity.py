@@ -25,7 +25,7 @@ from paceline.plan.risk.elsewhere import searched_switches
 from paceline.plan.risk.switch import WIDEST, Sensitivity, Switch
 from paceline.plan.search.search import TIE_RATIO, SearchResult
 from paceline.plan.search.values import Values, goal_values, values_of
-from paceline.spec.cluster import Cluster, Device, Figure
+from paceline.spec.cluster import FUSED_ADAMW_BYTES, Cluster, Device, Figure
 from paceline.units import format_bytes
 
 PRECISE = 1.1  # how closely the factor at which the choice changes is found
@@ -174,7 +174,7 @@ def calibrated_as(cluster: Cluster, device: Device) -> Cluster:
     steps = []
     for step in device.calibration:
         before, after = Rates(device, step.precision), Rates(cluster.device, step.precision)
-        update = 28 * step.parameters / after.optimizer_rate.value
+        update = FUSED_ADAMW_BYTES * step.parameters / after.optimizer_rate.value
         modelled = (step.seconds - update) / after.ratio_of(step)
         steps.append(dataclasses.replace(step, seconds=before.ratio_of(step) * modelled + update))
     return dataclasses.replace(cluster, device=dataclasses.replace(cluster.device, calibration=tuple(steps)))

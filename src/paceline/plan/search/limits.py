@@ -9,10 +9,10 @@ import numpy as np
 
 from paceline.errors import ConfigError
 from paceline.plan.cost.columns import Flags
-from paceline.plan.risk.chance import Z80, normal_tail
+from paceline.plan.risk.chance import normal_tail
 from paceline.plan.search.values import Values
 from paceline.spec.cluster import Cluster
-from paceline.spec.forecast import Estimate, Forecast
+from paceline.spec.forecast import Z80, Estimate, Forecast
 from paceline.units import format_seconds
 
 

@@ -15,14 +15,13 @@ from paceline.plan.cost.inputs import Context
 from paceline.plan.feasible.refusals import layout_refusal, pipeline_stages, plan_refusal
 from paceline.plan.feasible.stages import INTERLEAVED
 from paceline.spec.layout import Layout, accumulation_for, layouts_over
-from paceline.spec.plan import RECOMPUTE, SAVED_KINDS, SCHEDULES, Plan, PlanSpec
+from paceline.spec.plan import RECOMPUTE, SAVED_KINDS, SCHEDULES, Plan, PlanSpec, parse_stages
 
 DATA_AXES = ("dp_replicate", "dp_shard")
 MODEL_AXES = ("cp", "tp", "pp", "ep")
 TRIED_RECOMPUTE = ("none", "selective", "full")  # without being asked; memory budgets follow on the best of these
 BUDGETS = (0.75, 0.5, 0.25)  # tried where the budget is the planner's choice
 TRIED_SCHEDULES = ("interleaved", "zero-bubble", "1f1b")  # GPipe, unless asked for, holds more and gains nothing
-UNMENTIONED = "this version computes the data axes dp_replicate and dp_shard only"
 
 
 @dataclass(frozen=True)
@@ -200,17 +199,6 @@ def _chunks(schedule: str, constraints: PlanSpec, most: int) -> tuple[int, ...]:
         return (1,)
     powers = {2**exponent for exponent in range(1, max(most, 1).bit_length())}
     return tuple(sorted(powers | ({most} if most > 1 else set()))) or (2,)
-
-
-def parse_stages(text: str) -> tuple[int, ...]:
-    """Return the blocks of every stage from "3+2x4+3"; () for an empty text. Raises ConfigError."""
-    sizes: list[int] = []
-    for part in text.replace(" ", "").split("+") if text.strip() else []:
-        times, _, size = part.rpartition("x")
-        if not size.isdigit() or (times and not times.isdigit()):
-            raise ConfigError(f"plan.stages = '{text}'", "it lists the blocks of every pipeline stage", '"3+2x4+3"')
-        sizes += [int(size)] * int(times or 1)
-    return tuple(sizes)
 
 
 @dataclass

@@ -11,7 +11,8 @@ import torch
 
 from paceline.errors import StorageError
 from paceline.run.checkpoint.folder import verify_checkpoint
-from paceline.run.checkpoint.manifest import FileEntry, TensorEntry, read_index, read_manifest
+from paceline.run.checkpoint.index import TensorEntry, read_index
+from paceline.run.checkpoint.manifest import FileEntry, read_manifest
 from paceline.run.checkpoint.shards import Entry, ShardReader, write_shard
 from paceline.run.checkpoint.state import MODEL
 

@@ -18,11 +18,12 @@ import numpy.typing as npt
 import torch
 from torch.distributed.tensor import DTensor
 
+from paceline.run.checkpoint.boxes import Box
+
 WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int32}  # bytes of an element -> words it is read as
 PIECE_WORDS = 2**18  # read at a time, so that the 64-bit copies stay in the cache
 
-Place = tuple[tuple[int, ...], tuple[int, ...]]  # offsets and sizes of a part of a tensor
-Parts = dict[str, dict[Place, int]]
+Parts = dict[str, dict[Box, int]]
 
 
 def parts_held(tensors: Mapping[str, torch.Tensor]) -> Parts:
@@ -37,7 +38,7 @@ def whole_fingerprints(of_ranks: Iterable[Parts], shapes: Mapping[str, Sequence[
     A part that several ranks hold counts once. The fingerprint is empty where copies of a part differ: no value is then
     the tensor's own. A tensor is left out where its parts overlap or leave a gap.
     """
-    merged: dict[str, dict[Place, int]] = {}
+    merged: dict[str, dict[Box, int]] = {}
     torn: set[str] = set()
     for held in of_ranks:
         for name, parts in held.items():
@@ -52,14 +53,20 @@ def whole_fingerprints(of_ranks: Iterable[Parts], shapes: Mapping[str, Sequence[
     }
 
 
-def _part(tensor: torch.Tensor, weights: _Weights) -> Iterable[tuple[Place, int]]:
+def local_part(tensor: torch.Tensor) -> tuple[torch.Tensor, list[Box]]:
+    """Return what this rank holds of a tensor and where that lies in the whole: nowhere for a rank not in its mesh."""
+    if not isinstance(tensor, DTensor):
+        return tensor, [((0,) * tensor.dim(), tuple(tensor.shape))]
+    if tensor.device_mesh.get_coordinate() is None:
+        return tensor.to_local(), []
+    # The hook by which torch.distributed.checkpoint itself asks a tensor where its part lies.
+    chunks = tensor.__create_chunk_list__()
+    return tensor.to_local(), [(tuple(chunk.offsets), tuple(chunk.sizes)) for chunk in chunks]
+
+
+def _part(tensor: torch.Tensor, weights: _Weights) -> Iterable[tuple[Box, int]]:
     """Yield (place, sum) of this rank's part of a tensor, if it holds any."""
-    if isinstance(tensor, DTensor):
-        # The hook by which torch.distributed.checkpoint itself asks a tensor where its part lies.
-        chunks = tensor.__create_chunk_list__()
-        local, places = tensor.to_local(), [(tuple(chunk.offsets), tuple(chunk.sizes)) for chunk in chunks]
-    else:
-        local, places = tensor, [((0,) * tensor.dim(), tuple(tensor.shape))]
+    local, places = local_part(tensor)
     for offsets, sizes in places:
         if math.prod(sizes):
             yield (offsets, sizes), _sum(local, offsets, weights)

@@ -19,12 +19,13 @@ import os
 import re
 import secrets
 import shutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from paceline.errors import StorageError
-from paceline.run.checkpoint.manifest import Manifest, read_index, read_manifest
+from paceline.run.checkpoint.index import read_index
+from paceline.run.checkpoint.manifest import FileEntry, Manifest, read_manifest
 
 _NAME = re.compile(r"step-([0-9]{8,})(?:\.([0-9]+))?")
 _PARTIAL = ".partial-"
@@ -76,16 +77,16 @@ def find_latest(root: Path) -> Path | None:
     return complete[0].path if complete else None
 
 
-def check_lengths(path: Path, manifest: Manifest) -> None:
-    """Raise StorageError naming the first file that is missing or has another length than the manifest says."""
-    for name, entry in manifest.files.items():
+def check_lengths(path: Path, manifest: Manifest, names: Iterable[str] | None = None) -> None:
+    """Raise StorageError naming the first file (of `names`) that is missing or is not as long as the manifest says."""
+    for name in manifest.files if names is None else names:
         try:
             size = (path / name).stat().st_size
         except OSError as error:
             because = f"{name} is missing" if isinstance(error, FileNotFoundError) else f"{name}: {error}"
             raise StorageError(f"{path} is not a complete checkpoint", because, "use an earlier checkpoint") from error
-        if size != entry.bytes:
-            because = f"{name} has {size} bytes, not {entry.bytes}"
+        if size != manifest.files[name].bytes:
+            because = f"{name} has {size} bytes, not {manifest.files[name].bytes}"
             raise StorageError(f"{path} is not a complete checkpoint", because, "use an earlier checkpoint")
 
 
@@ -93,20 +94,20 @@ def verify_checkpoint(path: Path) -> Manifest:
     """Return the manifest after reading every file in full; raise StorageError naming the first damaged one."""
     manifest = read_manifest(path)
     check_lengths(path, manifest)
-    verify_files(path, manifest, manifest.files)
+    verify_files(path, manifest.files)
     read_index(path, manifest)
     return manifest
 
 
-def verify_files(path: Path, manifest: Manifest, names: Iterable[str]) -> None:
-    """Raise StorageError naming the first of the files `names` whose content is not what was written."""
-    for name in names:
+def verify_files(path: Path, files: Mapping[str, FileEntry]) -> None:
+    """Raise StorageError naming the first of the files in `path` whose content is not what was written."""
+    for name, entry in files.items():
         try:
             with (path / name).open("rb") as file:
                 digest = hashlib.file_digest(file, "sha256").hexdigest()
         except OSError as error:
             raise StorageError(f"cannot read {path / name}", str(error), "use an earlier checkpoint") from error
-        if digest != manifest.files[name].sha256:
+        if digest != entry.sha256:
             because = "its sha256 is not the manifest's, so its content changed after it was written"
             raise StorageError(f"{path / name} is damaged", because, "use an earlier checkpoint")
 

@@ -1,48 +1,43 @@
-"""Writes checkpoints: safetensors shards planned by torch.distributed.checkpoint, and a manifest that comes last.
+"""Writes checkpoints in three calls that every rank makes: snapshot, write, publish.
 
-All ranks plan together; rank 0 makes the folder, every rank writes and flushes its shard, rank 0 writes the manifest,
-publishes by one rename and then removes old checkpoints. Nothing is pickled to a file: DCP contributes the planning
-and the agreement on failures, its StorageWriter is ours.
+`take_snapshot` (snapshot.py) copies the state and sends nothing. `write` and `publish` touch nothing that trains: they
+may run beside the next steps, in a thread and on a process group of their own. `save_checkpoint` is all three at once.
+Nothing is pickled to a file.
 """
 
 from __future__ import annotations
 
 import datetime
-import math
-import os
 import shutil
 import time
-from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
-import torch.distributed.checkpoint as dcp
-from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex, StorageMeta, TensorStorageMetadata
-from torch.distributed.checkpoint.planner import SavePlan, SavePlanner, WriteItem
-from torch.distributed.checkpoint.storage import StorageWriter, WriteResult
-from torch.futures import Future
 
 from paceline.errors import StorageError
 from paceline.run.checkpoint import folder
-from paceline.run.checkpoint.fingerprint import parts_held, whole_fingerprints
+from paceline.run.checkpoint.index import IndexReader, TensorKind, encode_kinds, encode_part
 from paceline.run.checkpoint.manifest import (
-    DTYPES,
-    INDEX_NAME,
     MANIFEST_NAME,
-    Chunk,
+    TABLE_NAME,
     FileEntry,
     Manifest,
-    TensorEntry,
-    encode_index,
     encode_manifest,
-)  # fmt: skip
-from paceline.run.checkpoint.ranks import Ranks, as_storage_error, single_process_is_meant
-from paceline.run.checkpoint.shards import Entry, dtype_name, write_file, write_shard
+    part_name,
+    read_manifest,
+    shard_name,
+)
+from paceline.run.checkpoint.ranks import Ranks
+from paceline.run.checkpoint.shards import Chunk, Entry, write_file, write_shard
+from paceline.run.checkpoint.snapshot import Part, Snapshot, take_snapshot
+from paceline.run.checkpoint.spread import kinds_of, spread
+from paceline.run.checkpoint.untrusted import content, refusal
 
 
 @dataclass(frozen=True)
@@ -57,6 +52,36 @@ class CheckpointInfo:
     seconds: float
     removed: tuple[str, ...] = ()
     kept: tuple[str, ...] = ()
+
+
+class Share(NamedTuple):
+    """What a rank is told to write: into which folder, and for each of its parts the rank that writes it."""
+
+    folder: Path
+    writers: list[int]  # -1 for a part that is not written at all
+
+
+@dataclass
+class Written:
+    """A checkpoint whose files are on disk, in a partial folder that no load reads. All but `ranks` is rank 0's."""
+
+    root: Path
+    step: int
+    ranks: Ranks
+    extra: Mapping[str, Any] = field(default_factory=dict)
+    files: dict[str, FileEntry] = field(default_factory=dict)
+    partial: folder.Partial | None = None
+
+    @property
+    def what(self) -> str:
+        """Return what has happened where the save fails."""
+        return f"the checkpoint of step {self.step} was not saved in {self.root}"
+
+    def abandon(self) -> None:
+        """Remove the files where this rank made the folder: they will not be published."""
+        if self.partial is not None:
+            self.partial.discard()
+            self.partial = None
 
 
 def save_checkpoint(
@@ -79,246 +104,142 @@ def save_checkpoint(
     Raises the same StorageError on all ranks where any of them fails; earlier checkpoints are then untouched. A rank
     that died surfaces on the others as a StorageError caused by the communication error.
     """
-    assert keep_last >= 1, keep_last
     started = time.perf_counter()
-    ranks = Ranks(process_group)
-    writer = _Writer(Path(root), step, tensors, extra, keep_last, ranks.size, fence)
-    what = f"the checkpoint of step {step} was not saved in {root}"
+    taken: list[Snapshot] = []
+    written = Written(Path(root), step, Ranks(process_group))
+    with _giving_up(written):
+        take = partial(_append, taken, lambda: take_snapshot(step, tensors, extra, copy=False))
+        written.ranks.settle(written.what, take, _nothing)
+    written = write(Path(root), taken[0], process_group=process_group)
+    info = publish(written, keep_last=keep_last, fence=fence)
+    return replace(info, seconds=time.perf_counter() - started)
+
+
+def write(root: Path, taken: Snapshot, *, process_group: dist.ProcessGroup | None = None) -> Written:
+    """Write each rank's shard and its part of the index into a new partial folder, and read both back.
+
+    Every rank of the group calls it, with its own snapshot of one step. Raises as `save_checkpoint` does.
+    """
+    written = Written(Path(root), taken.step, Ranks(process_group), taken.extra)
+    with _giving_up(written):
+        kinds: dict[str, TensorKind] = {}
+        share = written.ranks.settle(written.what, lambda: list(taken.values), partial(_begin, written, kinds))
+        rank, size = written.ranks.rank, written.ranks.size
+        written.ranks.settle(
+            written.what, partial(_write_share, share, taken, rank, size), partial(_collect, written, kinds)
+        )
+    return written
+
+
+def publish(written: Written, *, keep_last: int, fence: Callable[[], None] | None = None) -> CheckpointInfo:
+    """Give what was written its final name, and remove old checkpoints beyond `keep_last`. Every rank calls it.
+
+    Before that rank 0 reads manifest and table back and looks for every file: what cannot be read is not published.
+    """
+    assert keep_last >= 1, keep_last
+    with _giving_up(written):
+        finish = partial(_finish, written, keep_last, fence)
+        return written.ranks.settle(written.what, lambda: None, lambda _: [finish()] * written.ranks.size)
+
+
+@contextmanager
+def _giving_up(written: Written) -> Iterator[None]:
+    """Abandon what was written where something fails; say so where a collective fails for the lack of a peer."""
     try:
-        with torch.no_grad(), single_process_is_meant():
-            metadata = dcp.save(
-                dict(tensors),
-                storage_writer=writer,
-                planner=_BalancedPlanner(flatten_state_dict=False, flatten_sharded_tensors=False),
-                process_group=process_group,
-                no_dist=ranks.alone,
-            )
-    except CheckpointException as error:
-        writer.abandon()
-        failures = {rank: wrapped[0] for rank, wrapped in error.failures.items()}
-        own = failures.get(ranks.rank)
-        if own is not None and not isinstance(own, Exception):
-            raise own from None  # KeyboardInterrupt or SystemExit: DCP has told the others
-        raise as_storage_error(what, failures) from error
-    except RuntimeError as error:  # from a collective: torch has no narrower type for a lost peer
-        writer.abandon()
+        with torch.no_grad():
+            yield
+    except RuntimeError as error:  # torch has no narrower type for a lost peer
+        written.abandon()
         raise StorageError(  # rank 0 may have published before it was lost
-            f"the save of step {step} in {root} did not finish",
+            f"the save of step {written.step} in {written.root} did not finish",
             f"a rank stopped answering: {error}",
             "restart from the newest checkpoint there, which is intact",
         ) from error
     except BaseException:
-        writer.abandon()
+        written.abandon()
         raise
-    return replace(metadata.storage_data, seconds=time.perf_counter() - started)
 
 
-def _checked(name: str, tensor: torch.Tensor) -> torch.Tensor:
-    if not isinstance(tensor, torch.Tensor):
-        raise StorageError(f"'{name}' cannot be saved", f"it is a {type(tensor).__name__}, not a tensor", "use `extra`")
-    if dtype_name(tensor.dtype) not in DTYPES or tensor.is_meta or tensor.layout != torch.strided:
-        kind = f"it is a {tensor.layout} {tensor.dtype} tensor on {tensor.device}"
-        raise StorageError(f"'{name}' cannot be saved", kind, f"dense, not on meta, one of: {', '.join(DTYPES)}")
-    return tensor.detach()
-
-
-class _BalancedPlanner(dcp.DefaultSavePlanner):
-    """DefaultSavePlanner that writes each chunk once, on the rank with the fewest bytes so far, largest chunks first.
-
-    DCP's own rule weighs a shard by its whole tensor, and lets replicas fall where the order of names puts them.
-    """
-
-    def set_up_planner(
-        self, state_dict: dict[str, Any], storage_meta: StorageMeta | None = None, is_coordinator: bool = False
-    ) -> None:
-        """Keep the tensors to save. Raises StorageError for one that a checkpoint cannot hold."""
-        checked = {name: _checked(name, tensor) for name, tensor in state_dict.items()}
-        super().set_up_planner(checked, storage_meta, is_coordinator)
-
-    def create_global_plan(self, all_plans: list[SavePlan]) -> tuple[list[SavePlan], Metadata]:
-        """Return the plans with each chunk on one rank, and the metadata. Called on rank 0."""
-        return super().create_global_plan(spread(all_plans))
-
-
-def spread(all_plans: list[SavePlan]) -> list[SavePlan]:
-    """Return the plans with every chunk kept by one of the ranks that hold it, so that bytes are as even as can be.
-
-    Chunks without elements are dropped, unless the tensor has none at all. Raises StorageError where ranks disagree
-    about a tensor's shape or dtype.
-    """
-    holders: dict[MetadataIndex, list[int]] = defaultdict(list)
-    items: dict[MetadataIndex, WriteItem] = {}
-    kinds: dict[str, tuple[torch.Size, torch.dtype]] = {}
-    for rank, plan in enumerate(all_plans):
-        for item in plan.items:
-            assert item.tensor_data is not None
-            kind = (item.tensor_data.size, item.tensor_data.properties.dtype)
-            if kinds.setdefault(item.index.fqn, kind) != kind:
-                raise StorageError(
-                    f"ranks disagree about '{item.index.fqn}'",
-                    f"rank {rank} has {_kind(kind)}, a lower rank has {_kind(kinds[item.index.fqn])}",
-                    "give tensors that differ between ranks different names, or make them DTensors",
-                )
-            if item.tensor_data.chunk.sizes.numel() or not item.tensor_data.size.numel():
-                holders[item.index].append(rank)
-                items[item.index] = item
-    load_bytes = [0] * len(all_plans)
-    chosen: dict[MetadataIndex, int] = {}
-    # Chunks that one rank alone holds come first: they are no choice, and the choices then even them out.
-    for index in sorted(holders, key=lambda index: (len(holders[index]) > 1, -_chunk_bytes(items[index]))):
-        rank = min(holders[index], key=lambda rank: (load_bytes[rank], rank))
-        chosen[index] = rank
-        load_bytes[rank] += _chunk_bytes(items[index])
+def _begin(written: Written, kinds: dict[str, TensorKind], of_ranks: list[list[Part]]) -> list[Share]:
+    """Make the partial folder, check the space, and return each rank's share. Called on rank 0."""
+    writers = spread(of_ranks)
+    kinds.update(kinds_of(of_ranks))
+    written.partial = folder.create_partial(written.root, written.step)
+    needed = {(part.name, part.box): part.bytes for parts in of_ranks for part in parts}
+    _check_space(written, sum(needed.values()))
     return [
-        replace(plan, items=[item for item in plan.items if chosen.get(item.index) == rank])
-        for rank, plan in enumerate(all_plans)
+        Share(written.partial.folder, [writers.get((part.name, part.box), -1) for part in parts]) for parts in of_ranks
     ]
 
 
-def _chunk_bytes(item: WriteItem) -> int:
-    assert item.tensor_data is not None
-    return math.prod(item.tensor_data.chunk.sizes) * item.tensor_data.properties.dtype.itemsize
+def _write_share(share: Share, taken: Snapshot, rank: int, size: int) -> dict[str, FileEntry]:
+    """Write this rank's shard, if it has anything to write, and its part of the index; return them, read back."""
+    chunks: dict[str, list[Chunk]] = {}
+    entries = []
+    for (part, values), writer in zip(taken.values.items(), share.writers, strict=True):
+        if writer >= 0:
+            chunk = Chunk(part.offsets, part.sizes, shard_name(writer, size), part.key)
+            chunks.setdefault(part.name, []).append(chunk)
+        if writer == rank:
+            entries.append(_entry(part, values))
+    shard, index = shard_name(rank, size), part_name(rank, size)
+    files = {}
+    if entries:
+        files[shard] = write_shard(share.folder / shard, entries)
+    if chunks:
+        files[index] = write_file(share.folder / index, encode_part(chunks))
+        with refusal(share.folder, index):
+            content(share.folder / index)  # no more than a load accepts
+    folder.verify_files(share.folder, files)
+    return files
 
 
-def _kind(kind: tuple[torch.Size, torch.dtype]) -> str:
-    return f"{dtype_name(kind[1])}{list(kind[0])}"
+def _entry(part: Part, values: torch.Tensor) -> Entry:
+    return Entry(part.key, part.dtype, part.sizes, lambda: values)
 
 
-@dataclass(frozen=True)
-class _Stored:
-    """Where a chunk was written; travels to rank 0 inside DCP's WriteResult."""
-
-    file: str
-    key: str
-    entry: FileEntry
-
-
-@dataclass
-class _Writer(StorageWriter):
-    """Writes one checkpoint. The coordinator's copy holds the partial folder; all learn of it from their plan."""
-
-    root: Path
-    step: int
-    tensors: Mapping[str, torch.Tensor]
-    extra: Mapping[str, Any]
-    keep_last: int
-    world_size: int
-    fence: Callable[[], None] | None
-    partial: folder.Partial | None = field(default=None, init=False)
-
-    def reset(self, checkpoint_id: str | os.PathLike | None = None) -> None:
-        """Do nothing: a writer serves one save."""
-
-    @classmethod
-    def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike) -> bool:
-        """Return True; the folder is given to the constructor."""
-        return True
-
-    def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
-        """Do nothing: roles show in which of the calls below a rank gets."""
-
-    def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
-        """Return the plan as it is."""
-        return plan
-
-    def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
-        """Make the partial folder, check the space, and give each rank its file. Called on rank 0."""
-        self._manifest(0, {})  # `extra` must be JSON: better said before gigabytes are written
-        self.partial = folder.create_partial(self.root, self.step)
-        self._check_space(sum(_chunk_bytes(item) for plan in plans for item in plan.items))
-        shard = f"shard-{{:05d}}-of-{self.world_size:05d}.safetensors"
-        return [replace(plan, storage_data=self.partial.folder / shard.format(rank)) for rank, plan in enumerate(plans)]
-
-    def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
-        """Write this rank's shard, if it has anything to write."""
-        done: Future[list[WriteResult]] = Future()
-        path: Path = plan.storage_data
-        # From the live tensors and their own places, not from the plan: what that gets wrong is to be seen.
-        held = parts_held(self.tensors)
-        entries = [_entry(item, planner) for item in plan.items]
-        shard = write_shard(path, entries) if entries else FileEntry(0, "")
-        written = [
-            WriteResult(item.index, entry.bytes, _Stored(path.name, entry.key, shard))
-            for item, entry in zip(plan.items, entries, strict=True)
-        ]
-        done.set_result([*written, WriteResult(MetadataIndex(""), 0, held)])
-        return done
-
-    def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
-        """Write the manifest, publish, remove old checkpoints; leave the CheckpointInfo in `metadata` for all ranks."""
-        assert self.partial is not None
-        stored = {result.index: result.storage_data for *of_rank, _ in results for result in of_rank}
-        shapes = {
-            name: entry.size
-            for name, entry in metadata.state_dict_metadata.items()
-            if isinstance(entry, TensorStorageMetadata)
-        }
-        fingerprints = whole_fingerprints((of_rank[-1].storage_data for of_rank in results), shapes)
-        index = {
-            name: _tensor_entry(name, entry, stored, fingerprints.get(name, ""))
-            for name, entry in metadata.state_dict_metadata.items()
-        }
-        files = {one.file: one.entry for one in stored.values()}
-        files[INDEX_NAME] = write_file(self.partial.folder / INDEX_NAME, encode_index(index))
-        complete = folder.list_checkpoints(self.root).complete
-        sequence = 1 + max((found.manifest.sequence for found in complete), default=0)
-        manifest, content = self._manifest(sequence, files)
-        folder.check_lengths(self.partial.folder, manifest)  # finds machines that do not share the folder
-        write_file(self.partial.folder / MANIFEST_NAME, content)
-        if self.fence is not None:
-            self.fence()
-        path = self.partial.publish(self.step)
-        self.partial = None
-        removed, kept = folder.remove_old(self.root, self.keep_last, path)
-        kept += folder.clear_partials(self.root)
-        metadata.storage_data = CheckpointInfo(path, manifest.total_bytes, 0.0, tuple(removed), tuple(kept))
-
-    def abandon(self) -> None:
-        """Remove the partial folder after a failed save, where this rank made it."""
-        if self.partial is not None:
-            self.partial.discard()
-            self.partial = None
-
-    def _manifest(self, sequence: int, files: Mapping[str, FileEntry]) -> tuple[Manifest, bytes]:
-        created = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-        manifest = Manifest(self.step, sequence, created, self.world_size, files, dict(self.extra))
-        try:
-            return manifest, encode_manifest(manifest)
-        except (TypeError, ValueError, RecursionError) as error:
-            raise StorageError("`extra` cannot be saved", f"it is not plain JSON: {error}", "spell it out") from error
-
-    def _check_space(self, needed_bytes: int) -> None:
-        """Raise StorageError where the file system says that it lacks the space; some say nothing (size 0)."""
-        usage = shutil.disk_usage(self.root)
-        if usage.total and usage.free < needed_bytes:
-            raise StorageError(
-                f"the checkpoint of step {self.step} was not saved in {self.root}",
-                f"it needs {needed_bytes:,} bytes and {usage.free:,} are free",
-                "free space, lower run.keep_last, or choose another run.dir",
-            )
+def _collect(written: Written, kinds: Mapping[str, TensorKind], of_ranks: list[dict[str, FileEntry]]) -> list[None]:
+    """Note the files of all ranks and write the table of tensors. Called on rank 0."""
+    assert written.partial is not None
+    written.files = {name: entry for files in of_ranks for name, entry in files.items()}
+    written.files[TABLE_NAME] = write_file(written.partial.folder / TABLE_NAME, encode_kinds(kinds))
+    return [None] * len(of_ranks)
 
 
-def _entry(item: WriteItem, planner: SavePlanner) -> Entry:
-    """Return what to write for a plan item: its key is the tensor's name, with the slice where it is not the whole."""
-    assert item.tensor_data is not None
-    chunk = item.tensor_data.chunk
-    key = item.index.fqn
-    if chunk.sizes != item.tensor_data.size:
-        slices = (f"{at}:{at + size}" for at, size in zip(chunk.offsets, chunk.sizes, strict=True))
-        key = f"{key}[{','.join(slices)}]"
+def _finish(written: Written, keep_last: int, fence: Callable[[], None] | None) -> CheckpointInfo:
+    """Write the manifest, read it back with the table, publish, remove old checkpoints. Called on rank 0."""
+    assert written.partial is not None
+    unfinished = written.partial.folder
+    complete = folder.list_checkpoints(written.root).complete
+    sequence = 1 + max((found.manifest.sequence for found in complete), default=0)
+    created = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+    manifest = Manifest(written.step, sequence, created, written.ranks.size, written.files, written.extra)
+    folder.check_lengths(unfinished, manifest)  # finds machines that do not share the folder
+    write_file(unfinished / MANIFEST_NAME, encode_manifest(manifest))
+    IndexReader(unfinished, read_manifest(unfinished))
+    if fence is not None:
+        fence()
+    path = written.partial.publish(written.step)
+    written.partial = None
+    removed, kept = folder.remove_old(written.root, keep_last, path)
+    kept += folder.clear_partials(written.root)
+    return CheckpointInfo(path, manifest.total_bytes, 0.0, tuple(removed), tuple(kept))
 
-    def load() -> torch.Tensor:
-        tensor = planner.resolve_data(item)
-        assert isinstance(tensor, torch.Tensor)
-        return tensor
 
-    return Entry(key, dtype_name(item.tensor_data.properties.dtype), tuple(chunk.sizes), load)
+def _check_space(written: Written, needed_bytes: int) -> None:
+    """Raise StorageError where the file system says that it lacks the space; some say nothing (size 0)."""
+    usage = shutil.disk_usage(written.root)
+    if usage.total and usage.free < needed_bytes:
+        raise StorageError(
+            written.what,
+            f"it needs {needed_bytes:,} bytes and {usage.free:,} are free",
+            "free space, lower run.keep_last, or choose another run.dir",
+        )
 
 
-def _tensor_entry(name: str, metadata: Any, stored: Mapping[MetadataIndex, _Stored], fingerprint: str) -> TensorEntry:
-    assert isinstance(metadata, TensorStorageMetadata)
-    chunks = []
-    for chunk in metadata.chunks:
-        where = stored[MetadataIndex(name, chunk.offsets)]
-        chunks.append(Chunk(tuple(chunk.offsets), tuple(chunk.sizes), where.file, where.key))
-    return TensorEntry(dtype_name(metadata.properties.dtype), tuple(metadata.size), tuple(chunks), fingerprint)
+def _append(items: list[Any], make: Callable[[], Any]) -> None:
+    items.append(make())
+
+
+def _nothing(of_ranks: Sequence[Any]) -> list[None]:
+    return [None] * len(of_ranks)

@@ -23,10 +23,31 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from paceline.errors import StorageError
-from paceline.run.checkpoint.manifest import DTYPES, IN_PARTS, Chunk, FileEntry, stored_shape
+from paceline.run.checkpoint.manifest import FileEntry
 
+# torch's name of a dtype -> (its name in a safetensors header, bytes per element). There is none for complex128: files
+# hold its real and imaginary parts as a last dimension of two, and the index says what they are.
+DTYPES = {
+    "float64": ("F64", 8), "float32": ("F32", 4), "float16": ("F16", 2), "bfloat16": ("BF16", 2),
+    "float8_e4m3fn": ("F8_E4M3", 1), "float8_e5m2": ("F8_E5M2", 1),
+    "int64": ("I64", 8), "int32": ("I32", 4), "int16": ("I16", 2), "int8": ("I8", 1), "uint8": ("U8", 1),
+    "complex128": ("F64", 16), "complex64": ("C64", 8),
+    "uint64": ("U64", 8), "uint32": ("U32", 4), "uint16": ("U16", 2), "bool": ("BOOL", 1),
+}  # fmt: skip
+
+IN_PARTS = ("complex128",)
 PIECE_BYTES = 64 * 2**20
 OVERLAP_BYTES = 2**20  # below, handing a piece to the hashing thread costs more than it saves
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """A rectangular part of a tensor, stored under `key` in `file`."""
+
+    offsets: tuple[int, ...]
+    sizes: tuple[int, ...]
+    file: str
+    key: str
 
 
 @dataclass(frozen=True)
@@ -47,6 +68,11 @@ class Entry:
 def dtype_name(dtype: torch.dtype) -> str:
     """Return torch's name of a dtype, such as "float32"; the caller checks that DTYPES has it."""
     return str(dtype).removeprefix("torch.")
+
+
+def stored_shape(dtype: str, shape: Sequence[int]) -> tuple[int, ...]:
+    """Return the shape of a tensor in a file, whose own is `shape`."""
+    return (*shape, 2) if dtype in IN_PARTS else tuple(shape)
 
 
 def write_shard(path: Path, entries: Sequence[Entry], metadata: dict[str, str] | None = None) -> FileEntry:

@@ -6,9 +6,11 @@ import time
 
 import torch
 
-from paceline.run.loop.loader import held_out_batches
+from paceline.run.loop.loader import held_out_batches, held_out_ids
 from paceline.run.loop.step import Stepper
 from paceline.task.data.source import Source
+from paceline.task.data.unigram import unigram_loss
+from paceline.task.data.windows import TokenSource
 from paceline.task.models.build import evaluating
 
 
@@ -21,3 +23,10 @@ def evaluate(stepper: Stepper, source: Source, samples: int, data_rank: int) -> 
         loss_sum, weight = stepper.passes.evaluate(batches)
     loss_sum, weight = world.sum([loss_sum, weight])
     return {"loss": loss_sum / weight, "weight": weight, "seconds": time.perf_counter() - began}
+
+
+def unigram_bar(source: Source, held_out: Source | None, samples: int) -> float | None:
+    """Return the loss that a language model must get below on the samples that evaluations read; None without text."""
+    if isinstance(source, TokenSource) and isinstance(held_out, TokenSource):
+        return unigram_loss(source, held_out, held_out_ids(held_out, samples))
+    return None

@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.distributed.device_mesh import DeviceMesh
 
 from paceline.run.loop.loader import MicroBatch
 from paceline.run.loop.passes import Objective, in_model_precision
@@ -17,6 +16,7 @@ from paceline.run.parallel.context.part_check import check_parts
 from paceline.run.parallel.context.zigzag import SequencePart
 from paceline.run.parallel.pipeline.stage_check import check_chain
 from paceline.run.parallel.split_check import SplitCheck
+from paceline.run.process.groups import Mesh
 from paceline.spec.plan import Plan
 from paceline.task.declared import declared_rules
 from paceline.task.models.huggingface.interface import is_transformers
@@ -42,7 +42,7 @@ class FirstLook:
         self.remarks = unread_remark(objectives[main], self.survey.unread)
 
     def checked(
-        self, objective: Objective, take_part: Any, mesh: DeviceMesh | None, randomness: SampleRandomness
+        self, objective: Objective, take_part: Any, mesh: Mesh | None, randomness: SampleRandomness
     ) -> SplitCheck | None:
         """Return what split layers are to be held against, where the plan splits them by the model's own rules.
 

@@ -11,6 +11,8 @@ import sys
 from dataclasses import dataclass
 from types import CodeType, FrameType
 
+from paceline.run.record.recorder import Recorder, SilentRecorder
+
 # What a loop that is left on purpose executes as its iterator goes away. None of these can raise.
 ON_PURPOSE = {"POP_TOP", "POP_ITER", "SWAP", "END_FOR", "RETURN_VALUE", "RETURN_CONST"}
 
@@ -47,3 +49,9 @@ class LeftLoop:
 def left_at(frame: FrameType | None) -> LeftLoop | None:
     """Return where a loop's function stands, None where no Python code runs (the interpreter is ending)."""
     return LeftLoop(frame.f_code, frame.f_lasti) if frame is not None and frame.f_lasti >= 0 else None
+
+
+def record_left(record: Recorder | SilentRecorder, loop: LeftLoop, step: int, seconds: float) -> None:
+    """Record how a run ended whose loop was left by what may have been an error: it is known by now."""
+    error = loop.by_error()
+    record.ended("stopped" if error is None else "failed", step, seconds, error)

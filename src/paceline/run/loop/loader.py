@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch.utils._pytree import tree_map
 
-from paceline.spec.layout import rows_of
+from paceline.spec.layout import accumulation_for, rows_of
 from paceline.spec.plan import Plan
 from paceline.task.data.order import sample_ids
 from paceline.task.data.source import Source
@@ -19,12 +19,16 @@ HELD_OUT_SEED = 0
 
 @dataclass(frozen=True)
 class MicroBatch:
-    """The rows of one forward pass. `counts` is False for a stand-in that only keeps the ranks in step."""
+    """The rows of one forward pass. `counts` is False for a stand-in that only keeps the ranks in step.
+
+    `step` is the number of the update that the rows are read for; evaluations have none.
+    """
 
     data: Any
     ids: np.ndarray  # int64 [rows], sample ids
     position: int  # global position of the first row
     counts: bool = True
+    step: int = 0
 
 
 @dataclass(frozen=True)
@@ -58,9 +62,9 @@ def to_device(data: Any, device: torch.device) -> Any:
 class BatchStream:
     """Reads a rank's part of the global batch at any position. Holds no position of its own.
 
-    The global batch at position p holds the samples at positions p to p + batch_samples - 1 of an endless stream in
-    which every epoch is a fresh permutation; epochs may end inside a batch. Data rank r reads a contiguous part of the
-    rows, so all layouts see the same samples in the same step.
+    The global batch of n samples at position p holds those at positions p to p + n - 1 of an endless stream in which
+    every epoch is a fresh permutation; epochs may end inside a batch. Data rank r reads a contiguous part of the rows,
+    so all layouts see the same samples in the same step.
     """
 
     source: Source
@@ -69,22 +73,38 @@ class BatchStream:
     data_rank: int
     device: torch.device
 
-    def at(self, position: int) -> StepBatch:
-        """Return this rank's part of the global batch that starts at `position`."""
+    def at(
+        self, position: int, step: int | None = None, samples: int | None = None, micro_batch: int | None = None
+    ) -> StepBatch:
+        """Return this rank's part of the global batch that starts at `position`, which is that of update `step`.
+
+        The batch has the plan's size, or `samples` over all ranks, of which a rank passes `micro_batch` at once. All
+        ranks ask for the same. Without a `step` all batches before are taken to be as large as the plan's.
+        """
         plan = self.plan
-        rows = rows_of(plan.batch_samples, plan.layout.data_degree, self.data_rank)
+        step = position // plan.batch_samples + 1 if step is None else step
+        rows = rows_of(samples or plan.batch_samples, plan.layout.data_degree, self.data_rank)
+        passes = plan.accumulation
+        if samples is not None or micro_batch is not None:
+            passes = _passes(plan, samples or plan.batch_samples, micro_batch or plan.micro_batch)
         # Where a rank has no row, the batch's first one stands in.
         positions = position + np.arange(rows.start, rows.stop, dtype=np.int64) if rows else np.array([position])
         ids = sample_ids(self.seed, positions, self.source.samples)
-        parts = split_rows(range(len(rows)), plan.accumulation)
-        micro_batches = tuple(self._read(ids, positions, part) for part in parts)
-        return StepBatch(position // plan.batch_samples + 1, position, plan.batch_samples, micro_batches)
+        parts = split_rows(range(len(rows)), passes)
+        micro_batches = tuple(self._read(ids, positions, part, step) for part in parts)
+        return StepBatch(step, position, samples or plan.batch_samples, micro_batches)
 
-    def _read(self, ids: np.ndarray, positions: np.ndarray, part: range) -> MicroBatch:
+    def _read(self, ids: np.ndarray, positions: np.ndarray, part: range, step: int) -> MicroBatch:
         counts = len(part) > 0
         taken = slice(part.start, part.stop) if counts else slice(0, 1)
         data = to_device(self.source.read(ids[taken], positions[taken]), self.device)
-        return MicroBatch(data, ids[taken] if counts else ids[:0], int(positions[taken.start]), counts)
+        return MicroBatch(data, ids[taken] if counts else ids[:0], int(positions[taken.start]), counts, step)
+
+
+def _passes(plan: Plan, samples: int, micro_batch: int) -> int:
+    """Return in how many micro-batches a batch of another size than the plan's is passed."""
+    passes = accumulation_for(samples, plan.layout.data_degree, micro_batch)
+    return -(-passes // plan.layout.pp) * plan.layout.pp  # every schedule of a pipeline takes a multiple of its ranks
 
 
 def held_out_ids(source: Source, samples: int) -> np.ndarray:

@@ -62,7 +62,7 @@ class SequentialPasses:
         weight_total: Any = 0.0
         for index, micro in enumerate(micro_batches):
             self.gradients.before_micro_batch(last=index == len(micro_batches) - 1)
-            with self.randomness.during(sample_rows(micro, self.plan, self.draws_as)):
+            with self.randomness.during(sample_rows(micro, self.draws_as)):
                 loss_sum, weight = self._forward(micro)
             (loss_sum * (down if micro.counts else 0.0)).backward()
             if micro.counts:
@@ -101,12 +101,13 @@ class SequentialPasses:
         return value / self.plan.layout.tp
 
 
-def sample_rows(
-    micro: MicroBatch, plan: Plan | None = None, draws_as: Callable[[int], int] = lambda step: step
-) -> SampleRows:
-    """Return the samples of a micro-batch of a plan's step, or of an evaluation, which draws the same every time."""
+def sample_rows(micro: MicroBatch, draws_as: Callable[[int], int] | None = None) -> SampleRows:
+    """Return the samples of a micro-batch of a step, or of an evaluation, which draws the same every time.
+
+    `draws_as(step)` tells steps apart; without it none is told from another, nor from an evaluation.
+    """
     positions = micro.position + np.arange(max(1, len(micro.ids)), dtype=np.int64)
-    step = draws_as(micro.position // plan.batch_samples + 1) if plan else 0
+    step = draws_as(micro.step) if draws_as else 0
     return SampleRows(positions, step, length_of(micro.data))
 
 

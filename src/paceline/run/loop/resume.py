@@ -20,10 +20,10 @@ from torch import nn
 from paceline.errors import ConfigError, VerificationFailed
 from paceline.run.checkpoint import (
     CheckpointInfo,
+    IndexReader,
     find_latest,
     load_latest,
     materialise_optimizer_state,
-    read_index,
     read_manifest,
     save_checkpoint,
     training_state,
@@ -80,6 +80,7 @@ def save(
     optimizer: torch.optim.Optimizer,
     scaler: LossScaler | None,
     course: Course,
+    world: World,
     progress: Progress,
 ) -> CheckpointInfo:
     """Write a checkpoint of this moment. Every rank calls it."""
@@ -99,6 +100,7 @@ def save(
         training_state(model, optimizer),
         extra,
         keep_last=spec.run.keep_last,
+        process_group=world.saving,
     )
 
 
@@ -122,7 +124,9 @@ def restore(
     newest = find_latest(root) if world.is_first and root.is_dir() else None
     manifest = read_manifest(newest) if newest else None
     written = world.share(json.dumps(dict(manifest.extra)) if manifest else "")
-    stored = json.loads(world.share(json.dumps(sorted(read_index(newest, manifest)) if newest and manifest else [])))
+    stored = json.loads(
+        world.share(json.dumps(sorted(IndexReader(newest, manifest).kinds) if newest and manifest else []))
+    )
     changes = _check_same_experiment(spec, fingerprint, json.loads(written), run_dir) if written else []
     if written:
         changes += _check_same_course(course, json.loads(written), changes)

@@ -25,7 +25,7 @@ from paceline.run.loop.loader import StepBatch
 from paceline.run.loop.passes import Objective, Passes
 from paceline.run.loop.routing import RouterStats, RouterWatch
 from paceline.run.loop.turns import StepTurn
-from paceline.run.memory.hosted import HostedUpdate
+from paceline.run.memory.offload_state import OffloadedUpdate
 from paceline.run.numerics.precision import LossScaler
 from paceline.run.parallel.apply import Gradients
 from paceline.run.process.world import World
@@ -86,7 +86,7 @@ class Stepper:
     world: World
     items_per_sample: int
     clip_norm: float
-    updater: torch.optim.Optimizer | HostedUpdate  # changes the weights: the optimizer, or who lends it its state
+    updater: torch.optim.Optimizer | OffloadedUpdate  # changes the weights: the optimizer, or who lends it its state
     main: int = 0  # the turn that is evaluated, and whose loss is the step's
     # Called with the complete gradients' factor before they are scaled; `verify` looks at gradients here.
     observe: Callable[[float], None] | None = None
@@ -95,8 +95,6 @@ class Stepper:
     stages_holding: Mapping[nn.Parameter, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        expected = self.plan.batch_samples * self.items_per_sample
-        self._expected_weight = 2.0 ** round(math.log2(expected))
         self._copies = {p: self._copies_of(p) for turn in self.turns for p in turn.parameters}
 
     @property
@@ -152,7 +150,8 @@ class Stepper:
     ) -> _Made:
         """Make the update of one turn."""
         self.gradients.zero()
-        down = (self.scaler.scale if self.scaler else 1.0) / self._expected_weight
+        expected = 2.0 ** round(math.log2(batch.samples * self.items_per_sample))  # of the weight: keeps sums in range
+        down = (self.scaler.scale if self.scaler else 1.0) / expected
         loss_sum, weight = turn.passes.accumulate(batch.micro_batches, down)
         clock.mark("forward_backward")
         self.gradients.finish()
@@ -174,7 +173,7 @@ class Stepper:
                 "check the labels: are all of them masked?",
             )
         loss = loss_total / weight_total
-        correction = self._expected_weight / weight_total / scale
+        correction = expected / weight_total / scale
         norm = math.sqrt(square_total) * correction if square_total >= 0 else math.nan
         updated = self._update(turn, batch.step, loss, norm, correction, lr)
         router = self.routing.finish(routed, weight_total, updated) if self.routing else None

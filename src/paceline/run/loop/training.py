@@ -2,37 +2,41 @@
 
 from __future__ import annotations
 
+import dataclasses
+import gc
 import sys
 import time
 import weakref
 from collections.abc import Generator, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any
+
+import torch
 
 from paceline.errors import ConfigError, Requeue
 from paceline.run.assemble import assemble
-from paceline.run.loop.evaluate import evaluate
-from paceline.run.loop.left_loop import LeftLoop, left_at
-from paceline.run.loop.loader import BatchStream, StepBatch, held_out_ids
+from paceline.run.loop.evaluate import evaluate, unigram_bar
+from paceline.run.loop.left_loop import LeftLoop, left_at, record_left
+from paceline.run.loop.loader import BatchStream, StepBatch
 from paceline.run.loop.remarks import remarks_on_batch
-from paceline.run.loop.resume import Progress, restore, save
+from paceline.run.loop.replan import refuse_replan
+from paceline.run.loop.resume import Progress, Restored, restore, save
 from paceline.run.loop.schedule import Course, learning_rate
 from paceline.run.loop.step import StepStats
-from paceline.run.memory.spent import MemoryMeter, held_bytes
+from paceline.run.memory.spent import MemoryMeter, spent_on
 from paceline.run.numerics.invariants import check_agreement, is_due, numbers_of
 from paceline.run.process.brief import Brief
 from paceline.run.process.signals import StopFlag
-from paceline.run.process.world import World
+from paceline.run.process.world import World, build_mesh
 from paceline.run.record.journal import Journal
 from paceline.run.record.recorder import Recorder, SilentRecorder
 from paceline.run.record.sink import OpenSink, Sink
 from paceline.run.record.status import StatusLine
 from paceline.spec.amounts import in_steps
 from paceline.spec.load import Spec
+from paceline.spec.plan import Plan
 from paceline.spec.task import ModelSpec
 from paceline.task.data.source import open_sources
-from paceline.task.data.unigram import unigram_loss
-from paceline.task.data.windows import TokenSource
 from paceline.task.models.sizes import is_named
 from paceline.task.objective import Objective
 from paceline.task.turns import objective_of
@@ -46,14 +50,9 @@ class Training:
         """`sinks` take rank 0's records beside the journal and the status line; they are opened as the start begins."""
         self.spec, self.brief, self.world, self.dir = spec, brief, world, run_dir
         self._began = time.monotonic()
-        task, plan = spec.task, brief.plan
+        task = spec.task
         self._meter = MemoryMeter(world.device)
         self.source, self.held_out = open_sources(task.data, task.seed)
-        built = assemble(task, plan, world, self.source, brief.items_per_sample)
-        self.model, self.optimizer, self._stepper = built.model, built.optimizer, built.stepper
-        self._data_rank = plan.layout.data_rank(world.rank)
-        self._stream = BatchStream(self.source, task.seed, plan, self._data_rank, world.device)
-        self._prepared: StepBatch | None = None
         self._data_seconds = 0.0
         self._stop = StopFlag()
         self._unended: weakref.finalize[..., Training] | None = None  # an end that waits for its reason
@@ -64,8 +63,7 @@ class Training:
         self._evaluate_every = self._steps(spec.run.evaluate_every) if self.held_out else None
         peak, schedule = task.optimizer.lr, task.schedule
         self._course = Course(schedule.kind, peak, schedule.final, brief.steps, self._warmup, self._decay)
-        restored = restore(run_dir, spec, plan, self.source.fingerprint, self.model, self.optimizer,
-                           self._stepper.scaler, self._course, world)  # fmt: skip
+        remarks, restored = self._build()
         self.progress = restored.progress if restored else Progress(0, 0)
         self._first_step = self.progress.step + 1
         self._record: Recorder | SilentRecorder = SilentRecorder()
@@ -73,25 +71,58 @@ class Training:
             journal, status = Journal(run_dir), StatusLine(brief, self._steps(spec.run.log_every) or 1)
             every: list[Sink] = [journal, status, *(open_sink(run_dir) for open_sink in sinks)]
             self._record = Recorder(run_dir, journal.attempt, spec, brief, world, self._meter, every)
-        self._record.started(self.progress, restored, self._unigram_loss() if world.is_first else None)
-        for remark in built.remarks:
+        bar = unigram_bar(self.source, self.held_out, spec.run.evaluate_samples) if world.is_first else None
+        self._record.started(self.progress, restored, bar)
+        for remark in remarks:
             self._record.remark(remark)
         # Until the first step has said what the built-in decoder does not read; a survey has said it of other models.
         self._objective: Objective | None = None
         if isinstance(task.model, ModelSpec) and is_named(task.model.name):
             self._objective = objective_of(task, self.source.unit)
 
+    # ---- under a plan ----------------------------------------------------------------------------------------------
+
+    def _build(self) -> tuple[tuple[str, ...], Restored | None]:
+        """Make model, optimizer and step under the plan, in the state of the run's newest checkpoint."""
+        task, plan, world = self.spec.task, self.brief.plan, self.world
+        built = assemble(task, plan, world, self.source, self.brief.items_per_sample)
+        self.model, self.optimizer, self._stepper = built.model, built.optimizer, built.stepper
+        self._data_rank = plan.layout.data_rank(world.rank)
+        self._stream = BatchStream(self.source, task.seed, plan, self._data_rank, world.device)
+        self._prepared: StepBatch | None = None
+        return built.remarks, restore(self.dir, self.spec, plan, self.source.fingerprint, self.model, self.optimizer,
+                                      self._stepper.scaler, self._course, world)  # fmt: skip
+
+    def replan(self, plan: Plan, world: World | None = None) -> None:
+        """Go on under another plan from this moment. Every rank calls it between two steps.
+
+        The state is saved as a checkpoint, what the plan made is taken down, and the new plan's is built and restored.
+        Forecasts in the journal stay those of the first plan. Raises ConfigError for a plan of another global batch,
+        and for a model that was given as an object, which the plan before has changed in place.
+        """
+        world, before = world or self.world, self.brief.plan
+        build_mesh(plan.layout, world)  # raises where the plan is not for this world, while all is as it was
+        refuse_replan(self.spec.task, before, plan)
+        self.save()
+        self.take_down()
+        self.world, self.brief = world, dataclasses.replace(self.brief, plan=plan)
+        _, restored = self._build()
+        assert restored is not None
+        self.progress = restored.progress
+        self._record.replanned(self.progress.step, before, plan)
+
+    def take_down(self) -> None:
+        """Let go of all that the plan made, device memory included. The run's directory and its journal stay."""
+        self._prepared = None
+        del self.model, self.optimizer, self._stepper, self._stream
+        gc.collect()  # hooks and modules know each other
+        if self.world.device.type == "cuda":
+            torch.cuda.empty_cache()
+
     def _steps(self, amount: Amount | None) -> int | None:
         if amount is None:
             return None
         return in_steps(amount, self.brief.plan.batch_samples, self.brief.items_per_sample, self.source.samples)
-
-    def _unigram_loss(self) -> float | None:
-        """Return the bar that a language model must pass, on the samples that evaluations read."""
-        if isinstance(self.source, TokenSource) and isinstance(self.held_out, TokenSource):
-            ids = held_out_ids(self.held_out, self.spec.run.evaluate_samples)
-            return unigram_loss(self.source, self.held_out, ids)
-        return None
 
     # ---- the loop --------------------------------------------------------------------------------------------------
 
@@ -103,7 +134,7 @@ class Training:
             while self.progress.step < self.brief.steps:
                 before = self.progress.step
                 began = time.perf_counter()
-                batch = self._prepared or self._stream.at(self.progress.position)
+                batch = self._prepared or self._stream.at(self.progress.position, before + 1)
                 self._prepared = None
                 self._data_seconds = time.perf_counter() - began
                 yield batch
@@ -129,7 +160,7 @@ class Training:
         if loop is None or loop.on_purpose:
             self._record.ended("stopped", self.progress.step, seconds)
         else:
-            self._unended = weakref.finalize(self, _record_left, self._record, loop, self.progress.step, seconds)
+            self._unended = weakref.finalize(self, record_left, self._record, loop, self.progress.step, seconds)
 
     def step(self, batch: StepBatch) -> StepStats:
         """Make one optimizer update with the batch and return what it did, over all ranks.
@@ -159,7 +190,10 @@ class Training:
         lr = learning_rate(task.schedule, task.optimizer.lr, batch.step, self.brief.steps, self._warmup, self._decay)
         on_cuda = self.world.device.type == "cuda"
         stats = self._stepper.step(
-            batch, lr, stop_requested=self._wants_to_stop(), while_busy=self._prepare_next if on_cuda else None
+            batch,
+            lr,
+            stop_requested=self._wants_to_stop(),
+            while_busy=partial(self._prepare_after, batch) if on_cuda else None,
         )
         self.progress = Progress(step=batch.step, position=stats.position_after)
         seconds = stats.seconds
@@ -169,11 +203,10 @@ class Training:
         seconds["total"] = total
         return stats
 
-    def _prepare_next(self) -> None:
+    def _prepare_after(self, batch: StepBatch) -> None:
         """Read the next batch while the device computes this one."""
-        following = self.progress.position + self.brief.plan.batch_samples
-        if self.progress.step + 1 < self.brief.steps:
-            self._prepared = self._stream.at(following)
+        if batch.step < self.brief.steps:
+            self._prepared = self._stream.at(batch.position + batch.samples, batch.step + 1)
 
     def _wants_to_stop(self) -> bool:
         limit = self.spec.run.time_limit
@@ -227,16 +260,13 @@ class Training:
         """Write a checkpoint and return its folder. Every rank calls it."""
         info = save(
             self.dir, self.spec, self.brief.plan, self.source.fingerprint, self.model, self.optimizer,
-            self._stepper.scaler, self._course, self.progress,
+            self._stepper.scaler, self._course, self.world, self.progress,
         )  # fmt: skip
         self._record.checkpoint(self.progress.step, info.path, info.bytes, info.seconds)
         return info.path
 
     def _measure_memory(self) -> None:
-        held = held_bytes(self.model, self.optimizer)
-        *parts, peak = self.world.maximum([*map(float, held.values()), float(self._meter.peak_bytes())])
-        components: dict[str, Any] = dict(zip(held, parts, strict=True))
-        components["activations_and_runtime"] = peak - sum(parts)
+        components, peak = spent_on(self.model, self.optimizer, self._meter, self.world.maximum)
         self._record.memory(self.progress.step, components, peak)
 
     def failed(self, error: BaseException) -> None:
@@ -245,9 +275,3 @@ class Training:
 
     def _ended(self, status: str, error: BaseException | None = None) -> None:
         self._record.ended(status, self.progress.step, time.monotonic() - self._began, error)
-
-
-def _record_left(record: Recorder | SilentRecorder, loop: LeftLoop, step: int, seconds: float) -> None:
-    """Record how a run ended whose loop was left by what may have been an error: it is known by now."""
-    error = loop.by_error()
-    record.ended("stopped" if error is None else "failed", step, seconds, error)

@@ -27,7 +27,7 @@ def keep_on_host(blocks: list[nn.Module]) -> None:
 
     The blocks run in the order in which they are given.
     """
-    link, last = Link(), _Last()
+    link, last = HostCopies(), _Last()
     for number, block in enumerate(blocks):
         block.forward = functools.partial(_forward, block.forward, block, link, last, number == 0)
 
@@ -39,7 +39,9 @@ class _Last:
     visit: weakref.ReferenceType[Visit] | None = None
 
 
-def _forward(forward: Any, block: nn.Module, link: Link, last: _Last, is_first: bool, *args: Any, **kwargs: Any) -> Any:
+def _forward(
+    forward: Any, block: nn.Module, link: HostCopies, last: _Last, is_first: bool, *args: Any, **kwargs: Any
+) -> Any:
     if not torch.is_grad_enabled():
         return forward(*args, **kwargs)
     before = last.visit() if last.visit is not None and not is_first else None
@@ -52,7 +54,7 @@ def _forward(forward: Any, block: nn.Module, link: Link, last: _Last, is_first: 
         visit.end()
 
 
-class Link:
+class HostCopies:
     """Copies between a device and the host; beside the computation where the device has streams."""
 
     def __init__(self) -> None:
@@ -94,7 +96,7 @@ class Link:
 class _Moved:
     """One storage that saved tensors are views of."""
 
-    def __init__(self, values: Tensor, link: Link) -> None:
+    def __init__(self, values: Tensor, link: HostCopies) -> None:
         self.source: Tensor | None = values  # held until the block ends: no other storage takes its address
         self._host, self._link, self._device = link.to_host(values), link, values.device
         self._copy: Tensor | None = None
@@ -141,7 +143,7 @@ class Visit:
     """One forward pass of one block, and what it keeps. `before` is the visit whose backward pass comes next."""
 
     block: nn.Module
-    link: Link
+    link: HostCopies
     before: Visit | None
     _moved: dict[tuple[int, int, torch.dtype], _Moved] = field(default_factory=dict)
     _returning: bool = False

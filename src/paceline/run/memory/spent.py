@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import resource
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -66,3 +67,15 @@ def held_bytes(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, 
         "gradients": _local_bytes([p.grad for p in parameters if p.grad is not None]),
         "optimizer": _local_bytes(state),
     }
+
+
+def spent_on(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    meter: MemoryMeter,
+    maximum: Callable[[list[float]], list[float]],
+) -> tuple[dict[str, float], float]:
+    """Return (bytes by what they are spent on, peak bytes) of the fullest rank; `maximum` is over all ranks."""
+    held = held_bytes(model, optimizer)
+    *parts, peak = maximum([*map(float, held.values()), float(meter.peak_bytes())])
+    return {**dict(zip(held, parts, strict=True)), "activations_and_runtime": peak - sum(parts)}, peak

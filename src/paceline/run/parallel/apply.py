@@ -10,7 +10,6 @@ from typing import Any, Protocol
 
 import torch
 from torch import nn
-from torch.distributed.device_mesh import DeviceMesh
 
 from paceline.errors import ConfigError
 from paceline.run.memory.offload import keep_on_host
@@ -23,7 +22,7 @@ from paceline.run.parallel.data.whole import WholeGradients, stays_whole
 from paceline.run.parallel.expert.experts import balance_shared_sequences, spread_experts
 from paceline.run.parallel.split_check import SplitCheck
 from paceline.run.parallel.tensor import SummedGradients, split_layers
-from paceline.run.process.world import context_group
+from paceline.run.process.groups import Mesh
 from paceline.run.replicas.allreduce import LocalGradients, ReducedGradients
 from paceline.spec.plan import Plan
 from paceline.task.declared import declared_rules
@@ -50,21 +49,11 @@ class Gradients(Protocol):
         """Take the gradients from parameters that no rank reached. All ranks call it where any missed one."""
 
 
-def is_sharded(plan: Plan) -> bool:
-    """Return whether FSDP2 holds the weights: where ranks share a copy's state, or an axis splits the model itself.
-
-    In the second case it also sums gradients over `dp_replicate`, since it knows how to do that for split weights.
-    """
-    layout = plan.layout
-    splits_model = layout.tp > 1 or layout.pp > 1 or layout.ep > 1
-    return layout.dp_shard * layout.cp > 1 or (splits_model and layout.dp_replicate > 1)
-
-
 def apply_plan(
     model: nn.Module,
     blocks: list[nn.Module],
     plan: Plan,
-    mesh: DeviceMesh | None,
+    mesh: Mesh | None,
     rules: Rules | None = None,
     first: int = 0,
     check: SplitCheck | None = None,
@@ -83,7 +72,7 @@ def apply_plan(
     return SummedGradients(gradients, model, parts, mesh.get_group("tp")) if mesh is not None and parts else gradients
 
 
-def _split_layers(model: nn.Module, plan: Plan, mesh: DeviceMesh | None, rules: Rules | None) -> list[str]:
+def _split_layers(model: nn.Module, plan: Plan, mesh: Mesh | None, rules: Rules | None) -> list[str]:
     """Apply the tensor axis and return the names of the parameters whose gradients are parts of a sum over it."""
     if mesh is None or plan.layout.tp == 1:
         return []
@@ -109,15 +98,15 @@ def _modes(plan: Plan, numbers: range) -> list[str]:
 
 
 def _apply_whole(
-    model: nn.Module, blocks: list[nn.Module], modes: list[str], plan: Plan, mesh: DeviceMesh | None
+    model: nn.Module, blocks: list[nn.Module], modes: list[str], plan: Plan, mesh: Mesh | None
 ) -> Gradients:
     """Apply what treats every layer alike and return how gradients are summed over the data axes."""
     if mesh is not None and plan.layout.cp > 1:
-        balance_shared_sequences(model, context_group(mesh, plan.layout))
+        balance_shared_sequences(model, mesh.context)
     compute, master = COMPUTE_DTYPES[plan.precision], MASTER_DTYPES[plan.precision]
     alone = AloneExperts.of(plan.layout, casts=compute != master)
     placed = spread_experts(model, mesh, plan.layout, alone) if mesh is not None and plan.layout.ep > 1 else None
-    sharded = mesh is not None and is_sharded(plan)
+    sharded = mesh is not None and plan.layout.is_sharded
     share_sequences(model, plan, mesh)
     whole = [p for p in model.parameters() if sharded and stays_whole(p)]
     if compute != master:
@@ -156,7 +145,7 @@ def _cast(
 def _shard(
     model: nn.Module,
     blocks: list[nn.Module],
-    mesh: DeviceMesh,
+    mesh: Mesh,
     plan: Plan,
     placed: Mapping[nn.Parameter, Any] | None,
     whole: Sequence[nn.Parameter],

@@ -5,36 +5,40 @@ from __future__ import annotations
 import atexit
 import os
 import time
-from dataclasses import dataclass
-from datetime import timedelta
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from paceline.errors import ConfigError
 from paceline.run.memory.allocator import keep_freed_memory
+from paceline.run.process.groups import COLLECTIVE_TIMEOUT, Groups, Mesh
 from paceline.run.process.place import ranks_from_environment, rendezvous_from
 from paceline.spec.layout import Layout
 
-COLLECTIVE_TIMEOUT = timedelta(minutes=10)
 GLOO_DRAIN_SECONDS = 0.1  # a worker thread needs microseconds; more covers a loaded machine
 
 
 @dataclass(frozen=True)
 class World:
-    """This process's rank, the number of processes, and the device it computes on."""
+    """This process's rank, the number of processes, the device it computes on, and the groups made so far."""
 
     rank: int
     size: int
     local_rank: int
     device: torch.device
+    groups: Groups = field(default_factory=Groups, compare=False, repr=False)
 
     @property
     def is_first(self) -> bool:
         """Whether this process is the one that writes what is written once."""
         return self.rank == 0
+
+    @property
+    def saving(self) -> dist.ProcessGroup | None:
+        """The group of all ranks on which checkpoints are agreed on, beside what trains; None for a world of one."""
+        return self.groups.of((tuple(range(self.size)),), "saving") if self.size > 1 else None
 
     def sum(self, values: list[float]) -> list[float]:
         """Return the sums over all ranks, in double precision; one collective."""
@@ -123,30 +127,12 @@ def _leave_at_exit() -> None:
     time.sleep(GLOO_DRAIN_SECONDS)
 
 
-def build_mesh(layout: Layout, world: World) -> DeviceMesh | None:
-    """Return the device mesh of a layout, or None for a world of one.
-
-    Its axes are pp, dp_replicate, fsdp and tp, those of degree one included. `fsdp` is dp_shard x cp: the ranks that
-    share one copy's state, whichever of the two makes them.
-    """
+def build_mesh(layout: Layout, world: World) -> Mesh | None:
+    """Return the mesh of a layout, or None for a world of one. A layout that comes back finds the mesh it had."""
     if layout.devices != world.size:
         raise ConfigError(
             f"the plan needs {layout.devices} processes and {world.size} are running",
             f"layout {layout}",
             f"start {layout.devices} processes, or leave the layout to the planner",
         )
-    if world.size == 1:
-        return None
-    shape = {
-        "pp": layout.pp,
-        "dp_replicate": layout.dp_replicate,
-        "fsdp": layout.dp_shard * layout.cp,
-        "tp": layout.tp,
-    }
-    return init_device_mesh(world.device.type, tuple(shape.values()), mesh_dim_names=tuple(shape))
-
-
-def context_group(mesh: DeviceMesh, layout: Layout) -> dist.ProcessGroup:
-    """Return the group of the ranks that share this rank's sequences."""
-    inner = mesh["fsdp"]._unflatten("fsdp", (layout.dp_shard, layout.cp), ("dp_shard", "cp"))
-    return inner["cp"].get_group()
+    return None if world.size == 1 else world.groups.mesh(layout, world.device.type)

@@ -36,6 +36,7 @@ from paceline.spec.journal.kinds import (
 )
 from paceline.spec.journal.record import Record, made_now
 from paceline.spec.load import Spec, spec_to_dict
+from paceline.spec.plan import Plan
 from paceline.version import __version__
 
 
@@ -131,6 +132,12 @@ class Recorder:
         """Record the decision to stop early."""
         self._decided("stop", "training", "requeue", because, {"step": step, "checkpoint": str(path)})
         self.say(f"stop     {because}: step {step} is saved in {path}")
+
+    def replanned(self, step: int, before: Plan, plan: Plan) -> None:
+        """Record that the run goes on under another plan."""
+        because = f"resharded from layout {before.layout} to {plan.layout} after step {step}"
+        self._decided("replan", str(before.layout), str(plan.layout), because)
+        self.say(f"replan   {because}")
 
     def ended(self, status: str, step: int, seconds: float, error: BaseException | None = None) -> None:
         """Record how this start ended. Only the first call counts.

@@ -15,7 +15,6 @@ from paceline.run.updates.shards import Cutter, local_of, whole_of, wrapped
 from paceline.task.optimizer.update_scope import made
 
 Group = dict[str, Any]
-States = Mapping[Tensor, dict[str, Any]]
 OURS = ("params", "use", "lr_scale")  # keys of a parameter group that the optimizers inside do not get
 
 

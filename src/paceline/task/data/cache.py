@@ -27,7 +27,7 @@ from pathlib import Path
 from paceline.errors import DataError, StorageError
 from paceline.spec.task import DataSpec
 from paceline.task.data.documents import Document, document_hash, read_documents, split_limit, split_value
-from paceline.task.data.files import Listing, list_files
+from paceline.task.data.files import CorpusFiles, list_files
 from paceline.task.data.manifest import MANIFEST, Corpus, load_corpus, write_manifest
 from paceline.task.data.tokenizer import ByteTokenizer, Tokenizer, load_tokenizer, train_bpe
 from paceline.task.data.tokens import SPLITS, TokenWriter
@@ -75,7 +75,7 @@ class _Survey:
     limit: int
 
 
-def _survey(data: DataSpec, listing: Listing) -> _Survey:
+def _survey(data: DataSpec, listing: CorpusFiles) -> _Survey:
     digest = hashlib.blake2b(digest_size=16)
     documents = size = 0
 
@@ -97,7 +97,7 @@ def _survey(data: DataSpec, listing: Listing) -> _Survey:
     return _Survey(digest.hexdigest(), documents, size, limit)
 
 
-def _build(data: DataSpec, listing: Listing, root: Path, signature: str, alone: bool, say: Say | None) -> Corpus:
+def _build(data: DataSpec, listing: CorpusFiles, root: Path, signature: str, alone: bool, say: Say | None) -> Corpus:
     """Return the corpus, tokenising it unless the documents' bytes are found to be known already."""
     survey = _survey(data, listing)
     key = _hash([FORMAT, survey.content, _tokenizer_identity(data), data.validation_fraction])
@@ -122,7 +122,7 @@ def _build(data: DataSpec, listing: Listing, root: Path, signature: str, alone: 
     return corpus
 
 
-def _write_corpus(data: DataSpec, listing: Listing, survey: _Survey, key: str, folder: Path) -> None:
+def _write_corpus(data: DataSpec, listing: CorpusFiles, survey: _Survey, key: str, folder: Path) -> None:
     """Tokenise all documents into `folder`; the manifest comes last."""
 
     def training_texts() -> Iterator[bytes]:
@@ -214,7 +214,7 @@ def _tokenizer_identity(data: DataSpec) -> str:
         return f"bpe-{data.vocab}"  # training will say which package is missing
 
 
-def _signature(data: DataSpec, listing: Listing) -> str:
+def _signature(data: DataSpec, listing: CorpusFiles) -> str:
     """Return a hash of everything that decides the corpus, taking a file's size and time for its content."""
     tokenizer: list[object] = [data.tokenizer, data.vocab if data.tokenizer == "bpe" else 0]
     path = Path(data.tokenizer).expanduser()

@@ -15,7 +15,7 @@ from typing import IO, NamedTuple, cast
 
 from paceline.errors import DataError, MissingExtra, suggestion
 from paceline.spec.task import DataSpec
-from paceline.task.data.files import File, Listing, kind_of
+from paceline.task.data.files import CorpusFiles, File, kind_of
 
 BOM = b"\xef\xbb\xbf"
 LONE_FILE_PIECE_BYTES = 16 * 2**10  # a corpus of one text file is cut, so that a part of it can be held out
@@ -30,7 +30,7 @@ class Document(NamedTuple):
     text: bytes
 
 
-def read_documents(data: DataSpec, listing: Listing) -> Iterator[Document]:
+def read_documents(data: DataSpec, listing: CorpusFiles) -> Iterator[Document]:
     """Yield the corpus's documents in order, without empty ones. Stops at `data.max_bytes`, cutting the last one."""
     left = data.max_bytes or float("inf")
     for file in listing.files:
@@ -69,7 +69,7 @@ def split_limit(values: Iterable[int], fraction: float) -> int:
     return lowest + 1 if limit and count > 1 and lowest >= limit else limit
 
 
-def _read_file(data: DataSpec, listing: Listing, file: File) -> Iterator[Document]:
+def _read_file(data: DataSpec, listing: CorpusFiles, file: File) -> Iterator[Document]:
     kind = kind_of(file.name) or "text"
     if kind == "jsonl":
         return _read_jsonl(file, data.text_field)

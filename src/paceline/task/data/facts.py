@@ -5,11 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from paceline.spec.import_paths import is_import_path
 from paceline.spec.task import DataSpec
 from paceline.task.data.cache import Say, open_corpus
 from paceline.task.data.manifest import Corpus
-from paceline.task.data.source import Source, open_sources, token_sources
+from paceline.task.data.source import Source, is_text, open_sources, token_sources
 from paceline.units import format_count
 
 
@@ -38,7 +37,7 @@ def data_facts(data: Any, say: Say | None = None) -> DataFacts:
 
     Raises the errors of `open_sources`.
     """
-    if isinstance(data, DataSpec) and data.source != "digits" and not is_import_path(data.source):
+    if isinstance(data, DataSpec) and is_text(data.source):
         return _text_facts(data, open_corpus(data, say))
     train, validation = open_sources(data, seed=0)
     documents = train.samples + (validation.samples if validation else 0)

@@ -33,7 +33,7 @@ class File:
 
 
 @dataclass(frozen=True)
-class Listing:
+class CorpusFiles:
     """The files of a corpus, sorted by name. `what` names their content for people: "Python source"."""
 
     what: str
@@ -51,7 +51,7 @@ def kind_of(name: str) -> str:
     return "text" if suffix in TEXT_SUFFIXES else ""
 
 
-def list_files(data: DataSpec) -> Listing:
+def list_files(data: DataSpec) -> CorpusFiles:
     """Return the files that `data.source` names. Reads folders, not files.
 
     Raises DataError for a path that is not there, a folder without readable files, or one that cannot be listed.
@@ -74,10 +74,10 @@ def list_files(data: DataSpec) -> Listing:
             f"'{data.source}' cannot be read", error.strerror or str(error), "check its permissions"
         ) from error
     file = File(str(path.resolve()), path.name, found.st_size, found.st_mtime_ns)
-    return Listing(f"text in {path.name}", (file,), "file")
+    return CorpusFiles(f"text in {path.name}", (file,), "file")
 
 
-def _list_stdlib(data: DataSpec) -> Listing:
+def _list_stdlib(data: DataSpec) -> CorpusFiles:
     """Return the sources of the running Python's standard library, its tests included, packages installed later not."""
     root = Path(sysconfig.get_path("stdlib"))
     wanted = _wanted(data.include, lambda name: True)
@@ -88,10 +88,10 @@ def _list_stdlib(data: DataSpec) -> Listing:
     if not files:
         why = f"no file in {root} matches include = {list(data.include)}" if data.include else f"{root} has none"
         raise DataError("the standard library has no Python sources", why, "name a file or a folder as the data source")
-    return Listing("Python source", tuple(files), "stdlib")
+    return CorpusFiles("Python source", tuple(files), "stdlib")
 
 
-def _list_folder(data: DataSpec, root: Path) -> Listing:
+def _list_folder(data: DataSpec, root: Path) -> CorpusFiles:
     seen = sorted(_walk(root, frozenset()), key=lambda file: file.name)
     wanted = _wanted(data.include, lambda name: bool(kind_of(name)))
     files = tuple(file for file in seen if wanted(file.name))
@@ -106,7 +106,7 @@ def _list_folder(data: DataSpec, root: Path) -> Listing:
         raise DataError(f"'{data.source}' holds no documents", why, 'name patterns to read: include = ["*.ext"]')
     name = root.resolve().name or str(root)
     python = all(file.name.endswith(".py") for file in files)
-    return Listing(f"Python source in {name}" if python else f"text in {name}", files, "folder")
+    return CorpusFiles(f"Python source in {name}" if python else f"text in {name}", files, "folder")
 
 
 def _wanted(include: tuple[str, ...], otherwise: Callable[[str], bool]) -> Callable[[str], bool]:

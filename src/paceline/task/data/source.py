@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -39,25 +40,60 @@ class Source(Protocol):
         ...
 
 
-def open_sources(data: Any, seed: int, say: Say | None = None) -> tuple[Source, Source | None]:
-    """Return (train, validation or None) for a DataSpec, a map-style data set, a Source, or a tuple of two of these.
+Pair = tuple[Source, Source | None]  # for training, and held out
+
+
+@runtime_checkable
+class OpensSources(Protocol):
+    """Data that make their sources themselves: a task's `data` may be one, or a factory's result."""
+
+    def open_sources(self, seed: int) -> Pair:
+        """Return (train, validation or None). The same seed gives the same rows in any process."""
+        ...
+
+
+def open_sources(data: Any, seed: int, say: Say | None = None) -> Pair:
+    """Return (train, validation or None) for a DataSpec, a data set, a Source, a tuple of two, or an OpensSources.
 
     There is no validation source where `validation_fraction` is 0 or what it holds out does not make one sample.
     Raises DataError for data that cannot be read, ConfigError for a factory that cannot be imported.
     """
     if not isinstance(data, DataSpec):
-        return _wrap_pair(data, seed)
-    if is_import_path(data.source):
-        return _wrap_pair(_call_factory(data), seed, _collate_of(data))
+        return _sources_of(data, seed)
+    usual = _open_factory if is_import_path(data.source) else _open_corpus
+    return OPENERS.get(data.source, usual)(data, seed, say)
+
+
+def _open_factory(data: DataSpec, seed: int, say: Say | None) -> Pair:
+    return _sources_of(_call_factory(data), seed, _collate_of(data))
+
+
+def _open_digits(data: DataSpec, seed: int, say: Say | None) -> Pair:
+    _refuse_collate(data)
+    return open_digits(data.validation_fraction)
+
+
+def _open_corpus(data: DataSpec, seed: int, say: Say | None) -> Pair:
+    _refuse_collate(data)
+    return token_sources(open_corpus(data, say), data.seq_len, data.cross_documents)
+
+
+# By the name in `task.data.source`. Any other is package.module:object, or text: a folder, a file or a named corpus.
+OPENERS: dict[str, Callable[[DataSpec, int, Say | None], Pair]] = {"digits": _open_digits}
+
+
+def is_text(source: str) -> bool:
+    """Return whether `task.data.source` names text."""
+    return source not in OPENERS and not is_import_path(source)
+
+
+def _refuse_collate(data: DataSpec) -> None:
     if data.collate:
         raise ConfigError(
             f"task.data.collate with task.data.source = '{data.source}'",
             "it makes batches of a user's own samples; those of text and digits have one shape",
             "leave it out, or name a data set of your own: package.module:factory",
         )
-    if data.source == "digits":
-        return open_digits(data.validation_fraction)
-    return token_sources(open_corpus(data, say), data.seq_len, data.cross_documents)
 
 
 def token_sources(corpus: Corpus, seq_len: int, cross_documents: bool = True) -> tuple[TokenSource, TokenSource | None]:
@@ -96,8 +132,11 @@ def _collate_of(data: DataSpec) -> Any:
     return found
 
 
-def _wrap_pair(data: Any, seed: int, collate: Any = None) -> tuple[Source, Source | None]:
+def _sources_of(data: Any, seed: int, collate: Any = None) -> Pair:
     """Return the sources of one data set or of a (train, validation) tuple, whose second may be None."""
+    if isinstance(data, OpensSources):
+        _refuse_collate_of(data, collate)
+        return data.open_sources(seed)
     if not isinstance(data, tuple):
         return _wrap(data, seed, collate), None
     if len(data) != 2:
@@ -110,12 +149,16 @@ def _wrap_pair(data: Any, seed: int, collate: Any = None) -> tuple[Source, Sourc
 
 def _wrap(data: Any, seed: int, collate: Any = None) -> Source:
     if isinstance(data, Source):
-        if collate is not None:
-            raise ConfigError(
-                f"task.data.collate with a {type(data).__name__}", "a source makes its batches itself, in read()",
-                "leave it out",
-            )  # fmt: skip
+        _refuse_collate_of(data, collate)
         return data
     from paceline.task.data.mapped import MapSource  # imports torch, which planning on text does not need
 
     return MapSource(data, seed, collate)
+
+
+def _refuse_collate_of(data: Any, collate: Any) -> None:
+    if collate is not None:
+        raise ConfigError(
+            f"task.data.collate with a {type(data).__name__}", "a source makes its batches itself, in read()",
+            "leave it out",
+        )  # fmt: skip

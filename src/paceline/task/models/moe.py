@@ -34,7 +34,7 @@ class Routed(NamedTuple):
     entropy: Tensor  # [rows], in nats, summed over tokens
 
 
-class Region(Protocol):
+class RegionLike(Protocol):
     """Where tensor ranks share a layer: what enters it, and what they make of it. See run/parallel/tensor.py."""
 
     def enter(self, x: Tensor) -> Tensor:
@@ -109,9 +109,9 @@ class MoE(nn.Module):
         super().__init__()
         self.gate = Router(config)
         self.experts = Experts(config)
-        self.shared_experts = FeedForward(_shared(config)) if config.shared_ffn else None
+        self.shared_experts = FeedForward(_as_wide_as_shared(config)) if config.shared_ffn else None
         self.over_sequence: SequenceSum | None = None  # set where ranks share sequences
-        self.region: Region | None = None  # set where tensor ranks share the layer
+        self.region: RegionLike | None = None  # set where tensor ranks share the layer
 
     def forward(self, x: Tensor, real: Tensor | None = None) -> tuple[Tensor, Routed]:  # [rows, seq, hidden]
         """Return the output [rows, seq, hidden] and what the router did with the tokens that are `real` [rows, seq].
@@ -275,7 +275,8 @@ def _held(weight: Tensor) -> Tensor:
     return weight.to_local() if isinstance(weight, DTensor) else weight
 
 
-def _shared(config: MoEConfig) -> DecoderConfig:
+def _as_wide_as_shared(config: MoEConfig) -> DecoderConfig:
+    """Return a dense decoder's sizes whose feed-forward is as wide as the shared experts together."""
     return DecoderConfig(
         config.name, config.hidden, 1, config.heads, config.kv_heads, config.head_dim, config.shared_ffn
     )

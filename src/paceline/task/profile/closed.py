@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-_LATER = "needs rules for this model, which come with a later version; dp_replicate and dp_shard need none"
-
 SEQUENCE_RULE = (
     "ranks share sequences where the model says how its tokens meet (forward(tokens, positions=None, mask=None), and "
     "attention through paceline.task.models.layers.attention.CausalAttention) and the objective is a sum over tokens "

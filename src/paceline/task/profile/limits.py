@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 from paceline.errors import ConfigError
-from paceline.spec.optimizers import NOT_HOSTED, check_options, names_of, needs_no_wrapping, rule_of, use_of
+from paceline.spec.optimizers import NOT_OFFLOADED, check_options, names_of, needs_no_wrapping, rule_of, use_of
 from paceline.spec.profile import ModelProfile
 from paceline.spec.task import OptimizerSpec, Task
 from paceline.task.data.facts import DataFacts
@@ -40,7 +40,7 @@ def close_for_task(profile: ModelProfile, task: Task, facts: DataFacts) -> Model
 def closed_by(spec: OptimizerSpec) -> dict[str, str]:
     """Return axis -> why a spec's optimizers close it; "offload" is no axis, and closed all the same."""
     names = names_of(spec)
-    closed = {} if needs_no_wrapping(names) else {"offload": NOT_HOSTED}
+    closed = {} if needs_no_wrapping(names) else {"offload": NOT_OFFLOADED}
     for name in names:
         if rule_of(name) is None:
             from paceline.task.optimizer.update_scope import scope_known

@@ -26,7 +26,7 @@ ROUTING_MOVES, ROUTING_OPERATORS = 5, 16  # of tokens to experts and back; group
 
 
 @dataclass(frozen=True)
-class Experts:
+class ExpertSizes:
     """The mixture of experts of a family: in every `every`-th layer after the first `dense_layers`."""
 
     count: int
@@ -71,7 +71,7 @@ class TransformerShape:
     dropout: bool = False
     flash: bool = True  # fused attention; else scores are computed whole, and kept
     cross_attention_layers: int = 0  # of an encoder-decoder: the last so many layers also attend to the encoder
-    experts: Experts | None = None
+    experts: ExpertSizes | None = None
     latent: Latent | None = None
 
     def profile(self) -> ModelProfile:

@@ -42,6 +42,7 @@ class Difference:
         return off > 1e-6 and abs(self.relative - off) < 1e-3 * off
 
 
+@torch.no_grad()
 def tensor_differences(
     quantity: str,
     ours: Mapping[str, torch.Tensor],
@@ -68,10 +69,10 @@ def tensor_differences(
         if name not in ours:
             local.append((math.inf, 0.0, math.nan, float(expected.abs().max()) if expected.numel() else 0.0))
             continue
-        mine, part = map(wide, _parts(ours[name].detach(), expected))
+        mine, part = map(wide, _parts(ours[name], expected))
         stored = 0.0
         if start is not None and name in start and mine.shape == part.shape:
-            before = wide(_parts(ours[name].detach(), start[name])[1])
+            before = wide(_parts(ours[name], start[name])[1])
             stored = step * _stored(quantity, expected.dtype) * float(part.norm())
             mine, part = mine - before, part - before
         local.append(_measure(mine, part, FLOOR * total, stored))
@@ -85,6 +86,14 @@ def tensor_differences(
 def wide(tensor: torch.Tensor) -> torch.Tensor:
     """Return the tensor in fp64, real and imaginary parts of a complex one side by side: a cast would drop these."""
     return (torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor).double()
+
+
+def scaled(tensor: torch.Tensor, factor: float) -> torch.Tensor:
+    """Return a copy of a tensor times a factor; of a DTensor by its part, which takes no dispatch."""
+    if not isinstance(tensor, DTensor):
+        return tensor * factor
+    part, mesh, placements = tensor.to_local() * factor, tensor.device_mesh, tensor.placements
+    return DTensor.from_local(part, mesh, placements, run_check=False, shape=tensor.shape, stride=tensor.stride())
 
 
 def number_differences(

@@ -31,6 +31,7 @@ from paceline.verify.compare.difference import (
     Difference,
     number_differences,
     sample_differences,
+    scaled,
     tensor_differences,
     turn_differences,
 )
@@ -214,7 +215,7 @@ def _step(
     held: dict[str, torch.Tensor] = {}
 
     def observe(correction: float) -> None:
-        held.update({n: p.grad * correction for n, p in built.model.named_parameters() if p.grad is not None})
+        held.update({n: scaled(p.grad, correction) for n, p in built.model.named_parameters() if p.grad is not None})
 
     built.stepper.observe = observe
     if step > 1:  # the first step has what `assemble` made of the task

@@ -35,7 +35,7 @@ from paceline.verify.compare.diagnosis import traits_of
 from paceline.verify.compare.difference import Difference, number_differences, tensor_differences
 from paceline.verify.compare.layout import first_difference
 from paceline.verify.compare.tolerance import larger
-from paceline.verify.loops.mistakes import FITS, Parts, named_loss, named_mistake, sampled
+from paceline.verify.loops.mistakes import FITS, MicroBatches, named_loss, named_mistake, sampled
 from paceline.verify.rounding.conditioning import beyond_tolerance
 
 Step = Callable[[Any], Any]
@@ -93,11 +93,11 @@ def verify_loop(
         seen = sampled(
             {name: _whole(gradient) for name, gradient in gradients.items()}, dict(single.named_parameters())
         )
-        expected, parts = None, Parts()
+        expected, parts = None, MicroBatches()
         if world.is_first:
             cut = [split(batch) if split else [batch] for batch in together]
             expected, parts = _reference_step(single, objective, cut, updates, clip_norm)
-        loss, expected_gradients, expected_weights = _shared(expected, world)
+        loss, expected_gradients, expected_weights = _from_first_rank(expected, world)
         if told is not None:
             found += number_differences({"loss": float(told)}, {"loss": loss}, number, world)
         found += tensor_differences("gradients", gradients, expected_gradients, number, world, plan.layout)
@@ -121,7 +121,7 @@ def verify_loop(
         "seconds": time.perf_counter() - began,
         "differences": {name: None if math.isnan(value) else value for name, value in worst.items()},
         "first_difference": first,
-        "mistake": None if first is None else _shared(mistake, world),
+        "mistake": None if first is None else _from_first_rank(mistake, world),
     }
 
 
@@ -230,10 +230,10 @@ def _reference_step(
     batches: Sequence[Sequence[Any]],
     updates: torch.optim.Optimizer | None,
     clip_norm: float,
-) -> tuple[tuple[float, dict[str, torch.Tensor], dict[str, torch.Tensor]], Parts]:
+) -> tuple[tuple[float, dict[str, torch.Tensor], dict[str, torch.Tensor]], MicroBatches]:
     """Return (loss per item, gradients, updated weights) of a step on all parts' micro-batches, and what each gave."""
     single.zero_grad(set_to_none=True)
-    named, parts = dict(single.named_parameters()), Parts()
+    named, parts = dict(single.named_parameters()), MicroBatches()
     last = sampled({}, named)
     for rank, micro_batches in enumerate(batches):
         for batch in micro_batches:
@@ -260,7 +260,7 @@ def _reference_step(
 
 
 def _mistake(
-    seen: torch.Tensor, before: torch.Tensor | None, told: Any, loss: float, parts: Parts, dtype: str
+    seen: torch.Tensor, before: torch.Tensor | None, told: Any, loss: float, parts: MicroBatches, dtype: str
 ) -> str | None:
     """Return the mistake that this step shows, None where it is right or nothing known explains it."""
     named = named_mistake(seen, before, parts, dtype)
@@ -273,7 +273,8 @@ def _on_cpu(batch: Any) -> Any:
     return torch.utils._pytree.tree_map(lambda leaf: leaf.cpu() if isinstance(leaf, torch.Tensor) else leaf, batch)
 
 
-def _shared(item: Any, world: World) -> Any:
+def _from_first_rank(item: Any, world: World) -> Any:
+    """Return rank 0's item on every rank."""
     box = [item]
     if world.size > 1:
         dist.broadcast_object_list(box, src=0, device=world.device if world.device.type == "cuda" else None)

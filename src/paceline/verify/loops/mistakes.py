@@ -19,7 +19,7 @@ FITS = {"fp32": 1e-3, "fp64": 1e-7}  # largest norm of what is left over that of
 
 
 @dataclass
-class Parts:
+class MicroBatches:
     """What one device computed of a step, micro-batch by micro-batch."""
 
     losses: list[float] = field(default_factory=list)  # sums
@@ -54,7 +54,7 @@ def sampled(gradients: Mapping[str, torch.Tensor], parameters: Mapping[str, torc
     return torch.cat(pieces)
 
 
-def named_mistake(seen: torch.Tensor, before: torch.Tensor | None, parts: Parts, dtype: str) -> str | None:
+def named_mistake(seen: torch.Tensor, before: torch.Tensor | None, parts: MicroBatches, dtype: str) -> str | None:
     """Return the mistake that explains a gradient, "" where there is none, None where nothing known explains it.
 
     `seen` is the loop's gradient, `before` that of its last step.
@@ -77,7 +77,7 @@ def named_mistake(seen: torch.Tensor, before: torch.Tensor | None, parts: Parts,
     return None
 
 
-def named_loss(told: float, parts: Parts, dtype: str) -> str | None:
+def named_loss(told: float, parts: MicroBatches, dtype: str) -> str | None:
     """Return how a reported loss that is wrong was computed, None where no known mistake explains it."""
     for name, factors in _factors(parts):
         value = sum(factor * loss for factor, loss in zip(factors, parts.losses, strict=True))
@@ -94,7 +94,7 @@ def _together(*texts: str) -> str:
     return "; and ".join(text for text in texts if text)
 
 
-def _factors(parts: Parts) -> Iterator[tuple[str, list[float]]]:
+def _factors(parts: MicroBatches) -> Iterator[tuple[str, list[float]]]:
     """Yield (mistake, factor of each micro-batch's summed gradient); the first is right and has no name."""
     weights, ranks, count = parts.weights, parts.ranks, len(parts.weights)
     own, ones = parts.per_part(weights), parts.per_part([1.0] * count)
@@ -131,7 +131,7 @@ def _factors(parts: Parts) -> Iterator[tuple[str, list[float]]]:
         )
 
 
-def _scale_text(scale: float, parts: Parts) -> str:
+def _scale_text(scale: float, parts: MicroBatches) -> str:
     """Return what a factor that all of the gradient has in common says."""
     micro_batches = len(parts.weights) / parts.number
     known = {

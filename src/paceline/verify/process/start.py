@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from paceline.errors import DoesNotFit, PacelineError, VerificationFailed
-from paceline.plan.feasible.refusals import hosted_activations, layout_refusal
+from paceline.plan.feasible.refusals import layout_refusal, offloaded_activations
 from paceline.plan.feasible.stages import pipeline_limits, with_pipeline
 from paceline.plan.planned import Planned, plan_task
 from paceline.spec.arguments import plan_spec
@@ -113,7 +113,7 @@ def exact_plan(spec: Spec, asked: PlanSpec, profile: ModelProfile) -> Plan:
     limit = pipeline_limits(plan, profile)
     if limit:
         raise DoesNotFit(f"the pipeline of {plan} cannot be had", limit, "another pp, schedule or split")
-    limit = hosted_activations(plan, profile)
+    limit = offloaded_activations(plan, profile)
     if limit:
         raise DoesNotFit(f"{plan} cannot be had", limit, "another recompute or offload")
     return plan

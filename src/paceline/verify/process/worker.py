@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import gc
 import itertools
 import json
 import os
@@ -84,6 +85,8 @@ def _prepare(specs: Sequence[Path]) -> None:
     torch.use_deterministic_algorithms(True, warn_only=True)
     for path in specs:
         _load_named(take_over(path).task)
+    gc.collect()
+    gc.freeze()  # or every rank's collections would go through, and so copy, all that this process holds
 
 
 def _load_named(task: Task) -> None:

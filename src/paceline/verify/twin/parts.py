@@ -54,7 +54,7 @@ class Subject:
 
 
 @dataclass(frozen=True)
-class Part:
+class ProofPart:
     """One part of a proof."""
 
     jobs: Callable[[Subject], list[Job]]
@@ -131,17 +131,17 @@ def low_precision(subject: Subject) -> list[Job]:
     return [subject.job("low precision", precision, subject.layouts[0], check="low")] if precision in LOW else []
 
 
-PARTS: tuple[Part, ...] = (
-    Part(whole_batch, (WHOLE,)),  # first: of a loss that is no sum nothing else says anything
-    Part(whole_batch_of_ones_own, (BRIEF, SWEEP)),
-    Part(cut_batch_of_ones_own, (ALONE,)),
-    Part(light_uneven_rows, (BRIEF,)),
-    Part(uneven_rows, (WHOLE, SWEEP)),
-    Part(even_rows, (WHOLE,)),
-    Part(few_rows, (WHOLE,)),
-    Part(real_length, (WHOLE,)),
-    Part(story, (WHOLE,)),
-    Part(low_precision, (WHOLE,)),
+PARTS: tuple[ProofPart, ...] = (
+    ProofPart(whole_batch, (WHOLE,)),  # first: of a loss that is no sum nothing else says anything
+    ProofPart(whole_batch_of_ones_own, (BRIEF, SWEEP)),
+    ProofPart(cut_batch_of_ones_own, (ALONE,)),
+    ProofPart(light_uneven_rows, (BRIEF,)),
+    ProofPart(uneven_rows, (WHOLE, SWEEP)),
+    ProofPart(even_rows, (WHOLE,)),
+    ProofPart(few_rows, (WHOLE,)),
+    ProofPart(real_length, (WHOLE,)),
+    ProofPart(story, (WHOLE,)),
+    ProofPart(low_precision, (WHOLE,)),
 )
 
 

@@ -244,7 +244,7 @@ class Held:
         # What the head keeps of a micro-batch is used at once, unless all go forward first.
         once = once * np.where(self.plans.scheduled("gpipe"), self.flying, 1.0)
         resting = sheet.over_modes(own)
-        kept, hosted = (kept, resting) if on_host else (kept + resting, np.zeros_like(kept))
+        kept, offloaded = (kept, resting) if on_host else (kept + resting, np.zeros_like(kept))
         # What is computed again stands there for one block at a time, and so does what is on its way from the host.
         again = np.stack([np.zeros_like(saved), saved - part, saved])
         again = again + MOVING_BLOCKS * own if on_host else again
@@ -259,8 +259,8 @@ class Held:
                 words += f", {self.flying[i]:.3g} micro-batches in flight"
             if plan.recompute != "none":
                 words += f", {plan.recompute} recompute: kept ones and one block's all"
-            if hosted[i]:
-                in_all = plan.micro_batch * self.flying[i] * hosted[i]
+            if offloaded[i]:
+                in_all = plan.micro_batch * self.flying[i] * offloaded[i]
                 words += f"; {in_all:.3g} B in host memory, two blocks' on their way"
             return words
 

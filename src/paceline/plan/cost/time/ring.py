@@ -20,7 +20,7 @@ COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
 
 
 @dataclass(frozen=True)
-class Ring:
+class Rings:
     """The rings that groups of `size` devices, `stride` ranks apart, form: their bandwidths and latencies."""
 
     size: Ints
@@ -48,7 +48,7 @@ class Ring:
         return SOURCES[self.source[index]]
 
 
-def ring(cluster: Cluster, constants: Constants, size: Ints, stride: Ints) -> Ring:
+def ring(cluster: Cluster, constants: Constants, size: Ints, stride: Ints) -> Rings:
     """Return the rings of groups. Groups `stride` apart run at once and share their nodes' adapters."""
     size, stride = np.broadcast_arrays(size, stride)
     per_node = np.maximum(1, np.minimum(size, cluster.devices_per_node // stride))
@@ -73,7 +73,7 @@ def ring(cluster: Cluster, constants: Constants, size: Ints, stride: Ints) -> Ri
     source = np.where(single, SOURCES.index(near_source), np.where(per_node > 1, mixed, SOURCES.index(far_source)))
     is_measured = near.latency_seconds.source == "measured"
     start = 0.0 if is_measured else constants.collective_seconds
-    return Ring(size, nodes, rates, latency, np.where(single, latency, tree), source, start, is_measured)
+    return Rings(size, nodes, rates, latency, np.where(single, latency, tree), source, start, is_measured)
 
 
 def _inside(near: Link, collective: str, size: Ints, cluster: Cluster, constants: Constants) -> Floats:

@@ -11,13 +11,12 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.distributed.device_mesh import DeviceMesh
 
 from paceline.errors import ConfigError
 from paceline.run.parallel.context.interface_attention import share_by_interface
 from paceline.run.parallel.context.sequence_attention import shared_attention
 from paceline.run.parallel.context.zigzag import SequencePart
-from paceline.run.process.world import context_group
+from paceline.run.process.groups import Mesh
 from paceline.spec.plan import Plan
 from paceline.task.models.decoder import Decoder
 from paceline.task.models.huggingface.interface import is_transformers
@@ -26,12 +25,12 @@ from paceline.task.objective import Objective, takes_sequence_parts
 from paceline.task.profile.closed import SEQUENCE_RULE
 
 
-def share_sequences(model: nn.Module, plan: Plan, mesh: DeviceMesh | None) -> None:
+def share_sequences(model: nn.Module, plan: Plan, mesh: Mesh | None) -> None:
     """Make the model's attention reach over the ranks that share its sequences, in place."""
     if plan.layout.cp == 1:
         return
     assert mesh is not None
-    group = context_group(mesh, plan.layout)
+    group = mesh.context
     if is_transformers(model):
         share_by_interface(model, group, plan.cp_method)
         return

@@ -13,13 +13,12 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.device_mesh import DeviceMesh
 
 from paceline.errors import ConfigError
 from paceline.run.parallel.context.part import share_sequences
 from paceline.run.parallel.context.zigzag import SequencePart, places_of
 from paceline.run.parallel.split_check import RELATIVE, quiet
-from paceline.run.process.world import context_group
+from paceline.run.process.groups import Mesh
 from paceline.spec.plan import Plan
 from paceline.task.models.huggingface.interface import why_unshared
 
@@ -27,7 +26,7 @@ TOKENS_OF_A_RANK = 64  # of the row that is tried, at most
 
 
 def check_parts(
-    model: Any, plan: Plan, objective: Callable[..., Any], batch: Any, part: SequencePart, mesh: DeviceMesh
+    model: Any, plan: Plan, objective: Callable[..., Any], batch: Any, part: SequencePart, mesh: Mesh
 ) -> None:
     """Raise ConfigError where a model of transformers cannot share its sequences, or gives other outputs when it does.
 
@@ -50,7 +49,7 @@ def check_parts(
     expected = whole[:, places[real]]
     wrong = (found[:, real] - expected).norm() > RELATIVE * expected.norm() if real.any() else torch.tensor(False)
     worst = wrong.to(expected.device, torch.float32)
-    dist.all_reduce(worst, group=context_group(mesh, plan.layout))
+    dist.all_reduce(worst, group=mesh.context)
     if worst:
         raise _refusal(model, part.ranks, "its outputs of a part of a row are others than of the whole row")
 

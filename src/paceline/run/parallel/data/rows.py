@@ -9,10 +9,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.device_mesh import DeviceMesh
 
-from paceline.run.parallel.expert.exchange import all_gather, reduce_scatter
-from paceline.spec.layout import Layout
+from paceline.run.parallel.context.exchange import all_gather, reduce_scatter
 
 
 @dataclass(frozen=True)
@@ -63,11 +61,3 @@ class _GatherRows(torch.autograd.Function):
         by_x = grad.new_zeros(ctx.given, *grad.shape[1:])
         by_x[:count] = total[:count]
         return by_x, None, None
-
-
-def data_group(mesh: DeviceMesh, layout: Layout) -> dist.ProcessGroup:
-    """Return the group of the ranks that read different rows of one batch, in the order of the rows."""
-    assert layout.cp == 1, "ranks that share sequences read the same rows"
-    if layout.dp_replicate > 1 and layout.dp_shard > 1:
-        return mesh["dp_replicate", "fsdp"]._flatten("data").get_group()
-    return mesh.get_group("dp_replicate" if layout.dp_replicate > 1 else "fsdp")

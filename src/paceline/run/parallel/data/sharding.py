@@ -23,6 +23,7 @@ from torch.distributed.tensor import DTensor, Shard
 
 from paceline.errors import ConfigError
 from paceline.run.parallel.data.reached import ReachedWeights
+from paceline.run.process.groups import Mesh
 from paceline.spec.layout import Layout
 
 
@@ -42,7 +43,7 @@ def sharding_units(model: nn.Module, blocks: list[nn.Module]) -> list[nn.Module]
 def shard(
     model: nn.Module,
     units: list[nn.Module],
-    mesh: DeviceMesh,
+    mesh: Mesh,
     layout: Layout,
     zero: int,
     compute_dtype: torch.dtype,
@@ -85,7 +86,7 @@ def shard(
             module.set_reduce_scatter_unused_params(True)  # ranks may reach other weights of a unit
 
 
-def data_mesh(mesh: DeviceMesh, layout: Layout) -> DeviceMesh:
+def data_mesh(mesh: Mesh, layout: Layout) -> DeviceMesh:
     """Return the axes that weights are sharded over and, where there are any, copied over."""
     return mesh["dp_replicate", "fsdp"] if layout.dp_replicate > 1 else mesh["fsdp"]
 
@@ -133,7 +134,7 @@ class ShardedGradients:
     """
 
     def __init__(
-        self, model: nn.Module, zero: int, mesh: DeviceMesh, layout: Layout, left: Collection[nn.Parameter] = ()
+        self, model: nn.Module, zero: int, mesh: Mesh, layout: Layout, left: Collection[nn.Parameter] = ()
     ) -> None:
         assert isinstance(model, FSDPModule)
         self._model = model

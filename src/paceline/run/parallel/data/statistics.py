@@ -8,9 +8,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.device_mesh import DeviceMesh
 
-from paceline.run.parallel.data.rows import data_group
+from paceline.run.process.groups import Mesh
 from paceline.spec.plan import Plan
 from paceline.task.models.layers.batch_norm import whole_batch_norms
 
@@ -42,7 +41,7 @@ class _Sum(torch.autograd.Function):
         return _Sum.apply(grad, ctx.group), None
 
 
-def share_statistics(model: nn.Module, mesh: DeviceMesh | None, plan: Plan) -> RankSums | None:
+def share_statistics(model: nn.Module, mesh: Mesh | None, plan: Plan) -> RankSums | None:
     """Have every such normalisation of the model see the rows of all data ranks.
 
     Return what tells whether a rank's rows count; None without such a module or other ranks with rows.
@@ -50,7 +49,7 @@ def share_statistics(model: nn.Module, mesh: DeviceMesh | None, plan: Plan) -> R
     norms: list[Any] = list(whole_batch_norms(model))
     if mesh is None or plan.layout.data_degree == 1 or not norms:
         return None
-    sums = RankSums(data_group(mesh, plan.layout))
+    sums = RankSums(mesh.data)
     for norm in norms:
         norm.add_up = sums
         if plan.compile:

@@ -29,6 +29,7 @@ from torch.distributed.tensor import DTensor, Placement, Shard
 from paceline.errors import ConfigError
 from paceline.run.parallel.data.alone import AloneExperts
 from paceline.run.parallel.expert.routed import RoutedForward
+from paceline.run.process.groups import Mesh
 from paceline.spec.layout import Layout
 from paceline.task.declared import expert_axis, is_routed
 from paceline.task.models.moe import MoE, MoEDecoder
@@ -37,16 +38,16 @@ EXPERT_DIM = 0  # of stacked weights, split over `ep`
 
 
 def spread_experts(
-    model: nn.Module, mesh: DeviceMesh, layout: Layout, alone: AloneExperts | None = None
+    model: nn.Module, mesh: Mesh, layout: Layout, alone: AloneExperts | None = None
 ) -> dict[nn.Parameter, Any]:
     """Split every layer's experts over `ep` and return where FSDP2 is to shard each of their weights: None for nowhere.
 
     Those of ranks that are `alone` with their experts need no FSDP2. Others stay in the sharding unit of their block,
     so that nothing is gathered inside a block, where selective recompute could not follow. Weights may be on the meta
-    device. A pipeline stage may be without experts; every rank of the mesh makes its groups all the same. Raises
+    device. A pipeline stage may be without experts; every rank of the mesh asks for its groups all the same. Raises
     ConfigError for a model whose experts cannot be spread.
     """
-    axes = expert_mesh(mesh, layout)
+    axes = mesh.experts
     exchange = AllToAll(axes["ep"].get_group())
     placed: dict[nn.Parameter, Any] = {}
     place = _placements(axes, layout)
@@ -145,15 +146,6 @@ def balance_shared_sequences(model: nn.Module, group: dist.ProcessGroup) -> None
     for module in model.modules():
         if isinstance(module, MoE | MoEDecoder):
             module.over_sequence = over_sequence
-
-
-def expert_mesh(mesh: DeviceMesh, layout: Layout) -> DeviceMesh:
-    """Return the mesh (dp_replicate, expert_shard, ep, tp), in which `fsdp` is split in two. Every rank calls it.
-
-    Neighbours of `fsdp` form an `ep` group: they exchange the most.
-    """
-    remaining = layout.dp_shard * layout.cp // layout.ep
-    return mesh["dp_replicate", "fsdp", "tp"]._unflatten("fsdp", (remaining, layout.ep), ("expert_shard", "ep"))
 
 
 def _placements(axes: DeviceMesh, layout: Layout) -> Callable[[int], Any]:

@@ -13,13 +13,13 @@ from dataclasses import dataclass, field
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
 from paceline.errors import ConfigError, DoesNotFit
 from paceline.plan.feasible.stages import blocks_per_stage, refusal, stages_of
 from paceline.run.numerics.randomness.again import DRAWS_BY
 from paceline.run.parallel.apply import Gradients, apply_plan
+from paceline.run.process.groups import Mesh
 from paceline.spec.plan import Plan
 from paceline.task.declared import declared_rules
 from paceline.task.models.chain import OPENED_BY, chain_of, is_hugging_face
@@ -52,7 +52,7 @@ class Pipeline:
     shared: list[str] = field(default_factory=list)  # parameters that the first and the last stage both hold
     rules: Rules | None = None  # of the whole model, where the plan splits its layers
 
-    def apply(self, plan: Plan, mesh: DeviceMesh) -> PipelineGradients:
+    def apply(self, plan: Plan, mesh: Mesh) -> PipelineGradients:
         """Apply the rest of the plan to every stage and return how their gradients are summed."""
         for stage in self.stages:
             stage.gradients = apply_plan(stage.module, stage.blocks, plan, mesh, self.rules, stage.first_block)
@@ -66,7 +66,7 @@ class Pipeline:
         return [held[name] for name in self.shared]
 
 
-def split_model(model: nn.Module, plan: Plan, mesh: DeviceMesh) -> Pipeline:
+def split_model(model: nn.Module, plan: Plan, mesh: Mesh) -> Pipeline:
     """Return this rank's stages of a model that is whole (on any device, the meta device too).
 
     Raises DoesNotFit where the model declares no chain or the plan's pipeline cannot run on it, and ConfigError for a

@@ -90,7 +90,7 @@ class StageModule(nn.Module):
         `received` is empty on the first stage, else hidden states [rows, ...] and, where they travel, random states.
         """
         micro = self._micro_batches[int(index)]
-        rows = sample_rows(micro, self._plan)
+        rows = sample_rows(micro, lambda step: step)
         hidden = received[0][: rows_in(micro)] if received else None
         with self._randomness.during(rows):
             found = self._run(micro, hidden, received[1] if len(received) > 1 else None)

@@ -1,0 +1,92 @@
+"""The state of one moment, as a rank holds it: the parts of its tensors, apart from the ones that go on training."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from paceline.errors import StorageError
+from paceline.run.checkpoint.boxes import Box
+from paceline.run.checkpoint.fingerprint import local_part, parts_held
+from paceline.run.checkpoint.shards import DTYPES, dtype_name
+
+
+@dataclass(frozen=True)
+class Part:
+    """A rectangular part of a tensor that a rank holds: all but its values."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]  # of the whole tensor
+    offsets: tuple[int, ...]
+    sizes: tuple[int, ...]
+    fingerprint: int | None = None
+
+    @property
+    def box(self) -> Box:
+        """Return where the part lies in the whole."""
+        return self.offsets, self.sizes
+
+    @property
+    def bytes(self) -> int:
+        """Return the length of the part's values."""
+        return math.prod(self.sizes) * DTYPES[self.dtype][1]
+
+    @property
+    def key(self) -> str:
+        """Return the tensor's name, with the slices where the part is not the whole."""
+        if self.sizes == self.shape:
+            return self.name
+        slices = (f"{at}:{at + size}" for at, size in zip(self.offsets, self.sizes, strict=True))
+        return f"{self.name}[{','.join(slices)}]"
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """What a checkpoint of `step` is written from on this rank: values by part, and the caller's JSON."""
+
+    step: int
+    values: Mapping[Part, torch.Tensor]
+    extra: Mapping[str, Any]
+
+
+def take_snapshot(
+    step: int, tensors: Mapping[str, torch.Tensor], extra: Mapping[str, Any], *, copy: bool = True
+) -> Snapshot:
+    """Return the state of this moment. Nothing is sent or written, so training may go on when it returns.
+
+    Values are copied to the host's memory. Without `copy` they are the live ones, which must then not change until the
+    checkpoint is written. Raises StorageError for what a checkpoint cannot hold.
+    """
+    checked = {name: _checked(name, tensor) for name, tensor in tensors.items()}
+    fingerprints = parts_held(checked)  # of the live tensors: what a copy or a writer gets wrong is to be seen
+    values = {}
+    for name, tensor in checked.items():
+        local, places = local_part(tensor)
+        for offsets, sizes in places:
+            known = fingerprints[name].get((offsets, sizes))
+            part = Part(name, dtype_name(tensor.dtype), tuple(tensor.shape), offsets, sizes, known)
+            values[part] = local.to("cpu", copy=True) if copy else local
+    return Snapshot(step, values, _plain(extra))
+
+
+def _checked(name: str, tensor: torch.Tensor) -> torch.Tensor:
+    if not isinstance(tensor, torch.Tensor):
+        raise StorageError(f"'{name}' cannot be saved", f"it is a {type(tensor).__name__}, not a tensor", "use `extra`")
+    if dtype_name(tensor.dtype) not in DTYPES or tensor.is_meta or tensor.layout != torch.strided:
+        kind = f"it is a {tensor.layout} {tensor.dtype} tensor on {tensor.device}"
+        raise StorageError(f"'{name}' cannot be saved", kind, f"dense, not on meta, one of: {', '.join(DTYPES)}")
+    return tensor.detach()
+
+
+def _plain(extra: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a copy of `extra` as JSON has it."""
+    try:
+        return dict(json.loads(json.dumps(dict(extra), allow_nan=False)))
+    except (TypeError, ValueError, RecursionError) as error:
+        raise StorageError("`extra` cannot be saved", f"it is not plain JSON: {error}", "spell it out") from error

@@ -1,0 +1,99 @@
+"""The optimizer's state in host memory: it visits the device once a step, a bucket at a time, for the update.
+
+The update itself runs on the device, by the same kernel on the same numbers: weights are those of an optimizer whose
+state never leaves, bit for bit, and so are checkpoints. On a CPU the state that visits is a copy too.
+"""
+
+from __future__ import annotations
+
+import weakref
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+from paceline.run.checkpoint import materialise_optimizer_state
+
+BUCKET_BYTES = 128 * 2**20  # of state on the device at a time; one weight's at least
+
+
+@dataclass(frozen=True)
+class _Bucket:
+    """Some parameters of one group, and an optimizer of the same kind for them alone."""
+
+    group: dict[str, Any]  # of the optimizer that holds the state; its options count
+    parameters: list[nn.Parameter]
+    worker: torch.optim.Optimizer
+
+
+class OffloadedUpdate:
+    """Updates weights with an optimizer whose state rests in host memory."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer, bucket_bytes: int = BUCKET_BYTES) -> None:
+        self.optimizer = optimizer
+        materialise_optimizer_state(optimizer, torch.device("cpu"))
+        for parameter in optimizer.state:
+            if parameter.device.type == "cuda":
+                for name in self._offloaded(parameter):
+                    _pin(_local(optimizer.state[parameter][name]))
+        kind: Any = type(optimizer)
+        self._buckets = [
+            _Bucket(group, parameters, kind([{**group, "params": parameters}]))
+            for group in optimizer.param_groups
+            for parameters in self._filled(group["params"], bucket_bytes)
+        ]
+
+    def step(self) -> None:
+        """Update every weight that has a gradient."""
+        for bucket in self._buckets:
+            bucket.worker.param_groups[0].update({k: v for k, v in bucket.group.items() if k != "params"})
+            changed = [parameter for parameter in bucket.parameters if parameter.grad is not None]
+            for parameter in changed:
+                state, offloaded = self.optimizer.state[parameter], self._offloaded(parameter)
+                visiting = {name: _copied(state[name], parameter.device) for name in offloaded}
+                bucket.worker.state[parameter] = {**state, **visiting}
+            bucket.worker.step()
+            for parameter in changed:
+                state, visited = self.optimizer.state[parameter], bucket.worker.state.pop(parameter)
+                for name in self._offloaded(parameter):
+                    _local(state[name]).copy_(_local(visited[name]), non_blocking=True)
+
+    def _filled(self, parameters: list[nn.Parameter], limit: int) -> list[list[nn.Parameter]]:
+        """Return the parameters in runs whose state is about `limit` bytes at most."""
+        runs: list[list[nn.Parameter]] = []
+        size = 0
+        for parameter in parameters:
+            own = sum(_local(self.optimizer.state[parameter][name]).nbytes for name in self._offloaded(parameter))
+            if not runs or size + own > limit:
+                runs.append([])
+                size = 0
+            runs[-1].append(parameter)
+            size += own
+        return runs
+
+    def _offloaded(self, parameter: Tensor) -> list[str]:
+        """Return the names of a parameter's state that rests on the host: all but the count of steps."""
+        return [name for name, value in self.optimizer.state[parameter].items() if name != "step" and value is not None]
+
+
+def _local(tensor: Tensor) -> Tensor:
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def _copied(value: Tensor, device: torch.device) -> Tensor:
+    """Return another tensor with the same values, on the device."""
+    return value.to(device, non_blocking=True, copy=True)
+
+
+def _pin(tensor: Tensor) -> None:
+    """Lock a tensor's memory in place, so that the device copies from and to it by itself, as long as it lives.
+
+    Of a DTensor torch allocates no pinned memory, so what there is gets registered with the driver.
+    """
+    if not tensor.numel():
+        return
+    runtime, address = torch.cuda.cudart(), tensor.data_ptr()
+    torch.cuda.check_error(int(runtime.cudaHostRegister(address, tensor.nbytes, 0)))
+    weakref.finalize(tensor.untyped_storage(), runtime.cudaHostUnregister, address)

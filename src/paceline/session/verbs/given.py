@@ -1,0 +1,33 @@
+"""What a Python caller gives a verb to work on, made into a spec: a Task, a spec file's path, or a finished Spec."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from paceline.errors import ConfigError
+from paceline.spec.arguments import make_spec
+from paceline.spec.load import Spec, load_spec
+from paceline.spec.task import Task
+
+
+def spec_of(task: Task | Spec | str | Path, plan: Any, cluster: Any, overrides: Sequence[str]) -> Spec:
+    """Return the spec of a task, a spec file or a spec.
+
+    `overrides` are those of a file ("cluster.devices=4"). `plan` and `cluster` other than "auto" take the place of
+    the file's whole table. Raises ConfigError for overrides of what is no file, and for what `make_spec` refuses.
+    """
+    if isinstance(task, str | Path):
+        spec = load_spec(task, overrides)
+    elif overrides:
+        because = "a task in Python has its values already"
+        raise ConfigError("overrides without a spec file", because, "plan=..., cluster=..., or a path as the task")
+    elif isinstance(task, Spec):
+        spec = task
+    else:
+        return make_spec(task, plan, cluster)
+    made = make_spec(spec.task, plan, cluster)
+    given = {"plan": plan, "cluster": cluster}
+    return dataclasses.replace(spec, **{name: getattr(made, name) for name, value in given.items() if value != "auto"})

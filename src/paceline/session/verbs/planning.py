@@ -1,0 +1,42 @@
+"""What `paceline plan` answers: one plan, clusters side by side, or the ways to use groups of different devices."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from paceline.plan.explain.compare_clusters import Comparison, compare_clusters
+from paceline.plan.placement.grouped import Grouped, plan_groups
+from paceline.plan.planned import Planned, plan_task
+from paceline.session.measure import measure_task
+from paceline.spec.load import Spec
+
+Answer = Planned | Comparison | Grouped
+Say = Callable[[str], None]
+
+
+def answer(
+    spec: Spec,
+    *,
+    names: Sequence[str] = (),
+    counts: Sequence[int] = (),
+    measure: bool = False,
+    say: Say | None = None,
+) -> Answer:
+    """Return the plan of a spec; where there are several names or counts of devices, one plan for each of them.
+
+    A spec with groups of different devices gives the ways to use them all. With `measure` the task's own blocks are
+    timed on this machine, and planned with. Raises DoesNotFit where nothing fits.
+    """
+    if len(names) > 1 or len(counts) > 1:
+        return compare_clusters(spec, tuple(names), tuple(counts), say=say)
+    if spec.cluster.groups:
+        return plan_groups(spec, say=say)
+    planned = plan_task(spec, say=say)
+    if not measure:
+        return planned
+    measure_task(planned, say or _nobody)
+    return plan_task(spec, say=say)
+
+
+def _nobody(line: str) -> None:
+    """Hear what nobody asked to hear."""

@@ -1,0 +1,160 @@
+"""The verbs of the command line as functions, `paceline.plan` and its kin: thin, and free of imports until called."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, overload
+
+if TYPE_CHECKING:
+    from paceline.backtest.backtest import Backtest
+    from paceline.plan.explain.compare_clusters import Comparison
+    from paceline.plan.placement.grouped import Grouped
+    from paceline.plan.planned import Planned
+    from paceline.report.summary import Summary
+    from paceline.session.verbs.proofs import Verification
+    from paceline.session.verbs.run_folder import RunFolder
+    from paceline.session.verbs.simulation import Simulation
+    from paceline.spec.cluster import ClusterSpec
+    from paceline.spec.load import Spec
+    from paceline.spec.plan import Plan, PlanSpec
+    from paceline.spec.task import Task
+
+Say = Callable[[str], None]
+
+
+@overload
+def plan(
+    task: Task | Spec | str | Path,
+    plan: str | dict[str, Any] | PlanSpec | Plan = "auto",
+    *,
+    cluster: str | int | dict[str, Any] | ClusterSpec = "auto",
+    overrides: Sequence[str] = (),
+    measure: bool = False,
+    say: Say | None = None,
+) -> Planned: ...
+
+
+@overload
+def plan(
+    task: Task | Spec | str | Path,
+    plan: str | dict[str, Any] | PlanSpec | Plan = "auto",
+    *,
+    cluster: list[str | int],
+    overrides: Sequence[str] = (),
+    say: Say | None = None,
+) -> Comparison: ...
+
+
+def plan(
+    task: Any,
+    plan: Any = "auto",
+    *,
+    cluster: Any = "auto",
+    overrides: Sequence[str] = (),
+    measure: bool = False,
+    say: Say | None = None,
+) -> Planned | Comparison | Grouped:
+    """Return the best plan of a task on a cluster with its price, as `paceline plan` prints it. Nothing is trained.
+
+    A list as `cluster` compares: numbers of devices, names of devices, and every name with every number where there
+    are both. A spec file with `[cluster.groups]` gives the ways to use all the groups (`Grouped`). `measure` times the
+    task's own blocks on this machine first. `say` hears of slow preparations. Raises DoesNotFit where no plan fits, and
+    ConfigError for what is no task, plan or cluster.
+    """
+    from paceline.errors import ConfigError
+    from paceline.plan.explain.compare_clusters import compare_clusters
+    from paceline.session.verbs.given import spec_of
+    from paceline.session.verbs.planning import answer
+
+    if not isinstance(cluster, list):
+        return answer(spec_of(task, plan, cluster, overrides), measure=measure, say=say)
+    if measure:
+        raise ConfigError("measure with several clusters", "it speaks of one plan", "one of the clusters")
+    names = [one for one in cluster if isinstance(one, str)]
+    counts = [one for one in cluster if isinstance(one, int)]
+    return compare_clusters(spec_of(task, plan, "auto", overrides), names, counts, say=say)
+
+
+def verify(
+    task: Task | Spec | str | Path,
+    layout: str | None = None,
+    *,
+    every: int = 0,
+    cluster: str | int | dict[str, Any] | ClusterSpec = "auto",
+    overrides: Sequence[str] = (),
+    steps: int = 3,
+    dtypes: Sequence[str] | None = None,
+    say: Say | None = None,
+) -> Verification:
+    """Return whether a layout ("dp_shard=2"; None: the planner's) gives the numbers of one device, in small processes.
+
+    `every=4` proves every layout of 2 to 4 ranks instead. `steps` updates are compared, in the precisions `dtypes`:
+    ("fp32", "fp64"), and ("fp64",) for every layout. An unequal layout is no error here: `equal` is False, and
+    `failure()` is the error that the command line ends with. Raises ConfigError for what is no layout or precision.
+    """
+    from paceline.session.verbs.given import spec_of
+    from paceline.session.verbs.proofs import verification
+
+    spec = spec_of(task, "auto", cluster, overrides)
+    return verification(spec, layout=layout, every=every, steps=steps, dtypes=dtypes, say=say)
+
+
+def simulate(
+    task: Task | Spec | str | Path,
+    plan: str | dict[str, Any] | PlanSpec | Plan = "auto",
+    *,
+    cluster: str | int | dict[str, Any] | ClusterSpec = "auto",
+    overrides: Sequence[str] = (),
+    days: float | None = None,
+    policies: Sequence[str] = (),
+    runs: int = 50,
+    seed: int = 0,
+    intervals: bool = False,
+    say: Say | None = None,
+) -> Simulation:
+    """Return how a task's run goes on machines that fail, as `paceline simulate` prints it. Nothing is trained.
+
+    Without `days` runs go on until the task is done. `policies` are names with settings ("spares,every=30min"; empty:
+    those that the command line compares); all meet the same failures, `runs` times. `intervals` looks for the best
+    interval between checkpoints too. Raises ConfigError where nothing is known of how often the machines fail.
+    """
+    from paceline.session.verbs.given import spec_of
+    from paceline.session.verbs.simulation import simulation
+
+    spec = spec_of(task, plan, cluster, overrides)
+    return simulation(spec, days=days, policies=policies, runs=runs, seed=seed, intervals=intervals, say=say)
+
+
+def backtest(files: str | Path | Sequence[str | Path]) -> Backtest:
+    """Return the scores of forecasts against tables of measurements (.csv, .jsonl, .parquet) and folders of runs.
+
+    Raises DataError for a file that is no table, and for a folder without a run.
+    """
+    from paceline.session.verbs.scores import backtest_of
+
+    given = [files] if isinstance(files, str | Path) else files
+    return backtest_of([Path(name) for name in given])
+
+
+def report(run_dir: str | Path) -> Summary:
+    """Write RUN_DIR/report.html and return what is in it: what a run took against what was forecast.
+
+    Raises ConfigError where the folder is not a run's, StorageError where its journal is empty or nothing can be
+    written.
+    """
+    from paceline.report.build import build_report, write_report
+
+    run = load_run(run_dir)
+    write_report(run.dir)
+    return build_report(run.dir)
+
+
+def load_run(run_dir: str | Path) -> RunFolder:
+    """Return a run that is over, or still goes on, from its directory: records, spec, checkpoints, weights, report.
+
+    Raises ConfigError where the folder is not a run's.
+    """
+    from paceline.session.verbs.run_folder import open_run
+
+    return open_run(Path(run_dir))

@@ -1,0 +1,72 @@
+"""A run's directory, read: the journal's records, the spec, the checkpoints, the weights, the report. Torch-free."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from paceline.errors import ConfigError, StorageError, suggestion
+from paceline.report.build import build_report
+from paceline.report.summary import Summary
+from paceline.run.record.journal import read_journal
+from paceline.session.verbs.weights import Exported, choose_checkpoint, export_run
+from paceline.spec.load import Spec, spec_from_dict
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """What a run has left in its directory. Everything is read when it is asked for."""
+
+    dir: Path
+
+    def records(self, kind: str = "") -> list[dict[str, Any]]:
+        """Return the journal's records, oldest first; those of one kind ("step", "decision", ...) where it is given."""
+        return [record for record in read_journal(self.dir) if kind in ("", record["kind"])]
+
+    @cached_property
+    def spec(self) -> Spec:
+        """The spec of the newest start. Raises StorageError where the journal has none."""
+        starts = self.records("run_started")
+        if not starts:
+            raise StorageError(f"{self.dir} tells no spec", "its journal has no start", "a run that has begun")
+        return spec_from_dict(starts[-1]["spec"], origin=f"the journal in {self.dir}")
+
+    def summary(self) -> Summary:
+        """Return the report's content, without writing the page. Raises StorageError where the journal is empty."""
+        return build_report(self.dir)
+
+    def checkpoint(self, step: int | None = None) -> Path:
+        """Return the folder of the newest checkpoint that is sound in every byte, or of the one of a step.
+
+        Raises ConfigError where there is none, StorageError where none is sound.
+        """
+        return choose_checkpoint(self.dir, step).path
+
+    def weights(self, step: int | None = None) -> Mapping[str, Tensor]:
+        """Return the model's whole tensors by name, each built when it is asked for. Raises as `checkpoint`."""
+        from paceline.run.checkpoint import WholeTensors
+
+        return WholeTensors(self.checkpoint(step))
+
+    def export(self, out: str | Path, step: int | None = None) -> Exported:
+        """Write the weights as safetensors into the folder `out`, as `paceline export` does. Raises as `checkpoint`."""
+        return export_run(self.dir, Path(out), step)
+
+
+def open_run(run_dir: Path) -> RunFolder:
+    """Return a run's directory. Raises ConfigError where it is none, naming one that is near."""
+    if not (run_dir / "journal").is_dir():
+        raise ConfigError(f"'{run_dir}' is not a run's directory", "it has no folder `journal`", _runs_near(run_dir))
+    return RunFolder(run_dir)
+
+
+def _runs_near(run_dir: Path) -> str:
+    folders = {run_dir, run_dir.parent, Path("runs")}
+    known = [str(found.parent) for folder in folders for found in folder.glob("*/journal")]
+    return suggestion(str(run_dir), known) if known else "paceline train SPEC makes one"

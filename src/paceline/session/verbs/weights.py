@@ -1,0 +1,118 @@
+"""The weights of a run as safetensors: which checkpoint is taken, and in which form it is written. Torch-free."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from paceline.errors import ConfigError, StorageError, suggestion
+from paceline.run.record.journal import read_records
+from paceline.spec.journal.kinds import RunStarted
+from paceline.spec.load import spec_from_dict
+from paceline.spec.task import DataSpec, ModelSpec
+from paceline.task.models.sizes import DecoderConfig, is_named, resolve_decoder
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from paceline.run.checkpoint import Manifest
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """A checkpoint that is sound in every byte, and why newer ones were passed over."""
+
+    path: Path
+    manifest: Manifest
+    skipped: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Exported:
+    """Weights that were written. `format` is "huggingface" (with config.json) or "safetensors" (the module's names)."""
+
+    checkpoint: Path
+    step: int
+    out: Path
+    format: str
+    files: tuple[Path, ...]
+    bytes: int
+    skipped: tuple[str, ...]
+
+
+def export_run(run_dir: Path, out: Path, step: int | None = None) -> Exported:
+    """Write the weights of a run's newest sound checkpoint, or of the one of `step`, into the folder `out`.
+
+    Raises as `choose_checkpoint`, and StorageError where `out` cannot be written.
+    """
+    chosen = choose_checkpoint(run_dir, step)
+    kind, files = write_weights(run_dir, chosen, out)
+    size = sum(file.stat().st_size for file in files)
+    return Exported(chosen.path, chosen.manifest.step, out, kind, tuple(files), size, chosen.skipped)
+
+
+def choose_checkpoint(run_dir: Path, step: int | None = None) -> Chosen:
+    """Return the newest checkpoint that is sound in every byte, or the one of a step.
+
+    Raises ConfigError where the run has none, or none of `step`; StorageError where there are some and none is sound.
+    """
+    from paceline.run.checkpoint import list_checkpoints, verify_checkpoint
+    from paceline.run.loop.resume import checkpoint_root
+
+    root = checkpoint_root(run_dir)
+    if not root.is_dir():
+        raise ConfigError(
+            f"'{run_dir}' holds no checkpoints", "it has no folder `checkpoints`", "paceline train SPEC makes one"
+        )
+    listing = list_checkpoints(root)
+    skipped = list(listing.skipped)
+    for found in listing.complete:
+        if step is not None and found.manifest.step != step:
+            continue
+        try:
+            return Chosen(found.path, verify_checkpoint(found.path), tuple(skipped))
+        except StorageError as error:
+            skipped.append(f"{error.what}: {error.because}")
+    steps = [str(found.manifest.step) for found in listing.complete]
+    if step is not None and str(step) not in steps:
+        fix = suggestion(str(step), steps) if steps else "leave --step out once there is a checkpoint"
+        raise ConfigError(f"'{run_dir}' holds no checkpoint of step {step}", f"it holds {', '.join(steps)}", fix)
+    if skipped:
+        raise StorageError(f"no checkpoint in {root} is sound", "; ".join(skipped), "another --step, or another run")
+    raise ConfigError(f"'{run_dir}' holds no checkpoint", f"{root} is empty", "let the run reach a checkpoint")
+
+
+def write_weights(run_dir: Path, chosen: Chosen, out: Path) -> tuple[str, list[Path]]:
+    """Write the weights of a checkpoint into `out` and return their format and the files.
+
+    Memory stays at one file of the export for a built-in model, and at one tensor for another.
+    """
+    from paceline.run.checkpoint import WholeTensors, consolidate
+    from paceline.task.models.huggingface.weights import export_safetensors
+
+    tensors = WholeTensors(chosen.path)
+    decoder = decoder_of(run_dir, chosen.manifest.extra["spec"], tensors)
+    if decoder is not None:
+        export_safetensors(tensors, decoder, out)
+        weights = {file for file in out.glob("model*.safetensors*") if file.suffix != ".part"}
+        return "huggingface", sorted({*weights, out / "config.json"})
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise StorageError(f"cannot write to {out}", str(error), "a folder with room to write") from error
+    consolidate(chosen.path, out / "model.safetensors", verify=False)  # verified when it was chosen
+    return "safetensors", [out / "model.safetensors"]
+
+
+def decoder_of(run_dir: Path, spec: dict[str, Any], tensors: Mapping[str, Tensor]) -> DecoderConfig | None:
+    """Return the shape of a run's built-in model, or None for a user's own."""
+    task = spec_from_dict(spec, origin="the checkpoint").task
+    if not isinstance(task.model, ModelSpec) or not is_named(task.model.name):
+        return None
+    seq_len = task.data.seq_len if isinstance(task.data, DataSpec) else 0
+    for record in read_records(run_dir):  # data given as an object state their length nowhere else
+        if isinstance(record, RunStarted):
+            seq_len = int(record.facts.get("items_per_sample", seq_len))
+    return resolve_decoder(task.model, tensors["embed_tokens.weight"].shape[0], seq_len)

@@ -1,0 +1,124 @@
+"""Ring formulas and what each class of sharding communicates, by hand."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from plan_examples import cluster, network_terms, plan, profile
+
+from paceline.cluster.resolve import resolve_cluster
+from paceline.plan.cost.constants import read_constants
+from paceline.plan.cost.inputs import Context
+from paceline.plan.cost.time.network import Traffic
+from paceline.plan.cost.time.network import traffic as traffic_of
+from paceline.plan.cost.time.ring import Rings
+from paceline.plan.cost.time.ring import ring as rings
+from paceline.spec.cluster import Cluster, ClusterSpec, Figure, GroupRates, Link
+from paceline.spec.layout import Layout
+from paceline.spec.plan import Plan
+
+CONSTANTS = read_constants()
+
+
+def ring(where: Cluster, size: int, stride: int) -> Rings:
+    return rings(where, CONSTANTS, np.array([size]), np.array([stride]))
+
+
+def traffic(context: Context, chosen: Plan) -> Traffic:
+    return traffic_of(context.sheet(chosen))
+
+
+@given(st.integers(2, 64))
+def test_ring_moves_and_hops(size):
+    group = ring(cluster(size), size, 1)
+    share = (size - 1) / size
+    assert group.seconds("all_gather", 1e9, 3) == pytest.approx(share * 1e9 / 1e9 + 3 * (size - 1) * 1e-4)
+    assert group.seconds("all_reduce", 1e9, 1) == pytest.approx(2 * share + (size - 1) * 1e-4), "measured whole"
+    published = Link("node", Figure(1e-4, "published"), Figure(1e9, "published"))
+    twice = ring(cluster(size, "cuda", links=(published, published)), size, 1)
+    once = twice.seconds("all_gather", 0.0, 1) - twice.start_seconds
+    assert twice.seconds("all_reduce", 0.0, 1) == pytest.approx(2 * once + twice.start_seconds)
+    assert ring(cluster(size), 1, 1).seconds("all_reduce", 1e9, 1) == 0
+
+
+def test_measured_rates_of_each_collective_are_used():
+    link = Link("process", Figure(0.0, "measured"), Figure(1e9, "measured"), {"reduce_scatter": 5e8})
+    group = ring(cluster(2, links=(link,)), 2, 1)
+    assert group.seconds("reduce_scatter", 1e9, 1) == pytest.approx(1.0)
+    assert group.seconds("all_gather", 1e9, 1) == pytest.approx(0.5)
+
+
+def test_classes_of_sharding_by_hand():
+    context = Context(profile(4), cluster(4), 64, 1)
+    layout = Layout(dp_shard=4)
+    rounds, share, copy = 4, 3 / 4, 2 / 1e10
+    parameters, root, hop = 5e6, 1e6, 3e-4  # three hops of a pass
+
+    def seconds(gathered, launches):
+        return share * gathered * 4 / 1e9 + launches * hop + gathered * 4 * copy
+
+    third = traffic(context, plan(layout, 4, zero=3))
+    assert third.gather_seconds == pytest.approx(seconds(rounds * (2 * (parameters - root) + root), rounds * 9))
+    assert third.reduce_seconds == pytest.approx(seconds(rounds * parameters, rounds * 5))
+    second = traffic(context, plan(layout, 4, zero=2))
+    assert second.gather_seconds == pytest.approx(seconds(parameters, 5))
+    assert second.reduce_seconds == pytest.approx(third.reduce_seconds)
+    first = traffic(context, plan(layout, 4, zero=1))
+    assert first.gather_seconds == pytest.approx(second.gather_seconds)
+    assert first.reduce_seconds == pytest.approx(seconds(parameters, 5))
+
+
+def test_copies_of_shards_reduce_the_shard_once_a_step():
+    context = Context(profile(4), cluster(4), 64, 1)
+    sharded = traffic(context, plan(Layout(dp_shard=2), 8, zero=1))
+    hybrid = traffic(context, plan(Layout(dp_replicate=2, dp_shard=2), 8, zero=1))
+    all_reduce = 2 * 0.5 * (5e6 / 2 * 4) / 1e9 + 5 * 1e-4
+    assert hybrid.reduce_seconds - sharded.reduce_seconds == pytest.approx(all_reduce)
+
+
+def test_nothing_is_hidden_on_cpus_and_much_on_accelerators():
+    chosen = plan(Layout(dp_shard=4), 4)
+    on_cpu = network_terms(Context(profile(4), cluster(4), 64, 1), chosen, 1e3)
+    on_gpu = network_terms(Context(profile(4), cluster(4, "cuda"), 64, 1), chosen, 1e3)
+    for exposed, whole in zip(on_gpu, on_cpu, strict=True):
+        assert exposed.value == pytest.approx(whole.value / 5)  # the first or last of five units
+    assert "not overlapped" in on_cpu[0].formula and "overlaps" in on_gpu[0].formula
+    busy = network_terms(Context(profile(4), cluster(4, "cuda"), 64, 1), chosen, 0.0)
+    assert [term.value for term in busy] == pytest.approx([term.value for term in on_cpu])
+    assert network_terms(Context(profile(4), cluster(1), 64, 1), plan(Layout(), 4), 1.0) == ()
+
+
+def test_groups_across_nodes_share_their_adapters():
+    published, _ = resolve_cluster(ClusterSpec("h100-sxm", devices=16))
+    whole = ring(published, 16, 1)  # eight members a node bring eight adapters
+    assert whole.nodes == 2
+    assert whole.bytes_per_second["all_reduce"] == pytest.approx(8 * 50e9 * CONSTANTS.network_link_share)
+    strided = ring(published, 2, 8)  # one member a node
+    assert strided.bytes_per_second["all_reduce"] == pytest.approx(50e9 * CONSTANTS.network_link_share)
+    inside = ring(published, 8, 1)
+    assert inside.nodes == 1 and inside.bytes_per_second["all_reduce"] == pytest.approx(
+        450e9 * CONSTANTS.node_link_share
+    )
+    more, _ = resolve_cluster(ClusterSpec("h100-sxm", devices=64))
+    slow, fast = ring(more, 64, 1), ring(published, 16, 1)
+    assert slow.bytes_per_second["all_reduce"] == pytest.approx(fast.bytes_per_second["all_reduce"])
+    # A ring's hops are all as slow as the slowest, and there are more of them; a tree of eight nodes is three high.
+    assert slow.pass_latency_seconds == pytest.approx(63 * CONSTANTS.network_hop_seconds)
+    tree = 7 * CONSTANTS.node_hop_seconds + 3 * CONSTANTS.network_hop_seconds
+    assert slow.tree_latency_seconds == pytest.approx(tree)
+    assert slow.seconds("all_reduce", np.zeros(1), 1) == pytest.approx(2 * tree + CONSTANTS.collective_seconds)
+    assert ring(published, 1, 1).seconds("all_reduce", 1, 1) == 0
+
+
+def test_smaller_groups_have_the_rates_that_were_measured_of_them():
+    figure = Figure(1e9, "measured")
+    pairs = GroupRates(2, 1e-5, {"all_reduce": 4e9})
+    link = Link("process", Figure(1e-4, "measured"), figure, {"all_reduce": 1e9}, (pairs,))
+    here = cluster(8, links=(link,))
+    found = rings(here, CONSTANTS, np.array([2, 4, 8]), np.ones(3, dtype=np.int64))
+    assert found.bytes_per_second["all_reduce"] == pytest.approx([4e9, 2e9, 1e9])  # straight in logarithms
+    hops = found.pass_latency_seconds / np.array([1, 3, 7])
+    assert hops == pytest.approx([1e-5, 1e-5 * 10**0.5, 1e-4])
+    assert found.bytes_per_second["all_gather"] == pytest.approx([1e9] * 3)  # not measured of pairs
+    plain = rings(cluster(8), CONSTANTS, np.array([2, 8]), np.ones(2, dtype=np.int64))
+    assert plain.bytes_per_second["all_reduce"] == pytest.approx([1e9] * 2)

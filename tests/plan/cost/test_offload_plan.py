@@ -1,0 +1,105 @@
+"""Offload to host memory in the planner: what it saves, what it costs, and when it is chosen."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+
+import numpy as np
+import pytest
+from plan_examples import cluster, memory_terms, opened, plan, profile
+
+from paceline.errors import DoesNotFit
+from paceline.plan.cost.components import terms_of
+from paceline.plan.cost.inputs import Context
+from paceline.plan.cost.memory.offload import BUCKET_BYTES, HOST_LINK, offload_columns
+from paceline.plan.feasible.refusals import refusal
+from paceline.plan.search.search import search
+from paceline.run.process.brief import plan_from_dict
+from paceline.spec.forecast import Term
+from paceline.spec.layout import Layout
+from paceline.spec.plan import Plan, PlanSpec
+
+LARGE = {"parameters": 100_000_000}
+
+
+def held(chosen: Plan, kind: str = "cuda", **changes: float) -> dict[str, float]:
+    context = Context(profile(4, **changes), cluster(1, kind), 64, 1)
+    return {term.name: term.value for term in memory_terms(context, chosen)}
+
+
+def moved(context: Context, chosen: Plan, busy_seconds: float) -> dict[str, Term]:
+    return {t.name: t for t in terms_of(offload_columns(context.sheet(chosen), np.array([busy_seconds])), 0)}
+
+
+def test_state_and_activations_leave_an_accelerator() -> None:
+    here, offloaded = held(plan(Layout(), 2), **LARGE), held(plan(Layout(), 2, offload="all"), **LARGE)
+    assert here["optimizer state"] == 8 * 401e6 and offloaded["optimizer state"] == BUCKET_BYTES
+    # The embedding's own, which is no repeated block, and two blocks' of four.
+    assert here["activations"] == 2 * 5 * (4e5 * 4 + 1e5 * 4)
+    assert offloaded["activations"] == 2 * 3 * (4e5 * 4 + 1e5 * 4)
+    small = held(plan(Layout(), 2, offload="optimizer"))
+    assert small["optimizer state"] == 8 * 5e6, "a bucket holds no more than there is"
+
+
+def test_nothing_leaves_a_cpu() -> None:
+    here, offloaded = held(plan(Layout(), 2), "cpu"), held(plan(Layout(), 2, offload="all"), "cpu")
+    assert offloaded["activations"] == here["activations"]
+    assert offloaded["optimizer state"] == 2 * here["optimizer state"], "and a copy visits"
+
+
+def test_transfer_takes_what_the_link_gives() -> None:
+    context = Context(profile(4), cluster(1, "cuda"), 64, 1)
+    asked = plan(Layout(), 2, offload="all")
+    terms = moved(context, asked, busy_seconds=0.0)
+    assert terms["optimizer offload"].value == 2 * 8 * 5e6 / HOST_LINK.value
+    assert terms["activation offload"].value == 2 * 64 * 4 * 2e6 / HOST_LINK.value
+    assert terms["optimizer offload"].source == "assumed"
+    hidden = {name: term.value for name, term in moved(context, asked, busy_seconds=1e3).items()}
+    assert hidden["activation offload"] == 0 and hidden["optimizer offload"] > 0
+    on_cpu = moved(Context(profile(4), cluster(1), 64, 1), asked, busy_seconds=1e3)
+    assert on_cpu["activation offload"].value == 2 * 64 * 4 * 2e6 / (1e10 / 2), "a read and a write of memory each"
+    assert moved(context, plan(Layout()), 0.0) == {}
+
+
+def find(kind: str, gigabytes: float, **constraints: object) -> Plan:
+    return search(
+        profile(4, **LARGE), cluster(1, kind, gigabytes * 1e9), PlanSpec(**constraints), batch_samples=8, steps=1
+    ).best.plan
+
+
+def test_the_search_turns_to_the_host_only_where_nothing_else_fits() -> None:
+    assert find("cuda", 64).offload == "none"
+    assert find("cuda", 8).offload == "optimizer"  # of 6.4 GB of state and gradients, 3.2 are the optimizer's
+    assert find("cuda", 64, offload="all", recompute="full").offload == "all"
+    with pytest.raises(DoesNotFit):
+        find("cuda", 8, offload="none")
+    with pytest.raises(DoesNotFit):  # it would save nothing
+        find("cpu", 6)
+    assert find("cpu", 64, offload="optimizer").offload == "optimizer"
+
+
+def test_refusals_are_named() -> None:
+    model = opened(profile(4))
+    because = refusal(plan(Layout(), offload="activations", recompute="selective"), model)
+    assert because is not None and "selective recompute" in because
+    blockless = dataclasses.replace(model, blocks=model.blocks[:1])
+    because = refusal(plan(Layout(), offload="all"), blockless)
+    assert because is not None and "repeated blocks" in because
+    for recompute in ("none", "budget", "full"):
+        assert refusal(plan(Layout(), offload="all", recompute=recompute), model) is None
+
+
+def test_a_budget_mixes_no_selective_recompute_with_offloaded_activations() -> None:
+    context = Context(profile(8), cluster(1, "cuda"), 64, 1)
+    chosen = context.with_blocks(plan(Layout(), recompute="budget", recompute_budget=0.6, offload="activations"))
+    assert set(chosen.recompute_blocks) == {"none", "full"}
+
+
+def test_a_plan_travels_as_json() -> None:
+    chosen = plan(
+        Layout(dp_shard=2), recompute="budget", recompute_budget=0.5, recompute_blocks=("none", "full"), offload="all",
+        recompute_save=("attention",),
+    )  # fmt: skip
+    assert plan_from_dict(json.loads(json.dumps(dataclasses.asdict(chosen)))) == chosen
+    assert "1 none, 1 full" in str(chosen) and "optimizer state and activations in host memory" in str(chosen)

@@ -1,0 +1,75 @@
+"""What torch cannot do is refused in the words of its heading in the guide, and held by a test that tries it."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from pathlib import Path
+
+import pytest
+from plan_examples import profile
+
+from paceline.plan.feasible import experts, tensor
+from paceline.plan.feasible.stages import split_backward_refusal
+from paceline.spec.layout import Layout
+from paceline.spec.plan import Plan
+from paceline.spec.profile import TensorLimits
+
+ROOT = Path(__file__).parents[3]
+PAGE = (ROOT / "docs/guide/layouts.md").read_text(encoding="utf-8")
+ZERO_BUBBLE = Plan(layout=Layout(pp=2), schedule="zero-bubble")
+SPLIT = "tests/run/parallel/test_pipeline.py::test_a_split_backward_pass_still_fails_where_the_planner_refuses_it"
+
+
+def zero_bubble(**changes: object) -> str | None:
+    return split_backward_refusal(dataclasses.replace(ZERO_BUBBLE, **changes))
+
+
+def uneven_widths() -> str | None:
+    limits = TensorLimits({}, 10, (10,), False)
+    return tensor.refusal(Layout(tp=2, dp_shard=4), dataclasses.replace(profile(), tensor_limits=limits))
+
+
+def uneven_experts() -> str | None:
+    return experts.refusal(Layout(dp_shard=8, ep=2), profile(experts=2, expert_widths=(10,)))
+
+
+LIMITS = [
+    ("zero-bubble with copies or shards", zero_bubble(layout=Layout(pp=2, dp_shard=2)), SPLIT),
+    ("zero-bubble with copies or shards", zero_bubble(layout=Layout(pp=2, dp_replicate=2)), SPLIT),
+    ("zero-bubble with copies or shards", zero_bubble(layout=Layout(pp=2, cp=2)), SPLIT),
+    ("zero-bubble with selective recompute", zero_bubble(recompute="selective"), SPLIT),
+    ("zero-bubble with compiled blocks", zero_bubble(compile=True), SPLIT),
+    (
+        "Uneven parts of a second dimension",
+        uneven_widths(),
+        "tests/run/parallel/test_tensor_parallel.py::test_torch_still_shards_uneven_columns_not_at_all",
+    ),
+    (
+        "Uneven parts of a second dimension",
+        uneven_experts(),
+        "tests/run/parallel/test_experts.py::test_torch_still_cannot_shard_a_later_dimension_unevenly",
+    ),
+]
+
+
+def section(heading: str) -> str:
+    """Return what stands under a heading of the guide, up to the next one."""
+    found = re.search(rf"^### {re.escape(heading)}$(.*?)(?=^##|\Z)", PAGE, flags=re.M | re.S)
+    assert found is not None, heading
+    return found[1]
+
+
+@pytest.mark.parametrize(("heading", "because", "holds"), LIMITS)
+def test_the_guide_quotes_the_refusal_under_its_heading(heading: str, because: str | None, holds: str) -> None:
+    assert because is not None
+    quotes = re.findall(r"^> (.*)$", section(heading), flags=re.M)
+    assert any(because.endswith(quote) for quote in quotes), because
+    file, name = holds.split("::")
+    assert f"def {name}(" in (ROOT / file).read_text(encoding="utf-8")
+
+
+def test_every_heading_is_a_limit() -> None:
+    part = PAGE[PAGE.index("## What torch cannot do") :]
+    part = part[: part.index("\n## ")] if "\n## " in part else part
+    assert set(re.findall(r"^### (.*)$", part, flags=re.M)) == {heading for heading, _, _ in LIMITS}

@@ -1,0 +1,188 @@
+"""Groups of different devices: resolved, shared out by speed, priced, told, and refused where they cannot run yet."""
+
+import dataclasses
+import json
+
+import pytest
+
+from paceline.cli.main import main
+from paceline.cluster.groups import resolve_groups
+from paceline.errors import ConfigError, DoesNotFit
+from paceline.plan.explain.groups import grouped_lines
+from paceline.plan.placement.grouped import plan_groups
+from paceline.plan.placement.uneven import Work, plan_uneven
+from paceline.plan.planned import plan_task
+from paceline.plan.search.search import search
+from paceline.spec.cluster import ClusterSpec
+from paceline.spec.load import parse_spec
+from paceline.spec.plan import GoalSpec, PlanSpec
+from paceline.task.models.sizes import NAMED_SIZES, nominal_vocab
+from paceline.task.profile.decoder import profile_decoder
+
+SPEC = """
+[task]
+model = "llama-11m"
+global_batch = "256 samples"
+stop = "10 steps"
+[task.data]
+seq_len = 64
+max_bytes = "300 kB"
+[cluster]
+region = "SE"
+[cluster.groups.new]
+device = "h100-sxm"
+devices = 2
+[cluster.groups.old]
+device = "t4"
+devices = 2
+price_usd_per_device_hour = 0.5
+[plan]
+precision = "fp16"
+tp = 1
+cp = 1
+pp = 1
+"""
+
+
+def model(name="llama-1m"):
+    size = NAMED_SIZES[name]
+    return profile_decoder(dataclasses.replace(size, vocab=nominal_vocab(size)), 512)
+
+
+def groups(**kinds):
+    spec = ClusterSpec(
+        groups={name: {"device": device, "devices": devices} for name, (device, devices) in kinds.items()}
+    )
+    return resolve_groups(spec)
+
+
+def work(batch=64, profile=None, **constraints):
+    plain = {"precision": "fp16", "tp": 1, "cp": 1, "pp": 1, **constraints}
+    return Work(profile or model(), PlanSpec(**plain), batch, 10)
+
+
+def test_groups_take_what_they_leave_out_from_the_cluster():
+    spec = ClusterSpec(region="SE", pue=1.3, spot=True, groups={
+        "a": {"device": "h100-pcie", "devices": 16, "figures": {"network_bytes_per_second": 5e9}},
+        "b": {"device": "a100-pcie", "devices": 8, "spot": False}})  # fmt: skip
+    first, second = resolve_groups(spec)
+    assert (first.name, first.cluster.devices, first.cluster.links[1].bytes_per_second.value) == ("a", 16, 5e9)
+    assert first.cluster.price_usd_per_device_hour.value == 2.0  # spot, as around it
+    assert second.cluster.price_usd_per_device_hour.value == 1.35 and second.cluster.pue.value == 1.3
+    assert second.cluster.carbon_g_per_kwh.value == 35.82 and first.remarks[0].startswith("a: ")
+
+
+WRONG = {
+    "one group": ({"a": {"device": "t4", "devices": 1}}, {}, "1 group"),
+    "devices beside groups": ({"a": {}, "b": {}}, {"devices": 3}, "beside cluster.groups"),
+    "no table": ({"a": 3, "b": 4}, {}, "cluster.groups.a is not a table"),
+    "no devices": ({"a": {"device": "t4"}, "b": {}}, {}, "cluster.groups.a lacks devices"),
+    "an unknown option": ({"a": {"device": "t4", "devices": 1, "gpus": 1}, "b": {}}, {}, "unknown key 'gpus'"),
+    "a wrong type": ({"a": {"device": "t4", "devices": "two"}, "b": {}}, {}, "cluster.groups.a.devices"),
+    "an option of the whole": (
+        {"a": {"device": "t4", "devices": 1, "pue": 1.2}, "b": {}},
+        {},
+        "pue is not for a group",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_groups_that_cannot_be_are_told_by_their_place(case):
+    tables, around, message = WRONG[case]
+    with pytest.raises(ConfigError, match=message):
+        resolve_groups(ClusterSpec(groups=tables, **around))
+
+
+def test_replicas_share_the_batch_in_proportion_to_their_speed():
+    task = work(batch=512, profile=model("llama-350m"))  # of a smaller one the fast group only waits for its host
+    ways, _ = plan_uneven(task, groups(fast=("h100-sxm", 4), slow=("t4", 4)))
+    way = next(way for way in ways if way.strategy == "replicas")
+    fast, slow = way.parts
+    assert fast.samples + slow.samples == 512 and fast.samples > 3 * slow.samples
+    assert all(part.plan.layout.devices == 4 and part.plan.batch_samples == part.samples for part in way.parts)
+    seconds = [part.forecast.step_seconds.value for part in way.parts]
+    assert max(seconds) / min(seconds) < 1.25  # they end together, to within rounding
+    assert way.step_seconds.value == pytest.approx(max(seconds) + way.joining_seconds)
+    alone = search(task.profile, groups(fast=("h100-sxm", 4), slow=("t4", 4))[0].cluster, task.constraints,
+                   batch_samples=512, steps=10).best.forecast.step_seconds.value  # fmt: skip
+    assert way.step_seconds.value - way.joining_seconds < alone  # the slow group takes something off the fast one
+
+
+def test_alike_groups_share_evenly_and_bills_add_up():
+    ways, _ = plan_uneven(work(batch=64), groups(a=("a100-80", 4), b=("a100-80", 4)))
+    for way in ways:
+        first, second = way.parts
+        if way.strategy == "replicas":
+            assert (first.samples, second.samples) == (32, 32)
+        hours = way.run_seconds.value / 3600
+        money = next(term for term in way.bill if term.name == "money")
+        assert money.value == pytest.approx(8 * hours * 1.60)
+        assert money.low95 < money.low < money.value < money.high < money.high95
+        carbon = next(term for term in way.bill if term.name == "carbon")
+        assert carbon.value != carbon.value and carbon.source == "unknown"
+
+
+def test_stages_split_the_chain_in_proportion_to_speed():
+    profile = model("llama-11m")
+    ways, _ = plan_uneven(work(batch=64, profile=profile), groups(fast=("h100-sxm", 2), slow=("t4", 2)))
+    way = next(way for way in ways if way.strategy == "stages")
+    fast, slow = way.parts
+    assert fast.blocks + slow.blocks == profile.repeated_blocks and fast.blocks >= slow.blocks >= 1
+    assert fast.samples == slow.samples == 64 and way.joining_seconds > 0
+
+
+def test_a_model_that_no_group_holds_alone_fits_in_stages():
+    profile = model("llama-8b")
+    both = groups(a=("l40s", 5), b=("a100-40", 4))
+    found, refused = plan_uneven(Work(profile, PlanSpec(tp=1, cp=1, pp=1), 8, 10), both)
+    assert [way.strategy for way in found] == ["stages"] and refused[0].startswith("replicas: ")
+    with pytest.raises(DoesNotFit, match="does not fit these groups"):
+        plan_uneven(Work(profile, PlanSpec(tp=1, cp=1, pp=1), 8, 10), groups(a=("t4", 1), b=("t4", 1)))
+
+
+def test_the_goal_decides_which_way_comes_first():
+    both = groups(one=("h100-sxm", 1), many=("h100-sxm", 8))
+    task = work(batch=512, profile=model("llama-350m"))
+
+    def ranked(**goal):
+        asked = dataclasses.replace(task, constraints=dataclasses.replace(task.constraints, goal=GoalSpec(**goal)))
+        ways, _ = plan_uneven(asked, both)
+        assert len(ways) == 2
+        return ways
+
+    def memory(way):
+        return max(part.forecast.peak_bytes.value for part in way.parts)
+
+    fast, lean = ranked(name="time"), ranked(name="memory")
+    assert fast[0].step_seconds.value < fast[1].step_seconds.value
+    assert memory(lean[0]) < memory(lean[1])
+    assert (fast[0].strategy, lean[0].strategy) == ("replicas", "stages")
+    assert ranked(memory=0.9, time=0.1)[0].strategy == "stages"  # weights count too
+
+
+def test_a_batch_smaller_than_the_groups_is_no_replica_plan():
+    found, refused = plan_uneven(work(batch=1), groups(a=("a100-80", 1), b=("t4", 1)))
+    assert [way.strategy for way in found] == ["stages"] and "1 samples for 2 groups" in refused[0]
+
+
+def test_groups_are_planned_and_told_but_not_trained_on():
+    spec = parse_spec(SPEC)
+    found = plan_groups(spec)
+    assert {way.strategy for way in found.ways} == {"replicas", "stages"}
+    lines = grouped_lines(found, explain=True)
+    assert max(map(len, lines)) <= 100 and any("priced only" in line for line in lines)
+    assert any("2 x NVIDIA H100" in line for line in lines) and any("joining" in line for line in lines)
+    assert any("--explain" in line for line in grouped_lines(found))
+    with pytest.raises(ConfigError, match=r"\(new, old\) cannot be trained on yet"):
+        plan_task(spec)
+
+
+def test_the_verb_plans_groups(tmp_path, capsys):
+    (tmp_path / "groups.toml").write_text(SPEC)
+    assert main(["plan", str(tmp_path / "groups.toml"), "--json"]) == 0
+    said = json.loads(capsys.readouterr().out)
+    assert said["spec"]["cluster"]["groups"]["old"]["devices"] == 2
+    assert sum(part["samples"] for part in said["ways"][0]["parts"]) in (256, 512)
+    assert main(["train", str(tmp_path / "groups.toml"), "--set", f"run.dir={tmp_path / 'run'}"]) == 2
+    assert "cannot be trained on yet" in capsys.readouterr().err

@@ -1,0 +1,138 @@
+"""The index in parts: what grows with ranks, what a load reads, and checkpoints of releases that had none."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from checkpoint_samples import KINDS, as_version_1, check_equal, full, laid_out, load_sample, save_sample
+from distributed import run_ranks
+
+from paceline.run.checkpoint import (
+    IndexReader,
+    Manifest,
+    full_tensors,
+    load_latest,
+    read_index,
+    read_manifest,
+    verify_checkpoint,
+)
+from paceline.run.checkpoint.index import encode_kinds, encode_part
+from paceline.run.checkpoint.manifest import (
+    MANIFEST_NAME,
+    TABLE_NAME,
+    FileEntry,
+    encode_manifest,
+    part_name,
+    shard_name,
+)
+from paceline.run.checkpoint.shards import Chunk, write_file
+from paceline.run.checkpoint.snapshot import Part
+from paceline.run.checkpoint.spread import kinds_of, spread
+
+ROWS = 4096
+
+
+def sharded(ranks: int, layers: int = 6) -> list[list[Part]]:
+    """Return what `ranks` ranks hold of weights sharded by rows and of the optimizer's counters, which all hold."""
+    share = ROWS // ranks
+    return [
+        [
+            part
+            for layer in range(layers)
+            for part in (
+                Part(f"model.layers.{layer}.weight", "float32", (ROWS, 8), (rank * share, 0), (share, 8), rank),
+                Part(f"optim.layers.{layer}.weight.step", "float32", (), (), (), 1),
+            )
+        ]
+        for rank in range(ranks)
+    ]
+
+
+def write_index(folder: Path, of_ranks: list[list[Part]]) -> Manifest:
+    """Write manifest, table and parts of the index as ranks would that hold these; no shards."""
+    folder.mkdir()
+    ranks, writers = len(of_ranks), spread(of_ranks)
+    files = {shard_name(rank, ranks): FileEntry(10**6, "0" * 64) for rank in range(ranks)}
+    for rank, parts in enumerate(of_ranks):
+        chunks = {
+            part.name: [Chunk(part.offsets, part.sizes, shard_name(writers[part.name, part.box], ranks), part.key)]
+            for part in parts
+        }
+        files[part_name(rank, ranks)] = write_file(folder / part_name(rank, ranks), encode_part(chunks))
+    files[TABLE_NAME] = write_file(folder / TABLE_NAME, encode_kinds(kinds_of(of_ranks)))
+    manifest = Manifest(1, 1, "", ranks, files, {})
+    write_file(folder / MANIFEST_NAME, encode_manifest(manifest))
+    return read_manifest(folder)
+
+
+def test_what_rank_0_writes_grows_with_files_alone(tmp_path: Path) -> None:
+    sizes = {}
+    for ranks in (16, 256, 1024):
+        write_index(tmp_path / str(ranks), sharded(ranks))
+        sizes[ranks] = {file.name: file.stat().st_size for file in (tmp_path / str(ranks)).iterdir()}
+    tables = [of_ranks[TABLE_NAME] for of_ranks in sizes.values()]
+    assert max(tables) - min(tables) <= 12 * 4, "the table has a few digits more, and no line"
+    for ranks, of_ranks in sizes.items():
+        assert of_ranks[MANIFEST_NAME] < 2 * 180 * (ranks + 2), "a manifest has two files for each rank"
+        largest = max(size for name, size in of_ranks.items() if name.startswith("shard-"))
+        assert largest < 12 * 180, "a part lists what one rank holds"
+
+
+@pytest.mark.parametrize("rank", [0, 100, 255])
+def test_a_rank_of_the_same_layout_reads_its_own_part_alone(tmp_path: Path, rank: int) -> None:
+    of_ranks = sharded(256)
+    index = IndexReader(tmp_path / "x", write_index(tmp_path / "x", of_ranks))
+    assert index.parts_read == set()
+    found = index.find({part.name: [part.box] for part in of_ranks[rank]}, near=rank)
+    assert index.parts_read == {rank}
+    assert all([chunk.offsets for chunk in found[part.name]] == [part.offsets] for part in of_ranks[rank])
+
+
+def test_a_rank_of_another_layout_reads_the_parts_around_its_own(tmp_path: Path) -> None:
+    manifest = write_index(tmp_path / "x", sharded(256))
+    for rank, parts in ((0, {0, 1, 2, 3}), (2, {8, 9, 10, 11}), (63, {252, 253, 254, 255})):
+        index = IndexReader(tmp_path / "x", manifest)
+        wanted = {part.name: [part.box] for part in sharded(64)[rank]}
+        assert {len(chunks) for chunks in index.find(wanted, near=rank * 256 // 64).values()} == {1, 4}
+        assert parts <= index.parts_read and len(index.parts_read) <= 8
+
+
+def test_the_whole_index_has_each_chunk_once(tmp_path: Path) -> None:
+    index = read_index(tmp_path / "x", write_index(tmp_path / "x", sharded(16)))
+    assert {name: len(entry.chunks) for name, entry in index.items()} == {
+        part.name: 16 if "weight.step" not in part.name else 1 for part in sharded(16)[0]
+    }
+
+
+# ---- releases before the index had parts -----------------------------------------------------------------------------
+
+
+def _save(root: str) -> None:
+    save_sample(Path(root), 3, "shard")
+
+
+def _load(root: str) -> tuple[int, tuple[str, ...]]:
+    state = laid_out("shard", blank=True)
+    loaded = load_latest(Path(root), state)
+    assert loaded is not None
+    check_equal(state, "shard")
+    return loaded.extra["step"], loaded.unchecked
+
+
+def test_a_checkpoint_of_version_1_loads_into_any_layout(tmp_path: Path) -> None:
+    run_ranks(_save, 2, str(tmp_path))
+    path = tmp_path / "step-00000003"
+    as_version_1(path)
+    assert json.loads((path / MANIFEST_NAME).read_text())["version"] == 1
+    assert sorted(file.name for file in path.iterdir()) == [
+        "manifest.json", "shard-00000-of-00002.safetensors", "shard-00001-of-00002.safetensors", "tensors.json"
+    ]  # fmt: skip
+    verify_checkpoint(path)
+    assert load_sample(path)["step"] == 3
+    assert run_ranks(_load, 3, str(tmp_path)) == [(3, ("empty",))] * 3
+    whole = dict(full_tensors(path, prefix=""))
+    assert all((whole[name] == full(name)).all() for name in KINDS)
+    run_ranks(_save, 2, str(tmp_path))  # beside it, in the format of today
+    assert verify_checkpoint(tmp_path / "step-00000003.1").sequence == 2

@@ -1,0 +1,165 @@
+"""A run that goes on under other plans in the same processes computes what one device computes, and leaves nothing."""
+
+from __future__ import annotations
+
+import dataclasses
+import gc
+import math
+import weakref
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from distributed import run_ranks
+from rounding import FP64_TRAINED, assert_curves_close
+from tests_shared import SEQ_LEN, decoder_task, plan_of
+from torch import nn
+
+from paceline.errors import ConfigError
+from paceline.run.checkpoint import training_state
+from paceline.run.loop.replan import refuse_replan
+from paceline.run.loop.training import Training
+from paceline.run.process.brief import Brief
+from paceline.run.process.groups import COLLECTIVE_TIMEOUT
+from paceline.run.process.world import World, build_mesh
+from paceline.run.record.journal import read_journal
+from paceline.spec.cluster import ClusterSpec
+from paceline.spec.layout import Layout
+from paceline.spec.load import Spec
+from paceline.spec.plan import Plan
+from paceline.spec.run import RunSpec
+from paceline.units import Amount
+
+STEPS, EACH = 8, 2
+LAYOUTS = [Layout(dp_shard=2), Layout(tp=2), Layout(dp_replicate=2), Layout(pp=2)]
+
+
+def fp64(layout: Layout) -> Plan:
+    return plan_of(layout, batch=6, precision="fp64")
+
+
+def training(world: World, plan: Plan, run_dir: Path) -> Training:
+    task = decoder_task(stop=Amount(STEPS, "steps"))
+    run = RunSpec(checkpoint_every=None, evaluate_every=None, check_every=None)
+    brief = Brief(plan, STEPS, SEQ_LEN, "tokens", "cpu", 1, 1.0, math.nan, 1.0, math.nan, {"facts": {}})
+    return Training(Spec(task=task, cluster=ClusterSpec(learn=False), run=run), brief, world, run_dir)
+
+
+def here() -> World:
+    return World(dist.get_rank(), dist.get_world_size(), dist.get_rank(), torch.device("cpu"))
+
+
+def through(run: Training, plans: list[Plan]) -> list[tuple[float, float]]:
+    """Return (loss, norm) of every step, of which EACH are made before each change of the plan."""
+    found, coming = [], iter(plans)
+    for batch in run:
+        stats = run.step(batch)
+        found.append((stats.loss, stats.grad_norm))
+        following = next(coming, None) if stats.step % EACH == 0 else None
+        if following is not None:
+            run.replan(following)
+    return found
+
+
+def _on_two_ranks(folder: str) -> list[tuple[float, float]]:
+    run = training(here(), fp64(LAYOUTS[0]), Path(folder))
+    return through(run, [fp64(layout) for layout in LAYOUTS[1:]])
+
+
+def test_four_plans_in_one_run_are_one_device_that_goes_straight_through(tmp_path: Path) -> None:
+    alone = World(0, 1, 0, torch.device("cpu"))
+    expected = through(training(alone, fp64(Layout()), tmp_path / "one"), [])
+    assert len(expected) == STEPS
+    for found in run_ranks(_on_two_ranks, 2, str(tmp_path / "two")):
+        assert_curves_close(found, expected, FP64_TRAINED)
+    told = [record for record in read_journal(tmp_path / "two") if record.get("what") == "replan"]
+    assert [record["to"] for record in told] == [str(layout) for layout in LAYOUTS[1:]]
+
+
+def _kept() -> tuple[int, int]:
+    """Return how many descriptors and threads this process has."""
+    return len(list(Path("/proc/self/fd").iterdir())), len(list(Path("/proc/self/task").iterdir()))
+
+
+def _rebuilt(folder: str) -> tuple[list[tuple[int, int]], bool]:
+    run = training(here(), fp64(Layout(dp_shard=2)), Path(folder))
+    counts = []
+    batches = iter(run)
+    for layout in (Layout(tp=2), Layout(dp_shard=2)) * 3:
+        run.step(next(batches))
+        model = weakref.ref(run.model)
+        run.replan(fp64(layout))
+        counts.append(_kept())
+    batches.close()
+    gc.collect()
+    return counts, model() is None
+
+
+def test_three_rebuilds_leave_no_thread_no_descriptor_and_no_model(tmp_path: Path) -> None:
+    for counts, freed in run_ranks(_rebuilt, 2, str(tmp_path)):
+        assert counts[3:] == counts[2:3] * 3, "by then both plans have run once, and all groups are made"
+        assert freed
+
+
+def _timeouts() -> tuple[set[float], int]:
+    """Return the time-outs of all groups of a world in seconds, and how many groups a second look makes."""
+    world = here()
+    layout = Layout(dp_shard=2, tp=2, ep=2)
+    mesh = build_mesh(layout, world)
+    assert mesh is not None
+    groups = [mesh.get_group(axis) for axis in ("pp", "dp_replicate", "fsdp", "tp")]
+    groups += [mesh.context, mesh.data, mesh.experts.get_group("ep"), mesh.experts.get_group("expert_shard")]
+    assert world.saving is not None
+    before = dist.distributed_c10d._world.group_count
+    again = build_mesh(layout, world)
+    assert again is mesh and again.experts is mesh.experts and world.saving is not None
+    assert dist.get_process_group_ranks(mesh.data) == dist.get_process_group_ranks(mesh.get_group("fsdp"))
+    cpu = torch.device("cpu")
+    seconds = {group._get_backend(cpu).options._timeout.total_seconds() for group in [*groups, world.saving]}
+    world.groups.close()
+    return seconds, dist.distributed_c10d._world.group_count - before
+
+
+def _closed() -> tuple[tuple[int, int], tuple[int, int], tuple[int, int]]:
+    """Return what is open before a world makes groups, with them, and after they are closed."""
+    dist.barrier()
+    world, before = here(), _kept()
+    mesh = build_mesh(Layout(dp_shard=2, tp=2), world)
+    assert mesh is not None and world.saving is not None
+    for group in (mesh.get_group("tp"), mesh.get_group("fsdp"), world.saving):
+        dist.all_reduce(torch.ones(1), group=group)
+    open_ones = _kept()
+    dist.barrier()
+    del mesh, group
+    world.groups.close()
+    gc.collect()
+    dist.barrier()
+    return before, open_ones, _kept()
+
+
+def test_closed_groups_leave_no_thread_and_no_descriptor() -> None:
+    for before, open_ones, after in run_ranks(_closed, 4):
+        assert open_ones[0] > before[0] and open_ones[1] > before[1]
+        assert after == before
+
+
+def test_every_group_has_the_one_time_out_and_is_made_once() -> None:
+    for seconds, made in run_ranks(_timeouts, 4):
+        assert seconds == {COLLECTIVE_TIMEOUT.total_seconds()}
+        assert made == 0
+
+
+def test_a_plan_that_cannot_take_over_is_refused(tmp_path: Path) -> None:
+    task, plan = decoder_task(), fp64(Layout())
+    with pytest.raises(ConfigError, match="global batch of 7 samples"):
+        refuse_replan(task, plan, plan_of(Layout(), batch=7, precision="fp64"))
+    given: Any = dataclasses.replace(task, model=nn.Linear(2, 2))
+    with pytest.raises(ConfigError, match="given as an object"):
+        refuse_replan(given, plan, plan)
+    alone = World(0, 1, 0, torch.device("cpu"))
+    run = training(alone, plan, tmp_path)
+    with pytest.raises(ConfigError, match="2 processes and 1 are running"):
+        run.replan(fp64(Layout(dp_shard=2)))
+    assert training_state(run.model), "what was there is still there"
