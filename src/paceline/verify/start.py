@@ -22,7 +22,7 @@ from paceline.verify.group import Job, run_jobs
 from paceline.verify.parts import WHOLE, Subject, jobs_of
 from paceline.verify.tolerance import DTYPES, QUANTITIES, WITHOUT_SIZE, larger
 from paceline.verify.twin import LARGEST_MICRO_BATCH, mixed_modes
-from paceline.verify.verdict import ILL_CONDITIONED, explained_by_rounding, rounding_text, verdict_of
+from paceline.verify.verdict import ADVICE, ILL_CONDITIONED, explained_by_rounding, rounding_text, verdict_of
 
 STEPS = 3
 ONE_DEVICE = str(Layout())
@@ -216,6 +216,7 @@ def verify_text(result: dict[str, Any]) -> str:
         sizes = _sizes(rounding["fp64"] if rounding and ill else result["differences"])
         head = "ill-conditioned, equal to one device in fp64" if ill else "equal to one device"
         because = f"; {rounding_text(rounding)}" if rounding else ""
+        because += f"; {ADVICE}" if ill else ""
         ran_as = _ran_as(result["layout"], result["ran_as"])
         return f"{head}: {sizes}{ran_as}{because} ({result['seconds']:.1f} s)"
     first = result["first_difference"]
