@@ -138,7 +138,8 @@ def test_what_is_shown_works(
     block: Block, checkout: Checkout, names: dict[Path, dict[str, object]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(checkout.folder)
-    assert differences(block, checkout, names.setdefault(block.page, {"__name__": "page"})) == []
+    wrong = differences(block, checkout, names.setdefault(block.page, {"__name__": "page"}))
+    assert not wrong, "\n".join(wrong)
 
 
 def differences(block: Block, checkout: Checkout, space: dict[str, object]) -> list[str]:
