@@ -42,7 +42,7 @@ from paceline.run.checkpoint.manifest import (
     encode_manifest,
 )  # fmt: skip
 from paceline.run.checkpoint.ranks import Ranks, as_storage_error, single_process_is_meant
-from paceline.run.checkpoint.shards import Entry, dtype_name, write_file, write_shard
+from paceline.run.checkpoint.shards import TensorToWrite, dtype_name, write_file, write_shard
 
 
 @dataclass(frozen=True)
@@ -298,7 +298,7 @@ class _Writer(StorageWriter):
             )
 
 
-def _entry(item: WriteItem, planner: SavePlanner) -> Entry:
+def _entry(item: WriteItem, planner: SavePlanner) -> TensorToWrite:
     """Return what to write for a plan item: its key is the tensor's name, with the slice where it is not the whole."""
     assert item.tensor_data is not None
     chunk = item.tensor_data.chunk
@@ -312,7 +312,7 @@ def _entry(item: WriteItem, planner: SavePlanner) -> Entry:
         assert isinstance(tensor, torch.Tensor)
         return tensor
 
-    return Entry(key, dtype_name(item.tensor_data.properties.dtype), tuple(chunk.sizes), load)
+    return TensorToWrite(key, dtype_name(item.tensor_data.properties.dtype), tuple(chunk.sizes), load)
 
 
 def _tensor_entry(name: str, metadata: Any, stored: Mapping[MetadataIndex, _Stored], fingerprint: str) -> TensorEntry:

@@ -30,7 +30,7 @@ OVERLAP_BYTES = 2**20  # below, handing a piece to the hashing thread costs more
 
 
 @dataclass(frozen=True)
-class Entry:
+class TensorToWrite:
     """One tensor to write; `load` is called when its turn comes and its result is dropped after."""
 
     key: str
@@ -49,7 +49,7 @@ def dtype_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def write_shard(path: Path, entries: Sequence[Entry], metadata: dict[str, str] | None = None) -> FileEntry:
+def write_shard(path: Path, entries: Sequence[TensorToWrite], metadata: dict[str, str] | None = None) -> FileEntry:
     """Write a new safetensors file, flushed to disk, and return its length and digest.
 
     The digest is computed by a second thread from the very bytes that are written. Raises OSError.
@@ -83,7 +83,7 @@ def write_file(path: Path, content: bytes) -> FileEntry:
     return FileEntry(len(content), hashlib.sha256(content).hexdigest())
 
 
-def _header(ordered: Sequence[Entry], metadata: dict[str, str] | None) -> bytes:
+def _header(ordered: Sequence[TensorToWrite], metadata: dict[str, str] | None) -> bytes:
     table: dict[str, object] = {"__metadata__": metadata} if metadata else {}
     begin = 0
     for entry in ordered:
@@ -96,7 +96,7 @@ def _header(ordered: Sequence[Entry], metadata: dict[str, str] | None) -> bytes:
     return len(text).to_bytes(8, "little") + text
 
 
-def _pieces(entry: Entry) -> Iterator[memoryview]:
+def _pieces(entry: TensorToWrite) -> Iterator[memoryview]:
     """Yield the tensor's bytes in order, from the host's memory, at most PIECE_BYTES at a time."""
     tensor = entry.load().detach()
     assert dtype_name(tensor.dtype) == entry.dtype, f"{entry.key}: {tensor.dtype} is not {entry.dtype}"
