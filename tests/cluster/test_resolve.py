@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from paceline.cluster import host, resolve
+from paceline.cluster import machine, resolve
 from paceline.cluster.machine import Gpu, Machine
 from paceline.cluster.resolve import resolve_cluster
 from paceline.cluster.store import SCHEMA, probe_path, read_probe, write_probe
@@ -152,14 +152,14 @@ def test_the_spec_overrides_prices_power_and_memory():
 def test_cgroups_and_visible_devices_limit_the_machine(monkeypatch, tmp_path):
     (tmp_path / "cpu.max").write_text("150000 100000")
     (tmp_path / "memory.max").write_text("1000000")
-    monkeypatch.setattr(host, "_cgroup_folders", lambda: [tmp_path])
-    monkeypatch.setattr(host.os, "sched_getaffinity", lambda pid: set(range(8)), raising=False)
-    assert host.usable_cores() == 2 and host.usable_memory_bytes() == 1_000_000
+    monkeypatch.setattr(machine, "_cgroup_folders", lambda: [tmp_path])
+    monkeypatch.setattr(machine.os, "sched_getaffinity", lambda pid: set(range(8)), raising=False)
+    assert machine.usable_cores() == 2 and machine.usable_memory_bytes() == 1_000_000
     gpus = [Gpu("a", 1), Gpu("b", 2), Gpu("c", 3)]
-    monkeypatch.setattr(host, "_gpus_of_nvidia_smi", lambda: gpus)
+    monkeypatch.setattr(machine, "_gpus_of_nvidia_smi", lambda: gpus)
     for visible, expected in (("2,0", "ca"), ("", ""), ("-1", ""), ("1,9,0", "b")):
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-        assert "".join(gpu.name for gpu in host.visible_gpus()) == expected
+        assert "".join(gpu.name for gpu in machine.visible_gpus()) == expected
 
 
 def test_resolving_imports_no_torch():
