@@ -127,8 +127,15 @@ def test_calls_that_are_timed_take_turns():
         maximum = staticmethod(list)
 
     order, waits = [], []
-    calls = [lambda: order.append("pass"), lambda: order.append("block") or time.sleep(0.01)]
-    taken = repeat(calls, lambda: waits.append(len(order)), 0.0, Alone)
+
+    def run_pass():
+        order.append("pass")
+
+    def run_block():
+        order.append("block")
+        time.sleep(0.01)
+
+    taken = repeat([run_pass, run_block], lambda: waits.append(len(order)), 0.0, Alone)
     assert order == ["pass", "block"] * 6 and waits == list(range(1, 13))  # a first round, and five that count
     assert len(taken[0]) == len(taken[1]) == 5 and min(taken[1]) >= 0.01
 

@@ -13,7 +13,7 @@ from paceline.simulate.defaults import make_policy, saving_of
 from paceline.simulate.engine import simulate_run
 from paceline.simulate.events import LOST
 from paceline.simulate.failures import STUDIES
-from paceline.simulate.outcome import NodeCosts, Summary, summarise
+from paceline.simulate.outcome import NodeCosts, PolicySummary, summarise
 from paceline.simulate.policy import Policy
 from paceline.simulate.scenario import Scenario
 from paceline.spec.reliability import ReliabilitySpec
@@ -28,16 +28,16 @@ def llama3_policy(detection: float, restart: float) -> Policy:
     return make_policy("spares", LLAMA3, saving, reliability, step_seconds=6.0)
 
 
-def simulated(scenario: Scenario, policy: Policy) -> Summary:
+def simulated(scenario: Scenario, policy: Policy) -> PolicySummary:
     return summarise([simulate_run(scenario, policy, 1, index) for index in range(RUNS)], NodeCosts())
 
 
 @pytest.fixture(scope="module")
-def llama3() -> Summary:
+def llama3() -> PolicySummary:
     return simulated(LLAMA3, llama3_policy(300.0, 300.0))
 
 
-def test_llama3_is_interrupted_some_419_times_in_54_days(llama3: Summary) -> None:
+def test_llama3_is_interrupted_some_419_times_in_54_days(llama3: PolicySummary) -> None:
     """Counts are Poisson's: mean 419 within four standard errors, deviation near its root."""
     assert abs(llama3.interruptions.mean - 419) < 4 * math.sqrt(419 / RUNS)
     assert llama3.interruptions.deviation == pytest.approx(math.sqrt(419), rel=0.35)
@@ -45,7 +45,7 @@ def test_llama3_is_interrupted_some_419_times_in_54_days(llama3: Summary) -> Non
     assert list(llama3.by_cause)[:2] == ["faulty GPU", "GPU HBM3 memory"]
 
 
-def test_llama3_trains_more_than_90_percent_of_the_time(llama3: Summary) -> None:
+def test_llama3_trains_more_than_90_percent_of_the_time(llama3: PolicySummary) -> None:
     """With 5 minutes to detect and 5 to restart (assumed: the paper has no times), in every one of the runs' tenths."""
     assert llama3.goodput.p10 > 0.90
     assert llama3.goodput.mean < 0.95

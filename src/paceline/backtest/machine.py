@@ -6,7 +6,7 @@ import dataclasses
 import math
 import re
 
-from paceline.cluster.catalog.devices import Entry, read_catalog
+from paceline.cluster.catalog.devices import Accelerator, read_catalog
 from paceline.cluster.resolve import resolve_cluster
 from paceline.spec.cluster import Cluster, ClusterSpec, Figure, Link
 
@@ -24,7 +24,7 @@ class Machines:
         self.catalog = read_catalog()
         self._clusters: dict[tuple[object, ...], Cluster] = {}
 
-    def entry(self, accelerator: str) -> tuple[Entry | None, str]:
+    def entry(self, accelerator: str) -> tuple[Accelerator | None, str]:
         """Return the catalog's entry for an accelerator as a table names it, and what was assumed (or why none)."""
         if not accelerator:
             return None, "no accelerator stated"
@@ -38,7 +38,7 @@ class Machines:
         sure = len(found) == 1 or best.name == accelerator.lower()
         return best, "" if sure else f"accelerator {accelerator} taken as {best.name}"
 
-    def _found(self, words: list[str]) -> list[Entry]:
+    def _found(self, words: list[str]) -> list[Accelerator]:
         """Return the entries that words may name, those of the memory that is among the words where there are any."""
         memory = next((int(match[1]) for word in words if (match := re.fullmatch(r"(\d+)gi?b", word))), 0)
         chip = [word for word in words if not re.fullmatch(r"\d+gi?b", word)]
@@ -80,7 +80,7 @@ def _words(text: str) -> list[str]:
     return [word for word in re.split(r"[^a-z0-9.]+", apart) if word]
 
 
-def _same_chip(chip: list[str], entry: Entry) -> bool:
+def _same_chip(chip: list[str], entry: Accelerator) -> bool:
     """Return whether every word of a name, makers and packages aside, is a word of the entry's name or title."""
     known = {*entry.name.split("-"), *_words(entry.title)}
     wanted = [word for word in chip if word not in NOISE and not word.startswith(PACKAGES)]

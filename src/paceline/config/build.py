@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from paceline.config.document import Document, Key
+from paceline.config.document import Key, TomlDocument
 from paceline.config.shape import Option, Table
 from paceline.config.values import check_free, convert, literal, toml_key, wrong_type
 from paceline.errors import ConfigError, suggestion
@@ -17,7 +17,7 @@ DEFAULT = "default"
 
 
 @dataclass(frozen=True)
-class Entry:
+class GivenValue:
     """A value as it was given, and where: "examples/x.toml:12" or "--set"."""
 
     value: Any
@@ -33,7 +33,7 @@ class Override:
     origin: str = "--set"
 
 
-Layer = dict[Key, Entry]
+Layer = dict[Key, GivenValue]
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ def dotted(key: Key) -> str:
     return ".".join(toml_key(part) for part in key)
 
 
-def document_layer(table: Table, document: Document) -> Layer:
+def document_layer(table: Table, document: TomlDocument) -> Layer:
     """Return a file's values. Raises ConfigError with file and line at the first key that no table has."""
     return mapping_layer(table, document.values, document.where)
 
@@ -129,7 +129,7 @@ def _build(table: Table, layer: Layer, prefix: Key, origins: dict[str, str]) -> 
     return table.cls(**arguments)
 
 
-def _items(member: Option, entry: Entry, key: Key) -> Iterator[Any]:
+def _items(member: Option, entry: GivenValue, key: Key) -> Iterator[Any]:
     """Yield the dataclasses of a list of tables. Raises ConfigError, with the origin, for what is none."""
     assert member.item is not None
     if not isinstance(entry.value, list | tuple):
@@ -174,7 +174,7 @@ def _flatten(table: Table, values: Any, source: _Source, prefix: Key, layer: Lay
                 check_free(dotted(key), value)
             _flatten_free(value, source, key, layer)
         else:
-            layer[key] = Entry(value, source.where(key))
+            layer[key] = GivenValue(value, source.where(key))
 
 
 def _flatten_free(values: Mapping[str, Any], source: _Source, prefix: Key, layer: Layer) -> None:
@@ -183,10 +183,10 @@ def _flatten_free(values: Mapping[str, Any], source: _Source, prefix: Key, layer
         if isinstance(value, Mapping) and value:
             _flatten_free(value, source, key, layer)
         else:
-            layer[key] = Entry(value, source.where(key))
+            layer[key] = GivenValue(value, source.where(key))
 
 
-def _nest(entries: Mapping[Key, Entry], prefix: Key) -> dict[str, Any]:
+def _nest(entries: Mapping[Key, GivenValue], prefix: Key) -> dict[str, Any]:
     nested: dict[str, Any] = {}
     for key, entry in entries.items():
         *parents, last = key[len(prefix) :]

@@ -26,7 +26,7 @@ _TOKEN = re.compile(
 
 
 @dataclass(frozen=True)
-class Document:
+class TomlDocument:
     """A parsed file: its nested values, and the line on which each key stands."""
 
     name: str
@@ -40,12 +40,12 @@ class Document:
         return f"{self.name}:{self.lines[key]}" if key else self.name
 
 
-def read_document(path: str | Path) -> Document:
+def read_document(path: str | Path) -> TomlDocument:
     """Return the TOML file's values and lines. Raises ConfigError for whatever is not a readable TOML file."""
     return parse_document(_read_text(path), str(path))
 
 
-def parse_document(text: str, name: str) -> Document:
+def parse_document(text: str, name: str) -> TomlDocument:
     """Return the values and lines of TOML text; `name` stands for the file in messages."""
     try:
         values = tomllib.loads(text)
@@ -56,7 +56,7 @@ def parse_document(text: str, name: str) -> Document:
         found = re.match(r"line (\d+), column (\d+)", place)
         line = int(found.group(1)) if found else text.count("\n") + 1
         raise ConfigError(f"{name}:{line}: cannot be read as TOML", message[:200], _toml_hint(text, line)) from error
-    return Document(name, values, key_lines(text))
+    return TomlDocument(name, values, key_lines(text))
 
 
 def key_lines(text: str) -> dict[Key, int]:

@@ -72,6 +72,9 @@ def report_lines(summary: Summary) -> list[str]:
     ]
     against = f"      forecast vs measured: {'  '.join(compared)}" if compared else ""
     lines = [f"report   {Path(summary.run_dir) / FILE}{against}"]
+    proof = summary.verification
+    if proof and proof.get("verdict") == "ill-conditioned":
+        lines.append(f"verify   {proof['text']}")
     if summary.error:
         lines.append(f"failed   {summary.error['what']}")
     return lines

@@ -17,7 +17,7 @@ from typing import Any
 
 from paceline.config import build, plain, schema, shape
 from paceline.config.build import Override
-from paceline.config.document import Document, parse_document, read_document
+from paceline.config.document import TomlDocument, parse_document, read_document
 from paceline.config.fields import option
 from paceline.config.values import literal
 from paceline.errors import ConfigError
@@ -69,7 +69,7 @@ def load_spec(path: str | Path | None, overrides: Sequence[str | Override] = ())
     Folders of the user's code (the file's own, and the current one) become importable. Raises ConfigError, with the
     file and line, for unknown keys and for values that break a rule.
     """
-    document = Document("defaults", {}, {}) if path is None else read_document(path)
+    document = TomlDocument("defaults", {}, {}) if path is None else read_document(path)
     return _from_document(document, overrides, None if path is None else Path(path))
 
 
@@ -78,7 +78,7 @@ def parse_spec(text: str, name: str = "spec", overrides: Sequence[str | Override
     return _from_document(parse_document(text, name), overrides, None)
 
 
-def _from_document(document: Document, overrides: Sequence[str | Override], path: Path | None) -> Spec:
+def _from_document(document: TomlDocument, overrides: Sequence[str | Override], path: Path | None) -> Spec:
     layers = [build.document_layer(table(), document)]
     for override in overrides:
         override = build.parse_override(override) if isinstance(override, str) else override
@@ -141,7 +141,7 @@ def _finish(layer: build.Layer, path: Path | None) -> Spec:
     return spec
 
 
-def _located_path(key: str, entry: build.Entry, folders: Sequence[Path]) -> build.Entry:
+def _located_path(key: str, entry: build.GivenValue, folders: Sequence[Path]) -> build.GivenValue:
     """Return the entry with a path made absolute where it exists beside the spec file, and "~" resolved."""
     text = entry.value
     if key not in (*PATHS, *OUTPUTS) or not isinstance(text, str) or not text or "\0" in text:

@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 
 from paceline.errors import StorageError
 from paceline.run.checkpoint import consolidate, full_tensors, save_checkpoint, shards
-from paceline.run.checkpoint.shards import DTYPES, Entry, write_shard
+from paceline.run.checkpoint.shards import DTYPES, TensorToWrite, write_shard
 
 
 def _save_grid(root: str) -> None:
@@ -62,7 +62,7 @@ def test_a_shard_is_a_plain_file_whatever_the_size_of_pieces(tmp_path: Path, mon
     monkeypatch.setattr(shards, "OVERLAP_BYTES", 5)
     tensors = {name: full(name) for name in KINDS}
     entries = [
-        Entry(name, str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape), lambda tensor=tensor: tensor)
+        TensorToWrite(name, str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape), lambda tensor=tensor: tensor)
         for name, tensor in tensors.items()
     ]
     written = write_shard(tmp_path / "file", entries)

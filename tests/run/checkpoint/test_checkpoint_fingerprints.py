@@ -158,7 +158,7 @@ def test_what_was_written_wrongly_is_refused_and_named(tmp_path: Path, monkeypat
         made = entry(part, values)
         if made.key != "fp32":
             return made
-        return save.Entry(made.key, made.dtype, made.shape, lambda: made.load().bfloat16().float() + 0.001)
+        return save.TensorToWrite(made.key, made.dtype, made.shape, lambda: made.load().bfloat16().float() + 0.001)
 
     save_sample(tmp_path, 1)
     monkeypatch.setattr(save, "_entry", rounded)
@@ -178,7 +178,7 @@ def _shards_swapped(root: str) -> str:
 
     def swapped(part: Any, values: Any) -> Any:
         made = entry(part, values)
-        return save.Entry(made.key, made.dtype, made.shape, lambda: made.load().add(6.0).remainder(12.0))
+        return save.TensorToWrite(made.key, made.dtype, made.shape, lambda: made.load().add(6.0).remainder(12.0))
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(save, "_entry", swapped)

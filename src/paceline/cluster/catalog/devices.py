@@ -14,21 +14,21 @@ from paceline.cluster.catalog.assumed import (
     NETWORK_LATENCY_SECONDS,
     NODE_LATENCY_SECONDS,
 )
-from paceline.cluster.catalog.file import PRICE_CLASSES, Entry, ListPrice, NodeType, load_catalog
+from paceline.cluster.catalog.file import PRICE_CLASSES, Accelerator, ListPrice, NodeType, load_catalog
 from paceline.cluster.catalog.power import power_model
 from paceline.errors import ConfigError, suggestion
 from paceline.spec.cluster import Device, Figure, Link
 
-__all__ = ["Entry", "ListPrice", "NodeType", "find_entry", "find_node", "match_driver_name", "published_device",
+__all__ = ["Accelerator", "ListPrice", "NodeType", "find_entry", "find_node", "match_driver_name", "published_device",
            "published_links", "published_price", "published_watts", "read_catalog"]  # fmt: skip
 
 
-def read_catalog(added: str = "") -> dict[str, Entry]:
+def read_catalog(added: str = "") -> dict[str, Accelerator]:
     """Return the catalog's accelerators by name, those of the user's file `added` included."""
     return load_catalog(added).accelerators
 
 
-def find_entry(name: str, added: str = "") -> Entry:
+def find_entry(name: str, added: str = "") -> Accelerator:
     """Return the entry of a catalog name. Raises ConfigError with the nearest known name."""
     catalog = read_catalog(added)
     if name not in catalog:
@@ -41,7 +41,7 @@ def find_entry(name: str, added: str = "") -> Entry:
     return catalog[name]
 
 
-def find_node(entry: Entry, name: str, added: str = "") -> NodeType:
+def find_node(entry: Accelerator, name: str, added: str = "") -> NodeType:
     """Return the node type of that name, or the accelerator's standard system where the name is empty.
 
     Raises ConfigError for a node type that the accelerator does not come in.
@@ -58,12 +58,12 @@ def find_node(entry: Entry, name: str, added: str = "") -> NodeType:
     return entry.node_types[entry.nodes.index(name)]
 
 
-def match_driver_name(reported: str, added: str = "") -> Entry | None:
+def match_driver_name(reported: str, added: str = "") -> Accelerator | None:
     """Return the entry whose driver name equals `reported`, or None: a near match would be a guess."""
     return next((entry for entry in read_catalog(added).values() if reported in entry.match), None)
 
 
-def published_device(entry: Entry) -> Device:
+def published_device(entry: Accelerator) -> Device:
     """Return the Device of a catalog entry, every figure published or assumed."""
     return Device(
         name=entry.title,
@@ -79,7 +79,7 @@ def published_device(entry: Entry) -> Device:
     )
 
 
-def published_links(entry: Entry, node: NodeType | None = None) -> tuple[Link, Link]:
+def published_links(entry: Accelerator, node: NodeType | None = None) -> tuple[Link, Link]:
     """Return the links inside a node and between nodes, nearest first; of the standard system where `node` is None."""
     node = node or entry.node
     rate = node.network_bytes_per_second
@@ -92,7 +92,7 @@ def published_links(entry: Entry, node: NodeType | None = None) -> tuple[Link, L
     return inside, Link("network", NETWORK_LATENCY_SECONDS, network)
 
 
-def published_watts(entry: Entry, busy: float = 1.0) -> Figure:
+def published_watts(entry: Accelerator, busy: float = 1.0) -> Figure:
     """Return watts per device with its share of the node while the device computes for a share `busy` of the time."""
     if entry.watts is None:
         return Figure(math.nan, "unknown", f"no power of {entry.title} is published: set cluster.watts_per_device")
@@ -102,7 +102,7 @@ def published_watts(entry: Entry, busy: float = 1.0) -> Figure:
     return Figure(entry.watts * ratio, "assumed", f"{note}, fitted on MLPerf power logs")
 
 
-def published_price(entry: Entry, price_class: str = "cheapest", spot: bool = False, added: str = "") -> Figure:
+def published_price(entry: Accelerator, price_class: str = "cheapest", spot: bool = False, added: str = "") -> Figure:
     """Return the lowest list price per device and hour of a class ('cheapest': of any), or unknown with the reason."""
     offers = [price for price in load_catalog(added).prices if price.accelerator == entry.name]
     classes = PRICE_CLASSES if price_class == "cheapest" else (price_class,)

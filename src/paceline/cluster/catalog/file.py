@@ -14,7 +14,7 @@ from importlib import resources
 from typing import Any
 
 from paceline.config import build, shape
-from paceline.config.document import Document, Key, read_document
+from paceline.config.document import Key, TomlDocument, read_document
 from paceline.config.fields import option
 from paceline.config.values import literal, toml_key
 from paceline.errors import ConfigError, suggestion
@@ -63,7 +63,7 @@ class ListPrice:
 
 
 @dataclass(frozen=True)
-class Entry:
+class Accelerator:
     """One accelerator of the catalog, in SI units; None where the manufacturer prints nothing."""
 
     name: str = option("", "the key of its table")
@@ -99,7 +99,7 @@ class Entry:
 class Catalog:
     """Accelerators by name, node types by name, and list prices."""
 
-    accelerators: dict[str, Entry]
+    accelerators: dict[str, Accelerator]
     nodes: dict[str, NodeType]
     prices: tuple[ListPrice, ...]
 
@@ -126,10 +126,12 @@ def load_catalog(added: str = "") -> Catalog:
 @functools.cache
 def _published() -> Catalog:
     text = resources.files("paceline.cluster.catalog").joinpath("catalog.toml").read_text("utf-8")
-    return _joined(Catalog({}, {}, ()), Document("catalog.toml", tomllib.loads(text), {}))  # lines are for users' files
+    return _joined(
+        Catalog({}, {}, ()), TomlDocument("catalog.toml", tomllib.loads(text), {})
+    )  # lines are for users' files
 
 
-def _joined(known: Catalog, document: Document) -> Catalog:
+def _joined(known: Catalog, document: TomlDocument) -> Catalog:
     """Return the known catalog with a document's entries; prices of accelerators that it prices are replaced."""
     for key in document.values:
         if key not in REQUIRED:
@@ -140,7 +142,7 @@ def _joined(known: Catalog, document: Document) -> Catalog:
         nodes[name] = _typed(NodeType, "nodes", values, document, ("nodes", name), name=name)
     accelerators = dict(known.accelerators)
     for name, values in _tables(document, "accelerators"):
-        entry = _typed(Entry, "accelerators", values, document, ("accelerators", name), name=name)
+        entry = _typed(Accelerator, "accelerators", values, document, ("accelerators", name), name=name)
         accelerators[name] = _completed(entry, nodes, document)
     prices = _prices(document, accelerators)
     named = {price.accelerator for price in prices}
@@ -148,7 +150,7 @@ def _joined(known: Catalog, document: Document) -> Catalog:
     return Catalog(accelerators, nodes, (*kept, *prices))
 
 
-def _tables(document: Document, kind: str) -> list[tuple[str, Any]]:
+def _tables(document: TomlDocument, kind: str) -> list[tuple[str, Any]]:
     tables = document.values.get(kind, {})
     if not isinstance(tables, Mapping):
         raise ConfigError(f"{document.where((kind,))}: {kind} is not a table", f"it holds [{kind}.NAME] tables",
@@ -161,7 +163,7 @@ def _table_of(cls: type) -> shape.Table:
     return shape.table_of(cls)
 
 
-def _typed(cls: type, kind: str, values: Any, document: Document, prefix: Key, **given: Any) -> Any:
+def _typed(cls: type, kind: str, values: Any, document: TomlDocument, prefix: Key, **given: Any) -> Any:
     """Return the dataclass of one table's values. Raises ConfigError with the place of what is wrong."""
 
     def where(key: Key) -> str:
@@ -186,7 +188,7 @@ def _typed(cls: type, kind: str, values: Any, document: Document, prefix: Key, *
     return replace(made, **given)
 
 
-def _completed(entry: Entry, nodes: Mapping[str, NodeType], document: Document) -> Entry:
+def _completed(entry: Accelerator, nodes: Mapping[str, NodeType], document: TomlDocument) -> Accelerator:
     """Return the entry with its node types. Raises ConfigError for names and rates that cannot be."""
     prefix = ("accelerators", entry.name)
     for precision, rate in entry.peak_flops.items():
@@ -208,7 +210,7 @@ def _completed(entry: Entry, nodes: Mapping[str, NodeType], document: Document) 
     return replace(entry, node_types=tuple(nodes[name] for name in entry.nodes))
 
 
-def _prices(document: Document, accelerators: Mapping[str, Entry]) -> tuple[ListPrice, ...]:
+def _prices(document: TomlDocument, accelerators: Mapping[str, Accelerator]) -> tuple[ListPrice, ...]:
     rows = document.values.get("prices", [])
     if not isinstance(rows, list):
         raise ConfigError(f"{document.where(('prices',))}: prices is not a list", "prices are [[prices]] tables",

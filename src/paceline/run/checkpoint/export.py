@@ -13,7 +13,7 @@ from paceline.errors import StorageError
 from paceline.run.checkpoint.folder import verify_checkpoint
 from paceline.run.checkpoint.index import TensorEntry, read_index
 from paceline.run.checkpoint.manifest import FileEntry, read_manifest
-from paceline.run.checkpoint.shards import Entry, ShardReader, write_shard
+from paceline.run.checkpoint.shards import ShardReader, TensorToWrite, write_shard
 from paceline.run.checkpoint.state import MODEL
 
 
@@ -52,7 +52,7 @@ def consolidate(path: Path, out: Path, prefix: str = MODEL, *, verify: bool = Tr
     manifest = verify_checkpoint(path) if verify else read_manifest(path)
     shards = ShardReader(path)
     entries = [
-        Entry(name.removeprefix(prefix), entry.dtype, entry.shape, partial(_whole, shards, entry))
+        TensorToWrite(name.removeprefix(prefix), entry.dtype, entry.shape, partial(_whole, shards, entry))
         for name, entry in read_index(path, manifest).items()
         if name.startswith(prefix)
     ]

@@ -34,7 +34,7 @@ from paceline.run.checkpoint.manifest import (
     shard_name,
 )
 from paceline.run.checkpoint.ranks import Ranks
-from paceline.run.checkpoint.shards import Chunk, Entry, write_file, write_shard
+from paceline.run.checkpoint.shards import Chunk, TensorToWrite, write_file, write_shard
 from paceline.run.checkpoint.snapshot import Part, Snapshot, take_snapshot
 from paceline.run.checkpoint.spread import kinds_of, spread
 from paceline.run.checkpoint.untrusted import content, refusal
@@ -195,8 +195,8 @@ def _write_share(share: ToWrite, taken: Snapshot, rank: int, size: int) -> dict[
     return files
 
 
-def _entry(part: Part, values: torch.Tensor) -> Entry:
-    return Entry(part.key, part.dtype, part.sizes, lambda: values)
+def _entry(part: Part, values: torch.Tensor) -> TensorToWrite:
+    return TensorToWrite(part.key, part.dtype, part.sizes, lambda: values)
 
 
 def _collect(written: Written, kinds: Mapping[str, TensorKind], of_ranks: list[dict[str, FileEntry]]) -> list[None]:

@@ -51,7 +51,7 @@ class Chunk:
 
 
 @dataclass(frozen=True)
-class Entry:
+class TensorToWrite:
     """One tensor to write; `load` is called when its turn comes and its result is dropped after."""
 
     key: str
@@ -75,7 +75,7 @@ def stored_shape(dtype: str, shape: Sequence[int]) -> tuple[int, ...]:
     return (*shape, 2) if dtype in IN_PARTS else tuple(shape)
 
 
-def write_shard(path: Path, entries: Sequence[Entry], metadata: dict[str, str] | None = None) -> FileEntry:
+def write_shard(path: Path, entries: Sequence[TensorToWrite], metadata: dict[str, str] | None = None) -> FileEntry:
     """Write a new safetensors file, flushed to disk, and return its length and digest.
 
     The digest is computed by a second thread from the very bytes that are written. Raises OSError.
@@ -109,7 +109,7 @@ def write_file(path: Path, content: bytes) -> FileEntry:
     return FileEntry(len(content), hashlib.sha256(content).hexdigest())
 
 
-def _header(ordered: Sequence[Entry], metadata: dict[str, str] | None) -> bytes:
+def _header(ordered: Sequence[TensorToWrite], metadata: dict[str, str] | None) -> bytes:
     table: dict[str, object] = {"__metadata__": metadata} if metadata else {}
     begin = 0
     for entry in ordered:
@@ -122,7 +122,7 @@ def _header(ordered: Sequence[Entry], metadata: dict[str, str] | None) -> bytes:
     return len(text).to_bytes(8, "little") + text
 
 
-def _pieces(entry: Entry) -> Iterator[memoryview]:
+def _pieces(entry: TensorToWrite) -> Iterator[memoryview]:
     """Yield the tensor's bytes in order, from the host's memory, at most PIECE_BYTES at a time."""
     tensor = entry.load().detach()
     assert dtype_name(tensor.dtype) == entry.dtype, f"{entry.key}: {tensor.dtype} is not {entry.dtype}"

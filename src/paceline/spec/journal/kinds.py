@@ -207,7 +207,7 @@ class DecisionRecord(Record):
 
     KIND: ClassVar[str] = "decision"
 
-    what: Annotated[str, Told("what was decided on, such as `plan`, `resume` or `stop`")]
+    what: Annotated[str, Told("what was decided on, such as `plan`, `resume`, `replan` or `stop`")]
     before: Annotated[Any, Told("what it was before", key="from")]
     after: Annotated[Any, Told("what it is now", key="to")]
     because: Annotated[str, Told("the reason")]

@@ -48,12 +48,16 @@ class Record:
 
 @dataclass(frozen=True)
 class Field:
-    """A field of a kind of record: its names in Python and in the journal, its type and what is told of it."""
+    """A field of a kind of record: its names in Python and in the journal, its type and what is told of it.
+
+    `reader` makes a value of that type of what a journal holds.
+    """
 
     name: str
     key: str
     type: Any
     told: Told
+    reader: Callable[[Any], Any]
 
 
 _KNOWN: dict[type[Record], tuple[Field, ...]] = {}
@@ -63,9 +67,15 @@ def fields_of(kind: type[Record]) -> tuple[Field, ...]:
     """Return the fields that a kind of record has of its own, in order."""
     if kind not in _KNOWN:
         hints = typing.get_type_hints(kind, include_extras=True)
-        told = {name: hint.__metadata__[0] for name, hint in hints.items() if hasattr(hint, "__metadata__")}
-        _KNOWN[kind] = tuple(Field(name, each.key or name, hints[name].__origin__, each) for name, each in told.items())
+        told = {name: (hint.__origin__, *hint.__metadata__) for name, hint in hints.items() if _is_told(hint)}
+        _KNOWN[kind] = tuple(
+            Field(name, each.key or name, hint, each, READERS[hint]) for name, (hint, each) in told.items()
+        )
     return _KNOWN[kind]
+
+
+def _is_told(hint: Any) -> bool:
+    return isinstance(next(iter(getattr(hint, "__metadata__", ())), None), Told)
 
 
 def plain(record: Record) -> dict[str, Any]:
@@ -87,7 +97,7 @@ def read(kind: type[Some], line: Mapping[str, Any]) -> Some:
     What the line lacks or holds in another type is None, an empty text or an empty table. Numbers that JSON lacks are
     spelt as text there, and are numbers here.
     """
-    values = {each.name: READERS[each.type](line.get(each.key)) for each in fields_of(kind)}
+    values = {each.name: each.reader(line.get(each.key)) for each in fields_of(kind)}
     return kind(**values, time=number(line.get("time")), attempt=whole(line.get("attempt")))
 
 

@@ -8,9 +8,8 @@ by rounding alone (conditioning.py) is compared in fp64 too, and has to be equal
 from __future__ import annotations
 
 import dataclasses
-import functools
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,11 +20,11 @@ from paceline.run.assemble import Assembled, assemble
 from paceline.run.loop.loader import BatchStream
 from paceline.run.loop.schedule import learning_rate
 from paceline.run.loop.step import StepStats
-from paceline.run.numerics.precision import MASTER_DTYPES
 from paceline.run.process.world import World
 from paceline.spec.plan import Plan
 from paceline.spec.task import Task
 from paceline.task.data.source import Source
+from paceline.verify.compare.asked import Asked
 from paceline.verify.compare.diagnosis import Traits, diagnose, traits_of
 from paceline.verify.compare.difference import (
     Difference,
@@ -36,17 +35,8 @@ from paceline.verify.compare.difference import (
     turn_differences,
 )
 from paceline.verify.compare.tolerance import QUANTITIES, larger
-from paceline.verify.reference.plain_attention import attend_plainly
-from paceline.verify.reference.steps import ReferenceStep, reference_model, reference_steps, with_own_model
-from paceline.verify.rounding.conditioning import (
-    Again,
-    Narrowest,
-    beyond_rounding,
-    moved_by_one_ulp,
-    settled,
-    steps_apart,
-)
-from paceline.verify.rounding.narrow import narrowest_format
+from paceline.verify.reference.steps import ReferenceStep, reference_steps, with_own_model
+from paceline.verify.rounding.conditioning import Again, Move, beyond_rounding, computed_again, settled, steps_apart
 
 LISTED = 8  # tensors that a result names; the rest is counted
 
@@ -79,34 +69,26 @@ def compare(
     were computed before, and is added to: layouts that read a batch in the same parts have the same reference.
     `plain` has the reference compute attention plainly too, without the kernel that both would share.
     """
-    given = (world, source, items_per_sample, steps, {} if kept is None else kept, plain)
-    exact = dataclasses.replace(plan, precision="fp64")
-    return settled(_compared(task, plan, *given), lambda: compare(task, exact, *given[:-1], plain=plain))
+    asked = Asked(task, plan, source, items_per_sample, steps, plain)
+    known: dict[Any, Reference] = {} if kept is None else kept
+    record = _compared(asked, world, known)
+    return settled(record, lambda: settled(_compared(asked.in_fp64(), world, known), dict))
 
 
-def _compared(
-    task: Task,
-    plan: Plan,
-    world: World,
-    source: Source,
-    items_per_sample: int,
-    steps: int,
-    kept: dict[Any, Reference],
-    plain: bool,
-) -> dict[str, Any]:
+def _compared(asked: Asked, world: World, kept: dict[Any, Reference]) -> dict[str, Any]:
     """Return the record of a comparison in the plan's own precision."""
     began = time.perf_counter()
-    reference: Reference | None = None
-    if world.is_first:
-        reference = _reference(task, plan, source, items_per_sample, steps, kept, plain)
-    again = None if reference is None else _again(reference, task, plan, source, items_per_sample, steps, plain)
+    plan = asked.plan
+    reference = _reference(asked, kept) if world.is_first else None
+    again = None if reference is None else _again(asked, reference)
     first_step = reference and _clip_norms(reference.steps[0])
     initial, traits, clip_norms = world.share(reference and (reference.initial, reference.traits, first_step))
-    built = assemble(with_own_model(clipped(task, clip_norms)), plan, world, source, items_per_sample)
+    task = with_own_model(clipped(asked.task, clip_norms))
+    built = assemble(task, plan, world, asked.source, asked.items_per_sample)
     found = tensor_differences("initial", _state(built.model), initial, 0, world, plan.layout)
-    for step in range(1, steps + 1):
+    for step in range(1, asked.steps + 1):
         expected = world.share(reference and reference.steps[step - 1])
-        found += _step(built, task, plan, world, source, step, steps, expected, initial)
+        found += _step(built, asked, world, step, expected, initial)
     worst = dict.fromkeys((name for name in QUANTITIES if name != "whole batch"), 0.0)
     for difference in found:
         worst[difference.quantity] = larger(worst[difference.quantity], difference.relative)
@@ -115,7 +97,7 @@ def _compared(
     return {
         "equal": first is None,
         "dtype": plan.precision,
-        "steps": steps,
+        "steps": asked.steps,
         "seconds": time.perf_counter() - began,
         "differences": worst,
         "first_difference": first,
@@ -123,67 +105,37 @@ def _compared(
     }
 
 
-def _reference(
-    task: Task, plan: Plan, source: Source, items_per_sample: int, steps: int, kept: dict[Any, Reference], plain: bool
-) -> Reference:
+def _reference(asked: Asked, kept: dict[Any, Reference]) -> Reference:
     """Return what one device computes, from `kept` where it is there."""
-    key = (plan.precision, steps, plan.batch_samples, plan.layout.data_degree, plan.accumulation, plain)
+    plan = asked.plan
+    cut = (plan.batch_samples, plan.layout.data_degree, plan.accumulation)
+    key = (plan.precision, asked.steps, *cut, asked.plain)
     if key not in kept:
-        model = _model(task, plan, source, items_per_sample, plain)
-        kept[key] = _computed(model, task, plan, source, items_per_sample, steps)
+        kept[key] = _computed(asked, asked.model())
     return kept[key]
 
 
-def _model(task: Task, plan: Plan, source: Source, items_per_sample: int, plain: bool) -> nn.Module:
-    model = reference_model(task, source, items_per_sample, MASTER_DTYPES[plan.precision])
-    if plain:
-        attend_plainly(model)
-    return model
-
-
-def _computed(
-    model: nn.Module,
-    task: Task,
-    plan: Plan,
-    source: Source,
-    items_per_sample: int,
-    steps: int,
-    clip_norms: Sequence[Mapping[str, float]] = (),
-) -> Reference:
+def _computed(asked: Asked, model: nn.Module, clip_norms: Sequence[Mapping[str, float]] = ()) -> Reference:
     """Return what one device computes with a model: all steps, or those whose norms to clip at are given."""
     traits = traits_of(model)
     initial = {name: tensor.detach().clone() for name, tensor in _state(model).items()}
-    made = reference_steps(task, plan, source, items_per_sample, steps, model, clip_norms=clip_norms)
-    return Reference(initial, traits, made)
+    given = (asked.task, asked.plan, asked.source, asked.items_per_sample, asked.steps, model)
+    return Reference(initial, traits, reference_steps(*given, clip_norms=clip_norms))
 
 
-def _again(
-    reference: Reference, task: Task, plan: Plan, source: Source, items_per_sample: int, steps: int, plain: bool
-) -> Again:
-    """Return how one device computes the same again.
+def _again(asked: Asked, reference: Reference) -> Again:
+    """Return how one device computes the same again, clipped as the reference was: the layout has its norms too."""
+    clip_norms = [_clip_norms(step) for step in reference.steps]
 
-    It moves from what it computes anew, not from the reference: what is wrong there would count as movement.
-    """
-    clip_norms = [_clip_norms(step) for step in reference.steps]  # the layout has these too
+    def computed(made: int, move: Move | None) -> Reference:
+        return _computed(asked, asked.model(move), clip_norms[:made])
 
-    def computed(made: int, move: tuple[torch.dtype, int] | None) -> Reference:
-        model = _model(task, plan, source, items_per_sample, plain)
-        if move is not None:
-            moved_by_one_ulp(model, *move)
-        return _computed(model, task, plan, source, items_per_sample, steps, clip_norms[:made])
+    return computed_again(computed, _apart, asked.narrowest)
 
-    unmoved = functools.cache(functools.partial(computed, move=None))
 
-    def moved(dtype: torch.dtype, seed: int, made: int) -> list[Difference]:
-        here, there = computed(made, (dtype, seed)), unmoved(made)
-        pairs = enumerate(zip(here.steps, there.steps, strict=True), 1)
-        starts = (here.initial, there.initial)
-        return [found for step, (ours, known) in pairs for found in steps_apart(ours, known, starts, step)]
-
-    def narrowest() -> Narrowest:
-        return narrowest_format(_model(task, plan, source, items_per_sample, plain), task, plan, source)
-
-    return Again(moved, narrowest)
+def _apart(ours: Reference, known: Reference) -> Iterator[Difference]:
+    for step, (one, other) in enumerate(zip(ours.steps, known.steps, strict=True), 1):
+        yield from steps_apart(one, other, (ours.initial, known.initial), step)
 
 
 def first_difference(
@@ -202,16 +154,14 @@ def first_difference(
 
 def _step(
     built: Assembled,
-    task: Task,
-    plan: Plan,
+    asked: Asked,
     world: World,
-    source: Source,
     step: int,
-    steps: int,
     expected: ReferenceStep,
     initial: dict[str, torch.Tensor],
 ) -> list[Difference]:
     """Run one step of the layout and return all its differences, worst rank first for each, in order of cause."""
+    task, plan = asked.task, asked.plan
     held: dict[str, torch.Tensor] = {}
 
     def observe(correction: float) -> None:
@@ -222,12 +172,12 @@ def _step(
         built.stepper.clip_norm = expected.clip_norm
         for turn in built.stepper.turns if expected.turns else ():
             turn.clip_norm = _clip_norms(expected).get(turn.turn.name)
-    stream = BatchStream(source, task.seed, plan, plan.layout.data_rank(world.rank), world.device)
+    stream = BatchStream(asked.source, task.seed, plan, plan.layout.data_rank(world.rank), world.device)
     first = (step - 1) * plan.batch_samples
     batch = stream.at(first)
     read = [(micro.position, micro.ids.tolist()) for micro in batch.micro_batches if micro.counts]
     samples = sample_differences(read, expected.ids, first, step, world, plan.layout)
-    lr = learning_rate(task.schedule, task.optimizer.lr, step, steps, 0, 1)
+    lr = learning_rate(task.schedule, task.optimizer.lr, step, asked.steps, 0, 1)
     stats = built.stepper.step(batch, lr)
     ours = {"weight": stats.weight, "loss": stats.loss, "grad_norm": stats.grad_norm}
     theirs = {name: getattr(expected, name) for name in ours}

@@ -7,7 +7,6 @@ layout, while each layout equals a reference that is cut in the same way. One de
 
 from __future__ import annotations
 
-import dataclasses
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -28,11 +27,11 @@ from paceline.task.coupling import is_coupled
 from paceline.task.data.order import sample_ids
 from paceline.task.data.source import Source
 from paceline.task.turns import Turn, turns_of
+from paceline.verify.compare.asked import Asked
 from paceline.verify.compare.difference import Difference, wide
 from paceline.verify.compare.tolerance import FLOOR, tolerance
-from paceline.verify.reference.steps import reference_model, reference_randomness
-from paceline.verify.rounding.conditioning import Again, beyond_rounding, moved_by_one_ulp, settled
-from paceline.verify.rounding.narrow import narrowest_format
+from paceline.verify.reference.steps import reference_randomness
+from paceline.verify.rounding.conditioning import Move, beyond_rounding, computed_again, settled
 
 QUANTITY = "whole batch"
 FAMILY = "loss not a sum over rows"
@@ -42,6 +41,14 @@ LIKELY = (
     " model, and runs on whole batches: data axes and accumulation are closed, unless it takes `gather_rows`"
 )
 LISTED = 8
+
+
+@dataclass(frozen=True)
+class _Program:
+    """The model of one device, and the random numbers of its samples."""
+
+    model: nn.Module
+    randomness: SampleRandomness
 
 
 @dataclass(frozen=True)
@@ -63,18 +70,17 @@ def whole_batch(
     compared, nor one that says itself that its rows see each other and so is never cut: `not_compared` tells why.
     """
     began = time.perf_counter()
-    model = reference_model(task, source, items_per_sample, torch.float64)
+    asked = Asked(task, plan, source, items_per_sample).in_fp64()
     turns = turns_of(task, source.unit)
-    randomness = reference_randomness(task, plan, source, model, [turn.objective for turn in turns], torch.float64)
-    not_compared = _why_not(model, turns, randomness.survey.strays)
+    program = _program(asked, turns)
+    not_compared = _why_not(program.model, turns, program.randomness.survey.strays)
     first, rounding, relative = None, None, 0.0
     for turn in turns if not_compared is None else ():
-        cut = (_numbers(task, source, model, turn, randomness, sizes) for sizes in cuts(plan.batch_samples))
-        whole, *others = cut
+        whole, *others = (_numbers(asked, program, turn, sizes) for sizes in cuts(plan.batch_samples))
         found = [(difference, other) for other in others for difference in _differences(whole, other)]
         relative = max(relative, *(difference.relative for difference, _ in found))
         wrong = [(d, other) for d, other in found if not d.relative <= tolerance(QUANTITY, "fp64")]
-        wrong, explained = _beyond_rounding(wrong, whole, turn, task, plan, source, items_per_sample)
+        wrong, explained = _beyond_rounding(wrong, asked, turn)
         rounding = rounding or explained
         if wrong and first is None:
             first = _first(wrong, whole, turn)
@@ -91,31 +97,25 @@ def whole_batch(
     return settled(record, dict)
 
 
+def _program(asked: Asked, turns: Sequence[Turn], move: Move | None = None) -> _Program:
+    """Return the model of one device, its weights moved where asked, with the random numbers of its samples."""
+    model = asked.model(move)
+    objectives = [turn.objective for turn in turns]
+    return _Program(model, reference_randomness(asked.task, asked.plan, asked.source, model, objectives, torch.float64))
+
+
 def _beyond_rounding(
-    wrong: list[tuple[_Difference, _Numbers]],
-    whole: _Numbers,
-    turn: Turn,
-    task: Task,
-    plan: Plan,
-    source: Source,
-    items: int,
+    wrong: list[tuple[_Difference, _Numbers]], asked: Asked, turn: Turn
 ) -> tuple[list[tuple[_Difference, _Numbers]], dict[str, Any] | None]:
     """Return the differences that rounding does not explain, and a record of those it does (conditioning.py)."""
-    if not wrong:
-        return wrong, None
 
-    def model() -> nn.Module:
-        return reference_model(task, source, items, torch.float64)
+    def computed(made: int, move: Move | None) -> _Numbers:
+        return _numbers(asked, _program(asked, [turn], move), turn, cuts(asked.plan.batch_samples)[0])
 
-    def moved(dtype: torch.dtype, seed: int, made: int) -> list[Difference]:
-        other = model()
-        moved_by_one_ulp(other, dtype, seed)
-        randomness = reference_randomness(task, plan, source, other, [turn.objective], torch.float64)
-        numbers = _numbers(task, source, other, turn, randomness, whole.sizes)
-        return [_in_the_shape_of_a_layouts(d) for d in _differences(whole, numbers)]
+    def apart(ours: _Numbers, known: _Numbers) -> list[Difference]:
+        return [_in_the_shape_of_a_layouts(d) for d in _differences(known, ours)]
 
-    exact = dataclasses.replace(plan, precision="fp64")
-    again = Again(moved, lambda: narrowest_format(model(), task, exact, source))
+    again = computed_again(computed, apart, asked.narrowest)
     found = [_in_the_shape_of_a_layouts(d) for d, _ in wrong]
     left, rounding = beyond_rounding(found, "fp64", again, World(0, 1, 0, torch.device("cpu")))
     kept = [pair for pair, shaped in zip(wrong, found, strict=True) if shaped in left]
@@ -149,15 +149,9 @@ class _Difference:
     ratio: float
 
 
-def _numbers(
-    task: Task,
-    source: Source,
-    model: nn.Module,
-    turn: Turn,
-    randomness: SampleRandomness,
-    sizes: tuple[int, ...],
-) -> _Numbers:
+def _numbers(asked: Asked, program: _Program, turn: Turn, sizes: tuple[int, ...]) -> _Numbers:
     """Return loss and gradients per item of the first batch in pieces of these sizes, on the weights of the start."""
+    task, source, model = asked.task, asked.source, program.model
     buffers = {name: buffer.detach().clone() for name, buffer in model.named_buffers()}
     model.zero_grad(set_to_none=True)
     loss = weight = magnitude = 0.0
@@ -165,7 +159,7 @@ def _numbers(
     for size in sizes:
         positions = np.arange(start, start + size, dtype=np.int64)
         data = source.read(sample_ids(task.seed, positions, source.samples), positions)
-        with randomness.during(SampleRows(positions, turn.draws_as(1), length_of(data))):
+        with program.randomness.during(SampleRows(positions, turn.draws_as(1), length_of(data))):
             loss_sum, count = turn.objective(model, cast_floats(data, torch.float64))
         loss_sum.backward()
         piece = float(loss_sum.detach())

@@ -7,7 +7,7 @@
 
     result = paceline.verify_loop(step, ddp_model, my_batches, objective=objective, optimizer=torch.optim.AdamW)
     if not result["equal"]:
-        raise SystemExit(result["mistake"])
+        raise SystemExit(result["text"])
 
 Every rank calls `verify_loop` with its own model, step and batches. Rank 0 takes the batches of all ranks together
 through `objective` on one device; gradients must be those of the sum over all items divided by their number.
@@ -36,10 +36,11 @@ from paceline.verify.compare.difference import Difference, number_differences, t
 from paceline.verify.compare.layout import first_difference
 from paceline.verify.compare.tolerance import larger
 from paceline.verify.loops.mistakes import FITS, MicroBatches, named_loss, named_mistake, sampled
-from paceline.verify.rounding.conditioning import beyond_tolerance
+from paceline.verify.loops.reference import Batches, LoopReference, Maker, Objective, weights_of
+from paceline.verify.rounding.conditioning import beyond_rounding
+from paceline.verify.rounding.verdict import ILL_CONDITIONED, loop_text, verdict_of
 
 Step = Callable[[Any], Any]
-Objective = Callable[[nn.Module, Any], tuple[torch.Tensor, Any]]
 PREFIXES = ("module.", "_orig_mod.", "_fsdp_wrapped_module.")  # what DDP, torch.compile and FSDP1 put before names
 DTYPES = {torch.float32: "fp32", torch.float64: "fp64"}
 
@@ -51,15 +52,18 @@ def verify_loop(
     *,
     objective: Objective,
     plain: nn.Module | None = None,
-    optimizer: Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer] | None = None,
+    optimizer: Maker | None = None,
     clip_norm: float = 0.0,
     part: int | None = None,
     split: Callable[[Any], Sequence[Any]] | None = None,
 ) -> dict[str, Any]:
     """Run `step` on each batch and return whether it computes what one device does, on every rank alike.
 
-    The result is {equal, dtype, steps, seconds, differences, first_difference, mistake}; `mistake` says in words what
-    the loop does instead, where a known mistake explains its gradient or the loss that it reports.
+    The result is {equal, verdict, text, dtype, steps, seconds, differences, first_difference, ill_conditioned,
+    mistake}. `verdict` is "equal", "unequal" or "ill-conditioned": what misses a tolerance is then no farther off than
+    rounding moves one device (conditioning.py), `equal` is None in fp32, and fp64 can tell. `mistake` says in words
+    what the loop does instead, where a known mistake explains its gradient or the loss that it reports; `text` says
+    all of it in a line.
 
     - `step(batch)` makes one update of `model` and returns the loss per item over all ranks, or None to leave it out.
       It must leave the gradients as it used them: `zero_grad` belongs at its beginning.
@@ -69,8 +73,9 @@ def verify_loop(
     - `split(batch)` returns the micro-batches of a batch, where the loop takes it in several.
     - `plain` is a module of the same parameter names for rank 0 to compute on; by default a copy of the model without
       wrappers, which a sharded model cannot give. It gets the model's weights.
-    - `optimizer` makes the reference's optimizer, and updated weights are compared. Without it only losses and
-      gradients are, each step from the model's own weights. `clip_norm` clips the reference's gradients.
+    - `optimizer` makes the reference's optimizer, or a pair of it and the schedule of its rate, which steps after each
+      update; how far weights have moved since the start is then compared too. Without it only losses and gradients
+      are, each step from the model's own weights. `clip_norm` clips the reference's gradients.
 
     Parameters may be plain or DTensors, in fp32 or fp64. Dropout must be off: its masks differ by rank. Raises
     ConfigError for what cannot be compared.
@@ -81,60 +86,85 @@ def verify_loop(
     plan = Plan(_layout(weights, world), precision=dtype)
     single = _single(model, plain)
     _load(single, weights)
-    traits, ours = traits_of(single), list(dict.fromkeys(name for name, _ in single.named_parameters()))
-    updates = optimizer([p for p in single.parameters() if p.requires_grad]) if optimizer else None
+    traits = traits_of(single)
+    held = _Held(weights, world, plan, LoopReference(single, objective, optimizer, clip_norm), optimizer is not None)
     found: list[Difference] = []
-    mistake: str | None = None
-    last_seen: torch.Tensor | None = None
     for number, batch in enumerate(batches, start=1):
         together = _batches(batch, part, world)
         told = step(batch)
-        gradients = _gradients(weights, number)
-        seen = sampled(
-            {name: _whole(gradient) for name, gradient in gradients.items()}, dict(single.named_parameters())
-        )
-        expected, parts = None, MicroBatches()
-        if world.is_first:
-            cut = [split(batch) if split else [batch] for batch in together]
-            expected, parts = _reference_step(single, objective, cut, updates, clip_norm)
-        loss, expected_gradients, expected_weights = _from_first_rank(expected, world)
-        if told is not None:
-            found += number_differences({"loss": float(told)}, {"loss": loss}, number, world)
-        found += tensor_differences("gradients", gradients, expected_gradients, number, world, plan.layout)
-        if updates is not None:
-            after = {name: weight for name, weight in weights.items() if name in ours}
-            found += tensor_differences("weights", after, expected_weights, number, world, plan.layout)
-        else:
-            _load(single, weights)
-        if world.is_first and mistake is None:
-            mistake = _mistake(seen, last_seen, told, loss, parts, dtype)
-        last_seen = seen
-    worst: dict[str, float] = {"loss": math.nan, "gradients": math.nan, "weights": math.nan}
-    for difference in found:
-        known = worst[difference.quantity]
-        worst[difference.quantity] = difference.relative if math.isnan(known) else larger(known, difference.relative)
-    first = first_difference(beyond_tolerance(found, dtype), found, plan, traits)
-    return {
-        "equal": first is None,
+        cut = [split(each) if split else [each] for each in together] if world.is_first else []
+        found += held.against(number, told, cut)
+    wrong, rounding = beyond_rounding(found, dtype, held.reference.again() if world.is_first else None, world)
+    first = first_difference(wrong, found, plan, traits)
+    verdict = verdict_of(first, rounding)
+    result = {
+        # No loop can be run in another precision from here: whether it is right where fp32 cannot tell stays open.
+        "equal": None if verdict == ILL_CONDITIONED and dtype != "fp64" else first is None,
+        "verdict": verdict,
         "dtype": dtype,
         "steps": len(batches),
         "seconds": time.perf_counter() - began,
-        "differences": {name: None if math.isnan(value) else value for name, value in worst.items()},
+        "differences": _largest(found),
         "first_difference": first,
-        "mistake": None if first is None else _from_first_rank(mistake, world),
+        "ill_conditioned": rounding,
+        "mistake": None if first is None else world.share(held.mistake),
     }
+    return {**result, "text": loop_text(result)}
 
 
 def failure_of(result: Mapping[str, Any]) -> VerificationFailed:
-    """Return the error for a step that is not equal to one device's."""
-    first = result["first_difference"]
+    """Return the error for a step that is not equal to one device's, or of which fp32 cannot tell."""
+    wrong = result["first_difference"] is not None
     return VerificationFailed(
-        "the step does not compute the numbers of one device",
-        f"{first['quantity']} of {first['name']} at step {first['step']} on rank {first['rank']} differs by"
-        f" {first['relative']:.1e} (ratio {first['ratio']:.6g}); "
-        + (f"likely cause: {result['mistake'] or first['likely']}"),
-        "look at what first_difference names",
+        "the step does not compute the numbers of one device"
+        if wrong
+        else "fp32 cannot tell whether the step computes the numbers of one device",
+        result["text"],
+        "look at what first_difference names" if wrong else "model.double() for the proof",
     )
+
+
+class _Held:
+    """A loop on one of its ranks, held against one device step by step; `mistake` is what it does wrong, on rank 0."""
+
+    def __init__(
+        self, weights: dict[str, nn.Parameter], world: World, plan: Plan, reference: LoopReference, updates: bool
+    ) -> None:
+        self.reference = reference
+        self.mistake: str | None = None
+        self._weights, self._world, self._plan, self._updates = weights, world, plan, updates
+        self._start = weights_of(reference.module)
+        self._last_seen: torch.Tensor | None = None
+
+    def against(self, number: int, told: Any, together: Batches) -> list[Difference]:
+        """Return how far the step that was just made is from one device's, in order of cause. Every rank calls it."""
+        world, layout = self._world, self._plan.layout
+        gradients = _gradients(self._weights, number)
+        whole = {name: _whole(gradient) for name, gradient in gradients.items()}
+        seen = sampled(whole, dict(self.reference.module.named_parameters()))
+        made = self.reference.step(together) if world.is_first else None
+        expected = world.share(made and made[0])
+        if made and self.mistake is None:
+            self.mistake = _mistake(seen, self._last_seen, told, expected.loss, made[1], self._plan.precision)
+        self._last_seen = seen
+        found = []
+        if told is not None:
+            found += number_differences({"loss": float(told)}, {"loss": expected.loss}, number, world)
+        found += tensor_differences("gradients", gradients, expected.gradients, number, world, layout)
+        if not self._updates:
+            _load(self.reference.module, self._weights)
+            return found
+        after = {name: weight for name, weight in self._weights.items() if name in self._start}
+        return found + tensor_differences("weights", after, expected.weights, number, world, layout, self._start)
+
+
+def _largest(found: Iterable[Difference]) -> dict[str, float | None]:
+    """Return the largest difference of each quantity, None for one that was not compared."""
+    worst: dict[str, float | None] = {"loss": None, "gradients": None, "weights": None}
+    for difference in found:
+        known = worst[difference.quantity]
+        worst[difference.quantity] = difference.relative if known is None else larger(known, difference.relative)
+    return worst
 
 
 def _world(model: nn.Module) -> World:
@@ -224,41 +254,6 @@ def _gradients(weights: Mapping[str, nn.Parameter], number: int) -> dict[str, to
     return gradients
 
 
-def _reference_step(
-    single: nn.Module,
-    objective: Objective,
-    batches: Sequence[Sequence[Any]],
-    updates: torch.optim.Optimizer | None,
-    clip_norm: float,
-) -> tuple[tuple[float, dict[str, torch.Tensor], dict[str, torch.Tensor]], MicroBatches]:
-    """Return (loss per item, gradients, updated weights) of a step on all parts' micro-batches, and what each gave."""
-    single.zero_grad(set_to_none=True)
-    named, parts = dict(single.named_parameters()), MicroBatches()
-    last = sampled({}, named)
-    for rank, micro_batches in enumerate(batches):
-        for batch in micro_batches:
-            loss, weight = objective(single, _on_cpu(batch))
-            loss.backward()
-            now = sampled({name: p.grad for name, p in named.items() if p.grad is not None}, named)
-            parts.losses.append(float(loss.detach()))
-            parts.weights.append(float(weight))
-            parts.ranks.append(rank)
-            parts.gradients.append(now - last)
-            last = now
-    total = sum(parts.weights)
-    trained = {name: p for name, p in named.items() if p.grad is not None}
-    for parameter in trained.values():
-        assert parameter.grad is not None
-        parameter.grad /= total
-    if clip_norm:
-        nn.utils.clip_grad_norm_(list(trained.values()), clip_norm)
-    gradients = {name: p.grad.clone() for name, p in trained.items() if p.grad is not None}
-    if updates is not None:
-        updates.step()
-    after = {name: p.detach().clone() for name, p in named.items()}
-    return (sum(parts.losses) / total, gradients, after), parts
-
-
 def _mistake(
     seen: torch.Tensor, before: torch.Tensor | None, told: Any, loss: float, parts: MicroBatches, dtype: str
 ) -> str | None:
@@ -267,15 +262,3 @@ def _mistake(
     if named == "" and told is not None and not math.isclose(float(told), loss, rel_tol=FITS[dtype]):
         return named_loss(float(told), parts, dtype)
     return named or None
-
-
-def _on_cpu(batch: Any) -> Any:
-    return torch.utils._pytree.tree_map(lambda leaf: leaf.cpu() if isinstance(leaf, torch.Tensor) else leaf, batch)
-
-
-def _from_first_rank(item: Any, world: World) -> Any:
-    """Return rank 0's item on every rank."""
-    box = [item]
-    if world.size > 1:
-        dist.broadcast_object_list(box, src=0, device=world.device if world.device.type == "cuda" else None)
-    return box[0]

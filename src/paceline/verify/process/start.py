@@ -21,7 +21,7 @@ from paceline.task.data.facts import data_facts
 from paceline.task.profile.of_task import profile_task
 from paceline.verify.compare.tolerance import DTYPES, QUANTITIES, WITHOUT_SIZE, larger
 from paceline.verify.process.group import Job, run_jobs
-from paceline.verify.rounding.verdict import ILL_CONDITIONED, explained_by_rounding, rounding_text, verdict_of
+from paceline.verify.rounding.verdict import ADVICE, ILL_CONDITIONED, explained_by_rounding, rounding_text, verdict_of
 from paceline.verify.twin.parts import WHOLE, Subject, jobs_of
 from paceline.verify.twin.task import LARGEST_MICRO_BATCH, mixed_modes
 
@@ -217,6 +217,7 @@ def verify_text(result: dict[str, Any]) -> str:
         sizes = _sizes(rounding["fp64"] if rounding and ill else result["differences"])
         head = "ill-conditioned, equal to one device in fp64" if ill else "equal to one device"
         because = f"; {rounding_text(rounding)}" if rounding else ""
+        because += f"; {ADVICE}" if ill else ""
         ran_as = _ran_as(result["layout"], result["ran_as"])
         return f"{head}: {sizes}{ran_as}{because} ({result['seconds']:.1f} s)"
     first = result["first_difference"]

@@ -7,10 +7,11 @@ What is off by no more than MARGIN times the movement is rounding; every other d
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
@@ -40,6 +41,8 @@ EXACT = ("position", "samples", "initial", "weight", "lr")  # no rounding moves 
 
 Tensors = Mapping[str, torch.Tensor]
 Place = tuple[str, str, int]  # quantity, name, step
+Move = tuple[torch.dtype, int]  # weights move by a unit in the last place of a format, at random, by a seed
+Made = TypeVar("Made")  # what one device computes
 
 
 @dataclass(frozen=True)
@@ -60,6 +63,25 @@ class Again:
 
     moved: Callable[[torch.dtype, int, int], Iterable[Difference]]
     narrowest: Callable[[], Narrowest]
+
+
+def computed_again(
+    computed: Callable[[int, Move | None], Made],
+    apart: Callable[[Made, Made], Iterable[Difference]],
+    narrowest: Callable[[], Narrowest],
+) -> Again:
+    """Return how one device computes the same again.
+
+    `computed` makes so many steps, from weights that were moved or not; `apart` says how far its numbers are from
+    others. What was moved is held against what is computed anew, not against the reference: what is wrong there would
+    count as movement.
+    """
+    unmoved = functools.cache(lambda made: computed(made, None))
+
+    def moved(dtype: torch.dtype, seed: int, made: int) -> Iterable[Difference]:
+        return apart(computed(made, (dtype, seed)), unmoved(made))
+
+    return Again(moved, narrowest)
 
 
 @torch.no_grad()

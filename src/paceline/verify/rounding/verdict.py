@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 EQUAL, ILL_CONDITIONED, UNEQUAL = "equal", "ill-conditioned", "unequal"
+ADVICE = (
+    "the plan is right, and fp32 too coarse for the program: smaller weights at the start, a smaller learning rate or a"
+    " larger eps of the optimizer make it less so"
+)
 
 
 def explained_by_rounding(parts: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
@@ -30,11 +34,33 @@ def verdict_of(wrong: Any, rounding: dict[str, Any] | None) -> str:
 def rounding_text(rounding: dict[str, Any]) -> str:
     """Return what rounding explains in words, such as "in fp32 gradients of w at step 1 differ by 3e-03, ..."."""
     others = f" ({rounding['places'] - 1} more like it)" if rounding["places"] > 1 else ""
+    of = "" if rounding["name"] == rounding["quantity"] else f" of {rounding['name']}"
     text = (
-        f"in {rounding['dtype']} {rounding['quantity']} of {rounding['name']} at step {rounding['step']} differs by"
+        f"in {rounding['dtype']} {rounding['quantity']}{of} at step {rounding['step']} differs by"
         f" {rounding['relative']:.0e}{others}, and {rounding['moved']:.0e} on one device whose weights are moved by"
         f" a unit in the last place of {rounding['format']}"
     )
+    if rounding["chaos"] is not None:
+        nothing = ", of which fp32 says nothing" if rounding["dtype"] == "fp32" else ""
+        text += f"; from step {rounding['chaos']} on the program is chaotic{nothing}"
     if rounding["where"]:
         text = f"computes parts in {rounding['format']}, such as {rounding['where']}: {text}"
     return text
+
+
+def loop_text(result: Mapping[str, Any]) -> str:
+    """Return what is found of somebody's loop in a line: how equal it is, or what is off and what to do."""
+    first, rounding = result["first_difference"], result["ill_conditioned"]
+    if first is not None:
+        return (
+            f"NOT equal to one device: {first['quantity']} of {first['name']} at step {first['step']} on rank"
+            f" {first['rank']} differs by {first['relative']:.1e} in {result['dtype']} (ratio {first['ratio']:.6g});"
+            f" likely cause: {result['mistake'] or first['likely']}"
+        )
+    compared = {name: far for name, far in result["differences"].items() if far is not None}
+    sizes = ", ".join(f"{name} {far:.0e}" if far else f"{name} 0" for name, far in compared.items())
+    if rounding is None:
+        return f"equal to one device: {sizes}"
+    if result["equal"] is None:
+        return f"ill-conditioned: {rounding_text(rounding)}. fp64 can tell: model.double() for the proof"
+    return f"{result['verdict']} to one device: {sizes}; {rounding_text(rounding)}"

@@ -23,12 +23,12 @@ from paceline.spec.task import Task
 from paceline.task.data.order import sample_ids
 from paceline.task.data.source import Source
 from paceline.task.turns import objective_of
+from paceline.verify.compare.asked import Asked
 from paceline.verify.compare.diagnosis import Traits, traits_of
 from paceline.verify.compare.difference import Difference, number_differences
 from paceline.verify.compare.tolerance import TOLERANCES
-from paceline.verify.reference.steps import ReferenceStep, reference_model, reference_steps
-from paceline.verify.rounding.conditioning import Again, Narrowest, moved_by_one_ulp, steps_apart
-from paceline.verify.rounding.narrow import narrowest_format
+from paceline.verify.reference.steps import ReferenceStep, reference_steps
+from paceline.verify.rounding.conditioning import Again, Move, computed_again, steps_apart
 from paceline.verify.story.plans import SAVED, expected_rate
 
 IN_JOURNAL = "in the journal"
@@ -63,25 +63,23 @@ class Unbroken:
         return passed
 
 
-def unbroken(task: Task, plan: Plan, last: Plan, samples: int, move: tuple[torch.dtype, int] | None = None) -> Unbroken:
+def unbroken(asked: Asked, last: Plan, samples: int, move: Move | None = None) -> Unbroken:
     """Return the story's steps on one device; the last one reads its rows in the micro-batches of the plan `last`.
 
-    The task's data are a pair of sources; the first `samples` of the second are evaluated after every step. `move` is
-    a format and a seed: the weights at the start are moved by a unit in the last place of that format.
+    The task's data are a pair of sources; the first `samples` of the second are evaluated after every step. With `move`
+    the weights at the start are moved.
     """
-    source, held_out = task.data
-    items = source.items_per_sample
-    model = reference_model(task, source, items, MASTER_DTYPES[plan.precision])
-    if move is not None:
-        moved_by_one_ulp(model, *move)
+    task, plan = asked.task, asked.plan
+    model = asked.model(move)
     traits = traits_of(model)
     start = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
 
     def rate(step: int) -> float:
         return expected_rate(task.schedule, task.optimizer.lr, step)
 
-    steps = reference_steps(task, plan, source, items, SAVED + 1, model, rate=rate, last=last)
-    evaluations = _evaluations(task, plan, model, steps, held_out, samples)
+    given = (task, plan, asked.source, asked.items_per_sample, SAVED + 1, model)
+    steps = reference_steps(*given, rate=rate, last=last)
+    evaluations = _evaluations(task, plan, model, steps, task.data[1], samples)
     passed = [
         Passed(number, dataclasses.replace(step, gradients={}), rate(number), loss, start)
         for number, (step, loss) in enumerate(zip(steps, evaluations, strict=True), 1)
@@ -94,25 +92,24 @@ def in_the_journal(difference: Difference) -> Difference:
     return dataclasses.replace(difference, name=f"{difference.name} {IN_JOURNAL}")
 
 
-def unbroken_again(known: Unbroken, task: Task, plan: Plan, last: Plan, samples: int) -> Again:
+def unbroken_again(asked: Asked, last: Plan, samples: int) -> Again:
     """Return how one device computes the same story again."""
 
-    def moved(dtype: torch.dtype, seed: int, made: int) -> Iterator[Difference]:
-        alone = World(0, 1, 0, torch.device("cpu"))
-        others = unbroken(task, plan, last, samples, (dtype, seed)).passed
-        for ours, theirs in zip(others[:made], known.passed, strict=False):
-            held = {"evaluation": ours.evaluation}, {"evaluation": theirs.evaluation}
-            apart = steps_apart(ours.step, theirs.step, (ours.start, theirs.start), theirs.number)
-            apart += number_differences(*held, theirs.number, alone)
-            yield from apart
-            yield from (in_the_journal(difference) for difference in apart)
+    def computed(made: int, move: Move | None) -> Sequence[Passed]:
+        return unbroken(asked, last, samples, move).passed[:made]
 
-    def narrowest() -> Narrowest:
-        source, _ = task.data
-        model = reference_model(task, source, source.items_per_sample, MASTER_DTYPES[plan.precision])
-        return narrowest_format(model, task, plan, source)
+    return computed_again(computed, _apart, asked.narrowest)
 
-    return Again(moved, narrowest)
+
+def _apart(ours: Sequence[Passed], known: Sequence[Passed]) -> Iterator[Difference]:
+    alone = World(0, 1, 0, torch.device("cpu"))
+    for one, other in zip(ours, known, strict=True):
+        apart = steps_apart(one.step, other.step, (one.start, other.start), other.number)
+        apart += number_differences(
+            {"evaluation": one.evaluation}, {"evaluation": other.evaluation}, other.number, alone
+        )
+        yield from apart
+        yield from (in_the_journal(difference) for difference in apart)
 
 
 @torch.no_grad()

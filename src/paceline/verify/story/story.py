@@ -30,6 +30,7 @@ from paceline.spec.run import RunSpec
 from paceline.spec.task import Task
 from paceline.task.data.source import Source, open_sources
 from paceline.units import Amount
+from paceline.verify.compare.asked import Asked
 from paceline.verify.compare.difference import Difference
 from paceline.verify.compare.layout import first_difference
 from paceline.verify.compare.tolerance import larger
@@ -120,11 +121,13 @@ def _expected(spec: Spec, plan: Plan, world: World) -> Iterator[tuple[Act, Unbro
     """Yield every start of the run with what one device computes and how it does again, which rank 0 alone knows."""
     acts = acts_of(spec.task, plan, world)
     known: dict[tuple[int, int], Unbroken] = {}
+    source = spec.task.data[0]
+    asked = Asked(spec.task, plan, source, source.items_per_sample)
     for act, last in zip(acts, [acts[1].plan, *(act.plan for act in acts[1:])], strict=True):
-        cut = (last.layout.data_degree, last.accumulation)
+        cut, given = (last.layout.data_degree, last.accumulation), (asked, last, spec.run.evaluate_samples)
         if cut not in known:
-            known[cut] = unbroken(spec.task, plan, last, spec.run.evaluate_samples) if world.is_first else Unbroken()
-        again = unbroken_again(known[cut], spec.task, plan, last, spec.run.evaluate_samples) if world.is_first else None
+            known[cut] = unbroken(*given) if world.is_first else Unbroken()
+        again = unbroken_again(*given) if world.is_first else None
         yield act, known[cut], again
 
 

@@ -1,0 +1,47 @@
+"""What a check is asked to hold against one device: a task under a plan, and the model of that one device."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+
+from torch import nn
+
+from paceline.run.numerics.precision import MASTER_DTYPES
+from paceline.spec.plan import Plan
+from paceline.spec.task import Task
+from paceline.task.data.source import Source
+from paceline.verify.reference.plain_attention import attend_plainly
+from paceline.verify.reference.steps import reference_model
+from paceline.verify.rounding.conditioning import Move, Narrowest, moved_by_one_ulp
+from paceline.verify.rounding.narrow import narrowest_format
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What is held against one device, over so many steps; `plain` has the reference compute attention plainly."""
+
+    task: Task
+    plan: Plan
+    source: Source
+    items_per_sample: int
+    steps: int = 1
+    plain: bool = False
+
+    def in_fp64(self) -> Asked:
+        """Return the same in fp64."""
+        return dataclasses.replace(self, plan=dataclasses.replace(self.plan, precision="fp64"))
+
+    def model(self, move: Move | None = None) -> nn.Module:
+        """Return the reference's model with its initial weights, or with these moved."""
+        dtype = MASTER_DTYPES[self.plan.precision]
+        model = reference_model(self.task, self.source, self.items_per_sample, dtype)
+        if self.plain:
+            attend_plainly(model)
+        if move is not None:
+            moved_by_one_ulp(model, *move)
+        return model
+
+    def narrowest(self) -> Narrowest:
+        """Return the narrowest format that the reference's model computes in."""
+        return narrowest_format(self.model(), self.task, self.plan, self.source)
