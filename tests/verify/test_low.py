@@ -59,8 +59,8 @@ def right_cases() -> list[tuple[Task, Plan]]:
 
 
 def routed_cases() -> list[tuple[Task, Plan]]:
-    cases = [(EXPERTS, plan_in(layout)) for layout in (SHARDED, SPREAD, Layout(tp=2), Layout(cp=2))]
-    return [*cases, (EXPERTS, plan_in(Layout(tp=2), "fp16")), (hf_task("Mixtral"), plan_in(SPREAD))]
+    cases = [(EXPERTS, plan_in(layout)) for layout in (SHARDED, Layout(pp=2), SPREAD, Layout(tp=2))]
+    return [*cases, (hf_task("Mixtral"), plan_in(SPREAD))]
 
 
 def more_routed_cases() -> list[tuple[Task, Plan]]:
