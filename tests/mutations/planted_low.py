@@ -231,8 +231,13 @@ def routers_changed_by(patch: Patch, change: Callable[[Callable[..., Routed], to
 
 
 def routed_by_other_rounding(patch: Patch, world: World) -> None:
-    """One rank scales what it routes and rounds it anew, which changes no order but that of near ties."""
-    routers_changed_by(patch, lambda forward, x: forward(x * 1.01 if world.rank else x))
+    """One rank chooses by scores that it has rounded to bf16, in which more of them are tied."""
+
+    def other(forward: Callable[..., Routed], x: torch.Tensor) -> Routed:
+        scores, weights, chosen = forward(x)
+        return scores, weights, scores.bfloat16().topk(chosen.shape[-1]).indices if world.rank else chosen
+
+    routers_changed_by(patch, other)
 
 
 def scores_in_bf16(patch: Patch, world: World) -> None:

@@ -73,10 +73,11 @@ class Watch:
         mine += held_in_less(self.built.model, self.built.optimizer, MASTER, self.expected.state_bits)
         scores = self.expected.numbers["score_bits"]
         few = [f"the scores of {name}" for name, bits in self._score_bits.items() if bits < scores[name]]
-        few += [f"the gradient of {name}" for name in self._few(sum_bits or {})]
-        mine += [Seen(f"{what}, by its values,", self._compute) for what in few]
+        mine += [Seen(f"{what}, by their values,", self._compute) for what in few]
         if not self.expected.coupled:  # rows that see each other are added up in the format of their activations
             mine += sorted(self._wire.wrong, key=str)
+        sums = [f"the gradient of {name}" for name in self._few(sum_bits or {})]
+        mine += [Seen(f"{what}, by its values,", self._compute) for what in sums]
         return [
             wrong_at("dtype", f"{seen.what} is in {seen.dtype}, not {seen.wanted}", step, rank)
             for rank, found in enumerate(self.world.gather(mine))
