@@ -4,8 +4,9 @@
 
 The proof is the one that `paceline train` makes: two steps in fp32, and one in bf16 where the plan is, of
 `examples/stdlib-code.toml` on two devices and under layouts of more axes, in the degrees to which the twin lowers them.
-Each round first imports torch in a process of its own. CPU time is that of all processes of the proof and of the one that asks for it, which training has anyway;
-wall time depends on what else the machine does, which the load average tells.
+Each round first imports torch in a process of its own. CPU time is that of all processes of the proof and of the one
+that asks for it, which training has anyway; wall time depends on what else the machine does, which the load average
+tells.
 """
 
 from __future__ import annotations

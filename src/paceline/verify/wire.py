@@ -146,8 +146,8 @@ def bits_of_values(tensor: torch.Tensor) -> int:
 
     Averages, sums and quotients are not, unless they were rounded.
     """
-    local = tensor.detach().to_local() if isinstance(tensor, DTensor) else tensor.detach()
-    values = local[local != 0]
+    local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
+    values = local.detach()[local.detach() != 0]
     many = values.numel() >= MANY_VALUES
     rounded = many and any(torch.equal(values, values.to(low).to(values.dtype)) for low in LOW)
     return min(16, torch.finfo(tensor.dtype).bits) if rounded else torch.finfo(tensor.dtype).bits
