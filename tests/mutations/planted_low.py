@@ -91,7 +91,11 @@ def keys_reduced_in_bf16(patch: Patch, world: World) -> None:
 
 def rows_sent_in_fp32(patch: Patch, world: World) -> None:
     send = expert._all_to_all
-    patch.setattr(expert, "_all_to_all", lambda rows, *rest: send(rows.float(), *rest).to(rows.dtype))
+
+    def wide(rows: torch.Tensor, *rest: Any) -> torch.Tensor:
+        return send(rows.float() if rows.dtype == torch.bfloat16 else rows, *rest).to(rows.dtype)
+
+    patch.setattr(expert, "_all_to_all", wide)
 
 
 def loads_summed_in_bf16(patch: Patch, world: World) -> None:

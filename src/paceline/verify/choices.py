@@ -183,7 +183,7 @@ class HandedChoices(TorchFunctionMode):
         by_row = scores.detach().clone().view(*given.shape[:2], -1)
         self.scores[name] |= dict(zip(self._positions, by_row, strict=True))
         told = given.view_as(best[1])
-        return torch.return_types.topk((scores.gather(-1, told), told))  # type: ignore[attr-defined]
+        return torch.return_types.topk((scores.gather(-1, told), told))
 
 
 @dataclass(frozen=True)

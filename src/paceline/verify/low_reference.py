@@ -161,7 +161,7 @@ def _sums_alone(numbers: Numbers) -> dict[At, float]:
     return allowed
 
 
-def _moved(numbers: Numbers, others: list[Numbers]) -> dict[At, float]:
+def _moved(numbers: Numbers, others: Sequence[Numbers]) -> dict[At, float]:
     """Return how far each quantity is from what it was in others, by the root of the mean square."""
     alone = World(0, 1, 0, torch.device("cpu"))
     squares = dict.fromkeys(_places(numbers), 0.0)

@@ -104,7 +104,7 @@ def cast_once(model: nn.Module, weights: Collection[nn.Parameter], dtype: torch.
     tables = [module._parameters for module in model.modules()]
     places = [(table, name, weight) for table in tables for name, weight in table.items() if weight in casts]
     for table, name, weight in places:
-        table[name] = casts[weight]  # type: ignore[assignment, index]
+        table[name] = casts[weight]  # type: ignore[assignment]
     try:
         yield
     finally:
