@@ -68,6 +68,7 @@ def more_routed_cases() -> list[tuple[Task, Plan]]:
              for seed in (1, 2) for dtype in ("bf16", "fp16")
              for layout in (SPREAD, Layout(tp=2), Layout(cp=2), Layout(cp=2, ep=2))]  # fmt: skip
     families = ("Mixtral", "Qwen3Moe", "Olmoe", "GptOss")
+    cases += [(hf_task("Mixtral"), plan_in(layout)) for layout in (Layout(cp=2), Layout(cp=2, ep=2))]
     return cases + [(hf_task(family), plan_in(SPREAD, dtype)) for family in families for dtype in ("bf16", "fp16")]
 
 

@@ -65,7 +65,7 @@ def low(
     device = LowDevice(task, plan, source, items_per_sample, draws=0 if brief else DRAWS)
     expected = world.gather(_computed(device) if world.is_first else None)[0]
     if isinstance(expected, str):
-        return {**_record(plan, began, [], {}), "left_out": expected}
+        return {**_record(plan, began, 0, [], {}), "left_out": expected}
     built = assemble(clipped(task, {"": 0.0}), plan, world, source, items_per_sample)
     if built.stepper.scaler is not None:
         built.stepper.scaler.scale = expected.scale
@@ -75,11 +75,12 @@ def low(
     expected = _following(expected, device, watch, world)
     found = _differences(ours, expected.numbers, world, plan)
     wrong = watch.formats(1, ours.sum_bits) + watch.decisions(ours.stats, 1) + _misrouted(expected)
-    for step in range(2, STEPS + 1) if not brief else ():
+    last = 1 if brief else STEPS
+    for step in range(2, last + 1):
         stats = watch.step(stream, step, task.optimizer.lr)
         wrong += watch.formats(step) + watch.decisions(stats, step)
     if built.stepper.scaler is not None:
-        wrong += watch.overflow(stream, STEPS + 1, task.optimizer.lr)
+        wrong += watch.overflow(stream, last + 1, task.optimizer.lr)
     compared = [d for d in found if expected.compares(d.quantity, d.name)]
     compared.sort(key=lambda difference: QUANTITIES.index(difference.quantity))  # in order of cause
     wrong += [d for d in compared if not d.relative <= expected.bound(d.quantity, d.name)]
@@ -89,7 +90,7 @@ def low(
     sizes = [(d.relative, expected.bound(d.quantity, d.name)) for d in compared]
     of_bound = max((relative / most for relative, most in sizes if most), default=0.0)
     left_out = {"left_out": UNKNOWN_CHOICES} if expected.follows and not expected.allowed else {}
-    return {**_record(plan, began, wrong, worst), "of_bound": of_bound, **left_out}
+    return {**_record(plan, began, last, wrong, worst), "of_bound": of_bound, **left_out}
 
 
 def _computed(device: LowDevice) -> LowReference | str:
@@ -123,11 +124,11 @@ def _misrouted(expected: LowReference) -> list[Difference]:
     ]
 
 
-def _record(plan: Plan, began: float, wrong: list[Difference], worst: dict[str, float]) -> dict[str, Any]:
+def _record(plan: Plan, began: float, steps: int, wrong: list[Difference], worst: dict[str, float]) -> dict[str, Any]:
     return {
         "equal": not wrong,
         "dtype": plan.precision,
-        "steps": STEPS,
+        "steps": steps,
         "seconds": time.perf_counter() - began,
         "differences": worst,
         "first_difference": _told(wrong) if wrong else None,

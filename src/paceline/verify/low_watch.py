@@ -58,8 +58,9 @@ class Watch:
 
     def choices(self) -> Choices | None:
         """Return the experts that all ranks chose in the first step, None where those of a token are not known."""
-        batch, length = self.plan.batch_samples, self._chosen.length
-        return joined(self.world.gather(dict(self._chosen.parts)), self.plan.layout, batch, length)
+        everyone = self.world.gather((self._chosen.length, dict(self._chosen.parts)))
+        length = max(length for length, _ in everyone)  # a pipeline stage may have no experts
+        return joined([parts for _, parts in everyone], self.plan.layout, self.plan.batch_samples, length)
 
     def formats(self, step: int, sum_bits: Mapping[str, int] | None = None) -> list[Difference]:
         """Return what is in a format of fewer bits than one device has it in, on any rank, in order of cause.
