@@ -115,6 +115,18 @@ def test_more_routed_layouts_are_held_to_one_device() -> None:
         assert "left_out" not in proof, proof["left_out"]
 
 
+@pytest.mark.deep
+def test_routed_layouts_of_two_axes_are_held_to_one_device() -> None:
+    layouts = (
+        Layout(dp_shard=2, tp=2, ep=2),
+        Layout(tp=2, pp=2),
+        Layout(cp=2, tp=2),
+        Layout(dp_replicate=2, cp=2, ep=2),
+    )
+    for proof in assert_equal(4, [(EXPERTS, plan_in(layout)) for layout in layouts]):
+        assert "left_out" not in proof, proof["left_out"]
+
+
 def test_a_weight_of_several_uses_is_summed_as_the_layout_gathers_it() -> None:
     for proof in assert_equal(2, tied_cases()):
         assert proof["differences"]["gradients"] < 1e-6, "the very products and sums of one device"
