@@ -105,8 +105,8 @@ def test_routed_layouts_are_held_to_one_device_with_the_same_choices() -> None:
     proved = assert_equal(2, cases)
     for (task, plan), proof in zip(cases, proved, strict=True):
         assert "left_out" not in proof, proof["left_out"]
-        inside = max(plan.layout.tp, plan.layout.cp, plan.layout.ep) > 1
-        assert (proof["differences"]["gradients"] > 1e-4) == inside, (task.model, str(plan))
+        elsewhere = plan.layout != SHARDED  # inside of layers, or a tied weight on two stages
+        assert (proof["differences"]["gradients"] > 1e-4) == elsewhere, (task.model, str(plan))
 
 
 @pytest.mark.deep
