@@ -1,11 +1,12 @@
-"""Seconds of the proof before training, against a bare `import torch` of the same run: two ranks, and the largest twin.
+"""Seconds of the proof before training, against a bare `import torch` of the same run: small and large, fp32 and bf16.
 
     python benchmarks/proof.py [--rounds 5] [--quick] [--save]
 
-The proof is the one that `paceline train` makes: two steps in fp32, of `examples/stdlib-code.toml` on two devices and
-under a layout of every axis, in the degrees to which the twin lowers them. Each round first imports torch in a process
-of its own. CPU time is that of all processes of the proof and of the one that asks for it, which training has anyway;
-wall time depends on what else the machine does, which the load average tells.
+The proof is the one that `paceline train` makes: two steps in fp32, and one in bf16 where the plan is, of
+`examples/stdlib-code.toml` on two devices and under layouts of more axes, in the degrees to which the twin lowers them.
+Each round first imports torch in a process of its own. CPU time is that of all processes of the proof and of the one
+that asks for it, which training has anyway; wall time depends on what else the machine does, which the load average
+tells.
 """
 
 from __future__ import annotations
@@ -28,9 +29,13 @@ ROOT = Path(__file__).parents[1]
 SPEC = ROOT / "examples" / "stdlib-code.toml"
 LAYOUTS = {
     "the example": "dp_shard=2",
+    "the example in bf16": "dp_shard=2,precision=bf16",
+    "three axes": "dp_shard=2,tp=2,pp=2",
+    "three axes in bf16": "dp_shard=2,tp=2,pp=2,precision=bf16",
     "the largest twin": "dp_replicate=2,dp_shard=4,cp=4,tp=2,pp=4",
+    "the largest twin in bf16": "dp_replicate=2,dp_shard=4,cp=4,tp=2,pp=4,precision=bf16",
 }
-TARGET_SECONDS = {"the example": 5.0, "the largest twin": 20.0}  # of wall time, on two quiet cores
+TARGET_SECONDS = {name: 5.0 if name.startswith("the example") else 20.0 for name in LAYOUTS}  # wall, two quiet cores
 
 
 @dataclass(frozen=True)

@@ -64,7 +64,11 @@ CASES = {
     "copies, fp16": Case("dp_replicate=2,precision=fp16"),
     "zero 3, bf16": Case("dp_shard=2,zero=3,precision=bf16"),
     "zero 1, bf16": Case("dp_shard=2,zero=1,precision=bf16"),
+    "shared sequences, bf16": Case("cp=2,precision=bf16"),
+    "experts, bf16": Case("dp_shard=2,ep=2,precision=bf16", BALANCED),
+    "experts, fp16": Case("dp_shard=2,ep=2,precision=fp16", BALANCED),
     "experts, tensor, bf16": Case("tp=2,precision=bf16", BALANCED),
+    "experts, shared sequences, bf16": Case("cp=2,precision=bf16", BALANCED),
 }
 
 PROOFS = [
@@ -76,7 +80,7 @@ CONTROLLED = (
     "copies", "zero 3", "tied", "state on the host", "dropout", "stages, dropout",
     "statistics of all", "experts", "experts, stages, bias",
     "experts, shared by three", "ring of four", "four stages", "tensor ranks of four", "zero 3, bf16", "copies, fp16",
-    "experts, tensor, bf16",
+    "experts, tensor, bf16", "experts, bf16",
 )  # fmt: skip
 CONTROLS = [Planted("control", f"nothing, {case}", case, nothing, "", "") for case in CONTROLLED]
 

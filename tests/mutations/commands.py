@@ -13,6 +13,7 @@ import dataclasses
 import functools
 import io
 import json
+import math
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -67,14 +68,30 @@ class _Asked(BaseException):
 
 def words_of(bug: Planted, folder: Path) -> list[str]:
     """Return the command that proves the case of a mistake with the mistake planted."""
+    return [
+        "verify", str(_spec_of(bug, folder)), "--layout", CASES[bug.case].layout, "--dtype", "fp64",
+        "--steps", str(STEPS), "--json", "--set", f"task.objective=planted_objective:{name_of(bug)}",
+    ]  # fmt: skip
+
+
+def training_words_of(bug: Planted, folder: Path) -> list[str]:
+    """Return the command that trains the case of a mistake with the mistake planted."""
+    layout = CASES[bug.case].layout.split(",")
+    degrees = {axis: int(n) for axis, n in (part.split("=") for part in layout) if n.isdigit() and axis != "zero"}
+    ranks = math.prod(n for axis, n in degrees.items() if axis != "ep")  # those of `ep` are among `dp_shard`'s
+    settings = [
+        f"task.objective=planted_objective:{name_of(bug)}", f"cluster.devices={ranks}", "run.verify=true",
+        f"run.dir={folder / 'trained' / name_of(bug)}", *(f"plan.{part}" for part in layout),
+    ]  # fmt: skip
+    return ["train", str(_spec_of(bug, folder)), *(word for each in settings for word in ("--set", each))]
+
+
+def _spec_of(bug: Planted, folder: Path) -> Path:
     case = CASES[bug.case]
     spec = folder / f"{bug.case.replace(', ', '-').replace(' ', '-')}.toml"
     if not spec.exists():
         spec.write_text(SPEC.format(model=case.model, corpus=write_corpus(folder), cache=folder / "cache"))
-    return [
-        "verify", str(spec), "--layout", case.layout, "--dtype", "fp64", "--steps", str(STEPS), "--json",
-        "--set", f"task.objective=planted_objective:{name_of(bug)}",
-    ]  # fmt: skip
+    return spec
 
 
 def prove_all(bugs: Sequence[Planted], folder: Path) -> dict[str, Proven]:

@@ -5,21 +5,30 @@ Each leaves runs in fp64 alone, so that every part of the proof before the one i
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from planted import Objective, Patch, Planted, objective_changed_by
 from torch import nn
+from torch.distributed.tensor import DTensor
 
+from paceline.run import assemble
 from paceline.run.loop.loader import MicroBatch
 from paceline.run.loop.step import Stepper
 from paceline.run.numerics import precision
 from paceline.run.numerics.precision import LossScaler
+from paceline.run.parallel import apply
+from paceline.run.parallel.context import exchange
 from paceline.run.parallel.data import sharding as data
+from paceline.run.parallel.data.sharding import ShardedGradients
+from paceline.run.parallel.expert import experts as expert
+from paceline.run.parallel.tensor import SummedGradients
 from paceline.run.process.world import World
 from paceline.run.replicas.allreduce import ReducedGradients
-from paceline.task.models.moe import Router
+from paceline.task.models.moe import MoE, MoEDecoder, Router, routers
 
 # ---- what travels ----------------------------------------------------------------------------------------------------
 
@@ -51,6 +60,67 @@ def copies_reduced_in_bf16(patch: Patch, world: World) -> None:
     patch.setattr(ReducedGradients, "_reduce_next", coarse)
 
 
+def parts_summed_in_bf16(patch: Patch, world: World) -> None:
+    """Gradients of weights that tensor ranks hold whole are parts of a sum; `finish` adds these up."""
+    finish = SummedGradients.finish
+
+    def coarse(self: SummedGradients) -> None:
+        reduce = dist.all_reduce
+
+        def in_bf16(flat: torch.Tensor, **rest: Any) -> None:
+            low = flat.bfloat16() if flat.dtype == torch.float32 else flat
+            reduce(low, **rest)
+            flat.copy_(low)
+
+        with Patch.context() as inside:
+            inside.setattr(dist, "all_reduce", in_bf16)
+            finish(self)
+
+    patch.setattr(SummedGradients, "finish", coarse)
+
+
+def keys_reduced_in_bf16(patch: Patch, world: World) -> None:
+    """Ranks that share sequences add up the gradients of all keys, each those of its own queries."""
+    reduce = exchange.reduce_scatter
+
+    def coarse(own: torch.Tensor, everything: torch.Tensor, **rest: Any) -> None:
+        low = own.bfloat16()
+        reduce(low, everything.bfloat16(), **rest)
+        own.copy_(low)
+
+    patch.setattr(exchange, "reduce_scatter", lambda own, *rest, **more: (
+        reduce(own, *rest, **more) if own.dtype == torch.float64 else coarse(own, *rest, **more)
+    ))  # fmt: skip
+
+
+def rows_sent_in_fp32(patch: Patch, world: World) -> None:
+    send = expert._all_to_all
+
+    def wide(rows: torch.Tensor, *rest: Any) -> torch.Tensor:
+        return send(rows.float() if rows.dtype == torch.bfloat16 else rows, *rest).to(rows.dtype)
+
+    patch.setattr(expert, "_all_to_all", wide)
+
+
+def loads_summed_in_bf16(patch: Patch, world: World) -> None:
+    """The balance loss takes the load of experts from all ranks that share a sequence."""
+    balance = apply.balance_shared_sequences
+
+    def coarse(model: nn.Module, group: dist.ProcessGroup) -> None:
+        balance(model, group)
+
+        def over_sequence(counts: torch.Tensor) -> torch.Tensor:
+            total = counts.detach().bfloat16()
+            dist.all_reduce(total, group=group)
+            return total.to(counts.dtype)
+
+        for module in model.modules():
+            if isinstance(module, MoE | MoEDecoder):
+                module.over_sequence = over_sequence
+
+    patch.setattr(apply, "balance_shared_sequences", coarse)
+
+
 # ---- what rests ------------------------------------------------------------------------------------------------------
 
 
@@ -69,6 +139,26 @@ def accumulated_in_bf16(patch: Patch, world: World) -> None:
         before(self, last)
 
     patch.setattr(ReducedGradients, "before_micro_batch", rounding)
+
+
+def experts_accumulated_in_bf16(patch: Patch, world: World) -> None:
+    before, finish = ShardedGradients.before_micro_batch, ShardedGradients.finish
+
+    def round_experts(self: ShardedGradients) -> None:
+        for name, weight in self._model.named_parameters():
+            if ".experts." in name and isinstance(weight.grad, DTensor):
+                rounded(weight.grad.to_local())
+
+    def rounding(self: ShardedGradients, last: bool) -> None:
+        round_experts(self)
+        before(self, last)
+
+    def rounding_at_last(self: ShardedGradients) -> None:
+        finish(self)
+        round_experts(self)
+
+    patch.setattr(ShardedGradients, "before_micro_batch", rounding)
+    patch.setattr(ShardedGradients, "finish", rounding_at_last)
 
 
 def weights_kept_in_bf16(patch: Patch, world: World) -> None:
@@ -129,26 +219,98 @@ def one_rank_chooses_otherwise(patch: Patch, world: World) -> None:
     patch.setattr(Router, "forward", other)
 
 
-LOW = "low precision"
+Routed = tuple[torch.Tensor, torch.Tensor, torch.Tensor]  # scores, weights and indices of the chosen
+
+
+def routers_changed_by(patch: Patch, change: Callable[[Callable[..., Routed], torch.Tensor], Routed]) -> None:
+    """Have the routers of the layout, and not those of the reference, run as `change(forward, x)` in bf16."""
+    lay_out = assemble.apply_plan
+
+    def changed(forward: Callable[..., Routed], x: torch.Tensor) -> Routed:
+        return change(forward, x) if x.dtype == torch.bfloat16 else forward(x)
+
+    def applied(model: nn.Module, *rest: Any, **more: Any) -> Any:
+        gradients = lay_out(model, *rest, **more)
+        for router in routers(model).values():
+            router.forward = functools.partial(changed, router.forward)  # type: ignore[method-assign]
+        return gradients
+
+    patch.setattr(assemble, "apply_plan", applied)
+
+
+def routed_by_other_rounding(patch: Patch, world: World) -> None:
+    """One rank chooses by scores that it has rounded to bf16, in which more of them are tied."""
+
+    def other(forward: Callable[..., Routed], x: torch.Tensor) -> Routed:
+        scores, weights, chosen = forward(x)
+        return scores, weights, scores.bfloat16().topk(chosen.shape[-1]).indices if world.rank else chosen
+
+    routers_changed_by(patch, other)
+
+
+def scores_in_bf16(patch: Patch, world: World) -> None:
+    def coarse(forward: Callable[..., Routed], x: torch.Tensor) -> Routed:
+        scores, weights, chosen = forward(x)
+        return scores.bfloat16().float(), weights, chosen
+
+    routers_changed_by(patch, coarse)
+
+
+def sent_to_the_third_best(patch: Patch, world: World) -> None:
+    """The first token of each row goes to the third best of its experts instead of the best, on all ranks alike."""
+
+    def other(forward: Callable[..., Routed], x: torch.Tensor) -> Routed:
+        scores, weights, chosen = forward(x)
+        chosen = chosen.clone()
+        chosen[:, 0, 0] = scores[:, 0].topk(3).indices[:, 2]
+        return scores, weights, chosen
+
+    routers_changed_by(patch, other)
+
+
+def low(
+    family: str, what: str, case: str, plant: Any, quantity: str, tensor: str, diagnosed: str = "", step: int = 1
+) -> Planted:
+    """Return a mistake that the part in low precision names, and none before it."""
+    says = "ranks that must decide alike" if family == "loss scale" else ""
+    return Planted(family, what, case, plant, quantity, diagnosed or HALF, tensor, says, "low precision", step)
+
+
+HALF, OTHER = "half-reduced precision", "other numbers"
 LOW_PROOFS = [
-    Planted("half-reduced precision", "bf16: shards reduce-scatter their gradients in bf16", "zero 3, bf16",
-            shards_reduced_in_bf16, "dtype", "half-reduced precision", "reduce_scatter", "", LOW, 1),
-    Planted("half-reduced precision", "bf16: ZeRO-1 reduce-scatters its gradients in bf16", "zero 1, bf16",
-            shards_reduced_in_bf16, "dtype", "half-reduced precision", "reduce_scatter", "", LOW, 1),
-    Planted("half-reduced precision", "bf16: copies sum their gradients in bf16", "copies, bf16",
-            copies_reduced_in_bf16, "dtype", "half-reduced precision", "allreduce", "", LOW, 1),
-    Planted("half-reduced precision", "bf16: micro-batches add up in bf16", "copies, bf16",
-            accumulated_in_bf16, "gradients", "half-reduced precision", "", "", LOW, 1),
-    Planted("half-reduced precision", "bf16: weights are kept in bf16", "zero 3, bf16",
-            weights_kept_in_bf16, "dtype", "half-reduced precision", "the weight of", "", LOW, 1),
-    Planted("half-reduced precision", "bf16: weights are rounded after each update", "zero 3, bf16",
-            weights_rounded_to_bf16, "weights", "half-reduced precision", "", "", LOW, 1),
-    Planted("half-reduced precision", "bf16: first moments are rounded after each update", "copies, bf16",
-            moments_rounded_to_bf16, "dtype", "half-reduced precision", "exp_avg in the optimizer", "", LOW, 1),
-    Planted("half-reduced precision", "bf16: the loss is rounded before its backward pass", "zero 3, bf16",
-            loss_in_bf16, "loss", "half-reduced precision", "loss", "", LOW, 1),
-    Planted("router choice", "bf16: tensor ranks send a token to different experts", "experts, tensor, bf16",
-            one_rank_chooses_otherwise, "decision", "update", "the experts that tokens go to", "", LOW, 1),
-    Planted("loss scale", "fp16: one rank alone sees that gradients overflow", "copies, fp16",
-            skipped_on_one_rank, "decision", "update", "loss scale", "ranks that must decide alike", LOW, 3),
+    low(HALF, "bf16: shards reduce-scatter their gradients in bf16", "zero 3, bf16",
+        shards_reduced_in_bf16, "dtype", "reduce_scatter"),
+    low(HALF, "bf16: ZeRO-1 reduce-scatters its gradients in bf16", "zero 1, bf16",
+        shards_reduced_in_bf16, "dtype", "reduce_scatter"),
+    low(HALF, "bf16: copies sum their gradients in bf16", "copies, bf16", copies_reduced_in_bf16, "dtype", "allreduce"),
+    low(HALF, "bf16: tensor ranks sum parts of gradients in bf16", "experts, tensor, bf16",
+        parts_summed_in_bf16, "dtype", "allreduce"),
+    low(HALF, "bf16: micro-batches add up in bf16", "copies, bf16", accumulated_in_bf16, "gradients", "", OTHER),
+    low(HALF, "bf16: gradients of experts add up in bf16", "experts, bf16",
+        experts_accumulated_in_bf16, "dtype", "the gradient of layers.0.mlp.experts"),
+    low(HALF, "bf16: weights are kept in bf16", "zero 3, bf16", weights_kept_in_bf16, "dtype", "the weight of"),
+    low(HALF, "bf16: weights are rounded after each update", "zero 3, bf16", weights_rounded_to_bf16,
+        "weights", "", OTHER),
+    low(HALF, "bf16: first moments are rounded after each update", "copies, bf16",
+        moments_rounded_to_bf16, "dtype", "exp_avg in the optimizer"),
+    low(HALF, "bf16: the loss is rounded before its backward pass", "zero 3, bf16", loss_in_bf16,
+        "loss", "loss", OTHER),
+    low(HALF, "bf16: gradients of keys add up in bf16", "shared sequences, bf16",
+        keys_reduced_in_bf16, "dtype", "reduce_scatter"),
+    low("token dispatch", "bf16: rows travel to their experts in fp32", "experts, bf16",
+        rows_sent_in_fp32, "dtype", "sends to other ranks is in torch.float32, not torch.bfloat16", "other format"),
+    low("auxiliary loss", "bf16: ranks that share a sequence sum its load in bf16", "experts, shared sequences, bf16",
+        loads_summed_in_bf16, "dtype", "allreduce"),
+    low("router choice", "bf16: tensor ranks send a token to different experts", "experts, tensor, bf16",
+        one_rank_chooses_otherwise, "decision", "the experts that tokens go to", "update"),
+    low("router choice", "bf16: tensor ranks route on different rounding", "experts, tensor, bf16",
+        routed_by_other_rounding, "decision", "the experts that tokens go to", "update"),
+    low("router choice", "bf16: tokens go to the third best of their experts", "experts, bf16",
+        sent_to_the_third_best, "decision", "went to others than the best", "router choice"),
+    low("router choice", "bf16: the scores of experts are rounded", "experts, bf16",
+        scores_in_bf16, "dtype", "the scores of layers.0.mlp"),
+    low("loss scale", "fp16: one rank alone sees that gradients overflow", "copies, fp16",
+        skipped_on_one_rank, "decision", "loss scale", "update", 3),
+    low("loss scale", "fp16: one rank of shared experts alone sees that gradients overflow", "experts, fp16",
+        skipped_on_one_rank, "decision", "loss scale", "update", 3),
 ]  # fmt: skip

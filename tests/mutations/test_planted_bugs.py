@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from catalogue import CONTROLS, PROOFS
-from commands import HERE, Proven, prove_all, words_of
+from catalogue import CONTROLS, PROOFS, name_of
+from commands import HERE, Proven, prove_all, training_words_of, words_of
 from distributed import run_ranks
 from planted import Planted
 from resumed import PLANS as RESUME_PLANS
@@ -112,6 +112,25 @@ def test_a_command_in_a_process_of_its_own_says_the_same(folder: Path, proven: P
     (record,) = as_json(done.stdout)["layouts"]
     expected = proven[bug].record["first_difference"]
     assert {**record["first_difference"], "relative": 0} == {**expected, "relative": 0}
+
+
+@pytest.mark.parametrize("what", [
+    "bf16: shards reduce-scatter their gradients in bf16",
+    *(pytest.param(what, marks=pytest.mark.deep) for what in (
+        "bf16: ZeRO-1 reduce-scatters its gradients in bf16", "bf16: weights are kept in bf16",
+        "bf16: rows travel to their experts in fp32",
+        "bf16: ranks that share a sequence sum its load in bf16", "bf16: the scores of experts are rounded",
+        "fp16: one rank alone sees that gradients overflow",
+    )),
+])  # fmt: skip
+def test_training_does_not_start_in_the_wrong_format(what: str, folder: Path) -> None:
+    bug = next(bug for bug in PROOFS if bug.what == what)
+    known = os.environ.get("PYTHONPATH", "")
+    found = os.pathsep.join(part for part in (str(HERE), str(HERE.parent), known) if part)
+    done = paceline(*training_words_of(bug, folder), env=environment(PYTHONPATH=found))
+    assert done.returncode == 4, done.stdout + done.stderr
+    assert "(low precision in " in " ".join(done.stderr.split()) and bug.tensor in " ".join(done.stderr.split())
+    assert not list((folder / "trained" / name_of(bug)).glob("checkpoints/*"))
 
 
 @pytest.mark.parametrize("lost", RESUMES, ids=lambda lost: lost.what)

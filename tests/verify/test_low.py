@@ -8,13 +8,16 @@ from typing import Any
 import pytest
 import torch
 from distributed import run_ranks
+from tests_huggingface import hf_task
 from tests_shared import SEQ_LEN, VOCAB, Dropout, decoder_task, plan_of
+from torch import nn
 
 from paceline.run.process.world import join_world
 from paceline.spec.layout import Layout
 from paceline.spec.load import Spec
 from paceline.spec.plan import Plan, PlanSpec
 from paceline.spec.task import DataSpec, ModelSpec, OptimizerSpec, Task
+from paceline.task.objective import next_token
 from paceline.units import Amount
 from paceline.verify.low.low import low
 from paceline.verify.process.start import verify_spec, verify_text
@@ -25,6 +28,17 @@ EXPERTS = decoder_task(model=ModelSpec("moe-2m", **{**SMALL, "ffn": 24, "experts
 WIDE = decoder_task(model=ModelSpec("llama-1m", **{**SMALL, "kv_heads": 4, "layers": 3}))
 DROPS = decoder_task(model=Dropout, objective="next_token")
 REPLICATED, SHARDED = Layout(dp_replicate=2), Layout(dp_shard=2)
+SPREAD = Layout(dp_shard=2, ep=2)
+TIED = decoder_task(model=ModelSpec("llama-1m", **SMALL, tied=True), optimizer=OptimizerSpec(lr=3e-3, eps=1e-4))
+
+
+def both_ways(model: nn.Module, batch: dict[str, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
+    """An objective that calls the model twice: every weight is used in two passes whose gradients come together."""
+    forth, back = next_token(model, batch), next_token(model, {**batch, "tokens": batch["tokens"].flip(1)})
+    return forth[0] + back[0], forth[1] + back[1]
+
+
+TWICE = decoder_task(model=DENSE.model, optimizer=DENSE.optimizer, objective=both_ways)
 
 
 def plan_in(layout: Layout, dtype: str = "bf16", **changes: Any) -> Plan:
@@ -41,8 +55,28 @@ def right_cases() -> list[tuple[Task, Plan]]:
     plans = [plan_in(REPLICATED), plan_in(SHARDED, zero=1), plan_in(SHARDED, zero=3, recompute="full"),
              plan_in(Layout(pp=2)), plan_in(Layout(tp=2)), plan_in(Layout(cp=2)),
              plan_in(REPLICATED, "fp16")]  # fmt: skip
-    experts = [(EXPERTS, plan_in(Layout(dp_shard=2, ep=2))), (EXPERTS, plan_in(Layout(tp=2), "fp16"))]
-    return [(DENSE, plan) for plan in plans] + experts
+    return [(DENSE, plan) for plan in plans]
+
+
+def routed_cases() -> list[tuple[Task, Plan]]:
+    cases = [(EXPERTS, plan_in(layout)) for layout in (SHARDED, Layout(tp=2))]
+    return [*cases, (hf_task("Mixtral"), plan_in(SPREAD))]
+
+
+def more_routed_cases() -> list[tuple[Task, Plan]]:
+    cases = [(dataclasses.replace(EXPERTS, seed=seed), plan_in(layout, dtype, recompute="full"))
+             for seed in (1, 2) for dtype in ("bf16", "fp16")
+             for layout in (SPREAD, Layout(tp=2), Layout(cp=2), Layout(cp=2, ep=2))]  # fmt: skip
+    families = ("Mixtral", "Qwen3Moe", "Olmoe", "GptOss")
+    cases += [(EXPERTS, plan_in(Layout(pp=2)))]
+    cases += [(hf_task("Mixtral"), plan_in(layout)) for layout in (Layout(cp=2), Layout(cp=2, ep=2))]
+    return cases + [(hf_task(family), plan_in(SPREAD, dtype)) for family in families for dtype in ("bf16", "fp16")]
+
+
+def tied_cases() -> list[tuple[Task, Plan]]:
+    return [(TIED, plan_in(SHARDED, zero=1)), (TIED, plan_in(SHARDED, zero=3)), (TIED, plan_in(REPLICATED)),
+            (TWICE, plan_in(SHARDED, zero=1)), (TWICE, plan_in(SHARDED, zero=3)), (TWICE, plan_in(REPLICATED)),
+            (hf_task("GPT2"), plan_in(SHARDED))]  # fmt: skip
 
 
 def more_right_cases() -> list[tuple[Task, Plan]]:
@@ -65,6 +99,38 @@ def test_right_layouts_are_equal_in_low_precision() -> None:
     for proof in proved[:3]:  # the very products of one device, bit for bit
         assert proof["differences"]["loss"] == 0 and proof["differences"]["gradients"] < 1e-6
     assert proved[4]["differences"]["gradients"] > 1e-4, "tp rounds in between"
+
+
+def test_routed_layouts_are_held_to_one_device_with_the_same_choices() -> None:
+    cases = routed_cases()
+    proved = assert_equal(2, cases)
+    for (task, plan), proof in zip(cases, proved, strict=True):
+        assert "left_out" not in proof, proof["left_out"]
+        elsewhere = plan.layout != SHARDED  # inside of layers
+        assert (proof["differences"]["gradients"] > 1e-4) == elsewhere, (task.model, str(plan))
+
+
+@pytest.mark.deep
+def test_more_routed_layouts_are_held_to_one_device() -> None:
+    for proof in assert_equal(2, more_routed_cases()):
+        assert "left_out" not in proof, proof["left_out"]
+
+
+@pytest.mark.deep
+def test_routed_layouts_of_two_axes_are_held_to_one_device() -> None:
+    layouts = (
+        Layout(dp_shard=2, tp=2, ep=2),
+        Layout(tp=2, pp=2),
+        Layout(cp=2, tp=2),
+        Layout(dp_replicate=2, cp=2, ep=2),
+    )
+    for proof in assert_equal(4, [(EXPERTS, plan_in(layout)) for layout in layouts]):
+        assert "left_out" not in proof, proof["left_out"]
+
+
+def test_a_weight_of_several_uses_is_summed_as_the_layout_gathers_it() -> None:
+    for proof in assert_equal(2, tied_cases()):
+        assert proof["differences"]["gradients"] < 1e-6, "the very products and sums of one device"
 
 
 @pytest.mark.deep

@@ -44,6 +44,17 @@ def test_what_runs_where() -> None:
     )
 
 
+def test_a_plan_in_bf16_has_its_precision_proven_before_it_trains() -> None:
+    layout = Layout(dp_shard=4, tp=2, pp=2)
+    plans = {precision: Plan(layout, precision=precision) for precision in ("fp32", "bf16", "fp16")}
+    brief = {precision: jobs_of(Subject(SPEC, plan, 257), BRIEF) for precision, plan in plans.items()}
+    low = {name: [job for job in found if job.part == "low precision"] for name, found in brief.items()}
+    assert not low["fp32"]
+    for precision in ("bf16", "fp16"):
+        assert [str(job.plan.layout) for job in low[precision]] == ["dp_shard=2", "tp=2", "pp=2"]
+        assert all(job.plan.precision == precision and job.check == "low, brief" for job in low[precision])
+
+
 def test_every_rank_has_three_micro_batches_and_some_are_uneven() -> None:
     whole = jobs(Layout(dp_shard=2), WHOLE)
     for part, sizes in (("uneven rows", {1, 2}), ("even rows", {2}), ("stand-in rows", {0, 1})):

@@ -18,7 +18,7 @@ from paceline.task.models.sizes import NAMED_SIZES, DecoderConfig, resolve_decod
 from paceline.task.profile.decoder import profile_decoder
 from paceline.verify.process.every import every_layout
 from paceline.verify.twin.fold import for_twin
-from paceline.verify.twin.layout import LIGHT_WORLD, light_layouts, twin_layout, twin_layouts
+from paceline.verify.twin.layout import LIGHT_WORLD, light_layouts, smallest_layouts, twin_layout, twin_layouts
 from paceline.verify.twin.task import twin_batch, twin_plan, twin_task
 
 
@@ -99,6 +99,18 @@ def test_every_two_axes_meet_in_a_light_twin() -> None:
         assert all(twin.ep == 1 for twin in light)
     experts = light_layouts(Layout(2, 4, 2, 2, 4, ep=4))
     assert any(twin.ep > 1 and twin.tp > 1 for twin in experts) and any(twin.ep > 1 < twin.pp for twin in experts)
+
+
+def test_every_axis_is_at_work_in_one_of_the_smallest_twins() -> None:
+    degrees = {"dp_replicate": (1, 2, 8), "dp_shard": (1, 2, 6), "cp": (1, 2, 4), "tp": (1, 2, 8), "pp": (1, 2, 5)}
+    for layout in (Layout(**dict(zip(degrees, each, strict=True))) for each in itertools.product(*degrees.values())):
+        smallest = smallest_layouts(layout)
+        used = {axis for axis, degree in layout.mesh_shape.items() if degree > 1}
+        at_work = [{axis for axis, degree in twin.mesh_shape.items() if degree > 1} for twin in smallest]
+        assert set().union(*at_work) == used and all(twin.devices <= 4 for twin in smallest), str(layout)
+        if "dp_replicate" in used and used != {"dp_replicate"}:
+            assert {"dp_replicate"} not in at_work, "copies of a model that is split are summed by FSDP2"
+    assert [str(twin) for twin in smallest_layouts(Layout(dp_shard=4, ep=4))] == ["dp_shard=2 ep=2"]
 
 
 def decoder_of(task: Task, vocab: int) -> DecoderConfig:

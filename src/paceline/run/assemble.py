@@ -54,6 +54,7 @@ class Assembled:
     model: nn.Module
     optimizer: torch.optim.Optimizer
     stepper: Stepper
+    randomness: SampleRandomness
     remarks: tuple[str, ...] = ()  # what of the model is rounded or left out
 
 
@@ -136,7 +137,7 @@ def assemble(task: Task, plan: Plan, world: World, source: Source, items_per_sam
         routing=routing,
         stages_holding=dict.fromkeys(pipeline.shared_parameters(), 2) if pipeline else {},
     )
-    return Assembled(model, optimizer, stepper, tuple(remarks))
+    return Assembled(model, optimizer, stepper, randomness, tuple(remarks))
 
 
 def _lay_out(

@@ -20,10 +20,10 @@ from paceline.spec.arguments import run_directory
 from paceline.spec.journal.kinds import RunEnded
 from paceline.verify.process.group import Job
 from paceline.verify.process.start import failure_of, verify_planned, verify_text
-from paceline.verify.twin.parts import ALONE, BRIEF, Subject, jobs_of
+from paceline.verify.twin.parts import ALONE, BRIEF, LOW, Subject, jobs_of
 
 STEPS = 2  # of the proof before training; `paceline verify` makes more, in more precisions
-DTYPES = ("fp32",)
+DTYPES = ("fp32",)  # beside the formats and decisions of a plan in bf16 or fp16
 
 Say = Callable[[str], None]
 
@@ -82,7 +82,7 @@ def _prove(planned: Planned) -> dict[str, Any]:
         "ill_conditioned": result["ill_conditioned"],
         "seconds": result["seconds"],
         "differences": result["differences"],
-        "dtype": ", ".join(DTYPES),
+        "dtype": ", ".join([*DTYPES, *(dtype for dtype in result["dtypes"] if dtype in LOW)]),
         "layout": result["ran_as"],
         "text": verify_text(result),
         "proved": datetime.datetime.now(datetime.UTC).date().isoformat(),

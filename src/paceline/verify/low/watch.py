@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -13,26 +14,29 @@ from paceline.run.loop.loader import BatchStream
 from paceline.run.loop.passes import Objective
 from paceline.run.loop.step import StepStats
 from paceline.run.numerics.invariants import numbers_of
+from paceline.run.numerics.precision import COMPUTE_DTYPES
 from paceline.run.process.world import World
 from paceline.spec.layout import Layout
 from paceline.spec.plan import Plan
-from paceline.task.models.moe import routers
 from paceline.verify.compare.difference import Difference
-from paceline.verify.low.reference import MASTER, Expected
-from paceline.verify.low.wire import ReductionsSeen, held_in_less
+from paceline.verify.low.choices import Choices, ChoicesSeen, disagreeing, joined, score_bits
+from paceline.verify.low.reference import LowReference
+from paceline.verify.low.update import MASTER
+from paceline.verify.low.wire import CollectivesSeen, Finishing, Seen, held_in_less
 
 
 class Watch:
     """Runs steps of a layout and looks at formats and decisions."""
 
-    def __init__(self, built: Assembled, plan: Plan, world: World, expected: Expected) -> None:
+    def __init__(self, built: Assembled, plan: Plan, world: World, expected: LowReference) -> None:
         self.built, self.plan, self.world, self.expected = built, plan, world, expected
+        self._compute = COMPUTE_DTYPES[plan.precision]
         self._overflows = False
         self._losses: set[torch.dtype] = set()
-        self._chosen: list[int] = []
-        self._wire = ReductionsSeen(MASTER, _tensor_ranks(plan.layout, world.rank))
-        for router in routers(built.model).values():
-            router.register_forward_hook(self._keep_choice)
+        self._chosen = ChoicesSeen(built.model, built.randomness, plan.layout, world.rank)
+        self._score_bits = score_bits(built.model)
+        self._wire = CollectivesSeen(MASTER, self._compute, _tensor_ranks(plan.layout, world.rank))
+        built.stepper.gradients = Finishing(built.stepper.gradients, self._wire)
         if not expected.coupled:  # such an objective is told apart by its class
             built.stepper.wrap_objectives(self._seen)
 
@@ -46,28 +50,51 @@ class Watch:
 
         return seen
 
-    def _keep_choice(self, router: nn.Module, args: Any, output: Any) -> None:
-        self._chosen.append(hash(tuple(output[2].flatten().tolist())))
-
     def step(self, stream: BatchStream, step: int, lr: float) -> StepStats:
         """Make a step, seen by the watch."""
-        self._chosen.clear()
+        self._chosen.parts.clear()
         with self._wire:
             return self.built.stepper.step(stream.at((step - 1) * self.plan.batch_samples), lr)
 
-    def formats(self, step: int) -> list[Difference]:
-        """Return what is in a format of fewer bits than one device has it in, on any rank, in order of cause."""
+    def choices(self) -> Choices | None:
+        """Return the experts that all ranks chose in the first step, None where those of a token are not known."""
+        everyone = self.world.gather((self._chosen.length, dict(self._chosen.parts)))
+        length = max(length for length, _ in everyone)  # a pipeline stage may have no experts
+        return joined([parts for _, parts in everyone], self.plan.layout, self.plan.batch_samples, length)
+
+    def formats(self, step: int, sum_bits: Mapping[str, int] | None = None) -> list[Difference]:
+        """Return what is in a format of fewer bits than one device has it in, on any rank, in order of cause.
+
+        `sum_bits` are those of the values of this rank's gradients: where all of a gradient has as few as one addend,
+        and not on one device, micro-batches were added up in so few.
+        """
         least = torch.finfo(self.expected.loss_dtype).bits
         small = {dtype for dtype in self._losses if torch.finfo(dtype).bits < least}
-        mine = [("the sum of losses", str(dtype)) for dtype in sorted(small, key=str)]
-        held = held_in_less(self.built.model, self.built.optimizer, MASTER, self.expected.state_bits)
-        mine += [(found.what, str(found.dtype)) for found in held]
+        mine = [Seen("the sum of losses", dtype) for dtype in sorted(small, key=str)]
+        mine += held_in_less(self.built.model, self.built.optimizer, MASTER, self.expected.state_bits)
+        scores = self.expected.numbers["score_bits"]
+        few = [f"the scores of {name}" for name, bits in self._score_bits.items() if bits < scores[name]]
+        mine += [Seen(f"{what}, by their values,", self._compute) for what in few]
         if not self.expected.coupled:  # rows that see each other are added up in the format of their activations
-            mine += sorted((found.what, str(found.dtype)) for found in self._wire.wrong)
+            mine += sorted(self._wire.wrong, key=str)
+        sums = [f"the gradient of {name}" for name in self._few(sum_bits or {})]
+        mine += [Seen(f"{what}, by its values,", self._compute) for what in sums]
         return [
-            _wrong("dtype", f"{what} is in {dtype}, not {MASTER}", step, rank)
+            wrong_at("dtype", f"{seen.what} is in {seen.dtype}, not {seen.wanted}", step, rank)
             for rank, found in enumerate(self.world.gather(mine))
-            for what, dtype in found
+            for seen in found
+        ]
+
+    def _few(self, sum_bits: Mapping[str, int]) -> list[str]:
+        """Return the names of gradients of which every rank has few bits, and one device has more."""
+        if self.plan.accumulation == 1:
+            return []
+        everyone = self.world.gather(dict(sum_bits))
+        expected = self.expected.numbers["sum_bits"]
+        return [
+            name
+            for name, bits in sum_bits.items()
+            if bits < expected.get(name, 0) and all(other.get(name, 0) <= bits for other in everyone)
         ]
 
     def decisions(self, stats: StepStats, step: int) -> list[Difference]:
@@ -77,15 +104,9 @@ class Watch:
         mine["the clean steps of the loss scale"] = scaler.clean_steps if scaler else 0
         everyone = self.world.gather({name: repr(value) for name, value in mine.items()})
         wrong = [(name, r) for r, other in enumerate(everyone) for name in other if other[name] != everyone[0][name]]
-        # Ranks that differ by their place on `tp` alone route the same tokens.
-        places = [{**self.plan.layout.coordinates(rank), "tp": 0} for rank in range(self.world.size)]
-        choices = self.world.gather(list(self._chosen))
-        wrong += [
-            ("the experts that tokens go to", rank)
-            for rank, chosen in enumerate(choices)
-            if chosen != choices[places.index(places[rank])]
-        ]
-        return [_wrong("decision", f"{name}: ranks do not agree", step, rank) for name, rank in wrong]
+        chosen = self.world.gather(dict(self._chosen.parts))
+        wrong += [("the experts that tokens go to", rank) for rank in disagreeing(chosen, self.plan.layout)]
+        return [wrong_at("decision", f"{name}: ranks do not agree", step, rank) for name, rank in wrong]
 
     def overflow(self, stream: BatchStream, step: int, lr: float) -> list[Difference]:
         """Let gradients of one rank overflow, and return what the ranks have not decided alike: all must skip."""
@@ -99,11 +120,12 @@ class Watch:
         self._overflows = False
         wrong = self.decisions(stats, step)
         if not wrong and any(self.world.gather(stats.updated)):
-            wrong = [_wrong("decision", "an overflow changed weights", step, 0)]
+            wrong = [wrong_at("decision", "an overflow changed weights", step, 0)]
         return wrong
 
 
-def _wrong(quantity: str, name: str, step: int, rank: int) -> Difference:
+def wrong_at(quantity: str, name: str, step: int, rank: int) -> Difference:
+    """Return a difference that has no size."""
     return Difference(quantity, name, step, rank, math.inf, math.nan, 0.0, 0.0)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,8 +14,13 @@ from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from paceline.run.parallel.context.sequence_attention import INSIDE
+
 MANY_VALUES = 64  # of 2^16 values one is a bf16 value by chance
 MOMENTS = ("exp_avg", "exp_avg_sq", "momentum_buffer")  # averages over time
+SENT = "sends to other ranks"
+LOW = (torch.bfloat16, torch.float16)
+EXCHANGES = ("alltoall", "all_to_all")
 REDUCTIONS = ("reduce", "reduce_scatter", "allreduce", "all_reduce")
 
 
@@ -25,35 +30,78 @@ class Seen:
 
     what: str
     dtype: torch.dtype
+    wanted: torch.dtype = torch.float32
 
 
-class ReductionsSeen(TorchDispatchMode):
-    """Records the formats of all tensors that ranks add up while it is active, but for those that ranks `apart` share.
+class CollectivesSeen(TorchDispatchMode):
+    """Records the formats of what ranks add up and exchange while it is active that are not as they must be.
 
-    What tensor ranks add up inside of a layer are activations and their gradients, in the compute format by intent.
+    What is added up is in `wanted` at least. What tensor ranks (`apart`) add up inside of a layer are activations and
+    their gradients, in the compute format by intent; once backward passes are over (`at_the_end`), gradients. Rows that
+    ranks exchange all to all are activations, in `compute` and no other format: more would be twice the bytes.
     """
 
-    def __init__(self, wanted: torch.dtype, apart: Collection[int]) -> None:
+    def __init__(self, wanted: torch.dtype, compute: torch.dtype, apart: Collection[int]) -> None:
         super().__init__()
-        self.wanted, self.wrong = wanted, set[Seen]()
+        self.wanted, self.compute, self.wrong = wanted, compute, set[Seen]()
+        self.at_the_end = False
         self._apart = sorted(apart)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Look at an operator's tensors where it is a collective that adds up, and run it."""
+        """Look at an operator's tensors where it is a collective, and run it."""
         if any(kind is DTensor for kind in types):
             return NotImplemented  # its own collectives come by here next
-        packet = func._overloadpacket.__name__.strip("_")
-        if func.namespace in ("c10d", "_c10d_functional") and packet.startswith(REDUCTIONS):
-            leaves = tree_leaves((args, kwargs or {}))
-            if not any(_ranks_of(leaf) == self._apart for leaf in leaves):
-                for leaf in leaves:
-                    if isinstance(leaf, torch.Tensor) and leaf.is_floating_point() and leaf.numel() > 1:
-                        self._look(packet, leaf.dtype)
+        if func.namespace in ("c10d", "_c10d_functional"):
+            self._look(func._overloadpacket.__name__.strip("_"), tree_leaves((args, kwargs or {})))
+        inside = INSIDE.get(func._overloadpacket.__name__) if func.namespace == "paceline" else None
+        if inside is not None:
+            with self:
+                return inside(*args, **(kwargs or {}))
         return func(*args, **(kwargs or {}))
 
-    def _look(self, operator: str, dtype: torch.dtype) -> None:
-        if torch.finfo(dtype).bits < torch.finfo(self.wanted).bits:
-            self.wrong.add(Seen(f"what {operator} adds up over the ranks", dtype))
+    def _look(self, operator: str, leaves: Sequence[Any]) -> None:
+        tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+        dtypes = {tensor.dtype for tensor in tensors if tensor.is_floating_point() and tensor.numel() > 1}
+        if operator.startswith(EXCHANGES):
+            what = f"what {operator} {SENT}"
+            self.wrong |= {Seen(what, dtype, self.compute) for dtype in dtypes if dtype != self.compute}
+        if operator.startswith(REDUCTIONS):
+            inside = not self.at_the_end and any(_ranks_of(leaf) == self._apart for leaf in leaves)
+            few = {dtype for dtype in dtypes if torch.finfo(dtype).bits < torch.finfo(self.wanted).bits}
+            if not inside:
+                self.wrong |= {Seen(f"what {operator} adds up over the ranks", dtype, self.wanted) for dtype in few}
+
+
+@dataclass(frozen=True)
+class Finishing:
+    """Gradients that come together as `inner` says, and tell those who look at the wire that passes are over."""
+
+    inner: Any  # Gradients
+    wire: CollectivesSeen
+
+    def zero(self) -> None:
+        """Forget the last step's gradients."""
+        self.inner.zero()
+
+    def before_micro_batch(self, last: bool) -> None:
+        """Prepare the coming backward pass."""
+        self.inner.before_micro_batch(last)
+
+    def finish(self) -> None:
+        """Return once the sums are complete."""
+        self.wire.at_the_end = True
+        try:
+            self.inner.finish()
+        finally:
+            self.wire.at_the_end = False
+
+    def unreached(self) -> int:
+        """Return how many parameters this rank's backward passes did not reach."""
+        return int(self.inner.unreached())
+
+    def settle(self) -> None:
+        """Take the gradients from parameters that no rank reached."""
+        self.inner.settle()
 
 
 def _ranks_of(leaf: Any) -> list[int] | None:
@@ -93,10 +141,17 @@ def held_in_less(
                 yield Seen(f"{key} in the optimizer of {name}, by its values,", torch.bfloat16)
 
 
-def _is_rounded(tensor: torch.Tensor | None) -> bool:
-    """Return whether all of many values are such as bf16 has: averages over time are not, unless they were rounded."""
-    if tensor is None:
-        return False
+def bits_of_values(tensor: torch.Tensor) -> int:
+    """Return the bits of a tensor's format, or 16 where all of many values are such as bf16 or fp16 has.
+
+    Averages, sums and quotients are not, unless they were rounded.
+    """
     local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
-    values = local[local != 0]
-    return values.numel() >= MANY_VALUES and torch.equal(values, values.bfloat16().to(values.dtype))
+    values = local.detach()[local.detach() != 0]
+    many = values.numel() >= MANY_VALUES
+    rounded = many and any(torch.equal(values, values.to(low).to(values.dtype)) for low in LOW)
+    return min(16, torch.finfo(tensor.dtype).bits) if rounded else torch.finfo(tensor.dtype).bits
+
+
+def _is_rounded(tensor: torch.Tensor | None) -> bool:
+    return tensor is not None and bits_of_values(tensor) <= 16

@@ -21,6 +21,7 @@ Check = Callable[..., dict[str, Any]]
 CHECKS: dict[str, Check] = {
     "steps": compare,  # updates of the layout, tensor by tensor, against the same updates of one device
     "low": low,  # in bf16 or fp16: formats, decisions, and one update against one device that makes the same casts
+    "low, brief": functools.partial(low, brief=True),  # of that one step, and numbers that take no measuring
     "plain attention": functools.partial(compare, plain=True),  # one layer at the real length, against no kernel
     "story": story,  # a whole run: its loop, evaluations, checkpoint, and resumes on other layouts
     "whole batch": whole_batch,  # the loss of one device: is it a sum over rows?

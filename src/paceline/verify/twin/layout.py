@@ -4,7 +4,8 @@ Two of a data axis compute what any number does. Of the axes that split a model 
 the middle stage of a pipeline, keys that are passed on in a ring, groups that are no pairs. Where the layout has three
 of such an axis a twin has them too, one axis at a time: three of each at once would be 27 ranks.
 
-Before training, twins are light: instead of one of all axes there are some in which every two axes meet.
+Before training, twins are light: instead of one of all axes there are some in which every two axes meet, and for what
+shows on every axis by itself, such as the format of what ranks send, the smallest that have it.
 """
 
 from __future__ import annotations
@@ -52,6 +53,17 @@ def light_layouts(layout: Layout) -> tuple[Layout, ...]:
         if not any(all(twin[axis] > 1 for axis in pair) for twin in found):
             found.append(_filled({axis: lowest[axis] if axis in pair else 1 for axis in lowest}, lowest))
     return _layouts(layout, found)
+
+
+def smallest_layouts(layout: Layout) -> tuple[Layout, ...]:
+    """Return layouts of two or four ranks in which each axis of this one is at work at least once.
+
+    Copies go with another axis where there is one: alone they are summed by other code (run/parallel/apply.py).
+    """
+    lowest = _lowest(layout)
+    used = [axis for axis, degree in lowest.items() if degree > 1]
+    together = [used[:2], *([axis] for axis in used[2:])] if "dp_replicate" in used else [[axis] for axis in used]
+    return _layouts(layout, [{axis: lowest[axis] if axis in some else 1 for axis in lowest} for some in together])
 
 
 def _lowest(layout: Layout) -> dict[str, int]:

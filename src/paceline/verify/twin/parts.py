@@ -17,7 +17,7 @@ from paceline.spec.task import DataSpec, ModelSpec
 from paceline.task.models.sizes import is_named
 from paceline.verify.compare.tolerance import DTYPES
 from paceline.verify.process.group import Job
-from paceline.verify.twin.layout import light_layouts, twin_layouts
+from paceline.verify.twin.layout import light_layouts, smallest_layouts, twin_layouts
 from paceline.verify.twin.task import EVEN, FEW, LONG, UNEVEN, WHOLE_BATCH, Rows, in_one_piece, twin_plan, twin_task
 
 LOW = ("bf16", "fp16")
@@ -131,6 +131,14 @@ def low_precision(subject: Subject) -> list[Job]:
     return [subject.job("low precision", precision, subject.layouts[0], check="low")] if precision in LOW else []
 
 
+def light_low_precision(subject: Subject) -> list[Job]:
+    """Return a twin of the fewest ranks for each axis in the plan's own precision: one step, formats and decisions."""
+    if subject.plan.precision not in LOW:
+        return []
+    layouts = smallest_layouts(subject.plan.layout)
+    return [subject.job("low precision", subject.plan.precision, one, check="low, brief") for one in layouts]
+
+
 PARTS: tuple[ProofPart, ...] = (
     ProofPart(whole_batch, (WHOLE,)),  # first: of a loss that is no sum nothing else says anything
     ProofPart(whole_batch_of_ones_own, (BRIEF, SWEEP)),
@@ -142,6 +150,7 @@ PARTS: tuple[ProofPart, ...] = (
     ProofPart(real_length, (WHOLE,)),
     ProofPart(story, (WHOLE,)),
     ProofPart(low_precision, (WHOLE,)),
+    ProofPart(light_low_precision, (BRIEF,)),
 )
 
 

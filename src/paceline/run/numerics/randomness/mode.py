@@ -107,6 +107,11 @@ class SampleRandomness(TorchFunctionMode):
         self._calls = self._calls if self._is_forward else calls
 
     @property
+    def is_forward(self) -> bool:
+        """Whether a forward pass runs, and no part of it once more in a backward pass."""
+        return self._is_forward
+
+    @property
     def rows(self) -> SampleRows | None:
         """The samples that are drawn for."""
         return self._rows

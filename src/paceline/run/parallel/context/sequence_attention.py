@@ -20,12 +20,14 @@ unit to recompute, which keeps their output, and to compilation, which does not 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, cast
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.distributed_c10d import _resolve_process_group
+from torch.library import CustomOpDef
 
 from paceline.run.parallel.context.exchange import METHODS, all_gather, reduce_scatter
 from paceline.run.parallel.context.kernels import Merged, attend, attend_backward
@@ -48,9 +50,21 @@ def shared_attention(group: dist.ProcessGroup, method: str) -> AttentionFunction
     return attention
 
 
-@torch.library.custom_op(
-    "paceline::sequence_attention",
-    mutates_args=(),
+INSIDE: dict[str, Callable[..., Any]] = {}  # what operators run, by name: who looks at collectives calls this instead
+
+
+def _operator(name: str, schema: str) -> Callable[[Callable[..., Any]], CustomOpDef]:
+    """Return what makes a function an operator of ours that changes no argument."""
+
+    def made(function: Callable[..., Any]) -> CustomOpDef:
+        INSIDE[name] = function
+        return torch.library.custom_op(f"paceline::{name}", function, mutates_args=(), schema=schema)
+
+    return made
+
+
+@_operator(
+    "sequence_attention",
     schema="(Tensor q, Tensor k, Tensor v, str group, str method, float? scale=None) -> (Tensor, Tensor)",
 )
 def sequence_attention(
@@ -68,9 +82,8 @@ def sequence_attention(
     return _by_token(out), lse.contiguous()
 
 
-@torch.library.custom_op(
-    "paceline::sequence_attention_backward",
-    mutates_args=(),
+@_operator(
+    "sequence_attention_backward",
     schema="(Tensor grad, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, str group, str method,"
     " float? scale=None) -> (Tensor, Tensor, Tensor)",
 )
@@ -155,7 +168,7 @@ def _masked(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: float | None, 
     return torch.cat(parts, dim=2)
 
 
-@torch.library.custom_op("paceline::whole_sequence", mutates_args=(), schema="(Tensor part, str group) -> Tensor")
+@_operator("whole_sequence", schema="(Tensor part, str group) -> Tensor")
 def whole_sequence(part: Tensor, group: str) -> Tensor:
     """Return [2, rows, heads, 2c * ranks, head_dim], in the order of the sequence, of every rank's [..., 2c, ...]."""
     ranks = _group(group)
@@ -166,9 +179,7 @@ def whole_sequence(part: Tensor, group: str) -> Tensor:
     return ordered.movedim(0, 3).flatten(3, 4).contiguous()
 
 
-@torch.library.custom_op(
-    "paceline::whole_sequence_backward", mutates_args=(), schema="(Tensor grad, str group) -> Tensor"
-)
+@_operator("whole_sequence_backward", schema="(Tensor grad, str group) -> Tensor")
 def whole_sequence_backward(grad: Tensor, group: str) -> Tensor:
     """Return this rank's part of the sum over ranks of the gradients of whole sequences; summed in fp32 at least."""
     ranks = _group(group)
