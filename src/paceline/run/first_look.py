@@ -17,6 +17,7 @@ from paceline.run.parallel.zigzag import SequencePart
 from paceline.run.passes import Objective, in_model_precision
 from paceline.run.randomness.mode import SampleRandomness
 from paceline.run.randomness.survey import survey_all
+from paceline.run.remarks import look_remark
 from paceline.run.stage_check import check_chain
 from paceline.task.declared import declared_rules
 from paceline.task.models.interface import is_transformers
@@ -39,7 +40,7 @@ class FirstLook:
         self._model, self._example, self._plan, self._device = model, example, plan, device
         self._data = in_model_precision(example.data, plan)
         self.survey = survey_all(model, objectives, self._data, device)
-        self.remarks = unread_remark(objectives[main], self.survey.unread)
+        self.remarks = [*unread_remark(objectives[main], self.survey.unread), *look_remark(self.survey)]
 
     def checked(
         self, objective: Objective, take_part: Any, mesh: DeviceMesh | None, randomness: SampleRandomness

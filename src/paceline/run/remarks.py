@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from paceline.run.precision import lost_in_cast
+from paceline.run.randomness.mode import Survey
 from paceline.task.objective import Objective, next_token
 from paceline.task.reading import READ_BY_NEXT_TOKEN, balance_remark, unread_remark
 
@@ -33,3 +34,18 @@ def remarks_on_batch(objective: Objective, batch: Any) -> list[str]:
     if objective is not next_token or not isinstance(batch, Mapping):
         return []
     return unread_remark(objective, tuple(str(name) for name in batch if name not in READ_BY_NEXT_TOKEN))
+
+
+def look_remark(survey: Survey) -> list[str]:
+    """Return what is said of a program that does not take other numbers of samples, where its random numbers ask."""
+    if survey.one_by_one and survey.draws:
+        return [
+            f"the program takes one sample at a time, {survey.failed}: what a micro-batch draws belongs to its one "
+            "sample, and no number to all of them"
+        ]
+    if survey.failed and not survey.draws and not survey.one_by_one:
+        return [
+            f"{survey.why_unknown}: whose its random numbers are is a guess, which is said where it draws any; a "
+            "program that takes two samples and three, equal ones, has it known"
+        ]
+    return []

@@ -36,10 +36,20 @@ class Survey:
     strays: tuple[str, ...] = ()  # random numbers that belong to no sample, in words
     modules: tuple[type, ...] = ()  # kinds of modules that draw in their own forward pass
     unread: tuple[str, ...] = ()  # entries of the batch that the objective did not read
+    draws: bool = False  # whether anything was drawn
+    failed: str = ""  # what the program said to other numbers of samples, where it does not take them
+    one_by_one: bool = False  # whether it takes one sample at a time alone, so that all it draws is that sample's
 
     def patterns_of(self, site: Site) -> tuple[Pattern, ...]:
-        """Return the patterns seen at a site; those of all sites where it is not known, as in compiled code."""
+        """Return the patterns seen at a site; those of all sites where it was not come to."""
         return self.patterns.get(site) or tuple({p for at in self.patterns.values() for p in at})
+
+    @property
+    def why_unknown(self) -> str:
+        """Why nobody has seen whose the random numbers of a place are."""
+        if self.failed:
+            return f"the program could not be looked at with other numbers of samples, {self.failed}"
+        return "the look at two samples and at three did not come there"
 
 
 class SampleRandomness(TorchFunctionMode):
@@ -62,7 +72,7 @@ class SampleRandomness(TorchFunctionMode):
         self._functions = drawing_functions()
         self._operators = RandomOperators(self)
         self._shares: dict[Any, Share] = {}
-        self._told: set[str] = set()
+        self._told: dict[str, str] = {}
         self._rows: SampleRows | None = None
         self._began, self._calls, self._entered = torch.Tensor(), 0, 0
         self._is_forward = False
@@ -157,9 +167,18 @@ class SampleRandomness(TorchFunctionMode):
         """Make random numbers that belong to no sample an error, or a warning."""
         if self._strict:
             raise stray_error([f"{name}: {because}"])
+        self._tell(name, because, "random numbers of {} follow the micro-batch: {}")
+
+    def _tell(self, name: str, because: str, text: str) -> None:
+        """Warn of random numbers, once; the name and the reason stand in `told` too."""
         if name not in self._told:
-            self._told.add(name)
-            warnings.warn(f"random numbers of {name} follow the micro-batch: {because}", stacklevel=2)
+            self._told[name] = because
+            warnings.warn(text.format(name, because), stacklevel=2)
+
+    @property
+    def told(self) -> tuple[str, ...]:
+        """What was warned of since it was made: random numbers whose owner is not known for sure."""
+        return tuple(f"{name}: {because}" for name, because in self._told.items())
 
     # ---- what torch calls ------------------------------------------------------------------------------------------
 
@@ -205,6 +224,15 @@ class SampleRandomness(TorchFunctionMode):
         fill(flat, key, owners, share.places, lanes, finish)
         return out.copy_(share.restored(flat, out.shape))
 
+    def calls(self, numbers: dict[str, float]) -> None:
+        """With which numbers an operator is called is looked at before training."""
+
+    def draws_apart(self, generator: torch.Generator) -> None:
+        """Generators of the program's own are left alone: they are looked at before training."""
+
+    def drew_apart(self, out: Any) -> None:
+        """What comes from them is left alone too."""
+
     def _share(self, shape: tuple[int, ...], device: torch.device) -> Share:
         assert self._rows is not None
         site = site_of_caller()
@@ -217,10 +245,17 @@ class SampleRandomness(TorchFunctionMode):
 
     def _found(self, site: Site, shape: tuple[int, ...]) -> Share:
         assert self._rows is not None
+        if self.survey.one_by_one and len(self._rows) == 1 and self._part.is_whole:
+            return Share(0, shape, None)
         patterns = self.survey.patterns_of(site)
         share = share_of(shape, self._rows, patterns, self._part) if patterns else None
         if share is None and not patterns:
             share = guessed(shape, len(self._rows))
+            if share is not None and share.dim is not None and not self._part.is_whole:
+                share = None  # a rank's part of a slice of which nobody has seen the whole
+        if share is not None and site not in self.survey.patterns:
+            owner = "all samples alike" if share.dim is None else f"samples along dimension {share.dim}"
+            self._tell(where(site), f"{self.survey.why_unknown}: they are taken to be those of {owner}", GUESSED)
         if share is None:
             self.stray(
                 f"{where(site)}", f"a random tensor of shape {list(shape)} for {len(self._rows)} samples"
@@ -228,6 +263,9 @@ class SampleRandomness(TorchFunctionMode):
             )  # fmt: skip
             share = Share(0 if shape and shape[0] % len(self._rows) == 0 else None, shape, None)
         return share
+
+
+GUESSED = "random numbers of {}, whose owner is a guess: {}"
 
 
 def stray_error(strays: list[str] | tuple[str, ...]) -> ConfigError:

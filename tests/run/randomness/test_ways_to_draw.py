@@ -1,0 +1,203 @@
+"""However a program draws: its numbers belong to the sample, or they are named."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+import drawing_models
+import numpy as np
+import pytest
+import torch
+import ways_to_draw as ways
+from distributed import run_ranks
+from tests_shared import SEQ_LEN, decoder_task, plan_of, run_steps
+from torch import nn
+
+from paceline.errors import ConfigError
+from paceline.plan.layout import Layout
+from paceline.plan.plan import Plan
+from paceline.run.assemble import assemble
+from paceline.run.randomness.survey import Survey, survey
+from paceline.run.world import join_world
+from paceline.task.objective import next_token
+from paceline.task.profile_traced import profile_module
+from paceline.task.task import Task
+from paceline.units import Amount
+from paceline.verify.whole_batch import whole_batch
+
+BATCH = 12
+CPU = torch.device("cpu")
+
+
+def made(build: Callable[[], nn.Module]) -> nn.Module:
+    torch.manual_seed(3)
+    return build()
+
+
+def task_of(build: Callable[[], nn.Module]) -> Task:
+    batch = Amount(BATCH, "samples")
+    return decoder_task(model=made(build), objective="next_token", global_batch=batch)
+
+
+def fp64(layout: Layout | None = None, **changes: Any) -> Plan:
+    return plan_of(layout or Layout(), **{"batch": BATCH, "precision": "fp64", **changes})
+
+
+def losses(task: Task, plan: Plan, steps: int = 2) -> list[float]:
+    return [stats.loss for stats in run_steps(task, plan, steps)[0]]
+
+
+def looked(build: Callable[[], nn.Module], precision: torch.dtype = torch.float32) -> Survey:
+    rows = decoder_task().data.read(torch.arange(4).numpy())
+    return survey(made(build).to(precision), next_token, rows, CPU)
+
+
+BUILT = {
+    **{way.__name__: (lambda way=way: ways.Drawing(way)) for way in (*ways.EXACT, ways.fixed_noise)},
+    **{name: (lambda make=make: ways.Inside(make())) for name, make in ways.INSIDE.items()},
+}
+
+
+@pytest.mark.parametrize("name", BUILT)
+@pytest.mark.filterwarnings("error::UserWarning")
+def test_numbers_belong_to_the_sample(name: str) -> None:
+    build = BUILT[name]
+    whole = losses(task_of(build), fp64(micro_batch=BATCH))
+    for micro_batch in (1, 5):
+        assert losses(task_of(build), fp64(micro_batch=micro_batch)) == pytest.approx(whole, rel=1e-11)
+    assert looked(build).draws and not looked(build).strays
+
+
+def test_recurrent_layers_of_single_precision_draw_the_same() -> None:
+    whole = losses(task_of(BUILT["GRU"]), fp64(micro_batch=BATCH), 1)
+    narrow = losses(task_of(BUILT["GRU"]), fp64(micro_batch=3, precision="fp32"), 1)
+    assert narrow == pytest.approx(whole, rel=1e-5), "oneDNN's kernel would draw other masks"
+
+
+CLOSED = {
+    **{way.__name__: ((lambda way=way: ways.Drawing(way)), reason) for way, reason in ways.NAMED},
+    "held generator": (ways.HeldGenerator, "HeldGenerator.numbers"),
+}
+
+
+@pytest.mark.parametrize("name", CLOSED)
+def test_numbers_of_no_sample_are_named_before_the_first_step(name: str) -> None:
+    build, reason = CLOSED[name]
+    world = join_world("cpu", threads=1)
+    with pytest.warns(UserWarning, match="random numbers follow the micro-batch"):
+        assemble(task_of(build), fp64(micro_batch=4), world, decoder_task().data, SEQ_LEN)
+    assert any(reason in stray for stray in looked(build).strays)
+    checked = whole_batch(task_of(build), fp64(), world, decoder_task().data, SEQ_LEN, 1, {})
+    assert reason in checked["not_compared"], "a proof says so too"
+
+
+PLANNED = {
+    "mixed_rows": "randperm (over the samples of a micro-batch)",
+    "partners": "randint (over the samples of a micro-batch)",
+    "best_row": "multinomial (over the samples of a micro-batch)",
+    "by_numpy": "numpy.random",
+    "by_python": "Python's module random",
+    "gamma": "_sample_dirichlet",
+    "row by row": "dropout (called more often for more samples)",
+    "pairs": "rand (over the samples of a micro-batch)",
+}
+
+
+@pytest.mark.parametrize("name", PLANNED)
+def test_the_planner_names_them_too(name: str) -> None:
+    others = {"row by row": drawing_models.RowByRow, "pairs": drawing_models.OfPairs}
+    closed = profiled(others[name]() if name in others else CLOSED[name][0]())
+    assert all(PLANNED[name] in closed[axis] for axis in ("dp_replicate", "dp_shard", "pp", "accumulation"))
+
+
+@pytest.mark.parametrize("name", BUILT)
+def test_the_planner_leaves_the_others_open(name: str) -> None:
+    assert not {"dp_replicate", "dp_shard", "accumulation"} & profiled(BUILT[name]()).keys()
+
+
+def profiled(model: nn.Module) -> dict[str, str]:
+    batch = decoder_task().data.read(torch.arange(2).numpy())
+    return profile_module(model, batch, next_token).closed_axes or {}
+
+
+def test_several_devices_do_not_draw_for_nobody() -> None:
+    with pytest.raises(ConfigError, match="n = 2 for 2 samples is 3 for 3"):
+        run_ranks(losses, 2, task_of(mixed), fp64(Layout(dp_replicate=2)))
+
+
+def mixed() -> nn.Module:
+    return ways.Drawing(ways.mixed_rows)
+
+
+def stands(model: ways.HeldGenerator) -> list[Any]:
+    own = model.numbers.bit_generator.state, ways.SHARED.get_state().tolist()
+    return [*own, random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()]
+
+
+def test_a_look_moves_nothing() -> None:
+    model = ways.HeldGenerator()
+    others = [ways.Drawing(way) for way in (ways.by_numpy, ways.by_python, ways.by_a_generator, ways.bernoulli)]
+    before = stands(model)
+    rows = decoder_task().data.read(torch.arange(4).numpy())
+    for one in (model, *others):
+        survey(one, next_token, rows, CPU)
+    assert stands(model) == before
+
+
+# ---- programs that do not take every number of samples ---------------------------------------------------------------
+
+
+def only_one() -> nn.Module:
+    return ways.Only(ways.one)
+
+
+def only_even() -> nn.Module:
+    return ways.Only(ways.even)
+
+
+def only_four() -> nn.Module:
+    return ways.Only(ways.four)
+
+
+@pytest.mark.filterwarnings("error::UserWarning")
+def test_a_program_of_one_sample_at_a_time_draws_for_it() -> None:
+    found = looked(only_one)
+    assert found.one_by_one and "no batch of 2 rows, please" in found.failed
+    alone = losses(task_of(only_one), fp64(micro_batch=1))
+    assert run_ranks(losses, 3, task_of(only_one), fp64(Layout(dp_replicate=3), micro_batch=1))[0] == pytest.approx(
+        alone, rel=1e-11
+    )
+    unbound = losses(task_of(lambda: ways.Only(bool)), fp64(micro_batch=BATCH))
+    assert alone == pytest.approx(unbound, rel=1e-11), "the same numbers as where it takes more"
+    world = join_world("cpu", threads=1)
+    remarks = assemble(task_of(only_one), fp64(micro_batch=1), world, decoder_task().data, SEQ_LEN).remarks
+    assert any("takes one sample at a time, RuntimeError: no batch of 2 rows" in remark for remark in remarks)
+
+
+@pytest.mark.filterwarnings("error::UserWarning")
+def test_a_program_of_even_numbers_is_looked_at_with_these() -> None:
+    unbound = losses(task_of(lambda: ways.Only(bool)), fp64(micro_batch=BATCH))
+    for micro_batch in (2, 4):
+        assert losses(task_of(only_even), fp64(micro_batch=micro_batch)) == pytest.approx(unbound, rel=1e-11)
+
+
+def test_a_program_of_one_number_of_samples_cannot_be_looked_at_and_says_so() -> None:
+    reason = "could not be looked at with other numbers of samples, RuntimeError: no batch of 2 rows, please"
+    with pytest.warns(UserWarning, match=reason):
+        losses(task_of(only_four), fp64(micro_batch=4), 1)
+    with pytest.raises(ConfigError, match=reason):
+        run_ranks(losses, 3, task_of(only_four), fp64(Layout(dp_replicate=3), micro_batch=4))
+
+
+@pytest.mark.filterwarnings("error::UserWarning")
+def test_a_program_of_one_number_of_samples_that_draws_nothing_is_left_in_peace() -> None:
+    task = task_of(lambda: ways.Only(ways.four, drops=0.0))
+    world = join_world("cpu", threads=1)
+    assert assemble(task, fp64(micro_batch=4), world, task.data, SEQ_LEN).remarks == ()
+
+
+def test_draws_where_no_look_came_are_named() -> None:
+    with pytest.warns(UserWarning, match=r"random numbers of DropsForMany.forward .* whose owner is a guess"):
+        losses(task_of(ways.ForMany), fp64(micro_batch=5), 1)
