@@ -37,15 +37,10 @@ def remarks_on_batch(objective: Objective, batch: Any) -> list[str]:
 
 
 def look_remark(survey: Survey) -> list[str]:
-    """Return what is said of a program that does not take other numbers of samples, where its random numbers ask."""
-    if survey.one_by_one and survey.draws:
-        return [
-            f"the program takes one sample at a time, {survey.failed}: what a micro-batch draws belongs to its one "
-            "sample, and no number to all of them"
-        ]
-    if survey.failed and not survey.draws and not survey.one_by_one:
-        return [
-            f"{survey.why_unknown}: whose its random numbers are is a guess, which is said where it draws any; a "
-            "program that takes two samples and three, equal ones, has it known"
-        ]
-    return []
+    """Return what is said of a program that no look at its random numbers came to the end of."""
+    if not survey.unseen:
+        return []
+    return [
+        f"{survey.why_unknown}: whose its random numbers are is a guess, which is said where it draws any; a program "
+        "that takes two samples and three, equal ones, has it known"
+    ]

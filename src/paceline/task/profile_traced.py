@@ -105,6 +105,7 @@ def profile_module(
         closed_axes={**closed_axes(*opened), **model_closed, **whole_batch},
         tensor_limits=limits,
         remarks=(*unread_remark(objective, () if note else unread), *balance_remark(model, objective)),
+        drawing=tuple(name for (name, _), count in zip(blocks, counts, strict=False) if count.draws or count.strays),
     )
 
 

@@ -69,8 +69,15 @@ def whole_batch(
     not_compared = _why_not(model, turns, randomness.survey.strays)
     first, rounding, relative = None, None, 0.0
     for turn in turns if not_compared is None else ():
-        cut = (_numbers(task, source, model, turn, randomness, sizes) for sizes in cuts(plan.batch_samples))
-        whole, *others = cut
+        try:
+            whole, *others = (
+                _numbers(task, source, model, turn, randomness, sizes) for sizes in cuts(plan.batch_samples)
+            )
+        except Exception:
+            if not randomness.survey.failed:
+                raise
+            not_compared = f"the program does not take every number of samples, {randomness.survey.failed}"
+            break
         found = [(difference, other) for other in others for difference in _differences(whole, other)]
         relative = max(relative, *(difference.relative for difference, _ in found))
         wrong = [(d, other) for d, other in found if not d.relative <= tolerance(QUANTITY, "fp64")]
@@ -78,6 +85,8 @@ def whole_batch(
         rounding = rounding or explained
         if wrong and first is None:
             first = _first(wrong, whole, turn)
+    if first is not None and randomness.told:
+        first, not_compared = None, f"random numbers whose owner is a guess: {'; '.join(randomness.told)}"
     record = {
         "equal": first is None,
         "dtype": "fp64",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 from typing import Any
 
 import drawing_models
@@ -13,10 +14,13 @@ from distributed import run_ranks
 from tests_shared import SEQ_LEN, decoder_task, plan_of, run_steps
 from torch import nn
 
+from paceline.cluster.cluster import ClusterSpec
 from paceline.errors import ConfigError
 from paceline.plan.layout import Layout
-from paceline.plan.plan import Plan
+from paceline.plan.plan import Plan, PlanSpec
+from paceline.plan.session import plan_task
 from paceline.run.world import join_world
+from paceline.spec import Spec
 from paceline.task.task import Task
 from paceline.units import Amount
 from paceline.verify.compare import compare
@@ -109,3 +113,12 @@ def test_what_the_compiler_draws_unseen_is_named() -> None:
     with pytest.raises(ConfigError, match="past torch's functions"):
         run_ranks(numbers, 2, "ForMany", fp64(Layout(dp_replicate=2), batch=10, micro_batch=5, compile=True),
                   timeout_seconds=180)  # fmt: skip
+
+
+@pytest.mark.parametrize(("model", "blocks"), [("Chain", 3), ("EveryOther", 1)])
+def test_the_plan_says_what_is_not_compiled(model: str, blocks: int) -> None:
+    spec = Spec(task=task_of(made(model)), plan=PlanSpec(compile=True), cluster=ClusterSpec(device="cpu", devices=1))
+    (said,) = (remark for remark in plan_task(spec).remarks if remark.startswith("compile = true"))
+    assert f" {blocks} blocks draw random numbers and run uncompiled" in said
+    eager = dataclasses.replace(spec, plan=PlanSpec())
+    assert not any("compile" in remark for remark in plan_task(eager).remarks)

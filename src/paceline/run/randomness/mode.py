@@ -36,18 +36,22 @@ class Survey:
     strays: tuple[str, ...] = ()  # random numbers that belong to no sample, in words
     modules: tuple[type, ...] = ()  # kinds of modules that draw in their own forward pass
     unread: tuple[str, ...] = ()  # entries of the batch that the objective did not read
-    draws: bool = False  # whether anything was drawn
     failed: str = ""  # what the program said to other numbers of samples, where it does not take them
-    one_by_one: bool = False  # whether it takes one sample at a time alone, so that all it draws is that sample's
+    unseen: bool = False  # whether it did not come to the end on any number of samples
 
     def patterns_of(self, site: Site) -> tuple[Pattern, ...]:
         """Return the patterns seen at a site; those of all sites where it was not come to."""
         return self.patterns.get(site) or tuple({p for at in self.patterns.values() for p in at})
 
     @property
+    def is_cut_freely(self) -> bool:
+        """Whether the program draws for samples, and takes any number of them."""
+        return bool(self.patterns) and not self.failed
+
+    @property
     def why_unknown(self) -> str:
         """Why nobody has seen whose the random numbers of a place are."""
-        if self.failed:
+        if self.failed and not self.patterns:
             return f"the program could not be looked at with other numbers of samples, {self.failed}"
         return "the look at two samples and at three did not come there"
 
@@ -245,8 +249,6 @@ class SampleRandomness(TorchFunctionMode):
 
     def _found(self, site: Site, shape: tuple[int, ...]) -> Share:
         assert self._rows is not None
-        if self.survey.one_by_one and len(self._rows) == 1 and self._part.is_whole:
-            return Share(0, shape, None)
         patterns = self.survey.patterns_of(site)
         share = share_of(shape, self._rows, patterns, self._part) if patterns else None
         if share is None and not patterns:

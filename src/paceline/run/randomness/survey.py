@@ -3,7 +3,7 @@
 The objective runs twice without gradients, on two samples and on three, or on other numbers where it takes no such.
 What grows with them belongs to them; what does not is shared by all. No shape alone could tell: with one sample, or
 where two lengths are equal, all look alike. A program that takes one number of samples alone can be looked at only
-once, which tells whether and where it draws, but not for whom: unless the number is one.
+once, which tells whether and where it draws, but not for whom.
 """
 
 from __future__ import annotations
@@ -139,24 +139,19 @@ def _surveyed(program: _Program, objective: Objective) -> Survey:
         except Exception as error:  # whatever a program says to other samples than its own
             failed = failed or f"{type(error).__name__}: {error}"
             continue
-        return replace(_concluded(one, other, length_of(program.batch)), unread=unread)
-    for few in dict.fromkeys((1, rows)):
-        try:
-            one, unread = program.first_look(objective, few)
-        except Exception:  # its first step will say it again
-            continue
-        return replace(_of_one_look(one, failed), unread=unread)
-    return Survey(failed=failed)
+        return replace(_concluded(one, other, length_of(program.batch)), unread=unread, failed=failed)
+    try:
+        one, unread = program.first_look(objective, rows)
+    except Exception:  # its first step will say it again
+        return Survey(failed=failed, unseen=True)
+    return replace(_of_one_look(one, failed), unread=unread)
 
 
 def _of_one_look(seen: _Observer, failed: str) -> Survey:
-    """Return what is known of a program that takes so many samples and no others: whose numbers are only of one."""
-    found = Survey(modules=_sorted(seen.modules), draws=seen.draws, failed=failed)
-    strays = {**seen.strays, **_beside(seen, seen)}
-    if seen.count == 1:
-        found = replace(found, one_by_one=True)
-    else:
-        strays |= {where(site): found.why_unknown for site in seen.shapes}
+    """Return what is known of a program that takes so many samples and no others: whether and where it draws."""
+    found = Survey(modules=_sorted(seen.modules), failed=failed)
+    unknown = {where(site): found.why_unknown for site in (*seen.shapes, *seen.apart)}
+    strays = {**seen.strays, **_beside(seen, seen), **unknown}
     return replace(found, strays=_told(strays))
 
 
@@ -169,9 +164,8 @@ def survey_all(model: nn.Module, objectives: Iterable[Objective], batch: Any, de
     modules = dict.fromkeys(kind for one in found for kind in one.modules)
     unread = [name for name in found[0].unread if all(name in one.unread for one in found)]
     failed = next((one.failed for one in found if one.failed), "")
-    alone = all(one.one_by_one for one in found)
-    draws = any(one.draws for one in found)
-    return Survey(patterns, tuple(strays), tuple(modules), tuple(unread), draws, failed, alone)
+    unseen = any(one.unseen for one in found)
+    return Survey(patterns, tuple(strays), tuple(modules), tuple(unread), failed, unseen)
 
 
 def repeated(batch: Any, count: int) -> Any:
@@ -223,8 +217,7 @@ def _concluded(few: _Observer, more: _Observer, length: int | None) -> Survey:
                     f"{name} = {one[name]} for {few.count} samples is {other.get(name)} for {more.count}: it draws from"
                     " the samples of a micro-batch, which so see each other"
                 )
-    draws = few.draws or more.draws
-    return Survey(patterns, _told(strays), _sorted(few.modules | more.modules), draws=draws)
+    return Survey(patterns, _told(strays), _sorted(few.modules | more.modules))
 
 
 def _beside(few: _Observer, more: _Observer) -> dict[str, str]:
