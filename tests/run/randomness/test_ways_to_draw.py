@@ -79,6 +79,7 @@ def test_recurrent_layers_of_single_precision_draw_the_same() -> None:
 CLOSED = {
     **{way.__name__: ((lambda way=way: ways.Drawing(way)), reason) for way, reason in ways.NAMED},
     "held generator": (ways.HeldGenerator, "HeldGenerator.numbers"),
+    "TorchScript": (ways.Scripted, "past torch's functions"),
 }
 
 
@@ -129,6 +130,13 @@ def test_several_devices_do_not_draw_for_nobody() -> None:
 
 def mixed() -> nn.Module:
     return ways.Drawing(ways.mixed_rows)
+
+
+def test_noise_that_is_drawn_in_the_backward_pass_is_named() -> None:
+    with pytest.warns(UserWarning, match="random numbers of the backward pass follow the micro-batch"):
+        losses(task_of(ways.NoiseOfGradients), fp64(micro_batch=4), 1)
+    with pytest.raises(ConfigError, match="the backward pass: a hook or a function of the program draws there"):
+        run_ranks(losses, 2, task_of(ways.NoiseOfGradients), fp64(Layout(dp_replicate=2)))
 
 
 def stands(model: ways.HeldGenerator) -> list[Any]:
@@ -206,3 +214,13 @@ def test_a_program_of_one_number_of_samples_that_draws_nothing_is_left_in_peace(
 def test_draws_where_no_look_came_are_named() -> None:
     with pytest.warns(UserWarning, match=r"random numbers of DropsForMany.forward .* whose owner is a guess"):
         losses(task_of(ways.ForMany), fp64(micro_batch=5), 1)
+
+
+def test_a_proof_says_what_a_program_does_not_take_and_what_is_a_guess() -> None:
+    world, source = join_world("cpu", threads=1), decoder_task().data
+    odd = whole_batch(task_of(only_even), fp64(), world, source, SEQ_LEN, 1, {})
+    assert "does not take every number of samples, RuntimeError: no batch of 3 rows, please" in odd["not_compared"]
+    with pytest.warns(UserWarning, match="owner is a guess"):
+        guess = whole_batch(task_of(ways.ForMany), fp64(), world, source, SEQ_LEN, 1, {})
+    assert not guess["equal"], "some cuts have no more than three rows, and draw nothing"
+    assert "DropsForMany.forward" in guess["first_difference"]["likely"]

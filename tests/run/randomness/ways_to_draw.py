@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import torch
@@ -118,9 +119,32 @@ def gamma(x: Tensor) -> Tensor:
     return x * torch.distributions.Beta(torch.ones(len(x), 1, 1).to(x), 2.0).sample()
 
 
+class OwnFunction(torch.autograd.Function):
+    """Dropout with a backward pass of its own."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.mask = F.dropout(torch.ones_like(x), 0.3)
+        return x * ctx.mask
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        return grad * ctx.mask
+
+
+def own_function(x: Tensor) -> Tensor:
+    """A function with a backward pass of its own."""
+    return OwnFunction.apply(x)
+
+
+def mapped(x: Tensor) -> Tensor:
+    """Noise by torch.func.vmap, over the rows."""
+    return torch.func.vmap(lambda row: row * torch.rand_like(row), randomness="different")(x)
+
+
 EXACT: tuple[Callable[[Tensor], Tensor], ...] = (
     noise_of_a_view, number_for_each_row, bernoulli, chosen_tokens, hard_gumbel, fused_attention, filled_normal,
-    filled_uniform, complex_noise, distribution, shared_order,
+    filled_uniform, complex_noise, distribution, shared_order, own_function, mapped,
 )  # fmt: skip
 NAMED: tuple[tuple[Callable[[Tensor], Tensor], str], ...] = (
     (mixed_rows, "n = 2 for 2 samples is 3 for 3"),
@@ -251,3 +275,24 @@ class Scaled(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.drop(F.gelu(self.inner(x)))
+
+
+class NoiseOfGradients(Chain):
+    """A hook that adds noise to a gradient."""
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self.embed(tokens)
+        if x.requires_grad:
+            x.register_hook(lambda grad: grad + 0.1 * torch.randn_like(grad))
+        return self.head(x)
+
+
+class Scripted(Chain):
+    """A part in TorchScript, which no mode sees into."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers, self.drop = nn.ModuleList(), torch.jit.script(nn.Dropout(0.3))
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return self.head(self.drop(self.embed(tokens)))

@@ -80,6 +80,7 @@ class SampleRandomness(TorchFunctionMode):
         self._rows: SampleRows | None = None
         self._began, self._calls, self._entered = torch.Tensor(), 0, 0
         self._is_forward = False
+        self._ended: Tensor | None = None  # random states at the end of the last forward pass
 
     # ---- the micro-batch -------------------------------------------------------------------------------------------
 
@@ -94,6 +95,7 @@ class SampleRandomness(TorchFunctionMode):
         finally:
             self._is_forward = False
         self.check()
+        self._ended = _states(self._device)
 
     def __enter__(self) -> SampleRandomness:
         self._entered += 1
@@ -141,8 +143,13 @@ class SampleRandomness(TorchFunctionMode):
         self.went_on()
 
     def rest(self) -> None:
-        """Draw for no samples until the next micro-batch: a model that is called meanwhile is torch's own affair."""
-        self._rows = None
+        """Draw for no samples until the next micro-batch: a model that is called meanwhile is torch's own affair.
+
+        Backward passes are over: what they drew anew has come to no sample. Parts that are run again put states back.
+        """
+        self._rows, ended, self._ended = None, self._ended, None
+        if ended is not None and not torch.equal(ended, _states(self._device)):
+            self.stray("the backward pass", "a hook or a function of the program draws there, outside of any sample")
 
     def turn_to(self, rows: SampleRows) -> None:
         """Go on with these samples: a backward pass that runs blocks again comes after other micro-batches."""
