@@ -45,7 +45,11 @@ def fp64(layout: Layout | None = None, **changes: Any) -> Plan:
 
 
 def numbers(model: str, plan: Plan) -> tuple[list[float], list[float], tuple[str, ...]]:
-    stats, built = run_steps(task_of(made(model)), plan, 2)
+    return numbers_of(made(model), plan)
+
+
+def numbers_of(model: nn.Module, plan: Plan) -> tuple[list[float], list[float], tuple[str, ...]]:
+    stats, built = run_steps(task_of(model), plan, 2)
     return [s.loss for s in stats], [s.grad_norm for s in stats], built.remarks
 
 
@@ -122,3 +126,13 @@ def test_the_plan_says_what_is_not_compiled(model: str, blocks: int) -> None:
     assert f" {blocks} blocks draw random numbers and run uncompiled" in said
     eager = dataclasses.replace(spec, plan=PlanSpec())
     assert not any("compile" in remark for remark in plan_task(eager).remarks)
+
+
+@pytest.mark.parametrize("drops", [0.0, 0.3])
+def test_a_model_that_compiles_itself_is_refused_with_the_way_out(drops: float) -> None:
+    torch._dynamo.reset()
+    model = ways_to_draw.Inside(nn.Sequential(nn.Linear(8, 8), nn.Dropout(drops)))
+    model.layer = torch.compile(model.layer, backend="eager")
+    with pytest.raises(ConfigError, match="the program compiles parts of itself") as error:
+        numbers_of(model, fp64())
+    assert "plan.compile = true compiles its blocks" in str(error.value)

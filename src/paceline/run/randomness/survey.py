@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
+from paceline.errors import ConfigError
 from paceline.run.randomness.mode import SampleRandomness, Survey
 from paceline.run.randomness.others import Others
 from paceline.run.randomness.shares import Pattern, SampleRows, Share
@@ -137,6 +138,8 @@ def _surveyed(program: _Program, objective: Objective) -> Survey:
             one, unread = program.first_look(objective, few)
             other = program.look(objective, more) if one.draws else one
         except Exception as error:  # whatever a program says to other samples than its own
+            if type(error).__module__.startswith("torch._dynamo"):
+                raise _compiles_itself(error) from error
             failed = failed or f"{type(error).__name__}: {error}"
             continue
         return replace(_concluded(one, other, length_of(program.batch)), unread=unread, failed=failed)
@@ -145,6 +148,16 @@ def _surveyed(program: _Program, objective: Objective) -> Survey:
     except Exception:  # its first step will say it again
         return Survey(failed=failed, unseen=True)
     return replace(_of_one_look(one, failed), unread=unread)
+
+
+def _compiles_itself(error: Exception) -> ConfigError:
+    """Return the error for a program with compiled parts: torch's compiler does not work within a function mode."""
+    return ConfigError(
+        "the program compiles parts of itself with torch.compile",
+        "the compiler cannot follow a forward pass in which random numbers belong to samples, "
+        f"{type(error).__name__}: {str(error).partition(chr(10))[0]}",
+        "the same program without torch.compile; plan.compile = true compiles its blocks",
+    )
 
 
 def _of_one_look(seen: _Observer, failed: str) -> Survey:
