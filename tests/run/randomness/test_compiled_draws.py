@@ -11,6 +11,7 @@ import pytest
 import torch
 import ways_to_draw
 from distributed import run_ranks
+from rounding import MEAN_LOSS_BF16, assert_curves_close
 from tests_shared import SEQ_LEN, decoder_task, plan_of, run_steps
 from torch import nn
 
@@ -82,6 +83,16 @@ def test_compiled_models_draw_the_same(model: str, compiled: int, recompute: str
     assert norm == pytest.approx(eager_norm, rel=1e-11)
     (said,) = (remark for remark in remarks if remark.startswith("compile"))
     assert f"{3 - compiled} of 3 blocks (layers." in said
+
+
+@pytest.mark.parametrize(("model", "rounded"), [("Chain", 0.0), pytest.param("EveryOther", 5.0, marks=DEEP)])
+def test_blocks_that_stay_out_are_cast_as_without_a_compiler(model: str, rounded: float) -> None:
+    setting = {"precision": "bf16", "recompute": "full"}
+    torch._dynamo.reset()
+    compiled, _, _ = numbers(model, fp64(**setting, compile=True))
+    eager, _, _ = numbers(model, fp64(**setting))
+    # Where nothing is compiled all bits are equal; else the compiler keeps fp32 between operators.
+    assert_curves_close(compiled, eager, rounded * MEAN_LOSS_BF16)
 
 
 def proof(task: Task, plan: Plan) -> dict[str, Any]:
