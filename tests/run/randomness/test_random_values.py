@@ -18,6 +18,7 @@ from paceline.run.randomness.shares import Pattern, RankPart, SampleRows, share_
 from paceline.task.drawing import BY_SAMPLE
 from paceline.task.profile_traced import profile_module
 
+pytestmark = pytest.mark.filterwarnings("ignore:.*whose owner is a guess")  # no program was looked at here
 CPU = torch.device("cpu")
 SIGMAS = 5.0  # seeds are fixed: what is this far off is a fault, not chance
 
