@@ -191,7 +191,12 @@ def _planned(prepared: Prepared, cluster: Cluster, remarks: tuple[str, ...], goo
         forecast=found.best.forecast,
         batch_samples=prepared.batch_samples,
         steps=prepared.steps,
-        remarks=(*remarks, *_notes(prepared), *_offload_remarks(found.best.plan, spec.plan, cluster)),
+        remarks=(
+            *remarks,
+            *_notes(prepared),
+            *_offload_remarks(found.best.plan, spec.plan, cluster),
+            *_compile_remarks(found.best.plan, prepared.profile),
+        ),
         learnt=learnt,
     )
 
@@ -210,6 +215,16 @@ def _offload_remarks(plan: Plan, asked: PlanSpec, cluster: Cluster) -> tuple[str
     if asked.offload == "auto":
         return (f"offload = {plan.offload}: without it no plan fits",)
     return ()
+
+
+def _compile_remarks(plan: Plan, profile: ModelProfile) -> tuple[str, ...]:
+    """Return what is to be said of a plan that compiles a model which draws random numbers."""
+    if not plan.compile or not profile.drawing:
+        return ()
+    return (
+        f"compile = true: {len(profile.drawing)} blocks draw random numbers and run uncompiled, since the compiler's "
+        "own would follow the micro-batch; a dropout of 0 has them compiled",
+    )
 
 
 def profile_task(task: Task, facts: DataFacts) -> ModelProfile:
