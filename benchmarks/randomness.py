@@ -1,4 +1,6 @@
-"""The price of random numbers that belong to samples, against torch's own: `python benchmarks/randomness.py --save`.
+"""The price of random numbers that belong to samples, against torch's own.
+
+    python benchmarks/randomness.py [--quick] [--rounds 20] [--steps 3] [--json OUT] [--save]
 
 One training step of a small transformer, forward and backward, with dropout and without, on torch's own random numbers
 and on those of the samples. The four take turns in every round, and ratios are of CPU time (on CUDA: of events) within
@@ -13,6 +15,7 @@ import json
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -125,17 +128,24 @@ def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--steps", type=int, default=3)
+    parser.add_argument("--quick", action="store_true", help="two rounds of a step, to see that it works")
+    parser.add_argument("--json", help="a file for the figures")
     parser.add_argument("--save", action="store_true", help="write results/randomness.json and .md")
     options = parser.parse_args(arguments)
+    if options.quick:
+        options.rounds, options.steps = 2, 1
     torch.set_num_threads(1)
     devices = [torch.device("cpu"), *([torch.device("cuda", 0)] if torch.cuda.is_available() else [])]
     found = [measure(device, options.rounds, options.steps) for device in devices]
     facts = machine()
     page = document(found, facts, options.rounds, options.steps)
     print(page)
+    figures = json.dumps({"machine": facts, "rows": found}, indent=2) + "\n"
+    if options.json:
+        Path(options.json).write_text(figures)
     if options.save:
         RESULTS.mkdir(exist_ok=True)
-        (RESULTS / "randomness.json").write_text(json.dumps({"machine": facts, "rows": found}, indent=2) + "\n")
+        (RESULTS / "randomness.json").write_text(figures)
         (RESULTS / "randomness.md").write_text(page)
     return 0
 

@@ -147,3 +147,12 @@ def test_forecasts_of_a_few_layouts_are_scored_against_their_runs(tmp_path: Path
     errors = [abs(row["forecast_seconds"] / row["measured_seconds"] - 1) for row in result["rows"]]
     assert whole["time_mape"] == pytest.approx(sum(errors) / len(errors)) and whole["regret_worst"] >= 0
     assert printed.count("\n| all | ") == 1
+
+
+@pytest.mark.deep
+def test_the_price_of_random_numbers(tmp_path: Path) -> None:
+    result, printed = run_script("randomness.py", tmp_path, "--quick")
+    for row in result["rows"]:
+        ratios = [spread for spread in row.values() if isinstance(spread, dict)]
+        assert len(ratios) == 4 and all(0 < ratio["low"] <= ratio["median"] <= ratio["high"] for ratio in ratios)
+    assert printed.count("\n| cpu |") == 4

@@ -22,6 +22,7 @@ from paceline.spec.cluster import Cluster
 from paceline.spec.load import Spec
 from paceline.spec.optimizers import optimizer_key
 from paceline.spec.plan import Plan, PlanSpec
+from paceline.spec.profile import ModelProfile
 from paceline.task.profile.plain import task_key
 
 
@@ -103,7 +104,12 @@ def _planned(prepared: Prepared, cluster: Cluster, remarks: tuple[str, ...], goo
         forecast=found.best.forecast,
         batch_samples=prepared.batch_samples,
         steps=prepared.steps,
-        remarks=(*remarks, *_notes(prepared), *_offload_remarks(found.best.plan, spec.plan, cluster)),
+        remarks=(
+            *remarks,
+            *_notes(prepared),
+            *_offload_remarks(found.best.plan, spec.plan, cluster),
+            *_compile_remarks(found.best.plan, prepared.profile),
+        ),
         learnt=learnt,
     )
 
@@ -122,3 +128,13 @@ def _offload_remarks(plan: Plan, asked: PlanSpec, cluster: Cluster) -> tuple[str
     if asked.offload == "auto":
         return (f"offload = {plan.offload}: without it no plan fits",)
     return ()
+
+
+def _compile_remarks(plan: Plan, profile: ModelProfile) -> tuple[str, ...]:
+    """Return what is to be said of a plan that compiles a model which draws random numbers."""
+    if not plan.compile or not profile.drawing:
+        return ()
+    return (
+        f"compile = true: {len(profile.drawing)} blocks draw random numbers and run uncompiled, since the compiler's "
+        "own would follow the micro-batch; a dropout of 0 has them compiled",
+    )

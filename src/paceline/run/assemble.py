@@ -19,7 +19,7 @@ from paceline.run.loop.step import Stepper
 from paceline.run.loop.turns import StepTurn, gathering, own_parameters, passes_in_turn, refuse_axes, refuse_routing
 from paceline.run.memory.offload_state import OffloadedUpdate
 from paceline.run.numerics.precision import MASTER_DTYPES, cast_model, scaler_for
-from paceline.run.numerics.randomness.again import draw_again, leave_outside
+from paceline.run.numerics.randomness.again import draw_again, leave_outside, uncompiled_remark
 from paceline.run.numerics.randomness.build import sample_randomness
 from paceline.run.numerics.randomness.mode import SampleRandomness, Survey
 from paceline.run.parallel.apply import Gradients, apply_plan
@@ -86,7 +86,8 @@ def assemble(task: Task, plan: Plan, world: World, source: Source, items_per_sam
         look = FirstLook(model, plain, main_turn(task), stream.at(0).micro_batches[0], plan, world.device)
         remarks += look.remarks
     randomness = sample_randomness(task.seed, plan, world, look.survey if look else Survey())
-    draw_again(model, randomness, plan.compile)
+    draw_again(model, randomness)
+    remarks += uncompiled_remark(find_blocks(model) or [("", model)]) if plan.compile else []
     take_part = part_of(plan, world.rank, model, objective)
     check = look.checked(objective, take_part, mesh, randomness) if look else None
     pipeline = split_model(model, plan, mesh) if plan.layout.pp > 1 and mesh is not None else None
@@ -95,7 +96,7 @@ def assemble(task: Task, plan: Plan, world: World, source: Source, items_per_sam
     if family and not late:
         _materialise(model, task, family, world)
     for part in [model, *(stage.module for stage in (pipeline.stages if pipeline else ()))]:
-        draw_again(part, randomness, plan.compile)
+        draw_again(part, randomness)
     statistics = share_statistics(model, mesh, plan)
     gradients = _lay_out(model, pipeline, plan, mesh, check, randomness)
     if late:

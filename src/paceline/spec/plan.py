@@ -82,7 +82,7 @@ class PlanSpec:
     precision: str = option(
         "auto", "dtype of forward and backward; weights and optimizer state stay fp32", choices=("auto", *PRECISIONS)
     )
-    compile: bool = option(False, "compile each block with torch.compile")
+    compile: bool = option(False, "compile each block with torch.compile, but those that draw random numbers")
     schedule: str = option("auto", "order in which a pipeline runs micro-batches", choices=("auto", *SCHEDULES))
     virtual_stages: int = option(0, "pipeline stages per device (0: 2 where interleaved, else 1)", minimum=0)
     stages: str = option("", 'blocks of each pipeline stage, such as "3+2" (empty: split by cost)')

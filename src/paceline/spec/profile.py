@@ -72,6 +72,7 @@ class ModelProfile:
     tensor_limits: TensorLimits | None = None
     note: str = ""  # what a reader of the forecast must know of the profile
     remarks: tuple[str, ...] = ()  # what of the model or the batch has no effect
+    drawing: tuple[str, ...] = ()  # the blocks that draw random numbers, by name
 
     @cached_property
     def parameters(self) -> int:

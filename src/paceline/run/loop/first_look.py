@@ -10,6 +10,7 @@ from torch import nn
 
 from paceline.run.loop.loader import MicroBatch
 from paceline.run.loop.passes import Objective, in_model_precision
+from paceline.run.loop.remarks import look_remark
 from paceline.run.numerics.randomness.mode import SampleRandomness
 from paceline.run.numerics.randomness.survey import survey_all
 from paceline.run.parallel.context.part_check import check_parts
@@ -39,7 +40,7 @@ class FirstLook:
         self._model, self._example, self._plan, self._device = model, example, plan, device
         self._data = in_model_precision(example.data, plan)
         self.survey = survey_all(model, objectives, self._data, device)
-        self.remarks = unread_remark(objectives[main], self.survey.unread)
+        self.remarks = [*unread_remark(objectives[main], self.survey.unread), *look_remark(self.survey)]
 
     def checked(
         self, objective: Objective, take_part: Any, mesh: Mesh | None, randomness: SampleRandomness

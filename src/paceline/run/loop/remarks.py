@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from paceline.run.numerics.precision import lost_in_cast
+from paceline.run.numerics.randomness.mode import Survey
 from paceline.task.objective import Objective, next_token
 from paceline.task.reading import READ_BY_NEXT_TOKEN, balance_remark, unread_remark
 
@@ -33,3 +34,13 @@ def remarks_on_batch(objective: Objective, batch: Any) -> list[str]:
     if objective is not next_token or not isinstance(batch, Mapping):
         return []
     return unread_remark(objective, tuple(str(name) for name in batch if name not in READ_BY_NEXT_TOKEN))
+
+
+def look_remark(survey: Survey) -> list[str]:
+    """Return what is said of a program that no look at its random numbers came to the end of."""
+    if not survey.unseen:
+        return []
+    return [
+        f"{survey.why_unknown}: whose its random numbers are is a guess, which is said where it draws any; a program "
+        "that takes two samples and three, equal ones, has it known"
+    ]

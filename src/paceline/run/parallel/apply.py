@@ -15,6 +15,7 @@ from paceline.errors import ConfigError
 from paceline.run.memory.offload import keep_on_host
 from paceline.run.memory.recompute import checkpoint_block
 from paceline.run.numerics.precision import COMPUTE_DTYPES, MASTER_DTYPES, cast_outside, cast_reads, cast_unit
+from paceline.run.numerics.randomness.again import draws_inside
 from paceline.run.parallel.context.part import share_sequences
 from paceline.run.parallel.data.alone import AloneExperts, ExpertGradients
 from paceline.run.parallel.data.sharding import GatheredGradients, ShardedGradients, shard, sharding_units
@@ -109,13 +110,13 @@ def _apply_whole(
     sharded = mesh is not None and plan.layout.is_sharded
     share_sequences(model, plan, mesh)
     whole = [p for p in model.parameters() if sharded and stays_whole(p)]
+    compiled = [part for part in blocks or [model] if plan.compile and not draws_inside(part)]
     if compute != master:
-        _cast(model, blocks, modes, plan, whole if sharded else None)
+        _cast(model, blocks, modes, plan, whole if sharded else None, compiled)
     for block, mode in zip(blocks, modes, strict=True):
-        checkpoint_block(block, mode, plan.recompute_save, plan.compile)
-    if plan.compile:
-        for block in blocks or [model]:
-            block.forward = torch.compile(block.forward)  # inside the hooks that sharding adds
+        checkpoint_block(block, mode, plan.recompute_save, block in compiled)
+    for part in compiled:
+        part.forward = torch.compile(part.forward)  # inside the hooks that sharding adds
     if plan.offloads_activations:
         keep_on_host(blocks)
     if sharded:
@@ -127,17 +128,22 @@ def _apply_whole(
 
 
 def _cast(
-    model: nn.Module, blocks: list[nn.Module], modes: list[str], plan: Plan, only: Sequence[nn.Parameter] | None
+    model: nn.Module,
+    blocks: list[nn.Module],
+    modes: list[str],
+    plan: Plan,
+    only: Sequence[nn.Parameter] | None,
+    compiled: Sequence[nn.Module],
 ) -> None:
     """Have every unit see its weights in the compute dtype, or `only` some of them: FSDP2 casts what it gathers."""
     compute = COMPUTE_DTYPES[plan.precision]
-    if not plan.compile and not isinstance(model, Decoder):  # whose loss is its own forward pass
+    if not compiled and not isinstance(model, Decoder):  # whose loss is its own forward pass
         cast_outside(model, compute, set(blocks), only)
     if only is not None and not any(parameter.is_floating_point() for parameter in only):
         return
     for block, mode in zip(blocks, modes, strict=True):
         # The compiler cannot follow a swap of weights inside a recomputed part, and would leave it uncompiled.
-        cast_block = cast_reads if plan.compile and mode != "none" else cast_unit
+        cast_block = cast_reads if block in compiled and mode != "none" else cast_unit
         cast_block(block, compute, set(blocks) - {block}, only)
     cast_unit(model, compute, set(blocks) - {model}, only)
 

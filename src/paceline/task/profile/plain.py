@@ -29,8 +29,8 @@ def unpack_profile(record: dict[str, Any]) -> ModelProfile:
     limits = record.get("tensor_limits")
     limits = limits and TensorLimits(**{**limits, "widths": tuple(limits["widths"])})
     rest = {name: value for name, value in record.items() if name != "chain"}
-    remarks = tuple(record.get("remarks", ()))
-    return ModelProfile(**{**rest, "blocks": blocks, "tensor_limits": limits, "remarks": remarks})
+    texts = {name: tuple(record.get(name, ())) for name in ("remarks", "drawing")}
+    return ModelProfile(**{**rest, "blocks": blocks, "tensor_limits": limits, **texts})
 
 
 def task_key(profile: ModelProfile, optimizer: str) -> str:

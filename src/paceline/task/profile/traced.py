@@ -18,6 +18,7 @@ from paceline.errors import ConfigError
 from paceline.spec.profile import BlockProfile, ModelProfile
 from paceline.task.coupling import declares_coupling, gathers_rows
 from paceline.task.declared import expert_axis, is_routed, tensor_axis
+from paceline.task.draws import of_no_sample, with_one_more
 from paceline.task.models.blocks import find_blocks
 from paceline.task.models.build import has_batch_statistics
 from paceline.task.models.chain import chain_of
@@ -104,6 +105,7 @@ def profile_module(
         closed_axes={**closed_axes(*opened), **model_closed, **whole_batch},
         tensor_limits=limits,
         remarks=(*unread_remark(objective, () if note else unread), *balance_remark(model, objective)),
+        drawing=tuple(name for (name, _), count in zip(blocks, counts, strict=False) if count.draws or count.strays),
     )
 
 
@@ -180,7 +182,12 @@ def _trace(
 
     def traced(what: nn.Module, **how: Any) -> tuple[list[Counts], dict[str, int], str]:
         with _rows_to({name: what.get_submodule(name) for name in experts}) as routed:
-            return trace(what, blocks, batch, objective, **how), routed, ""
+            counts = trace(what, blocks, batch, objective, **how)
+        if how.get("fake", True) and any(count.draws for count in counts):  # for real, what is drawn decides itself
+            _note_strays(
+                counts, lambda: trace(what, blocks, with_one_more(batch), objective, memory=False, **how), batch
+            )
+        return counts, routed, ""
 
     errors = []
     for how in ({}, {"compute": None}):  # FFT and complex views know no bf16
@@ -203,6 +210,17 @@ def _trace(
             f"{_said(errors[0])}",
             "call the objective on the model and one batch in Python",
         ) from error
+
+
+def _note_strays(counts: list[Counts], one_more: Callable[[], list[Counts]], batch: Any) -> None:
+    """Add to the counts of each block what it draws for no sample, by those of a batch of one sample more."""
+    rows = _rows(batch)
+    try:
+        others = one_more()
+    except Exception:  # it takes no such batch: training's own look says so
+        return
+    for count, other in zip(counts, others, strict=True):
+        count.strays += of_no_sample(count.draws, other.draws, (rows, rows + 1))
 
 
 def _said(error: Exception) -> str:

@@ -22,6 +22,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.flop_counter import FlopCounterMode
 
+from paceline.task.draws import Draw, beside_torch, draw_of
 from paceline.task.profile.drawing import belongs_to_samples
 
 COMPUTE_DTYPE = torch.bfloat16
@@ -45,6 +46,7 @@ class Counts:
     operators: int = 0
     log_width: float = 0.0  # sum over products of FLOPs * log(width)
     strays: list[str] = field(default_factory=list)  # operators whose random numbers belong to no sample
+    draws: list[Draw] = field(default_factory=list, repr=False)  # calls of those whose numbers can belong to some
     storages: list[Any] = field(default_factory=list, repr=False)  # keeps addresses from being used again
 
 
@@ -55,12 +57,13 @@ def trace(
     objective: Callable[[nn.Module, Any], tuple[Tensor, Tensor]],
     fake: bool = True,
     compute: torch.dtype | None = COMPUTE_DTYPE,
+    memory: bool = True,
 ) -> list[Counts]:
     """Return the counts of every block and, last, of all that lies outside them.
 
     `compute` is the dtype of weights and inputs on fake tensors; None leaves each its own, and all floating-point
     tensors of the first weight's dtype then count as compute dtype. With `fake` false the model itself runs, on the
-    CPU, so it must be a copy; its dtypes are its own too.
+    CPU, so it must be a copy; its dtypes are its own too. Without `memory`, what the backward pass needs is left out.
     """
     mode: Any = FakeTensorMode(allow_non_fake_inputs=True) if fake else None
     replica = fake_copy(model, mode, compute) if fake else model
@@ -70,8 +73,10 @@ def trace(
     recorder = _Recorder([replica.get_submodule(name) for name, _ in blocks], replica, example, compute)
     context: AbstractContextManager = mode if fake else nullcontext()
     with torch.random.fork_rng(), context:
-        with recorder.operators(), torch.no_grad():
+        with recorder.operators(), torch.no_grad(), beside_torch(recorder.counts[-1].strays):
             objective(replica, example)
+        if not memory:
+            return recorder.counts
         with recorder.saved_tensors(), torch.enable_grad():
             objective(replica, example)
     return recorder.counts
@@ -192,8 +197,11 @@ class _OperatorMode(TorchDispatchMode):
             return result
         counts = self._recorder.now
         counts.operators += 1
-        if torch.Tag.nondeterministic_seeded in func.tags and not belongs_to_samples(name):
-            counts.strays.append(name)
+        if torch.Tag.nondeterministic_seeded in func.tags:
+            if belongs_to_samples(name):
+                counts.draws.append(draw_of(name, args, outputs[0]))
+            else:
+                counts.strays.append(name)
         inputs = [x for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor)]
         read = outputs if name in LOOKUPS else inputs  # of a table, only the rows that are looked up
         touched = sum(x.numel() for x in read + outputs)

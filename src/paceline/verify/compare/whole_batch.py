@@ -76,14 +76,18 @@ def whole_batch(
     not_compared = _why_not(program.model, turns, program.randomness.survey.strays)
     first, rounding, relative = None, None, 0.0
     for turn in turns if not_compared is None else ():
-        whole, *others = (_numbers(asked, program, turn, sizes) for sizes in cuts(plan.batch_samples))
+        try:
+            whole, *others = (_numbers(asked, program, turn, sizes) for sizes in cuts(plan.batch_samples))
+        except Exception as error:
+            not_compared = _does_not_take(program.randomness, error)
+            break
         found = [(difference, other) for other in others for difference in _differences(whole, other)]
         relative = max(relative, *(difference.relative for difference, _ in found))
         wrong = [(d, other) for d, other in found if not d.relative <= tolerance(QUANTITY, "fp64")]
         wrong, explained = _beyond_rounding(wrong, asked, turn)
         rounding = rounding or explained
         if wrong and first is None:
-            first = _first(wrong, whole, turn)
+            first = _first(wrong, whole, turn, program.randomness.told)
     record = {
         "equal": first is None,
         "dtype": "fp64",
@@ -130,6 +134,13 @@ def _why_not(model: nn.Module, turns: Sequence[Turn], strays: tuple[str, ...]) -
     if any(is_coupled(model, turn.objective) for turn in turns):
         return "rows see each other, as is declared or in an nn.SyncBatchNorm: the batch is never cut"
     return f"random numbers that belong to no sample: {'; '.join(strays)}" if strays else None
+
+
+def _does_not_take(randomness: SampleRandomness, error: Exception) -> str:
+    """Return why a program that failed on a cut is not compared; the error goes on where looks found no reason."""
+    if not randomness.survey.failed:
+        raise error
+    return f"the program does not take every number of samples, {randomness.survey.failed}"
 
 
 def cuts(rows: int) -> tuple[tuple[int, ...], ...]:
@@ -191,8 +202,13 @@ def _differences(whole: _Numbers, cut: _Numbers) -> list[_Difference]:
     return found
 
 
-def _first(wrong: list[tuple[_Difference, _Numbers]], whole: _Numbers, turn: Turn) -> dict[str, Any]:
-    """Return the first difference as plain data, in the shape of those of a layout."""
+def _first(
+    wrong: list[tuple[_Difference, _Numbers]], whole: _Numbers, turn: Turn, told: tuple[str, ...]
+) -> dict[str, Any]:
+    """Return the first difference as plain data, in the shape of those of a layout.
+
+    `told` are random numbers whose owner is a guess: where it is wrong, they are others in every cut.
+    """
     difference, cut = wrong[0]
     names = list(dict.fromkeys(d.name for d, _ in wrong))
     of = f" of {turn.name}" if turn.name else ""
@@ -201,8 +217,10 @@ def _first(wrong: list[tuple[_Difference, _Numbers]], whole: _Numbers, turn: Tur
         f"{difference.name}{of} of {sum(whole.sizes)} rows is {difference.whole:.6g} an item in one piece and"
         f" {difference.cut:.6g} in pieces of {pieces}"
     )
+    guessed = f"; or these random numbers are not whose they are taken for: {'; '.join(told)}" if told else ""
     return {
         "quantity": QUANTITY, "name": f"{difference.name}{of}", "step": 1, "rank": 0, "relative": difference.relative,
         "ratio": difference.ratio, "ours": difference.cut, "reference": difference.whole, "copies_agree": True,
-        "tensors": names[:LISTED], "tensors_in_all": len(names), "family": FAMILY, "likely": LIKELY.format(shown=shown),
+        "tensors": names[:LISTED], "tensors_in_all": len(names), "family": FAMILY,
+        "likely": LIKELY.format(shown=shown) + guessed,
     }  # fmt: skip

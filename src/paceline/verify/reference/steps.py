@@ -104,7 +104,8 @@ def reference_steps(
     """Run `steps` steps of the task on one device and return their numbers.
 
     The rows of a batch are read in the micro-batches of `plan`, one after the other; a batch whose rows see each other
-    is read whole. So is that of a model which draws random numbers: they belong to the samples, whatever else is read.
+    is read whole. So is that of a model which draws random numbers and takes any number of rows: the numbers belong to
+    the samples, whatever else is read.
 
     With `rate`, the learning rate of a step, gradients are clipped as the task says. `last` is the plan whose
     micro-batches the last step reads, where that is another. With `clip_norms`, by turn, those of so many steps,
@@ -117,7 +118,7 @@ def reference_steps(
     objectives = [turn.objective for turn in turns]
     randomness = reference_randomness(task, plan, source, model, objectives, dtype)
     coupled = any(is_coupled(model, objective) for objective in objectives)
-    whole = coupled or bool(randomness.survey.patterns)
+    whole = coupled or randomness.survey.is_cut_freely
     names = {parameter: name for name, parameter in model.named_parameters()}
     results = []
     for step in range(1, (len(clip_norms) or steps) + 1):

@@ -31,7 +31,7 @@ def narrowest_format(model: nn.Module, task: Task, plan: Plan, source: Source) -
     turns = turns_of(task, source.unit)
     objectives = [turn.objective for turn in turns]
     randomness = reference_randomness(task, plan, source, model, objectives, dtype)
-    whole = any(is_coupled(model, objective) for objective in objectives) or bool(randomness.survey.patterns)
+    whole = any(is_coupled(model, objective) for objective in objectives) or randomness.survey.is_cut_freely
     seen = NarrowSeen(model, dtype)
     positions, data = next(micro_batches(task, plan, source, 1, whole))
     for turn in turns:

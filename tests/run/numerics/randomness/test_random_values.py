@@ -18,6 +18,7 @@ from paceline.run.parallel.context.zigzag import chunk_tokens
 from paceline.task.profile.drawing import BY_SAMPLE
 from paceline.task.profile.traced import profile_module
 
+pytestmark = pytest.mark.filterwarnings("ignore:.*whose owner is a guess")  # no program was looked at here
 CPU = torch.device("cpu")
 SIGMAS = 5.0  # seeds are fixed: what is this far off is a fault, not chance
 
@@ -123,6 +124,64 @@ def test_moments_are_those_of_torch(name: str) -> None:
     assert float(found.std()) == pytest.approx(deviation, rel=0.02)
     correlation = torch.corrcoef(found)
     assert (correlation - torch.eye(4)).abs().max() < SIGMAS / math.sqrt(found.shape[1])
+
+
+ONES = torch.ones(3, 4)
+LIKE_TORCH = {  # every operator with its defaults, and with dtypes of its own
+    "rand": lambda: torch.rand(3, 4),
+    "rand, complex": lambda: torch.rand(3, 4, dtype=torch.complex64),
+    "randn, complex": lambda: torch.randn(3, 4, dtype=torch.complex128),
+    "randn_like, of a view": lambda: torch.randn_like(torch.ones(4, 3, dtype=torch.float64).T),
+    "rand_like, double": lambda: torch.rand_like(ONES, dtype=torch.float64),
+    "randint": lambda: torch.randint(5, (3, 4)),
+    "randint, low": lambda: torch.randint(2, 5, (3, 4), dtype=torch.int32),
+    "randint_like": lambda: torch.randint_like(ONES, 5),
+    "randint_like, low": lambda: torch.randint_like(ONES, 2, 5, dtype=torch.int16),
+    "randperm": lambda: torch.randperm(3),
+    "randperm, int32": lambda: torch.randperm(3, dtype=torch.int32),
+    "normal, sized": lambda: torch.normal(0.0, 1.0, (3, 4)),
+    "normal, sized, double": lambda: torch.normal(0.0, 1.0, (3, 4), dtype=torch.float64),
+    "normal, of means": lambda: torch.normal(ONES, 2.0),
+    "normal, of deviations": lambda: torch.normal(1.0, ONES),
+    "normal, of both": lambda: torch.normal(ONES.double(), ONES[:1].double()),
+    "normal_": lambda: torch.empty(3, 4).normal_(),
+    "normal_, complex": lambda: torch.empty(3, 4, dtype=torch.complex64).normal_(),
+    "uniform_, half": lambda: torch.empty(3, 4, dtype=torch.bfloat16).uniform_(-1, 1),
+    "log_normal_": lambda: torch.empty(3, 4).log_normal_(),
+    "cauchy_": lambda: torch.empty(3, 4).cauchy_(),
+    "exponential_": lambda: torch.empty(3, 4).exponential_(),
+    "geometric_": lambda: torch.empty(3, 4, dtype=torch.int64).geometric_(0.5),
+    "random_": lambda: torch.empty(3, 4, dtype=torch.uint8).random_(),
+    "random_, bool": lambda: torch.empty(3, 4, dtype=torch.bool).random_(),
+    "random_, to": lambda: torch.empty(3, 4).random_(7),
+    "random_, from": lambda: torch.empty(3, 4, dtype=torch.int32).random_(3, 7),
+    "bernoulli": lambda: torch.bernoulli(0.5 * ONES.double()),
+    "bernoulli, p": lambda: torch.bernoulli(ONES, 0.5),
+    "bernoulli_": lambda: torch.empty(3, 4, dtype=torch.bool).bernoulli_(0.5),
+    "bernoulli_, of a tensor": lambda: torch.empty(3, 4).bernoulli_(0.5 * ONES),
+    "multinomial": lambda: ONES.multinomial(2),
+    "multinomial, replaced": lambda: ONES.bfloat16().multinomial(6, replacement=True),
+    "dropout": lambda: F.dropout(ONES.half()),
+    "dropout, of a view, in place": lambda: F.dropout(torch.ones(4, 3).T, inplace=True),
+    "dropout1d": lambda: F.dropout1d(torch.ones(3, 4, 2)),
+    "alpha_dropout": lambda: F.alpha_dropout(ONES, training=True),
+    "rrelu": lambda: F.rrelu(-ONES, training=True),
+    "gumbel_softmax": lambda: F.gumbel_softmax(ONES, hard=True),
+}
+
+
+@pytest.mark.parametrize("name", LIKE_TORCH)
+def test_operators_return_tensors_like_torchs(name: str) -> None:
+    ours, theirs = drawn(lambda rows: LIKE_TORCH[name](), [3, 4, 5]), LIKE_TORCH[name]()
+    assert (ours.shape, ours.dtype, ours.device) == (theirs.shape, theirs.dtype, theirs.device)
+    assert not ours.is_floating_point() or ours.isfinite().all()
+
+
+def test_parts_of_complex_numbers_are_independent() -> None:
+    found = drawn(lambda rows: torch.randn(rows, 1 << 15, dtype=torch.complex128), [3, 4])
+    error = SIGMAS / math.sqrt(found.numel())
+    assert float(found.abs().square().mean()) == pytest.approx(1.0, abs=2 * error)
+    assert abs(float((found.real * found.imag).mean())) < error
 
 
 def test_numbers_are_a_function_of_seed_step_sample_and_call() -> None:

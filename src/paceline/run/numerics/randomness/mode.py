@@ -36,10 +36,24 @@ class Survey:
     strays: tuple[str, ...] = ()  # random numbers that belong to no sample, in words
     modules: tuple[type, ...] = ()  # kinds of modules that draw in their own forward pass
     unread: tuple[str, ...] = ()  # entries of the batch that the objective did not read
+    failed: str = ""  # what the program said to other numbers of samples, where it does not take them
+    unseen: bool = False  # whether it did not come to the end on any number of samples
 
     def patterns_of(self, site: Site) -> tuple[Pattern, ...]:
-        """Return the patterns seen at a site; those of all sites where it is not known, as in compiled code."""
+        """Return the patterns seen at a site; those of all sites where it was not come to."""
         return self.patterns.get(site) or tuple({p for at in self.patterns.values() for p in at})
+
+    @property
+    def is_cut_freely(self) -> bool:
+        """Whether the program draws for samples, and takes any number of them."""
+        return bool(self.patterns) and not self.failed
+
+    @property
+    def why_unknown(self) -> str:
+        """Why nobody has seen whose the random numbers of a place are."""
+        if self.failed and not self.patterns:
+            return f"the program could not be looked at with other numbers of samples, {self.failed}"
+        return "the look at two samples and at three did not come there"
 
 
 class SampleRandomness(TorchFunctionMode):
@@ -62,10 +76,11 @@ class SampleRandomness(TorchFunctionMode):
         self._functions = drawing_functions()
         self._operators = RandomOperators(self)
         self._shares: dict[Any, Share] = {}
-        self._told: set[str] = set()
+        self._told: dict[str, str] = {}
         self._rows: SampleRows | None = None
         self._began, self._calls, self._entered = torch.Tensor(), 0, 0
         self._is_forward = False
+        self._ended: Tensor | None = None  # random states at the end of the last forward pass
 
     # ---- the micro-batch -------------------------------------------------------------------------------------------
 
@@ -80,6 +95,7 @@ class SampleRandomness(TorchFunctionMode):
         finally:
             self._is_forward = False
         self.check()
+        self._ended = _states(self._device)
 
     def __enter__(self) -> SampleRandomness:
         self._entered += 1
@@ -132,8 +148,13 @@ class SampleRandomness(TorchFunctionMode):
         self.went_on()
 
     def rest(self) -> None:
-        """Draw for no samples until the next micro-batch: a model that is called meanwhile is torch's own affair."""
-        self._rows = None
+        """Draw for no samples until the next micro-batch: a model that is called meanwhile is torch's own affair.
+
+        Backward passes are over: what they drew anew has come to no sample. Parts that are run again put states back.
+        """
+        self._rows, ended, self._ended = None, self._ended, None
+        if ended is not None and not torch.equal(ended, _states(self._device)):
+            self.stray("the backward pass", "a hook or a function of the program draws there, outside of any sample")
 
     def turn_to(self, rows: SampleRows) -> None:
         """Go on with these samples: a backward pass that runs blocks again comes after other micro-batches."""
@@ -162,9 +183,18 @@ class SampleRandomness(TorchFunctionMode):
         """Make random numbers that belong to no sample an error, or a warning."""
         if self._strict:
             raise stray_error([f"{name}: {because}"])
+        self._tell(name, because, "random numbers of {} follow the micro-batch: {}")
+
+    def _tell(self, name: str, because: str, text: str) -> None:
+        """Warn of random numbers, once; the name and the reason stand in `told` too."""
         if name not in self._told:
-            self._told.add(name)
-            warnings.warn(f"random numbers of {name} follow the micro-batch: {because}", stacklevel=2)
+            self._told[name] = because
+            warnings.warn(text.format(name, because), stacklevel=2)
+
+    @property
+    def told(self) -> tuple[str, ...]:
+        """What was warned of since it was made: random numbers whose owner is not known for sure."""
+        return tuple(f"{name}: {because}" for name, because in self._told.items())
 
     # ---- what torch calls ------------------------------------------------------------------------------------------
 
@@ -210,6 +240,15 @@ class SampleRandomness(TorchFunctionMode):
         fill(flat, key, owners, share.places, lanes, finish)
         return out.copy_(share.restored(flat, out.shape))
 
+    def calls(self, numbers: dict[str, float]) -> None:
+        """With which numbers an operator is called is looked at before training."""
+
+    def draws_apart(self, generator: torch.Generator) -> None:
+        """Generators of the program's own are left alone: they are looked at before training."""
+
+    def drew_apart(self, out: Any) -> None:
+        """What comes from them is left alone too."""
+
     def _share(self, shape: tuple[int, ...], device: torch.device) -> Share:
         assert self._rows is not None
         site = site_of_caller()
@@ -226,6 +265,11 @@ class SampleRandomness(TorchFunctionMode):
         share = share_of(shape, self._rows, patterns, self._part) if patterns else None
         if share is None and not patterns:
             share = guessed(shape, len(self._rows))
+            if share is not None and share.dim is not None and not self._part.is_whole:
+                share = None  # a rank's part of a slice of which nobody has seen the whole
+        if share is not None and site not in self.survey.patterns:
+            owner = "all samples alike" if share.dim is None else f"samples along dimension {share.dim}"
+            self._tell(where(site), f"{self.survey.why_unknown}: they are taken to be those of {owner}", GUESSED)
         if share is None:
             self.stray(
                 f"{where(site)}", f"a random tensor of shape {list(shape)} for {len(self._rows)} samples"
@@ -233,6 +277,9 @@ class SampleRandomness(TorchFunctionMode):
             )  # fmt: skip
             share = Share(0 if shape and shape[0] % len(self._rows) == 0 else None, shape, None)
         return share
+
+
+GUESSED = "random numbers of {}, whose owner is a guess: {}"
 
 
 def stray_error(strays: list[str] | tuple[str, ...]) -> ConfigError:

@@ -27,6 +27,15 @@ class Words(Protocol):
     def stray(self, name: str, because: str) -> None:
         """Note an operator whose random numbers belong to no sample."""
 
+    def calls(self, numbers: dict[str, float]) -> None:
+        """Note with which numbers, by the names of its arguments, an operator is about to be called."""
+
+    def draws_apart(self, generator: torch.Generator) -> None:
+        """Note that a generator of the program's own is about to be drawn from."""
+
+    def drew_apart(self, out: Any) -> None:
+        """Note what was drawn from it."""
+
 
 # ---- values of words -----------------------------------------------------------------------------------------------
 
@@ -48,6 +57,9 @@ def keep(words: Words, out: Tensor, probability: float, scale: float = 1.0) -> T
 def unit(words: Words, out: Tensor, ends: bool = True) -> Tensor:
     """Fill `out` evenly from [0, 1), in steps that its dtype has; without `ends` from (0, 1)."""
     shift = 0.0 if ends else 0.5
+    if out.is_complex():
+        unit(words, torch.view_as_real(out), ends)
+        return out
     if out.dtype == torch.float64:  # 27 bits of one word and 26 of another
 
         def wide(chunk: Tensor, upper: Tensor, lower: Tensor) -> None:
@@ -64,7 +76,13 @@ def unit(words: Words, out: Tensor, ends: bool = True) -> Tensor:
 
 
 def normal(words: Words, out: Tensor) -> Tensor:
-    """Fill `out` with standard normal numbers (Box and Muller 1958, doi:10.1214/aoms/1177706645)."""
+    """Fill `out` with standard normal numbers (Box and Muller 1958, doi:10.1214/aoms/1177706645).
+
+    Of complex ones both parts have half the variance, as torch's have.
+    """
+    if out.is_complex():
+        normal(words, torch.view_as_real(out))
+        return out.mul_(math.sqrt(0.5))
     dtype = torch.float64 if out.dtype == torch.float64 else torch.float32
 
     def finish(chunk: Tensor, radius: Tensor, angle: Tensor) -> None:
@@ -126,7 +144,7 @@ def _multinomial(words: Words, a: Arguments) -> Tensor:
 
 def _permutation(words: Words, a: Arguments) -> Tensor:
     order = integers(words, torch.empty(a["n"], dtype=torch.int64, device=a["device"]), 0, 2**62).argsort()
-    return order.to(a["dtype"] or torch.int64)
+    return order.to(_kind(a).get("dtype", torch.int64))
 
 
 def _normal(words: Words, a: Arguments) -> Tensor:
@@ -139,8 +157,11 @@ def _normal(words: Words, a: Arguments) -> Tensor:
     return normal(words, out).mul_(std).add_(mean)
 
 
+_KINDS = ("dtype", "layout", "device", "pin_memory")
+
+
 def _kind(a: Arguments) -> dict[str, Any]:
-    found = {name: a.get(name) for name in ("dtype", "layout", "device", "pin_memory")}
+    found = {name: a.get(name) for name in _KINDS}
     # A schema says its default dtype by number; what the operator gives without one is known where it is made.
     return {name: value for name, value in found.items() if value is not None and not isinstance(value, int | bool)}
 
@@ -179,11 +200,13 @@ def _between(words: Words, out: Tensor, a: Arguments) -> Tensor:
     return integers(words, out, a.get("low", 0), a["high"])
 
 
+_BITS = {torch.float64: 53, torch.float32: 24, torch.float16: 11, torch.bfloat16: 8, torch.int64: 62, torch.bool: 1}
+
+
 def _random(words: Words, out: Tensor, a: Arguments) -> Tensor:
     low, high = a.get("from", 0), a.get("to")
     if high is None:  # all that the dtype tells apart
-        bits = {torch.float64: 53, torch.float32: 24, torch.float16: 11, torch.bfloat16: 8, torch.int64: 62}
-        high = 2 ** bits[out.dtype] if out.dtype in bits else torch.iinfo(out.dtype).max + 1
+        high = 2 ** _BITS[out.dtype] if out.dtype in _BITS else torch.iinfo(out.dtype).max + 1
     return integers(words, out, low, high)
 
 
@@ -239,10 +262,14 @@ class RandomOperators(TorchDispatchMode):
         if torch.Tag.nondeterministic_seeded not in func.tags:
             return func(*args, **kwargs)
         named = _named(func, args, kwargs)
-        if named.get("generator") is not None:
-            return func(*args, **kwargs)  # the program's own, and its own affair
+        if named.get("generator") is not None:  # the program's own, and its own affair
+            self._words.draws_apart(named["generator"])
+            out = func(*args, **kwargs)
+            self._words.drew_apart(out)
+            return out
         name = f"{func.overloadpacket.__name__}.{func._overloadname}"
         if name in RULES:
+            self._words.calls(_numbers(name, named))
             return RULES[name](self._words, named)
         if _draws(named):
             self._words.stray(func.overloadpacket.__name__, "it draws its random numbers by itself")
@@ -255,6 +282,12 @@ def _named(func: Any, args: Sequence[Any], kwargs: Arguments) -> dict[str, Any]:
     named = {slot.name: slot.default_value if slot.has_default_value() else None for slot in slots}
     named.update((slot.name, value) for slot, value in zip(slots, args, strict=False))
     return {**named, **kwargs}
+
+
+def _numbers(name: str, named: Arguments) -> dict[str, float]:
+    """Return the numbers among an operator's arguments, and of how many things it chooses one."""
+    found = {at: value for at, value in named.items() if isinstance(value, int | float) and at not in _KINDS}
+    return found | ({"categories": named["self"].shape[-1]} if name == "multinomial.default" else {})
 
 
 def _draws(named: Arguments) -> bool:

@@ -7,6 +7,8 @@ from collections.abc import Callable
 from types import CodeType
 from typing import Any
 
+from torch import nn
+
 Site = tuple[tuple[CodeType, int], ...]  # where a program draws: code and place in it, from the inside out
 
 DEPTH = 8
@@ -36,8 +38,8 @@ def site_of_caller(module_of: Callable[[Any], object] = lambda found: None) -> S
             break
         if not ours and (not name.startswith("torch") or name.startswith("torch.nn.")) and name not in _SKIPPED:
             found.append((frame.f_code, frame.f_lasti))
-            if frame.f_code.co_name == "forward":
-                module_of(frame.f_locals.get("self"))
+            if frame.f_code.co_name == "forward" and isinstance(owner := frame.f_locals.get("self"), nn.Module):
+                module_of(owner)
                 if name not in _SILENT:
                     break
         frame = frame.f_back

@@ -1,14 +1,16 @@
 """A look at a program: which dimension of each random tensor counts samples.
 
-The objective runs twice without gradients, on two samples and on three. What grows with them belongs to them; what
-does not is shared by all. No shape alone could tell: with one sample, or where two lengths are equal, all look alike.
+The objective runs twice without gradients, on two samples and on three, or on other numbers where it takes no such.
+What grows with them belongs to them; what does not is shared by all. No shape alone could tell: with one sample, or
+where two lengths are equal, all look alike. A program that takes one number of samples alone can be looked at only
+once, which tells whether and where it draws, but not for whom.
 """
 
 from __future__ import annotations
 
-import random
-from collections.abc import Callable, Iterable
-from dataclasses import replace
+import contextlib
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -16,22 +18,36 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
+from paceline.errors import ConfigError
 from paceline.run.numerics.randomness.mode import SampleRandomness, Survey
+from paceline.run.numerics.randomness.others import Others
 from paceline.run.numerics.randomness.shares import Pattern, SampleRows, Share
 from paceline.run.numerics.randomness.sites import Site, site_of_caller, where
 from paceline.task.reading import tried_reading
 
 FEW, MORE = 2, 3  # samples of the two looks
+EVEN = 4  # the second number for a program that takes even ones alone
+Objective = Callable[[nn.Module, Any], Any]
 
 
 class _Observer(SampleRandomness):
     """Notes the shapes of random tensors by site, whatever they are, and what is drawn past it."""
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, count: int, generators: dict[torch.Generator, Tensor]) -> None:
         super().__init__(0, device, Survey())
+        self.count, self._generators = count, generators
         self.shapes: dict[Site, list[tuple[int, ...]]] = {}
+        self.numbers: dict[Site, list[dict[str, float]]] = {}  # with which operators were called
+        self.apart: dict[Site, list[tuple[int, ...]]] = {}  # shapes of what came from generators of the program's own
+        self.began: dict[torch.Generator, Tensor] = {}  # those generators, and where they stood at first
         self.strays: dict[str, str] = {}
         self.modules: set[type] = set()
+        self.moved: list[str] = []  # generators that are not torch's, and drew
+
+    @property
+    def draws(self) -> bool:
+        """Whether anything was drawn."""
+        return bool(self.shapes or self.apart or self.strays or self.moved)
 
     def stray(self, name: str, because: str) -> None:
         self.strays.setdefault(name, because)
@@ -40,42 +56,119 @@ class _Observer(SampleRandomness):
         modules: list[Any] = []
         site = site_of_caller(modules.append)
         self.shapes.setdefault(site, []).append(shape)
-        self.modules.update(type(module) for module in modules if isinstance(module, nn.Module))
+        self.modules.update(type(module) for module in modules[:1] if module is not None)
         if modules == [None]:
             self.stray(where(site), "a function that is run again in the backward pass, and no module in it, draws")
         return Share(None, shape, None)
 
+    def calls(self, numbers: dict[str, float]) -> None:
+        self.numbers.setdefault(site_of_caller(), []).append(numbers)
 
-def survey(model: nn.Module, objective: Callable[[nn.Module, Any], Any], batch: Any, device: torch.device) -> Survey:
+    def draws_apart(self, generator: torch.Generator) -> None:
+        self.began.setdefault(generator, generator.get_state())
+        self._generators.setdefault(generator, self.began[generator])
+
+    def drew_apart(self, out: Any) -> None:
+        shapes = [tuple(leaf.shape) for leaf in tree_leaves(out) if isinstance(leaf, Tensor)]
+        self.apart.setdefault(site_of_caller(), []).extend(shapes)
+
+
+@dataclass(frozen=True)
+class _Program:
+    """A program to look at, and all that its looks move and that is put back."""
+
+    model: nn.Module
+    batch: Any
+    device: torch.device
+    generators: dict[torch.Generator, Tensor] = field(default_factory=dict)  # its own, and where they stood
+
+    def look(self, objective: Objective, count: int) -> _Observer:
+        """Return what is seen where the objective runs on so many samples."""
+        observer = _Observer(self.device, count, self.generators)
+        others = Others(self.model)
+        with observer.during(SampleRows(np.arange(count), 0)):
+            objective(self.model, repeated(self.batch, count))
+        observer.moved = others.moved()
+        return observer
+
+    def first_look(self, objective: Objective, count: int) -> tuple[_Observer, tuple[str, ...]]:
+        """Return the same, and the entries of the batch that the objective did not read."""
+        return tried_reading(objective, lambda what: self.look(what, count))
+
+    @contextlib.contextmanager
+    def left_as_it_is(self) -> Iterator[None]:
+        """Put buffers, gradients and random states back at the end."""
+        buffers = [
+            (module, name, buffer, buffer.detach().clone())
+            for module in self.model.modules()
+            for name, buffer in module.named_buffers(recurse=False)
+        ]
+        grads = [(parameter, parameter.grad) for parameter in self.model.parameters()]
+        others = Others(self.model)
+        try:
+            with torch.random.fork_rng(devices=[self.device] if self.device.type == "cuda" else []):
+                yield
+        finally:
+            others.restore()
+            for generator, state in self.generators.items():
+                generator.set_state(state)
+            with torch.no_grad():
+                for module, name, buffer, kept in buffers:
+                    setattr(module, name, buffer.copy_(kept))
+                for parameter, grad in grads:  # an objective may go backward itself
+                    parameter.grad = grad
+
+
+def survey(model: nn.Module, objective: Objective, batch: Any, device: torch.device) -> Survey:
     """Return what two looks at `objective(model, batch)` tell of its random numbers; only one, where it draws none.
 
-    The first dimension of the batch's tensors counts samples. Buffers and random states are left as they were. A
-    program that cannot take two samples is not looked at: shapes alone must then tell.
+    The first dimension of the batch's tensors counts samples. Buffers and random states are left as they were.
     """
-    buffers = [
-        (module, name, buffer, buffer.detach().clone())
-        for module in model.modules()
-        for name, buffer in module.named_buffers(recurse=False)
-    ]
-    grads = [(parameter, parameter.grad) for parameter in model.parameters()]
+    program = _Program(model, batch, device)
+    with program.left_as_it_is():
+        return _surveyed(program, objective)
+
+
+def _surveyed(program: _Program, objective: Objective) -> Survey:
+    """Return what is found by as many looks as it takes; `failed` says what the program said to the first of them."""
+    failed = ""
+    rows = rows_of_batch(program.batch)
+    for few, more in dict.fromkeys(((FEW, MORE), (FEW, EVEN), (rows, 2 * rows))):
+        try:
+            one, unread = program.first_look(objective, few)
+            other = program.look(objective, more) if one.draws else one
+        except Exception as error:  # whatever a program says to other samples than its own
+            if type(error).__module__.startswith("torch._dynamo"):
+                raise _compiles_itself(error) from error
+            failed = failed or f"{type(error).__name__}: {error}"
+            continue
+        return replace(_concluded(one, other, length_of(program.batch)), unread=unread, failed=failed)
     try:
-        with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
-            few, unread = tried_reading(objective, lambda what: _look(model, what, batch, device, FEW))
-            more = _look(model, objective, batch, device, MORE) if few.shapes else few
-    except Exception:  # whatever a program says to other samples than its own: its first step will say it again
-        return Survey()
-    finally:
-        with torch.no_grad():
-            for module, name, buffer, kept in buffers:
-                setattr(module, name, buffer.copy_(kept))
-            for parameter, grad in grads:  # an objective may go backward itself
-                parameter.grad = grad
-    return replace(_concluded(few, more, length_of(batch)), unread=unread)
+        one, unread = program.first_look(objective, rows)
+    except Exception:  # its first step will say it again
+        return Survey(failed=failed, unseen=True)
+    return replace(_of_one_look(one, failed), unread=unread)
 
 
-def survey_all(
-    model: nn.Module, objectives: Iterable[Callable[[nn.Module, Any], Any]], batch: Any, device: torch.device
-) -> Survey:
+def _compiles_itself(error: Exception) -> ConfigError:
+    """Return the error for a program with compiled parts: torch's compiler does not work within a function mode."""
+    return ConfigError(
+        "the program compiles parts of itself with torch.compile",
+        "the compiler cannot follow a forward pass in which random numbers belong to samples, "
+        f"{type(error).__name__}: {str(error).partition(chr(10))[0]}",
+        "the same program without torch.compile; plan.compile = true compiles its blocks",
+    )
+
+
+def _of_one_look(seen: _Observer, failed: str) -> Survey:
+    """Return what is known of a program that takes so many samples and no others: whether and where it draws."""
+    found = Survey(modules=_sorted(seen.modules), failed=failed)
+    unknown = {where(site): found.why_unknown for site in (*seen.shapes, *seen.apart)}
+    strays = {**seen.strays, **_beside(seen, seen), **unknown}
+    return replace(found, strays=_told(strays))
+
+
+def survey_all(model: nn.Module, objectives: Iterable[Objective], batch: Any, device: torch.device) -> Survey:
     """Return what looks at several objectives of one model tell together."""
     found = [survey(model, objective, batch, device) for objective in objectives]
     sites = dict.fromkeys(site for one in found for site in one.patterns)
@@ -83,24 +176,9 @@ def survey_all(
     strays = dict.fromkeys(stray for one in found for stray in one.strays)
     modules = dict.fromkeys(kind for one in found for kind in one.modules)
     unread = [name for name in found[0].unread if all(name in one.unread for one in found)]
-    return Survey(patterns, tuple(strays), tuple(modules), tuple(unread))
-
-
-def _look(model: nn.Module, objective: Any, batch: Any, device: torch.device, count: int) -> _Observer:
-    observer = _Observer(device)
-    others = _other_states()
-    with observer.during(SampleRows(np.arange(count), 0)):
-        objective(model, repeated(batch, count))
-    for name, state in _other_states().items():
-        if state != others[name]:
-            observer.stray(name, "its numbers are not torch's")
-    return observer
-
-
-def _other_states() -> dict[str, Any]:
-    """Return where random numbers stand that are not torch's."""
-    state: Any = np.random.get_state()
-    return {"Python's module random": random.getstate(), "numpy.random": (state[1].tobytes(), state[2])}
+    failed = next((one.failed for one in found if one.failed), "")
+    unseen = any(one.unseen for one in found)
+    return Survey(patterns, tuple(strays), tuple(modules), tuple(unread), failed, unseen)
 
 
 def repeated(batch: Any, count: int) -> Any:
@@ -129,30 +207,60 @@ def length_of(batch: Any) -> int | None:
 
 def _concluded(few: _Observer, more: _Observer, length: int | None) -> Survey:
     patterns: dict[Site, tuple[Pattern, ...]] = {}
-    strays = {**few.strays, **more.strays}
+    strays = {**few.strays, **more.strays, **_beside(few, more)}
     for site in few.shapes | more.shapes:
+        patterns[site] = ()
         pairs = few.shapes.get(site, []), more.shapes.get(site, [])
         if len(pairs[0]) != len(pairs[1]):
             strays[where(site)] = "how often it draws depends on how many samples there are"
             continue
-        found = [_pattern(one, other, length) for one, other in zip(*pairs, strict=True)]
+        found = [_pattern(few.count, more.count, *shapes, length) for shapes in zip(*pairs, strict=True)]
         if None in found:
             at = found.index(None)
             strays[where(site)] = (
-                f"a random tensor of shape {list(pairs[0][at])} for {FEW} samples is {list(pairs[1][at])} for {MORE}"
+                f"a random tensor of shape {list(pairs[0][at])} for {few.count} samples is {list(pairs[1][at])} for"
+                f" {more.count}"
             )
         patterns[site] = tuple(dict.fromkeys(pattern for pattern in found if pattern is not None))
-    modules = sorted(few.modules | more.modules, key=lambda kind: kind.__qualname__)
-    return Survey(patterns, tuple(f"{name}: {because}" for name, because in strays.items()), tuple(modules))
+    for site, numbers in few.numbers.items():
+        for one, other in zip(numbers, more.numbers.get(site, []), strict=False):
+            if changed := [name for name in one if one[name] != other.get(name)]:
+                name = changed[0]
+                strays[where(site)] = (
+                    f"{name} = {one[name]} for {few.count} samples is {other.get(name)} for {more.count}: it draws from"
+                    " the samples of a micro-batch, which so see each other"
+                )
+    return Survey(patterns, _told(strays), _sorted(few.modules | more.modules))
 
 
-def _pattern(few: tuple[int, ...], more: tuple[int, ...], length: int | None) -> Pattern | None:
-    """Return the pattern of which these are instances for two samples and for three, None if there is none."""
-    if len(few) != len(more):
+def _beside(few: _Observer, more: _Observer) -> dict[str, str]:
+    """Return what is drawn from other generators than torch's, unless they are set anew by what the program does."""
+    strays = {name: "its numbers are not torch's" for name in few.moved if name in more.moved}
+    for site, shapes in few.apart.items():
+        if shapes != more.apart.get(site):
+            strays[where(site)] = "it draws for samples from a generator of its own, which does not know them"
+    for generator, state in few.began.items():
+        if generator in more.began and not torch.equal(state, more.began[generator]):
+            site = next(iter(few.apart), ())
+            strays[where(site)] = "it draws from a generator of its own, which goes on with every micro-batch"
+    return strays
+
+
+def _told(strays: dict[str, str]) -> tuple[str, ...]:
+    return tuple(f"{name}: {because}" for name, because in strays.items())
+
+
+def _sorted(kinds: Iterable[type]) -> tuple[type, ...]:
+    return tuple(sorted(kinds, key=lambda kind: kind.__qualname__))
+
+
+def _pattern(few: int, more: int, one: tuple[int, ...], other: tuple[int, ...], length: int | None) -> Pattern | None:
+    """Return the pattern of which these are instances for `few` samples and for `more`, None if there is none."""
+    if len(one) != len(other):
         return None
-    grown = [dim for dim, (one, other) in enumerate(zip(few, more, strict=True)) if one != other]
+    grown = [dim for dim, (here, there) in enumerate(zip(one, other, strict=True)) if here != there]
     if not grown:
-        return Pattern(few, FEW, None, length)
-    if len(grown) > 1 or few[grown[0]] * MORE != more[grown[0]] * FEW:
+        return Pattern(one, few, None, length)
+    if len(grown) > 1 or one[grown[0]] * more != other[grown[0]] * few:
         return None
-    return Pattern(few, FEW, grown[0], length)
+    return Pattern(one, few, grown[0], length)

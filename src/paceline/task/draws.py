@@ -1,0 +1,74 @@
+"""Which random numbers of a traced program belong to no sample: traces of two numbers of samples, compared."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_map
+
+
+@dataclass(frozen=True)
+class Draw:
+    """One call of a random operator: the shape that it gave, and the numbers that it was called with."""
+
+    name: str
+    shape: tuple[int, ...]
+    numbers: tuple[float, ...]
+
+
+def draw_of(name: str, args: Sequence[Any], out: Tensor) -> Draw:
+    """Return a call; for a choice among weights the numbers say how many they are."""
+    numbers = [value for value in args if isinstance(value, int | float)]
+    if name == "multinomial":
+        numbers.append(args[0].shape[-1])
+    return Draw(name, tuple(out.shape), tuple(numbers))
+
+
+def of_no_sample(few: Sequence[Draw], more: Sequence[Draw], rows: tuple[int, int]) -> set[str]:
+    """Return the operators whose numbers are not those of single samples, by the calls for so many samples each."""
+    if len(few) != len(more):
+        return {f"{draw.name} (called more often for more samples)" for draw in more}
+    return {
+        f"{one.name} (over the samples of a micro-batch)"
+        for one, other in zip(few, more, strict=True)
+        if one.numbers != other.numbers or not _grows(one.shape, other.shape, rows)
+    }
+
+
+def _grows(few: tuple[int, ...], more: tuple[int, ...], rows: tuple[int, int]) -> bool:
+    """Return whether a shape is one of all samples alike, or counts them in one dimension."""
+    grown = [pair for pair in zip(few, more, strict=False) if pair[0] != pair[1]]
+    return len(few) == len(more) and len(grown) <= 1 and all(one * rows[1] == other * rows[0] for one, other in grown)
+
+
+def with_one_more(batch: Any) -> Any:
+    """Return a batch, whose tensors count samples first, with its first sample once more."""
+    return tree_map(
+        lambda leaf: torch.cat([leaf, leaf[:1]]) if isinstance(leaf, Tensor) and leaf.dim() else leaf, batch
+    )
+
+
+@contextlib.contextmanager
+def beside_torch(strays: list[str]) -> Iterator[None]:
+    """Add to `strays` the generators beside torch's that are drawn from meanwhile, and put them back."""
+    pythons, numpys = random.getstate(), np.random.get_state()
+    try:
+        yield
+    finally:
+        if random.getstate() != pythons:
+            strays.append("Python's module random")
+            random.setstate(pythons)
+        if _plain(np.random.get_state()) != _plain(numpys):
+            strays.append("numpy.random")
+            np.random.set_state(numpys)
+
+
+def _plain(state: Any) -> tuple[Any, ...]:
+    return (state[1].tobytes(), *state[2:])

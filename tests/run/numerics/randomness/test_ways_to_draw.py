@@ -1,0 +1,226 @@
+"""However a program draws: its numbers belong to the sample, or they are named."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+import drawing_models
+import numpy as np
+import pytest
+import torch
+import ways_to_draw as ways
+from distributed import run_ranks
+from tests_shared import SEQ_LEN, decoder_task, plan_of, run_steps
+from torch import nn
+
+from paceline.errors import ConfigError
+from paceline.run.assemble import assemble
+from paceline.run.numerics.randomness.survey import Survey, survey
+from paceline.run.process.world import join_world
+from paceline.spec.layout import Layout
+from paceline.spec.plan import Plan
+from paceline.spec.task import Task
+from paceline.task.objective import next_token
+from paceline.task.profile.traced import profile_module
+from paceline.units import Amount
+from paceline.verify.compare.whole_batch import whole_batch
+
+BATCH = 12
+CPU = torch.device("cpu")
+
+
+def made(build: Callable[[], nn.Module]) -> nn.Module:
+    torch.manual_seed(3)
+    return build()
+
+
+def task_of(build: Callable[[], nn.Module]) -> Task:
+    batch = Amount(BATCH, "samples")
+    return decoder_task(model=made(build), objective="next_token", global_batch=batch)
+
+
+def fp64(layout: Layout | None = None, **changes: Any) -> Plan:
+    return plan_of(layout or Layout(), **{"batch": BATCH, "precision": "fp64", **changes})
+
+
+def losses(task: Task, plan: Plan, steps: int = 2) -> list[float]:
+    return [stats.loss for stats in run_steps(task, plan, steps)[0]]
+
+
+def looked(build: Callable[[], nn.Module], precision: torch.dtype = torch.float32) -> Survey:
+    rows = decoder_task().data.read(torch.arange(4).numpy())
+    return survey(made(build).to(precision), next_token, rows, CPU)
+
+
+BUILT = {
+    **{way.__name__: (lambda way=way: ways.Drawing(way)) for way in (*ways.EXACT, ways.fixed_noise)},
+    **{name: (lambda make=make: ways.Inside(make())) for name, make in ways.INSIDE.items()},
+}
+
+
+@pytest.mark.parametrize("name", BUILT)
+@pytest.mark.filterwarnings("error::UserWarning")
+def test_numbers_belong_to_the_sample(name: str) -> None:
+    build = BUILT[name]
+    whole = losses(task_of(build), fp64(micro_batch=BATCH))
+    for micro_batch in (1, 5):
+        assert losses(task_of(build), fp64(micro_batch=micro_batch)) == pytest.approx(whole, rel=1e-11)
+    assert not looked(build).strays and (looked(build).patterns or name == "fixed_noise")
+
+
+def test_recurrent_layers_of_single_precision_draw_the_same() -> None:
+    whole = losses(task_of(BUILT["GRU"]), fp64(micro_batch=BATCH), 1)
+    narrow = losses(task_of(BUILT["GRU"]), fp64(micro_batch=3, precision="fp32"), 1)
+    assert narrow == pytest.approx(whole, rel=1e-5), "oneDNN's kernel would draw other masks"
+
+
+CLOSED = {
+    **{way.__name__: ((lambda way=way: ways.Drawing(way)), reason) for way, reason in ways.NAMED},
+    "held generator": (ways.HeldGenerator, "HeldGenerator.numbers"),
+    "TorchScript": (ways.Scripted, "past torch's functions"),
+}
+
+
+@pytest.mark.parametrize("name", CLOSED)
+def test_numbers_of_no_sample_are_named_before_the_first_step(name: str) -> None:
+    build, reason = CLOSED[name]
+    world = join_world("cpu", threads=1)
+    with pytest.warns(UserWarning, match="random numbers follow the micro-batch"):
+        assemble(task_of(build), fp64(micro_batch=4), world, decoder_task().data, SEQ_LEN)
+    assert any(reason in stray for stray in looked(build).strays)
+    checked = whole_batch(task_of(build), fp64(), world, decoder_task().data, SEQ_LEN, 1, {})
+    assert reason in checked["not_compared"], "a proof says so too"
+
+
+PLANNED = {
+    "mixed_rows": "randperm (over the samples of a micro-batch)",
+    "partners": "randint (over the samples of a micro-batch)",
+    "best_row": "multinomial (over the samples of a micro-batch)",
+    "by_numpy": "numpy.random",
+    "by_python": "Python's module random",
+    "gamma": "_sample_dirichlet",
+    "row by row": "(called more often for more samples)",
+    "pairs": "rand (over the samples of a micro-batch)",
+}
+
+
+@pytest.mark.parametrize("name", PLANNED)
+def test_the_planner_names_them_too(name: str) -> None:
+    others = {"row by row": drawing_models.RowByRow, "pairs": drawing_models.OfPairs}
+    closed = profiled(others[name]() if name in others else CLOSED[name][0]())
+    assert all(PLANNED[name] in closed[axis] for axis in ("dp_replicate", "dp_shard", "pp", "accumulation"))
+
+
+@pytest.mark.parametrize("name", BUILT)
+def test_the_planner_leaves_the_others_open(name: str) -> None:
+    assert not {"dp_replicate", "dp_shard", "accumulation"} & profiled(BUILT[name]()).keys()
+
+
+def profiled(model: nn.Module) -> dict[str, str]:
+    batch = decoder_task().data.read(torch.arange(2).numpy())
+    return profile_module(model, batch, next_token).closed_axes or {}
+
+
+def test_several_devices_do_not_draw_for_nobody() -> None:
+    with pytest.raises(ConfigError, match="n = 2 for 2 samples is 3 for 3"):
+        run_ranks(losses, 2, task_of(mixed), fp64(Layout(dp_replicate=2)))
+
+
+def mixed() -> nn.Module:
+    return ways.Drawing(ways.mixed_rows)
+
+
+def test_noise_that_is_drawn_in_the_backward_pass_is_named() -> None:
+    with pytest.warns(UserWarning, match="random numbers of the backward pass follow the micro-batch"):
+        losses(task_of(ways.NoiseOfGradients), fp64(micro_batch=4), 1)
+    with pytest.raises(ConfigError, match="the backward pass: a hook or a function of the program draws there"):
+        run_ranks(losses, 2, task_of(ways.NoiseOfGradients), fp64(Layout(dp_replicate=2)))
+
+
+def stands(model: ways.HeldGenerator) -> list[Any]:
+    own = model.numbers.bit_generator.state, ways.SHARED.get_state().tolist()
+    return [*own, random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()]
+
+
+def test_a_look_moves_nothing() -> None:
+    model = ways.HeldGenerator()
+    others = [ways.Drawing(way) for way in (ways.by_numpy, ways.by_python, ways.by_a_generator, ways.bernoulli)]
+    before = stands(model)
+    rows = decoder_task().data.read(torch.arange(4).numpy())
+    for one in (model, *others):
+        survey(one, next_token, rows, CPU)
+    assert stands(model) == before
+
+
+# ---- programs that do not take every number of samples ---------------------------------------------------------------
+
+
+def only_one() -> nn.Module:
+    return ways.Only(ways.one)
+
+
+def only_even() -> nn.Module:
+    return ways.Only(ways.even)
+
+
+def only_four() -> nn.Module:
+    return ways.Only(ways.four)
+
+
+@pytest.mark.filterwarnings("error::UserWarning")
+def test_a_program_of_even_numbers_is_looked_at_with_these() -> None:
+    unbound = losses(task_of(lambda: ways.Only(bool)), fp64(micro_batch=BATCH))
+    for micro_batch in (2, 4):
+        assert losses(task_of(only_even), fp64(micro_batch=micro_batch)) == pytest.approx(unbound, rel=1e-11)
+
+
+@pytest.mark.parametrize(("only", "rows"), [(only_one, 1), (only_four, 4)])
+def test_a_program_of_one_number_of_samples_cannot_be_looked_at_and_says_so(only: Any, rows: int) -> None:
+    reason = "could not be looked at with other numbers of samples, RuntimeError: no batch of 2 rows, please"
+    with pytest.warns(UserWarning, match=reason):
+        losses(task_of(only), fp64(micro_batch=rows), 1)
+    with pytest.raises(ConfigError, match=reason):
+        run_ranks(losses, 3, task_of(only), fp64(Layout(dp_replicate=3), micro_batch=rows))
+    with pytest.raises(ConfigError, match="no batch of 2 rows, please"):
+        profiled(only())
+
+
+class Unlike(ways.Only):
+    """A model that does not take the same row twice."""
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        if len(torch.unique(tokens, dim=0)) < len(tokens):
+            raise RuntimeError("each row once, please")
+        return super().forward(tokens)
+
+
+def test_a_program_that_takes_no_look_at_all_is_said_to_be_unseen() -> None:
+    task = task_of(lambda: Unlike(bool))
+    with pytest.warns(UserWarning, match="each row once, please: they are taken to be those of samples along"):
+        _, built = run_steps(task, fp64(micro_batch=4), 1)
+    (said,) = built.remarks
+    assert "each row once, please: whose its random numbers are is a guess" in said
+
+
+@pytest.mark.filterwarnings("error::UserWarning")
+def test_a_program_of_one_number_of_samples_that_draws_nothing_is_left_in_peace() -> None:
+    task = task_of(lambda: ways.Only(ways.four, drops=0.0))
+    world = join_world("cpu", threads=1)
+    assert assemble(task, fp64(micro_batch=4), world, task.data, SEQ_LEN).remarks == ()
+
+
+def test_draws_where_no_look_came_are_named() -> None:
+    with pytest.warns(UserWarning, match=r"random numbers of DropsForMany.forward .* whose owner is a guess"):
+        losses(task_of(ways.ForMany), fp64(micro_batch=5), 1)
+
+
+def test_a_proof_says_what_a_program_does_not_take_and_what_is_a_guess() -> None:
+    world, source = join_world("cpu", threads=1), decoder_task().data
+    odd = whole_batch(task_of(only_even), fp64(), world, source, SEQ_LEN, 1, {})
+    assert "does not take every number of samples, RuntimeError: no batch of 3 rows, please" in odd["not_compared"]
+    with pytest.warns(UserWarning, match="owner is a guess"):
+        guess = whole_batch(task_of(ways.ForMany), fp64(), world, source, SEQ_LEN, 1, {})
+    assert not guess["equal"], "some cuts have no more than three rows, and draw nothing"
+    assert "DropsForMany.forward" in guess["first_difference"]["likely"]
