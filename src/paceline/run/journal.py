@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.errors import StorageError
+from paceline.run.redact import Redactor
 
 SCHEMA = 1
 _NAME = re.compile(r"([0-9]{4,})\.jsonl")
@@ -36,27 +37,41 @@ def _plain(value: Any) -> Any:
 
 
 class Journal:
-    """Writes one start's records. Create it on rank 0 only; `fence` is called before each record and may raise."""
+    """Writes one start's records. Create it on rank 0 only.
 
-    def __init__(self, run_dir: Path, fence: Callable[[], None] | None = None) -> None:
-        self._fence = fence
+    `fence` is called before each record and may raise. `redactor` takes secrets out of all but steps, which hold none.
+    The file is the user's alone, and its group's to read with `group_read`.
+    """
+
+    def __init__(
+        self,
+        run_dir: Path,
+        fence: Callable[[], None] | None = None,
+        redactor: Redactor | None = None,
+        group_read: bool = False,
+    ) -> None:
+        self._fence, self._redactor = fence, redactor or Redactor()
         self.folder = run_dir / "journal"
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             self.attempt = 1 + max((number for number, _ in _numbered(self.folder)), default=0)
             self.path = self.folder / f"{self.attempt:04d}.jsonl"
-            self._file = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o644)
+            self._file = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o600)
+            if group_read:
+                os.fchmod(self._file, 0o640)
         except OSError as error:
             raise StorageError(
                 f"cannot write the journal in {self.folder}", str(error), "free space or choose another run.dir"
             ) from error
 
-    def write(self, kind: str, **fields: Any) -> None:
-        """Append one record. Raises StorageError where the line cannot be written whole, or the fence refuses."""
+    def write(self, kind: str, **fields: Any) -> dict[str, Any]:
+        """Append one record and return it. Raises StorageError where it cannot be written, or the fence refuses."""
         assert kind in KINDS, kind
         if self._fence is not None:
             self._fence()
         record = {"schema": SCHEMA, "kind": kind, "time": time.time(), **fields}
+        if kind != "step":
+            record = self._redactor.data(record)
         line = (json.dumps(record, separators=(",", ":"), default=str, allow_nan=True) + "\n").encode()
         if b"NaN" in line or b"Infinity" in line:
             line = (json.dumps(_plain(record), separators=(",", ":"), default=str) + "\n").encode()
@@ -66,6 +81,7 @@ class Journal:
             raise StorageError(f"cannot append to {self.path}", str(error), "free space and start again") from error
         if written != len(line):
             raise StorageError(f"cannot append to {self.path}", "the disk is full", "free space and start again")
+        return record
 
     def decision(self, what: str, before: Any, after: Any, because: str, evidence: Any = None) -> None:
         """Record an automatic choice."""
@@ -108,11 +124,12 @@ def final_steps(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [by_step[step] for step in sorted(by_step)]
 
 
-def mark_end(run_dir: Path, exit_code: int, error: dict[str, Any]) -> None:
+def mark_end(run_dir: Path, exit_code: int, error: dict[str, Any], redactor: Redactor | None = None) -> None:
     """Append a fault and an end to the newest start if it has none: its writer was killed before it could.
 
     Only for a supervisor whose processes have all ended.
     """
+    error = (redactor or Redactor()).data(error)
     starts = starts_of(run_dir)
     newest = starts[-1][1] if starts else None
     if newest is None or b'"kind":"run_ended"' in newest.read_bytes()[-65536:]:

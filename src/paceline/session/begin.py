@@ -9,8 +9,10 @@ from collections.abc import Callable
 from paceline.errors import ConfigError
 from paceline.plan.explain import headline_lines
 from paceline.plan.session import Planned, plan_task
+from paceline.run.arguments import run_directory
 from paceline.run.brief import Brief, brief_from_json, make_brief
 from paceline.run.place import ranks_from_environment, ranks_per_node
+from paceline.run.recovery.lock import RunLock, take
 from paceline.run.world import World, join_world
 from paceline.session.prove import prove
 from paceline.session.together import from_first
@@ -36,11 +38,20 @@ def planned_brief(spec: Spec, say: Say = print, first_only: bool = False) -> Bri
     return _brief(planned, say)
 
 
-def join_peers(spec: Spec, say: Say = print) -> tuple[World, Brief]:
-    """Join the processes that torchrun, srun or an earlier run started; rank 0 plans for them and proves."""
+def join_peers(spec: Spec, say: Say = print) -> tuple[World, Brief, RunLock | None]:
+    """Join the processes that torchrun, srun or an earlier run started; rank 0 plans for them and proves.
+
+    Before that it takes the run's directory: it alone returns the lock. All raise RunInUse where another run has it.
+    """
     world = join_world(*_device_here(spec))
-    text = from_first(world, lambda: _brief(plan_task(_for_peers(spec, world.size), say=say), say).to_json())
-    return world, brief_from_json(text)
+    locks: list[RunLock] = []
+
+    def begin() -> str:
+        locks.append(take(run_directory(spec)))
+        return _brief(plan_task(_for_peers(spec, world.size), say=say), say).to_json()
+
+    text = from_first(world, begin)
+    return world, brief_from_json(text), locks[0] if locks else None
 
 
 def _brief(planned: Planned, say: Say) -> Brief:
