@@ -70,11 +70,11 @@ def collect(processes: Sequence[Process]) -> None:
             kill_group(process)
         else:
             signal_group(process, signal.SIGTERM)
-    patience = Patience(LEFT_SECONDS)
-    while _any_runs({process.pid for process in processes}) and not patience.is_over:
-        time.sleep(POLL_SECONDS)
+    _wait_for({process.pid for process in processes})
     for process in processes:
         signal_group(process, signal.SIGKILL)
+    _wait_for({process.pid for process in processes})  # killed is not gone: the system takes a moment
+    for process in processes:
         process.wait()
 
 
@@ -82,6 +82,13 @@ def end_own_group(supervisor: int) -> None:
     """End all that this process has started, and this process too, where its supervisor is gone: nobody else will."""
     if os.getppid() != supervisor and os.getpgrp() == os.getpid():
         os.killpg(0, signal.SIGKILL)
+
+
+def _wait_for(groups: set[int]) -> None:
+    """Return when no member of the groups runs, or after a while."""
+    patience = Patience(LEFT_SECONDS)
+    while _any_runs(groups) and not patience.is_over:
+        time.sleep(POLL_SECONDS)
 
 
 def _any_runs(groups: set[int]) -> bool:
