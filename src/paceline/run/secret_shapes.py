@@ -10,7 +10,7 @@ import re
 # A token that its own beginning gives away. Lengths are the shortest that the service has given out.
 TOKENS = {
     "Hugging Face": r"\bhf_[A-Za-z0-9]{30,}|\bapi_org_[A-Za-z0-9]{30,}",
-    "OpenAI, Anthropic, DeepSeek": r"\bsk-(?=[A-Za-z0-9_-]*[0-9])[A-Za-z0-9_-]{20,}",
+    "OpenAI, Anthropic, DeepSeek": r"\bsk-(?=[A-Za-z0-9_-]{0,99}?[0-9])[A-Za-z0-9_-]{20,}",
     "AWS access key": r"\b(?:AKIA|ASIA|ABIA|ACCA)[A-Z0-9]{16}\b",
     "GitHub": r"\bgh[pousr]_[A-Za-z0-9]{36,}|\bgithub_pat_[A-Za-z0-9_]{22,}",
     "GitLab": r"\bgl(?:pat|cbt|dt|rt|ptt)-[A-Za-z0-9_-]{20,}",
@@ -43,14 +43,16 @@ BEFORE = re.compile(
     r"(?P<secret>(?![-\"'{\[(<$])[^\s\"'&,;})\]]+)"
 )
 # WANDB_KEY=..., MY_KEY=...: a variable of the environment, with a value that no word is.
-VARIABLE = re.compile(r"(?P<head>\b[A-Z0-9_]*KEY=[\"']?)(?P<secret>(?=[A-Za-z0-9+/_=.-]*[0-9])[A-Za-z0-9+/_=.-]{8,})")
+VARIABLE = re.compile(
+    r"(?P<head>\b[A-Z0-9_]*KEY=[\"']?)(?P<secret>(?=[A-Za-z0-9+/_=.-]{0,99}?[0-9])[A-Za-z0-9+/_=.-]{8,})"
+)
 # wandb login 0123...: forty hexadecimal digits alone may be a commit.
 WANDB = re.compile(r"(?i)(?P<head>\bwandb\b[^\n]{0,40}?[\s=:\"'])(?P<secret>[0-9a-f]{40})\b")
 HEADER = re.compile(
-    r"(?i)(?P<head>\bauthorization[\"']?\s*[:=]\s*[\"']?(?:[a-z]+\s+)?|\bbearer\s+(?=[^\s]*[0-9]))"
+    r"(?i)(?P<head>\bauthorization[\"']?\s*[:=]\s*[\"']?(?:[a-z]+\s+)?|\bbearer\s+(?=[^\s]{0,99}?[0-9]))"
     r"(?P<secret>[A-Za-z0-9._~+/=-]{8,})"
 )
-URL = re.compile(r"(?i)(?P<head>\b[a-z][a-z0-9+.-]*://)(?P<secret>[^\s/@:\"']*:[^\s/\"']+)(?=@)")
+URL = re.compile(r"(?i)(?P<head>\b[a-z][a-z0-9+.-]{0,30}://)(?P<secret>[^\s/@:\"']*:[^\s/\"']+)(?=@)")
 SIGNED = re.compile(
     r"(?i)(?P<head>[?&](?:sig|signature|x-amz-signature|x-amz-credential|x-amz-security-token|key|code|"
     r"x-goog-signature|x-goog-credential)=)(?P<secret>[^\s&\"'#]{8,})"

@@ -238,7 +238,7 @@ class Training:
         with self._stop.saving():
             info = save(
                 self.dir, self.spec, self.brief.plan, self.source.fingerprint, self.model, self.optimizer,
-                self._stepper.scaler, self._course, self.progress, self._fence,
+                self._stepper.scaler, self._course, self.progress, fence=self._fence,
             )  # fmt: skip
         self._record.checkpoint(self.progress.step, info.path, info.bytes, info.seconds)
         return info.path

@@ -143,11 +143,13 @@ def _locked(run_dir: Path) -> int:
 def _inherited(run_dir: Path) -> RunLock | None:
     """Return the lock that this process's supervisor has handed on, where it is this directory's."""
     descriptor, _, token = os.environ.pop(LOCK_VARIABLE, "").partition(":")
-    if not token:
-        return None
     try:
-        there = (run_dir / NAME).stat()
-        if (there.st_dev, there.st_ino) != _identity(int(descriptor)):
+        status = (run_dir / NAME).stat()
+        there = (status.st_dev, status.st_ino)
+        for lock in _INHERITED:  # a further run of a script on the same directory
+            if _identity(lock.descriptor) == there:
+                return lock
+        if not token or there != _identity(int(descriptor)):
             return None
         os.set_inheritable(int(descriptor), False)
     except (OSError, ValueError):
