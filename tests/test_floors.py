@@ -27,6 +27,7 @@ FLOORS: dict[str, float] = {
     "paceline": 0,  # the lazy public names and __version__
     "paceline.errors": 1,
     "paceline.units": 1,
+    "paceline.durable": 1,
     "paceline.patience": 1,
     "paceline.config": 1,
     # the specs: frozen data

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import time
 import weakref
@@ -9,7 +10,7 @@ from collections.abc import Generator
 from pathlib import Path
 from typing import Any
 
-from paceline.errors import ConfigError, Requeue
+from paceline.errors import ConfigError, Requeue, RunInUse
 from paceline.run.assemble import assemble
 from paceline.run.loop.evaluate import evaluate
 from paceline.run.loop.left_loop import LeftLoop, left_at
@@ -21,6 +22,7 @@ from paceline.run.loop.step import StepStats
 from paceline.run.memory.spent import MemoryMeter, held_bytes
 from paceline.run.numerics.invariants import check_agreement, is_due, numbers_of
 from paceline.run.process.brief import Brief
+from paceline.run.process.lock import RunLock
 from paceline.run.process.signals import StopFlag
 from paceline.run.process.world import World
 from paceline.run.record.recorder import Recorder, SilentRecorder
@@ -39,8 +41,10 @@ from paceline.units import Amount, format_seconds
 class Training:
     """Iterates over the global batches of a task and makes one update with each."""
 
-    def __init__(self, spec: Spec, brief: Brief, world: World, run_dir: Path) -> None:
+    def __init__(self, spec: Spec, brief: Brief, world: World, run_dir: Path, lock: RunLock | None = None) -> None:
+        """`lock` is rank 0's hold on the run's directory: nothing is written once another start has taken it."""
         self.spec, self.brief, self.world, self.dir = spec, brief, world, run_dir
+        self._fence = lock.check if lock else None
         self._began = time.monotonic()
         task, plan = spec.task, brief.plan
         self._meter = MemoryMeter(world.device)
@@ -66,7 +70,9 @@ class Training:
         self._first_step = self.progress.step + 1
         self._record: Recorder | SilentRecorder = SilentRecorder()
         if world.is_first:
-            self._record = Recorder(run_dir, spec, brief, world, self._meter, self._steps(spec.run.log_every) or 1)
+            self._record = Recorder(
+                run_dir, spec, brief, world, self._meter, self._steps(spec.run.log_every) or 1, self._fence
+            )
         self._record.started(self.progress, restored, self._unigram_loss() if world.is_first else None)
         for remark in built.remarks:
             self._record.remark(remark)
@@ -192,10 +198,12 @@ class Training:
             self.evaluate()
         if stats.stop_requested and not last:
             because = self._stop.because or "another rank was asked to stop"
-            self._record.stopped(step, because, self.save())
+            self._record.stopped(step, because, self._save())
             self._ended("requeue", Requeue(because))
             raise Requeue(because)
-        if last or (self._checkpoint_every and step % self._checkpoint_every == 0):
+        if last:
+            self._save()  # as above: a second SIGINT that waits has nothing left to end
+        elif self._checkpoint_every and step % self._checkpoint_every == 0:
             self.save()
 
     def _ids_read(self, batch: StepBatch) -> list[int]:
@@ -218,11 +226,20 @@ class Training:
         return result["loss"]
 
     def save(self) -> Path:
-        """Write a checkpoint and return its folder. Every rank calls it."""
-        info = save(
-            self.dir, self.spec, self.brief.plan, self.source.fingerprint, self.model, self.optimizer,
-            self._stepper.scaler, self._course, self.progress,
-        )  # fmt: skip
+        """Write a checkpoint and return its folder. Every rank calls it.
+
+        A second SIGINT meanwhile raises KeyboardInterrupt when the checkpoint is there, a third one at once.
+        """
+        path = self._save()
+        self._stop.interrupt_if_asked()
+        return path
+
+    def _save(self) -> Path:
+        with self._stop.saving():
+            info = save(
+                self.dir, self.spec, self.brief.plan, self.source.fingerprint, self.model, self.optimizer,
+                self._stepper.scaler, self._course, self.progress, fence=self._fence,
+            )  # fmt: skip
         self._record.checkpoint(self.progress.step, info.path, info.bytes, info.seconds)
         return info.path
 
@@ -244,4 +261,5 @@ class Training:
 def _record_left(record: Recorder | SilentRecorder, loop: LeftLoop, step: int, seconds: float) -> None:
     """Record how a run ended whose loop was left by what may have been an error: it is known by now."""
     error = loop.by_error()
-    record.ended("stopped" if error is None else "failed", step, seconds, error)
+    with contextlib.suppress(RunInUse):  # this process has begun the run anew: the older start has ended with that
+        record.ended("stopped" if error is None else "failed", step, seconds, error)

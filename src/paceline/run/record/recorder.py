@@ -6,6 +6,7 @@ import dataclasses
 import platform
 import sys
 import traceback
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from paceline.run.process.supervisor import is_supervised
 from paceline.run.process.world import World
 from paceline.run.record.journal import Journal
 from paceline.run.record.observe import remember_run
+from paceline.run.record.redact import Redactor
 from paceline.run.record.status import StatusLine
 from paceline.spec.load import Spec, spec_to_dict
 
@@ -30,18 +32,25 @@ class Recorder:
     """Writes the journal and the status lines of one start of a run."""
 
     def __init__(
-        self, run_dir: Path, spec: Spec, brief: Brief, world: World, meter: MemoryMeter, log_every: int
+        self,
+        run_dir: Path,
+        spec: Spec,
+        brief: Brief,
+        world: World,
+        meter: MemoryMeter,
+        log_every: int,
+        fence: Callable[[], None] | None = None,
     ) -> None:
-        self._run_dir, self._journal = run_dir, Journal(run_dir)
+        self._run_dir, self._journal = run_dir, Journal(run_dir, fence, Redactor(spec.run.redact), spec.run.group_read)
         self._status = StatusLine(brief, log_every)
         self._spec, self._brief, self._world, self._meter = spec, brief, world, meter
         self._ended = False
         self._tensorboard = _tensorboard(run_dir) if spec.run.tensorboard else None
 
     def _write(self, kind: str, **fields: Any) -> None:
-        self._journal.write(kind, **fields)
+        written = self._journal.write(kind, **fields)
         if self._tensorboard is not None:
-            self._tensorboard.record({"kind": kind, **fields})
+            self._tensorboard.record(written)
 
     def started(self, progress: Progress, restored: Restored | None, unigram_loss: float | None) -> None:
         """Record what runs, on what, as planned, and from where it goes on."""
@@ -171,7 +180,10 @@ def describe(error: BaseException | None) -> tuple[dict[str, Any], int]:
     """Return an error as plain data and the exit code that goes with it."""
     if error is None:
         return {}, 0
-    code = int(getattr(error, "exit_code", 130 if isinstance(error, KeyboardInterrupt) else 1))
+    if isinstance(error, KeyboardInterrupt):
+        again = "start the same command again: it resumes from the last checkpoint"
+        return {"error": "KeyboardInterrupt", "what": "interrupted", "because": "Ctrl-C", "try": again}, 130
+    code = int(getattr(error, "exit_code", 1))
     if isinstance(error, PacelineError):
         return error.as_dict(), code
     return {"error": type(error).__name__, "what": f"{type(error).__name__}: {error}", "because": "", "try": ""}, code
