@@ -80,6 +80,10 @@ class StorageError(PacelineError):
     exit_code = 74
 
 
+class RunInUse(StorageError):
+    """Another run holds the run's directory, or has taken it over."""
+
+
 class WorkerDied(PacelineError):
     """A training process ended without saying why; `exit_code` is 128 + the signal that ended it."""
 

@@ -45,6 +45,28 @@ def test_a_loss_that_is_no_number_stops_the_run(folder: Path, devices: int, plan
     assert "step 7" in page and "nan" in page
 
 
+UNLABELLED = """
+from paceline.task.objective import next_token
+
+
+def learns_only(model, batch):
+    loss, weight = next_token(model, batch)
+    return (loss, weight) if model.training else (loss * 0, weight * 0)
+"""
+
+
+def test_held_out_samples_without_a_label_are_told(folder: Path) -> None:
+    run_dir = folder / "unlabelled"
+    (folder / "unlabelled.py").write_text(UNLABELLED)
+    changes = ("--set", "task.objective=unlabelled:learns_only", "--set", "run.evaluate_every=5 steps")
+    ended = paceline("train", write_spec(folder, run_dir), *changes)
+    assert ended.returncode == 5, ended.stderr
+    assert "no item to measure the loss on" in ended.stderr and "Traceback" not in ended.stderr
+    assert "labels" in ended.stderr and "run.evaluate_every" in ended.stderr
+    end = records_of(run_dir, "run_ended")[-1]
+    assert (end["status"], end["exit_code"], end["step"]) == ("failed", 5, 5)
+
+
 DRIFT = """
 import os
 

@@ -189,9 +189,9 @@ def shards_read_from_the_wrong_place(patch: Patch, world: World) -> None:
 def position_one_batch_ahead(patch: Patch, world: World) -> None:
     save = training.save
 
-    def ahead(*arguments: Any) -> Any:
+    def ahead(*arguments: Any, **options: Any) -> Any:
         *rest, progress = arguments
-        return save(*rest, Progress(progress.step, progress.position + 7))
+        return save(*rest, Progress(progress.step, progress.position + 7), **options)
 
     patch.setattr(training, "save", ahead)
 

@@ -18,7 +18,7 @@ EXIT_CODES = {
     4: "verification failed: a layout does not compute the numbers of one device",
     5: "data: they cannot be read, or do not make a single sample",
     6: "numerical stop: the loss or the gradient norm is no longer finite",
-    74: "storage: a checkpoint, journal or report cannot be written or read",
+    74: "storage: a checkpoint, journal or report cannot be written or read, or another run holds the directory",
     75: "requeue me: stopped early, a checkpoint is saved, start the same command again",
     130: "interrupted (Ctrl-C); in general 128 + n where signal n ended it",
 }

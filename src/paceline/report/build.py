@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import stat
 import tempfile
 from pathlib import Path
 
@@ -10,7 +11,7 @@ from paceline.errors import ConfigError, StorageError
 from paceline.report.format import signed_percent
 from paceline.report.html import render_html
 from paceline.report.summary import Summary, summarise
-from paceline.run.record.journal import read_journal
+from paceline.run.record.journal import read_journal, starts_of
 
 FILE = "report.html"
 
@@ -52,7 +53,7 @@ def write_report(run_dir: Path) -> Path:
             file.write(page)
             file.flush()
             os.fsync(file.fileno())
-        temporary.chmod(0o644)
+        temporary.chmod(_mode(run_dir))
         temporary.replace(target)
     except OSError as error:
         if temporary is not None:
@@ -61,6 +62,11 @@ def write_report(run_dir: Path) -> Path:
             f"cannot write {target}", str(error), "free space or check the folder's permissions"
         ) from error
     return target
+
+
+def _mode(run_dir: Path) -> int:
+    """Return who may read the report: whoever may read the newest start in the journal, which it repeats."""
+    return stat.S_IMODE(starts_of(run_dir)[-1][1].stat().st_mode) & 0o644
 
 
 def report_lines(summary: Summary) -> list[str]:

@@ -10,10 +10,12 @@ from paceline.errors import ConfigError
 from paceline.plan.explain.explain import headline_lines
 from paceline.plan.planned import Planned, plan_task
 from paceline.run.process.brief import Brief, brief_from_json, make_brief
+from paceline.run.process.lock import RunLock, take
 from paceline.run.process.place import ranks_from_environment, ranks_per_node
 from paceline.run.process.world import World, join_world
 from paceline.session.prove import prove
 from paceline.session.together import from_first
+from paceline.spec.arguments import run_directory
 from paceline.spec.load import Spec
 
 Say = Callable[[str], None]
@@ -36,11 +38,20 @@ def planned_brief(spec: Spec, say: Say = print, first_only: bool = False) -> Bri
     return _brief(planned, say)
 
 
-def join_peers(spec: Spec, say: Say = print) -> tuple[World, Brief]:
-    """Join the processes that torchrun, srun or an earlier run started; rank 0 plans for them and proves."""
+def join_peers(spec: Spec, say: Say = print) -> tuple[World, Brief, RunLock | None]:
+    """Join the processes that torchrun, srun or an earlier run started; rank 0 plans for them and proves.
+
+    Before that it takes the run's directory: it alone returns the lock. All raise RunInUse where another run has it.
+    """
     world = join_world(*_device_here(spec))
-    text = from_first(world, lambda: _brief(plan_task(_for_peers(spec, world.size), say=say), say).to_json())
-    return world, brief_from_json(text)
+    locks: list[RunLock] = []
+
+    def begin() -> str:
+        locks.append(take(run_directory(spec)))
+        return _brief(plan_task(_for_peers(spec, world.size), say=say), say).to_json()
+
+    text = from_first(world, begin)
+    return world, brief_from_json(text), locks[0] if locks else None
 
 
 def _brief(planned: Planned, say: Say) -> Brief:

@@ -19,11 +19,13 @@ from paceline.errors import ConfigError
 from paceline.run.loop.training import Training
 from paceline.run.process.brief import BRIEF_VARIABLE, Brief, take_brief
 from paceline.run.process.extras import check_extras
+from paceline.run.process.lock import RunLock, take
 from paceline.run.process.parent import end_with_parent
 from paceline.run.process.place import ranks_from_environment
 from paceline.run.process.supervisor import explain, supervise
 from paceline.run.process.world import join_world, leave_world
 from paceline.run.record.journal import mark_end
+from paceline.run.record.redact import Redactor
 from paceline.run.record.tensorboard import asked_sinks
 from paceline.session.begin import join_peers, planned_brief
 from paceline.session.uncaught import end_with_own_code
@@ -57,23 +59,34 @@ class Run(Training):
         first = end_with_own_code()
         spec = make_spec(task, plan, cluster, run, verify)
         check_extras(spec.run)
-        brief = take_brief()
+        run_dir, brief = run_directory(spec), take_brief()
+        lock = None
         if brief is None and ranks_from_environment(os.environ) is None:
+            lock = take(run_dir)
             brief = planned_brief(spec, first_only=not first)
             if brief.plan.layout.devices > 1:
-                start_script_again(brief, spec)
+                start_script_again(brief, spec, lock)
         if brief is None:
-            world, brief = join_peers(spec)
+            world, brief, lock = join_peers(spec)
         else:
             world = join_world(brief.device, brief.threads)
-        Training.__init__(self, spec, brief, world, run_directory(spec), asked_sinks(spec.run))
+            lock = lock or (take(run_dir) if world.is_first else None)
+        self._lock = lock
+        Training.__init__(self, spec, brief, world, run_dir, asked_sinks(spec.run), lock)
+
+    def _ended(self, status: str, error: BaseException | None = None) -> None:
+        try:
+            super()._ended(status, error)
+        finally:
+            if self._lock is not None:
+                self._lock.release()
 
     def close(self) -> None:
         """Leave the process group. Called for you when the interpreter ends."""
         leave_world()
 
 
-def start_script_again(brief: Brief, spec: Spec) -> None:
+def start_script_again(brief: Brief, spec: Spec, lock: RunLock) -> None:
     """Start the running script once per device, wait for the processes and exit as they did. Does not return."""
     import __main__
 
@@ -85,10 +98,11 @@ def start_script_again(brief: Brief, spec: Spec) -> None:
         )
     with brief.file() as path:
         outcome = supervise(
-            [sys.executable, *sys.orig_argv[1:]], brief.plan.layout.devices, {**os.environ, BRIEF_VARIABLE: path}
-        )
-    if outcome.error is not None:
+            [sys.executable, *sys.orig_argv[1:]], brief.plan.layout.devices, {**os.environ, BRIEF_VARIABLE: path},
+            lock=lock,
+        )  # fmt: skip
+    if outcome.error is not None and not lock.is_lost:
         with contextlib.suppress(OSError):  # the disk may be full: what ended the run is told all the same
-            mark_end(run_directory(spec), outcome.exit_code, outcome.error)
+            mark_end(run_directory(spec), outcome.exit_code, outcome.error, Redactor(spec.run.redact))
     explain(outcome)
     sys.exit(outcome.exit_code)

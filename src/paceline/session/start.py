@@ -19,9 +19,11 @@ from paceline.report.build import build_report, report_lines, write_report
 from paceline.run.process.brief import BRIEF_VARIABLE, make_brief
 from paceline.run.process.extras import check_extras
 from paceline.run.process.handover import hand_over
+from paceline.run.process.lock import RunLock, take
 from paceline.run.process.place import ranks_from_environment
 from paceline.run.process.supervisor import Outcome, explain, supervise
 from paceline.run.record.journal import mark_end
+from paceline.run.record.redact import Redactor
 from paceline.session.prove import Proven, prove
 from paceline.spec.arguments import run_directory
 from paceline.spec.load import Spec
@@ -32,7 +34,8 @@ Say = Callable[[str], None]
 def train(spec: Spec, say: Say = print) -> int:
     """Train the spec on this machine's devices, or as one rank of torchrun's or srun's; return the exit code.
 
-    Prints the plan and its price before, and the report after. Raises a PacelineError for what is wrong before
+    Prints the plan and its price before, and the report after. Raises RunInUse at once where another run has the
+    directory, and a PacelineError for what is wrong before
     training starts; what goes wrong later is explained on stderr and in the report.
     """
     check_extras(spec.run)
@@ -40,13 +43,15 @@ def train(spec: Spec, say: Say = print) -> int:
     check_writable(run_dir)
     if ranks_from_environment(os.environ) is not None:
         return _as_one_rank(spec, run_dir, say)
-    planned = _plan(spec, say)
-    for line in headline_lines(planned):
-        say(line)
-    outcome = _run(spec, planned, prove(planned, say))
-    if outcome.error is not None:
-        _mark_end(run_dir, outcome, say)
-    _report(run_dir, say)
+    with take(run_dir) as lock:
+        planned = _plan(spec, say)
+        for line in headline_lines(planned):
+            say(line)
+        outcome = _run(spec, planned, prove(planned, say), lock)
+        if not lock.is_lost:
+            if outcome.error is not None:
+                _mark_end(run_dir, outcome, Redactor(spec.run.redact), say)
+            _report(run_dir, say)
     explain(outcome)
     return outcome.exit_code
 
@@ -77,21 +82,21 @@ def check_writable(run_dir: Path) -> None:
         ) from error
 
 
-def _run(spec: Spec, planned: Planned, proven: Proven) -> Outcome:
+def _run(spec: Spec, planned: Planned, proven: Proven, lock: RunLock) -> Outcome:
     """Train in this process on one device, in processes of their own on several."""
     brief = make_brief(planned, proven.record, proven.decisions)
     if planned.plan.layout.devices == 1:
-        return _here(spec, brief)
+        return _here(spec, brief, lock)
     with tempfile.TemporaryDirectory(prefix="paceline-spec-") as folder, brief.file() as path:
         command = [sys.executable, "-m", "paceline.run.process.worker", str(hand_over(spec, Path(folder)))]
-        return supervise(command, planned.plan.layout.devices, {**os.environ, BRIEF_VARIABLE: path})
+        return supervise(command, planned.plan.layout.devices, {**os.environ, BRIEF_VARIABLE: path}, lock=lock)
 
 
-def _here(spec: Spec, brief: Any) -> Outcome:
+def _here(spec: Spec, brief: Any, lock: RunLock) -> Outcome:
     from paceline.run.process.run import train_here
 
     try:
-        train_here(spec, brief)
+        train_here(spec, brief, lock)
     except Requeue as stop:
         return Outcome(stop.exit_code)
     except PacelineError as error:
@@ -103,19 +108,19 @@ def _as_one_rank(spec: Spec, run_dir: Path, say: Say) -> int:
     from paceline.run.process.run import train_here
     from paceline.session.begin import join_peers
 
-    is_first = os.environ.get("RANK", os.environ.get("SLURM_PROCID")) == "0"
+    _, brief, lock = join_peers(spec)
     try:
-        train_here(spec, join_peers(spec)[1])
+        train_here(spec, brief, lock)
     finally:
-        if is_first:
+        if lock is not None and not lock.is_lost:
             _report(run_dir, say)
     return 0
 
 
-def _mark_end(run_dir: Path, outcome: Outcome, say: Say) -> None:
+def _mark_end(run_dir: Path, outcome: Outcome, redactor: Redactor, say: Say) -> None:
     assert outcome.error is not None
     try:
-        mark_end(run_dir, outcome.exit_code, outcome.error)
+        mark_end(run_dir, outcome.exit_code, outcome.error, redactor)
     except OSError as error:  # the disk may be full: what ended the run is told all the same
         say(f"journal  how the run ended could not be added: {error}")
 

@@ -42,4 +42,8 @@ class RunSpec:
     )
     verify: bool = option(True, "prove the layout equal to one device before training, where it has more than one")
     record_samples: bool = option(False, "write the sample ids of every step to the journal")
+    redact: tuple[str, ...] = option(
+        (), "regular expressions of what the journal must not hold, besides secrets of known shapes"
+    )
+    group_read: bool = option(False, "let the file group read the journal and the report, which are the user's alone")
     tensorboard: bool = option(False, "also write TensorBoard event files (needs the extra 'tensorboard')")

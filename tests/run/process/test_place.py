@@ -34,6 +34,33 @@ def test_first_host_of_a_node_list(nodes: str, first: str) -> None:
     assert first_host(nodes) == first
 
 
+@pytest.mark.parametrize(
+    ("nodes", "first"),
+    [
+        ("rack[1-2]node[3-4]", "rack1node3"),
+        ("rack[01-02]node[003-104,200]-ib,login", "rack01node003-ib"),
+        ("[3,5-7]n[08]", "3n08"),
+        ("c[1,3][5-6]", "c15"),
+    ],
+)
+def test_first_host_of_several_groups(nodes: str, first: str) -> None:
+    assert first_host(nodes) == first
+
+
+@pytest.mark.parametrize("nodes", ["", ",n1", "n[1-2", "n[]", "n1]", "n[-3]", "n[[1]]"])
+def test_what_is_no_node_list(nodes: str) -> None:
+    with pytest.raises(ConfigError, match="is not a Slurm node list"):
+        first_host(nodes)
+
+
+def test_a_terminal_of_srun_is_no_rank() -> None:
+    """`srun --pty bash` sets what a step of one task has, and the port of its terminal; later sruns inherit that."""
+    terminal = {"SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "1", "SLURM_LOCALID": "0", "SLURM_PTY_PORT": "41233"}
+    assert ranks_from_environment(terminal) is None
+    assert ranks_from_environment({**terminal, **SRUN}) == (3, 6, 0)
+    assert ranks_from_environment({**terminal, "RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1"}) == (1, 2, 1)
+
+
 def test_rendezvous() -> None:
     assert rendezvous_from({"PACELINE_RENDEZVOUS": "file:///x"}) == "file:///x"
     assert rendezvous_from({"MASTER_ADDR": "a", "MASTER_PORT": "1"}) == "env://"

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import torch
 
+from paceline.durable import publish
 from paceline.errors import StorageError
 from paceline.run.checkpoint.folder import verify_checkpoint
 from paceline.run.checkpoint.index import TensorEntry, read_index
@@ -61,7 +62,7 @@ def consolidate(path: Path, out: Path, prefix: str = MODEL, *, verify: bool = Tr
     unfinished = out.with_name(f".partial-{out.name}-{os.getpid()}")
     try:
         written = write_shard(unfinished, entries, {"format": "pt"})
-        unfinished.replace(out)
+        publish(unfinished, out)
     except OSError as error:
         raise StorageError(f"cannot write {out}", str(error), "free space or choose another place") from error
     finally:

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import hashlib
 import os
 import re
@@ -23,9 +22,11 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from paceline.durable import sync_folder
 from paceline.errors import StorageError
 from paceline.run.checkpoint.index import read_index
 from paceline.run.checkpoint.manifest import FileEntry, Manifest, read_manifest
+from paceline.run.process.lock import try_lock
 
 _NAME = re.compile(r"step-([0-9]{8,})(?:\.([0-9]+))?")
 _PARTIAL = ".partial-"
@@ -158,7 +159,7 @@ def create_partial(root: Path, step: int) -> Partial:
         lock = os.open(_lock_of(folder), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:
             # Between the two calls another save may have taken the lock file for a dead one's and removed it.
-            if _try_lock(lock) is not False and os.fstat(lock).st_nlink:
+            if try_lock(lock) is not False and os.fstat(lock).st_nlink:
                 folder.mkdir()
                 return Partial(folder, lock)
         except BaseException:
@@ -205,15 +206,6 @@ def remove_old(root: Path, keep_last: int, newest: Path) -> tuple[list[str], lis
     return removed, kept
 
 
-def sync_folder(path: Path) -> None:
-    """Make the names in a folder durable."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
 def _remove(folder: Path) -> None:
     """Delete a folder that another process may be deleting too."""
     with contextlib.suppress(FileNotFoundError):
@@ -222,19 +214,6 @@ def _remove(folder: Path) -> None:
 
 def _lock_of(folder: Path) -> Path:
     return folder.with_name(folder.name + _LOCK)
-
-
-def _try_lock(descriptor: int) -> bool | None:
-    """Return whether the lock was free and is now ours; None where the file system has no locks."""
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    except OSError as error:
-        if error.errno in (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK, errno.EINVAL):
-            return None
-        raise
-    return True
 
 
 @contextlib.contextmanager
@@ -246,6 +225,6 @@ def _dead(folder: Path) -> Iterator[bool | None]:
         yield True  # the lock file is created before the folder and removed after it
         return
     try:
-        yield _try_lock(lock)
+        yield try_lock(lock)
     finally:
         os.close(lock)

@@ -6,6 +6,7 @@ import time
 
 import torch
 
+from paceline.errors import DataError
 from paceline.run.loop.loader import held_out_batches, held_out_ids
 from paceline.run.loop.step import Stepper
 from paceline.task.data.source import Source
@@ -22,6 +23,12 @@ def evaluate(stepper: Stepper, source: Source, samples: int, data_rank: int) -> 
         batches = held_out_batches(source, samples, stepper.plan, data_rank, world.device)
         loss_sum, weight = stepper.passes.evaluate(batches)
     loss_sum, weight = world.sum([loss_sum, weight])
+    if weight <= 0:
+        raise DataError(
+            "the held-out samples have no item to measure the loss on",
+            f"the objective's weights add up to zero over the {min(samples, source.samples)} samples of an evaluation",
+            'check their labels: are all of them masked? run.evaluate_every = "none" trains without evaluations',
+        )
     return {"loss": loss_sum / weight, "weight": weight, "seconds": time.perf_counter() - began}
 
 

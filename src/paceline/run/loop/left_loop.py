@@ -6,11 +6,13 @@ error that reaches anybody later carries that very instruction in its traceback.
 
 from __future__ import annotations
 
+import contextlib
 import dis
 import sys
 from dataclasses import dataclass
 from types import CodeType, FrameType
 
+from paceline.errors import RunInUse
 from paceline.run.record.recorder import Recorder, SilentRecorder
 
 # What a loop that is left on purpose executes as its iterator goes away. None of these can raise.
@@ -54,4 +56,5 @@ def left_at(frame: FrameType | None) -> LeftLoop | None:
 def record_left(record: Recorder | SilentRecorder, loop: LeftLoop, step: int, seconds: float) -> None:
     """Record how a run ended whose loop was left by what may have been an error: it is known by now."""
     error = loop.by_error()
-    record.ended("stopped" if error is None else "failed", step, seconds, error)
+    with contextlib.suppress(RunInUse):  # this process has begun the run anew: the older start has ended with that
+        record.ended("stopped" if error is None else "failed", step, seconds, error)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -82,8 +82,9 @@ def save(
     course: Course,
     world: World,
     progress: Progress,
+    fence: Callable[[], None] | None = None,
 ) -> CheckpointInfo:
-    """Write a checkpoint of this moment. Every rank calls it."""
+    """Write a checkpoint of this moment. Every rank calls it; rank 0's `fence` raises where it may not be published."""
     materialise_optimizer_state(optimizer)
     extra = {
         "progress": dataclasses.asdict(progress),
@@ -101,6 +102,7 @@ def save(
         extra,
         keep_last=spec.run.keep_last,
         process_group=world.saving,
+        fence=fence,
     )
 
 

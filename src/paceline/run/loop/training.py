@@ -26,6 +26,7 @@ from paceline.run.loop.step import StepStats
 from paceline.run.memory.spent import MemoryMeter, spent_on
 from paceline.run.numerics.invariants import check_agreement, is_due, numbers_of
 from paceline.run.process.brief import Brief
+from paceline.run.process.lock import RunLock
 from paceline.run.process.signals import StopFlag
 from paceline.run.process.world import World, build_mesh
 from paceline.run.record.journal import Journal
@@ -46,9 +47,21 @@ from paceline.units import Amount, format_seconds
 class Training:
     """Iterates over the global batches of a task and makes one update with each."""
 
-    def __init__(self, spec: Spec, brief: Brief, world: World, run_dir: Path, sinks: Sequence[OpenSink] = ()) -> None:
-        """`sinks` take rank 0's records beside the journal and the status line; they are opened as the start begins."""
+    def __init__(
+        self,
+        spec: Spec,
+        brief: Brief,
+        world: World,
+        run_dir: Path,
+        sinks: Sequence[OpenSink] = (),
+        lock: RunLock | None = None,
+    ) -> None:
+        """`sinks` take rank 0's records beside the journal and the status line; they are opened as the start begins.
+
+        `lock` is rank 0's hold on the run's directory: nothing is written once another start has taken it.
+        """
         self.spec, self.brief, self.world, self.dir = spec, brief, world, run_dir
+        self._fence = lock.check if lock else None
         self._began = time.monotonic()
         task = spec.task
         self._meter = MemoryMeter(world.device)
@@ -68,7 +81,8 @@ class Training:
         self._first_step = self.progress.step + 1
         self._record: Recorder | SilentRecorder = SilentRecorder()
         if world.is_first:
-            journal, status = Journal(run_dir), StatusLine(brief, self._steps(spec.run.log_every) or 1)
+            journal = Journal(run_dir, self._fence, spec.run.group_read)
+            status = StatusLine(brief, self._steps(spec.run.log_every) or 1)
             every: list[Sink] = [journal, status, *(open_sink(run_dir) for open_sink in sinks)]
             self._record = Recorder(run_dir, journal.attempt, spec, brief, world, self._meter, every)
         bar = unigram_bar(self.source, self.held_out, spec.run.evaluate_samples) if world.is_first else None
@@ -231,10 +245,12 @@ class Training:
             self.evaluate()
         if stats.stop_requested and not last:
             because = self._stop.because or "another rank was asked to stop"
-            self._record.stopped(step, because, self.save())
+            self._record.stopped(step, because, self._save())
             self._ended("requeue", Requeue(because))
             raise Requeue(because)
-        if last or (self._checkpoint_every and step % self._checkpoint_every == 0):
+        if last:
+            self._save()  # as above: a second SIGINT that waits has nothing left to end
+        elif self._checkpoint_every and step % self._checkpoint_every == 0:
             self.save()
 
     def _ids_read(self, batch: StepBatch) -> list[int]:
@@ -257,11 +273,20 @@ class Training:
         return result["loss"]
 
     def save(self) -> Path:
-        """Write a checkpoint and return its folder. Every rank calls it."""
-        info = save(
-            self.dir, self.spec, self.brief.plan, self.source.fingerprint, self.model, self.optimizer,
-            self._stepper.scaler, self._course, self.world, self.progress,
-        )  # fmt: skip
+        """Write a checkpoint and return its folder. Every rank calls it.
+
+        A second SIGINT meanwhile raises KeyboardInterrupt when the checkpoint is there, a third one at once.
+        """
+        path = self._save()
+        self._stop.interrupt_if_asked()
+        return path
+
+    def _save(self) -> Path:
+        with self._stop.saving():
+            info = save(
+                self.dir, self.spec, self.brief.plan, self.source.fingerprint, self.model, self.optimizer,
+                self._stepper.scaler, self._course, self.world, self.progress, self._fence,
+            )  # fmt: skip
         self._record.checkpoint(self.progress.step, info.path, info.bytes, info.seconds)
         return info.path
 

@@ -1,15 +1,17 @@
-"""Optional packages that a run was asked to use, looked for before any process is started."""
+"""What a run is asked to use and keep out, looked at before anything is planned or started."""
 
 from __future__ import annotations
 
 from importlib import import_module
 
 from paceline.errors import MissingExtra
+from paceline.run.record.redact import Redactor
 from paceline.spec.run import RunSpec
 
 
 def check_extras(run: RunSpec) -> None:
-    """Raise MissingExtra where the run's options need a package that is not installed."""
+    """Raise MissingExtra where an option needs a package that is not installed, ConfigError where one is wrong."""
+    Redactor(run.redact)
     if run.tensorboard:
         try:
             import_module("tensorboard.summary.writer.event_file_writer")

@@ -6,6 +6,7 @@ one held stays locked in the child for ever. Torch starts threads with its first
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import sys
@@ -35,15 +36,6 @@ class Forked:
         assert self.returncode is not None
         return self.returncode
 
-    def send_signal(self, number: int) -> None:
-        """Send a signal, unless the process has ended."""
-        if self.poll() is None:
-            os.kill(self.pid, number)
-
-    def kill(self) -> None:
-        """End the process by force."""
-        self.send_signal(signal.SIGKILL)
-
     def _collect(self, options: int) -> None:
         pid, status = os.waitpid(self.pid, options)
         if pid:
@@ -62,6 +54,8 @@ def fork(work: Callable[[], int], environ: Mapping[str, str]) -> Forked:
     sys.stderr.flush()
     child = os.fork()
     if child:
+        with contextlib.suppress(OSError):  # both sides make the group: neither may use it before it is there
+            os.setpgid(child, child)
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
         return Forked(child)
     code = 1

@@ -12,12 +12,20 @@ from paceline.errors import ConfigError
 
 
 def ranks_from_environment(environ: Mapping[str, str]) -> tuple[int, int, int] | None:
-    """Return (rank, world size, local rank) as torchrun or srun put them there, or None outside of both."""
+    """Return (rank, world size, local rank) as torchrun or srun put them there, or None outside of both.
+
+    A shell that `srun --pty` opened is outside: its step is one task, and what is typed there starts its own ranks.
+    """
     if "RANK" in environ and "WORLD_SIZE" in environ:
         return int(environ["RANK"]), int(environ["WORLD_SIZE"]), int(environ.get("LOCAL_RANK", environ["RANK"]))
-    if "SLURM_PROCID" in environ and "SLURM_STEP_NUM_TASKS" in environ:
+    if "SLURM_PROCID" in environ and "SLURM_STEP_NUM_TASKS" in environ and not _is_terminal(environ):
         return int(environ["SLURM_PROCID"]), int(environ["SLURM_STEP_NUM_TASKS"]), int(environ["SLURM_LOCALID"])
     return None
+
+
+def _is_terminal(environ: Mapping[str, str]) -> bool:
+    """Return whether this is the terminal of `srun --pty`. A further srun with several tasks inherits the variable."""
+    return "SLURM_PTY_PORT" in environ and environ["SLURM_STEP_NUM_TASKS"] == "1"
 
 
 # What a launcher tells a process of its place; MPI libraries read theirs from variables of these beginnings.
@@ -44,12 +52,17 @@ def ranks_per_node(environ: Mapping[str, str], world_size: int) -> int:
 
 
 def first_host(nodes: str) -> str:
-    """Return the first host name of a Slurm node list such as "gpu[03-07,9],login1"."""
-    match = re.match(r"([^\[,]+)(?:\[([^\],-]+)[^\]]*\]([^,]*))?", nodes)
-    if not match:
-        raise ConfigError(f"'{nodes}' is not a Slurm node list", "it names no host", "set MASTER_ADDR and MASTER_PORT")
-    prefix, first, suffix = match.groups()
-    return prefix + (first or "") + (suffix or "")
+    """Return the first host name of a Slurm node list: "rack1node03" of "rack[1-2]node[03-07,9],login1"."""
+    first = re.match(r"(?:[^\[\],\s]|\[[^\[\]]*\])+", nodes)
+    name = re.sub(r"\[([^\],-]+)[^\]]*\]", r"\1", first.group()) if first else ""
+    whole = first is None or nodes[first.end() :][:1] in ("", ",")  # nothing but a comma may end a name
+    if not name or not whole or "[" in name:
+        raise ConfigError(
+            f"'{nodes}' is not a Slurm node list",
+            "its first host name cannot be read",
+            "set MASTER_ADDR and MASTER_PORT",
+        )
+    return name
 
 
 def rendezvous_from(environ: Mapping[str, str]) -> str:

@@ -4,16 +4,23 @@ from __future__ import annotations
 
 from paceline.run.loop.training import Training
 from paceline.run.process.brief import Brief
+from paceline.run.process.lock import RunLock, take
 from paceline.run.process.world import join_world, leave_world
 from paceline.run.record.tensorboard import asked_sinks
 from paceline.spec.arguments import run_directory
 from paceline.spec.load import Spec
 
 
-def train_here(spec: Spec, brief: Brief) -> None:
-    """Train a spec as its brief says. Every rank of the brief's plan calls it."""
+def train_here(spec: Spec, brief: Brief, lock: RunLock | None = None) -> None:
+    """Train a spec as its brief says. Every rank of the brief's plan calls it.
+
+    `lock` is the run directory's; rank 0 takes it where its caller has not.
+    """
     world = join_world(brief.device, brief.threads)
-    training = Training(spec, brief, world, run_directory(spec), asked_sinks(spec.run))
+    run_dir = run_directory(spec)
+    if lock is None and world.is_first:
+        lock = take(run_dir)
+    training = Training(spec, brief, world, run_dir, asked_sinks(spec.run), lock)
     for batch in training:
         training.step(batch)
     world.wait()

@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 
 
 class StopFlag:
-    """Remembers that this process was asked to stop. A second SIGINT interrupts at once, as in any program."""
+    """Remembers that this process was asked to stop. A second SIGINT interrupts at once, as in any program.
+
+    Within `saving()` it waits until the block is over: a save is whole or not there, and the one that the first SIGINT
+    asked for is wanted. A third one interrupts that too.
+    """
 
     def __init__(self) -> None:
         self.because = ""
         self._previous: dict[int, Any] = {}
+        self._is_saving = self._interrupt_waits = False
 
     def watch(self) -> StopFlag:
         """Install the handlers. Outside of the main thread nothing is installed: Python allows it only there."""
@@ -30,9 +36,27 @@ class StopFlag:
             signal.signal(number, handler)
         self._previous.clear()
 
+    @contextlib.contextmanager
+    def saving(self) -> Iterator[None]:
+        """Put a second SIGINT off until the block is over."""
+        self._is_saving = True
+        try:
+            yield
+        finally:
+            self._is_saving = False
+
+    def interrupt_if_asked(self) -> None:
+        """Raise KeyboardInterrupt where a second SIGINT came during a save."""
+        if self._interrupt_waits:
+            self._interrupt_waits = False
+            raise KeyboardInterrupt
+
     def _received(self, number: int, frame: object) -> None:
         if number == signal.SIGINT and self.because:
-            raise KeyboardInterrupt
+            if not self._is_saving or self._interrupt_waits:
+                raise KeyboardInterrupt
+            self._interrupt_waits = True
+            return
         self.because = f"received {signal.Signals(number).name}"
 
 

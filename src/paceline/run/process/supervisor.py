@@ -1,7 +1,8 @@
 """The supervisor: starts the processes of a run on this machine, passes signals on and says how they ended.
 
 It never imports torch. Ranks find each other through a file, so there is no port that two runs could fight over.
-When one rank ends badly, its peers are given a moment to end themselves and are then killed: nothing hangs.
+When one rank ends badly, its peers are given a moment to end themselves and are then killed, with all that they have
+started: nothing hangs, and nothing is left behind.
 """
 
 from __future__ import annotations
@@ -9,58 +10,46 @@ from __future__ import annotations
 import json
 import math
 import os
-import signal
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
-from paceline.errors import PacelineError, Requeue, WorkerDied
+from paceline.errors import PacelineError
 from paceline.patience import Patience
+from paceline.run.process.blame import UNFINISHED, Ending, Outcome, outcome_of
+from paceline.run.process.lock import RunLock
+from paceline.run.process.memory_kills import memory_kills
+from paceline.run.process.os_groups import POLL_SECONDS, Process, collect, ending_of, kill_group, signal_process
 from paceline.run.process.parent import PARENT_VARIABLE
 from paceline.run.process.signals import forward_signals
 
 GRACE_SECONDS = 15.0
-POLL_SECONDS = 0.05
 ERROR_FOLDER = "PACELINE_ERRORS"
 
 
-@dataclass(frozen=True)
-class Outcome:
-    """How a group of processes ended: the exit code for the caller, and what to say about it."""
-
-    exit_code: int
-    error: dict[str, object] | None = None
-
-
-class Process(Protocol):
-    """What a supervisor asks of a process: a `subprocess.Popen`, or one that was forked."""
-
-    @property
-    def returncode(self) -> int | None: ...
-
-    def poll(self) -> int | None: ...
-
-    def wait(self) -> int: ...
-
-    def send_signal(self, number: int) -> None: ...
-
-    def kill(self) -> None: ...
-
-
-def supervise(command: Sequence[str], ranks: int, environ: dict[str, str], limit_seconds: float = math.inf) -> Outcome:
+def supervise(
+    command: Sequence[str],
+    ranks: int,
+    environ: dict[str, str],
+    limit_seconds: float = math.inf,
+    lock: RunLock | None = None,
+) -> Outcome:
     """Run `command` once per rank and return how they ended. After `limit_seconds` they are killed.
 
     Each process gets RANK, LOCAL_RANK, WORLD_SIZE and a rendezvous; SIGTERM, SIGINT and SIGUSR1 are passed on to all.
+    Rank 0 shares the lock of the run's directory, so that it lives as long as either of the two.
     """
 
     def start(place: dict[str, str]) -> Process:
+        keeps = lock if place["RANK"] == "0" else None
         # Own process group: Ctrl-C reaches the ranks once, through us.
-        return subprocess.Popen(list(command), env={**environ, **place}, process_group=0)
+        return subprocess.Popen(
+            list(command), env={**environ, **place, **(keeps.for_first_rank() if keeps else {})}, process_group=0,
+            pass_fds=(keeps.descriptor,) if keeps else (),
+        )  # fmt: skip
 
     return supervise_started(start, ranks, environ, limit_seconds)
 
@@ -81,73 +70,45 @@ def supervise_started(
 
         def send(number: int) -> None:
             for process in processes:
-                if process.poll() is None:
-                    process.send_signal(number)
+                signal_process(process, number)
 
-        flag = forward_signals(send)
+        flag, kills = forward_signals(send), memory_kills()
         try:
             for rank in range(ranks):
                 processes.append(start({**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)}))
-            if not _wait(processes, Patience(limit_seconds)):
+            endings, killed = _wait(processes, Patience(limit_seconds))
+            if len(endings) < ranks:
                 because = f"{ranks} process(es) ran for more than {limit_seconds:.0f} s and were killed"
                 return Outcome(1, PacelineError("it took too long", because, "try on an idle machine").as_dict())
-            return _outcome(processes, Path(folder))
+            return outcome_of(endings, killed, Path(folder), kills)
         finally:
-            for process in processes:
-                if process.poll() is None:
-                    process.kill()
-                process.wait()
+            collect(processes)
             flag.release()
 
 
-def _wait(processes: Sequence[Process], limit: Patience) -> bool:
-    """Return when all processes have ended, by themselves or, after a peer's failure, by force.
+def _wait(processes: Sequence[Process], limit: Patience) -> tuple[list[Ending], set[int]]:
+    """Return how the processes ended, in order, and which of them were killed because a peer had failed before.
 
-    The result is False where they were still running when `limit` was over and were killed.
+    Some are missing where they were still running when `limit` was over.
     """
-    grace = None
-    while any(process.poll() is None for process in processes):
-        failed = any(process.poll() not in (None, 0) for process in processes)
-        if failed and grace is None:
+    endings: dict[int, Ending] = {}
+    killed: set[int] = set()
+    grace, looked = None, time.time()
+    while len(endings) < len(processes) and not limit.is_over:
+        now = time.time()
+        for rank, process in enumerate(processes):
+            code = ending_of(process) if rank not in endings else None
+            if code is not None:
+                endings[rank] = Ending(rank, code, looked, now)
+        looked = now
+        if grace is None and any(ending.code for ending in endings.values()):
             grace = Patience(GRACE_SECONDS)
         if grace is not None and grace.is_over:
-            for process in processes:
-                if process.poll() is None:
-                    process.kill()
-        if limit.is_over:
-            for process in processes:
-                process.kill()
-                process.wait()
-            return False
+            killed |= set(range(len(processes))) - set(endings)
+            for rank in killed - set(endings):
+                kill_group(processes[rank])
         time.sleep(POLL_SECONDS)  # a wait for several processes at once, not a synchronisation
-    return True
-
-
-def _outcome(processes: Sequence[Process], folder: Path) -> Outcome:
-    """Return the ending that explains the others: a rank's own error, then a signal, then any other code."""
-    codes = [process.returncode or 0 for process in processes]
-    if not any(codes):
-        return Outcome(0)
-    written = sorted(folder.glob("error-*.json"), key=lambda path: path.stat().st_mtime_ns)
-    errors = [json.loads(path.read_text()) for path in written]
-    told = next((error for error in errors if error.get("cause")), None)
-    killed = [(rank, -code) for rank, code in enumerate(codes) if code < 0 and -code != signal.SIGKILL]
-    killed = killed or [(rank, -code) for rank, code in enumerate(codes) if code < 0]
-    if told is not None:
-        return Outcome(int(told["exit_code"]), told)
-    if Requeue.exit_code in codes and not killed:
-        return Outcome(Requeue.exit_code)
-    if killed:
-        rank, number = killed[0]
-        name = signal.Signals(number).name
-        died = WorkerDied(
-            f"rank {rank} of {len(codes)} was ended by {name}",
-            "out of memory is the usual reason for SIGKILL" if number == signal.SIGKILL else "the process got a signal",
-            "start the same command again: it resumes from the last checkpoint",
-            exit_code=128 + number,
-        )
-        return Outcome(128 + number, died.as_dict())
-    return Outcome(max(codes), errors[0] if errors else None)
+    return list(endings.values()), killed
 
 
 def explain(outcome: Outcome) -> None:
@@ -173,5 +134,8 @@ def report_error(details: dict[str, object], cause: bool) -> None:
     """Leave a rank's error where the supervisor finds it; `cause` is False for what a peer's end brought about."""
     folder = os.environ.get(ERROR_FOLDER)
     if folder:
-        path = Path(folder) / f"error-{os.environ.get('RANK', '0')}.json"
-        path.write_text(json.dumps({**details, "rank": int(os.environ.get("RANK", "0")), "cause": cause}))
+        rank = int(os.environ.get("RANK", "0"))
+        path = Path(folder) / f"error-{rank}.json"
+        unfinished = path.with_name(path.name + UNFINISHED)
+        unfinished.write_text(json.dumps({**details, "rank": rank, "cause": cause, "time": time.time()}))
+        unfinished.replace(path)

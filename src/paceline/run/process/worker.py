@@ -5,6 +5,7 @@ SPEC is a JSON file of a spec, or a file of a task that was pickled by `paceline
 
 from __future__ import annotations
 
+import os
 import sys
 import traceback
 from pathlib import Path
@@ -13,6 +14,7 @@ from paceline.errors import PacelineError, Requeue
 from paceline.run.process.brief import take_brief
 from paceline.run.process.forked import leave
 from paceline.run.process.handover import take_over
+from paceline.run.process.os_groups import end_own_group
 from paceline.run.process.parent import end_with_parent
 from paceline.run.process.supervisor import report_error
 
@@ -30,7 +32,7 @@ def guarded(work: object) -> int:
     except BaseException as error:
         details, code = describe(error)
         echo = is_echo(error)
-        if not isinstance(error, PacelineError) and not echo:
+        if not isinstance(error, PacelineError | KeyboardInterrupt) and not echo:
             details["traceback"] = traceback.format_exc()
         report_error({**details, "exit_code": code}, cause=not echo)
         return code
@@ -51,4 +53,8 @@ def _train(path: Path) -> None:
 
 
 if __name__ == "__main__":
-    leave(main())  # a peer may be dead: nothing is waited for
+    supervisor = os.getppid()
+    code = main()
+    sys.stdout.flush()
+    end_own_group(supervisor)
+    leave(code)  # a peer may be dead: nothing is waited for

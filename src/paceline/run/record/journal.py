@@ -11,13 +11,17 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Iterator
+import re
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 from paceline.errors import StorageError
+from paceline.run.record.redact import Redactor
 from paceline.spec.journal.kinds import FaultRecord, RunEnded, StepRecord, parse
 from paceline.spec.journal.record import Record, plain
+
+_NAME = re.compile(r"([0-9]{4,})\.jsonl")
 
 
 def _plain(value: Any) -> Any:
@@ -40,22 +44,31 @@ def _line(record: Record) -> bytes:
 
 
 class Journal:
-    """The sink that keeps one start's records. Create it on rank 0 only."""
+    """The sink that keeps one start's records. Create it on rank 0 only.
 
-    def __init__(self, run_dir: Path) -> None:
+    `fence` is called before each record and may raise. The file is the user's alone, and its group's to read with
+    `group_read`.
+    """
+
+    def __init__(self, run_dir: Path, fence: Callable[[], None] | None = None, group_read: bool = False) -> None:
+        self._fence = fence
         self.folder = run_dir / "journal"
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            self.attempt = 1 + max((int(path.stem) for path in self.folder.glob("[0-9]*.jsonl")), default=0)
+            self.attempt = 1 + max((number for number, _ in _numbered(self.folder)), default=0)
             self.path = self.folder / f"{self.attempt:04d}.jsonl"
-            self._file = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o644)
+            self._file = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o600)
+            if group_read:
+                os.fchmod(self._file, 0o640)
         except OSError as error:
             raise StorageError(
                 f"cannot write the journal in {self.folder}", str(error), "free space or choose another run.dir"
             ) from error
 
     def write(self, record: Record) -> None:
-        """Append one record. Raises StorageError where the line cannot be written whole."""
+        """Append one record. Raises StorageError where it cannot be written whole, or the fence refuses."""
+        if self._fence is not None:
+            self._fence()
         line = _line(record)
         try:
             written = os.write(self._file, line)
@@ -68,18 +81,31 @@ class Journal:
         """Flush to disk and close."""
         os.fsync(self._file)
         os.close(self._file)
+        self._file = -1  # the number may soon be another file's
+
+
+def _numbered(folder: Path) -> list[tuple[int, Path]]:
+    """Return (number, path) of whatever has the name of a start, by number: other names are not the journal's."""
+    named = [(_NAME.fullmatch(path.name), path) for path in folder.iterdir()] if folder.is_dir() else []
+    return sorted((int(match[1]), path) for match, path in named if match)
+
+
+def starts_of(run_dir: Path) -> list[tuple[int, Path]]:
+    """Return (number, file) of every start of a run, oldest first. What others left in the folder is passed over."""
+    return [(number, path) for number, path in _numbered(run_dir / "journal") if path.is_file()]
 
 
 def read_journal(run_dir: Path) -> Iterator[dict[str, Any]]:
     """Yield every record of a run, oldest start first, each with `attempt` set to its start's number."""
-    for path in sorted((run_dir / "journal").glob("[0-9]*.jsonl")):
+    for number, path in starts_of(run_dir):
         for line in path.read_bytes().split(b"\n"):
             try:
                 record = json.loads(line)
             except ValueError:
                 continue  # an empty line, or the last line of a process that was killed while writing
-            record.setdefault("attempt", int(path.stem))
-            yield record
+            if isinstance(record, dict) and "kind" in record:
+                record.setdefault("attempt", number)
+                yield record
 
 
 def read_records(run_dir: Path) -> Iterator[Record]:
@@ -96,12 +122,14 @@ def final_steps(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [by_step[step] for step in sorted(by_step)]
 
 
-def mark_end(run_dir: Path, exit_code: int, error: dict[str, Any]) -> None:
+def mark_end(run_dir: Path, exit_code: int, error: dict[str, Any], redactor: Redactor | None = None) -> None:
     """Append a fault and an end to the newest start if it has none: its writer was killed before it could.
 
     Only for a supervisor whose processes have all ended.
     """
-    newest = max((run_dir / "journal").glob("[0-9]*.jsonl"), default=None)
+    error = (redactor or Redactor()).data(error)
+    starts = starts_of(run_dir)
+    newest = starts[-1][1] if starts else None
     if newest is None or b'"kind":"run_ended"' in newest.read_bytes()[-65536:]:
         return
     step = max((record.step or 0 for record in read_records(run_dir) if isinstance(record, StepRecord)), default=0)

@@ -22,6 +22,7 @@ from paceline.run.process.brief import Brief
 from paceline.run.process.supervisor import is_supervised
 from paceline.run.process.world import World
 from paceline.run.record.observe import remember_run
+from paceline.run.record.redact import Redactor
 from paceline.run.record.sink import Sink
 from paceline.spec.journal.kinds import (
     CheckpointRecord,
@@ -49,10 +50,13 @@ class Recorder:
     ) -> None:  # fmt: skip
         """`attempt` is the number of the start; `sinks` are closed when it ends."""
         self._run_dir, self._attempt, self._sinks = run_dir, attempt, sinks
+        self._redactor = Redactor(spec.run.redact)
         self._spec, self._brief, self._world, self._meter = spec, brief, world, meter
         self._ended = False
 
     def _write(self, record: Record) -> None:
+        if not isinstance(record, StepRecord):  # which holds no text
+            record = self._redactor.record(record)
         for sink in self._sinks:
             sink.write(record)
 
@@ -184,7 +188,10 @@ def describe(error: BaseException | None) -> tuple[dict[str, Any], int]:
     """Return an error as plain data and the exit code that goes with it."""
     if error is None:
         return {}, 0
-    code = int(getattr(error, "exit_code", 130 if isinstance(error, KeyboardInterrupt) else 1))
+    if isinstance(error, KeyboardInterrupt):
+        again = "start the same command again: it resumes from the last checkpoint"
+        return {"error": "KeyboardInterrupt", "what": "interrupted", "because": "Ctrl-C", "try": again}, 130
+    code = int(getattr(error, "exit_code", 1))
     if isinstance(error, PacelineError):
         return error.as_dict(), code
     return {"error": type(error).__name__, "what": f"{type(error).__name__}: {error}", "because": "", "try": ""}, code

@@ -11,12 +11,12 @@ import pytest
 import torch
 import ways_to_draw
 from distributed import run_ranks
-from paceline.plan.planned import plan_task
 from rounding import MEAN_LOSS_BF16, assert_curves_close
 from tests_shared import SEQ_LEN, decoder_task, plan_of, run_steps
 from torch import nn
 
 from paceline.errors import ConfigError
+from paceline.plan.planned import plan_task
 from paceline.run.process.world import join_world
 from paceline.spec.cluster import ClusterSpec
 from paceline.spec.layout import Layout

@@ -13,8 +13,10 @@ from typing import Any
 
 from torch import Tensor
 
+from paceline.durable import publish, sync_folder
 from paceline.errors import ConfigError, StorageError
 from paceline.task.models.huggingface.experts import SplitExperts, apart, joined, moe_config
+from paceline.task.models.huggingface.files import file_inside
 from paceline.task.models.sizes import DecoderConfig, MoEConfig
 
 PREFIX = "model."
@@ -72,8 +74,8 @@ def export_safetensors(
     """Write weights and config.json for `AutoModelForCausalLM.from_pretrained(folder)`; return the folder.
 
     `state` has our names and full tensors, and may be lazy: no more than one file's tensors are held at a time. Above
-    `shard_bytes` the weights go to several files and an index. Every file is complete or absent. Raises StorageError
-    where the folder cannot be written.
+    `shard_bytes` the weights go to several files and an index. Every file is complete or absent, and on the disk
+    before it has its name. Raises StorageError where the folder cannot be written.
     """
     from safetensors.torch import save_file
 
@@ -90,10 +92,11 @@ def export_safetensors(
     parts = _parts(sizes, shard_bytes)
     try:
         folder.mkdir(parents=True, exist_ok=True)
+        sync_folder(folder.parent)
         for file, names in parts.items():
             held = {name: state[ours[name]].detach().cpu().contiguous() for name in names}
             save_file(held, folder / (file + ".part"), metadata={"format": "pt"})
-            (folder / (file + ".part")).replace(folder / file)
+            publish(folder / (file + ".part"), folder / file)
         if len(parts) > 1:
             weight_map = {name: file for file, names in parts.items() for name in names}
             _write_json(folder / INDEX, {"metadata": {"total_size": sum(sizes.values())}, "weight_map": weight_map})
@@ -124,7 +127,7 @@ def _parts(sizes: Mapping[str, int], shard_bytes: int) -> dict[str, list[str]]:
 def _write_json(path: Path, content: dict[str, Any]) -> None:
     part = path.with_name(path.name + ".part")
     part.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
-    part.replace(path)
+    publish(part, path)
 
 
 class LazyTensors(Mapping[str, Tensor]):
@@ -176,7 +179,7 @@ def read_safetensors(path: str | Path) -> LazyTensors:
     if (path / INDEX).is_file():
         try:
             weight_map = json.loads((path / INDEX).read_text(encoding="utf-8"))["weight_map"]
-            files = {str(name): path / file for name, file in weight_map.items()}
+            files = {str(name): file_inside(path, file) for name, file in weight_map.items()}
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise StorageError(
                 f"{path / INDEX} cannot be read", f"{type(error).__name__}: {error}", "a fresh copy"

@@ -1,0 +1,41 @@
+"""Files that are there in full or not at all, also after a power cut: flushed, renamed, and the folder flushed too."""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+
+
+def sync_file(path: Path) -> None:
+    """Make a file's content durable. Raises OSError."""
+    _sync(path, os.O_RDONLY)
+
+
+def sync_folder(path: Path) -> None:
+    """Make the names in a folder durable, where its file system can. Raises OSError."""
+    try:
+        _sync(path, os.O_RDONLY | os.O_DIRECTORY)
+    except OSError as error:
+        if (
+            error.errno != errno.EINVAL
+        ):  # what some network and FUSE file systems say to a folder: there is no such call
+            raise
+
+
+def publish(unfinished: Path, path: Path) -> None:
+    """Give a finished file its name, in place of a file that has it: durable when this returns. Raises OSError.
+
+    Content goes to the disk before the name: after a crash no name stands for half a file.
+    """
+    sync_file(unfinished)
+    unfinished.replace(path)
+    sync_folder(path.parent)
+
+
+def _sync(path: Path, flags: int) -> None:
+    descriptor = os.open(path, flags)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

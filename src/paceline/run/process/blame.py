@@ -1,0 +1,120 @@
+"""Which rank a failed run is to be blamed on: the first that failed by itself, and never one that was ended for it."""
+
+from __future__ import annotations
+
+import json
+import signal
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from paceline.errors import PacelineError, Requeue, WorkerDied
+from paceline.run.process.memory_kills import why_killed
+
+ERROR_GLOB = "error-*.json"
+UNFINISHED = ".part"
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a group of processes ended: the exit code for the caller, and what to say about it."""
+
+    exit_code: int
+    error: dict[str, object] | None = None
+
+
+@dataclass(frozen=True)
+class Ending:
+    """How one rank ended, and between which moments (seconds since the epoch): it was alive at the look before."""
+
+    rank: int
+    code: int  # minus the signal that ended it
+    after: float
+    by: float
+
+
+def outcome_of(endings: Sequence[Ending], killed: Collection[int], folder: Path, kills_before: int | None) -> Outcome:
+    """Return how the ranks of a run ended, by the failure that came first.
+
+    `killed` are the ranks that the supervisor ended, `folder` holds what ranks told of their errors, and `kills_before`
+    is what the kernel's count of memory kills was.
+    """
+    if not any(ending.code for ending in endings):
+        return Outcome(0)
+    told = _told(folder)
+    own = [ending for ending in endings if ending.code and ending.rank not in killed]
+    if len({ending.code for ending in own}) == 1 and len(own) == len(endings) and own[0].code > 0 and not told:
+        return Outcome(own[0].code)  # a script that all ranks have left alike
+    spoke = {error["rank"] for error in told}
+    failures: list[tuple[float, dict[str, Any] | Ending]] = [
+        *((float(error["time"]), error) for error in told if error["cause"]),
+        *((_moment(each), each) for each in own if each.code < 0 or not _has_said_why(each, spoke)),
+    ]
+    if not failures:
+        requeue = any(ending.code == Requeue.exit_code for ending in own)
+        return Outcome(Requeue.exit_code) if requeue else Outcome(max(ending.code for ending in own), told[0])
+    first = min(failures, key=lambda failure: failure[0])[1]
+    if not isinstance(first, Ending):
+        return Outcome(int(first["exit_code"]), first)
+    return _died(first, len(endings), kills_before) if first.code < 0 else _left(first, len(endings))
+
+
+def _has_said_why(ending: Ending, spoke: Collection[int]) -> bool:
+    return ending.rank in spoke or ending.code == Requeue.exit_code
+
+
+def _moment(ending: Ending) -> float:
+    """Return when a rank ended that told no error, for the order of failures.
+
+    SIGKILL and a call of exit come from outside of training, so errors of the same moment are their echoes. Another
+    signal may be an echo itself: a process aborts when a peer has gone.
+    """
+    return ending.after if ending.code == -signal.SIGKILL or ending.code > 0 else ending.by
+
+
+def _died(ending: Ending, ranks: int, kills_before: int | None) -> Outcome:
+    number = -ending.code
+    died = WorkerDied(
+        f"rank {ending.rank} of {ranks} was ended by {signal.Signals(number).name}",
+        why_killed(kills_before) if number == signal.SIGKILL else "the process got a signal",
+        "start the same command again: it resumes from the last checkpoint",
+        exit_code=128 + number,
+    )
+    return Outcome(128 + number, {**died.as_dict(), "rank": ending.rank})
+
+
+def _left(ending: Ending, ranks: int) -> Outcome:
+    """Return the outcome of a rank that ended the process without a word."""
+    left = PacelineError(
+        f"rank {ending.rank} of {ranks} ended with code {ending.code}",
+        "it left no error: something called exit in it",
+        "look for exit calls in the task's own code and its libraries",
+    )
+    left.exit_code = ending.code
+    return Outcome(ending.code, {**left.as_dict(), "rank": ending.rank})
+
+
+def _told(folder: Path) -> list[dict[str, Any]]:
+    """Return what ranks told of their errors, in the order in which they did."""
+    errors = [_read(path) for path in (*folder.glob(ERROR_GLOB), *folder.glob(ERROR_GLOB + UNFINISHED))]
+    return sorted(errors, key=lambda error: (error["time"], error["rank"]))
+
+
+def _read(path: Path) -> dict[str, Any]:
+    """Return a rank's error. One that was cut short counts as the cause, at the moment of its last byte."""
+    written = path.stat().st_mtime
+    rank = int(path.name.removesuffix(UNFINISHED).removesuffix(".json").rpartition("-")[2])
+    text = path.read_text(errors="replace")
+    try:
+        found = json.loads(text)
+        if isinstance(found, dict) and {"what", "because", "try", "exit_code"} <= set(found):
+            return {"time": written, "rank": rank, "cause": True, **found}
+    except ValueError:
+        pass
+    cut = PacelineError(
+        f"rank {rank} failed, and what it told of that is cut short",
+        f"it was ended while it wrote this: {text[:300]!r}" if text else "it was ended before it wrote a word of it",
+        "look at what the rank printed; start the same command again: it resumes from the last checkpoint",
+    )
+    return {**cut.as_dict(), "time": written, "rank": rank, "cause": True}

@@ -1,0 +1,240 @@
+"""One run directory, one run: a lock for as long as a run lives, and a fence for who lost it without noticing.
+
+`RUN/lock` is locked (flock) by the process that begins a run, and by rank 0, which inherits the lock from it: the
+system takes it away when both are gone, however they died, on whichever machine. The file's content only names them.
+
+A run may lose its lock all the same: the file is deleted, a file server forgets a machine that was silent, the same
+process begins the run anew, or the file system has no locks at all. So whoever takes the directory writes a token of
+its own into the file, and a run looks for its token before every record and every checkpoint that it publishes: the
+older one's writes fail, and nothing is interleaved. Without locks the processes named in the file decide instead; those
+of another machine count as alive. Torch-free.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import errno
+import fcntl
+import json
+import os
+import platform
+import secrets
+import weakref
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from paceline.errors import RunInUse, StorageError
+
+NAME = "lock"
+LOCK_VARIABLE = "PACELINE_LOCK"  # "DESCRIPTOR:TOKEN", for rank 0 of a supervisor that holds the lock
+RECORD_BYTES = 512  # one write, which readers see whole
+NO_LOCKS = (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK, errno.EINVAL)
+
+# Which directories this process holds is a fact about the process: the system's lock cannot tell two of its runs apart.
+_HELD: weakref.WeakValueDictionary[tuple[int, int], RunLock] = weakref.WeakValueDictionary()
+_INHERITED: list[RunLock] = []  # held until the process ends, as by its supervisor
+
+
+class RunLock:
+    """A run directory that this process holds: until the `with` block is left, `release` is called or it ends."""
+
+    def __init__(self, run_dir: Path, descriptor: int, token: str) -> None:
+        self.run_dir, self.descriptor, self.token = run_dir, descriptor, token
+        _HELD[_identity(descriptor)] = self
+        self._let_go = weakref.finalize(self, _release, run_dir / NAME, descriptor, token, os.getpid())
+        # A worker that is forked from this process must not hold the directory for longer than this process does.
+        os.register_at_fork(after_in_child=self._let_go)
+
+    def check(self) -> None:
+        """Raise RunInUse where another start has taken the directory: this one must write nothing more."""
+        holder = _read(self.run_dir / NAME)
+        if holder and holder["token"] != self.token:
+            raise RunInUse(
+                f"another start has taken over {self.run_dir}",
+                f"{_who(holder)}; this one writes nothing more",
+                "let one run at a time use a directory, and leave its file `lock` alone",
+            )
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether another start has taken the directory."""
+        try:
+            self.check()
+        except RunInUse:
+            return True
+        return False
+
+    def for_first_rank(self) -> dict[str, str]:
+        """Return what the environment of a rank 0 says that inherits the descriptor."""
+        return {LOCK_VARIABLE: f"{self.descriptor}:{self.token}"}
+
+    def release(self) -> None:
+        """Free the directory. A lock that was inherited stays with the supervisor."""
+        if self not in _INHERITED:
+            self._let_go()
+
+    def __enter__(self) -> RunLock:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.release()
+
+
+def take(run_dir: Path) -> RunLock:
+    """Return the run directory's lock, which this process then holds; take it over from an older run of this process.
+
+    Raises RunInUse where another process holds it, naming it, and StorageError where its file cannot be written.
+    """
+    inherited = _inherited(run_dir)
+    if inherited is not None:
+        return inherited
+    try:
+        run_dir.mkdir(parents=True, exist_ok=True)
+        descriptor = _locked(run_dir)
+        lock = RunLock(run_dir, descriptor, secrets.token_hex(8))
+        _write(descriptor, {"token": lock.token, **_this_process()})
+    except OSError as error:
+        raise StorageError(
+            f"cannot lock the run's directory {run_dir}", str(error), "free space or choose another run.dir"
+        ) from error
+    return lock
+
+
+def try_lock(descriptor: int) -> bool | None:
+    """Return whether the lock was free and is now ours; None where the file system has no locks."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError as error:
+        if error.errno in NO_LOCKS:
+            return None
+        raise
+    return True
+
+
+def _locked(run_dir: Path) -> int:
+    """Return a descriptor of the lock file that holds the lock. Raises RunInUse, OSError."""
+    path = run_dir / NAME
+    while True:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            free, own = try_lock(descriptor), _HELD.get(_identity(descriptor))
+            holder = _read(path)
+            if own is not None:
+                own_descriptor = os.dup(own.descriptor)
+                os.close(descriptor)
+                return own_descriptor
+            if free is False or (free is None and holder and _may_live(holder)):
+                raise _in_use(run_dir, holder, free is None)
+            if os.fstat(descriptor).st_nlink:  # else the file was deleted meanwhile: the lock is of no file
+                return descriptor
+        except BaseException:
+            os.close(descriptor)
+            raise
+        os.close(descriptor)
+
+
+def _inherited(run_dir: Path) -> RunLock | None:
+    """Return the lock that this process's supervisor has handed on, where it is this directory's."""
+    descriptor, _, token = os.environ.pop(LOCK_VARIABLE, "").partition(":")
+    try:
+        status = (run_dir / NAME).stat()
+        there = (status.st_dev, status.st_ino)
+        for lock in _INHERITED:  # a further run of a script on the same directory
+            if _identity(lock.descriptor) == there:
+                return lock
+        if not token or there != _identity(int(descriptor)):
+            return None
+        os.set_inheritable(int(descriptor), False)
+    except (OSError, ValueError):
+        return None
+    lock = RunLock(run_dir, int(descriptor), token)
+    _INHERITED.append(lock)
+    holder = _read(run_dir / NAME)
+    if holder and holder["token"] == token:
+        _write(lock.descriptor, {**holder, "processes": [*holder["processes"], *_this_process()["processes"]]})
+    return lock
+
+
+def _release(path: Path, descriptor: int, token: str, process: int) -> None:
+    """Free a lock: what the file says first, for file systems without locks, unless it belongs to another by now."""
+    with contextlib.suppress(OSError):  # the directory may be gone
+        holder = _read(path)
+        if os.getpid() == process and holder and holder["token"] == token:
+            os.ftruncate(descriptor, 0)
+    os.close(descriptor)
+
+
+# ---- what the file says ---------------------------------------------------------------------------------------------
+
+
+def _this_process() -> dict[str, Any]:
+    started = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+    return {"host": platform.node(), "started": started, "processes": [[os.getpid(), _began(os.getpid())]]}
+
+
+def _write(descriptor: int, record: Mapping[str, Any]) -> None:
+    line = json.dumps(record).encode().ljust(RECORD_BYTES - 1) + b"\n"
+    os.pwrite(descriptor, line, 0)
+    os.ftruncate(descriptor, len(line))
+    os.fsync(descriptor)  # on a file server others see it now
+
+
+def _read(path: Path) -> dict[str, Any] | None:
+    """Return who holds the directory, as the file says, or None where it says nothing."""
+    try:
+        holder = json.loads(path.read_bytes())
+        return holder if {"token", "host", "started", "processes"} <= set(holder) else None
+    except (OSError, ValueError, TypeError):
+        return None
+
+
+def _identity(descriptor: int) -> tuple[int, int]:
+    status = os.fstat(descriptor)
+    return status.st_dev, status.st_ino
+
+
+def _began(process: int) -> str:
+    """Return when a process began, in the system's own count, or "" where it is not there or the system does not say.
+
+    With the number it names a process; numbers alone are given again.
+    """
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[19]
+    except OSError:
+        return ""
+
+
+def _may_live(holder: Mapping[str, Any]) -> bool:
+    """Return whether a process that the file names is alive, as far as this machine can tell."""
+    if holder["host"] != platform.node():
+        return True
+    return any(_is_there(process) and _began(process) == began for process, began in holder["processes"])
+
+
+def _is_there(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:  # somebody else's
+        return True
+    return True
+
+
+def _who(holder: Mapping[str, Any] | None) -> str:
+    if not holder:
+        return "another process has locked it"
+    return f"process {holder['processes'][0][0]} on {holder['host']} has held it since {holder['started']}"
+
+
+def _in_use(run_dir: Path, holder: Mapping[str, Any] | None, unlocked: bool) -> RunInUse:
+    wait = f"wait for it, stop it (kill -TERM {holder['processes'][0][0]})" if holder else "wait for it, stop it"
+    gone = f"; if it is gone, delete {run_dir / NAME}: this file system has no locks" if unlocked else ""
+    return RunInUse(f"{run_dir} is in use by another run", _who(holder), f"{wait}, or choose another run.dir{gone}")

@@ -1,0 +1,84 @@
+"""Redaction: what a journal must not hold. Secrets of known shapes, and what `run.redact` matches."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from typing import Any
+
+from paceline.errors import ConfigError
+from paceline.run.record.secret_shapes import AFTER_A_NAME, KNOWN, NAMED
+from paceline.spec.journal.record import Some
+
+MARK = "[redacted]"
+
+
+@dataclass(frozen=True)
+class Redactor:
+    """Replaces secrets in text and in nested data. `patterns` are regular expressions of the user's own."""
+
+    patterns: tuple[str, ...] = ()
+    _own: tuple[re.Pattern[str], ...] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_own", tuple(map(compiled, self.patterns)))
+
+    def text(self, text: str) -> str:
+        """Return the text with each secret replaced; its surroundings stay."""
+        for pattern in (*self._own, *KNOWN):
+            text = pattern.sub(lambda found: MARK if found.group() else "", text)
+        for pattern in AFTER_A_NAME:
+            text = pattern.sub(_keep_head, text)
+        return text
+
+    def data(self, value: Any) -> Any:
+        """Return nested data with the secrets in its texts replaced: also a text whose key or option names a secret."""
+        if isinstance(value, str):
+            return self.text(value)
+        if isinstance(value, Mapping):
+            return {key: self._valued(str(key), item) for key, item in value.items()}
+        if isinstance(value, list | tuple):
+            return self._words(value)
+        return value
+
+    def record(self, record: Some) -> Some:
+        """Return a record of the journal with the secrets in its texts replaced."""
+        cleaned = {field.name: self._field(field.name, getattr(record, field.name)) for field in fields(record)}
+        return replace(record, **cleaned)
+
+    def _field(self, name: str, value: Any) -> Any:
+        found = self._valued(name, value)
+        return tuple(found) if isinstance(value, tuple) else found
+
+    def _valued(self, key: str, value: Any) -> Any:
+        if isinstance(value, str) and value and NAMED.match(key):
+            return MARK
+        return self.data(value)
+
+    def _words(self, words: Sequence[Any]) -> list[Any]:
+        """Return a list with its items redacted, and with what follows an option that names a secret, as in argv."""
+        cleaned: list[Any] = []
+        secret = False
+        for word in words:
+            is_option = isinstance(word, str) and word.startswith("-")
+            cleaned.append(MARK if secret and isinstance(word, str) and not is_option else self.data(word))
+            secret = is_option and NAMED.match(word) is not None
+        return cleaned
+
+
+def compiled(pattern: str) -> re.Pattern[str]:
+    """Return a pattern of `run.redact`. Raises ConfigError where it is no regular expression, or matches nothing."""
+    try:
+        found = re.compile(pattern)
+    except re.error as error:
+        raise ConfigError(
+            f"run.redact has '{pattern}'", f"it is no regular expression: {error}", "escape what is meant literally"
+        ) from error
+    if found.match(""):
+        raise ConfigError(f"run.redact has '{pattern}'", "it matches the empty text", "a pattern of what is secret")
+    return found
+
+
+def _keep_head(found: re.Match[str]) -> str:
+    return found["head"] + MARK

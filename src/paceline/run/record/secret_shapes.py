@@ -1,0 +1,62 @@
+"""What secrets look like: tokens of known services, and the names that stand before a secret.
+
+Shapes are those that the services document, or that secret scanners (gitleaks, GitHub secret scanning) look for.
+"""
+
+from __future__ import annotations
+
+import re
+
+# A token that its own beginning gives away. Lengths are the shortest that the service has given out.
+TOKENS = {
+    "Hugging Face": r"\bhf_[A-Za-z0-9]{30,}|\bapi_org_[A-Za-z0-9]{30,}",
+    "OpenAI, Anthropic, DeepSeek": r"\bsk-(?=[A-Za-z0-9_-]{0,99}?[0-9])[A-Za-z0-9_-]{20,}",
+    "AWS access key": r"\b(?:AKIA|ASIA|ABIA|ACCA)[A-Z0-9]{16}\b",
+    "GitHub": r"\bgh[pousr]_[A-Za-z0-9]{36,}|\bgithub_pat_[A-Za-z0-9_]{22,}",
+    "GitLab": r"\bgl(?:pat|cbt|dt|rt|ptt)-[A-Za-z0-9_-]{20,}",
+    "Slack": r"\bxox[abeoprs]-[A-Za-z0-9-]{10,}|\bhooks\.slack\.com/services/[A-Za-z0-9/_-]{20,}",
+    "Google": r"\bAIza[A-Za-z0-9_-]{35}|\bya29\.[A-Za-z0-9_-]{20,}|\bGOCSPX-[A-Za-z0-9_-]{20,}",
+    "Weights & Biases": r"\bwandb_v[0-9]_[A-Za-z0-9_]{20,}|\blocal-[0-9a-f]{40}\b",
+    "Stripe": r"\b[rs]k_(?:live|test)_[A-Za-z0-9]{16,}",
+    "npm, PyPI, Docker": r"\bnpm_[A-Za-z0-9]{36}|\bpypi-[A-Za-z0-9_-]{50,}|\bdckr_pat_[A-Za-z0-9_-]{20,}",
+    "NVIDIA, Replicate, Groq": r"\bnvapi-[A-Za-z0-9_-]{40,}|\br8_[A-Za-z0-9]{30,}|\bgsk_[A-Za-z0-9]{40,}",
+    "JSON web token": r"\beyJ[A-Za-z0-9_-]{8,}\.eyJ[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]*",
+    "private key": r"-----BEGIN [A-Z ]*PRIVATE KEY-----[\s\S]*?(?:-----END [A-Z ]*PRIVATE KEY-----|\Z)",
+}
+
+# Words that name a secret, as they end an option, a variable, a key of a table or of a URL. "tokens", "tokenizer",
+# "pad_token" and "sort_key" name none.
+_KEY = r"(?:api|access|secret|private|auth|account|storage|signing|encryption|deploy|master|wandb|openai|hf|ssh)"
+_TOKEN = (
+    r"(?:api|access|auth|bearer|hf|hub|hugging_?face|refresh|session|security|id|github|gh|gitlab|slack|wandb|bot|"
+    r"secret|use_auth|personal|deploy)"
+)
+NAME = (
+    rf"(?:[a-z0-9_.-]*?(?:{_KEY}[_-]?key(?:[_-]?id)?|{_TOKEN}[_-]?token|passw(?:or)?d|passphrase|secret(?:s)?|"
+    rf"credentials?|client[_-]?secret|connection[_-]?string|(?<![a-z])pwd)|token)"
+)
+
+NAMED = re.compile(rf"(?i)\A-*{NAME}\Z")
+# --api-key VALUE, api_key=VALUE, "api_key": "VALUE". A value ends at a blank, a quote, or where a URL's next part does.
+BEFORE = re.compile(
+    rf"(?i)(?P<head>(?<![a-z0-9_.-])(?:--?{NAME}(?:\s+|\s*=\s*)|[\"']?{NAME}[\"']?\s*(?:=|:(?=\s*[\"']))\s*)[\"']?)"
+    r"(?P<secret>(?![-\"'{\[(<$])[^\s\"'&,;})\]]+)"
+)
+# WANDB_KEY=..., MY_KEY=...: a variable of the environment, with a value that no word is.
+VARIABLE = re.compile(
+    r"(?P<head>\b[A-Z0-9_]*KEY=[\"']?)(?P<secret>(?=[A-Za-z0-9+/_=.-]{0,99}?[0-9])[A-Za-z0-9+/_=.-]{8,})"
+)
+# wandb login 0123...: forty hexadecimal digits alone may be a commit.
+WANDB = re.compile(r"(?i)(?P<head>\bwandb\b[^\n]{0,40}?[\s=:\"'])(?P<secret>[0-9a-f]{40})\b")
+HEADER = re.compile(
+    r"(?i)(?P<head>\bauthorization[\"']?\s*[:=]\s*[\"']?(?:[a-z]+\s+)?|\bbearer\s+(?=[^\s]{0,99}?[0-9]))"
+    r"(?P<secret>[A-Za-z0-9._~+/=-]{8,})"
+)
+URL = re.compile(r"(?i)(?P<head>\b[a-z][a-z0-9+.-]{0,30}://)(?P<secret>[^\s/@:\"']*:[^\s/\"']+)(?=@)")
+SIGNED = re.compile(
+    r"(?i)(?P<head>[?&](?:sig|signature|x-amz-signature|x-amz-credential|x-amz-security-token|key|code|"
+    r"x-goog-signature|x-goog-credential)=)(?P<secret>[^\s&\"'#]{8,})"
+)
+
+KNOWN = (re.compile("|".join(f"(?P<s{at}>{shape})" for at, shape in enumerate(TOKENS.values()))),)
+AFTER_A_NAME = (URL, HEADER, BEFORE, VARIABLE, WANDB, SIGNED)

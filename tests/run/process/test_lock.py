@@ -1,0 +1,203 @@
+"""One run directory, one run: who holds it, who is refused, and what an older run may no longer write."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import json
+import os
+import platform
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from runs import environment, is_running, run_patiently, wait_until
+
+from paceline.errors import RunInUse, StorageError
+from paceline.run.checkpoint import list_checkpoints, save_checkpoint
+from paceline.run.process import lock as lock_module
+from paceline.run.process.lock import LOCK_VARIABLE, NAME, RunLock, take
+from paceline.run.record.journal import Journal, read_journal
+from paceline.spec.journal.kinds import DecisionRecord
+
+HOLD = """
+import os, signal, subprocess, sys, time
+from pathlib import Path
+from paceline.run.process.lock import take
+lock = take(Path(sys.argv[1]))
+"""
+
+
+def holder(run_dir: Path, then: str = "time.sleep(600)") -> subprocess.Popen[str]:
+    """Return a process that holds the directory and then does something."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", f"{HOLD}\nprint('held', flush=True)\n{then}", str(run_dir)],
+        stdout=subprocess.PIPE, text=True, env=environment(),
+    )  # fmt: skip
+    assert process.stdout is not None and process.stdout.readline() == "held\n"
+    return process
+
+
+def without_locks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make every file system one that has no locks."""
+
+    def refuse(descriptor: int, operation: int) -> None:
+        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+
+
+def record(process: int, began: str = "", host: str = "") -> str:
+    return json.dumps({"token": "theirs", "host": host or platform.node(), "started": "2026-03-01T00:00:00+00:00",
+                       "processes": [[process, began]]})  # fmt: skip
+
+
+@pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGTERM])
+def test_a_second_run_is_refused_until_the_first_is_gone(tmp_path: Path, end: signal.Signals) -> None:
+    first = holder(tmp_path / "run")
+    try:
+        with pytest.raises(RunInUse) as refusal:
+            take(tmp_path / "run")
+        told = str(refusal.value)
+        assert f"process {first.pid} on {platform.node()} has held it since 20" in told
+        assert "is in use by another run" in told and f"kill -TERM {first.pid}" in told and "run.dir" in told
+        assert refusal.value.exit_code == 74
+        take(tmp_path / "other").release()
+    finally:
+        first.send_signal(end)
+        first.wait()
+    with take(tmp_path / "run") as lock:
+        lock.check()
+
+
+def test_a_forked_worker_does_not_hold_the_directory(tmp_path: Path) -> None:
+    """A data loader's worker may outlive its rank for a moment; a new start does not wait for it."""
+    first = holder(tmp_path, "child = os.fork()\nprint(child or 'child', flush=True)\nsignal.pause()")
+    assert first.stdout is not None
+    words = {first.stdout.readline().strip(), first.stdout.readline().strip()}
+    child = int((words - {"child"}).pop())
+    first.kill()
+    first.wait()
+    try:
+        assert is_running(child)
+        take(tmp_path).release()
+    finally:
+        os.kill(child, signal.SIGKILL)
+
+
+def test_a_child_that_inherits_the_lock_keeps_it(tmp_path: Path) -> None:
+    """Rank 0 holds the directory with its supervisor, and without it where the supervisor is killed."""
+    inherits = f"{HOLD}print('held', flush=True)\nsignal.pause()"
+    then = (
+        f"child = subprocess.Popen([sys.executable, '-c', {inherits!r}, sys.argv[1]], pass_fds=[lock.descriptor],"
+        " env={**os.environ, **lock.for_first_rank()})\nprint(child.pid, flush=True)\nchild.wait()"
+    )
+    first = holder(tmp_path, then)
+    assert first.stdout is not None
+    words = {first.stdout.readline().strip(), first.stdout.readline().strip()}
+    child = int((words - {"held"}).pop())
+    first.kill()
+    first.wait()
+    try:
+        with pytest.raises(RunInUse):
+            take(tmp_path)
+    finally:
+        os.kill(child, signal.SIGKILL)
+    wait_until(lambda: not is_running(child))
+    take(tmp_path).release()
+
+
+@pytest.mark.parametrize("given", ["", "nonsense", "999:abc", "0:abc", "x:abc"])
+def test_a_handed_lock_that_is_none_is_not_believed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: str
+) -> None:
+    first = holder(tmp_path)
+    monkeypatch.setenv(LOCK_VARIABLE, given)
+    try:
+        with pytest.raises(RunInUse):
+            take(tmp_path)
+        assert LOCK_VARIABLE not in os.environ, "what this process starts has no lock of a supervisor"
+    finally:
+        first.kill()
+        first.wait()
+
+
+def older_and_newer(run_dir: Path, how: str, monkeypatch: pytest.MonkeyPatch) -> tuple[RunLock, RunLock]:
+    """Return the lock of a run and that of one which has taken the directory over, in one of the possible ways."""
+    if how == "without locks":
+        without_locks(monkeypatch)
+    older = take(run_dir)
+    if how == "folder made anew":
+        shutil.rmtree(run_dir)
+    elif how == "file deleted":
+        (run_dir / NAME).unlink()
+    elif how == "without locks":  # the newer one, in another process, has read the file before the older one wrote
+        lock_module._HELD.clear()
+        (run_dir / NAME).write_text("")
+    return older, take(run_dir)
+
+
+@pytest.mark.parametrize("how", ["same process", "file deleted", "folder made anew", "without locks"])
+def test_the_older_runs_writes_fail(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str) -> None:
+    run_dir = tmp_path / "run"
+    older, newer = older_and_newer(run_dir, how, monkeypatch)
+    with pytest.raises(RunInUse, match="has taken over"):
+        Journal(run_dir, older.check).write(DecisionRecord("mine", None, None, "", None))
+    root = run_dir / "checkpoints"
+    save_checkpoint(root, 3, {"a": torch.ones(2)}, {}, keep_last=1, fence=newer.check)
+    with pytest.raises(StorageError) as refusal:
+        save_checkpoint(root, 4, {"a": torch.zeros(2)}, {}, keep_last=1, fence=older.check)
+    assert "has taken over" in str(refusal.value)
+    assert [found.manifest.step for found in list_checkpoints(root).complete] == [3], "neither added nor pruned"
+    journal = Journal(run_dir, newer.check)
+    journal.write(DecisionRecord("theirs", None, None, "", None))
+    assert [each["what"] for each in read_journal(run_dir)] == ["theirs"]
+    older.release()
+    newer.check()
+    assert older.is_lost and not newer.is_lost
+    if how != "without locks":
+        refused = run_patiently([sys.executable, "-c", HOLD, run_dir], env=environment())
+        assert "is in use by another run" in refused.stderr, "the older one's end frees nothing"
+    newer.release()
+
+
+def test_a_deleted_lock_file_alone_stops_nothing(tmp_path: Path) -> None:
+    lock = take(tmp_path)
+    (tmp_path / NAME).unlink()
+    lock.check()
+
+
+@pytest.mark.parametrize(
+    ("who", "refused"),
+    [("ourselves", True), ("nobody", False), ("elsewhere", True), ("number given again", False), ("released", False)],
+)
+def test_without_locks_the_processes_of_the_file_decide(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, who: str, refused: bool
+) -> None:
+    without_locks(monkeypatch)
+    gone = subprocess.Popen([sys.executable, "-c", ""])
+    gone.wait()
+    own = lock_module._began(os.getpid())
+    texts: dict[str, Any] = {
+        "ourselves": record(os.getpid(), own), "nobody": record(gone.pid, "12"),
+        "elsewhere": record(1, "1", "far-away"),
+        "number given again": record(os.getpid(), "12"), "released": "",
+    }  # fmt: skip
+    (tmp_path / NAME).write_text(texts[who])
+    if not refused:
+        take(tmp_path).release()
+        assert (tmp_path / NAME).read_text() == ""
+        return
+    with pytest.raises(RunInUse, match="this file system has no locks"):
+        take(tmp_path)
+
+
+def test_a_file_that_cannot_be_written_is_told(tmp_path: Path) -> None:
+    (tmp_path / NAME).mkdir()
+    with pytest.raises(StorageError, match="cannot lock the run's directory"):
+        take(tmp_path)

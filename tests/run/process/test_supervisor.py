@@ -1,0 +1,246 @@
+"""Whom a supervisor blames, and what it leaves behind: ranks are small scripts without torch."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+from runs import environment, is_running, wait_until
+
+from paceline.run.process import supervisor
+from paceline.run.process.blame import Ending, Outcome, outcome_of
+from paceline.run.process.memory_kills import USUAL, memory_kills, why_killed
+from paceline.run.process.supervisor import report_error, supervise
+
+RANK = """
+import os, signal, subprocess, sys, time
+from pathlib import Path
+from paceline.run.process.supervisor import report_error
+
+rank, folder = int(os.environ["RANK"]), Path(sys.argv[1])
+
+def tell(what, cause=True, code=1):
+    report_error({"what": what, "because": "b", "try": "t", "exit_code": code}, cause)
+    os._exit(code)
+
+def wait_for(name):
+    while not (folder / name).exists():
+        time.sleep(0.01)
+
+def hang():
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    (folder / f"hangs-{rank}").touch()
+    while True:
+        signal.pause()
+"""
+
+
+@pytest.fixture(autouse=True)
+def short_grace(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(supervisor, "GRACE_SECONDS", 0.5)
+
+
+def run(folder: Path, work: str, ranks: int = 2) -> Outcome:
+    script = folder / "rank.py"
+    script.write_text(RANK + textwrap.dedent(work))
+    return supervise([sys.executable, str(script), str(folder)], ranks, environment())
+
+
+def blamed(outcome: Outcome) -> object:
+    assert outcome.error is not None
+    return outcome.error["rank"]
+
+
+def test_the_rank_that_failed_is_blamed_and_not_one_killed_for_it(tmp_path: Path) -> None:
+    """Rank 2 is ended from outside; ranks 0 and 1 hang in what they wait for and are killed by the supervisor."""
+    outcome = run(
+        tmp_path,
+        """
+        if rank < 2:
+            hang()
+        wait_for("hangs-0"), wait_for("hangs-1")
+        os.kill(os.getpid(), signal.SIGKILL)
+        """,
+        ranks=3,
+    )
+    assert outcome.exit_code == 137 and blamed(outcome) == 2
+    assert outcome.error is not None and "rank 2 of 3 was ended by SIGKILL" in str(outcome.error["what"])
+    assert USUAL in str(outcome.error["because"])
+
+
+def test_a_rank_that_exits_without_a_word_is_blamed(tmp_path: Path) -> None:
+    outcome = run(
+        tmp_path,
+        """
+        if rank == 0:
+            hang()
+        wait_for("hangs-0")
+        os._exit(3)
+        """,
+    )
+    assert outcome.exit_code == 3 and blamed(outcome) == 1
+    assert outcome.error is not None and "ended with code 3" in str(outcome.error["what"])
+    assert "memory" not in str(outcome.error)
+
+
+def test_a_scripts_own_exit_code_is_nobodys_fault(tmp_path: Path) -> None:
+    assert run(tmp_path, "os._exit(9)") == Outcome(9)
+
+
+def test_the_first_of_two_errors_is_told(tmp_path: Path) -> None:
+    outcome = run(
+        tmp_path,
+        """
+        if rank == 0:
+            while not (Path(os.environ["PACELINE_ERRORS"]) / "error-1.json").exists():
+                time.sleep(0.01)
+            tell("second", code=7)
+        tell("first", code=6)
+        """,
+    )
+    assert outcome.exit_code == 6 and blamed(outcome) == 1
+
+
+def test_an_echo_is_not_told_before_a_kill(tmp_path: Path) -> None:
+    outcome = run(
+        tmp_path,
+        """
+        if rank == 0:
+            wait_for("dies")
+            tell("a peer has gone", cause=False)
+        (folder / "dies").touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+        """,
+    )
+    assert outcome.exit_code == 137 and blamed(outcome) == 1
+
+
+@pytest.mark.parametrize(
+    ("code", "error_at", "expected"),
+    [
+        (-signal.SIGKILL, 10.02, 1),  # the error came between the looks that saw rank 1 alive and dead: its echo
+        (-signal.SIGKILL, 9.9, 0),  # rank 1 was still seen alive when the error came
+        (-signal.SIGABRT, 10.02, 0),  # it aborts because a peer has gone
+        (-signal.SIGSEGV, 10.2, 1),
+        (3, 10.02, 1),
+    ],
+)
+def test_what_came_first_decides(tmp_path: Path, code: int, error_at: float, expected: int) -> None:
+    told = {"what": "w", "because": "b", "try": "t", "exit_code": 1, "cause": True, "rank": 0, "time": error_at}
+    (tmp_path / "error-0.json").write_text(json.dumps(told))
+    endings = [Ending(1, code, 10.0, 10.05), Ending(0, 1, 10.3, 10.35)]
+    assert blamed(outcome_of(endings, set(), tmp_path, None)) == expected
+
+
+def test_a_cut_error_is_told_as_such(tmp_path: Path) -> None:
+    outcome = run(
+        tmp_path,
+        """
+        if rank == 1:
+            (Path(os.environ["PACELINE_ERRORS"]) / "error-1.json").write_text('{"what": "the loss is no num')
+            os._exit(6)
+        """,
+    )
+    assert blamed(outcome) == 1 and outcome.exit_code == 1
+    assert outcome.error is not None and "cut short" in str(outcome.error["what"])
+    assert "the loss is no num" in str(outcome.error["because"])
+
+
+def test_an_error_has_its_name_when_it_is_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever ends a process while it tells its error, the supervisor sees no half of it."""
+    monkeypatch.setenv("PACELINE_ERRORS", str(tmp_path))
+    monkeypatch.setenv("RANK", "3")
+    seen: list[list[str]] = []
+    write = Path.write_text
+
+    def noted(path: Path, text: str, *options: object) -> int:
+        write(path, text[:20])
+        seen.append([each.name for each in tmp_path.glob("error-*.json")])
+        return write(path, text)
+
+    monkeypatch.setattr(Path, "write_text", noted)
+    report_error({"what": "w"}, cause=True)
+    assert seen == [[]], "half of an error already had the name of a whole one"
+    assert json.loads((tmp_path / "error-3.json").read_text())["rank"] == 3
+
+
+SLEEPER = "[sys.executable, '-c', 'import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); signal.pause()']"
+
+
+@pytest.mark.parametrize("ending", ["well", "failed", "hung"])
+def test_no_grandchild_survives(tmp_path: Path, ending: str) -> None:
+    """What a rank has started, and what that has started, is ended with it: here processes that ignore SIGTERM."""
+    outcome = run(
+        tmp_path,
+        f"""
+        child = subprocess.Popen({SLEEPER})
+        (folder / f"child-{{rank}}-{{child.pid}}").touch()
+        for other in (0, 1):
+            while not list(folder.glob(f"child-{{other}}-*")):
+                time.sleep(0.01)
+        if "{ending}" == "hung" and rank == 0:
+            hang()
+        os._exit(int("{ending}" != "well"))
+        """,
+    )
+    children = [int(path.name.rpartition("-")[2]) for path in tmp_path.glob("child-*")]
+    assert len(children) == 2 and not any(map(is_running, children))
+    assert outcome.exit_code == int(ending != "well")
+
+
+def test_grandchildren_end_with_a_rank_whose_supervisor_was_killed(tmp_path: Path) -> None:
+    """Nobody is left to kill the rank's group, so the rank does, once it has ended its own work."""
+    (tmp_path / "rank.py").write_text(
+        RANK
+        + textwrap.dedent(f"""
+        from paceline.run.process.os_groups import end_own_group
+        from paceline.run.process.parent import end_with_parent
+
+        stopped = []
+        signal.signal(signal.SIGTERM, lambda *_: stopped.append(True))
+        supervisor = os.getppid()
+        end_with_parent()
+        child = subprocess.Popen({SLEEPER})
+        (folder / f"ready-{{os.getpid()}}-{{child.pid}}").touch()
+        while not stopped:
+            time.sleep(0.01)
+        end_own_group(supervisor)
+        """)
+    )
+    command = f"supervise([sys.executable, {str(tmp_path / 'rank.py')!r}, {str(tmp_path)!r}], 1, dict(os.environ))"
+    code = f"import os, sys; from paceline.run.process.supervisor import supervise; {command}"
+    parent = subprocess.Popen([sys.executable, "-c", code], env=environment())
+    try:
+        wait_until(lambda: bool(list(tmp_path.glob("ready-*"))) or parent.poll() is not None)
+        _, rank, child = next(tmp_path.glob("ready-*")).name.split("-")
+    finally:
+        parent.kill()
+        parent.wait()
+    wait_until(lambda: not is_running(int(rank)) and not is_running(int(child)))
+
+
+def test_memory_is_named_as_far_as_it_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    from paceline.run.process import memory_kills as module
+
+    monkeypatch.setattr(module, "memory_kills", lambda: 5)
+    assert "out of memory: the kernel has killed 2" in why_killed(3)
+    assert USUAL in why_killed(5) and "counted no such kill" in why_killed(5)
+    assert why_killed(None) == USUAL
+    monkeypatch.setattr(module, "memory_kills", lambda: None)
+    assert why_killed(3) == USUAL
+
+
+def test_the_kernels_count_is_read_where_there_is_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from paceline.run.process import memory_kills as module
+
+    own = Path("/proc/self/cgroup").read_text().partition("0::")[2].split("\n")[0].lstrip("/")
+    monkeypatch.setattr(module, "ROOT", tmp_path)
+    assert memory_kills() is None
+    (tmp_path / own).mkdir(parents=True, exist_ok=True)
+    (tmp_path / own / "memory.events").write_text("low 0\nhigh 2\noom 4\noom_kill 3\n")
+    assert memory_kills() == 3

@@ -1,0 +1,147 @@
+"""Secrets of every known shape leave what a journal holds, and words that only look a little like them stay."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from paceline.errors import ConfigError
+from paceline.run.record.redact import MARK, Redactor
+
+# Made up, and put together here so that no scanner takes this file for a leak.
+HEX = "0123456789abcdef" * 3
+LONG = "aB3dE6gH9jK2mN5pQ8sT1vW4yZ7" * 4
+TOKENS = {
+    "hugging face": "hf_" + LONG[:34],
+    "openai": "sk-" + LONG[:48],
+    "openai project": "sk-proj-" + LONG[:60],
+    "anthropic": "sk-ant-api03-" + LONG[:60] + "_x-AA",
+    "aws": "AKIA" + "IOSFODNN7EXAMPLE",
+    "aws session": "ASIA" + "IOSFODNN7EXAMPLE",
+    "github": "ghp_" + LONG[:36],
+    "github app": "ghs_" + LONG[:36],
+    "github fine-grained": "github_pat_" + LONG[:22] + "_" + LONG[:59],
+    "gitlab": "glpat-" + LONG[:20],
+    "slack": "xoxb-" + "123456789012-" + LONG[:24],
+    "google": "AIza" + LONG[:35],
+    "google oauth": "ya29." + LONG[:40],
+    "wandb new": "wandb_v1_" + LONG[:60],
+    "wandb local": "local-" + HEX[:40],
+    "stripe": "sk_live_" + LONG[:24],
+    "npm": "npm_" + LONG[:36],
+    "pypi": "pypi-" + LONG[:60],
+    "nvidia": "nvapi-" + LONG[:64],
+    "jwt": "eyJ" + LONG[:20] + ".eyJ" + LONG[:30] + "." + LONG[:20],
+    "private key": "-----BEGIN RSA PRIVATE KEY-----\n" + LONG + "\n-----END RSA PRIVATE KEY-----",
+}
+SECRET = "hunter2-and-more"
+IN_CONTEXT = {
+    "bearer": f"Authorization: Bearer {LONG[:30]}",
+    "basic": "authorization: Basic dXNlcjpwYXNzd29yZA==",
+    "bearer alone": f"curl -H 'bearer {LONG[:30]}'",
+    "url": "https://user:p4ss@example.com/data",
+    "url without a user": "redis://:p4ssw0rd@cache:6379/0",
+    "url with signs": "postgresql://me:p@ss:word@db/runs",
+    "query": f"https://example.com/x?token={SECRET}&page=2",
+    "signed": f"https://s3.example.com/x?X-Amz-Signature={HEX}&X-Amz-Date=2026",
+    "option": f"train.py --api-key {SECRET} --steps 3",
+    "option with =": f"train.py --api-key={SECRET}",
+    "option with _": f"train.py --hf_token {SECRET}",
+    "wandb option": f"train.py --wandb-key {SECRET}",
+    "password": f"--password {SECRET}",
+    "override": f"--set task.data.arguments.api_key={SECRET}",
+    "variable": f"OPENAI_API_KEY={SECRET} python train.py",
+    "aws secret": f"AWS_SECRET_ACCESS_KEY={LONG[:40]}",
+    "other key": f"MY_KEY={LONG[:24]}",
+    "bare key": f"KEY={LONG[:24]}",
+    "hf variable": f"export HF_TOKEN={SECRET}",
+    "wandb variable": f"WANDB_API_KEY={HEX[:40]}",
+    "wandb login": f"wandb login {HEX[:40]}",
+    "wandb relogin": f"wandb login --relogin {HEX[:40]}",
+    "json": f'{{"api_key": "{SECRET}"}}',
+    "python": f"client(password='{SECRET}')",
+    "toml": f'secret = "{SECRET}"',
+}
+# The part of IN_CONTEXT that must be gone.
+PARTS = {
+    "bearer": LONG[:30], "basic": "dXNlcjpwYXNzd29yZA", "bearer alone": LONG[:30], "url": "p4ss",
+    "url without a user": "p4ssw0rd", "url with signs": "p@ss:word", "signed": HEX, "aws secret": LONG[:40],
+    "other key": LONG[:24], "bare key": LONG[:24], "wandb variable": HEX[:40], "wandb login": HEX[:40],
+    "wandb relogin": HEX[:40],
+}  # fmt: skip
+HARMLESS = [
+    "paceline train examples/stdlib-code.toml --steps 30 --run-dir runs/short",
+    "--set task.optimizer.lr=1e-3 --set task.data.tokenizer=bytes",
+    "--set KEY=VALUE replaces one value",
+    "131,072 tokens/step, 67.2 k tok/s, tokens_per_second=17523.0",
+    "tokens = 512, tokenizer = 'bpe', max_tokens=4096, pad_token='<pad>', eos_token=</s>, bos_token: '<s>'",
+    "task.schedule was 'cosine' and is now 'linear'",
+    "sk-learn-compatible-estimators and risk-adjusted-returns-of-1990",
+    "sort_key=step, primary_key=id, key=value, keys=3, keyword=x, monkey=1",
+    "hf_name, hf_config, hf_model_of_the_day, ghp_, npm_config_cache, gsk_",
+    "the commit " + HEX[:40] + " of the repository, sha256 " + HEX + HEX[:16],
+    "https://example.com:8080/path@v2/x?page=2&code=7", "ssh://git@github.com/a/b.git", "s3://bucket/key/of/a/file",
+    "file:///tmp/rendezvous", "tcp://node-1:29500", "user@example.com wrote at 12:30",
+    "an objective of your own: package.module:function",
+    "passwords are not kept; the secret of a good warm-up; bearer of bad news; basic characterization of losses",
+    "layers.0.attention.q_proj.weight, embed_tokens.weight, token_embedding.weight, key_padding_mask",
+    "dp_shard=2 pp=2 · ZeRO-1 · 1f1b, 2 stages · micro-batch 2 x 3 accumulation",
+    "CUDA_VISIBLE_DEVICES=0,1 OMP_NUM_THREADS=1 python -m paceline train",
+    "rank 1 of 2 was ended by SIGKILL; authorization failed; Authorization needed",
+    "eyJ is how base64 of JSON begins", "AKIA", "AIza", "local-rank 3", "runs/sk-12/journal",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", TOKENS)
+@pytest.mark.parametrize("around", ["{}", "--x {} y", '{{"a": "{}"}}', "https://example.com/{}?x=1", "path/{}.json"])
+def test_tokens_of_known_shapes(kind: str, around: str) -> None:
+    token = TOKENS[kind]
+    cleaned = Redactor().text(around.format(token))
+    assert MARK in cleaned and token not in cleaned and token[-8:] not in cleaned
+    for part in around.format(" ").split(" "):
+        assert part.strip('"') in cleaned, "what is around a secret stays"
+
+
+@pytest.mark.parametrize("kind", IN_CONTEXT)
+def test_what_stands_behind_a_name(kind: str) -> None:
+    text, secret = IN_CONTEXT[kind], PARTS.get(kind, SECRET)
+    assert secret in text
+    cleaned = Redactor().text(text)
+    assert secret not in cleaned and cleaned.count(MARK) == 1, cleaned
+    before, _, after = cleaned.partition(MARK)
+    assert text.startswith(before) and text.endswith(after), "what is around a secret stays"
+    assert len(before) + len(after) >= len(text) - len(secret) - len("user:=="), "and nothing else goes"
+
+
+@pytest.mark.parametrize("text", HARMLESS)
+def test_harmless_words_stay(text: str) -> None:
+    assert Redactor().text(text) == text
+    assert Redactor().data(text.split()) == text.split()
+
+
+def test_options_names_and_keys_of_nested_data() -> None:
+    record: dict[str, Any] = {
+        "command": ["train.py", "--api-key", SECRET, "--password", "--steps", "3", f"--token={SECRET}", "-v"],
+        "spec": {"task": {"model": {"arguments": {"auth_token": SECRET, "layers": 2, "token": "", "secret": None}}}},
+        "environment": {"WANDB_API_KEY": SECRET, "HOME": "/root", "HF_TOKEN": SECRET},
+        "unit": "tokens", "tokens_per_sample": 64, "steps": (1, 2.5, True), "key": "step",
+    }  # fmt: skip
+    cleaned = Redactor().data(record)
+    assert SECRET not in json.dumps(cleaned)
+    assert cleaned["command"] == ["train.py", "--api-key", MARK, "--password", "--steps", "3", f"--token={MARK}", "-v"]
+    arguments = cleaned["spec"]["task"]["model"]["arguments"]
+    assert arguments == {"auth_token": MARK, "layers": 2, "token": "", "secret": None}
+    assert cleaned["environment"] == {"WANDB_API_KEY": MARK, "HOME": "/root", "HF_TOKEN": MARK}
+    assert {name: cleaned[name] for name in ("unit", "tokens_per_sample", "steps", "key")} == {
+        "unit": "tokens", "tokens_per_sample": 64, "steps": [1, 2.5, True], "key": "step",
+    }  # fmt: skip
+
+
+def test_patterns_of_ones_own() -> None:
+    redactor = Redactor((r"ACME-\d+", "blue falcon"))
+    assert redactor.text("ACME-7123 is project Blue, blue falcon") == f"{MARK} is project Blue, {MARK}"
+    for pattern, says in (("(", "no regular expression"), ("x*", "matches the empty text")):
+        with pytest.raises(ConfigError, match=says):
+            Redactor((pattern,))
