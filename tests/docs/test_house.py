@@ -14,8 +14,8 @@ GLOSSARY = (ROOT / "docs" / "glossary.md").read_text(encoding="utf-8")
 CONTRIBUTING = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
 QUESTIONS = CONTRIBUTING.partition("## Where is")[2].partition("## ")[0]
 PATH = re.compile(r"`([\w./-]+(?:/|\.py))`")
-# Class names that still mean two things, each about to be renamed.
-TWICE = {"Document", "Entry", "Expected"}
+# Class names that still mean two things, about to be renamed.
+TWICE = {"Expected"}
 
 
 def is_there(name: str) -> bool:
