@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from paceline.report.format import plural
 from paceline.report.phases import Attempt
 from paceline.report.records import Records, StepTable, number, table, text
+from paceline.run.record.steady import BUSY, FIRST
 
 JOULES_PER_KWH = 3.6e6
 COMMUNICATION = ("reduc", "gather", "communication", "collective", "all-to-all", "send", "network", "all_reduce",
@@ -114,12 +115,10 @@ def basis_of(records: Records, reference: Mapping[str, Any]) -> Basis:
     if same:
         steps = steps.where(np.isin(steps.column("attempt"), same))
     other = len(records.steps) - len(steps)
-    attempt, step = steps.column("attempt"), steps.column("step")
-    first = np.zeros(len(steps), dtype=bool)
-    for index in np.unique(attempt):
-        first |= (attempt == index) & (step == step[attempt == index].min())
-    marked = {(r["attempt"], number(r.get("step"))) for kind in ("checkpoint", "evaluation") for r in records.of(kind)}
-    busy = np.array([pair in marked for pair in zip(attempt.tolist(), step.tolist(), strict=True)], dtype=bool)
+    left_out = records.unsteady
+    why = [left_out.get(pair, "") for pair in steps.numbers()]
+    first = np.array([reason == FIRST for reason in why], dtype=bool)
+    busy = np.array([reason in BUSY for reason in why], dtype=bool)
     tail = f"; {plural(other, 'step')} under another plan left out" if other else ""
     for mask, words in (
         (~first & ~busy, "without the first step of each start and steps with a checkpoint or an evaluation"),

@@ -10,10 +10,13 @@ import math
 from array import array
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+from paceline.run.record.steady import BUSY, Step, unsteady
 
 SECONDS = ("total", "data", "forward_backward", "reduce", "optimizer", "other")
 COLUMNS = ("attempt", "step", "time", "position_after", "loss", "weight", "grad_norm", "lr", "tokens_per_second",
@@ -62,6 +65,10 @@ class StepTable:
         """Return one column; NaN where a record lacks the field."""
         return self.values[:, COLUMNS.index(name)]
 
+    def numbers(self) -> list[tuple[float, float]]:
+        """Return every row's (start, step)."""
+        return list(zip(self.column("attempt").tolist(), self.column("step").tolist(), strict=True))
+
     def where(self, mask: NDArray[np.bool_]) -> StepTable:
         """Return the rows that the mask picks."""
         return StepTable(self.values[mask])
@@ -80,6 +87,12 @@ class Records:
     def of(self, kind: str) -> list[dict[str, Any]]:
         """Return the records of a kind in the order they were written."""
         return self.by_kind.get(kind, [])
+
+    @cached_property
+    def unsteady(self) -> dict[Step, str]:
+        """The steps, as (start, step), whose time is not a step's alone, and why."""
+        busy = [(kind, (r["attempt"], number(r.get("step")))) for kind in BUSY for r in self.of(kind)]
+        return unsteady(self.steps.numbers(), busy)
 
     def start(self, attempt: int) -> dict[str, Any]:
         """Return the run_started record of an attempt; empty where there is none."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import datetime
 import statistics
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,8 @@ from paceline.cluster.plain import cluster_from_dict
 from paceline.errors import DataError
 from paceline.plan.learn.observation import Observation, machine_key
 from paceline.plan.learn.store import write_observation
-from paceline.run.record.journal import final_steps, read_journal
+from paceline.run.record.journal import read_journal
+from paceline.run.record.steady import BUSY, unsteady
 from paceline.spec.cluster import Cluster
 from paceline.spec.plan import plan_from_dict
 from paceline.task.profile.plain import unpack_profile
@@ -24,8 +24,8 @@ IQR_SIGMAS = 1.349  # interquartile range of a normal distribution in standard d
 def observe_run(run_dir: Path) -> tuple[Observation, Cluster]:
     """Return what the run in `run_dir` measured under its last plan, and the cluster that it was planned on.
 
-    The step time is the median of steady steps: without the first of each start and those with a checkpoint or an
-    evaluation. Raises DataError where the journal does not tell, with the reason.
+    The step time is the median of steady steps (run/record/steady.py). Raises DataError where the journal does not
+    tell, with the reason.
     """
     records = list(read_journal(run_dir))
     starts = [record for record in records if record["kind"] == "run_started"]
@@ -61,16 +61,11 @@ def runs_under(folder: Path) -> list[Path]:
     return sorted(found.parent for found in folder.glob("**/journal") if found.is_dir())
 
 
-def _steady(records: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-    """Yield the steps that count, without the first of each start and those with a checkpoint or an evaluation."""
-    marked = {(r["attempt"], r.get("step")) for r in records if r["kind"] in ("checkpoint", "evaluation")}
-    first: dict[int, int] = {}
-    for record in records:
-        if record["kind"] == "step":
-            first[record["attempt"]] = min(record["step"], first.get(record["attempt"], record["step"]))
-    for step in final_steps(records):
-        if step["step"] != first[step["attempt"]] and (step["attempt"], step["step"]) not in marked:
-            yield step
+def _steady(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    steps = [record for record in records if record["kind"] == "step"]
+    busy = [(record["kind"], (record["attempt"], record.get("step"))) for record in records if record["kind"] in BUSY]
+    left_out = unsteady(((step["attempt"], step["step"]) for step in steps), busy)
+    return [step for step in steps if (step["attempt"], step["step"]) not in left_out]
 
 
 def _observation(
