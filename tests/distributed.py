@@ -5,8 +5,8 @@ Inside it `torch.distributed` is initialised with gloo, and torch uses one threa
 timeout, in seconds of an idle machine. An exception is raised again in the test with its rank and its traceback as
 notes.
 
-Processes come from a fork server that has imported torch once and nothing else, so each starts clean, as with
-"spawn", but in milliseconds.
+Processes come from a fork server that has imported torch and Paceline once (warm.py) and nothing else, so each starts
+clean, as with "spawn", but in milliseconds.
 """
 
 from __future__ import annotations
@@ -28,9 +28,7 @@ from paceline.patience import Patience
 LOOK_SECONDS = 1.0  # between two looks at the load, while ranks are waited for
 COLLECTIVE_LIMIT = timedelta(hours=3)  # never reached: who waits for the ranks knows how loaded the machine is
 TIMEOUT_SECONDS = 60.0
-# What ranks would otherwise import one by one, seconds each; DTensor's first use imports torch._dynamo.
-PRELOADED = ["torch", "torch._dynamo", "torch.distributed.checkpoint", "torch.distributed.fsdp",
-             "torch.distributed.tensor.parallel"]  # fmt: skip
+PRELOADED = ["warm"]
 # After one rank has failed the others get this long to report: an error agreed on by all arrives everywhere.
 GRACE_SECONDS = 5.0
 

@@ -1,0 +1,20 @@
+"""What the ranks of tests share: imported once, by the process that they are forked from. It starts no thread.
+
+Each rank would otherwise import it again: 0.6 s of computing for our own modules, and more for torch's.
+"""
+
+from __future__ import annotations
+
+import gc
+
+import torch._dynamo  # of which DTensor's first use would import it
+import torch.distributed.checkpoint
+import torch.distributed.fsdp
+import torch.distributed.tensor.parallel  # noqa: F401
+
+import paceline.run.loop.training
+import paceline.run.process.worker
+import paceline.verify.process.checks  # noqa: F401
+
+gc.collect()
+gc.freeze()  # or every rank's collections would go through all of it, and so copy it
