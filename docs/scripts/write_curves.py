@@ -23,6 +23,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from proof_tasks import write_corpus
 
+from paceline import svg
 from paceline.report.charts import WIDTH, Line, line_chart
 from paceline.run.record.journal import final_steps, read_journal
 from paceline.spec.layout import Layout
@@ -182,17 +183,16 @@ def picture(kept: Mapping[str, Any]) -> str:
         for i, colour in enumerate(COLOURS)
     )
     width, height = WIDTH + LABELS, 3 * (HEIGHT + GAP)
-    return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" height="{height}">'
-        f'<style>{STYLE}{colours}</style><rect width="{width}" height="{height}" fill="#fff"/>{"".join(parts)}</svg>\n'
-    )
+    paper = svg.element("rect", width=width, height=height, fill="#fff")
+    label = "loss curves of all layouts, and their relative differences from one device"
+    return svg.picture(width, height, label, [paper, *parts], rules=STYLE + colours, fixed=True) + "\n"
 
 
 def _panel(place: int, title: str, lines: Sequence[Line], *, log: bool) -> str:
     top = place * (HEIGHT + GAP)
     chart = line_chart(lines, label=title, x_label="step", y_label="", y_format=_number, log=log, height=HEIGHT)
     placed = chart.replace("<svg ", f'<svg x="0" y="{top + 28}" width="{WIDTH}" height="{HEIGHT}" ', 1)
-    return f'<text x="4" y="{top + 20}" class="title">{title}</text>{placed}'
+    return svg.text(4, top + 20, title, "title") + placed
 
 
 def _number(value: float) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import math
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,10 +14,13 @@ import report_journals as journals
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from paceline.report.compare import memory_group, time_group
+from paceline.report.compare import basis_of, memory_group, reference_start, time_group
 from paceline.report.html import render_html
+from paceline.report.records import gather
 from paceline.report.series import thin, trend
 from paceline.report.summary import summarise
+from paceline.run.record.journal import read_journal
+from paceline.run.record.observe import _steady
 
 GIB = journals.GIB
 
@@ -42,6 +46,20 @@ def test_medians_leave_out_first_steps_and_steps_with_a_checkpoint_or_evaluation
     assert summary.speed.median_seconds == 2.0
     assert "medians over 3 steps, without the first step" in summary.basis
     assert summary.speed.items_per_second == 50.0
+
+
+def test_the_report_and_what_is_learnt_take_the_same_steps(tmp_path: Path) -> None:
+    records = small_run([9.0, 1.0, 2.0, 3.0, 50.0])
+    records += [{**record, "attempt": 2} for record in small_run([8.0, 40.0, 1.5])]  # undone from step 1 on
+    records += [{"kind": "checkpoint", "time": 1.0, "attempt": 1, "step": 5, "seconds": 1.0, "bytes": 10}]
+    records += [{"kind": "evaluation", "time": 1.0, "attempt": 2, "step": 2, "seconds": 1.0, "loss": 1.0}]
+    (tmp_path / "journal").mkdir()
+    lines = "".join(json.dumps(record) + "\n" for record in records)
+    (tmp_path / "journal" / "0001.jsonl").write_text(lines, encoding="utf-8")
+    taken = [record["seconds"]["total"] for record in _steady(list(read_journal(tmp_path)))]
+    assert taken == [1.0, 2.0, 3.0, 1.5]
+    found = gather(read_journal(tmp_path))
+    assert basis_of(found, reference_start(found)).steps.column("total").tolist() == taken
 
 
 def test_where_every_step_is_left_out_the_basis_says_what_is_taken_instead() -> None:

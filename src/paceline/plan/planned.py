@@ -53,7 +53,8 @@ class Planned(Choice):
     @cached_property
     def placement(self) -> Placement:
         """Where the plan's ranks stand on the cluster."""
-        return place(self.profile, self.cluster, self.plan, self.forecast.step_seconds.value)
+        optimizer = optimizer_key(self.spec.task.optimizer)
+        return place(self.profile, self.cluster, self.plan, self.forecast.step_seconds.value, optimizer)
 
 
 def plan_task(spec: Spec, *, say: Callable[[str], None] | None = None) -> Planned:

@@ -9,8 +9,8 @@ from __future__ import annotations
 import bisect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from html import escape
 
+from paceline import svg
 from paceline.report.scale import Scale, scale_for, ticks_of
 
 WIDTH = 760
@@ -51,29 +51,18 @@ def plain(value: float) -> str:
 
 
 def _text(x: float, y: float, words: str, style: str = "tick", anchor: str = "start") -> str:
-    return f'<text x="{x:.1f}" y="{y:.1f}" class="{style}" text-anchor="{anchor}">{escape(words)}</text>'
-
-
-def _rule(x1: float, y1: float, x2: float, y2: float, style: str) -> str:
-    return f'<line x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}" class="{style}"/>'
-
-
-def _svg(height: float, label: str, parts: list[str]) -> str:
-    return (
-        f'<svg viewBox="0 0 {WIDTH} {height:.0f}" role="img" aria-label="{escape(label)}" class="chart">'
-        f"{''.join(parts)}</svg>"
-    )
+    return svg.text(x, y, words, style, anchor)
 
 
 def _axes(x: Scale, y: Scale, x_label: str, y_label: str, x_format: Format, y_format: Format) -> list[str]:
     parts = []
     for tick in ticks_of(y):
-        parts.append(_rule(x.start, y(tick), x.end, y(tick), "grid"))
+        parts.append(svg.rule(x.start, y(tick), x.end, y(tick), "grid"))
         parts.append(_text(x.start - 8, y(tick) + 4, y_format(tick), anchor="end"))
     for tick in (tick for tick in ticks_of(x, 8) if tick == round(tick)):  # there is no half step
-        parts.append(_rule(x(tick), y.start, x(tick), y.start + 4, "axis"))
+        parts.append(svg.rule(x(tick), y.start, x(tick), y.start + 4, "axis"))
         parts.append(_text(x(tick), y.start + 17, x_format(tick), anchor="middle"))
-    parts.append(_rule(x.start, y.start, x.end, y.start, "axis"))
+    parts.append(svg.rule(x.start, y.start, x.end, y.start, "axis"))
     parts.append(_text((x.start + x.end) / 2, y.start + 35, x_label, "label", "middle"))
     parts.append(_text(4, 13, y_label, "label"))
     return parts
@@ -91,10 +80,10 @@ def _spread(wanted: list[Label], low: float, high: float, gap: float = 14) -> li
 def _path(line: Line, x: Scale, y: Scale) -> list[str]:
     if not line.points:
         return []
-    pixels = [f"{x(a):.1f} {y(b):.1f}" for a, b in line.points]
-    parts = [f'<path d="M{"L".join(pixels)}" class="line {line.style}"/>'] if len(pixels) > 1 else []
+    pixels = [(x(a), y(b)) for a, b in line.points]
+    parts = [svg.curve(pixels, f"line {line.style}")] if len(pixels) > 1 else []
     if len(pixels) == 1 or (line.dots and len(pixels) <= 60):
-        parts += [f'<circle cx="{x(a):.1f}" cy="{y(b):.1f}" r="3" class="dot {line.style}"/>' for a, b in line.points]
+        parts += [svg.dot(*pixel, 3, f"dot {line.style}") for pixel in pixels]
     return parts
 
 
@@ -118,10 +107,7 @@ def _hover(lines: Sequence[Line], x: Scale, y: Scale, x_word: str, x_format: For
             words.append(f"{line.label}: {y_format(near[1])}{shown}")
         span = max(width, (x.end - x.start) / max(1, len(chosen) - 1)) if len(chosen) > 1 else 24
         left = max(x.start - 4, x(place) - span / 2)
-        parts.append(
-            f'<rect x="{left:.1f}" y="{y.end:.1f}" width="{min(span, x.end + 4 - left):.1f}" '
-            f'height="{y.start - y.end:.1f}" class="tip"><title>{escape(chr(10).join(words))}</title></rect>'
-        )
+        parts.append(svg.box(left, y.end, min(span, x.end + 4 - left), y.start - y.end, "tip", "\n".join(words)))
     return parts
 
 
@@ -159,17 +145,14 @@ def line_chart(
     if band:
         top, bottom = y(band.high), y(band.low)
         tip = f"forecast {tip_format(band.value)}, 80 % interval {tip_format(band.low)} to {tip_format(band.high)}"
-        parts.append(
-            f'<rect x="{x.start}" y="{top:.1f}" width="{x.end - x.start}" height="{max(1.0, bottom - top):.1f}" '
-            f'class="band"><title>{escape(tip)}</title></rect>'
-        )
-        parts.append(_rule(x.start, y(band.value), x.end, y(band.value), "expected"))
+        parts.append(svg.box(x.start, top, x.end - x.start, max(1.0, bottom - top), "band", tip))
+        parts.append(svg.rule(x.start, y(band.value), x.end, y(band.value), "expected"))
     parts += _axes(x, y, x_label, y_label, plain, y_format)
     for place, words in markers:
-        parts.append(f"<g>{_rule(x(place), y.start, x(place), y.end, 'marker')}<title>{escape(words)}</title></g>")
+        parts.append(svg.element("g", svg.rule(x(place), y.start, x(place), y.end, "marker") + svg.tip(words)))
         parts.append(_text(x(place) + 4, y.end + 10, words, "tick"))
     if reference:
-        parts.append(_rule(x.start, y(reference[0]), x.end, y(reference[0]), "reference"))
+        parts.append(svg.rule(x.start, y(reference[0]), x.end, y(reference[0]), "reference"))
     for line in lines:
         parts += _path(line, x, y)
     named = [line for line in lines if line.points and line.label]
@@ -182,12 +165,12 @@ def line_chart(
         parts.append(_text(x.end, 13, note, "tick", "end"))
         for line in lines:
             parts += [
-                f'<path d="M{x(a) - 4:.1f} {y.end + 7:.1f}h8l-4 -7z" class="beyond"/>'
+                svg.element("path", d=f"M{x(a) - 4:.1f} {y.end + 7:.1f}h8l-4 -7z", style="beyond")
                 for a, b in line.points
                 if ceiling is not None and b > ceiling
             ][:40]
     parts += _hover(named or lines, x, y, "step", plain, tip_format)
-    return _svg(height, label, parts)
+    return svg.picture(WIDTH, height, label, parts, name="chart", alone=False)
 
 
 def stacked_bars(
@@ -211,23 +194,21 @@ def stacked_bars(
             reached += value
             if end - begin < 0.3:
                 continue
-            drawn.append(
-                f'<rect x="{begin:.1f}" y="{top}" width="{max(0.8, end - begin - 1):.1f}" height="{bar}" '
-                f'class="fill c{names.index(part) % 8}"><title>{escape(f"{name}: {part} {show(value)}".strip(": "))} '
-                f"({value / total:.1%})</title></rect>"
-            )
+            words = f"{f'{name}: {part} {show(value)}'.strip(': ')} ({value / total:.1%})"
+            drawn.append(svg.box(begin, top, max(0.8, end - begin - 1), bar, f"fill c{names.index(part) % 8}", words))
         drawn.append(_text(x(reached) + 8, top + bar / 2 + 4, show(total), "end"))
-    return _svg(8 + len(rows) * (bar + gap) - gap + 4, label, drawn)
+    return svg.picture(WIDTH, 8 + len(rows) * (bar + gap) - gap + 4, label, drawn, name="chart", alone=False)
 
 
 def interval_bar(forecast: float, low: float, high: float, measured: float, show: Format) -> str:
     """Return a small bar: the forecast's interval, its value as a tick, the measurement as a dot."""
     x = scale_for([low, high, measured, forecast], 6.0, 214.0, pad=0.08)
     tip = f"forecast {show(forecast)} ({show(low)} to {show(high)}), measured {show(measured)}"
-    return (
-        f'<svg viewBox="0 0 220 18" class="interval" role="img" aria-label="{escape(tip)}"><title>{escape(tip)}</title>'
-        f'<line x1="6" y1="9" x2="214" y2="9" class="grid"/>'
-        f'<rect x="{x(low):.1f}" y="4" width="{max(2.0, x(high) - x(low)):.1f}" height="10" rx="5" class="range"/>'
-        f'<line x1="{x(forecast):.1f}" y1="2" x2="{x(forecast):.1f}" y2="16" class="expected solid"/>'
-        f'<circle cx="{x(measured):.1f}" cy="9" r="4.5" class="measured"/></svg>'
-    )
+    parts = [
+        svg.tip(tip),
+        svg.rule(6, 9, 214, 9, "grid"),
+        svg.box(x(low), 4, max(2.0, x(high) - x(low)), 10, "range", rx=5),
+        svg.rule(x(forecast), 2, x(forecast), 16, "expected solid"),
+        svg.dot(x(measured), 9, 4.5, "measured"),
+    ]
+    return svg.picture(220, 18, tip, parts, name="interval", alone=False)

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from paceline.report.format import plural
 from paceline.report.phases import Start
 from paceline.report.records import NO_START, Records, StepTable, number, table, text
+from paceline.run.record.steady import BUSY, FIRST
 from paceline.spec.journal.kinds import MemoryRecord, RunStarted
 from paceline.spec.journal.older import kind_and_clock
 
@@ -118,12 +119,10 @@ def basis_of(records: Records, reference: RunStarted) -> Basis:
     if same:
         steps = steps.where(np.isin(steps.column("attempt"), same))
     other = len(records.steps) - len(steps)
-    attempt, step = steps.column("attempt"), steps.column("step")
-    first = np.zeros(len(steps), dtype=bool)
-    for index in np.unique(attempt):
-        first |= (attempt == index) & (step == step[attempt == index].min())
-    marked = records.marked()
-    busy = np.array([pair in marked for pair in zip(attempt.tolist(), step.tolist(), strict=True)], dtype=bool)
+    left_out = records.unsteady
+    why = [left_out.get(pair, "") for pair in steps.numbers()]
+    first = np.array([reason == FIRST for reason in why], dtype=bool)
+    busy = np.array([reason in BUSY for reason in why], dtype=bool)
     tail = f"; {plural(other, 'step')} under another plan left out" if other else ""
     for mask, words in (
         (~first & ~busy, "without the first step of each start and steps with a checkpoint or an evaluation"),

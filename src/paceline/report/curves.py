@@ -12,6 +12,7 @@ from paceline.plan.flops import CONVENTIONS, OWN
 from paceline.report.compare import Basis, median
 from paceline.report.records import SECONDS, Records, StepTable, number, table
 from paceline.report.series import Series, thin, trend
+from paceline.run.record.steady import FIRST
 from paceline.spec.journal.kinds import EvaluationRecord, RunStarted
 
 SLOWEST, SLOW = 5, 1.2  # at most so many steps are named, and only those this much above the median
@@ -106,7 +107,6 @@ def _slowest(records: Records, basis: Basis) -> tuple[SlowStep, ...]:
     typical = usual.pop("total")
     if typical is None:
         return ()
-    marks = records.marked()
     found = []
     for row in np.argsort(-np.nan_to_num(totals), kind="stable")[:SLOWEST]:
         if not totals[row] > SLOW * typical:
@@ -115,8 +115,8 @@ def _slowest(records: Records, basis: Basis) -> tuple[SlowStep, ...]:
         excess = {name: float(steps.column(name)[row]) - value for name, value in usual.items() if value is not None}
         excess = {name: value for name, value in excess.items() if np.isfinite(value)}
         part = max(excess, key=lambda name: excess[name], default="")
-        is_first = step == steps.column("step")[steps.column("attempt") == attempt].min()
-        remark = f"first step of start {attempt}" if is_first else marks.get((attempt, step), "")
+        why = records.unsteady.get((attempt, step), "")
+        remark = f"first step of start {attempt}" if why == FIRST else why
         found.append(SlowStep(step, attempt, float(totals[row]), part, excess.get(part), remark))
     return tuple(found)
 

@@ -10,11 +10,13 @@ import math
 from array import array
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from paceline.run.record.steady import Step, unsteady
 from paceline.spec.journal.kinds import CheckpointRecord, EvaluationRecord, RunStarted, StepRecord, parse
 from paceline.spec.journal.record import Record, Some, read
 
@@ -65,6 +67,10 @@ class StepTable:
         """Return one column; NaN where a record lacks the field."""
         return self.values[:, COLUMNS.index(name)]
 
+    def numbers(self) -> list[tuple[float, float]]:
+        """Return every row's (start, step)."""
+        return list(zip(self.column("attempt").tolist(), self.column("step").tolist(), strict=True))
+
     def where(self, mask: NDArray[np.bool_]) -> StepTable:
         """Return the rows that the mask picks."""
         return StepTable(self.values[mask])
@@ -84,10 +90,12 @@ class Records:
         """Return the records of a kind in the order they were written."""
         return [record for record in self.others if isinstance(record, kind)]
 
-    def marked(self) -> dict[tuple[int, int | None], str]:
-        """Return (attempt, step) of the steps with an evaluation or a checkpoint, and which of the two it had last."""
-        both = (record for record in self.others if isinstance(record, EvaluationRecord | CheckpointRecord))
-        return {(record.attempt or 1, record.step): record.KIND for record in both}
+    @cached_property
+    def unsteady(self) -> dict[Step, str]:
+        """The steps, as (start, step), whose time is not a step's alone, and why."""
+        marks = [record for record in self.others if isinstance(record, EvaluationRecord | CheckpointRecord)]
+        busy = [(mark.KIND, (mark.attempt or 1, mark.step)) for mark in marks]
+        return unsteady(self.steps.numbers(), busy)
 
     def start(self, attempt: int) -> RunStarted:
         """Return the start of an attempt; one of which nothing is known where there is none."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -67,6 +66,8 @@ def assemble(task: Task, plan: Plan, world: World, source: Source, items_per_sam
     mesh = build_mesh(plan.layout, world)
     family = isinstance(task.model, ModelSpec) and is_named(task.model.name)
     model = build_model(task.model, source.vocab or 0, items_per_sample, task.seed, device="meta" if family else "cpu")
+    if not family:
+        _share_out(model, world)  # whole on every rank until it is split
     turns = turns_of(task, source.unit)
     refuse_axes(turns, plan)
     objective = turns[main_turn(task)].objective
@@ -78,10 +79,8 @@ def assemble(task: Task, plan: Plan, world: World, source: Source, items_per_sam
     if any(map(gathers_rows, plain)) and mesh is not None and plan.layout.data_degree > 1:
         turns = gathering(turns, GatheredRows(mesh.data))
         objective = turns[main_turn(task)].objective
-    late = family and (plan.layout.is_sharded or plan.layout.tp > 1)  # storage only once every rank knows its shard
     look = None
     if not family:
-        _materialise(model, task, family, world)  # a user's model is whole on every rank until it is split
         stream = BatchStream(source, task.seed, plan, plan.layout.data_rank(world.rank), world.device)
         look = FirstLook(model, plain, main_turn(task), stream.at(0).micro_batches[0], plan, world.device)
         remarks += look.remarks
@@ -93,14 +92,14 @@ def assemble(task: Task, plan: Plan, world: World, source: Source, items_per_sam
     pipeline = split_model(model, plan, mesh) if plan.layout.pp > 1 and mesh is not None else None
     if pipeline is not None:
         model = pipeline.model
-    if family and not late:
-        _materialise(model, task, family, world)
     for part in [model, *(stage.module for stage in (pipeline.stages if pipeline else ()))]:
         draw_again(part, randomness)
     statistics = share_statistics(model, mesh, plan)
     gradients = _lay_out(model, pipeline, plan, mesh, check, randomness)
-    if late:
-        _materialise(model, task, family, world, [stage.module for stage in pipeline.stages] if pipeline else [])
+    if family:
+        for part in [stage.module for stage in pipeline.stages] if pipeline else [model]:
+            part.to_empty(device=world.device)
+        fill_weights(model, task.model, task.seed)
     own = own_parameters(model, names, turns)
     optimizer = build_optimizer(task.optimizer, model, names, apart=own)
     if plan.offloads_optimizer and isinstance(optimizer, JoinedOptimizer):
@@ -162,16 +161,8 @@ def _lay_out(
     return gradients
 
 
-def _materialise(model: nn.Module, task: Task, family: bool, world: World, parts: Sequence[nn.Module] = ()) -> None:
-    """Put the model on this rank's device with its initial weights: a family's are drawn, a user's are rank 0's.
-
-    `parts` are what the model is sharded in, where that is not the model itself.
-    """
-    if family:
-        for part in parts or [model]:
-            part.to_empty(device=world.device)
-        fill_weights(model, task.model, task.seed)
-        return
+def _share_out(model: nn.Module, world: World) -> None:
+    """Put a user's model on this rank's device with rank 0's initial weights."""
     model.to(world.device)
     if world.size > 1:
         with torch.no_grad():

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from html import escape
 
+from paceline import svg
 from paceline.simulate.policy import duration_text
 from paceline.simulate.schedules.timeline import Timeline
 from paceline.simulate.sweep import IntervalSweep
@@ -29,10 +29,10 @@ def timelines_svg(timelines: Sequence[Timeline]) -> str:
     parts, top = [], 8.0
     for timeline in timelines:
         title = f"{timeline.schedule}: {format_seconds(timeline.seconds)}, bubble {timeline.bubble:.1%}"
-        parts.append(_text(LEFT, top + 12, title))
+        parts.append(svg.text(LEFT, top + 12, title))
         top += 20
         for device, row in enumerate(timeline.rows):
-            parts.append(_text(LEFT - 8, top + 17, f"device {device}", "end"))
+            parts.append(svg.text(LEFT - 8, top + 17, f"device {device}", "end"))
             parts.append(_box(LEFT, top, timeline.seconds * scale, "idle"))
             for done in row:
                 later = " late" if done.stage >= len(timeline.rows) else ""
@@ -42,7 +42,7 @@ def timelines_svg(timelines: Sequence[Timeline]) -> str:
                 parts.append(_box(LEFT + done.begin * scale, top, width, done.kind + later, tip))
                 if width >= 12:
                     middle = LEFT + (done.begin + done.end) / 2 * scale
-                    parts.append(_text(middle, top + 17, f"{done.micro}", "in"))
+                    parts.append(svg.text(middle, top + 17, f"{done.micro}", "in"))
             top += ROW + GAP
         top += 10
     parts += _legend(top)
@@ -53,10 +53,10 @@ def timelines_svg(timelines: Sequence[Timeline]) -> str:
 def _legend(top: float) -> list[str]:
     parts, x = [], float(LEFT)
     for kind, name in (*KINDS, ("idle", "waiting")):
-        parts.append(f'<rect x="{x:.1f}" y="{top:.1f}" width="12" height="12" class="{kind}"/>')
-        parts.append(_text(x + 17, top + 10, name))
+        parts.append(svg.box(x, top, 12, 12, kind))
+        parts.append(svg.text(x + 17, top + 10, name))
         x += 40 + 7 * len(name)
-    parts.append(_text(x, top + 10, "paler: later stages of the same device; numbers are micro-batches"))
+    parts.append(svg.text(x, top + 10, "paler: later stages of the same device; numbers are micro-batches"))
     return parts
 
 
@@ -74,43 +74,31 @@ def intervals_svg(sweep: IntervalSweep) -> str:
     def y(goodput: float) -> float:
         return bottom - (goodput - low) / (high - low) * (bottom - top)
 
-    parts = [_text(LEFT - 8, 16, "goodput", "end")]
+    parts = [svg.text(LEFT - 8, 16, "goodput", "end")]
     for step in range(5):
         value = low + (high - low) * step / 4
-        parts.append(f'<line x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y(value):.1f}" y2="{y(value):.1f}" class="grid"/>')
-        parts.append(_text(LEFT - 8, y(value) + 4, f"{value:.1%}", "end"))
+        parts.append(svg.rule(LEFT, y(value), WIDTH - RIGHT, y(value), "grid"))
+        parts.append(svg.text(LEFT - 8, y(value) + 4, f"{value:.1%}", "end"))
     for point in sweep.points:
-        parts.append(_text(x(point.every), bottom + 18, duration_text(point.every), "mid"))
-    parts.append(_text((LEFT + WIDTH) / 2, bottom + 38, "work between checkpoints", "mid"))
+        parts.append(svg.text(x(point.every), bottom + 18, duration_text(point.every), "mid"))
+    parts.append(svg.text((LEFT + WIDTH) / 2, bottom + 38, "work between checkpoints", "mid"))
     for at, name, above in ((sweep.young, "Young", 22), (sweep.daly, "Daly", 6)):
-        parts.append(f'<line x1="{x(at):.1f}" x2="{x(at):.1f}" y1="{top}" y2="{bottom}" class="mark"/>')
-        parts.append(_text(x(at) + 4, bottom - above, f"{name} {duration_text(at)}"))
+        parts.append(svg.rule(x(at), top, x(at), bottom, "mark"))
+        parts.append(svg.text(x(at) + 4, bottom - above, f"{name} {duration_text(at)}"))
     for values_of, style in (("expected_goodput", "line formula"), ("goodput", "line")):
-        points = " ".join(f"{x(point.every):.1f},{y(getattr(point, values_of)):.1f}" for point in sweep.points)
-        parts.append(f'<polyline points="{points}" class="{style}"/>')
+        parts.append(svg.curve([(x(point.every), y(getattr(point, values_of))) for point in sweep.points], style))
     for point in sweep.points:
         at, around = x(point.every), Z95 * point.standard_error
-        ends = f'y1="{y(point.goodput - around):.1f}" y2="{y(point.goodput + around):.1f}"'
-        parts.append(f'<line x1="{at:.1f}" x2="{at:.1f}" {ends} class="line"/>')
-        parts.append(f'<circle cx="{at:.1f}" cy="{y(point.goodput):.1f}" r="3.5" class="dot"/>')
-    parts.append(_text(WIDTH - RIGHT, 16, "solid: simulated, 95 % bars; dashed: Daly's formula", "end"))
+        parts.append(svg.rule(at, y(point.goodput - around), at, y(point.goodput + around), "line"))
+        parts.append(svg.dot(at, y(point.goodput), 3.5, "dot"))
+    parts.append(svg.text(WIDTH - RIGHT, 16, "solid: simulated, 95 % bars; dashed: Daly's formula", "end"))
     return _document(height, "goodput over the interval between checkpoints", parts)
 
 
-def _box(x: float, top: float, width: float, style: str, tip: str = "") -> str:
-    inside = f"<title>{escape(tip)}</title>" if tip else ""
-    drawn = max(0.4, width - 0.8)
-    return f'<rect x="{x:.2f}" y="{top:.1f}" width="{drawn:.2f}" height="{ROW}" class="{style}">{inside}</rect>'
-
-
-def _text(x: float, y: float, words: str, style: str = "") -> str:
-    return f'<text x="{x:.1f}" y="{y:.1f}" class="{style}">{escape(words)}</text>'
+def _box(x: float, top: float, width: float, style: str, words: str = "") -> str:
+    return svg.box(f"{x:.2f}", top, f"{max(0.4, width - 0.8):.2f}", ROW, style, words)  # passes may be thin
 
 
 def _document(height: float, label: str, parts: Sequence[str]) -> str:
-    return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height:.0f}" role="img"'
-        f' aria-label="{escape(label)}"><style>{STYLE}</style><rect width="100%" height="100%" fill="#fff"/>\n'
-        + "\n".join(parts)
-        + "\n</svg>\n"
-    )
+    paper = svg.element("rect", width="100%", height="100%", fill="#fff")
+    return svg.picture(WIDTH, height, label, [paper, *(f"\n{part}" for part in parts), "\n"], rules=STYLE) + "\n"

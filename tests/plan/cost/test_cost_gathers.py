@@ -12,10 +12,11 @@ from plan_examples import cluster, measured, memory_terms, opened, optimizer_sec
 from tests_shared import SEQ_LEN, decoder_task, plan_of, run_steps
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from paceline.plan.cost.collectives import gathered_bytes, tensors
 from paceline.plan.cost.columns import columns_of
 from paceline.plan.cost.components import terms_of
 from paceline.plan.cost.inputs import Context
-from paceline.plan.cost.time.gathers import gather_columns, gathered_bytes, tensors
+from paceline.plan.cost.time.gathers import gather_columns
 from paceline.plan.cost.total import price
 from paceline.run.updates.joined import JoinedOptimizer
 from paceline.spec.cluster import Link

@@ -9,8 +9,7 @@ from plan_examples import cluster, network_terms, plan, profile
 from paceline.cluster.resolve import resolve_cluster
 from paceline.plan.cost.constants import read_constants
 from paceline.plan.cost.inputs import Context
-from paceline.plan.cost.time.network import Traffic
-from paceline.plan.cost.time.network import traffic as traffic_of
+from paceline.plan.cost.time.network import DataSeconds, data_seconds
 from paceline.plan.cost.time.ring import Rings
 from paceline.plan.cost.time.ring import ring as rings
 from paceline.spec.cluster import Cluster, ClusterSpec, Figure, GroupRates, Link
@@ -24,8 +23,8 @@ def ring(where: Cluster, size: int, stride: int) -> Rings:
     return rings(where, CONSTANTS, np.array([size]), np.array([stride]))
 
 
-def traffic(context: Context, chosen: Plan) -> Traffic:
-    return traffic_of(context.sheet(chosen))
+def traffic(context: Context, chosen: Plan) -> DataSeconds:
+    return data_seconds(context.sheet(chosen))
 
 
 @given(st.integers(2, 64))

@@ -7,14 +7,16 @@ import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 
 import pytest
-from plan_examples import plan, profile
+from plan_examples import cluster, measured, opened, plan, profile
 
 from paceline.cluster.resolve import resolve_cluster
+from paceline.plan.cost.inputs import Context
+from paceline.plan.cost.total import forecast_plan
 from paceline.plan.placement.draw import placement_svg
 from paceline.plan.placement.place import best_order, place, placement_from_dict
 from paceline.plan.placement.tell import placement_lines
 from paceline.plan.placement.traffic import AxisTraffic, axis_traffic
-from paceline.spec.cluster import ClusterSpec
+from paceline.spec.cluster import ClusterSpec, Link
 from paceline.spec.layout import MESH_ORDER, Layout
 from paceline.spec.plan import Plan
 from paceline.task.models.sizes import NAMED_SIZES, nominal_vocab
@@ -37,8 +39,9 @@ def shaped(**degrees):
     return Plan(Layout(**degrees), micro_batch=1, batch_samples=64, precision="bf16", **options)
 
 
-def sent(model, chosen):
-    return {one.axis: one.bytes_per_step for one in axis_traffic(model, chosen)}
+def sent(model, chosen, optimizer="adamw"):
+    where = Context(model, h100(chosen.layout.devices), chosen.batch_samples, 1, optimizer)
+    return {one.axis: one.bytes_per_step for one in axis_traffic(where, chosen)}
 
 
 def test_data_axes_by_hand():
@@ -50,9 +53,13 @@ def test_data_axes_by_hand():
     assert sent(model, shaped(dp_shard=8, zero=2, accumulation=4))["dp_shard"] == pytest.approx(
         weights * 7 / 8 * (2 + 16)
     )
+    root = weights - sum(block.parameters for block in model.blocks if block.recomputable)  # stays gathered
     assert sent(model, shaped(dp_shard=8, zero=3, accumulation=4))["dp_shard"] == pytest.approx(
-        weights * 7 / 8 * (16 + 16)
+        weights * 7 / 8 * (16 + 16) - root * 7 / 8 * 4 * 2
     )
+    # Muon gathers weight, gradient and momentum of every parameter, in fp32
+    muon = sent(model, shaped(dp_shard=8, zero=1), "muon")["dp_shard"]
+    assert muon == pytest.approx(weights * 7 / 8 * (2 + 4 + 3 * 4))
     both = sent(model, shaped(dp_shard=8, dp_replicate=4, zero=1))
     assert both["dp_replicate"] == pytest.approx(2 * 3 / 4 * weights / 8 * 4)
 
@@ -61,16 +68,33 @@ def test_model_axes_by_hand():
     model, hidden, layers = llama(), 4096, 32
     stream = 64 * SEQUENCE * hidden * 2  # bytes of the whole batch's stream in bf16
     # four collectives a layer and pass, the embedding's and the head's (Korthikanti et al. 2022, figure 5)
-    assert sent(model, shaped(tp=8))["tp"] == pytest.approx(2 * (4 * layers + 2) * stream * 7 / 8)
-    assert sent(model, shaped(tp=8, recompute="full"))["tp"] == pytest.approx(3 * (4 * layers + 2) * stream * 7 / 8)
+    loss = 2 * 7 / 8 * 3 * 4 * 64 * SEQUENCE  # all-reduces of three fp32 numbers a token
+    assert sent(model, shaped(tp=8))["tp"] == pytest.approx(2 * (4 * layers + 2) * stream * 7 / 8 + loss)
+    again = 4 * layers  # recompute repeats the layers, and neither embedding nor head
+    full = sent(model, shaped(tp=8, recompute="full"))["tp"]
+    assert full == pytest.approx((2 * (4 * layers + 2) + again) * stream * 7 / 8 + loss)
     assert sent(model, shaped(pp=4, accumulation=64))["pp"] == pytest.approx(2 * stream)
     keys = 64 * SEQUENCE * 2 * 8 * 128 * 2 * layers  # keys and values of 8 heads of 128
-    assert sent(model, shaped(cp=4))["cp"] == pytest.approx(2 * keys * 3 / 4)
+    # gathered in the forward pass and in the backward pass, their gradients summed in fp32
+    assert sent(model, shaped(cp=4))["cp"] == pytest.approx((2 + 2) * keys * 3 / 4)
 
 
 def test_no_axis_sends_on_one_device():
-    assert axis_traffic(profile(), plan(Layout(), 1)) == ()
+    assert axis_traffic(Context(profile(), h100(1), 1, 1), plan(Layout(), 1)) == ()
     assert placement_lines(place(profile(), h100(1), plan(Layout(), 1), 1.0))[0].endswith("nothing is sent")
+
+
+@pytest.mark.parametrize(("degrees", "axis", "term"), [
+    ({"tp": 2}, "tp", "tensor communication"), ({"cp": 2}, "cp", "context communication"),
+    ({"dp_shard": 2, "ep": 2}, "ep", "expert all-to-all"), ({"dp_replicate": 2}, "dp_replicate", "gradient reduction"),
+])  # fmt: skip
+def test_placement_counts_the_bytes_that_the_price_counts(degrees, axis, term):
+    model = opened(profile(4, kv_elements=1e4, routed_elements=1e5, experts=4, expert_parameters=5e5))
+    link = Link("process", measured(0.0), measured(1e9))
+    where, chosen = cluster(2, links=(link,)), plan(Layout(**degrees), recompute="full")
+    seconds = {one.name: one.value for one in forecast_plan(model, where, chosen, batch_samples=64, steps=1).time}[term]
+    volumes = {one.axis: one.bytes_per_step for one in axis_traffic(Context(model, where, 64, 1), chosen)}
+    assert volumes[axis] > 0 and volumes[axis] == pytest.approx(seconds * 1e9)
 
 
 def test_the_busiest_axis_stands_innermost():

@@ -5,9 +5,11 @@ from __future__ import annotations
 import dataclasses
 import math
 import os
+from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from rounding import FP64, MEAN_LOSS_BF16, adam_error, assert_curves_close
 from tests_shared import SEQ_LEN, Dropout, decoder_task, plan_of, run_steps
 from torch import nn
@@ -17,7 +19,9 @@ from paceline.run.assemble import assemble
 from paceline.run.loop.loader import BatchStream, split_rows
 from paceline.run.numerics.precision import LossScaler
 from paceline.run.numerics.randomness.seeds import seed_at
+from paceline.run.parallel.apply import apply_plan
 from paceline.run.process.world import join_world
+from paceline.run.replicas.allreduce import ReducedGradients
 from paceline.spec.layout import Layout
 from paceline.spec.task import OptimizerSpec
 from paceline.task.data.order import sample_ids
@@ -69,6 +73,34 @@ def test_recompute_changes_no_number(recompute: str) -> None:
         again, _ = run_steps(task, plan_of(Layout(), precision="fp64", recompute=recompute), 3)
         assert_curves_close([s.loss for s in again], [s.loss for s in plain])
         assert_curves_close([s.grad_norm for s in again], [s.grad_norm for s in plain])
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_a_family_has_no_storage_until_it_is_laid_out(precision: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    laid_out: list[bool] = []
+
+    def recorded(model: nn.Module, *rest: Any, **more: Any) -> Any:
+        laid_out.append(any(parameter.is_meta for parameter in model.parameters()))
+        return apply_plan(model, *rest, **more)
+
+    monkeypatch.setattr("paceline.run.assemble.apply_plan", recorded)
+    for task in (decoder_task(), decoder_task(model=Dropout, objective="next_token")):
+        built = assemble(task, plan_of(Layout(), precision=precision), join_world("cpu"), task.data, SEQ_LEN)
+        assert not any(parameter.is_meta for parameter in built.model.parameters())
+    assert laid_out == [True, False]  # a user's model is whole from the start: the first look runs it
+
+
+def test_buckets_hold_the_parameters_that_a_model_has_once_it_is_filled() -> None:
+    with torch.device("meta"):
+        model = nn.Linear(3, 2)
+    gradients = ReducedGradients(model, dist.group.WORLD)
+    model.to_empty(device="cpu")
+    gradients.zero()
+    gradients.before_micro_batch(last=False)
+    model(torch.ones(1, 3)).sum().backward()
+    assert torch.equal(model.weight.grad, torch.ones(2, 3))
+    assert all(p.grad.untyped_storage().data_ptr() == model.bias.grad.untyped_storage().data_ptr()
+               for p in model.parameters())  # fmt: skip
 
 
 def saved_elements(recompute: str) -> int:

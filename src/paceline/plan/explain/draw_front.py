@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from html import escape
 from pathlib import Path
 
 import numpy as np
 
+from paceline import svg
 from paceline.errors import ConfigError
 from paceline.plan.explain.compare_clusters import Comparison
 from paceline.plan.explain.explain import money_text
@@ -21,6 +21,7 @@ from paceline.units import format_bytes, format_seconds
 WIDTH, HEIGHT = 720, 420
 LEFT, RIGHT, TOP, BOTTOM = 84, 20, 30, 44
 CELL = 6  # plans closer to each other than so many pixels are one dot
+RADIUS = {"some": 2.5, "front": 4, "chosen": 8}  # of marks, in pixels
 SLOWEST = 4.0  # times the best: slower plans are not drawn
 STYLE = "".join(
     f".choices {rule}"
@@ -120,36 +121,29 @@ def chart_svg(title: str, marks: Sequence[Mark], across: Axis, up: Axis) -> str:
 
     seen: set[tuple[int, int]] = set()
     parts = [
-        f'<path class="axis" fill="none" d="M{LEFT} {TOP}V{HEIGHT - BOTTOM}H{WIDTH - RIGHT}"/>',
-        f'<text x="{LEFT}" y="18">{escape(title)}</text>',
-        f'<text x="{WIDTH - RIGHT}" y="{HEIGHT - 8}" text-anchor="end">{across.title}, logarithmic</text>',
+        svg.element("path", d=f"M{LEFT} {TOP}V{HEIGHT - BOTTOM}H{WIDTH - RIGHT}", fill="none", style="axis"),
+        svg.text(LEFT, 18, title),
+        svg.text(WIDTH - RIGHT, HEIGHT - 8, f"{across.title}, logarithmic", anchor="end"),
     ]
     front = sorted(at(mark) for mark in marks if mark.style == "front")
     if len(front) > 1:
-        parts.append(f'<path class="line" d="M{" L".join(f"{x} {y}" for x, y in front)}"/>')
+        parts.append(svg.curve(front, "line"))
     for mark in marks:
         x, y = at(mark)
         cell = (int(x / CELL), int(y / CELL))
         if mark.style == "some" and not mark.label and cell in seen:
             continue
         seen.add(cell)
-        radius = {"some": 2.5, "front": 4, "chosen": 8}[mark.style]
-        tip = f"<title>{escape(mark.tip)}</title>" if mark.tip else ""
-        parts.append(f'<circle class="{mark.style}" cx="{x}" cy="{y}" r="{radius}">{tip}</circle>')
+        parts.append(svg.dot(x, y, RADIUS[mark.style], mark.style, mark.tip))
         if mark.label:
             left = x > WIDTH * 0.75
-            anchor = ' text-anchor="end"' if left else ""
-            parts.append(f'<text x="{x + (-12 if left else 12):g}" y="{y + 4:g}"{anchor}>{escape(mark.label)}</text>')
+            parts.append(svg.text(x + (-12 if left else 12), y + 4, mark.label, anchor="end" if left else ""))
     for share in (0.0, 0.5, 1.0):
         x = LEFT + share * (WIDTH - LEFT - RIGHT)
         y = HEIGHT - BOTTOM - share * (HEIGHT - TOP - BOTTOM)
-        below, beside = across.text(xs.back(share)), up.text(ys.back(share))
-        parts.append(f'<text x="{x:g}" y="{HEIGHT - BOTTOM + 16}" text-anchor="middle">{below}</text>')
-        parts.append(f'<text x="{LEFT - 8}" y="{y + 4:g}" text-anchor="end">{beside}</text>')
-    return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" width="{WIDTH}" class="choices"'
-        f' role="img" aria-label="{escape(title)}"><style>{STYLE}</style>{"".join(parts)}</svg>'
-    )
+        parts.append(svg.text(x, HEIGHT - BOTTOM + 16, across.text(xs.back(share)), anchor="middle"))
+        parts.append(svg.text(LEFT - 8, y + 4, up.text(ys.back(share)), anchor="end"))
+    return svg.picture(WIDTH, HEIGHT, title, parts, name="choices", rules=STYLE, fixed=True)
 
 
 @dataclass(frozen=True)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from html import escape
-
+from paceline import svg
 from paceline.plan.placement.place import Placement
 from paceline.plan.placement.tell import axis_text
 
 SHOWN_NODES, SHOWN_DEVICES = 8, 16
 COLUMNS, NODES_A_ROW = 8, 2
 CELL_WIDTH, CELL_HEIGHT, GAP = 44, 34, 3
+UPPER_WORDS, LOWER_WORDS = 14, 28  # base lines of a cell's rank and coordinates
 LINE = 18
 COLOURS = ("#2360c5", "#12806f", "#a8600c", "#8457d8", "#c0407a", "#63781c", "#626e7a", "#a05f33")
 STYLE = "".join(
@@ -40,8 +40,8 @@ def placement_svg(placement: Placement, alone: bool = True) -> str:
     for node in range(nodes):
         left = 8 + node % NODES_A_ROW * (box_width + 24)
         top = 24 + node // NODES_A_ROW * (box_height + 30)
-        parts.append(_text(left, top - 6, _node_title(placement, node)))
-        parts.append(f'<rect x="{left}" y="{top}" width="{box_width}" height="{box_height}" rx="4" class="box"/>')
+        parts.append(svg.text(left, top - 6, _node_title(placement, node)))
+        parts.append(svg.box(left, top, box_width, box_height, "box", rx=4))
         for index, rank in enumerate(placement.ranks(node)[:devices]):
             x = left + GAP + index % columns * (CELL_WIDTH + GAP)
             y = top + GAP + index // columns * (CELL_HEIGHT + GAP)
@@ -51,15 +51,11 @@ def placement_svg(placement: Placement, alone: bool = True) -> str:
     if nodes < topology.nodes or devices < topology.devices_per_node:
         notes.append(f"shown: {nodes} of {topology.nodes:,} nodes, {devices} of {topology.devices_per_node:,} devices")
     notes += [axis_text(axis) for axis in placement.axes]
-    parts += [_text(8, bottom + LINE * line, note) for line, note in enumerate(notes)]
+    parts += [svg.text(8, bottom + LINE * line, note) for line, note in enumerate(notes)]
     width = max(16 + min(nodes, NODES_A_ROW) * (box_width + 24), 520)
     height = bottom + LINE * len(notes)
     label = f"{layout} on {topology.nodes:,} nodes of {topology.devices_per_node:,} devices"
-    space = ' xmlns="http://www.w3.org/2000/svg"' if alone else ""
-    return (
-        f'<svg{space} viewBox="0 0 {width} {height}" width="{width}" class="placement" role="img"'
-        f' aria-label="{escape(label)}"><style>{STYLE}</style>{"".join(parts)}</svg>'
-    )
+    return svg.picture(width, height, label, parts, name="placement", rules=STYLE, alone=alone, fixed=True)
 
 
 def _coloured(placement: Placement, named: list[str], nodes: int) -> str:
@@ -82,15 +78,9 @@ def _cell(placement: Placement, rank: int, x: int, y: int, named: list[str], col
     middle = x + CELL_WIDTH // 2
     colour = COLOURS[place[coloured] % len(COLOURS)]
     cells = [
-        f'<rect x="{x}" y="{y}" width="{CELL_WIDTH}" height="{CELL_HEIGHT}" rx="3" fill="{colour}">'
-        f"<title>{escape(tip)}</title></rect>",
-        _text(middle, y + 14, f"{rank}", "in"),
+        svg.box(x, y, CELL_WIDTH, CELL_HEIGHT, words=tip, rx=3, fill=colour),
+        svg.text(middle, y + UPPER_WORDS, f"{rank}", "in"),
     ]
     if named:
-        cells.append(_text(middle, y + 28, "·".join(f"{place[axis]}" for axis in named), "in"))
+        cells.append(svg.text(middle, y + LOWER_WORDS, "·".join(f"{place[axis]}" for axis in named), "in"))
     return cells
-
-
-def _text(x: float, y: float, words: str, style: str = "") -> str:
-    chosen = f' class="{style}"' if style else ""
-    return f'<text x="{x}" y="{y}"{chosen}>{escape(words)}</text>'

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import datetime
 import statistics
-from collections.abc import Iterator
 from pathlib import Path
 
 from paceline.cluster.plain import cluster_from_dict
@@ -12,8 +11,9 @@ from paceline.errors import DataError
 from paceline.plan.learn.observation import Observation, machine_key
 from paceline.plan.learn.store import write_observation
 from paceline.run.record.journal import read_records
+from paceline.run.record.steady import BUSY, Step, unsteady
 from paceline.spec.cluster import Cluster
-from paceline.spec.journal.kinds import CheckpointRecord, EvaluationRecord, MemoryRecord, RunStarted, StepRecord
+from paceline.spec.journal.kinds import MemoryRecord, RunStarted, StepRecord
 from paceline.spec.journal.record import Record
 from paceline.spec.plan import plan_from_dict
 from paceline.task.profile.plain import unpack_profile
@@ -25,8 +25,8 @@ IQR_SIGMAS = 1.349  # interquartile range of a normal distribution in standard d
 def observe_run(run_dir: Path) -> tuple[Observation, Cluster]:
     """Return what the run in `run_dir` measured under its last plan, and the cluster that it was planned on.
 
-    The step time is the median of steady steps: without the first of each start and those with a checkpoint or an
-    evaluation. Raises DataError where the journal does not tell, with the reason.
+    The step time is the median of steady steps (run/record/steady.py). Raises DataError where the journal does not
+    tell, with the reason.
     """
     records = list(read_records(run_dir))
     starts = [record for record in records if isinstance(record, RunStarted)]
@@ -62,15 +62,17 @@ def runs_under(folder: Path) -> list[Path]:
     return sorted(found.parent for found in folder.glob("**/journal") if found.is_dir())
 
 
-def _steady(records: list[Record]) -> Iterator[StepRecord]:
-    """Yield the steps that count, without the first of each start and those with a checkpoint or an evaluation."""
-    marked = {(r.attempt, r.step) for r in records if isinstance(r, CheckpointRecord | EvaluationRecord)}
-    made = [record for record in records if isinstance(record, StepRecord) and record.step is not None]
-    counted = {record.step: record for record in made}  # of a step run twice after a restart, the last one
-    first = {record.attempt: record.step for record in reversed(made)}
-    for step in sorted(counted.values(), key=lambda record: record.step or 0):
-        if step.step != first[step.attempt] and (step.attempt, step.step) not in marked:
-            yield step
+def _steady(records: list[Record]) -> list[StepRecord]:
+    steps = [record for record in records if isinstance(record, StepRecord) and record.step is not None]
+    busy = [(record.KIND, place) for record in records if record.KIND in BUSY and (place := _place(record))]
+    left_out = unsteady(filter(None, map(_place, steps)), busy)
+    return [step for step in steps if _place(step) not in left_out]
+
+
+def _place(record: Record) -> Step | None:
+    """Return the start and the step of a record, None where it has none."""
+    step = getattr(record, "step", None)
+    return None if record.attempt is None or step is None else (record.attempt, step)
 
 
 def _observation(run_dir: Path, start: RunStarted, records: list[Record], steps: list[StepRecord]) -> Observation:

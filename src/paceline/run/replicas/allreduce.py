@@ -41,7 +41,7 @@ class ReducedGradients:
     _next: int = 0
     _last: bool = False
 
-    def __post_init__(self) -> None:
+    def _make_buckets(self) -> None:
         trained = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
         self._buckets = [_fill(group) for group in _grouped(list(reversed(trained)), self.bucket_bytes)]
         for index, bucket in enumerate(self._buckets):
@@ -50,6 +50,9 @@ class ReducedGradients:
 
     def zero(self) -> None:
         """Set all gradients to zero and point every parameter's gradient at its place in the buckets."""
+        # Not before the first step: a model built without storage has other parameters once it has any.
+        if not self._buckets:
+            self._make_buckets()
         for bucket in self._buckets:
             bucket.flat.zero_()
             bucket.reached.clear()

@@ -14,6 +14,7 @@ from functools import cached_property
 
 import numpy as np
 
+from paceline.plan.cost.collectives import BUCKET_BYTES
 from paceline.plan.cost.columns import Columns, Flags, Floats, Ints
 from paceline.plan.cost.components import Column, in_modes, total, without
 from paceline.plan.cost.inputs import Sheet
@@ -21,7 +22,6 @@ from paceline.plan.cost.memory.offload import MOVING_BLOCKS, optimizer_held, opt
 from paceline.plan.cost.parts import Parts
 from paceline.plan.cost.time.compute import state_bytes
 from paceline.plan.cost.time.gathers import gathered_memory
-from paceline.plan.cost.time.network import BUCKET_BYTES
 from paceline.spec.cluster import SOURCES
 from paceline.spec.optimizers import gathered_values, state_values
 

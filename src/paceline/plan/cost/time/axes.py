@@ -1,16 +1,7 @@
 """What the model axes add to a step: collectives inside forward and backward, and what a pipeline waits.
 
-Collectives of `tp`, `cp` and `ep` stand in the path of the computation, so nothing of them is hidden here. Volumes are
-of the slowest stage, per device:
-
-- tp: the stream is gathered before and reduced and scattered after attention and the feed-forward, in each pass
-  (Korthikanti et al. 2022, arXiv:2205.05198, section 4.2.2);
-- cp: keys and values are gathered in the forward pass and again in the backward pass, or sent around a ring, and their
-  gradients summed up in fp32 (Dubey et al. 2024, arXiv:2407.21783, section 3.3.2; Liu et al. 2023, arXiv:2310.01889);
-- ep: routed tokens go to their experts and back by all-to-all (Lepikhin et al. 2020, arXiv:2006.16668, section 3.2);
-- pp: every stage sends the stream on, and its gradient back (Narayanan et al. 2021, arXiv:2104.04473, section 3.2).
-
-Recompute repeats the forward pass's.
+Collectives of `tp`, `cp` and `ep` stand in the path of the computation, so nothing of them is hidden here. Which ones
+they are, and of how many bytes, is in plan/cost/collectives.py.
 """
 
 from __future__ import annotations
@@ -19,15 +10,24 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from paceline.plan.cost.columns import Floats, Ints
-from paceline.plan.cost.components import Column, in_modes, total, without
+from paceline.plan.cost.collectives import (
+    LOSS_REDUCTIONS,
+    Collective,
+    context_collectives,
+    expert_collective,
+    expert_passes,
+    loss_collective,
+    micro_stream_bytes,
+    repeated_share,
+    stage_sends,
+    stream_collectives,
+)
+from paceline.plan.cost.columns import Floats
+from paceline.plan.cost.components import Column, total, without
 from paceline.plan.cost.inputs import Sheet
-from paceline.plan.cost.parts import AGAIN
-from paceline.plan.cost.time.ring import hop
+from paceline.plan.cost.time.ring import Rings, hop
 from paceline.spec.cluster import SOURCES
 from paceline.spec.plan import SCHEDULES
-
-LOSS_REDUCTIONS = 3  # over tp, per token in fp32: the largest logit, the sum of exponentials, the label's logit
 
 # The part of a pipeline's fill and drain that a schedule leaves idle. Zero-bubble (ZB-H1) fills it with gradients of
 # weights: (p - 1)(F + B - W) of (p - 1)(F + B + W), a third where the three take equally long (Qi et al. 2023,
@@ -51,29 +51,22 @@ def axis_columns(sheet: Sheet) -> list[Column]:
     return found
 
 
-def _repeated_share(sheet: Sheet, field: str, modes: tuple[str, ...] = AGAIN) -> Floats:
-    """Return the part of a field's sum over the slowest part that belongs to blocks of these modes of recompute."""
-    again = sheet.over_modes(in_modes(sheet.context.shapes[field], *modes), sheet.slowest_row)
-    whole = sheet.slowest.total(field)
-    return np.divide(again, whole, out=np.zeros(len(whole)), where=whole > 0)
+def seconds_of(group: Rings, collective: Collective) -> Floats:
+    """Return the seconds per step of a collective on its group's links."""
+    return group.seconds(collective.kind, collective.buffer_bytes, collective.calls)
 
 
 def _tensor(sheet: Sheet) -> Column:
     columns, part, group, stream = sheet.columns, sheet.slowest, sheet.ring("tp"), sheet.stream_bytes
-    shapes = sheet.context.shapes
-    again = sheet.over_modes(in_modes(shapes.collectives, *AGAIN), sheet.slowest_row)
-    collectives = 2 * part.number(shapes.collectives) + again
-    launches = columns.accumulation * collectives / 2
-    # Half of them gather and half reduce and scatter.
-    seconds = sum(group.seconds(kind, collectives / 2 * stream, launches) for kind in ("all_gather", "reduce_scatter"))
+    gather, scatter = stream_collectives(sheet)
+    seconds = seconds_of(group, gather) + seconds_of(group, scatter)
     if sheet.context.software.hides_tensor:  # of as many pieces as ranks, all but one run beside a product
         seconds = seconds / columns.tp
-    tokens = columns.device_samples * sheet.context.profile.tokens_per_sample / columns.cp
-    loss = group.seconds("all_reduce", LOSS_REDUCTIONS * 4 * tokens, LOSS_REDUCTIONS * columns.accumulation)
-    seconds = seconds + np.where(part.has_head, loss, 0.0)
+    seconds = seconds + seconds_of(group, loss_collective(sheet))
+    several = (gather.calls + scatter.calls) / columns.accumulation
 
     def text(i: int) -> str:
-        words = f"{collectives[i]:.0f} gathers and reduce-scatters x {stream[i]:.3g} B of stream over {columns.tp[i]}"
+        words = f"{several[i]:.0f} gathers and reduce-scatters x {stream[i]:.3g} B of stream over {columns.tp[i]}"
         return words + (f", and {LOSS_REDUCTIONS} numbers a token in the loss" if part.has_head[i] else "")
 
     return Column("tensor communication", "collectives", seconds, group.source, text, RING, columns.tp > 1, "reduce")
@@ -81,12 +74,10 @@ def _tensor(sheet: Sheet) -> Column:
 
 def _context(sheet: Sheet) -> Column:
     columns, part, group = sheet.columns, sheet.slowest, sheet.ring("cp")
-    moved = columns.device_samples * part.total("kv_elements") / columns.tp * sheet.rates.element_bytes
-    launches = columns.accumulation * part.number(sheet.context.shapes["kv_elements"] > 0)
-    again = _repeated_share(sheet, "kv_elements")
-    wide = max(4, sheet.rates.element_bytes) / sheet.rates.element_bytes
-    seconds = group.seconds("all_gather", moved, launches) * (2 + again)
-    seconds = seconds + group.seconds("reduce_scatter", wide * moved, launches)
+    gather, scatter = context_collectives(sheet)
+    seconds = seconds_of(group, gather) + seconds_of(group, scatter)
+    again = repeated_share(sheet, "kv_elements")
+    moved = gather.buffer_bytes / (2 + again)
     software, around = sheet.context.software, columns.common.cp_method == "ring"
     if software.hides_context or sheet.rates.device.kind != "cpu":
         attention = np.einsum("rs,rs->r", part.counts, sheet.attention_seconds)
@@ -103,44 +94,29 @@ def _context(sheet: Sheet) -> Column:
 
 
 def _expert(sheet: Sheet) -> Column:
-    columns, part, group = sheet.columns, sheet.slowest, sheet.ring("ep")
-    passes = 4 + 2 * _repeated_share(sheet, "routed_elements", ("full",))
-    routed = part.total("routed_elements") / columns.cp
-    if sheet.context.software.routes_parts:  # tensor ranks each send what they hold of the sequence
-        routed = routed / columns.tp
-    moved = columns.device_samples * routed * sheet.rates.element_bytes
-    if sheet.context.software.sends_once_per_node:
-        moved = moved * _copies_share(sheet, group.nodes)
-    seconds = group.seconds("all_to_all", passes * moved, passes * columns.accumulation * part.routers)
+    columns, group, routed = sheet.columns, sheet.ring("ep"), expert_collective(sheet)
+    passes = expert_passes(sheet)
+    moved = routed.buffer_bytes / passes
     return Column(
         "expert all-to-all",
         "collectives",
-        seconds,
+        seconds_of(group, routed),
         np.maximum(group.source, SOURCES.index("assumed")),
         lambda i: f"{passes[i]:g} x {moved[i]:.3g} B of routed tokens over {columns.ep[i]}, experts evenly loaded",
         "direct all-to-all",
-        (columns.ep > 1) & (part.routers > 0),
+        (columns.ep > 1) & (sheet.slowest.routers > 0),
         "reduce",
     )
-
-
-def _copies_share(sheet: Sheet, nodes: Ints) -> Floats:
-    """Return how many nodes a token's k experts lie on, for each expert: N (1 - (1 - 1/N)^k) / k of N nodes."""
-    shapes = sheet.context.shapes
-    routed = shapes["routed_elements"]
-    chosen = max(1.0, float(np.max(routed / np.maximum(shapes["input_elements"], 1.0))))
-    share: Floats = nodes * (1 - (1 - 1 / nodes) ** chosen) / chosen
-    return np.where(nodes > 1, share, 1.0)
 
 
 def _sends(sheet: Sheet) -> Column:
     """Return what sending the stream from stage to stage takes: not hidden, each micro-batch there and back."""
     columns, context = sheet.columns, sheet.context
     rate, latency, known = hop(context.cluster, context.constants, *columns.group("pp"))
-    micro = sheet.stream_bytes / columns.tp / columns.accumulation
-    count = 2 * (columns.accumulation * columns.virtual_stages + columns.pp - 1)
+    micro, filling = micro_stream_bytes(sheet), 2 * (columns.pp - 1)
+    count = stage_sends(sheet).calls + filling
     if context.software.hides_sends:
-        count = np.where(columns.virtual_stages > 1, 2 * (columns.pp - 1), count)
+        count = np.where(columns.virtual_stages > 1, filling, count)
     seconds = np.where(columns.pp > 1, count * (micro / rate + latency), 0.0)
     return Column(
         "pipeline sends",

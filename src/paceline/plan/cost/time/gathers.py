@@ -10,37 +10,17 @@ from __future__ import annotations
 
 import numpy as np
 
-from paceline.plan.cost.columns import Columns, Flags, Floats
+from paceline.plan.cost.collectives import gathers, update_collectives
+from paceline.plan.cost.columns import Columns, Floats
 from paceline.plan.cost.components import Column
 from paceline.plan.cost.inputs import Sheet
 from paceline.plan.cost.parts import Parts
-from paceline.plan.cost.time.axes import RING
+from paceline.plan.cost.time.axes import RING, seconds_of
 from paceline.plan.cost.time.compute import state_bytes
 from paceline.spec.cluster import SOURCES
 from paceline.spec.optimizers import gathered_values
 
 ASSUMED = SOURCES.index("assumed")
-
-
-def gathers(columns: Columns, optimizer: str) -> Flags:
-    """Return which plans gather parameters for the update."""
-    return (columns.state_degree * columns.tp > 1) & (gathered_values(optimizer) > 0)
-
-
-def gathered_bytes(columns: Columns, parameters: Floats, optimizer: str) -> tuple[Floats, Floats]:
-    """Return the bytes that the all-gathers of a step make, over the shards and over `tp`; the inner axis comes first.
-
-    An all-gather of N bytes over n ranks leaves N on each, and brings it (n - 1) / n of them.
-    """
-    whole = gathered_values(optimizer) * state_bytes(columns.precision) * parameters
-    return np.where(columns.state_degree > 1, whole, 0.0), np.where(columns.tp > 1, whole / columns.state_degree, 0.0)
-
-
-def tensors(part: Parts) -> Floats:
-    """Return about how many tensors the parts have: a block's parameters over the size of one of its matrices."""
-    shapes = part.shapes
-    matrix = np.where(shapes["matmul_flops"] > 0, np.maximum(shapes["matmul_width"], 1.0) ** 2, np.inf)
-    return part.number((shapes["parameters"] > 0) * np.maximum(1.0, np.round(shapes["parameters"] / matrix)))
 
 
 def gather_columns(sheet: Sheet) -> list[Column]:
@@ -49,20 +29,18 @@ def gather_columns(sheet: Sheet) -> list[Column]:
     values = gathered_values(optimizer)
     if not values:
         return []
-    shards, tensor = gathered_bytes(columns, part.parameters, optimizer)
-    launches = np.ceil(values) * tensors(part)
+    shards, tensor = update_collectives(sheet)
     rings = sheet.ring("fsdp"), sheet.ring("tp")
-    seconds = rings[0].seconds("all_gather", shards, launches) + rings[1].seconds("all_gather", tensor, launches)
-    seconds = seconds + 2 * (shards + tensor) / sheet.rates.memory_rate
+    seconds = seconds_of(rings[0], shards) + seconds_of(rings[1], tensor)
+    seconds = seconds + 2 * (shards.buffer_bytes + tensor.buffer_bytes) / sheet.rates.memory_rate
 
     def text(i: int) -> str:
         size = state_bytes(columns.precision)
         words = f"{values:g} values x {size} B x {part.parameters[i]:,.0f} parameters, all-gathered"
         over = [f"dp_shard x cp {columns.state_degree[i]}"] if columns.state_degree[i] > 1 else []
         over += [f"tp {columns.tp[i]}"] if columns.tp[i] > 1 else []
-        return (
-            f"{words} over {' and '.join(over)} in about {launches[i]:,.0f} collectives ({optimizer}); not overlapped"
-        )
+        calls = f"in about {shards.calls[i]:,.0f} collectives ({optimizer})"
+        return f"{words} over {' and '.join(over)} {calls}; not overlapped"
 
     known = np.where(columns.state_degree > 1, rings[0].source, rings[1].source)
     applies = gathers(columns, optimizer)

@@ -11,17 +11,20 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from paceline.plan.cost.collectives import (
+    copies_collective,
+    gather_collectives,
+    gradient_bytes,
+    reduce_collectives,
+)
 from paceline.plan.cost.columns import Floats, Ints
 from paceline.plan.cost.components import Column
 from paceline.plan.cost.inputs import Sheet
-from paceline.plan.cost.time.axes import RING
-from paceline.plan.cost.time.compute import state_bytes
-
-BUCKET_BYTES = 25 * 2**20  # gradients of plain copies are reduced in buckets of this size
+from paceline.plan.cost.time.axes import RING, seconds_of
 
 
 @dataclass(frozen=True)
-class Traffic:
+class DataSeconds:
     """Seconds of communication in a step before any of it is hidden, and how it is computed."""
 
     gather_seconds: Floats
@@ -31,32 +34,21 @@ class Traffic:
     known: Ints
 
 
-def traffic(sheet: Sheet) -> Traffic:
+def data_seconds(sheet: Sheet) -> DataSeconds:
     """Return what a step communicates. The classes follow the table in run/parallel/data/sharding.py."""
-    columns, part, rounds = sheet.columns, sheet.heaviest, sheet.columns.accumulation
-    shard, copies = sheet.ring("fsdp"), sheet.ring("dp_replicate")
-    compute_bytes = sheet.rates.element_bytes
-    size = max(sheet.context.software.reduce_bytes, state_bytes(columns.precision) if compute_bytes > 4 else 0)
-    memory_rate = sheet.rates.memory_rate
+    columns, rounds = sheet.columns, sheet.columns.accumulation
+    shard, copies, same = sheet.ring("fsdp"), sheet.ring("dp_replicate"), sheet.ring("expert_shard")
+    compute_bytes, size, memory_rate = sheet.rates.element_bytes, gradient_bytes(sheet), sheet.rates.memory_rate
     has_shards, third = shard.size > 1, columns.zero == 3
-    all_experts = part.total("expert_parameters")
-    experts, dense = all_experts / columns.tp / columns.ep, (part.parameters - all_experts) / columns.tp
-    # The root unit stays gathered from forward to backward.
-    passes = np.where(third, 2 * rounds, 1)
-    gathered = passes * dense - np.where(third, rounds * part.root_parameters / columns.tp, 0.0)
-    launches = np.where(third, rounds * (2 * part.units - 1), part.units)
     times = np.where(columns.zero >= 2, rounds, 1)
-    gather = shard.seconds("all_gather", gathered * compute_bytes, launches)
-    reduce = shard.seconds("reduce_scatter", times * dense * size, times * part.units)
-    if all_experts.any():
-        same = sheet.ring("expert_shard")
-        gather = gather + same.seconds("all_gather", passes * experts * compute_bytes, passes * part.routers)
-        reduce = reduce + same.seconds("reduce_scatter", times * experts * size, times * part.routers)
-    gather = gather + 2 * (gathered + passes * experts) * compute_bytes / memory_rate
-    reduce = reduce + 2 * times * (dense + experts) * size / memory_rate
-    whole = part.parameters / columns.tp * size / columns.state_degree
-    launches = np.where(columns.is_sharded, part.units, np.ceil(whole / BUCKET_BYTES))
-    all_reduce = copies.seconds("all_reduce", whole, launches)
+    both = []
+    for dense, experts in (gather_collectives(sheet), reduce_collectives(sheet)):
+        seconds = seconds_of(shard, dense)
+        if sheet.heaviest.total("expert_parameters").any():
+            seconds = seconds + seconds_of(same, experts)
+        both.append(seconds + 2 * (dense.buffer_bytes + experts.buffer_bytes) / memory_rate)
+    gather, reduce = both
+    all_reduce = seconds_of(copies, copies_collective(sheet))
 
     def gather_text(i: int) -> str:
         how = f"{rounds[i]} micro-batches x all-gather in forward and backward" if third[i] else "one all-gather"
@@ -70,7 +62,7 @@ def traffic(sheet: Sheet) -> Traffic:
             words.append(f"one all-reduce of the {what} over {copies.size[i]}")
         return " + ".join(words) + sheet.held_text(i)
 
-    return Traffic(
+    return DataSeconds(
         np.where(has_shards, gather, 0.0),
         gather_text,
         np.where(has_shards, reduce, 0.0) + all_reduce,
@@ -86,7 +78,7 @@ def network_columns(sheet: Sheet, forward_backward_seconds: Floats) -> list[Colu
     beside the whole of forward and backward, reduction beside the backward pass (two thirds) of the micro-batches that
     communicate; the first gather and the last reduction have nothing to hide behind.
     """
-    moved, columns = traffic(sheet), sheet.columns
+    moved, columns = data_seconds(sheet), sheet.columns
     gather, reduce = moved.gather_seconds, moved.reduce_seconds
     on_cpu = " (CPU)" if sheet.rates.device.kind == "cpu" else ""
     how: Callable[[int], str] = lambda i: f"not overlapped{on_cpu}"  # noqa: E731
@@ -119,7 +111,7 @@ def network_columns(sheet: Sheet, forward_backward_seconds: Floats) -> list[Colu
     ]
 
 
-def _exposed(sheet: Sheet, moved: Traffic, forward_backward_seconds: Floats) -> tuple[Floats, Floats]:
+def _exposed(sheet: Sheet, moved: DataSeconds, forward_backward_seconds: Floats) -> tuple[Floats, Floats]:
     """Return the seconds of gathering and of reduction that computing does not hide."""
     columns, gather, reduce = sheet.columns, moved.gather_seconds, moved.reduce_seconds
     ends = 1 / np.maximum(1, sheet.heaviest.units)

@@ -17,6 +17,19 @@ from paceline.plan.cost.rates import interpolate, weakest
 from paceline.spec.cluster import SOURCES, Cluster, Link
 
 COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
+RING_PASSES = {"all_reduce": 2}  # of the others one
+
+
+def wire_share(collective: str, size: Ints | int) -> Floats:
+    """Return the part of a buffer that a device of a group of `size` sends; of a "send", to one neighbour, all of it.
+
+    Example: of an all-gather that leaves 8 kB on each of 4 devices, each sends 6 kB; of an all-reduce of 8 kB, 12 kB.
+    """
+    members = np.asarray(size)
+    if collective == "send":
+        return np.where(members > 1, 1.0, 0.0)
+    share: Floats = RING_PASSES.get(collective, 1) * (members - 1) / members
+    return share
 
 
 @dataclass(frozen=True)
@@ -34,13 +47,13 @@ class Rings:
 
     def seconds(self, collective: str, total_bytes: Floats, launches: Floats | Ints) -> Floats:
         """Return the seconds of `launches` collectives that together cover `total_bytes`; 0 in a group of one."""
-        passes, latency = 1, self.pass_latency_seconds
+        passes, latency = RING_PASSES.get(collective, 1), self.pass_latency_seconds
         if collective == "all_reduce":  # NCCL has had both since 2.4, and takes the faster one
-            passes, latency = 2, np.minimum(latency, self.tree_latency_seconds)
+            latency = np.minimum(latency, self.tree_latency_seconds)
         elif collective == "all_to_all":  # one message to everybody, all under way at once
             latency = self.tree_latency_seconds
         waits = 1 if self.is_measured else passes
-        wire = passes * (self.size - 1) / self.size * total_bytes / self.bytes_per_second[collective]
+        wire = wire_share(collective, self.size) * total_bytes / self.bytes_per_second[collective]
         return np.where(self.size > 1, wire + launches * (waits * latency + self.start_seconds), 0.0)
 
     def source_of(self, index: int) -> str:

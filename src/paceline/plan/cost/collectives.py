@@ -1,0 +1,220 @@
+"""Which collectives a step of a plan makes: over which axis, of how many bytes, in how many calls.
+
+Pricing turns collectives into seconds, placement into bytes per link. Volumes are per device: of the stage that
+computes longest for what stands inside forward and backward, of the heaviest stage for weights and gradients.
+
+- tp: the stream is gathered before and reduced and scattered after attention and the feed-forward, in each pass
+  (Korthikanti et al. 2022, arXiv:2205.05198, section 4.2.2); the loss sums a few numbers a token;
+- cp: keys and values are gathered in the forward pass and again in the backward pass, or sent around a ring, and their
+  gradients summed up in fp32 (Dubey et al. 2024, arXiv:2407.21783, section 3.3.2; Liu et al. 2023, arXiv:2310.01889);
+- ep: routed tokens go to their experts and back by all-to-all (Lepikhin et al. 2020, arXiv:2006.16668, section 3.2);
+- pp: every stage sends the stream on, and its gradient back (Narayanan et al. 2021, arXiv:2104.04473, section 3.2);
+- fsdp: weights are gathered and gradients reduced and scattered, those of routed experts over `expert_shard`, among the
+  devices that have the same ones; dp_replicate: gradients are summed over copies. ZeRO stages say how often
+  (run/parallel/data/sharding.py);
+- optimizers that need whole parameters gather them for the update (run/updates/parts.py), counted as if every rule of
+  the task did: a bound from above.
+
+Recompute repeats the forward pass's.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from paceline.plan.cost.columns import Columns, Flags, Floats, Ints
+from paceline.plan.cost.components import in_modes
+from paceline.plan.cost.inputs import Sheet
+from paceline.plan.cost.parts import AGAIN, Parts
+from paceline.plan.cost.time.compute import state_bytes
+from paceline.spec.optimizers import gathered_values
+
+LOSS_REDUCTIONS = 3  # over tp, per token in fp32: the largest logit, the sum of exponentials, the label's logit
+BUCKET_BYTES = 25 * 2**20  # gradients of plain copies are reduced in buckets of this size
+
+
+@dataclass(frozen=True)
+class Collective:
+    """Collectives of one kind and purpose in a step, on one device of every plan: one entry a plan.
+
+    `axis` is a group of `spec.layout.group_of`, `kind` one of the COLLECTIVES of time/ring.py, or "send".
+    `buffer_bytes` are those of the whole buffers, all calls together: of 4 all-gathers that leave 1 kB on every rank,
+    4 kB.
+    """
+
+    axis: str
+    kind: str
+    what: str  # that moves, in words
+    buffer_bytes: Floats
+    calls: Floats | Ints
+
+
+def collectives(sheet: Sheet) -> tuple[Collective, ...]:
+    """Return all collectives of a step. Those over a group of one device are listed too, and move nothing."""
+    of_model = (*stream_collectives(sheet), loss_collective(sheet), *context_collectives(sheet))
+    of_ranks = (expert_collective(sheet), stage_sends(sheet), copies_collective(sheet))
+    of_state = (*gather_collectives(sheet), *reduce_collectives(sheet), *update_collectives(sheet))
+    return (*of_model, *of_ranks, *of_state)
+
+
+def stream_collectives(sheet: Sheet) -> tuple[Collective, Collective]:
+    """Return the gathers of the stream over tp and its reduce-scatters, half of the collectives each."""
+    shapes, stream = sheet.context.shapes, sheet.stream_bytes
+    again = sheet.over_modes(in_modes(shapes.collectives, *AGAIN), sheet.slowest_row)
+    each = (2 * sheet.slowest.number(shapes.collectives) + again) / 2
+    calls = sheet.columns.accumulation * each
+    return (
+        Collective("tp", "all_gather", "stream", each * stream, calls),
+        Collective("tp", "reduce_scatter", "stream", each * stream, calls),
+    )
+
+
+def loss_collective(sheet: Sheet) -> Collective:
+    """Return the sums over tp in a loss whose logits are spread, where the slowest stage computes one."""
+    columns, has_head = sheet.columns, sheet.slowest.has_head
+    tokens = columns.device_samples * sheet.context.profile.tokens_per_sample / columns.cp
+    moved = np.where(has_head, LOSS_REDUCTIONS * 4 * tokens, 0.0)
+    calls = np.where(has_head, LOSS_REDUCTIONS * columns.accumulation, 0)
+    return Collective("tp", "all_reduce", "numbers of the loss", moved, calls)
+
+
+def context_collectives(sheet: Sheet) -> tuple[Collective, Collective]:
+    """Return the gathers of keys and values over cp, and the reduce-scatter of their gradients."""
+    columns, part, element_bytes = sheet.columns, sheet.slowest, sheet.rates.element_bytes
+    moved = columns.device_samples * part.total("kv_elements") / columns.tp * element_bytes
+    calls = columns.accumulation * part.number(sheet.context.shapes["kv_elements"] > 0)
+    passes = 2 + repeated_share(sheet, "kv_elements")
+    return (
+        Collective("cp", "all_gather", "keys and values", passes * moved, passes * calls),
+        Collective("cp", "reduce_scatter", "their gradients", max(4, element_bytes) / element_bytes * moved, calls),
+    )
+
+
+def expert_collective(sheet: Sheet) -> Collective:
+    """Return the all-to-alls of routed tokens over ep: there and back, forward and backward."""
+    columns, part, software = sheet.columns, sheet.slowest, sheet.context.software
+    passes = expert_passes(sheet)
+    routed = part.total("routed_elements") / columns.cp
+    if software.routes_parts:  # tensor ranks each send what they hold of the sequence
+        routed = routed / columns.tp
+    moved = columns.device_samples * routed * sheet.rates.element_bytes
+    if software.sends_once_per_node:
+        moved = moved * _copies_share(sheet, sheet.ring("ep").nodes)
+    return Collective("ep", "all_to_all", "routed tokens", passes * moved, passes * columns.accumulation * part.routers)
+
+
+def expert_passes(sheet: Sheet) -> Floats:
+    """Return how often routed tokens travel: to the experts and back, in both passes and again in full recompute."""
+    return 4 + 2 * repeated_share(sheet, "routed_elements", ("full",))
+
+
+def stage_sends(sheet: Sheet) -> Collective:
+    """Return what a stage in the middle sends: every micro-batch's stream on, and its gradient back."""
+    columns = sheet.columns
+    calls = 2 * columns.accumulation * columns.virtual_stages
+    return Collective("pp", "send", "stream", calls * micro_stream_bytes(sheet), calls)
+
+
+def micro_stream_bytes(sheet: Sheet) -> Floats:
+    """Return the bytes of one micro-batch's stream between two stages, of one device."""
+    found: Floats = sheet.stream_bytes / sheet.columns.tp / sheet.columns.accumulation
+    return found
+
+
+def gather_collectives(sheet: Sheet) -> tuple[Collective, Collective]:
+    """Return the all-gathers of weights: dense ones, and those of routed experts."""
+    columns, part, rounds = sheet.columns, sheet.heaviest, sheet.columns.accumulation
+    third, size = columns.zero == 3, sheet.rates.element_bytes
+    dense, experts = _held(sheet)
+    passes = np.where(third, 2 * rounds, 1)
+    # The root unit stays gathered from forward to backward.
+    gathered = passes * dense - np.where(third, rounds * part.root_parameters / columns.tp, 0.0)
+    calls = np.where(third, rounds * (2 * part.units - 1), part.units)
+    return (
+        Collective("fsdp", "all_gather", "weights", gathered * size, calls),
+        Collective("expert_shard", "all_gather", "experts' weights", passes * experts * size, passes * part.routers),
+    )
+
+
+def reduce_collectives(sheet: Sheet) -> tuple[Collective, Collective]:
+    """Return the reduce-scatters of gradients: of dense weights, and of routed experts."""
+    columns, part, size = sheet.columns, sheet.heaviest, gradient_bytes(sheet)
+    dense, experts = _held(sheet)
+    times = np.where(columns.zero >= 2, columns.accumulation, 1)
+    return (
+        Collective("fsdp", "reduce_scatter", "gradients", times * dense * size, times * part.units),
+        Collective(
+            "expert_shard", "reduce_scatter", "experts' gradients", times * experts * size, times * part.routers
+        ),
+    )
+
+
+def copies_collective(sheet: Sheet) -> Collective:
+    """Return the all-reduces of gradients over copies: of shards by unit, of plain copies in buckets."""
+    columns, part = sheet.columns, sheet.heaviest
+    whole = part.parameters / columns.tp * gradient_bytes(sheet) / columns.state_degree
+    calls = np.where(columns.is_sharded, part.units, np.ceil(whole / BUCKET_BYTES))
+    return Collective("dp_replicate", "all_reduce", "gradients", whole, calls)
+
+
+def gradient_bytes(sheet: Sheet) -> int:
+    """Return the bytes in which a gradient's values are summed over the data axes."""
+    wide = state_bytes(sheet.columns.precision) if sheet.rates.element_bytes > 4 else 0
+    return max(sheet.context.software.reduce_bytes, wide)
+
+
+def update_collectives(sheet: Sheet) -> tuple[Collective, Collective]:
+    """Return the all-gathers for the update, over shards and over tp; of most optimizers they move nothing."""
+    part, optimizer = sheet.heaviest, sheet.context.optimizer
+    shards, tensor = gathered_bytes(sheet.columns, part.parameters, optimizer)
+    calls = np.ceil(gathered_values(optimizer)) * tensors(part)
+    return (
+        Collective("fsdp", "all_gather", "parameters for the update", shards, calls),
+        Collective("tp", "all_gather", "parameters for the update", tensor, calls),
+    )
+
+
+def gathers(columns: Columns, optimizer: str) -> Flags:
+    """Return which plans gather parameters for the update."""
+    return (columns.state_degree * columns.tp > 1) & (gathered_values(optimizer) > 0)
+
+
+def gathered_bytes(columns: Columns, parameters: Floats, optimizer: str) -> tuple[Floats, Floats]:
+    """Return the bytes that the all-gathers of a step make, over the shards and over `tp`; the inner axis comes first.
+
+    An all-gather of N bytes over n ranks leaves N on each, and brings it (n - 1) / n of them.
+    """
+    whole = gathered_values(optimizer) * state_bytes(columns.precision) * parameters
+    return np.where(columns.state_degree > 1, whole, 0.0), np.where(columns.tp > 1, whole / columns.state_degree, 0.0)
+
+
+def tensors(part: Parts) -> Floats:
+    """Return about how many tensors the parts have: a block's parameters over the size of one of its matrices."""
+    shapes = part.shapes
+    matrix = np.where(shapes["matmul_flops"] > 0, np.maximum(shapes["matmul_width"], 1.0) ** 2, np.inf)
+    return part.number((shapes["parameters"] > 0) * np.maximum(1.0, np.round(shapes["parameters"] / matrix)))
+
+
+def repeated_share(sheet: Sheet, field: str, modes: tuple[str, ...] = AGAIN) -> Floats:
+    """Return the part of a field's sum over the slowest part that belongs to blocks of these modes of recompute."""
+    again = sheet.over_modes(in_modes(sheet.context.shapes[field], *modes), sheet.slowest_row)
+    whole = sheet.slowest.total(field)
+    return np.divide(again, whole, out=np.zeros(len(whole)), where=whole > 0)
+
+
+def _held(sheet: Sheet) -> tuple[Floats, Floats]:
+    """Return the parameters of a device of the heaviest stage, those of routed experts apart, before sharding."""
+    columns, part = sheet.columns, sheet.heaviest
+    experts = part.total("expert_parameters")
+    return (part.parameters - experts) / columns.tp, experts / columns.tp / columns.ep
+
+
+def _copies_share(sheet: Sheet, nodes: Ints) -> Floats:
+    """Return how many nodes a token's k experts lie on, for each expert: N (1 - (1 - 1/N)^k) / k of N nodes."""
+    shapes = sheet.context.shapes
+    routed = shapes["routed_elements"]
+    chosen = max(1.0, float(np.max(routed / np.maximum(shapes["input_elements"], 1.0))))
+    share: Floats = nodes * (1 - (1 - 1 / nodes) ** chosen) / chosen
+    return np.where(nodes > 1, share, 1.0)

@@ -1,0 +1,99 @@
+"""What real ranks put on the wire in a step, counted, against the collectives that price and placement count."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from distributed import run_ranks
+from tests_shared import SEQ_LEN, decoder_task, plan_of
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from paceline.cluster.resolve import resolve_cluster
+from paceline.plan.cost.collectives import collectives
+from paceline.plan.cost.inputs import Context
+from paceline.run.assemble import assemble
+from paceline.run.loop.loader import BatchStream
+from paceline.run.parallel.expert import exchange
+from paceline.run.process.world import join_world
+from paceline.spec.cluster import ClusterSpec
+from paceline.spec.layout import Layout
+from paceline.spec.plan import Plan
+from paceline.task.models.sizes import resolve_decoder
+from paceline.task.profile.decoder import profile_decoder
+
+BATCH = 8
+SCALARS = 100  # bytes of a buffer: what is smaller is the step's own accounting (weights, norms, agreement)
+KINDS = {"allgather": "all_gather", "all_gather": "all_gather", "reduce_scatter": "reduce_scatter",
+         "allreduce": "all_reduce", "all_reduce": "all_reduce", "alltoall": "all_to_all", "send": "send"}  # fmt: skip
+
+
+class WireCount(TorchDispatchMode):
+    """Counts the bytes of the whole buffers of every collective that runs while it is active, by kind."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.buffer_bytes: Counter[str] = Counter()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run the operator, and count it where it is a collective."""
+        result = func(*args, **(kwargs or {}))
+        name = func._overloadpacket.__name__.strip("_")
+        kind = next((kind for prefix, kind in KINDS.items() if name.startswith(prefix)), None)
+        if func.namespace in ("c10d", "_c10d_functional") and kind:
+            tensors = [leaf for leaf in tree_leaves((args, result)) if isinstance(leaf, torch.Tensor)]
+            largest = max(
+                tensor.nbytes for tensor in tensors
+            )  # of a gather what it leaves, of a reduction what it takes
+            self.buffer_bytes[kind] += largest if largest >= SCALARS else 0
+        return result
+
+    def inside(self, kind: str, collective: Callable[..., Any]) -> Callable[..., Any]:
+        """Return a collective that is counted where an operator of ours makes it, out of this mode's sight."""
+
+        def counts(output: torch.Tensor, own: torch.Tensor, *rest: Any, **more: Any) -> Any:
+            self.buffer_bytes[kind] += max(output.nbytes, own.nbytes)
+            return collective(output, own, *rest, **more)
+
+        return counts
+
+
+def counted(plan: Plan) -> dict[str, int]:
+    """Return the bytes of this rank's collectives in its second step."""
+    task = decoder_task()
+    world = join_world("cpu", threads=1)
+    built = assemble(task, plan, world, task.data, SEQ_LEN)
+    stream = BatchStream(task.data, task.seed, plan, plan.layout.data_rank(world.rank), world.device)
+    built.stepper.step(stream.at(0), 1e-3)
+    with WireCount() as count:
+        for kind in ("all_gather", "reduce_scatter"):  # this process ends with the test
+            setattr(exchange, kind, count.inside(kind, getattr(exchange, kind)))
+        built.stepper.step(stream.at(BATCH), 1e-3)
+    return dict(count.buffer_bytes)
+
+
+def told(plan: Plan) -> Counter[str]:
+    """Return what the one description of collectives says of the same step."""
+    task = decoder_task()
+    model = profile_decoder(resolve_decoder(task.model, task.data.vocab, SEQ_LEN), SEQ_LEN)
+    where = resolve_cluster(ClusterSpec("a100-80", plan.layout.devices))[0]
+    found: Counter[str] = Counter()
+    for one in collectives(Context(model, where, BATCH, 1).sheet(plan)):
+        if plan.layout.group(one.axis)[0] > 1:
+            found[one.kind] += float(one.buffer_bytes[0])
+    return Counter({kind: value for kind, value in found.items() if value})
+
+
+@pytest.mark.parametrize("layout", ["dp_replicate", "dp_shard", "cp", "tp"])
+def test_counted_bytes_are_those_told(layout: str) -> None:
+    for zero in (1, 3) if layout == "dp_shard" else (1,):
+        plan = dataclasses.replace(plan_of(Layout(**{layout: 2}), BATCH, precision="fp32"), zero=zero)
+        expected = told(plan)
+        for seen in run_ranks(counted, 2, plan):
+            for kind, value in expected.items():
+                assert seen[kind] == pytest.approx(value, rel=0.01), (zero, kind)
