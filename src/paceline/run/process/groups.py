@@ -52,8 +52,10 @@ class Groups:
         return self._meshes[layout, device]
 
     def close(self) -> None:
-        """Destroy all groups; no tensor that is spread over a mesh can be used afterwards."""
+        """Destroy all groups. Every rank calls it; no tensor that is spread over a mesh can be used afterwards."""
         self._meshes.clear()
+        if self._made:
+            dist.barrier()  # a peer may still be connecting to a group that this rank has long made
         while self._made:
             dist.destroy_process_group(self._made.popitem()[1])
 
