@@ -9,13 +9,13 @@ import typing
 import pytest
 from plan_examples import cluster, measured, opened, plan, profile
 
-from paceline.plan.cost.components import Column
-from paceline.plan.cost.inputs import Context
-from paceline.plan.cost.memory.held import memory_columns
-from paceline.plan.cost.memory.room import HEADROOM
-from paceline.plan.cost.price import amounts, busy_share
+from paceline.plan.cost.bill import amounts, busy_share
+from paceline.plan.cost.components import Component
+from paceline.plan.cost.memory.held import memory_components
+from paceline.plan.cost.memory.usable import HEADROOM
+from paceline.plan.cost.pricing import price, step_seconds, time_components
+from paceline.plan.cost.sheet import PricedTask
 from paceline.plan.cost.software import PACELINE
-from paceline.plan.cost.total import price, step_seconds, time_columns
 from paceline.spec.cluster import Cluster
 from paceline.spec.forecast import Clock, MemoryKind, Term, TimeKind
 from paceline.spec.journal.older import KNOWN, kind_and_clock
@@ -25,18 +25,18 @@ MIXTURE = opened(profile(4, experts=4, routed_elements=1e5, expert_parameters=8e
 LAYOUT = Layout(dp_shard=2, cp=2, tp=2, pp=2, ep=2)
 
 
-def a_context(**changes: typing.Any) -> Context:
+def a_context(**changes: typing.Any) -> PricedTask:
     software = dataclasses.replace(PACELINE, flushes=True)
-    return Context(MIXTURE, cluster(16, "cuda", **changes), 64, 1, "muon", software)
+    return PricedTask(MIXTURE, cluster(16, "cuda", **changes), 64, 1, "muon", software)
 
 
-def a_column_of_each(kind: str) -> list[Column]:
+def a_column_of_each(kind: str) -> list[Component]:
     asked = plan(LAYOUT, 1, offload="all", recompute="full")
-    memory = memory_columns(a_context().sheet(asked))
+    memory = memory_components(a_context().sheet(asked))
     if kind == "memory":
         return memory
     room = sum(float(column.values[0]) for column in memory)
-    return time_columns(a_context(memory_bytes=0.9 * room / (1 - HEADROOM)).sheet(asked))
+    return time_components(a_context(memory_bytes=0.9 * room / (1 - HEADROOM)).sheet(asked))
 
 
 def test_every_term_has_a_kind_of_its_own_sort_and_seconds_have_a_clock() -> None:
@@ -65,7 +65,7 @@ def test_moving_to_the_host_and_back_is_no_computing(offload: str) -> None:
     where, asked = waiting_cluster(), plan(Layout(), 1, offload=offload)
     # Activations that outweigh all arithmetic, so that not all of their way is hidden.
     heavy = profile(4, saved_elements=1e9)
-    context = Context(heavy, where, 64, 1)
+    context = PricedTask(heavy, where, 64, 1)
     priced = price(context, asked)
     moving = sum(term.value for term in priced.time if term.kind == "offload")
     waiting = moving + sum(term.value for term in priced.time if term.kind == "host")

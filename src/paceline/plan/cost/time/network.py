@@ -18,8 +18,8 @@ from paceline.plan.cost.collectives import (
     reduce_collectives,
 )
 from paceline.plan.cost.columns import Floats, Ints
-from paceline.plan.cost.components import Column
-from paceline.plan.cost.inputs import Sheet
+from paceline.plan.cost.components import Component
+from paceline.plan.cost.sheet import Sheet
 from paceline.plan.cost.time.axes import RING, seconds_of
 
 
@@ -71,7 +71,7 @@ def data_seconds(sheet: Sheet) -> DataSeconds:
     )
 
 
-def network_columns(sheet: Sheet, forward_backward_seconds: Floats) -> list[Column]:
+def network_components(sheet: Sheet, forward_backward_seconds: Floats) -> list[Component]:
     """Return what communication adds to a step.
 
     Processes on CPUs share their cores with gloo's threads, so nothing is hidden there. On accelerators gathering runs
@@ -88,7 +88,7 @@ def network_columns(sheet: Sheet, forward_backward_seconds: Floats) -> list[Colu
         how = lambda i: f"of {all_of_it[i]:.3g} s, the rest overlaps computing (assumed)"  # noqa: E731
     shards = columns.state_degree > 1
     return [
-        Column(
+        Component(
             "parameter gathering",
             "sync",
             gather,
@@ -98,7 +98,7 @@ def network_columns(sheet: Sheet, forward_backward_seconds: Floats) -> list[Colu
             shards,
             "reduce",
         ),
-        Column(
+        Component(
             "gradient reduction",
             "sync",
             reduce,
