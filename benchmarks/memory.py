@@ -30,7 +30,7 @@ from paceline.cluster.catalog.devices import (
     published_price,
     published_watts,
 )
-from paceline.plan.cost.inputs import Context
+from paceline.plan.cost.sheet import PricedTask
 from paceline.run.memory.offload import Link, keep_on_host
 from paceline.run.memory.recompute import checkpoint_block
 from paceline.spec.cluster import Cluster, Figure
@@ -100,7 +100,7 @@ def rows(spec: ModelSpec, seq_len: int, samples: int) -> list[dict[str, Any]]:
     """Return a row for every choice: bytes kept and FLOPs, counted and forecast, over those without recompute."""
     config = resolve_decoder(spec, 0, seq_len)
     profile = profile_decoder(config, seq_len)
-    context = Context(profile, accelerator(), samples, 1)
+    context = PricedTask(profile, accelerator(), samples, 1)
     tokens = torch.randint(config.vocab, (samples, seq_len), generator=torch.Generator().manual_seed(0))
     found: list[dict[str, Any]] = []
     for name, changes in CHOICES:
@@ -122,7 +122,7 @@ def rows(spec: ModelSpec, seq_len: int, samples: int) -> list[dict[str, Any]]:
     return found
 
 
-def forecast(context: Context, plan: Plan, samples: int) -> float:
+def forecast(context: PricedTask, plan: Plan, samples: int) -> float:
     """Return the bytes that the planner expects blocks to keep on the device between the passes."""
     if plan.offloads_activations:
         return 0.0

@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from paceline.cluster.resolve import resolve_cluster
-from paceline.plan.cost.inputs import Context
-from paceline.plan.cost.total import needed_bytes, step_seconds
+from paceline.plan.cost.pricing import needed_bytes, step_seconds
+from paceline.plan.cost.sheet import PricedTask
 from paceline.plan.search.space import Space, allowed_layouts, base_plan, recompute_modes
 from paceline.spec.cluster import ClusterSpec
 from paceline.spec.plan import PlanSpec
@@ -67,7 +67,7 @@ def priced_per_second() -> dict[str, Any]:
     """Return how many plans of the whole space are priced in a second of one core: memory and time of each."""
     profile = profile_decoder(resolve_decoder(ModelSpec("llama-405b"), 0, SEQUENCE), SEQUENCE)
     cluster, _ = resolve_cluster(ClusterSpec(device="h100-sxm", devices=DEVICES))
-    context, constraints = Context(profile, cluster, BATCH, 1), PlanSpec()
+    context, constraints = PricedTask(profile, cluster, BATCH, 1), PlanSpec()
     base, modes = base_plan(constraints, "bf16", BATCH), recompute_modes(context, constraints)
     layouts = allowed_layouts(context, constraints, base, [])
     columns = Space(context, constraints, base, modes, []).columns(layouts)

@@ -13,8 +13,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from paceline.cluster.resolve import resolve_cluster
-from paceline.plan.cost.inputs import Context
-from paceline.plan.cost.total import forecast_plan
+from paceline.plan.cost.pricing import forecast_plan
+from paceline.plan.cost.sheet import PricedTask
 from paceline.plan.flops import flops_per_sample
 from paceline.plan.search.search import memory_refusal, search
 from paceline.spec.cluster import Cluster, ClusterSpec, Figure
@@ -75,7 +75,7 @@ def cluster_of(device: str, devices: int, per_node: int = 0) -> Cluster:
 def price(profile: ModelProfile, cluster: Cluster, plan: Plan, optimizer: str = "adamw") -> Priced:
     """Return one plan's price."""
     forecast = forecast_plan(profile, cluster, plan, batch_samples=plan.batch_samples, steps=1, optimizer=optimizer)
-    context = Context(profile, cluster, plan.batch_samples, 1, optimizer)
+    context = PricedTask(profile, cluster, plan.batch_samples, 1, optimizer)
     return Priced(plan, forecast, memory_refusal(context, context.sheet(plan).columns))
 
 

@@ -9,8 +9,8 @@ import runs
 
 from paceline.errors import ConfigError, PacelineError
 from paceline.plan.explain.explain import explain_lines
-from paceline.plan.learn.measured import read_measurements
 from paceline.plan.learn.store import read_observations
+from paceline.plan.learn.task_measurement import read_measurements
 from paceline.plan.planned import plan_task
 from paceline.run.measure import repeat
 from paceline.run.record.observe import observe_run, remember_run, runs_under

@@ -17,8 +17,8 @@ from torch.distributed import ReduceOp
 from paceline.run import assemble as assemble_module
 from paceline.run.loop.passes import SequentialPasses
 from paceline.run.loop.step import Stepper
+from paceline.run.parallel.context.exchange import Gathered
 from paceline.run.parallel.context.zigzag import SequencePart
-from paceline.run.parallel.expert.exchange import Gathered
 from paceline.run.parallel.pipeline import passes as pipeline_passes
 from paceline.run.parallel.pipeline.passes import PipelinePasses
 from paceline.run.parallel.pipeline.split import PipelineGradients

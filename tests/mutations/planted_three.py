@@ -23,8 +23,8 @@ from paceline.run.loop import step as step_module
 from paceline.run.loop.loader import MicroBatch
 from paceline.run.loop.step import Stepper
 from paceline.run.memory.hosted import HostedUpdate
+from paceline.run.parallel.context.exchange import Gathered, Ring
 from paceline.run.parallel.data.statistics import RankSums
-from paceline.run.parallel.expert.exchange import Gathered, Ring
 from paceline.run.parallel.pipeline.stage_module import StageModule
 from paceline.run.parallel.tensor import Region
 from paceline.run.process.world import World

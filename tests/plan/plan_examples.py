@@ -8,12 +8,12 @@ import math
 import numpy as np
 
 from paceline.plan.cost.components import terms_of
-from paceline.plan.cost.inputs import Context
-from paceline.plan.cost.memory.held import memory_columns
-from paceline.plan.cost.time.axes import axis_columns, bubble_columns
-from paceline.plan.cost.time.compute import optimizer_column
-from paceline.plan.cost.time.network import network_columns
-from paceline.plan.cost.total import forward_backward_columns
+from paceline.plan.cost.memory.held import memory_components
+from paceline.plan.cost.pricing import forward_backward_components
+from paceline.plan.cost.sheet import PricedTask
+from paceline.plan.cost.time.axes import axis_components, bubble_components
+from paceline.plan.cost.time.compute import optimizer_component
+from paceline.plan.cost.time.network import network_components
 from paceline.spec.cluster import Cluster, Device, Figure, Link
 from paceline.spec.forecast import Term
 from paceline.spec.layout import Layout, accumulation_for
@@ -90,27 +90,27 @@ def plan(layout: Layout, micro_batch: int = 1, batch: int = 64, **changes: objec
     return dataclasses.replace(base, **changes)
 
 
-def compute_terms(context: Context, chosen: Plan) -> tuple[Term, ...]:
-    return terms_of(forward_backward_columns(context.sheet(chosen))[0], 0)
+def compute_terms(context: PricedTask, chosen: Plan) -> tuple[Term, ...]:
+    return terms_of(forward_backward_components(context.sheet(chosen))[0], 0)
 
 
-def axis_terms(context: Context, chosen: Plan) -> tuple[Term, ...]:
-    return terms_of(axis_columns(context.sheet(chosen)), 0)
+def axis_terms(context: PricedTask, chosen: Plan) -> tuple[Term, ...]:
+    return terms_of(axis_components(context.sheet(chosen)), 0)
 
 
-def bubble_seconds(context: Context, chosen: Plan) -> float:
+def bubble_seconds(context: PricedTask, chosen: Plan) -> float:
     sheet = context.sheet(chosen)
-    (bubble,) = terms_of(bubble_columns(sheet, *forward_backward_columns(sheet)), 0)
+    (bubble,) = terms_of(bubble_components(sheet, *forward_backward_components(sheet)), 0)
     return bubble.value
 
 
-def network_terms(context: Context, chosen: Plan, forward_backward_seconds: float) -> tuple[Term, ...]:
-    return terms_of(network_columns(context.sheet(chosen), np.array([forward_backward_seconds])), 0)
+def network_terms(context: PricedTask, chosen: Plan, forward_backward_seconds: float) -> tuple[Term, ...]:
+    return terms_of(network_components(context.sheet(chosen), np.array([forward_backward_seconds])), 0)
 
 
-def memory_terms(context: Context, chosen: Plan) -> tuple[Term, ...]:
-    return terms_of(memory_columns(context.sheet(chosen)), 0)
+def memory_terms(context: PricedTask, chosen: Plan) -> tuple[Term, ...]:
+    return terms_of(memory_components(context.sheet(chosen)), 0)
 
 
-def optimizer_seconds(context: Context, chosen: Plan) -> float:
-    return float(optimizer_column(context.sheet(chosen)).values[0])
+def optimizer_seconds(context: PricedTask, chosen: Plan) -> float:
+    return float(optimizer_component(context.sheet(chosen)).values[0])

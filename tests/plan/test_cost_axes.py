@@ -26,11 +26,11 @@ from plan_examples import (
 
 from paceline.plan.cost.columns import columns_of
 from paceline.plan.cost.constants import read_constants
-from paceline.plan.cost.inputs import Context
 from paceline.plan.cost.memory.held import in_flight
+from paceline.plan.cost.pricing import price
+from paceline.plan.cost.sheet import PricedTask
 from paceline.plan.cost.time.network import traffic
 from paceline.plan.cost.time.ring import hop, ring
-from paceline.plan.cost.total import price
 from paceline.report.compare import memory_group, time_group
 from paceline.spec.cluster import Link
 from paceline.spec.layout import Layout
@@ -48,8 +48,8 @@ def model(layers: int = 4, **changes: float) -> ModelProfile:
     return dataclasses.replace(base, blocks=(*base.blocks, head))
 
 
-def context_of(layout: Layout, shape: ModelProfile | None = None, batch: int = 64, **changes: object) -> Context:
-    return Context(shape or model(), cluster(layout.devices, **changes), batch, 1)
+def context_of(layout: Layout, shape: ModelProfile | None = None, batch: int = 64, **changes: object) -> PricedTask:
+    return PricedTask(shape or model(), cluster(layout.devices, **changes), batch, 1)
 
 
 def inside(layout: Layout, shape: ModelProfile | None = None, **changes: object) -> dict[str, float]:
@@ -107,13 +107,13 @@ def test_split_products_are_narrower_and_slower() -> None:
     rates = {"fp32": ((128, 1e10), (256, 2e10), (512, 4e10))}
     where = cluster(4)
     where = dataclasses.replace(where, device=dataclasses.replace(where.device, matmul_flops=rates))
-    context = Context(model(), where, 64, 1)
+    context = PricedTask(model(), where, 64, 1)
     whole = context.sheet(plan(Layout())).product_seconds.max()
     split = context.sheet(plan(Layout(tp=4))).product_seconds.max()
     assert split == pytest.approx(whole / 4 * 2)  # one of two widths over 4: the mean is halved, and so is the rate
 
 
-# Context
+# PricedTask
 
 
 def test_context_ranks_share_tokens_and_not_weights_by_hand() -> None:
@@ -141,7 +141,7 @@ def test_keys_of_other_ranks_come_while_attention_computes_on_an_accelerator() -
     whole = inside(Layout(cp=4), shape)["context communication"]
     found = {}
     for method in ("gather", "ring"):
-        context = Context(shape, cluster(4, "cuda"), 64, 1)
+        context = PricedTask(shape, cluster(4, "cuda"), 64, 1)
         terms = {term.name: term.value for term in price(context, plan(Layout(cp=4), 8, cp_method=method)).time}
         assert 0 < terms["context communication"] < whole
         found[method] = (whole - terms["context communication"]) / terms["attention"]
@@ -187,7 +187,7 @@ def test_experts_state_and_copies() -> None:
 
 def test_the_bubble_of_equal_stages_is_p_minus_one_over_m() -> None:
     equal = ModelProfile("equal", tuple(block(f"layers.{i}") for i in range(8)), 256, "analytic", {})
-    context = Context(equal, cluster(4), 64, 1)
+    context = PricedTask(equal, cluster(4), 64, 1)
     for schedule, several, share in (
         ("1f1b", 1, 1.0), ("gpipe", 1, 1.0), ("interleaved", 2, 0.5), ("zero-bubble", 1, 1 / 3),
     ):  # fmt: skip
@@ -261,7 +261,7 @@ def test_all_to_all_leaves_the_node_through_its_own_adapter() -> None:
 
 def test_tensor_ranks_across_nodes_cost_more() -> None:
     where = cluster(16, "cuda", devices_per_node=8, links=(NEAR, FAR))
-    context = Context(model(), where, 64, 1)
+    context = PricedTask(model(), where, 64, 1)
     near, far = (axis_terms(context, plan(layout, 8))[0].value for layout in (Layout(dp_shard=2, tp=8), Layout(tp=16)))
     assert far > 2 * near
 
@@ -325,7 +325,7 @@ def test_a_bubble_costs_ranks_that_take_turns_only_what_no_other_fills() -> None
     for share in (1.0, 0.5, 0.9):
         where = cluster(4)
         where = dataclasses.replace(where, device=dataclasses.replace(where.device, core_share=share))
-        priced = price(Context(shape, where, 64, 1), plan(Layout(pp=4), 32))
+        priced = price(PricedTask(shape, where, 64, 1), plan(Layout(pp=4), 32))
         terms = {term.name: term.value for term in priced.time}
         busy = terms["products, forward"] + terms["products, backward"] + terms["attention"]
         found[share] = terms["pipeline bubble"], busy

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from plan_examples import cluster, compute_terms, optimizer_seconds, plan, profile
 
-from paceline.plan.cost.inputs import Context
 from paceline.plan.cost.rates import Rates, interpolate
+from paceline.plan.cost.sheet import PricedTask
 from paceline.plan.cost.time.compute import matrix_peak
 from paceline.spec.cluster import CalibrationStep
 from paceline.spec.layout import Layout
@@ -19,7 +19,7 @@ def terms_of(context, chosen):
 
 
 def test_forward_backward_attention_and_moving_by_hand():
-    context = Context(profile(4), cluster(2), batch_samples=64, steps=1)
+    context = PricedTask(profile(4), cluster(2), batch_samples=64, steps=1)
     terms = terms_of(context, plan(Layout(dp_replicate=2), 8))
     # 32 samples a device x 4 layers x 2e9 FLOPs / 1e11 FLOP/s
     assert terms["products, forward"].value == pytest.approx(32 * 4 * 2e9 / 1e11)
@@ -32,7 +32,7 @@ def test_forward_backward_attention_and_moving_by_hand():
 
 
 def test_recompute_repeats_the_blocks_only():
-    context = Context(profile(4), cluster(1), 8, 1)
+    context = PricedTask(profile(4), cluster(1), 8, 1)
     full = terms_of(context, plan(Layout(), 8, 8, recompute="full"))["recompute"].value
     assert full == pytest.approx(8 * 4 * (2e9 / 1e11 + 1e8 / 5e10 + 1e6 * 4 / 1e10))
     selective = terms_of(context, plan(Layout(), 8, 8, recompute="selective"))["recompute"].value
@@ -40,7 +40,7 @@ def test_recompute_repeats_the_blocks_only():
 
 
 def test_optimizer_moves_seven_values_and_clips_three_per_local_parameter():
-    context = Context(profile(4), cluster(4), 64, 1)
+    context = PricedTask(profile(4), cluster(4), 64, 1)
     seconds = optimizer_seconds(context, plan(Layout(dp_replicate=2, dp_shard=2), 8))
     assert seconds == pytest.approx(5e6 / 2 * 4 * (7 + 3) / 1e10)
 
@@ -52,8 +52,8 @@ def test_calibration_turns_the_sum_of_parts_into_the_measured_step():
     device = dataclasses.replace(base.device, calibration=(step,))
     assert Rates(device, "fp32").factor == pytest.approx(1.5)
     assert Rates(device, "bf16").factor == pytest.approx(1.5)  # a precision without its own takes fp32's
-    plain = terms_of(Context(profile(), base, 8, 1), plan(Layout(), 8, 8))
-    scaled = terms_of(Context(profile(), dataclasses.replace(base, device=device), 8, 1), plan(Layout(), 8, 8))
+    plain = terms_of(PricedTask(profile(), base, 8, 1), plan(Layout(), 8, 8))
+    scaled = terms_of(PricedTask(profile(), dataclasses.replace(base, device=device), 8, 1), plan(Layout(), 8, 8))
     for name in ("products, forward", "attention", "memory-bound operators", "operator launches"):
         assert scaled[name].value == pytest.approx(1.5 * plain[name].value)
     assert "1.50 (measured calibration step)" in scaled["attention"].formula
@@ -63,9 +63,9 @@ def test_an_accelerator_hides_launches_behind_its_work():
     slow_host = dataclasses.replace(cluster(1, "cuda").device.launch_seconds, value=1e-3)
     base = cluster(1, "cuda")
     tiny = profile(4, matmul_flops=1e3, attention_flops=0.0, moved_elements=1.0)
-    assert terms_of(Context(profile(4), base, 64, 1), plan(Layout(), 64))["operator launches"].value == 0
+    assert terms_of(PricedTask(profile(4), base, 64, 1), plan(Layout(), 64))["operator launches"].value == 0
     hosted = dataclasses.replace(base, device=dataclasses.replace(base.device, launch_seconds=slow_host))
-    launches = terms_of(Context(tiny, hosted, 1, 1), plan(Layout(), 1, 1))["operator launches"].value
+    launches = terms_of(PricedTask(tiny, hosted, 1, 1), plan(Layout(), 1, 1))["operator launches"].value
     assert launches == pytest.approx(3 * 150 * 1e-3, rel=0.01)
 
 
@@ -78,7 +78,7 @@ def test_interpolation_is_exact_at_points_and_monotone_between():
 
 
 def test_unknown_rates_stay_unknown():
-    context = Context(profile(), cluster(1), 8, 1)
+    context = PricedTask(profile(), cluster(1), 8, 1)
     terms = terms_of(context, plan(Layout(), 8, 8, precision="fp16"))
     assert math.isnan(terms["products, forward"].value) and terms["products, forward"].source == "unknown"
     assert math.isnan(matrix_peak(context, "fp16")[0])

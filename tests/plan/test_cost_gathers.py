@@ -15,9 +15,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from paceline.plan.cost.collectives import gathered_bytes, tensors
 from paceline.plan.cost.columns import columns_of
 from paceline.plan.cost.components import terms_of
-from paceline.plan.cost.inputs import Context
-from paceline.plan.cost.time.gathers import gather_columns
-from paceline.plan.cost.total import price
+from paceline.plan.cost.pricing import price
+from paceline.plan.cost.sheet import PricedTask
+from paceline.plan.cost.time.gathers import gather_components
 from paceline.report.compare import memory_group, time_group
 from paceline.run.updates.joined import JoinedOptimizer
 from paceline.spec.cluster import Link
@@ -88,18 +88,18 @@ def test_the_term_counts_the_bytes_that_ranks_gather(optimizer: str, layout: Lay
 def test_the_number_of_collectives_is_about_that_of_the_matrices() -> None:
     taken, _, _ = run_ranks(gathered, 2, "muon", Layout(dp_shard=2))[0]
     profile = profile_decoder(resolve_decoder(MODEL, 64, SEQ_LEN), SEQ_LEN)
-    sheet = Context(profile, cluster(2), 64, 1, "muon+adamw").sheet(plan(Layout(dp_shard=2)))
+    sheet = PricedTask(profile, cluster(2), 64, 1, "muon+adamw").sheet(plan(Layout(dp_shard=2)))
     assert 3 * float(tensors(sheet.heaviest)[0]) == pytest.approx(len(taken), rel=0.25)
 
 
-def context(optimizer: str, devices: int = 4) -> Context:
-    return Context(opened(), cluster(devices), 64, 10, optimizer)
+def context(optimizer: str, devices: int = 4) -> PricedTask:
+    return PricedTask(opened(), cluster(devices), 64, 10, optimizer)
 
 
 def test_seconds_are_those_of_the_ring_and_of_the_copies() -> None:
     link = Link("process", measured(0.0), measured(1e9))
-    free = Context(opened(), cluster(4, links=(link,)), 64, 10, "muon+adamw")
-    (term,) = terms_of(gather_columns(free.sheet(plan(Layout(dp_shard=4)))), 0)
+    free = PricedTask(opened(), cluster(4, links=(link,)), 64, 10, "muon+adamw")
+    (term,) = terms_of(gather_components(free.sheet(plan(Layout(dp_shard=4)))), 0)
     gathered_in_all = 3 * 4 * 5e6  # weight, gradient and momentum of five million parameters
     assert term.value == pytest.approx(3 / 4 * gathered_in_all / 1e9 + 2 * gathered_in_all / 1e10)
     assert term.name == "optimizer gathering"
@@ -109,7 +109,7 @@ def test_seconds_are_those_of_the_ring_and_of_the_copies() -> None:
 
 @pytest.mark.parametrize("optimizer", ["adamw", "lion", "a.module:factory"])
 def test_rules_of_elements_gather_nothing(optimizer: str) -> None:
-    assert gather_columns(context(optimizer).sheet(plan(Layout(dp_shard=4)))) == []
+    assert gather_components(context(optimizer).sheet(plan(Layout(dp_shard=4)))) == []
     names = {term.name for term in memory_terms(context(optimizer), plan(Layout(dp_shard=4)))}
     assert "gathered for the update" not in names
 
@@ -117,7 +117,7 @@ def test_rules_of_elements_gather_nothing(optimizer: str) -> None:
 def test_one_device_and_copies_gather_nothing() -> None:
     for layout in (Layout(), Layout(dp_replicate=4)):
         shown = context("muon+adamw", layout.devices)
-        assert terms_of(gather_columns(shown.sheet(plan(layout))), 0) == ()
+        assert terms_of(gather_components(shown.sheet(plan(layout))), 0) == ()
         forecast = price(shown, plan(layout))
         assert not any("gather" in term.name and "optimizer" in term.name for term in forecast.time)
 

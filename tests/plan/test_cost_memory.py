@@ -5,12 +5,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from plan_examples import cluster, memory_terms, plan, profile
 
-from paceline.plan.cost.inputs import Context
+from paceline.plan.cost.sheet import PricedTask
 from paceline.spec.layout import Layout
 
 
 def bytes_of(chosen, layers=4, devices=4, optimizer="adamw"):
-    context = Context(profile(layers), cluster(devices), chosen.batch_samples, 1, optimizer)
+    context = PricedTask(profile(layers), cluster(devices), chosen.batch_samples, 1, optimizer)
     return {term.name: term.value for term in memory_terms(context, chosen)}
 
 

@@ -8,7 +8,7 @@ from plan_examples import cluster, network_terms, plan, profile
 
 from paceline.cluster.resolve import resolve_cluster
 from paceline.plan.cost.constants import read_constants
-from paceline.plan.cost.inputs import Context
+from paceline.plan.cost.sheet import PricedTask
 from paceline.plan.cost.time.network import DataSeconds, data_seconds
 from paceline.plan.cost.time.ring import Ring
 from paceline.plan.cost.time.ring import ring as rings
@@ -23,7 +23,7 @@ def ring(where: Cluster, size: int, stride: int) -> Ring:
     return rings(where, CONSTANTS, np.array([size]), np.array([stride]))
 
 
-def traffic(context: Context, chosen: Plan) -> DataSeconds:
+def traffic(context: PricedTask, chosen: Plan) -> DataSeconds:
     return data_seconds(context.sheet(chosen))
 
 
@@ -48,7 +48,7 @@ def test_measured_rates_of_each_collective_are_used():
 
 
 def test_classes_of_sharding_by_hand():
-    context = Context(profile(4), cluster(4), 64, 1)
+    context = PricedTask(profile(4), cluster(4), 64, 1)
     layout = Layout(dp_shard=4)
     rounds, share, copy = 4, 3 / 4, 2 / 1e10
     parameters, root, hop = 5e6, 1e6, 3e-4  # three hops of a pass
@@ -68,7 +68,7 @@ def test_classes_of_sharding_by_hand():
 
 
 def test_copies_of_shards_reduce_the_shard_once_a_step():
-    context = Context(profile(4), cluster(4), 64, 1)
+    context = PricedTask(profile(4), cluster(4), 64, 1)
     sharded = traffic(context, plan(Layout(dp_shard=2), 8, zero=1))
     hybrid = traffic(context, plan(Layout(dp_replicate=2, dp_shard=2), 8, zero=1))
     all_reduce = 2 * 0.5 * (5e6 / 2 * 4) / 1e9 + 5 * 1e-4
@@ -77,14 +77,14 @@ def test_copies_of_shards_reduce_the_shard_once_a_step():
 
 def test_nothing_is_hidden_on_cpus_and_much_on_accelerators():
     chosen = plan(Layout(dp_shard=4), 4)
-    on_cpu = network_terms(Context(profile(4), cluster(4), 64, 1), chosen, 1e3)
-    on_gpu = network_terms(Context(profile(4), cluster(4, "cuda"), 64, 1), chosen, 1e3)
+    on_cpu = network_terms(PricedTask(profile(4), cluster(4), 64, 1), chosen, 1e3)
+    on_gpu = network_terms(PricedTask(profile(4), cluster(4, "cuda"), 64, 1), chosen, 1e3)
     for exposed, whole in zip(on_gpu, on_cpu, strict=True):
         assert exposed.value == pytest.approx(whole.value / 5)  # the first or last of five units
     assert "not overlapped" in on_cpu[0].formula and "overlaps" in on_gpu[0].formula
-    busy = network_terms(Context(profile(4), cluster(4, "cuda"), 64, 1), chosen, 0.0)
+    busy = network_terms(PricedTask(profile(4), cluster(4, "cuda"), 64, 1), chosen, 0.0)
     assert [term.value for term in busy] == pytest.approx([term.value for term in on_cpu])
-    assert network_terms(Context(profile(4), cluster(1), 64, 1), plan(Layout(), 4), 1.0) == ()
+    assert network_terms(PricedTask(profile(4), cluster(1), 64, 1), plan(Layout(), 4), 1.0) == ()
 
 
 def test_groups_across_nodes_share_their_adapters():

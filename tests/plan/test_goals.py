@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from plan_examples import cluster, opened, profile
 
 from paceline.errors import ConfigError, DoesNotFit
-from paceline.plan.cost.memory.room import usable_bytes
-from paceline.plan.cost.total import memory_widths
+from paceline.plan.cost.memory.usable import usable_bytes
+from paceline.plan.cost.pricing import memory_widths
 from paceline.plan.risk.chance import chance_above
 from paceline.plan.search.search import SearchResult, search
 from paceline.plan.search.values import SAFE, Values, goal_values

@@ -11,8 +11,8 @@ from plan_examples import cluster, opened, plan, profile
 from paceline.backtest.runs import FinishedRun, score_runs
 from paceline.cluster.plain import cluster_from_dict
 from paceline.plan.cost.columns import columns_of
-from paceline.plan.cost.inputs import Context
-from paceline.plan.cost.total import forecast_plan, memory_widths_of, needed_bytes, price, step_seconds
+from paceline.plan.cost.pricing import forecast_plan, memory_widths_of, needed_bytes, price, step_seconds
+from paceline.plan.cost.sheet import PricedTask
 from paceline.plan.learn.observation import Observation, machine_key, observation_from_dict
 from paceline.plan.learn.recall import learn
 from paceline.plan.learn.store import (
@@ -64,7 +64,7 @@ def learnt_from(*runs, model=SMALL):
 
 
 def context(learnt, model=SMALL):
-    return Context(model, HERE, 64, 1, learnt=learnt)
+    return PricedTask(model, HERE, 64, 1, learnt=learnt)
 
 
 def test_profiles_observations_and_clusters_survive_being_plain():

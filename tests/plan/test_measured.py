@@ -5,9 +5,10 @@ import dataclasses
 import pytest
 from plan_examples import cluster, opened, plan, profile
 
-from paceline.plan.cost.inputs import Context
-from paceline.plan.cost.total import price, step_seconds
-from paceline.plan.learn.measured import (
+from paceline.plan.cost.pricing import price, step_seconds
+from paceline.plan.cost.sheet import PricedTask
+from paceline.plan.learn.observation import machine_key
+from paceline.plan.learn.task_measurement import (
     TaskMeasurement,
     forget_measurements,
     measured_shapes,
@@ -15,7 +16,6 @@ from paceline.plan.learn.measured import (
     with_blocks,
     write_measurement,
 )
-from paceline.plan.learn.observation import machine_key
 from paceline.spec.layout import Layout
 from paceline.task.profile.plain import task_key
 
@@ -46,7 +46,7 @@ def measurement(here, precision="fp32", **changes):
 
 def priced(here, chosen, precision="fp32", **changes):
     known = {precision: measurement(here, precision, **changes)}
-    return price(Context(MODEL, here, 64, 1, measured=known), chosen)
+    return price(PricedTask(MODEL, here, 64, 1, measured=known), chosen)
 
 
 @pytest.mark.parametrize("kind", ["cpu", "cuda"])
@@ -67,12 +67,12 @@ def test_a_step_of_the_measured_micro_batch_takes_what_was_measured(kind, precis
 def test_other_layouts_keep_the_ratio_and_other_precisions_are_untouched():
     here = cluster(2, host="node-1")
     chosen = plan(Layout(tp=2), micro_batch=8, batch=64)
-    known, unknown = priced(here, chosen), price(Context(MODEL, here, 64, 1), chosen)
+    known, unknown = priced(here, chosen), price(PricedTask(MODEL, here, 64, 1), chosen)
     rows = [{term.name: term.value for term in forecast.time} for forecast in (known, unknown)]
     assert rows[0]["tensor communication"] == pytest.approx(rows[1]["tensor communication"], rel=1e-12)
     assert rows[0]["products, forward"] > 1.5 * rows[1]["products, forward"]
     other = dataclasses.replace(chosen, precision="bf16")
-    assert priced(here, other).step_seconds == price(Context(MODEL, here, 64, 1), other).step_seconds
+    assert priced(here, other).step_seconds == price(PricedTask(MODEL, here, 64, 1), other).step_seconds
 
 
 def test_factors_beyond_reason_are_cut_off():
@@ -87,14 +87,14 @@ def test_a_memory_budget_spares_the_blocks_that_were_measured_to_be_slow():
     model = dataclasses.replace(MODEL, blocks=(MODEL.blocks[0], fast, slow, fast, slow))
     known = measurement(here, task=task_key(model, "adamw"), block_seconds=(0.5, 1.0))
     asked = plan(Layout(), micro_batch=4, recompute="budget", recompute_budget=0.6)
-    modes = Context(model, here, 64, 1, measured={"fp32": known}).with_blocks(asked).recompute_blocks
+    modes = PricedTask(model, here, 64, 1, measured={"fp32": known}).with_blocks(asked).recompute_blocks
     assert modes == ("selective", "none", "selective", "selective")
-    assert Context(model, here, 64, 1).with_blocks(asked).recompute_blocks == ("none", *3 * ("selective",))
+    assert PricedTask(model, here, 64, 1).with_blocks(asked).recompute_blocks == ("none", *3 * ("selective",))
 
 
 def test_searches_price_plans_as_each_by_itself():
     here = cluster(2, host="node-1")
-    context = Context(MODEL, here, 64, 1, measured={"fp32": measurement(here)})
+    context = PricedTask(MODEL, here, 64, 1, measured={"fp32": measurement(here)})
     plans = [plan(layout, micro_batch=m) for layout in (Layout(dp_shard=2), Layout(tp=2)) for m in (1, 4)]
     together = step_seconds(context, context.sheet(*plans).columns)[0]
     assert together == pytest.approx([price(context, one).step_seconds.value for one in plans], rel=1e-12)

@@ -11,8 +11,8 @@ from plan_examples import cluster, memory_terms, opened, plan, profile
 
 from paceline.errors import DoesNotFit
 from paceline.plan.cost.components import terms_of
-from paceline.plan.cost.inputs import Context
-from paceline.plan.cost.memory.offload import BUCKET_BYTES, HOST_LINK, offload_columns
+from paceline.plan.cost.memory.offload import BUCKET_BYTES, HOST_LINK, offload_components
+from paceline.plan.cost.sheet import PricedTask
 from paceline.plan.feasible.refusals import refusal
 from paceline.plan.search.search import search
 from paceline.run.process.brief import plan_from_dict
@@ -24,12 +24,12 @@ LARGE = {"parameters": 100_000_000}
 
 
 def held(chosen: Plan, kind: str = "cuda", **changes: float) -> dict[str, float]:
-    context = Context(profile(4, **changes), cluster(1, kind), 64, 1)
+    context = PricedTask(profile(4, **changes), cluster(1, kind), 64, 1)
     return {term.name: term.value for term in memory_terms(context, chosen)}
 
 
-def moved(context: Context, chosen: Plan, busy_seconds: float) -> dict[str, Term]:
-    return {t.name: t for t in terms_of(offload_columns(context.sheet(chosen), np.array([busy_seconds])), 0)}
+def moved(context: PricedTask, chosen: Plan, busy_seconds: float) -> dict[str, Term]:
+    return {t.name: t for t in terms_of(offload_components(context.sheet(chosen), np.array([busy_seconds])), 0)}
 
 
 def test_state_and_activations_leave_an_accelerator() -> None:
@@ -49,7 +49,7 @@ def test_nothing_leaves_a_cpu() -> None:
 
 
 def test_transfer_takes_what_the_link_gives() -> None:
-    context = Context(profile(4), cluster(1, "cuda"), 64, 1)
+    context = PricedTask(profile(4), cluster(1, "cuda"), 64, 1)
     asked = plan(Layout(), 2, offload="all")
     terms = moved(context, asked, busy_seconds=0.0)
     assert terms["optimizer offload"].value == 2 * 8 * 5e6 / HOST_LINK.value
@@ -57,7 +57,7 @@ def test_transfer_takes_what_the_link_gives() -> None:
     assert terms["optimizer offload"].source == "assumed"
     hidden = {name: term.value for name, term in moved(context, asked, busy_seconds=1e3).items()}
     assert hidden["activation offload"] == 0 and hidden["optimizer offload"] > 0
-    on_cpu = moved(Context(profile(4), cluster(1), 64, 1), asked, busy_seconds=1e3)
+    on_cpu = moved(PricedTask(profile(4), cluster(1), 64, 1), asked, busy_seconds=1e3)
     assert on_cpu["activation offload"].value == 2 * 64 * 4 * 2e6 / (1e10 / 2), "a read and a write of memory each"
     assert moved(context, plan(Layout()), 0.0) == {}
 
@@ -91,7 +91,7 @@ def test_refusals_are_named() -> None:
 
 
 def test_a_budget_mixes_no_selective_recompute_with_hosted_activations() -> None:
-    context = Context(profile(8), cluster(1, "cuda"), 64, 1)
+    context = PricedTask(profile(8), cluster(1, "cuda"), 64, 1)
     chosen = context.with_blocks(plan(Layout(), recompute="budget", recompute_budget=0.6, offload="activations"))
     assert set(chosen.recompute_blocks) == {"none", "full"}
 

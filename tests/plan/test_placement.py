@@ -10,8 +10,8 @@ import pytest
 from plan_examples import cluster, measured, opened, plan, profile
 
 from paceline.cluster.resolve import resolve_cluster
-from paceline.plan.cost.inputs import Context
-from paceline.plan.cost.total import forecast_plan
+from paceline.plan.cost.pricing import forecast_plan
+from paceline.plan.cost.sheet import PricedTask
 from paceline.plan.placement.draw import placement_svg
 from paceline.plan.placement.place import best_order, place, placement_from_dict
 from paceline.plan.placement.tell import placement_lines
@@ -40,7 +40,7 @@ def shaped(**degrees):
 
 
 def sent(model, chosen, optimizer="adamw"):
-    where = Context(model, h100(chosen.layout.devices), chosen.batch_samples, 1, optimizer)
+    where = PricedTask(model, h100(chosen.layout.devices), chosen.batch_samples, 1, optimizer)
     return {one.axis: one.bytes_per_step for one in axis_traffic(where, chosen)}
 
 
@@ -80,7 +80,7 @@ def test_model_axes_by_hand():
 
 
 def test_no_axis_sends_on_one_device():
-    assert axis_traffic(Context(profile(), h100(1), 1, 1), plan(Layout(), 1)) == ()
+    assert axis_traffic(PricedTask(profile(), h100(1), 1, 1), plan(Layout(), 1)) == ()
     assert placement_lines(place(profile(), h100(1), plan(Layout(), 1), 1.0))[0].endswith("nothing is sent")
 
 
@@ -93,7 +93,7 @@ def test_placement_counts_the_bytes_that_the_price_counts(degrees, axis, term):
     link = Link("process", measured(0.0), measured(1e9))
     where, chosen = cluster(2, links=(link,)), plan(Layout(**degrees), recompute="full")
     seconds = {one.name: one.value for one in forecast_plan(model, where, chosen, batch_samples=64, steps=1).time}[term]
-    volumes = {one.axis: one.bytes_per_step for one in axis_traffic(Context(model, where, 64, 1), chosen)}
+    volumes = {one.axis: one.bytes_per_step for one in axis_traffic(PricedTask(model, where, 64, 1), chosen)}
     assert volumes[axis] > 0 and volumes[axis] == pytest.approx(seconds * 1e9)
 
 

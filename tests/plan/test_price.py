@@ -10,7 +10,7 @@ from plan_examples import cluster
 
 from paceline.cluster.catalog.power import power_model
 from paceline.cluster.resolve import resolve_cluster
-from paceline.plan.cost.price import amounts, bill, busy_share
+from paceline.plan.cost.bill import amounts, bill, busy_share
 from paceline.spec.cluster import ClusterSpec, Figure
 from paceline.spec.forecast import Estimate, Term
 

@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 from plan_examples import cluster, measured, memory_terms, opened, plan, profile
 
 from paceline.errors import ConfigError, DoesNotFit
-from paceline.plan.cost.inputs import Context
 from paceline.plan.cost.memory.recompute import fill_budget, modes_in_order
-from paceline.plan.cost.parts import MODES
-from paceline.plan.cost.total import price
+from paceline.plan.cost.model_parts import MODES
+from paceline.plan.cost.pricing import price
+from paceline.plan.cost.sheet import PricedTask
 from paceline.plan.explain.difference import difference, plan_options
 from paceline.plan.placement.traffic import axis_traffic
 from paceline.plan.search.search import TIE_RATIO, search
@@ -91,15 +91,15 @@ EXPERTS = Layout(dp_shard=2, ep=2)
 SMALL = dataclasses.replace(cluster(1).device, memory_bytes=measured(3e8))
 
 
-def context(devices: int = 1, layers: int = 8) -> Context:
-    return Context(opened(profile(layers)), cluster(devices), 64, 1)
+def context(devices: int = 1, layers: int = 8) -> PricedTask:
+    return PricedTask(opened(profile(layers)), cluster(devices), 64, 1)
 
 
-def budget(context: Context, part: float, layout: Layout | None = None, **changes: object) -> Plan:
+def budget(context: PricedTask, part: float, layout: Layout | None = None, **changes: object) -> Plan:
     return context.with_blocks(plan(layout or Layout(), recompute="budget", recompute_budget=part, **changes))
 
 
-def kept(context: Context, chosen: Plan) -> float:
+def kept(context: PricedTask, chosen: Plan) -> float:
     """Return the bytes that repeated blocks keep of a sample between the passes."""
     sheet = context.sheet(chosen)
     return float(sheet.over_modes(sheet.kept_bytes)[0])
@@ -137,7 +137,7 @@ def test_prices_lie_between_those_of_full_recompute_and_none() -> None:
 @pytest.mark.parametrize("layout", [Layout(), Layout(dp_shard=2, tp=2), Layout(cp=2, pp=2), Layout(tp=2, pp=2)])
 def test_blocks_of_one_mode_cost_what_the_mode_costs(kind: str, precision: str, layout: Layout) -> None:
     """Every term of a budget's plan, in every layout: a list of modes is priced like the mode that all of it is."""
-    here = Context(
+    here = PricedTask(
         opened(profile(8, kv_elements=1e4, attention_out_elements=5e4)), cluster(layout.devices, kind), 64, 1
     )
     for mode in MODES:
@@ -171,7 +171,7 @@ def test_every_pipeline_rank_has_a_budget_of_its_own() -> None:
     here = context(2)
     chosen = budget(here, 0.5, Layout(pp=2), stages=(2, 6), accumulation=8)
     for number, blocks in ((2, slice(0, 2)), (6, slice(2, 8))):
-        alone = Context(opened(profile(number)), cluster(1), 64, 1)
+        alone = PricedTask(opened(profile(number)), cluster(1), 64, 1)
         assert chosen.recompute_blocks[blocks] == budget(alone, 0.5).recompute_blocks
     assert "full" not in chosen.recompute_blocks  # half of the bytes is more than selective recompute keeps
 
@@ -180,7 +180,7 @@ def test_interleaved_stages_of_a_rank_share_a_budget() -> None:
     here = context(2)
     chosen = budget(here, 0.5, Layout(pp=2), stages=(1, 2, 3, 2), virtual_stages=2, schedule="interleaved")
     for number, blocks in ((4, (0, 3, 4, 5)), (4, (1, 2, 6, 7))):
-        alone = Context(opened(profile(number)), cluster(1), 64, 1)
+        alone = PricedTask(opened(profile(number)), cluster(1), 64, 1)
         modes = tuple(chosen.recompute_blocks[block] for block in blocks)
         assert modes == budget(alone, 0.5).recompute_blocks
 
@@ -207,12 +207,12 @@ def test_plans_of_the_search_are_priced_as_what_they_run_as() -> None:
 def test_a_device_of_unknown_rates_counts_operations() -> None:
     where = cluster(1)
     unknown = dataclasses.replace(where.device, matmul_flops={}, matmul_source="unknown")
-    here = Context(opened(profile(8)), dataclasses.replace(where, device=unknown), 64, 1)
+    here = PricedTask(opened(profile(8)), dataclasses.replace(where, device=unknown), 64, 1)
     assert budget(here, 0.4).recompute_blocks == budget(context(), 0.4).recompute_blocks
 
 
 def test_what_selective_recompute_keeps_can_be_named() -> None:
-    here = Context(opened(profile(4, attention_out_elements=5e4)), cluster(1), 64, 1)
+    here = PricedTask(opened(profile(4, attention_out_elements=5e4)), cluster(1), 64, 1)
     asked = {save: plan(Layout(), recompute="selective", recompute_save=save) for save in
              (SAVED_KINDS, ("attention",), ("products",))}  # fmt: skip
     held = {save: kept(here, chosen) for save, chosen in asked.items()}
@@ -256,7 +256,7 @@ def test_the_search_turns_to_budgets_where_memory_makes_the_best_plan_recompute(
 
 def test_what_runs_again_is_sent_again() -> None:
     """What an axis sends under a budget lies between its modes' own, by the blocks that have each."""
-    where = Context(opened(profile(4, kv_elements=1e4, routed_elements=1e5, experts=4)), cluster(2), 64, 1)
+    where = PricedTask(opened(profile(4, kv_elements=1e4, routed_elements=1e5, experts=4)), cluster(2), 64, 1)
     mixed = {"recompute": "budget", "recompute_blocks": ("none", "selective", "full", "full")}
     for layout, axis, part in ((Layout(tp=2), "tp", 3 / 4), (Layout(cp=2), "cp", 3 / 4), (EXPERTS, "ep", 1 / 2)):
         ways = ({"recompute": "none"}, {"recompute": "full"}, mixed)

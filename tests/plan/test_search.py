@@ -12,9 +12,9 @@ from plan_examples import cluster, plan, profile
 from paceline.cluster.resolve import resolve_cluster
 from paceline.errors import ConfigError, DoesNotFit
 from paceline.plan.cost.constants import read_constants
-from paceline.plan.cost.memory.room import HEADROOM
+from paceline.plan.cost.memory.usable import HEADROOM
+from paceline.plan.cost.pricing import forecast_plan, time_estimate
 from paceline.plan.cost.rates import Rates
-from paceline.plan.cost.total import forecast_plan, time_estimate
 from paceline.plan.search.search import TIE_RATIO, search
 from paceline.plan.search.space import micro_batches
 from paceline.spec.cluster import CalibrationStep, ClusterSpec, Figure

@@ -12,9 +12,9 @@ from plan_examples import cluster, opened, profile
 
 from paceline.cluster.resolve import resolve_cluster
 from paceline.errors import ConfigError, DoesNotFit
-from paceline.plan.cost.inputs import Context
-from paceline.plan.cost.price import busy_share
-from paceline.plan.cost.total import price, step_seconds
+from paceline.plan.cost.bill import busy_share
+from paceline.plan.cost.pricing import price, step_seconds
+from paceline.plan.cost.sheet import PricedTask
 from paceline.plan.feasible import refusals
 from paceline.plan.search.search import TIE_RATIO, SearchResult, search
 from paceline.plan.search.space import TRIED_RECOMPUTE, micro_batches
@@ -154,7 +154,7 @@ def test_tensor_ranks_stay_inside_a_node_at_scale() -> None:
 def test_no_plan_of_the_space_is_left_out_and_none_is_better() -> None:
     """Every plan is put together and priced alone, by another walk through the space."""
     result = found(devices=4, batch=8)
-    context = Context(SHAPE, cluster(4), 8, 10)
+    context = PricedTask(SHAPE, cluster(4), 8, 10)
     best, number = math.inf, 0
     for layout in layouts_over(4, dict.fromkeys(MESH_ORDER, (1, 2, 4))):
         for (schedule, several), zero, mode, size in itertools.product(

@@ -11,13 +11,13 @@ from plan_examples import block, cluster, measured, opened, plan, profile
 from paceline.cluster.resolve import resolve_cluster
 from paceline.plan.cost.components import total
 from paceline.plan.cost.constants import read_constants
-from paceline.plan.cost.inputs import REPLICATED_MOVES, Context
-from paceline.plan.cost.memory.held import Held, memory_columns
+from paceline.plan.cost.memory.held import Held, memory_components
 from paceline.plan.cost.memory.recompute import WHOLE_INPUTS
-from paceline.plan.cost.memory.room import HEADROOM, needed
+from paceline.plan.cost.memory.usable import HEADROOM, needed
+from paceline.plan.cost.pricing import memory_of, needed_bytes, price
+from paceline.plan.cost.sheet import REPLICATED_MOVES, PricedTask
 from paceline.plan.cost.software import MEGATRON, PACELINE, Software
 from paceline.plan.cost.time.axes import _copies_share
-from paceline.plan.cost.total import memory_of, needed_bytes, price
 from paceline.spec.cluster import Cluster, ClusterSpec, Link
 from paceline.spec.layout import Layout
 from paceline.spec.plan import Plan
@@ -30,8 +30,8 @@ def published_cluster(name: str, devices: int) -> Cluster:
     return resolve_cluster(ClusterSpec(device=name, devices=devices))[0]
 
 
-def context(software: Software, devices: int = 4, kind: str = "cpu") -> Context:
-    return Context(MODEL, cluster(devices, kind), 64, 1, software=software)
+def context(software: Software, devices: int = 4, kind: str = "cpu") -> PricedTask:
+    return PricedTask(MODEL, cluster(devices, kind), 64, 1, software=software)
 
 
 def held(software: Software, chosen: Plan) -> dict[str, float]:
@@ -81,14 +81,14 @@ def test_selective_recompute_of_attention_alone() -> None:
     shapes = [dataclasses.replace(one, selective_elements=one.saved_elements) for one in MODEL.blocks]
     model = dataclasses.replace(MODEL, blocks=tuple(shapes))
     chosen = plan(Layout(), 8, recompute="selective")
-    found = {t.name: t.value for t in price(Context(model, cluster(1), 64, 1, software=MEGATRON), chosen).time}
+    found = {t.name: t.value for t in price(PricedTask(model, cluster(1), 64, 1, software=MEGATRON), chosen).time}
     assert found["recompute"] == pytest.approx(found["attention"] / 3.5)
 
 
 def test_unfused_attention_takes_whole_scores_and_three_passes() -> None:
     layer = block("layers.0", fused_attention=False, heads=4)
     model = dataclasses.replace(MODEL, blocks=(layer,))
-    found = {t.name: t.value for t in price(Context(model, cluster(1), 64, 1), plan(Layout(), 8)).time}
+    found = {t.name: t.value for t in price(PricedTask(model, cluster(1), 64, 1), plan(Layout(), 8)).time}
     assert found["attention"] == pytest.approx(64 * 3 * 1e8 / 5e10)
 
 
@@ -112,7 +112,7 @@ def test_interleaved_sends_are_hidden_but_for_filling_and_draining() -> None:
 def test_copies_of_a_token_are_as_many_as_the_nodes_that_its_experts_lie_on(nodes: int, chosen: int) -> None:
     routed = block("layers.0", "experts", routed_elements=chosen * 5e4, experts=64, expert_parameters=900_000.0)
     model = opened(dataclasses.replace(MODEL, blocks=(routed,)))
-    sheet = Context(model, cluster(4), 64, 1).sheet(plan(Layout(dp_shard=4, ep=4), 1))
+    sheet = PricedTask(model, cluster(4), 64, 1).sheet(plan(Layout(dp_shard=4, ep=4), 1))
     share = float(_copies_share(sheet, np.array([nodes]))[0])
     drawn = np.random.default_rng(0).integers(0, nodes, size=(20_000, chosen))
     counted = np.mean([len(set(row)) for row in drawn.tolist()]) / chosen
@@ -125,7 +125,7 @@ def test_unfused_attention_on_heads_that_are_not_aligned_leaves_the_matrix_units
         model = dataclasses.replace(MODEL, blocks=(layer,))
         device = published_cluster("a100-80", 1)
         chosen = plan(Layout(), 8, precision="bf16")
-        return {t.name: t.value for t in price(Context(model, device, 64, 1), chosen).time}["attention"] / width
+        return {t.name: t.value for t in price(PricedTask(model, device, 64, 1), chosen).time}["attention"] / width
 
     assert 0.9 < attention(136) / attention(128) < 1.0, "wider heads take less to move"
     assert attention(132) > 4 * attention(128), "264 bytes a row: no multiple of 16"
@@ -137,7 +137,7 @@ def test_a_program_of_separate_kernels_launches_more_of_them_and_writes_the_loss
     apart = dataclasses.replace(PACELINE, fused=False)
     moves = {}
     for software in (PACELINE, apart):
-        priced = price(Context(model, cluster(1), 64, 1, software=software), plan(Layout(), 8))
+        priced = price(PricedTask(model, cluster(1), 64, 1, software=software), plan(Layout(), 8))
         moves[software] = next(term.value for term in priced.time if term.name == "memory-bound operators")
     constants = read_constants()
     of_layers, of_others = 4 * 1e6, 1e6 + 4e6  # four layers; the embedding and the head
@@ -155,7 +155,7 @@ def test_tensor_ranks_wait_for_each_other_where_a_pipeline_leaves_the_node() -> 
     def launches(software: Software, per_node: int) -> float:
         where = dataclasses.replace(cluster(8, "cuda"), devices_per_node=per_node, links=(NEAR, FAR))
         chosen = plan(Layout(tp=4, pp=2), 8, stages=(2, 2))
-        priced = price(Context(MODEL, where, 64, 1, software=software, constants=slow), chosen)
+        priced = price(PricedTask(MODEL, where, 64, 1, software=software, constants=slow), chosen)
         return next(term.value for term in priced.time if term.name == "operator launches")
 
     assert launches(waits, 8) == launches(PACELINE, 8)
@@ -166,21 +166,21 @@ def test_tensor_ranks_wait_for_each_other_where_a_pipeline_leaves_the_node() -> 
 def test_an_allocator_that_would_outgrow_the_device_is_emptied_every_micro_batch() -> None:
     flushes = dataclasses.replace(PACELINE, flushes=True)
     chosen = plan(Layout(tp=4), 8)
-    sheet = Context(MODEL, cluster(4, "cuda"), 64, 1, software=flushes).sheet(chosen)
-    memory = memory_columns(sheet)
+    sheet = PricedTask(MODEL, cluster(4, "cuda"), 64, 1, software=flushes).sheet(chosen)
+    memory = memory_components(sheet)
     peak, least = (float(values[0]) for values in (total(memory), needed(sheet, memory)))
     assert least < peak, "what the allocator keeps it can give back"
     found = {}
     for room in (peak * 1.01, peak * 0.99):
         where = cluster(4, "cuda", memory_bytes=room / (1 - HEADROOM))
-        priced = price(Context(MODEL, where, 64, 1, software=flushes), chosen)
+        priced = price(PricedTask(MODEL, where, 64, 1, software=flushes), chosen)
         found[room > peak] = {term.name: term.value for term in priced.time}.get("allocator flushes", 0.0)
     assert found == {True: 0.0, False: 8 * read_constants().flush_seconds}
 
 
 def test_what_must_be_there_is_all_on_a_cpu_and_without_half_the_cache_on_an_accelerator() -> None:
     for kind in ("cpu", "cuda"):
-        context = Context(MODEL, cluster(4, kind), 64, 1)
+        context = PricedTask(MODEL, cluster(4, kind), 64, 1)
         columns = context.sheet(plan(Layout(tp=2, dp_shard=2), 8)).columns
         terms = {term.name: term.value for term in memory_of(context, columns.plan(0))}
         left_out = terms["allocator buffers"] / 2 if kind == "cuda" else 0.0
@@ -193,7 +193,7 @@ def test_the_head_of_an_interleaved_pipeline_keeps_one_micro_batch() -> None:
     fields = {"schedule": "interleaved", "virtual_stages": 2, "stages": (1, 1, 1, 1)}
     kept = {}
     for layers in (MODEL, model):
-        sheet = Context(layers, cluster(2), 64, 1).sheet(plan(Layout(pp=2), 4, **fields))
+        sheet = PricedTask(layers, cluster(2), 64, 1).sheet(plan(Layout(pp=2), 4, **fields))
         kept[layers is model] = Held(sheet)._activations().values[-1]
     assert kept[True] - kept[False] == pytest.approx(4 * 4 * 7e5), "a micro-batch of four samples in fp32"
 
@@ -234,7 +234,7 @@ def test_fill_and_drain_of_uneven_stages_are_those_of_the_schedule(sizes: tuple[
     where = cluster(4)
     model = dataclasses.replace(MODEL, blocks=layers)
     chosen = plan(Layout(pp=4), 4, stages=sizes)
-    context = Context(model, where, 64, 1)
+    context = PricedTask(model, where, 64, 1)
     found = {t.name: t.value for t in price(context, chosen).time}
     inner = sum(found[name] for name in ("products, forward", "products, backward", "attention",
                                          "memory-bound operators", "pipeline bubble"))  # fmt: skip

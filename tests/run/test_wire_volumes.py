@@ -16,10 +16,10 @@ from torch.utils._pytree import tree_leaves
 
 from paceline.cluster.resolve import resolve_cluster
 from paceline.plan.cost.collectives import collectives
-from paceline.plan.cost.inputs import Context
+from paceline.plan.cost.sheet import PricedTask
 from paceline.run.assemble import assemble
 from paceline.run.loop.loader import BatchStream
-from paceline.run.parallel.expert import exchange
+from paceline.run.parallel.context import exchange
 from paceline.run.process.world import join_world
 from paceline.spec.cluster import ClusterSpec
 from paceline.spec.layout import Layout
@@ -83,7 +83,7 @@ def told(plan: Plan) -> Counter[str]:
     model = profile_decoder(resolve_decoder(task.model, task.data.vocab, SEQ_LEN), SEQ_LEN)
     where = resolve_cluster(ClusterSpec("a100-80", plan.layout.devices))[0]
     found: Counter[str] = Counter()
-    for one in collectives(Context(model, where, BATCH, 1).sheet(plan)):
+    for one in collectives(PricedTask(model, where, BATCH, 1).sheet(plan)):
         if plan.layout.group(one.axis)[0] > 1:
             found[one.kind] += float(one.buffer_bytes[0])
     return Counter({kind: value for kind, value in found.items() if value})

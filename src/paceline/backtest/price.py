@@ -10,11 +10,11 @@ import numpy as np
 
 from paceline.backtest.rows import Case
 from paceline.cluster.catalog.devices import published_watts, read_catalog
-from paceline.plan.cost import total
+from paceline.plan.cost import pricing
 from paceline.plan.cost.constants import Constants, read_constants
-from paceline.plan.cost.inputs import Context
-from paceline.plan.cost.memory.room import needed, usable_bytes
+from paceline.plan.cost.memory.usable import needed, usable_bytes
 from paceline.plan.cost.rates import BYTES
+from paceline.plan.cost.sheet import PricedTask
 from paceline.plan.cost.software import (
     EARLY_MEGATRON,
     FSDP,
@@ -84,14 +84,16 @@ def software_of(case: Case) -> Software:
     return replace(megatron, sequence_parallel=case.sequence_parallel)
 
 
-def contexts_of(cases: Sequence[Case], constants: Constants) -> list[tuple[Context, list[int]]]:
+def contexts_of(cases: Sequence[Case], constants: Constants) -> list[tuple[PricedTask, list[int]]]:
     """Return the contexts that cases are priced in, each with the places of its cases."""
-    found: dict[tuple[object, ...], tuple[Context, list[int]]] = {}
+    found: dict[tuple[object, ...], tuple[PricedTask, list[int]]] = {}
     for place, case in enumerate(cases):
         software, precision = software_of(case), case.plans[0].precision
         key = (id(case.profile), id(case.cluster), case.batch_samples, software, precision)
         if key not in found:
-            context = Context(case.profile, case.cluster, case.batch_samples, 1, software=software, constants=constants)
+            context = PricedTask(
+                case.profile, case.cluster, case.batch_samples, 1, software=software, constants=constants
+            )
             found[key] = (context, [])
         found[key][1].append(place)
     return list(found.values())
@@ -108,16 +110,16 @@ def price_cases(cases: Sequence[Case], constants: Constants | None = None) -> li
                 found[place] = f"no rate of {precision} products of {device.name}"
             continue
         sheet = context.sheet(*(plan for place in places for plan in cases[place].plans))
-        time, memory = total.time_columns(sheet), total.memory_columns(sheet)
-        seconds, peaks = total.total(time), needed(sheet, memory)
-        held = total.total([column for column in memory if column.name not in OUTSIDE["allocated"]])
+        time, memory = pricing.time_components(sheet), pricing.memory_components(sheet)
+        seconds, peaks = pricing.total(time), needed(sheet, memory)
+        held = pricing.total([column for column in memory if column.name not in OUTSIDE["allocated"]])
         usable = usable_bytes(context.cluster)
         at = 0
         for place in places:
             case = cases[place]
             mine = slice(at, at + len(case.plans))
             at = mine.stop
-            fits = ~(total.most_bytes(context, peaks[mine]) > usable)
+            fits = ~(pricing.most_bytes(context, peaks[mine]) > usable)
             # What ran did fit: of the plans that a row may have run, the fastest whose tensors can have been within the
             # memory, as far as the interval goes.
             ran = held[mine] <= context.cluster.device.memory_bytes.value * math.exp(constants.memory_80)
@@ -143,9 +145,9 @@ def allocated_and_kept(cases: Sequence[Case], constants: Constants) -> list[tupl
     """Return the bytes of every case's first plan that tensors hold, and those that the allocator keeps beside them."""
     found = [(math.nan, math.nan)] * len(cases)
     for context, places in contexts_of(cases, constants):
-        memory = total.memory_columns(context.sheet(*(cases[place].plans[0] for place in places)))
-        held = total.total([column for column in memory if column.name not in OUTSIDE["allocated"]])
-        kept = total.total([column for column in memory if column.name == "allocator buffers"])
+        memory = pricing.memory_components(context.sheet(*(cases[place].plans[0] for place in places)))
+        held = pricing.total([column for column in memory if column.name not in OUTSIDE["allocated"]])
+        kept = pricing.total([column for column in memory if column.name == "allocator buffers"])
         for place, both in zip(places, zip(held, kept, strict=True), strict=True):
             found[place] = (float(both[0]), float(both[1]))
     return found
@@ -154,8 +156,8 @@ def allocated_and_kept(cases: Sequence[Case], constants: Constants) -> list[tupl
 def layer_seconds(profile: ModelProfile, cluster: Cluster, plan: Plan, sequence_parallel: bool = True) -> float:
     """Return the seconds of forward and backward of the profile's one layer on one micro-batch, recompute included."""
     software = replace(MEGATRON, sequence_parallel=sequence_parallel)
-    sheet = Context(profile, cluster, plan.batch_samples, 1, software=software).sheet(plan)
-    return float(sum(c.values[0] for c in total.time_columns(sheet) if c.name not in BESIDE_LAYERS))
+    sheet = PricedTask(profile, cluster, plan.batch_samples, 1, software=software).sheet(plan)
+    return float(sum(c.values[0] for c in pricing.time_components(sheet) if c.name not in BESIDE_LAYERS))
 
 
 def collective_seconds(

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from paceline.backtest.layout import batch_of, degrees_of, plans_of, precision_of, schedule_of, stages_of
 from paceline.backtest.machine import Machines
-from paceline.backtest.measured import memory_kind, not_training, step_seconds, time_excluded
+from paceline.backtest.row_measurement import memory_kind, not_training, step_seconds, time_excluded
 from paceline.backtest.schema import StepRow
 from paceline.backtest.shape import shape_of
 from paceline.plan.flops import flops_per_sample

@@ -16,7 +16,7 @@ from paceline.backtest.rows import Case
 from paceline.backtest.schema import Origin, StepRow
 from paceline.backtest.score import Scored, choice_score, memory_score, time_score
 from paceline.plan.cost.columns import columns_of
-from paceline.plan.cost.memory.room import usable_bytes
+from paceline.plan.cost.memory.usable import usable_bytes
 from paceline.plan.learn.correct import Learnt, LearntRun
 from paceline.plan.learn.observation import Observation
 from paceline.plan.learn.recall import forecast_runs

@@ -40,9 +40,9 @@ def execute(options: argparse.Namespace) -> int:
 
 def _forget(options: argparse.Namespace) -> int:
     from paceline.cluster.resolve import resolve_cluster
-    from paceline.plan.learn.measured import forget_measurements
     from paceline.plan.learn.observation import machine_key
     from paceline.plan.learn.store import forget_observations
+    from paceline.plan.learn.task_measurement import forget_measurements
     from paceline.spec.cluster import ClusterSpec
 
     machine = machine_key(resolve_cluster(ClusterSpec(device=options.kind))[0])

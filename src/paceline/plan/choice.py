@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from paceline.plan.cost.inputs import Context
+from paceline.plan.cost.sheet import PricedTask
 from paceline.plan.cost.time.compute import matrix_peak
 from paceline.plan.learn.correct import Learnt
 from paceline.plan.search.search import SearchResult
@@ -80,7 +80,7 @@ class Choice:
         return matrix_peak(self._context, precision)[1]
 
     @property
-    def _context(self) -> Context:
-        return Context(
+    def _context(self) -> PricedTask:
+        return PricedTask(
             self.profile, self.cluster, self.batch_samples, self.steps, optimizer_key(self.spec.task.optimizer)
         )

@@ -8,8 +8,8 @@ from functools import cached_property
 
 from paceline.cluster.resolve import resolve_cluster
 from paceline.plan.choice import Choice, Prepared
-from paceline.plan.learn.measured import read_measurements
 from paceline.plan.learn.recall import recall
+from paceline.plan.learn.task_measurement import read_measurements
 from paceline.plan.placement.place import Placement, place
 from paceline.plan.prepare import prepare_task
 from paceline.plan.risk.contest import Contest, contest

@@ -13,19 +13,19 @@ from pathlib import Path
 from typing import Any
 
 from paceline.errors import ConfigError, DoesNotFit, PacelineError
-from paceline.plan.cost.inputs import Context
 from paceline.plan.cost.intervals import memory_estimate
-from paceline.plan.cost.memory.room import needed_terms, usable_bytes
-from paceline.plan.cost.total import memory_of
+from paceline.plan.cost.memory.usable import needed_terms, usable_bytes
+from paceline.plan.cost.pricing import memory_of
+from paceline.plan.cost.sheet import PricedTask
 from paceline.plan.explain.explain import measurement_text
-from paceline.plan.learn.measured import (
+from paceline.plan.learn.observation import machine_key
+from paceline.plan.learn.task_measurement import (
     TaskMeasurement,
     measured_plan,
     measured_shapes,
     with_blocks,
     write_measurement,
 )
-from paceline.plan.learn.observation import machine_key
 from paceline.plan.planned import Planned
 from paceline.run.measure import request_of
 from paceline.run.process.handover import hand_over
@@ -103,7 +103,7 @@ def _reduced(planned: Planned) -> tuple[ModelProfile, Spec, list[int]]:
 
 def _check_fit(planned: Planned, profile: ModelProfile, plan: Any) -> None:
     """Raise DoesNotFit where the model that is measured does not fit one device whole."""
-    context = Context(profile, planned.cluster, plan.batch_samples, 1, optimizer_key(planned.spec.task.optimizer))
+    context = PricedTask(profile, planned.cluster, plan.batch_samples, 1, optimizer_key(planned.spec.task.optimizer))
     peak = memory_estimate(
         tuple(needed_terms(context.cluster, memory_of(context, plan))), context.cluster, context.constants
     )

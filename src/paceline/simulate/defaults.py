@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from paceline.errors import ConfigError, suggestion
 from paceline.plan.choice import Choice
-from paceline.plan.cost.price import busy_share
+from paceline.plan.cost.bill import busy_share
 from paceline.simulate.failures import FailureRates, failure_rates
 from paceline.simulate.interval import daly_interval
 from paceline.simulate.outcome import NodeCosts

@@ -26,8 +26,8 @@ import numpy as np
 
 from paceline.plan.cost.columns import Columns, Flags, Floats, Ints
 from paceline.plan.cost.components import in_modes
-from paceline.plan.cost.inputs import Sheet
-from paceline.plan.cost.parts import AGAIN, Parts
+from paceline.plan.cost.model_parts import AGAIN, Parts
+from paceline.plan.cost.sheet import Sheet
 from paceline.plan.cost.time.compute import state_bytes
 from paceline.spec.optimizers import gathered_values
 

@@ -8,13 +8,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from paceline.plan.cost.columns import Flags, Floats, Ints
-from paceline.plan.cost.parts import MODES
+from paceline.plan.cost.model_parts import MODES
 from paceline.spec.cluster import SOURCES
 from paceline.spec.forecast import Term
 
 
 @dataclass(frozen=True)
-class Column:
+class Component:
     """One component of the price of every plan: its values, how they are known, and its formula in words.
 
     `known` holds places in SOURCES, for all plans or one for each. `text` is asked only for the plans that are shown.
@@ -35,12 +35,12 @@ class Column:
         return Term(self.name, float(self.values[index]), self.text(index), SOURCES[known], law=self.law)
 
 
-def terms_of(columns: Sequence[Column], index: int) -> tuple[Term, ...]:
+def terms_of(columns: Sequence[Component], index: int) -> tuple[Term, ...]:
     """Return the components that one plan has."""
     return tuple(term for column in columns if (term := column.term(index)) is not None)
 
 
-def total(columns: Sequence[Column]) -> Floats:
+def total(columns: Sequence[Component]) -> Floats:
     """Return the sum of the components of every plan."""
     return np.sum([column.values for column in columns], axis=0)
 

@@ -11,12 +11,12 @@ from dataclasses import replace
 
 import numpy as np
 
+from paceline.plan.cost.bill import QUANTILES
 from paceline.plan.cost.columns import Floats
-from paceline.plan.cost.components import Column, total
+from paceline.plan.cost.components import Component, total
 from paceline.plan.cost.constants import Constants
-from paceline.plan.cost.inputs import Sheet
-from paceline.plan.cost.price import QUANTILES
 from paceline.plan.cost.rates import Rates, weakest
+from paceline.plan.cost.sheet import Sheet
 from paceline.spec.cluster import SOURCES, Cluster
 from paceline.spec.forecast import Z80, Z95, Estimate, Term
 
@@ -47,7 +47,7 @@ def time_estimate(terms: tuple[Term, ...], rates: Rates, learnt_spread: float | 
     return around(total, width, width * QUANTILES, source)
 
 
-def time_spread(sheet: Sheet, formulas: Sequence[Column]) -> Floats:
+def time_spread(sheet: Sheet, formulas: Sequence[Component]) -> Floats:
     """Return the standard deviation of log(measured / forecast) that every plan's unlearnt step time states."""
     rates = sheet.rates
     if rates.is_published:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from paceline.plan.cost.columns import AXES, Columns, Flags
-from paceline.plan.cost.total import price_all
+from paceline.plan.cost.pricing import price_all
 from paceline.plan.search.search import SearchResult
 from paceline.spec.forecast import Forecast
 from paceline.spec.plan import Plan

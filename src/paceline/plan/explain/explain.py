@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 
 from paceline.plan.cost.intervals import TIME_ERROR
-from paceline.plan.cost.memory.room import HEADROOM
+from paceline.plan.cost.memory.usable import HEADROOM
 from paceline.plan.cost.rates import Rates
 from paceline.plan.explain.choice import (
     alternative_lines,
@@ -18,7 +18,7 @@ from paceline.plan.explain.choice import (
 )
 from paceline.plan.explain.lines import wrap
 from paceline.plan.learn.correct import shares_text
-from paceline.plan.learn.measured import TaskMeasurement
+from paceline.plan.learn.task_measurement import TaskMeasurement
 from paceline.plan.placement.tell import placement_lines
 from paceline.plan.planned import Planned
 from paceline.plan.search.limits import chance_within

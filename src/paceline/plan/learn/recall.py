@@ -10,13 +10,13 @@ from paceline.cluster.resolve import resolve_cluster
 from paceline.errors import ConfigError
 from paceline.plan.cost.columns import COMMON
 from paceline.plan.cost.components import total
-from paceline.plan.cost.inputs import Context
+from paceline.plan.cost.pricing import held_components, time_components
+from paceline.plan.cost.sheet import PricedTask
 from paceline.plan.cost.time.learnt import memory_spread, time_spread
-from paceline.plan.cost.total import held_columns, time_columns
 from paceline.plan.learn.correct import Learnt, LearntRun
-from paceline.plan.learn.measured import read_measurements
 from paceline.plan.learn.observation import Observation, machine_key
 from paceline.plan.learn.store import read_observations
+from paceline.plan.learn.task_measurement import read_measurements
 from paceline.spec.cluster import Cluster, ClusterSpec
 from paceline.spec.profile import ModelProfile
 from paceline.task.profile.plain import task_key
@@ -68,9 +68,9 @@ def _forecast(group: Sequence[tuple[Observation, Cluster]]) -> list[LearntRun]:
     """Return runs of one task, cluster and batch with what the formulas say of them, learning aside."""
     first, cluster = group[0]
     measured = read_measurements(first.task, cluster)
-    context = Context(first.profile, cluster, first.plan.batch_samples, 1, first.optimizer, measured=measured)
+    context = PricedTask(first.profile, cluster, first.plan.batch_samples, 1, first.optimizer, measured=measured)
     sheet = context.sheet(*(one.plan for one, _ in group))
-    time, memory = time_columns(sheet), held_columns(sheet)
+    time, memory = time_components(sheet), held_components(sheet)
     figures = (total(time), time_spread(sheet, time), total(memory), memory_spread(sheet))
     return [LearntRun(one, *(float(values[place]) for values in figures)) for place, (one, _) in enumerate(group)]
 

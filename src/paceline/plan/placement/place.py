@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from paceline.cluster.topology import Span, Topology, span, topology_of
-from paceline.plan.cost.inputs import Context
+from paceline.plan.cost.sheet import PricedTask
 from paceline.plan.placement.traffic import Traffic, axis_traffic
 from paceline.spec.cluster import Cluster
 from paceline.spec.layout import MESH_ORDER, Layout
@@ -85,7 +85,7 @@ def place(
 ) -> Placement:
     """Return where the plan's ranks stand on the cluster, and whether another order of its axes would be better."""
     topology = topology_of(cluster)
-    traffic = axis_traffic(Context(profile, cluster, plan.batch_samples, 1, optimizer), plan)
+    traffic = axis_traffic(PricedTask(profile, cluster, plan.batch_samples, 1, optimizer), plan)
     axes = _axes(topology, plan.layout, MESH_ORDER, traffic, step_seconds)
     best = best_order(plan.layout, traffic)
     leaving = math.fsum(

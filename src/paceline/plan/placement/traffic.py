@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from paceline.plan.cost.collectives import Collective, collectives
-from paceline.plan.cost.inputs import Context
+from paceline.plan.cost.sheet import PricedTask
 from paceline.plan.cost.time.ring import wire_share
 from paceline.spec.plan import Plan
 
@@ -24,7 +24,7 @@ class Traffic:
     text: str
 
 
-def axis_traffic(context: Context, plan: Plan) -> tuple[Traffic, ...]:
+def axis_traffic(context: PricedTask, plan: Plan) -> tuple[Traffic, ...]:
     """Return the traffic of the axes that span several devices, in the order of AXES.
 
     `dp_shard` stands for all devices that share one copy's state, those of `cp` included.

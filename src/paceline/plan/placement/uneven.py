@@ -18,8 +18,8 @@ import numpy as np
 
 from paceline.cluster.groups import Group
 from paceline.errors import DoesNotFit
+from paceline.plan.cost.bill import bill, busy_share
 from paceline.plan.cost.constants import read_constants
-from paceline.plan.cost.price import bill, busy_share
 from paceline.plan.cost.rates import BYTES, Rates
 from paceline.plan.placement.shares import share_out, split_by_speed
 from paceline.plan.search.search import search

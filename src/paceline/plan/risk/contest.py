@@ -16,8 +16,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from paceline.plan.cost.columns import Columns, Floats, Ints
-from paceline.plan.cost.inputs import Context, Sheet
-from paceline.plan.cost.total import time_columns
+from paceline.plan.cost.pricing import time_components
+from paceline.plan.cost.sheet import PricedTask, Sheet
 from paceline.plan.search.search import Candidates
 from paceline.spec.forecast import Z80, Estimate
 from paceline.spec.plan import Plan
@@ -118,8 +118,8 @@ def cause_seconds(terms: Iterable[tuple[str, Floats]]) -> Floats:
     return np.stack(list(found.values()), axis=1)
 
 
-def _cause_seconds(context: Context, plans: Columns) -> Floats:
-    return cause_seconds((column.name, column.values) for column in time_columns(Sheet(context, plans)))
+def _cause_seconds(context: PricedTask, plans: Columns) -> Floats:
+    return cause_seconds((column.name, column.values) for column in time_components(Sheet(context, plans)))
 
 
 def drawn_factors(causes: Floats, settings: Ints, spread: float) -> Floats:

@@ -16,10 +16,10 @@ import numpy as np
 from paceline.cluster.vary import varied_figures
 from paceline.plan.choice import Choice
 from paceline.plan.cost.columns import AXES, Columns, Flags, Floats, Ints
-from paceline.plan.cost.inputs import Context
-from paceline.plan.cost.memory.room import usable_bytes
+from paceline.plan.cost.memory.usable import usable_bytes
+from paceline.plan.cost.pricing import memory_widths_of, needed_bytes
 from paceline.plan.cost.rates import Rates
-from paceline.plan.cost.total import memory_widths_of, needed_bytes
+from paceline.plan.cost.sheet import PricedTask
 from paceline.plan.risk.chance import margin
 from paceline.plan.risk.elsewhere import searched_switches
 from paceline.plan.risk.switch import WIDEST, Sensitivity, Switch
@@ -38,7 +38,7 @@ MEMORY_HALVINGS = 12  # they cost nothing
 class Lineup:
     """Plans compared while a figure varies, the chosen one first, and the goal they are compared by."""
 
-    context: Context
+    context: PricedTask
     columns: Columns
     peaks: Floats
     weights: dict[str, float]

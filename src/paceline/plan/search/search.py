@@ -12,12 +12,12 @@ import numpy as np
 
 from paceline.errors import DoesNotFit
 from paceline.plan.cost.columns import Columns, Floats, Ints
-from paceline.plan.cost.inputs import Context
-from paceline.plan.cost.memory.room import HEADROOM, needed_terms, usable_bytes
-from paceline.plan.cost.total import memory_of, memory_widths_of, needed_bytes, price, price_all
+from paceline.plan.cost.memory.usable import HEADROOM, needed_terms, usable_bytes
+from paceline.plan.cost.pricing import memory_of, memory_widths_of, needed_bytes, price, price_all
+from paceline.plan.cost.sheet import PricedTask
 from paceline.plan.feasible.refusals import refusal
 from paceline.plan.learn.correct import Learnt
-from paceline.plan.learn.measured import TaskMeasurement
+from paceline.plan.learn.task_measurement import TaskMeasurement
 from paceline.plan.risk.chance import margin
 from paceline.plan.search.limits import Limits
 from paceline.plan.search.space import (
@@ -57,7 +57,7 @@ class Candidates(Sequence[Candidate]):
     `values` are what they take, `scores` how well they serve the goal: 1 would be the best in all that counts.
     """
 
-    context: Context
+    context: PricedTask
     columns: Columns
     values: Values
     scores: Floats
@@ -95,7 +95,7 @@ class Refusals(Sequence[Refusal]):
     """
 
     told: tuple[Refusal, ...]
-    context: Context
+    context: PricedTask
     too_large: Columns
     beyond: Columns
     limits: Limits
@@ -153,7 +153,7 @@ def search(
     micro-batches that are no powers of two. Raises DoesNotFit where none fits, with the one that came nearest, and
     ConfigError for constraints that contradict each other or the cluster.
     """
-    context = Context(profile, cluster, batch_samples, steps, optimizer, learnt=learnt, measured=measured or {})
+    context = PricedTask(profile, cluster, batch_samples, steps, optimizer, learnt=learnt, measured=measured or {})
     limits = Limits(constraints.deadline, constraints.budget_usd, steps, goodput)
     precision, precision_because = choose_precision(context, constraints.precision)
     base = base_plan(constraints, precision, batch_samples)
@@ -188,7 +188,7 @@ def search(
     return SearchResult(candidates[0], candidates, refused, precision_because)
 
 
-def _sort_out(context: Context, columns: Columns, risk: float) -> tuple[Columns, Floats, Columns]:
+def _sort_out(context: PricedTask, columns: Columns, risk: float) -> tuple[Columns, Floats, Columns]:
     """Return the plans that fit with the bytes they need, and those that do not, the smallest first."""
     peaks = needed_bytes(context, columns)
     too_large = peaks * np.exp(margin(risk, *memory_widths_of(context, columns))) > usable_bytes(context.cluster)
@@ -198,7 +198,7 @@ def _sort_out(context: Context, columns: Columns, risk: float) -> tuple[Columns,
 
 
 def _with_budgets(
-    context: Context, weights: Mapping[str, float], risk: float, fits: Columns, values: Values
+    context: PricedTask, weights: Mapping[str, float], risk: float, fits: Columns, values: Values
 ) -> tuple[Columns, Values]:
     """Return plans and values, joined by plans with a memory budget that beat all others beyond a tie.
 
@@ -219,7 +219,7 @@ def _with_budgets(
     return fits.take(keep), values.take(keep)
 
 
-def choose_precision(context: Context, asked: str) -> tuple[str, str]:
+def choose_precision(context: PricedTask, asked: str) -> tuple[str, str]:
     """Return the precision and the reason: the one asked for, or bf16 where the device computes faster in it."""
     if asked != "auto":
         return asked, f"{asked} as the spec asks"
@@ -235,7 +235,7 @@ def choose_precision(context: Context, asked: str) -> tuple[str, str]:
     return "fp32", f"fp32: bf16 is not faster here ({format_rate(bf16, 'FLOP')} at width {width}, {source})"
 
 
-def memory_refusal(context: Context, columns: Columns, risk: float = PlanSpec.memory_risk) -> str:
+def memory_refusal(context: PricedTask, columns: Columns, risk: float = PlanSpec.memory_risk) -> str:
     """Return why the memory of a plan, the one in `columns`, does not fit, in numbers; empty where it fits or the
     device's memory is unknown.
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from paceline.errors import ConfigError, DoesNotFit
 from paceline.plan.cost.columns import AXES, Columns, Ints
-from paceline.plan.cost.inputs import Context
+from paceline.plan.cost.sheet import PricedTask
 from paceline.plan.feasible.refusals import layout_refusal, pipeline_stages, plan_refusal
 from paceline.plan.feasible.stages import INTERLEAVED
 from paceline.spec.layout import Layout, accumulation_for, layouts_over
@@ -49,7 +49,7 @@ def alone(axis: str, degree: int) -> Layout:
     return Layout(dp_shard=degree, ep=degree) if axis == "ep" else Layout(**{axis: degree})
 
 
-def allowed_layouts(context: Context, constraints: PlanSpec, base: Plan, refused: list[Refusal]) -> list[Layout]:
+def allowed_layouts(context: PricedTask, constraints: PlanSpec, base: Plan, refused: list[Refusal]) -> list[Layout]:
     """Return the layouts of exactly the cluster's devices that keep the constraints and that the model allows.
 
     A degree that the model cannot have is refused once, whatever the other axes. Raises DoesNotFit for a demanded axis
@@ -84,7 +84,7 @@ def allowed_layouts(context: Context, constraints: PlanSpec, base: Plan, refused
     return _sound(context, layouts, base, refused)
 
 
-def _has_experts(context: Context) -> bool:
+def _has_experts(context: PricedTask) -> bool:
     return any(block.experts for block in context.profile.shapes)
 
 
@@ -113,7 +113,7 @@ def _contradiction(constraints: PlanSpec, devices: int) -> ConfigError:
     )
 
 
-def _sound(context: Context, layouts: list[Layout], base: Plan, refused: list[Refusal]) -> list[Layout]:
+def _sound(context: PricedTask, layouts: list[Layout], base: Plan, refused: list[Refusal]) -> list[Layout]:
     """Return the layouts that the model allows as a whole and that leave no data rank without samples.
 
     Each reason is told once, and so is each data degree that is too large.
@@ -132,7 +132,7 @@ def _sound(context: Context, layouts: list[Layout], base: Plan, refused: list[Re
     return kept
 
 
-def recompute_modes(context: Context, constraints: PlanSpec) -> tuple[tuple[str, float], ...]:
+def recompute_modes(context: PricedTask, constraints: PlanSpec) -> tuple[tuple[str, float], ...]:
     """Return the (mode, budget) of activation checkpointing to price; a budget of 0 where the mode has none.
 
     Raises ConfigError for a mode that the model cannot have, and for options that contradict it.
@@ -175,7 +175,7 @@ def micro_batches(batch_samples: int, data_degree: int, demanded: int = 0, *, co
     return tuple(sorted(parts | powers))
 
 
-def pipelines(context: Context, constraints: PlanSpec, pp: int) -> list[tuple[str, int, tuple[int, ...]]]:
+def pipelines(context: PricedTask, constraints: PlanSpec, pp: int) -> list[tuple[str, int, tuple[int, ...]]]:
     """Return the (schedule, stages per device, blocks of every stage) to price: one that means nothing without `pp`."""
     if pp == 1:
         return [("1f1b", 1, ())]
@@ -208,7 +208,7 @@ class Space:
     Plans of layouts that agree in what their other settings depend on share those settings, which are laid out once.
     """
 
-    context: Context
+    context: PricedTask
     constraints: PlanSpec
     base: Plan
     modes: tuple[tuple[str, float], ...]  # of recompute, with their budgets

@@ -20,10 +20,10 @@ from typing import Any
 
 import numpy as np
 
+from paceline.plan.cost.bill import amounts
 from paceline.plan.cost.columns import Columns, Floats
-from paceline.plan.cost.inputs import Context
-from paceline.plan.cost.price import amounts
-from paceline.plan.cost.total import memory_widths_of, step_seconds
+from paceline.plan.cost.pricing import memory_widths_of, step_seconds
+from paceline.plan.cost.sheet import PricedTask
 from paceline.plan.risk.chance import chance_above
 
 SAFE = 0.01  # largest chance of running out of memory of a plan that surely fits
@@ -70,7 +70,7 @@ class Values:
         return found * (1 - self.risk) + self.risk * np.min(found[safe]) if safe.any() else found
 
 
-def values_of(context: Context, columns: Columns, peaks: Floats, usable_bytes: float) -> Values:
+def values_of(context: PricedTask, columns: Columns, peaks: Floats, usable_bytes: float) -> Values:
     """Return what plans take; `peaks` are the bytes on their fullest devices, `usable_bytes` what there is."""
     seconds, busy = step_seconds(context, columns)
     usd, kwh, grams = (

@@ -16,10 +16,10 @@ import numpy as np
 
 from paceline.plan.cost.collectives import BUCKET_BYTES
 from paceline.plan.cost.columns import Columns, Flags, Floats, Ints
-from paceline.plan.cost.components import Column, in_modes, total
-from paceline.plan.cost.inputs import Sheet
+from paceline.plan.cost.components import Component, in_modes, total
 from paceline.plan.cost.memory.offload import MOVING_BLOCKS, optimizer_held, optimizer_text, rests_on_host
-from paceline.plan.cost.parts import Parts
+from paceline.plan.cost.model_parts import Parts
+from paceline.plan.cost.sheet import Sheet
 from paceline.plan.cost.time.compute import state_bytes
 from paceline.plan.cost.time.gathers import gathered_memory
 from paceline.spec.cluster import SOURCES
@@ -32,7 +32,7 @@ CACHE = "allocator buffers"
 MEASURED, ASSUMED = SOURCES.index("measured"), SOURCES.index("assumed")
 
 
-def memory_columns(sheet: Sheet) -> list[Column]:
+def memory_components(sheet: Sheet) -> list[Component]:
     """Return bytes per component on every plan's fullest device; they add up to the peak."""
     held = Held(sheet)
     columns = held.columns()
@@ -40,7 +40,7 @@ def memory_columns(sheet: Sheet) -> list[Column]:
         return columns
     fullest = sheet.rows.largest(total(columns))  # of equal stages the first holds the most micro-batches
     return [
-        Column(
+        Component(
             column.name,
             column.values[fullest],
             column.known,
@@ -120,7 +120,7 @@ class Held:
         shards, with_cp = self.plans.state_degree[i], " x cp" if self.plans.cp[i] > 1 else ""
         return self.here(i) + (f" / dp_shard{with_cp} {shards}" if shards > 1 else "")
 
-    def columns(self) -> list[Column]:
+    def columns(self) -> list[Component]:
         """Return all components."""
         context = self.sheet.context
         size, values, software = self.size, state_values(context.optimizer), context.software
@@ -133,7 +133,7 @@ class Held:
         on_cpu = context.cluster.device.kind == "cpu"
         runtime = context.cluster.device.runtime_bytes
         held = [
-            Column(
+            Component(
                 "weights",
                 weights,
                 MEASURED,
@@ -141,7 +141,7 @@ class Held:
                 "ZeRO (Rajbhandari et al. 2020)",
             ),
             self._gradients(),
-            Column(
+            Component(
                 "optimizer state",
                 optimizer_held(self.sheet, values * state),
                 MEASURED,
@@ -167,14 +167,14 @@ class Held:
         loose = short_lived if on_cpu else [column for column in held if column.name != "optimizer state"]
         return [
             *held,
-            Column(
+            Component(
                 CACHE,
                 kept * total(loose),
                 ASSUMED,
                 lambda i: f"{kept[i]:.0%} of {of_what}",
                 "caching allocator",
             ),
-            Column(
+            Component(
                 "runtime",
                 np.full(len(self.plans), runtime.value),
                 SOURCES.index(runtime.source),
@@ -183,7 +183,7 @@ class Held:
             ),
         ]
 
-    def _gradients(self) -> Column:
+    def _gradients(self) -> Component:
         plans, shards = self.plans, self.plans.state_degree
         software = self.sheet.context.software
         size = max(software.gradient_bytes, self.size if self.compute > 4 else 0)
@@ -197,9 +197,9 @@ class Held:
             return words + (", whole until the last micro-batch (ZeRO-1), and this device's shard" if both[i] else "")
 
         parameters = self.local_parameters if software.master_weights else self.parameters
-        return Column("gradients", size * parameters * held, MEASURED, text, "ZeRO (Rajbhandari et al. 2020)")
+        return Component("gradients", size * parameters * held, MEASURED, text, "ZeRO (Rajbhandari et al. 2020)")
 
-    def _weight_copies(self) -> Column:
+    def _weight_copies(self) -> Component:
         """Return weights in the compute dtype beside the fp32 ones: gathered, or cast and saved for backward."""
         size, plans, parts, flying = self.compute, self.plans, self.parts, self.flying
         root, largest = parts.root_parameters / plans.tp, parts.largest_unit(plans.ep) / plans.tp
@@ -229,9 +229,9 @@ class Held:
             return f"{size} B x (root + largest block{blocks}){self.here(i)}, cast again"
 
         values = size * np.where(plans.is_sharded, sharded, cast)
-        return Column("weight copies", values, MEASURED, text, "FSDP2's gathered and cast weights")
+        return Component("weight copies", values, MEASURED, text, "FSDP2's gathered and cast weights")
 
-    def _activations(self) -> Column:
+    def _activations(self) -> Component:
         sheet, shapes, rows, size = self.sheet, self.sheet.context.shapes, self.sheet.rows, self.compute
         own = sheet.kept_bytes
         saved, part, _ = own
@@ -263,9 +263,9 @@ class Held:
             return words
 
         values = self.plans.micro_batch * (self.flying * kept + once + working)
-        return Column("activations", values, MEASURED, text, "Korthikanti et al. 2022, section 4")
+        return Component("activations", values, MEASURED, text, "Korthikanti et al. 2022, section 4")
 
-    def _transients(self) -> Column:
+    def _transients(self) -> Component:
         plans, shapes, rows = self.sheet.columns, self.sheet.context.shapes, self.sheet.rows
         wide = max(4, self.compute)
         grown = (plans.micro_batch / plans.cp)[:, None] * shapes["transient_elements"]
@@ -273,9 +273,9 @@ class Held:
         elements = np.where(caps > 0, np.minimum(grown, caps), grown) / plans.tp[:, None]
         largest = np.max(np.where(self.parts.counts > 0, elements[rows.plan], 0.0), axis=1)
         words = "largest short-lived buffers of a block (loss, products)"
-        return Column("transients", wide * largest, MEASURED, lambda i: words, "counted")
+        return Component("transients", wide * largest, MEASURED, lambda i: words, "counted")
 
-    def _loss_buffers(self) -> Column:
+    def _loss_buffers(self) -> Component:
         wide, tp = max(4, self.compute), self.plans.tp
         fixed = self.parts.total("fixed_elements")
 
@@ -283,9 +283,9 @@ class Held:
             over = f" / tp {tp[i]}" if tp[i] > 1 else ""
             return f"{wide} B x gradients of the loss, from forward to backward{over}"
 
-        return Column("loss buffers", wide * fixed / tp, MEASURED, text, "counted", fixed > 0)
+        return Component("loss buffers", wide * fixed / tp, MEASURED, text, "counted", fixed > 0)
 
-    def _buffers(self) -> Column:
+    def _buffers(self) -> Component:
         """Return buffers that collectives read and write besides what they produce."""
         size, compute, plans, parts = self.size, self.compute, self.plans, self.parts
         copies = ~plans.is_sharded & (plans.dp_replicate > 1)
@@ -315,4 +315,4 @@ class Held:
             ]
             return "; ".join(words for there, words in parts_of_it if there[i]) or "none: one device"
 
-        return Column("communication buffers", held, np.where(some, ASSUMED, MEASURED), text, "counted")
+        return Component("communication buffers", held, np.where(some, ASSUMED, MEASURED), text, "counted")

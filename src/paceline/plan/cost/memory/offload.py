@@ -10,8 +10,8 @@ from __future__ import annotations
 import numpy as np
 
 from paceline.plan.cost.columns import Floats
-from paceline.plan.cost.components import Column
-from paceline.plan.cost.inputs import Sheet
+from paceline.plan.cost.components import Component
+from paceline.plan.cost.sheet import Sheet
 from paceline.plan.cost.time.compute import state_bytes
 from paceline.spec.cluster import SOURCES, Figure
 from paceline.spec.optimizers import state_values
@@ -46,7 +46,7 @@ def optimizer_text(sheet: Sheet, formula: str) -> str:
     return f"one bucket of {formula} in host memory"
 
 
-def offload_columns(sheet: Sheet, busy_seconds: Floats) -> list[Column]:
+def offload_components(sheet: Sheet, busy_seconds: Floats) -> list[Component]:
     """Return the seconds per step that moving to the host and back adds; nothing where nothing is moved.
 
     `busy_seconds` are those of the step's computation, which hides the transfer of activations on an accelerator.
@@ -62,11 +62,11 @@ def offload_columns(sheet: Sheet, busy_seconds: Floats) -> list[Column]:
     return found
 
 
-def _optimizer(sheet: Sheet, link: Figure) -> Column:
+def _optimizer(sheet: Sheet, link: Figure) -> Component:
     columns = sheet.columns
     size = state_values(sheet.context.optimizer) * state_bytes(columns.precision)
     state = size * sheet.heaviest.parameters / columns.tp / columns.state_degree
-    return Column(
+    return Component(
         "optimizer offload",
         2 * state / link.value,
         SOURCES.index(link.source),
@@ -75,11 +75,11 @@ def _optimizer(sheet: Sheet, link: Figure) -> Column:
     )
 
 
-def _activations(sheet: Sheet, link: Figure, hidden_seconds: Floats) -> Column:
+def _activations(sheet: Sheet, link: Figure, hidden_seconds: Floats) -> Component:
     columns = sheet.columns
     moved = columns.accumulation * columns.micro_batch * sheet.over_modes(sheet.kept_bytes, sheet.slowest_row)
     beside = ", beyond the device's work" if sheet.rates.device.kind != "cpu" else ""
-    return Column(
+    return Component(
         "activation offload",
         np.maximum(0.0, 2 * moved / link.value - hidden_seconds),
         SOURCES.index(link.source),

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from paceline.plan.cost.columns import Columns, Floats, Ints
-from paceline.plan.cost.parts import MODES, Shapes
+from paceline.plan.cost.model_parts import MODES, Shapes
 from paceline.plan.cost.software import Software
 from paceline.spec.plan import RECOMPUTE
 

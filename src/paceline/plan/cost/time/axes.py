@@ -23,8 +23,8 @@ from paceline.plan.cost.collectives import (
     stream_collectives,
 )
 from paceline.plan.cost.columns import Floats
-from paceline.plan.cost.components import Column, total
-from paceline.plan.cost.inputs import Sheet
+from paceline.plan.cost.components import Component, total
+from paceline.plan.cost.sheet import Sheet
 from paceline.plan.cost.time.ring import Ring, hop
 from paceline.spec.cluster import SOURCES
 from paceline.spec.plan import SCHEDULES
@@ -36,7 +36,7 @@ IDLE_SHARE = {"gpipe": 1.0, "1f1b": 1.0, "interleaved": 1.0, "zero-bubble": 1 / 
 RING = "ring collective (Patarasu & Yuan 2009)"
 
 
-def axis_columns(sheet: Sheet) -> list[Column]:
+def axis_components(sheet: Sheet) -> list[Component]:
     """Return the seconds per step of communication inside forward and backward, one column for each model axis."""
     columns = sheet.columns
     found = []
@@ -56,7 +56,7 @@ def seconds_of(group: Ring, collective: Collective) -> Floats:
     return group.seconds(collective.kind, collective.buffer_bytes, collective.calls)
 
 
-def _tensor(sheet: Sheet) -> Column:
+def _tensor(sheet: Sheet) -> Component:
     columns, part, group, stream = sheet.columns, sheet.slowest, sheet.ring("tp"), sheet.stream_bytes
     gather, scatter = stream_collectives(sheet)
     seconds = seconds_of(group, gather) + seconds_of(group, scatter)
@@ -69,10 +69,10 @@ def _tensor(sheet: Sheet) -> Column:
         words = f"{several[i]:.0f} gathers and reduce-scatters x {stream[i]:.3g} B of stream over {columns.tp[i]}"
         return words + (f", and {LOSS_REDUCTIONS} numbers a token in the loss" if part.has_head[i] else "")
 
-    return Column("tensor communication", seconds, group.source, text, RING, columns.tp > 1)
+    return Component("tensor communication", seconds, group.source, text, RING, columns.tp > 1)
 
 
-def _context(sheet: Sheet) -> Column:
+def _context(sheet: Sheet) -> Component:
     columns, part, group = sheet.columns, sheet.slowest, sheet.ring("cp")
     gather, scatter = context_collectives(sheet)
     seconds = seconds_of(group, gather) + seconds_of(group, scatter)
@@ -90,14 +90,14 @@ def _context(sheet: Sheet) -> Column:
         how = "sent around" if around else "gathered"
         return f"{moved[i]:.3g} B of keys and values {how} twice{recompute}, gradients summed, over {columns.cp[i]}"
 
-    return Column("context communication", seconds, group.source, text, RING, columns.cp > 1)
+    return Component("context communication", seconds, group.source, text, RING, columns.cp > 1)
 
 
-def _expert(sheet: Sheet) -> Column:
+def _expert(sheet: Sheet) -> Component:
     columns, group, routed = sheet.columns, sheet.ring("ep"), expert_collective(sheet)
     passes = expert_passes(sheet)
     moved = routed.buffer_bytes / passes
-    return Column(
+    return Component(
         "expert all-to-all",
         seconds_of(group, routed),
         np.maximum(group.source, SOURCES.index("assumed")),
@@ -107,7 +107,7 @@ def _expert(sheet: Sheet) -> Column:
     )
 
 
-def _sends(sheet: Sheet) -> Column:
+def _sends(sheet: Sheet) -> Component:
     """Return what sending the stream from stage to stage takes: not hidden, each micro-batch there and back."""
     columns, context = sheet.columns, sheet.context
     rate, latency, known = hop(context.cluster, context.constants, *columns.group("pp"))
@@ -116,7 +116,7 @@ def _sends(sheet: Sheet) -> Column:
     if context.software.hides_sends:
         count = np.where(columns.virtual_stages > 1, filling, count)
     seconds = np.where(columns.pp > 1, count * (micro / rate + latency), 0.0)
-    return Column(
+    return Component(
         "pipeline sends",
         seconds,
         known,
@@ -128,7 +128,7 @@ def _sends(sheet: Sheet) -> Column:
     )
 
 
-def bubble_columns(sheet: Sheet, compute: Sequence[Column], inside: Sequence[Column]) -> list[Column]:
+def bubble_components(sheet: Sheet, compute: Sequence[Component], inside: Sequence[Component]) -> list[Component]:
     """Return how long the slowest stage waits while the pipeline fills and drains; nothing without a pipeline.
 
     Filling and draining takes one micro-batch's time in every other stage, `p - 1` of equal ones, a `v`-th of that
@@ -157,7 +157,7 @@ def bubble_columns(sheet: Sheet, compute: Sequence[Column], inside: Sequence[Col
         return f"{words}, {SCHEDULES[columns.schedule[i]]}"
 
     law = "fill and drain (Narayanan et al. 2021; zero-bubble: Qi et al. 2023)"
-    return [Column("pipeline bubble", seconds, source, text, law, columns.pp > 1)]
+    return [Component("pipeline bubble", seconds, source, text, law, columns.pp > 1)]
 
 
 def other_work(sheet: Sheet) -> Floats:

@@ -14,11 +14,11 @@ import math
 import numpy as np
 
 from paceline.plan.cost.columns import Floats
-from paceline.plan.cost.components import Column, in_modes
-from paceline.plan.cost.inputs import Context, Sheet
-from paceline.plan.cost.parts import AGAIN, MODES
+from paceline.plan.cost.components import Component, in_modes
+from paceline.plan.cost.model_parts import AGAIN, MODES
 from paceline.plan.cost.rates import ATTENTION_PASSES, BYTES
-from paceline.plan.cost.time.measured import measured_text
+from paceline.plan.cost.sheet import PricedTask, Sheet
+from paceline.plan.cost.time.block_factors import measured_text
 from paceline.spec.cluster import SOURCES
 from paceline.spec.optimizers import gathered_values, state_values
 from paceline.spec.plan import SAVED_KINDS
@@ -30,7 +30,7 @@ ROOFLINE = "roofline (Williams et al. 2009)"
 COUNTED = "counted elements over bandwidth"
 
 
-def compute_columns(sheet: Sheet) -> list[Column]:
+def compute_components(sheet: Sheet) -> list[Component]:
     """Return the seconds per step of forward, backward and recompute, launches included."""
     columns, rates, part = sheet.columns, sheet.rates, sheet.slowest
     sequence = sheet.context.profile.tokens_per_sample
@@ -47,29 +47,29 @@ def compute_columns(sheet: Sheet) -> list[Column]:
 
     forward = over(sheet.product_seconds)
     found = [
-        Column(
+        Component(
             "products, forward",
             forward,
             product,
             lambda i: f"{per(i)} x weight FLOPs / rate at their width{note}",
             ROOFLINE,
         ),
-        Column("products, backward", 2 * forward, product, lambda i: f"2 x forward{note}", ROOFLINE),
-        Column(
+        Component("products, backward", 2 * forward, product, lambda i: f"2 x forward{note}", ROOFLINE),
+        Component(
             "attention",
             over(sheet.attention_seconds),
             attention,
             lambda i: f"{per(i)} x causal FLOPs x {ATTENTION_PASSES} (Dao 2023) / rate at sequence {sequence}{note}",
             "fused attention (Dao 2023, arXiv:2307.08691)",
         ),
-        Column(
+        Component(
             "memory-bound operators",
             over(3 * sheet.moving_seconds),
             memory,
             lambda i: f"{per(i)} x moved elements x {rates.element_bytes} B x 3 passes / memory bandwidth{note}",
             COUNTED,
         ),
-        Column(
+        Component(
             "recompute",
             scale * sheet.over_modes(sheet.again_seconds * sheet.factors, sheet.slowest_row),
             max(product, memory),
@@ -103,7 +103,7 @@ def calibration_note(sheet: Sheet) -> str:
     return f" x {rates.factor:.2f} (measured calibration step)" if rates.calibration_ratios else ""
 
 
-def launch_column(sheet: Sheet, busy_seconds: Floats) -> Column:
+def launch_component(sheet: Sheet, busy_seconds: Floats) -> Component:
     """Return the host's time to start operators and collectives; on an accelerator only what its work does not hide.
 
     `busy_seconds` are those of the device's work inside forward and backward. On a CPU, collectives' launches are part
@@ -137,7 +137,7 @@ def launch_column(sheet: Sheet, busy_seconds: Floats) -> Column:
     note = calibration_note(sheet) if on_cpu else ", beyond the device's work"
     known = SOURCES.index("measured" if on_cpu and sheet.measured else launch.source)
     weak = max(known, SOURCES.index("assumed"))
-    return Column(
+    return Component(
         "operator launches",
         seconds,
         np.where(selective > 0, weak, known),
@@ -149,7 +149,7 @@ def launch_column(sheet: Sheet, busy_seconds: Floats) -> Column:
     )
 
 
-def _casts(sheet: Sheet) -> Column:
+def _casts(sheet: Sheet) -> Component:
     """Return the time to cast weights to the compute dtype and to add up gradients of several micro-batches."""
     columns, rates, software = sheet.columns, sheet.rates, sheet.context.software
     sharded, state = columns.is_sharded, state_bytes(columns.precision)
@@ -161,7 +161,7 @@ def _casts(sheet: Sheet) -> Column:
         adds = np.zeros(len(columns))
     experts = sheet.heaviest.total("expert_parameters")
     held = (sheet.heaviest.parameters - experts * (1 - 1 / columns.ep)) / columns.tp
-    return Column(
+    return Component(
         "casts and gradient sums",
         columns.accumulation * held * (casts + adds) / rates.memory_rate,
         SOURCES.index(rates.memory_source),
@@ -178,7 +178,7 @@ def state_bytes(precision: str) -> int:
     return max(4, BYTES[precision])
 
 
-def optimizer_column(sheet: Sheet) -> Column:
+def optimizer_component(sheet: Sheet) -> Component:
     """Return the seconds of clipping and updating this device's share of the parameters.
 
     AdamW reads weight, gradient and two moments and writes all but the gradient: 7 values; SGD with momentum 5.
@@ -191,7 +191,7 @@ def optimizer_column(sheet: Sheet) -> Column:
     updated = sheet.heaviest.parameters if gathered_values(context.optimizer) else local
     if sheet.measured:
         each = sheet.measured.update_seconds / sheet.measured.update_parameters
-        return Column(
+        return Component(
             "optimizer",
             updated * each,
             SOURCES.index("measured"),
@@ -208,7 +208,7 @@ def optimizer_column(sheet: Sheet) -> Column:
         clipped = f"{local[i]:,.0f} parameters x {size} B x 3 clipped / memory bandwidth"
         return f"{updated[i]:,.0f} parameters x {size} B x {values} updated, on every device / update rate + {clipped}"
 
-    return Column(
+    return Component(
         "optimizer",
         update + clip,
         SOURCES.index(rates.optimizer_rate.source),
@@ -217,7 +217,7 @@ def optimizer_column(sheet: Sheet) -> Column:
     )
 
 
-def fixed_column(sheet: Sheet) -> Column:
+def fixed_component(sheet: Sheet) -> Component:
     """Return what every step costs whatever its size: the loop, and one collective of a few numbers."""
     cluster = sheet.context.cluster
     loop = CPU_FIXED_SECONDS if cluster.device.kind == "cpu" else sheet.context.constants.fixed_seconds
@@ -228,7 +228,7 @@ def fixed_column(sheet: Sheet) -> Column:
     else:  # a few numbers travel along trees between nodes (NCCL 2.4 and later)
         latency = 2 * (cluster.devices_per_node - 1) * near
         latency += 2 * math.ceil(math.log2(cluster.devices / cluster.devices_per_node)) * far
-    return Column(
+    return Component(
         "fixed step overhead",
         np.full(len(sheet.columns), loop + latency),
         SOURCES.index("assumed"),
@@ -237,7 +237,7 @@ def fixed_column(sheet: Sheet) -> Column:
     )
 
 
-def matrix_peak(context: Context, precision: str) -> tuple[float, str]:
+def matrix_peak(context: PricedTask, precision: str) -> tuple[float, str]:
     """Return the FLOP/s that model FLOPs utilisation divides by, and what it is called; NaN where unknown."""
     device = context.cluster.device
     if precision in device.peak_flops:

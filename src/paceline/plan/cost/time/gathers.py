@@ -12,9 +12,9 @@ import numpy as np
 
 from paceline.plan.cost.collectives import gathers, update_collectives
 from paceline.plan.cost.columns import Columns, Floats
-from paceline.plan.cost.components import Column
-from paceline.plan.cost.inputs import Sheet
-from paceline.plan.cost.parts import Parts
+from paceline.plan.cost.components import Component
+from paceline.plan.cost.model_parts import Parts
+from paceline.plan.cost.sheet import Sheet
 from paceline.plan.cost.time.axes import RING, seconds_of
 from paceline.plan.cost.time.compute import state_bytes
 from paceline.spec.cluster import SOURCES
@@ -23,7 +23,7 @@ from paceline.spec.optimizers import gathered_values
 ASSUMED = SOURCES.index("assumed")
 
 
-def gather_columns(sheet: Sheet) -> list[Column]:
+def gather_components(sheet: Sheet) -> list[Component]:
     """Return the seconds per step of gathering for the update; nothing where the optimizer needs none."""
     columns, part, optimizer = sheet.columns, sheet.heaviest, sheet.context.optimizer
     values = gathered_values(optimizer)
@@ -43,10 +43,10 @@ def gather_columns(sheet: Sheet) -> list[Column]:
         return f"{words} over {' and '.join(over)} {calls}; not overlapped"
 
     known = np.where(columns.state_degree > 1, rings[0].source, rings[1].source)
-    return [Column("optimizer gathering", seconds, known, text, RING, gathers(columns, optimizer))]
+    return [Component("optimizer gathering", seconds, known, text, RING, gathers(columns, optimizer))]
 
 
-def gathered_memory(columns: Columns, part: Parts, optimizer: str, idle: Floats) -> Column:
+def gathered_memory(columns: Columns, part: Parts, optimizer: str, idle: Floats) -> Component:
     """Return the bytes of the largest parameter while it is whole: it comes when `idle` bytes of the step are free.
 
     A profile knows units of sharding and not their parameters, so it is the largest unit: a bound from above.
@@ -60,4 +60,4 @@ def gathered_memory(columns: Columns, part: Parts, optimizer: str, idle: Floats)
         words = f"{values:g} values x {size} B x {largest[i]:,.0f} parameters of the largest unit, at most"
         return f"{words}; {'more than' if held[i] else 'within'} what forward and backward have left free"
 
-    return Column("gathered for the update", held, np.full(len(columns), ASSUMED), text, "counted", whole)
+    return Component("gathered for the update", held, np.full(len(columns), ASSUMED), text, "counted", whole)

@@ -8,16 +8,16 @@ from collections.abc import Sequence
 import numpy as np
 
 from paceline.plan.cost.columns import Floats
-from paceline.plan.cost.components import Column, total
-from paceline.plan.cost.inputs import Sheet
+from paceline.plan.cost.components import Component, total
 from paceline.plan.cost.intervals import memory_spread, time_spread
+from paceline.plan.cost.sheet import Sheet
 from paceline.spec.cluster import SOURCES
 
 LAW = "Gaussian process over runs (Rasmussen & Williams 2006, equation 2.25)"
 MEASURED = SOURCES.index("measured")
 
 
-def learnt_time(sheet: Sheet, formulas: Sequence[Column]) -> list[Column]:
+def learnt_time(sheet: Sheet, formulas: Sequence[Component]) -> list[Component]:
     """Return what runs here add to the step times that formulas give, negative where they were faster; [] without."""
     learnt = sheet.context.learnt
     if learnt is None:
@@ -26,7 +26,7 @@ def learnt_time(sheet: Sheet, formulas: Sequence[Column]) -> list[Column]:
     return [_column(sheet, total(formulas), mean)]
 
 
-def learnt_memory(sheet: Sheet, formulas: Sequence[Column]) -> list[Column]:
+def learnt_memory(sheet: Sheet, formulas: Sequence[Component]) -> list[Component]:
     """Return the same of the bytes on every plan's fullest device."""
     learnt = sheet.context.learnt
     if learnt is None or learnt.memory is None:
@@ -35,7 +35,7 @@ def learnt_memory(sheet: Sheet, formulas: Sequence[Column]) -> list[Column]:
     return [_column(sheet, total(formulas), mean)]
 
 
-def learnt_time_spread(sheet: Sheet, time: Sequence[Column]) -> Floats | None:
+def learnt_time_spread(sheet: Sheet, time: Sequence[Component]) -> Floats | None:
     """Return the standard deviation of log(measured / forecast) of step times after learning; None without it.
 
     `time` are all terms, the learnt one included.
@@ -52,10 +52,10 @@ def learnt_memory_spread(sheet: Sheet) -> Floats | None:
     return learnt.correct_memory(sheet.columns, memory_spread(sheet))[1]
 
 
-def _column(sheet: Sheet, values: Floats, mean: Floats) -> Column:
+def _column(sheet: Sheet, values: Floats, mean: Floats) -> Component:
     learnt = sheet.context.learnt
     assert learnt is not None
-    return Column(
+    return Component(
         learnt.name,
         values * np.expm1(mean),
         MEASURED,

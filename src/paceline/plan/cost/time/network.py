@@ -18,8 +18,8 @@ from paceline.plan.cost.collectives import (
     reduce_collectives,
 )
 from paceline.plan.cost.columns import Floats, Ints
-from paceline.plan.cost.components import Column
-from paceline.plan.cost.inputs import Sheet
+from paceline.plan.cost.components import Component
+from paceline.plan.cost.sheet import Sheet
 from paceline.plan.cost.time.axes import RING, seconds_of
 
 
@@ -71,7 +71,7 @@ def data_seconds(sheet: Sheet) -> DataSeconds:
     )
 
 
-def network_columns(sheet: Sheet, forward_backward_seconds: Floats) -> list[Column]:
+def network_components(sheet: Sheet, forward_backward_seconds: Floats) -> list[Component]:
     """Return what communication adds to a step.
 
     Processes on CPUs share their cores with gloo's threads, so nothing is hidden there. On accelerators gathering runs
@@ -88,8 +88,10 @@ def network_columns(sheet: Sheet, forward_backward_seconds: Floats) -> list[Colu
         how = lambda i: f"of {all_of_it[i]:.3g} s, the rest overlaps computing (assumed)"  # noqa: E731
     shards = columns.state_degree > 1
     return [
-        Column("parameter gathering", gather, moved.known, lambda i: f"{moved.gather_text(i)}; {how(i)}", RING, shards),
-        Column(
+        Component(
+            "parameter gathering", gather, moved.known, lambda i: f"{moved.gather_text(i)}; {how(i)}", RING, shards
+        ),
+        Component(
             "gradient reduction",
             reduce,
             moved.known,

@@ -27,8 +27,8 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.distributed_c10d import _resolve_process_group
 
+from paceline.run.parallel.context.exchange import METHODS, all_gather, reduce_scatter
 from paceline.run.parallel.context.kernels import Merged, attend, attend_backward
-from paceline.run.parallel.expert.exchange import METHODS, all_gather, reduce_scatter
 from paceline.task.models.layers.attention import AttentionFunction, scaled_attention
 
 

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
-from paceline.run.parallel.expert.exchange import all_gather, reduce_scatter
+from paceline.run.parallel.context.exchange import all_gather, reduce_scatter
 from paceline.spec.layout import Layout
 
 

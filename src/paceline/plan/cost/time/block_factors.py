@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 
 from paceline.plan.cost.columns import Floats
-from paceline.plan.cost.parts import Shapes
+from paceline.plan.cost.model_parts import Shapes
 from paceline.plan.cost.rates import Rates
-from paceline.plan.learn.measured import TaskMeasurement, measured_plan, measured_shapes
+from paceline.plan.learn.task_measurement import TaskMeasurement, measured_plan, measured_shapes
 from paceline.spec.plan import Plan
 from paceline.spec.profile import ModelProfile
 

@@ -12,9 +12,9 @@ from dataclasses import replace
 import numpy as np
 
 from paceline.plan.cost.columns import Floats
-from paceline.plan.cost.components import Column, total
-from paceline.plan.cost.inputs import Sheet
-from paceline.plan.cost.memory.held import CACHE, memory_columns
+from paceline.plan.cost.components import Component, total
+from paceline.plan.cost.memory.held import CACHE, memory_components
+from paceline.plan.cost.sheet import Sheet
 from paceline.spec.cluster import SOURCES, Cluster
 from paceline.spec.forecast import Term
 
@@ -29,7 +29,7 @@ def usable_bytes(cluster: Cluster) -> float:
     return cluster.device.memory_bytes.value * (1 - HEADROOM)
 
 
-def needed(sheet: Sheet, columns: Sequence[Column]) -> Floats:
+def needed(sheet: Sheet, columns: Sequence[Component]) -> Floats:
     """Return the bytes of every plan's columns of memory that must be there."""
     kept = [column.values for column in columns if column.name == CACHE]
     found: Floats = total(columns) - returned_share(sheet.context.cluster) * np.sum(kept, axis=0)
@@ -47,14 +47,14 @@ def returned_share(cluster: Cluster) -> float:
     return 0.0 if cluster.device.kind == "cpu" else RETURNED_SHARE
 
 
-def flush_columns(sheet: Sheet) -> list[Column]:
+def flush_components(sheet: Sheet) -> list[Component]:
     """Return what emptying the allocator's cache takes, of plans that would cache more than the device holds."""
     if not sheet.context.software.flushes:
         return []
     each, columns = sheet.context.constants.flush_seconds, sheet.columns
-    full = total(memory_columns(sheet)) > usable_bytes(sheet.context.cluster)
+    full = total(memory_components(sheet)) > usable_bytes(sheet.context.cluster)
     return [
-        Column(
+        Component(
             "allocator flushes",
             np.where(full, columns.accumulation * each, 0.0),
             SOURCES.index("assumed"),

@@ -10,20 +10,26 @@ import math
 
 import numpy as np
 
+from paceline.plan.cost.bill import WAITING, bill, busy_share
 from paceline.plan.cost.columns import Columns, Floats
-from paceline.plan.cost.components import Column, terms_of, total
-from paceline.plan.cost.inputs import Context, Sheet
+from paceline.plan.cost.components import Component, terms_of, total
 from paceline.plan.cost.intervals import memory_estimate, memory_widths, time_estimate, with_intervals
-from paceline.plan.cost.memory.held import memory_columns
-from paceline.plan.cost.memory.offload import offload_columns
-from paceline.plan.cost.memory.room import flush_columns, needed
-from paceline.plan.cost.price import WAITING, bill, busy_share
+from paceline.plan.cost.memory.held import memory_components
+from paceline.plan.cost.memory.offload import offload_components
+from paceline.plan.cost.memory.usable import flush_components, needed
+from paceline.plan.cost.sheet import PricedTask, Sheet
 from paceline.plan.cost.software import PACELINE, Software
-from paceline.plan.cost.time.axes import axis_columns, bubble_columns
-from paceline.plan.cost.time.compute import compute_columns, fixed_column, launch_column, matrix_peak, optimizer_column
-from paceline.plan.cost.time.gathers import gather_columns
+from paceline.plan.cost.time.axes import axis_components, bubble_components
+from paceline.plan.cost.time.compute import (
+    compute_components,
+    fixed_component,
+    launch_component,
+    matrix_peak,
+    optimizer_component,
+)
+from paceline.plan.cost.time.gathers import gather_components
 from paceline.plan.cost.time.learnt import learnt_memory, learnt_memory_spread, learnt_time, learnt_time_spread
-from paceline.plan.cost.time.network import network_columns
+from paceline.plan.cost.time.network import network_components
 from paceline.spec.cluster import Cluster
 from paceline.spec.forecast import Z80, Z95, Estimate, Forecast, Term
 from paceline.spec.plan import Plan
@@ -43,73 +49,74 @@ def forecast_plan(
     software: Software = PACELINE,
 ) -> Forecast:
     """Return what the plan will take for `steps` steps of `batch_samples` samples. Values are NaN where unknown."""
-    return price(Context(profile, cluster, batch_samples, steps, optimizer, software), plan)
+    return price(PricedTask(profile, cluster, batch_samples, steps, optimizer, software), plan)
 
 
-def forward_backward_columns(sheet: Sheet) -> tuple[list[Column], list[Column]]:
+def forward_backward_components(sheet: Sheet) -> tuple[list[Component], list[Component]]:
     """Return what forward and backward compute, launches that this does not hide included, and communicate inside."""
-    compute, inside = compute_columns(sheet), axis_columns(sheet)
+    compute, inside = compute_components(sheet), axis_components(sheet)
     busy = total([*compute, *(column for column in inside if column.name != "pipeline sends")])
-    return [*compute, launch_column(sheet, busy)], inside
+    return [*compute, launch_component(sheet, busy)], inside
 
 
-def time_columns(sheet: Sheet) -> list[Column]:
+def time_components(sheet: Sheet) -> list[Component]:
     """Return the seconds per step of plans, by component."""
-    compute, inside = forward_backward_columns(sheet)
-    bubble = bubble_columns(sheet, compute, inside)
-    network = network_columns(sheet, total(compute))
-    moved = offload_columns(sheet, total(compute))
-    ends = [optimizer_column(sheet), *gather_columns(sheet), *moved, *flush_columns(sheet), fixed_column(sheet)]
+    compute, inside = forward_backward_components(sheet)
+    bubble = bubble_components(sheet, compute, inside)
+    network = network_components(sheet, total(compute))
+    moved = offload_components(sheet, total(compute))
+    update = [optimizer_component(sheet), *gather_components(sheet)]
+    ends = [*update, *moved, *flush_components(sheet), fixed_component(sheet)]
     formulas = [*compute, *inside, *bubble, *network, *ends]
     return [*formulas, *learnt_time(sheet, formulas)]
 
 
-def held_columns(sheet: Sheet) -> list[Column]:
+def held_components(sheet: Sheet) -> list[Component]:
     """Return the bytes on every plan's fullest device, by component."""
-    formulas = memory_columns(sheet)
+    formulas = memory_components(sheet)
     return [*formulas, *learnt_memory(sheet, formulas)]
 
 
-def chunks_of(context: Context, columns: Columns) -> list[Sheet]:
+def chunks_of(context: PricedTask, columns: Columns) -> list[Sheet]:
     """Return sheets of a few thousand plans each."""
     return [Sheet(context, columns.take(slice(at, at + CHUNK))) for at in range(0, len(columns), CHUNK)]
 
 
-def needed_bytes(context: Context, columns: Columns) -> Floats:
+def needed_bytes(context: PricedTask, columns: Columns) -> Floats:
     """Return the bytes that every plan's fullest device must have, without what its allocator would give back."""
     sheets = chunks_of(context, columns)
-    return np.concatenate([np.zeros(0), *(needed(sheet, held_columns(sheet)) for sheet in sheets)])
+    return np.concatenate([np.zeros(0), *(needed(sheet, held_components(sheet)) for sheet in sheets)])
 
 
-def step_seconds(context: Context, columns: Columns) -> tuple[Floats, Floats]:
+def step_seconds(context: PricedTask, columns: Columns) -> tuple[Floats, Floats]:
     """Return the seconds per step of every plan, and the part of them in which its devices compute."""
     seconds, waiting = [np.zeros(0)], [np.zeros(0)]
     for sheet in chunks_of(context, columns):
-        time = time_columns(sheet)
+        time = time_components(sheet)
         seconds.append(total(time))
         waiting.append(total([column for column in time if any(word in column.name for word in WAITING)]))
     whole = np.concatenate(seconds)
     return whole, 1 - np.concatenate(waiting) / whole
 
 
-def price(context: Context, plan: Plan) -> Forecast:
+def price(context: PricedTask, plan: Plan) -> Forecast:
     """Return what a plan will take, from a context that many plans share."""
     return _forecasts(context.sheet(plan))[0]
 
 
-def price_all(context: Context, columns: Columns) -> list[tuple[Plan, Forecast]]:
+def price_all(context: PricedTask, columns: Columns) -> list[tuple[Plan, Forecast]]:
     """Return plans in full and what they will take, every term in words."""
     sheet = Sheet(context, columns)
     return [(sheet.plan(i), forecast) for i, forecast in enumerate(_forecasts(sheet))]
 
 
-def memory_of(context: Context, plan: Plan) -> tuple[Term, ...]:
+def memory_of(context: PricedTask, plan: Plan) -> tuple[Term, ...]:
     """Return the bytes on a plan's fullest device, by component."""
-    return terms_of(held_columns(context.sheet(plan)), 0)
+    return terms_of(held_components(context.sheet(plan)), 0)
 
 
 def _forecasts(sheet: Sheet) -> list[Forecast]:
-    time, memory = time_columns(sheet), held_columns(sheet)
+    time, memory = time_components(sheet), held_components(sheet)
     spreads = learnt_time_spread(sheet, time), learnt_memory_spread(sheet)
     return [
         _forecast(sheet, terms_of(time, i), terms_of(memory, i), *(_at(spread, i) for spread in spreads))
@@ -156,12 +163,12 @@ def _forecast(
     )
 
 
-def most_bytes(context: Context, bytes_needed: Floats) -> Floats:
+def most_bytes(context: PricedTask, bytes_needed: Floats) -> Floats:
     """Return the high ends of the 80 % intervals of sums of memory, learning aside."""
     return bytes_needed * math.exp(memory_widths(context.cluster, context.constants)[0])
 
 
-def memory_widths_of(context: Context, columns: Columns) -> tuple[Floats, Floats]:
+def memory_widths_of(context: PricedTask, columns: Columns) -> tuple[Floats, Floats]:
     """Return the half-widths of the 80 % and 95 % intervals of every plan's memory, as logarithms."""
     spreads = [np.zeros(0)]
     if context.learnt is not None:

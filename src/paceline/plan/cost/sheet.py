@@ -1,7 +1,7 @@
 """What the cost formulas work on: a task on a cluster, and the sheet on which the plans of a search are priced.
 
 A search prices hundreds of thousands of plans of one task on one cluster. All that does not depend on the plan is
-computed once, in the Context; what several terms need of the plans, once for all of them, in the Sheet.
+computed once, in the PricedTask; what several terms need of the plans, once for all of them, in the Sheet.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ import numpy as np
 from paceline.plan.cost.columns import Columns, Floats, Ints, columns_of
 from paceline.plan.cost.constants import Constants, read_constants
 from paceline.plan.cost.memory.recompute import MODE_OF, fill_budget, kept_bytes, modes_in_order
-from paceline.plan.cost.parts import MODES, Known, Parts, Rows, Shapes, rows_of
+from paceline.plan.cost.model_parts import MODES, Known, Parts, Rows, Shapes, rows_of
 from paceline.plan.cost.rates import ATTENTION_PASSES, Rates
 from paceline.plan.cost.software import PACELINE, Software
-from paceline.plan.cost.time.measured import block_factors, sheet_plan
+from paceline.plan.cost.time.block_factors import block_factors, sheet_plan
 from paceline.plan.cost.time.ring import Ring, ring
 from paceline.plan.feasible.split import split_by_cost
 from paceline.plan.learn.correct import Learnt
-from paceline.plan.learn.measured import TaskMeasurement
+from paceline.plan.learn.task_measurement import TaskMeasurement
 from paceline.spec.cluster import Cluster
 from paceline.spec.plan import Plan
 from paceline.spec.profile import BlockProfile, ModelProfile
@@ -37,7 +37,7 @@ SCORE_MOVES = 2.6
 
 
 @dataclass(frozen=True)
-class Context:
+class PricedTask:
     """A task on a cluster: all that a plan's price depends on besides the plan."""
 
     profile: ModelProfile
@@ -131,7 +131,7 @@ class Context:
 class Sheet:
     """Plans to be priced together, and what several of their terms need."""
 
-    context: Context
+    context: PricedTask
     columns: Columns
 
     @cached_property
