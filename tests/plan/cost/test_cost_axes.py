@@ -29,7 +29,7 @@ from paceline.plan.cost.constants import read_constants
 from paceline.plan.cost.memory.held import in_flight
 from paceline.plan.cost.pricing import price
 from paceline.plan.cost.sheet import PricedTask
-from paceline.plan.cost.time.network import traffic
+from paceline.plan.cost.time.network import data_seconds
 from paceline.plan.cost.time.ring import hop, ring
 from paceline.spec.cluster import Link
 from paceline.spec.layout import Layout
@@ -165,7 +165,7 @@ def test_expert_traffic_by_hand() -> None:
 def test_experts_are_gathered_where_they_are_and_no_further() -> None:
     layout = Layout(dp_shard=4, ep=4)
     context = context_of(layout, mixture())
-    spread, plain = (traffic(context.sheet(plan(chosen, 16, zero=1))) for chosen in (layout, Layout(dp_shard=4)))
+    spread, plain = (data_seconds(context.sheet(plan(chosen, 16, zero=1))) for chosen in (layout, Layout(dp_shard=4)))
     dense, experts = 6e6 - 4 * 8e5, 4 * 8e5
     wire = 3 / 4 * dense * 4 / 1e9 + 5 * 3 * 1e-4  # a group of one has nothing to gather
     assert spread.gather_seconds == pytest.approx(wire + 2 * (dense + experts / 4) * 4 / 1e10)

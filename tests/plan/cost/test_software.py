@@ -9,6 +9,7 @@ import pytest
 from plan_examples import block, cluster, measured, opened, plan, profile
 
 from paceline.cluster.resolve import resolve_cluster
+from paceline.plan.cost.collectives import _copies_share
 from paceline.plan.cost.components import total
 from paceline.plan.cost.constants import read_constants
 from paceline.plan.cost.memory.held import Held, memory_components
@@ -17,7 +18,6 @@ from paceline.plan.cost.memory.usable import HEADROOM, needed
 from paceline.plan.cost.pricing import memory_of, needed_bytes, price
 from paceline.plan.cost.sheet import REPLICATED_MOVES, PricedTask
 from paceline.plan.cost.software import MEGATRON, PACELINE, Software
-from paceline.plan.cost.time.axes import _copies_share
 from paceline.spec.cluster import Cluster, ClusterSpec, Link
 from paceline.spec.layout import Layout
 from paceline.spec.plan import Plan
