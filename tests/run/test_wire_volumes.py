@@ -86,6 +86,9 @@ def told(plan: Plan) -> Counter[str]:
     for one in collectives(PricedTask(model, where, BATCH, 1).sheet(plan)):
         if plan.layout.group(one.axis)[0] > 1:
             found[one.kind] += float(one.buffer_bytes[0])
+    if plan.layout.tp > 1:  # gradients of norms are parts of a sum over tp too: a few vectors, which nobody prices
+        size = resolve_decoder(task.model, task.data.vocab, SEQ_LEN)
+        found["all_reduce"] += (2 * size.layers + 1) * size.hidden * 4
     return Counter({kind: value for kind, value in found.items() if value})
 
 
