@@ -15,7 +15,7 @@ from runs import as_json, environment, is_running, paceline, wait_until, write_s
 from tests_shared import SEQ_LEN, decoder_task, plan_of
 
 from paceline.errors import PacelineError
-from paceline.run.process.supervisor import Outcome, supervise
+from paceline.run.process.supervise.supervisor import Outcome, supervise
 from paceline.run.process.world import World
 from paceline.spec.layout import MESH_ORDER, Layout
 from paceline.spec.load import Spec, load_spec

@@ -28,7 +28,7 @@ from paceline.plan.learn.task_measurement import (
 )
 from paceline.plan.planned import Planned
 from paceline.run.process.handover import hand_over
-from paceline.run.process.supervisor import supervise
+from paceline.run.process.supervise.supervisor import supervise
 from paceline.session.measure_device import request_of
 from paceline.spec.load import Spec
 from paceline.spec.optimizers import optimizer_key

@@ -20,9 +20,9 @@ from paceline.run.loop.training import Training
 from paceline.run.process.brief import BRIEF_VARIABLE, Brief, take_brief
 from paceline.run.process.extras import check_extras
 from paceline.run.process.lock import RunLock, take
-from paceline.run.process.parent import end_with_parent
 from paceline.run.process.place import ranks_from_environment
-from paceline.run.process.supervisor import explain, supervise
+from paceline.run.process.supervise.parent import end_with_parent
+from paceline.run.process.supervise.supervisor import explain, supervise
 from paceline.run.process.world import join_world, leave_world
 from paceline.run.record.journal import mark_end
 from paceline.run.record.redact import Redactor

@@ -21,7 +21,7 @@ from paceline.run.process.extras import check_extras
 from paceline.run.process.handover import hand_over
 from paceline.run.process.lock import RunLock, take
 from paceline.run.process.place import ranks_from_environment
-from paceline.run.process.supervisor import Outcome, explain, supervise
+from paceline.run.process.supervise.supervisor import Outcome, explain, supervise
 from paceline.run.record.journal import mark_end
 from paceline.run.record.redact import Redactor
 from paceline.session.prove import Proven, prove

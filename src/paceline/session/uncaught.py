@@ -13,7 +13,7 @@ from types import TracebackType
 from typing import Any
 
 from paceline.errors import PacelineError
-from paceline.run.process.supervisor import is_supervised, report_error
+from paceline.run.process.supervise.supervisor import is_supervised, report_error
 from paceline.run.record.recorder import describe, is_echo
 
 

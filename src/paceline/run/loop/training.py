@@ -27,7 +27,7 @@ from paceline.run.memory.spent import MemoryMeter, spent_on
 from paceline.run.numerics.invariants import check_agreement, is_due, numbers_of
 from paceline.run.process.brief import Brief
 from paceline.run.process.lock import RunLock
-from paceline.run.process.signals import StopFlag
+from paceline.run.process.supervise.signals import StopFlag
 from paceline.run.process.world import World, build_mesh
 from paceline.run.record.journal import Journal
 from paceline.run.record.recorder import Recorder, SilentRecorder

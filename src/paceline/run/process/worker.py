@@ -12,11 +12,11 @@ from pathlib import Path
 
 from paceline.errors import PacelineError, Requeue
 from paceline.run.process.brief import take_brief
-from paceline.run.process.forked import leave
 from paceline.run.process.handover import take_over
-from paceline.run.process.os_groups import end_own_group
-from paceline.run.process.parent import end_with_parent
-from paceline.run.process.supervisor import report_error
+from paceline.run.process.supervise.forked import leave
+from paceline.run.process.supervise.groups import end_own_group
+from paceline.run.process.supervise.parent import end_with_parent
+from paceline.run.process.supervise.supervisor import report_error
 
 
 def guarded(work: object) -> int:

@@ -19,7 +19,7 @@ from paceline.run.loop.resume import Progress, Restored
 from paceline.run.loop.step import StepStats
 from paceline.run.memory.spent import MemoryMeter
 from paceline.run.process.brief import Brief
-from paceline.run.process.supervisor import is_supervised
+from paceline.run.process.supervise.supervisor import is_supervised
 from paceline.run.process.world import World
 from paceline.run.record.observe import remember_run
 from paceline.run.record.redact import Redactor

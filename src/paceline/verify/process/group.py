@@ -20,7 +20,7 @@ from typing import Any
 from paceline.errors import PacelineError
 from paceline.run.process.handover import hand_over
 from paceline.run.process.place import without_place
-from paceline.run.process.supervisor import Outcome, supervise
+from paceline.run.process.supervise.supervisor import Outcome, supervise
 from paceline.spec.load import Spec
 from paceline.spec.plan import Plan
 from paceline.verify.process.worker import STOPPED

@@ -25,10 +25,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from paceline.run.process.forked import fork, leave
 from paceline.run.process.handover import take_over
-from paceline.run.process.parent import end_with_parent
-from paceline.run.process.supervisor import Outcome, supervise_started
+from paceline.run.process.supervise.forked import fork, leave
+from paceline.run.process.supervise.parent import end_with_parent
+from paceline.run.process.supervise.supervisor import Outcome, supervise_started
 from paceline.run.process.worker import guarded
 from paceline.spec.plan import Plan, plan_from_dict
 from paceline.spec.task import Task

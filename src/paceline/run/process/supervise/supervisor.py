@@ -19,12 +19,12 @@ from pathlib import Path
 
 from paceline.errors import PacelineError
 from paceline.patience import Patience
-from paceline.run.process.blame import UNFINISHED, Ending, Outcome, outcome_of
 from paceline.run.process.lock import RunLock
-from paceline.run.process.memory_kills import memory_kills
-from paceline.run.process.os_groups import POLL_SECONDS, Process, collect, ending_of, kill_group, signal_process
-from paceline.run.process.parent import PARENT_VARIABLE
-from paceline.run.process.signals import forward_signals
+from paceline.run.process.supervise.blame import UNFINISHED, Ending, Outcome, outcome_of
+from paceline.run.process.supervise.groups import POLL_SECONDS, Process, collect, ending_of, kill_group, signal_process
+from paceline.run.process.supervise.memory_kills import memory_kills
+from paceline.run.process.supervise.parent import PARENT_VARIABLE
+from paceline.run.process.supervise.signals import forward_signals
 
 GRACE_SECONDS = 15.0
 ERROR_FOLDER = "PACELINE_ERRORS"

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.errors import PacelineError, Requeue, WorkerDied
-from paceline.run.process.memory_kills import why_killed
+from paceline.run.process.supervise.memory_kills import why_killed
 
 ERROR_GLOB = "error-*.json"
 UNFINISHED = ".part"
