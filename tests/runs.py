@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.patience import Patience
-from paceline.run.record.journal import final_steps, read_journal
+from paceline.spec.journal.reading import final_steps, read_journal
 
 SPEC = """
 [task]

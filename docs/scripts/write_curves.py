@@ -25,7 +25,7 @@ from proof_tasks import write_corpus
 
 from paceline import svg
 from paceline.report.charts import WIDTH, Line, line_chart
-from paceline.run.record.journal import final_steps, read_journal
+from paceline.spec.journal.reading import final_steps, read_journal
 from paceline.spec.layout import Layout
 
 DOCS = Path(__file__).parents[1]

@@ -23,7 +23,7 @@ from paceline.run.loop.training import Training
 from paceline.run.numerics.precision import LossScaler
 from paceline.run.process.brief import Brief
 from paceline.run.process.world import World, join_world
-from paceline.run.record.journal import read_journal
+from paceline.spec.journal.reading import read_journal
 from paceline.spec.layout import Layout
 from paceline.spec.load import Spec
 from paceline.spec.plan import Plan

@@ -8,8 +8,9 @@ from pathlib import Path
 import report_journals as journals
 
 from paceline.report.build import build_report
-from paceline.run.record.journal import Journal, mark_end, read_journal
+from paceline.run.record.journal import Journal, mark_end
 from paceline.spec.journal.kinds import RunStarted, parse
+from paceline.spec.journal.reading import read_journal
 from paceline.spec.journal.record import made_now
 
 

@@ -18,8 +18,9 @@ from hypothesis import strategies as st
 
 from paceline.report.html import render_html
 from paceline.report.summary import summarise
-from paceline.run.record.journal import Journal, read_journal, read_records
+from paceline.run.record.journal import Journal
 from paceline.spec.journal.kinds import BY_KIND, RunEnded, StepRecord, parse
+from paceline.spec.journal.reading import read_journal, read_records
 from paceline.spec.journal.record import SCHEMA, Record, fields_of, plain
 
 DOCS = Path(__file__).parents[2] / "docs"

@@ -14,13 +14,13 @@ import report_journals as journals
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from paceline.plan.learn.observe import _steady
 from paceline.report.compare import basis_of, memory_group, reference_start, time_group
 from paceline.report.html import render_html
 from paceline.report.records import gather
 from paceline.report.series import thin, trend
 from paceline.report.summary import summarise
-from paceline.run.record.journal import read_journal
-from paceline.run.record.observe import _steady
+from paceline.spec.journal.reading import read_journal
 
 GIB = journals.GIB
 

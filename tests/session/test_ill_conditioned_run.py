@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from runs import as_json, environment, paceline, write_spec
 
-from paceline.run.record.journal import read_journal
+from paceline.spec.journal.reading import read_journal
 
 MODEL = """
 import torch

@@ -11,7 +11,7 @@ from paceline.errors import ConfigError, StorageError
 from paceline.report.format import signed_percent
 from paceline.report.html import render_html
 from paceline.report.summary import Summary, summarise
-from paceline.run.record.journal import read_journal, starts_of
+from paceline.spec.journal.reading import read_journal, starts_of
 
 FILE = "report.html"
 

@@ -15,9 +15,9 @@ from numpy.typing import NDArray
 from paceline.report.format import plural
 from paceline.report.phases import Start
 from paceline.report.records import NO_START, Records, StepTable, number, table, text
-from paceline.run.record.steady import BUSY, FIRST
 from paceline.spec.journal.kinds import MemoryRecord, RunStarted
 from paceline.spec.journal.older import kind_and_clock
+from paceline.spec.journal.steady import BUSY, FIRST
 
 JOULES_PER_KWH = 3.6e6
 LEARNT = "learnt"  # the kind of term that earlier runs add: it corrects the sum, so every group has its share of it

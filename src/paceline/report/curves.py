@@ -12,8 +12,8 @@ from paceline.plan.flops import CONVENTIONS, OWN
 from paceline.report.compare import Basis, median
 from paceline.report.records import SECONDS, Records, StepTable, number, table
 from paceline.report.series import Series, thin, trend
-from paceline.run.record.steady import FIRST
 from paceline.spec.journal.kinds import EvaluationRecord, RunStarted
+from paceline.spec.journal.steady import FIRST
 
 SLOWEST, SLOW = 5, 1.2  # at most so many steps are named, and only those this much above the median
 

@@ -16,9 +16,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.run.record.steady import Step, unsteady
 from paceline.spec.journal.kinds import CheckpointRecord, EvaluationRecord, RunStarted, StepRecord, parse
 from paceline.spec.journal.record import Record, Some, read
+from paceline.spec.journal.steady import Step, unsteady
 
 SECONDS = ("total", "data", "forward_backward", "reduce", "optimizer", "other")
 COLUMNS = ("attempt", "step", "time", "position_after", "loss", "weight", "grad_norm", "lr", "tokens_per_second",

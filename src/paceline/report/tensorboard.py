@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from paceline.run.record.journal import read_records
 from paceline.run.record.tensorboard import FOLDER, TensorBoardWriter
+from paceline.spec.journal.reading import read_records
 
 
 def export_tensorboard(run_dir: Path) -> Path:

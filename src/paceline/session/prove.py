@@ -14,10 +14,10 @@ from paceline.cluster.store import cache_dir, write_json
 from paceline.errors import ConfigError, StorageError
 from paceline.plan.planned import Planned
 from paceline.run.process.handover import hand_over, holds_objects
-from paceline.run.record.journal import read_records
 from paceline.session.fingerprint import proof_key
 from paceline.spec.arguments import run_directory
 from paceline.spec.journal.kinds import RunEnded
+from paceline.spec.journal.reading import read_records
 from paceline.verify.process.group import Job
 from paceline.verify.process.start import failure_of, verify_planned, verify_text
 from paceline.verify.twin.parts import ALONE, BRIEF, LOW, Subject, jobs_of

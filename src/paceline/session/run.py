@@ -25,12 +25,12 @@ from paceline.run.process.supervise.parent import end_with_parent
 from paceline.run.process.supervise.supervisor import explain, supervise
 from paceline.run.process.world import join_world, leave_world
 from paceline.run.record.journal import mark_end
-from paceline.run.record.redact import Redactor
 from paceline.run.record.tensorboard import asked_sinks
 from paceline.session.begin import join_peers, planned_brief
 from paceline.session.uncaught import end_with_own_code
 from paceline.spec.arguments import make_spec, run_directory
 from paceline.spec.cluster import ClusterSpec
+from paceline.spec.journal.redact import Redactor
 from paceline.spec.load import Spec
 from paceline.spec.plan import Plan, PlanSpec
 from paceline.spec.run import RunSpec

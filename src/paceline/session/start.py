@@ -23,9 +23,9 @@ from paceline.run.process.lock import RunLock, take
 from paceline.run.process.place import ranks_from_environment
 from paceline.run.process.supervise.supervisor import Outcome, explain, supervise
 from paceline.run.record.journal import mark_end
-from paceline.run.record.redact import Redactor
 from paceline.session.prove import Proven, prove
 from paceline.spec.arguments import run_directory
+from paceline.spec.journal.redact import Redactor
 from paceline.spec.load import Spec
 
 Say = Callable[[str], None]

@@ -17,8 +17,8 @@ from paceline.run.loop.schedule import Course, learning_rate
 from paceline.run.loop.training import Training
 from paceline.run.process.brief import Brief
 from paceline.run.process.world import World
-from paceline.run.record.journal import read_journal
 from paceline.spec.cluster import ClusterSpec
+from paceline.spec.journal.reading import read_journal
 from paceline.spec.layout import Layout
 from paceline.spec.load import Spec
 from paceline.spec.run import RunSpec

@@ -22,8 +22,9 @@ from paceline.errors import RunInUse, StorageError
 from paceline.run.checkpoint import list_checkpoints, save_checkpoint
 from paceline.run.process import lock as lock_module
 from paceline.run.process.lock import LOCK_VARIABLE, NAME, RunLock, take
-from paceline.run.record.journal import Journal, read_journal
+from paceline.run.record.journal import Journal
 from paceline.spec.journal.kinds import DecisionRecord
+from paceline.spec.journal.reading import read_journal
 
 HOLD = """
 import os, signal, subprocess, sys, time

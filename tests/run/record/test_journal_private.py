@@ -19,12 +19,13 @@ from paceline.report.build import write_report
 from paceline.run.loop.training import Training
 from paceline.run.process.brief import Brief
 from paceline.run.process.world import World
-from paceline.run.record.journal import Journal, mark_end, read_journal
-from paceline.run.record.redact import MARK, Redactor
+from paceline.run.record.journal import Journal, mark_end
 from paceline.run.record.tensorboard import asked_sinks
 from paceline.spec.cluster import ClusterSpec
 from paceline.spec.journal.kinds import RunStarted
+from paceline.spec.journal.reading import read_journal
 from paceline.spec.journal.record import made_now
+from paceline.spec.journal.redact import MARK, Redactor
 from paceline.spec.layout import Layout
 from paceline.spec.load import Spec
 from paceline.spec.run import RunSpec

@@ -13,11 +13,11 @@ from tests_shared import SEQ_LEN, decoder_task, plan_of
 from paceline.run.loop.training import Training
 from paceline.run.process.brief import Brief
 from paceline.run.process.world import World
-from paceline.run.record.journal import read_journal
 from paceline.run.record.sink import Sink
 from paceline.run.record.tensorboard import TensorBoardWriter, asked_sinks
 from paceline.spec.cluster import ClusterSpec
 from paceline.spec.journal.kinds import StepRecord
+from paceline.spec.journal.reading import read_journal
 from paceline.spec.journal.record import Record, plain
 from paceline.spec.layout import Layout
 from paceline.spec.load import Spec

@@ -5,7 +5,7 @@ from __future__ import annotations
 from importlib import import_module
 
 from paceline.errors import MissingExtra
-from paceline.run.record.redact import Redactor
+from paceline.spec.journal.redact import Redactor
 from paceline.spec.run import RunSpec
 
 

@@ -1,4 +1,4 @@
-"""The journal: a run's append-only record, one JSON object per line. Everything that shows a run reads it.
+"""The writer of the journal: a run's append-only record, one JSON object per line.
 
 `RUN/journal/0001.jsonl` holds the first start of a run, `0002.jsonl` the second, and so on; only rank 0 writes.
 Every record has `schema`, `kind` and `time` (seconds since the epoch), and is declared in spec/journal. A record is one
@@ -11,17 +11,15 @@ from __future__ import annotations
 import json
 import math
 import os
-import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from paceline.errors import StorageError
-from paceline.run.record.redact import Redactor
-from paceline.spec.journal.kinds import FaultRecord, RunEnded, StepRecord, parse
+from paceline.spec.journal.kinds import FaultRecord, RunEnded, StepRecord
+from paceline.spec.journal.reading import numbered, read_records, starts_of
 from paceline.spec.journal.record import Record, plain
-
-_NAME = re.compile(r"([0-9]{4,})\.jsonl")
+from paceline.spec.journal.redact import Redactor
 
 
 def _plain(value: Any) -> Any:
@@ -55,7 +53,7 @@ class Journal:
         self.folder = run_dir / "journal"
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            self.attempt = 1 + max((number for number, _ in _numbered(self.folder)), default=0)
+            self.attempt = 1 + max((number for number, _ in numbered(self.folder)), default=0)
             self.path = self.folder / f"{self.attempt:04d}.jsonl"
             self._file = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o600)
             if group_read:
@@ -82,44 +80,6 @@ class Journal:
         os.fsync(self._file)
         os.close(self._file)
         self._file = -1  # the number may soon be another file's
-
-
-def _numbered(folder: Path) -> list[tuple[int, Path]]:
-    """Return (number, path) of whatever has the name of a start, by number: other names are not the journal's."""
-    named = [(_NAME.fullmatch(path.name), path) for path in folder.iterdir()] if folder.is_dir() else []
-    return sorted((int(match[1]), path) for match, path in named if match)
-
-
-def starts_of(run_dir: Path) -> list[tuple[int, Path]]:
-    """Return (number, file) of every start of a run, oldest first. What others left in the folder is passed over."""
-    return [(number, path) for number, path in _numbered(run_dir / "journal") if path.is_file()]
-
-
-def read_journal(run_dir: Path) -> Iterator[dict[str, Any]]:
-    """Yield every record of a run, oldest start first, each with `attempt` set to its start's number."""
-    for number, path in starts_of(run_dir):
-        for line in path.read_bytes().split(b"\n"):
-            try:
-                record = json.loads(line)
-            except ValueError:
-                continue  # an empty line, or the last line of a process that was killed while writing
-            if isinstance(record, dict) and "kind" in record:
-                record.setdefault("attempt", number)
-                yield record
-
-
-def read_records(run_dir: Path) -> Iterator[Record]:
-    """Yield every record of a run as what it is declared to be, oldest start first; unknown kinds are passed over."""
-    for line in read_journal(run_dir):
-        record = parse(line)
-        if record is not None:
-            yield record
-
-
-def final_steps(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the step records that count, in order: of a step run twice after a restart, the last one."""
-    by_step = {record["step"]: record for record in records if record["kind"] == "step"}
-    return [by_step[step] for step in sorted(by_step)]
 
 
 def mark_end(run_dir: Path, exit_code: int, error: dict[str, Any], redactor: Redactor | None = None) -> None:

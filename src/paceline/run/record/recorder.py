@@ -15,14 +15,13 @@ import torch
 import torch.distributed as dist
 
 from paceline.errors import DataError, PacelineError, Requeue, StorageError
+from paceline.plan.learn.observe import remember_run
 from paceline.run.loop.resume import Progress, Restored
 from paceline.run.loop.step import StepStats
 from paceline.run.memory.spent import MemoryMeter
 from paceline.run.process.brief import Brief
 from paceline.run.process.supervise.supervisor import is_supervised
 from paceline.run.process.world import World
-from paceline.run.record.observe import remember_run
-from paceline.run.record.redact import Redactor
 from paceline.run.record.sink import Sink
 from paceline.spec.journal.kinds import (
     CheckpointRecord,
@@ -36,6 +35,7 @@ from paceline.spec.journal.kinds import (
     VerifyRecord,
 )
 from paceline.spec.journal.record import Record, made_now
+from paceline.spec.journal.redact import Redactor
 from paceline.spec.load import Spec, spec_to_dict
 from paceline.spec.plan import Plan
 from paceline.version import __version__

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 from paceline.errors import ConfigError, StorageError, suggestion
 from paceline.report.build import build_report
 from paceline.report.summary import Summary
-from paceline.run.record.journal import read_journal
 from paceline.session.verbs.weights import Exported, choose_checkpoint, export_run
+from paceline.spec.journal.reading import read_journal
 from paceline.spec.load import Spec, spec_from_dict
 
 if TYPE_CHECKING:

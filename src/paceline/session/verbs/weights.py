@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from paceline.errors import ConfigError, StorageError, suggestion
-from paceline.run.record.journal import read_records
 from paceline.spec.journal.kinds import RunStarted
+from paceline.spec.journal.reading import read_records
 from paceline.spec.load import spec_from_dict
 from paceline.spec.task import DataSpec, ModelSpec
 from paceline.task.models.sizes import DecoderConfig, is_named, resolve_decoder

@@ -22,8 +22,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.flop_counter import FlopCounterMode
 
-from paceline.task.draws import Draw, beside_torch, draw_of
 from paceline.task.profile.drawing import belongs_to_samples
+from paceline.task.profile.draws import RandomCall, beside_torch, draw_of
 
 COMPUTE_DTYPE = torch.bfloat16
 FREE_OPERATORS = {"_unsafe_view", "detach", "alias", "lift_fresh", "empty", "empty_like", "new_empty"}
@@ -46,7 +46,7 @@ class Counts:
     operators: int = 0
     log_width: float = 0.0  # sum over products of FLOPs * log(width)
     strays: list[str] = field(default_factory=list)  # operators whose random numbers belong to no sample
-    draws: list[Draw] = field(default_factory=list, repr=False)  # calls of those whose numbers can belong to some
+    draws: list[RandomCall] = field(default_factory=list, repr=False)  # calls of those whose numbers can belong to some
     storages: list[Any] = field(default_factory=list, repr=False)  # keeps addresses from being used again
 
 

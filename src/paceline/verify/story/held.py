@@ -15,7 +15,7 @@ from paceline.run.loop.loader import StepBatch
 from paceline.run.loop.step import StepStats
 from paceline.run.loop.training import Training
 from paceline.run.process.world import World
-from paceline.run.record.journal import read_journal
+from paceline.spec.journal.reading import read_journal
 from paceline.verify.compare.difference import (
     Difference,
     number_differences,

@@ -10,11 +10,11 @@ from paceline.cluster.plain import cluster_from_dict
 from paceline.errors import DataError
 from paceline.plan.learn.observation import Observation, machine_key
 from paceline.plan.learn.store import write_observation
-from paceline.run.record.journal import read_records
-from paceline.run.record.steady import BUSY, Step, unsteady
 from paceline.spec.cluster import Cluster
 from paceline.spec.journal.kinds import MemoryRecord, RunStarted, StepRecord
+from paceline.spec.journal.reading import read_records
 from paceline.spec.journal.record import Record
+from paceline.spec.journal.steady import BUSY, Step, unsteady
 from paceline.spec.plan import plan_from_dict
 from paceline.task.profile.plain import unpack_profile
 
@@ -25,7 +25,7 @@ IQR_SIGMAS = 1.349  # interquartile range of a normal distribution in standard d
 def observe_run(run_dir: Path) -> tuple[Observation, Cluster]:
     """Return what the run in `run_dir` measured under its last plan, and the cluster that it was planned on.
 
-    The step time is the median of steady steps (run/record/steady.py). Raises DataError where the journal does not
+    The step time is the median of steady steps (spec/journal/steady.py). Raises DataError where the journal does not
     tell, with the reason.
     """
     records = list(read_records(run_dir))

@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_map
 
 
 @dataclass(frozen=True)
-class Draw:
+class RandomCall:
     """One call of a random operator: the shape that it gave, and the numbers that it was called with."""
 
     name: str
@@ -23,15 +23,15 @@ class Draw:
     numbers: tuple[float, ...]
 
 
-def draw_of(name: str, args: Sequence[Any], out: Tensor) -> Draw:
+def draw_of(name: str, args: Sequence[Any], out: Tensor) -> RandomCall:
     """Return a call; for a choice among weights the numbers say how many they are."""
     numbers = [value for value in args if isinstance(value, int | float)]
     if name == "multinomial":
         numbers.append(args[0].shape[-1])
-    return Draw(name, tuple(out.shape), tuple(numbers))
+    return RandomCall(name, tuple(out.shape), tuple(numbers))
 
 
-def of_no_sample(few: Sequence[Draw], more: Sequence[Draw], rows: tuple[int, int]) -> set[str]:
+def of_no_sample(few: Sequence[RandomCall], more: Sequence[RandomCall], rows: tuple[int, int]) -> set[str]:
     """Return the operators whose numbers are not those of single samples, by the calls for so many samples each."""
     if len(few) != len(more):
         return {f"{draw.name} (called more often for more samples)" for draw in more}

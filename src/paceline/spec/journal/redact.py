@@ -8,8 +8,8 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from paceline.errors import ConfigError
-from paceline.run.record.secret_shapes import AFTER_A_NAME, KNOWN, NAMED
 from paceline.spec.journal.record import Some
+from paceline.spec.journal.secret_shapes import AFTER_A_NAME, KNOWN, NAMED
 
 MARK = "[redacted]"
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from paceline.errors import ConfigError
-from paceline.run.record.redact import MARK, Redactor
+from paceline.spec.journal.redact import MARK, Redactor
 
 # Made up, and put together here so that no scanner takes this file for a leak.
 HEX = "0123456789abcdef" * 3

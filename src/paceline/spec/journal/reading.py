@@ -1,0 +1,55 @@
+"""Reading journals: the starts of a run, and their records. Everything that shows a run reads its journal.
+
+A last line that was cut short is passed over, and so is what others left in the folder.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from paceline.spec.journal.kinds import parse
+from paceline.spec.journal.record import Record
+
+_NAME = re.compile(r"([0-9]{4,})\.jsonl")
+
+
+def numbered(folder: Path) -> list[tuple[int, Path]]:
+    """Return (number, path) of whatever has the name of a start, by number: other names are not the journal's."""
+    named = [(_NAME.fullmatch(path.name), path) for path in folder.iterdir()] if folder.is_dir() else []
+    return sorted((int(match[1]), path) for match, path in named if match)
+
+
+def starts_of(run_dir: Path) -> list[tuple[int, Path]]:
+    """Return (number, file) of every start of a run, oldest first. What others left in the folder is passed over."""
+    return [(number, path) for number, path in numbered(run_dir / "journal") if path.is_file()]
+
+
+def read_journal(run_dir: Path) -> Iterator[dict[str, Any]]:
+    """Yield every record of a run, oldest start first, each with `attempt` set to its start's number."""
+    for number, path in starts_of(run_dir):
+        for line in path.read_bytes().split(b"\n"):
+            try:
+                record = json.loads(line)
+            except ValueError:
+                continue  # an empty line, or the last line of a process that was killed while writing
+            if isinstance(record, dict) and "kind" in record:
+                record.setdefault("attempt", number)
+                yield record
+
+
+def read_records(run_dir: Path) -> Iterator[Record]:
+    """Yield every record of a run as what it is declared to be, oldest start first; unknown kinds are passed over."""
+    for line in read_journal(run_dir):
+        record = parse(line)
+        if record is not None:
+            yield record
+
+
+def final_steps(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the step records that count, in order: of a step run twice after a restart, the last one."""
+    by_step = {record["step"]: record for record in records if record["kind"] == "step"}
+    return [by_step[step] for step in sorted(by_step)]
