@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import os
 import resource
 import shutil
@@ -194,7 +195,7 @@ def test_without_locks_nothing_is_cleared_and_it_is_said(tmp_path: Path, monkeyp
     def unsupported(*_: Any) -> NoReturn:
         raise OSError(errno.EOPNOTSUPP, "no locks here")
 
-    monkeypatch.setattr(folder_module.fcntl, "flock", unsupported)
+    monkeypatch.setattr(fcntl, "flock", unsupported)
     info = save_sample(tmp_path, 2)
     assert load_sample(info.path)["step"] == 2
     assert len(info.kept) == 1 and "no locks" in info.kept[0] and left.folder.exists()
