@@ -20,7 +20,7 @@ from paceline.report.html import render_html
 from paceline.report.records import gather
 from paceline.report.series import thin, trend
 from paceline.report.summary import summarise
-from paceline.spec.journal.reading import read_journal
+from paceline.spec.journal.reading import read_journal, read_records
 
 GIB = journals.GIB
 
@@ -56,7 +56,7 @@ def test_the_report_and_what_is_learnt_take_the_same_steps(tmp_path: Path) -> No
     (tmp_path / "journal").mkdir()
     lines = "".join(json.dumps(record) + "\n" for record in records)
     (tmp_path / "journal" / "0001.jsonl").write_text(lines, encoding="utf-8")
-    taken = [record["seconds"]["total"] for record in _steady(list(read_journal(tmp_path)))]
+    taken = [record.seconds["total"] for record in _steady(list(read_records(tmp_path)))]
     assert taken == [1.0, 2.0, 3.0, 1.5]
     found = gather(read_journal(tmp_path))
     assert basis_of(found, reference_start(found)).steps.column("total").tolist() == taken
