@@ -167,6 +167,15 @@ def test_the_older_runs_writes_fail(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     newer.release()
 
 
+def test_a_run_that_kept_nothing_leaves_no_directory(tmp_path: Path) -> None:
+    with take(tmp_path / "runs" / "empty"):
+        pass
+    assert not (tmp_path / "runs" / "empty").exists()
+    with take(tmp_path / "runs" / "kept"):
+        (tmp_path / "runs" / "kept" / "journal").mkdir()
+    assert sorted(path.name for path in (tmp_path / "runs" / "kept").iterdir()) == ["journal", NAME]
+
+
 def test_a_deleted_lock_file_alone_stops_nothing(tmp_path: Path) -> None:
     lock = take(tmp_path)
     (tmp_path / NAME).unlink()

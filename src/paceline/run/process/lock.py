@@ -41,10 +41,11 @@ _INHERITED: list[RunLock] = []  # held until the process ends, as by its supervi
 class RunLock:
     """A run directory that this process holds: until the `with` block is left, `release` is called or it ends."""
 
-    def __init__(self, run_dir: Path, descriptor: int, token: str) -> None:
+    def __init__(self, run_dir: Path, descriptor: int, token: str, made: bool = False) -> None:
+        """A directory that was `made` for the run goes with the lock where the run has kept nothing in it."""
         self.run_dir, self.descriptor, self.token = run_dir, descriptor, token
         _HELD[_identity(descriptor)] = self
-        self._let_go = weakref.finalize(self, _release, run_dir / NAME, descriptor, token, os.getpid())
+        self._let_go = weakref.finalize(self, _release, run_dir / NAME, descriptor, token, os.getpid(), made)
         # A worker that is forked from this process must not hold the directory for longer than this process does.
         os.register_at_fork(after_in_child=self._let_go)
 
@@ -94,9 +95,9 @@ def take(run_dir: Path) -> RunLock:
     if inherited is not None:
         return inherited
     try:
-        run_dir.mkdir(parents=True, exist_ok=True)
+        made = not run_dir.exists()
         descriptor = _locked(run_dir)
-        lock = RunLock(run_dir, descriptor, secrets.token_hex(8))
+        lock = RunLock(run_dir, descriptor, secrets.token_hex(8), made)
         _write(descriptor, {"token": lock.token, **_this_process()})
     except OSError as error:
         raise StorageError(
@@ -122,7 +123,11 @@ def _locked(run_dir: Path) -> int:
     """Return a descriptor of the lock file that holds the lock. Raises RunInUse, OSError."""
     path = run_dir / NAME
     while True:
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        run_dir.mkdir(parents=True, exist_ok=True)
+        try:
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        except FileNotFoundError:  # an older run that kept nothing has just taken the directory away
+            continue
         try:
             free, own = try_lock(descriptor), _HELD.get(_identity(descriptor))
             holder = _read(path)
@@ -162,12 +167,15 @@ def _inherited(run_dir: Path) -> RunLock | None:
     return lock
 
 
-def _release(path: Path, descriptor: int, token: str, process: int) -> None:
+def _release(path: Path, descriptor: int, token: str, process: int, made: bool) -> None:
     """Free a lock: what the file says first, for file systems without locks, unless it belongs to another by now."""
     with contextlib.suppress(OSError):  # the directory may be gone
         holder = _read(path)
         if os.getpid() == process and holder and holder["token"] == token:
             os.ftruncate(descriptor, 0)
+            if made and [each.name for each in path.parent.iterdir()] == [path.name]:  # the run kept nothing
+                path.unlink()
+                path.parent.rmdir()
     os.close(descriptor)
 
 
