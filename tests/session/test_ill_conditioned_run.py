@@ -60,6 +60,7 @@ def check_rounding(rounding: dict[str, Any]) -> None:
     assert max(rounding["fp64"][name] for name in ("loss", "gradients", "grad_norm", "weights")) < 1e-6
 
 
+@pytest.mark.deep
 def test_verify_says_that_fp32_cannot_tell(spec: Path) -> None:
     done = paceline("verify", spec, "--steps", "2")
     assert done.returncode == 0, done.stderr

@@ -126,6 +126,7 @@ def test_no_verify_is_a_decision_with_its_origin(tmp_path: Path) -> None:
     assert "verify   not proven: run.verify = false (--no-verify)" in done.stdout
 
 
+@pytest.mark.deep
 def test_a_cache_that_cannot_be_written_costs_the_next_proof_only(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     spec = write_spec(tmp_path, tmp_path / "run", 2, "dp_shard = 2", steps=1)

@@ -101,7 +101,10 @@ def run(command: list[object], **options: object) -> subprocess.CompletedProcess
     return ended
 
 
-@pytest.mark.parametrize("plan", ["dp_replicate=2, precision=fp64", "dp_shard=2, zero=3, precision=fp64"])
+@pytest.mark.parametrize(
+    "plan",
+    [pytest.param("dp_replicate=2, precision=fp64", marks=pytest.mark.deep), "dp_shard=2, zero=3, precision=fp64"],
+)
 def test_a_plain_script_starts_itself_on_two_devices(tmp_path: Path, plan: str, reference: list[float]) -> None:
     ended = run([sys.executable, script(tmp_path, LOOP), tmp_path / "run", plan, "2"])
     assert "rank 0 of 2 ended at 30" in ended.stdout and "rank 1 of 2 ended at 30" in ended.stdout

@@ -62,6 +62,7 @@ def test_every_figure_is_told_once_as_a_switch_or_as_steady(planned: Planned) ->
     assert names, "something changes the choice"
 
 
+@pytest.mark.deep
 def test_beyond_a_switch_of_a_rate_the_choice_is_another_and_before_it_is_not(planned: Planned) -> None:
     checked = 0
     for varied in varied_figures(planned.cluster, planned.plan.precision):

@@ -50,7 +50,7 @@ def test_layouts_read_the_same_samples_and_each_once(undisturbed: dict[int, Path
     assert positions == [(14 * step, 14 * (step + 1)) for step in range(16)]
 
 
-@pytest.mark.parametrize(("before", "after"), [(2, 2), (2, 1), (1, 2)])
+@pytest.mark.parametrize(("before", "after"), [pytest.param(2, 2, marks=pytest.mark.deep), (2, 1), (1, 2)])
 def test_sigkill_at_a_random_step_then_start_again(
     folder: Path, undisturbed: dict[int, Path], before: int, after: int
 ) -> None:

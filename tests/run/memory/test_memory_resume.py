@@ -30,7 +30,11 @@ def undisturbed(folder: Path) -> list[tuple[float, float]]:
 
 @pytest.mark.parametrize(
     ("before", "after"),
-    [("offloaded", "offloaded"), ("offloaded", "plain"), pytest.param("plain", "offloaded", marks=pytest.mark.deep)],
+    [
+        ("offloaded", "offloaded"),
+        pytest.param("offloaded", "plain", marks=pytest.mark.deep),
+        pytest.param("plain", "offloaded", marks=pytest.mark.deep),
+    ],
 )
 def test_resume(folder: Path, undisturbed: list[tuple[float, float]], before: str, after: str) -> None:
     run_dir = folder / f"{before}-{after}"

@@ -74,7 +74,10 @@ def imported(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return export_safetensors(model.state_dict(), model.config, tmp_path_factory.mktemp("weights") / "export")
 
 
-CASES = [pytest.param(layout, False, id=f"{layout}-drawn") for layout in LAYOUTS]
+CASES = [
+    pytest.param(layout, False, id=f"{layout}-drawn", marks=[pytest.mark.deep] * (layout == LAYOUTS[-1]))
+    for layout in LAYOUTS
+]
 CASES += [
     pytest.param(layout, True, id=f"{layout}-imported", marks=[pytest.mark.deep] * (layout != LAYOUTS[0]))
     for layout in LAYOUTS

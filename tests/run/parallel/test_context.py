@@ -117,7 +117,11 @@ def test_two_ranks_share_sequences(method: str) -> None:
 
 @pytest.mark.parametrize(
     "layout",
-    [Layout(cp=4), Layout(cp=2, dp_shard=2), Layout(cp=2, dp_replicate=2), Layout(cp=3)],
+    [
+        *(pytest.param(each, marks=pytest.mark.deep) for each in (Layout(cp=4), Layout(cp=2, dp_replicate=2))),
+        Layout(cp=2, dp_shard=2),
+        Layout(cp=3),
+    ],
     ids=str,
 )
 def test_compositions(layout: Layout) -> None:

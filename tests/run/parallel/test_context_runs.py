@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 from rounding import assert_curves_close
 from runs import paceline, records_of, steps_of, write_spec
 
@@ -18,6 +19,7 @@ def trained(folder: Path, run_dir: Path, devices: int, plan: str, steps: int) ->
     return run_dir
 
 
+@pytest.mark.deep
 def test_runs_go_on_between_one_device_and_shared_sequences(tmp_path: Path) -> None:
     alone = trained(tmp_path, tmp_path / "alone", 1, "", 12)
     moved = trained(tmp_path, tmp_path / "moved", 2, 'cp = 2\ncp_method = "ring"', 4)

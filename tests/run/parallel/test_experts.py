@@ -61,7 +61,7 @@ def prove(devices: int, cases: list[tuple[Task, Plan]], steps: int = 2) -> list[
     return found
 
 
-@pytest.mark.parametrize("devices", [1, 2, 4])
+@pytest.mark.parametrize("devices", [1, 2, pytest.param(4, marks=pytest.mark.deep)])
 def test_expert_layouts_equal_one_device_in_fp64_with_router_statistics_and_biases(devices: int) -> None:
     layouts = EP.get(devices, [Layout()])
     cases = [(task, plan_of(layout, precision="fp64")) for layout in layouts for task in (moe_task(), BIASED, SHARED)]

@@ -46,6 +46,7 @@ def test_two_ranks_share_sequences(family: str) -> None:
     assert_equal([(hf_task(family), fp64(two)), (hf_task(family, 13), fp64(two, cp_method="ring"))])
 
 
+@pytest.mark.deep
 def test_three_ranks_share_sequences() -> None:
     three = Layout(cp=3)
     cases = [(hf_task(family, 13), fp64(three, cp_method="ring")) for family in ("Llama", "GPTNeoX")]

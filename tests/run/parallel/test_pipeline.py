@@ -78,6 +78,7 @@ def test_recompute_and_fp32() -> None:
     )
 
 
+@pytest.mark.deep
 def test_with_the_data_axes() -> None:
     replicated, sharded = Layout(pp=2, dp_replicate=2), Layout(pp=2, dp_shard=2)
     assert_equal(
