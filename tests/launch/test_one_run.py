@@ -68,7 +68,8 @@ def test_ranks_of_a_launcher_are_refused_together(tmp_path: Path) -> None:
             _, stderr = ending(process, 60)
             assert process.returncode == 74, stderr
             assert "is in use by another run" in stderr and "Traceback" not in stderr
-    assert sorted(path.name for path in run_dir.iterdir()) == [NAME]
+        assert [path.name for path in run_dir.iterdir()] == [NAME]
+    assert not run_dir.exists(), "nobody has kept anything in it"
 
 
 @pytest.mark.parametrize(("devices", "plan"), LAYOUTS)

@@ -405,7 +405,7 @@ PROOFS = [
     Planted("dropout", "masks are those of other samples, by rank", "dropout",
             dropout_by_rank, "loss", "dropout", "loss"),
     Planted("dropout", "recompute draws new masks in the backward pass", "dropout, recompute",
-            masks_not_replayed, "gradients", "dropout", "", "other masks"),
+            masks_not_replayed, "error", "", "", "belong to no sample: the backward pass"),
     Planted("padding and label masks", "masked labels count as class 0", "copies",
             padding_lost, "weight", "padding and label masks", "weight"),
     Planted("padding and label masks", "the last label of a row is taken from the next row", "copies",

@@ -75,7 +75,9 @@ def page(proofs: dict[str, Proven], resumes: dict[str, tuple[str, int] | None]) 
         record = proofs[bug.what].record
         first = record.get("first_difference")
         if "error" in record and bug.quantity == "error":
-            rows.append(f"{row_of(bug)} the run ends, story | {because_of(record['error'])} |")
+            rows.append(
+                f"{row_of(bug)} {', '.join(filter(None, ['the run ends', bug.part]))} | {because_of(record['error'])} |"
+            )
             continue
         if first is None:
             rows.append(f"{row_of(bug)} **not caught** | |")

@@ -317,7 +317,7 @@ def trained(task: Task, plan: Plan, folder: str, first: int, last: int) -> dict[
     for step in range(first, last + 1):
         built.stepper.step(stream.at((step - 1) * plan.batch_samples), task.optimizer.lr)
     progress = Progress(last, last * plan.batch_samples)
-    save(Path(folder), spec, plan, "", built.model, built.optimizer, None, course, progress)
+    save(Path(folder), spec, plan, "", built.model, built.optimizer, None, course, world, progress)
     state = training_state(built.model, built.optimizer)
     return {n: (t.full_tensor() if isinstance(t, DTensor) else t).detach() for n, t in state.items()}
 
