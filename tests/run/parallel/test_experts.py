@@ -25,6 +25,7 @@ from paceline.run.parallel.expert.experts import AllToAll, balance_shared_sequen
 from paceline.run.process.world import join_world
 from paceline.spec.layout import Layout
 from paceline.spec.plan import Plan
+from paceline.spec.proof.records import CheckProof, FirstDifference
 from paceline.spec.task import ModelSpec, Task
 from paceline.task.models.init import initialise
 from paceline.task.models.moe import Experts, MoEDecoder
@@ -47,22 +48,22 @@ SHARED = moe_task("deepseek-moe-16b", top_k=3)  # a dense first layer, shared ex
 BIASED = moe_task(balance="bias")
 
 
-def proofs(cases: list[tuple[Task, Plan]], steps: int) -> list[dict[str, Any]]:
+def proofs(cases: list[tuple[Task, Plan]], steps: int) -> list[CheckProof]:
     """Compare each task and plan with one device, in this world."""
     world = join_world("cpu", threads=1)
     return [compare(task, plan, world, task.data, SEQ_LEN, steps) for task, plan in cases]
 
 
-def prove(devices: int, cases: list[tuple[Task, Plan]], steps: int = 2) -> list[dict[str, Any]]:
+def prove(devices: int, cases: list[tuple[Task, Plan]], steps: int = 2) -> list[CheckProof]:
     """Return the proof of each case."""
     found = run_ranks(proofs, devices, cases, steps)[0]
     assert len(found) == len(cases)
     return found
 
 
-def unequal(found: list[dict[str, Any]]) -> list[tuple[str, Any]]:
-    """Return the layouts that were not equal to one device, with what differed first."""
-    return [(proof["layout"], proof["first_difference"]) for proof in found if not proof["equal"]]
+def unequal(found: list[CheckProof]) -> list[FirstDifference | None]:
+    """Return what differs first in the layouts that are not equal to one device."""
+    return [proof.first_difference for proof in found if not proof.equal]
 
 
 @pytest.mark.parametrize("devices", [1, 2, pytest.param(4, marks=pytest.mark.deep)])
@@ -71,7 +72,7 @@ def test_expert_layouts_equal_one_device_in_fp64_with_router_statistics_and_bias
     cases = [(task, plan_of(layout, precision="fp64")) for layout in layouts for task in (moe_task(), BIASED, SHARED)]
     found = prove(devices, cases)
     assert not unequal(found)
-    assert {proof["differences"]["router"] for proof in found} == {0}, "each expert got the tokens that it got alone"
+    assert {proof.differences["router"] for proof in found} == {0}, "each expert got the tokens that it got alone"
 
 
 @pytest.mark.parametrize("recompute", ["selective", "full"])

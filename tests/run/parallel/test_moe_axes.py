@@ -13,6 +13,7 @@ from paceline.plan.feasible.stages import fill_pipeline
 from paceline.run.process.world import join_world
 from paceline.spec.layout import Layout
 from paceline.spec.plan import Plan
+from paceline.spec.proof.records import CheckProof
 from paceline.spec.task import ModelSpec, OptimizerSpec, Task
 from paceline.verify.compare.layout import compare
 
@@ -38,7 +39,7 @@ def piped(layout: Layout, batch: int = 13, **changes: Any) -> Plan:
     return dataclasses.replace(plan, accumulation=fill_pipeline(plan.accumulation, layout.pp, plan.schedule))
 
 
-def proofs(cases: list[tuple[Task, Plan]]) -> list[dict[str, Any]]:
+def proofs(cases: list[tuple[Task, Plan]]) -> list[CheckProof]:
     world = join_world("cpu", threads=1)
     return [compare(task, plan, world, task.data, SEQ_LEN, 2) for task, plan in cases]
 
@@ -48,9 +49,9 @@ def unequal(ranks: int, cases: list[tuple[Task, Plan]]) -> list[tuple[Any, ...]]
     found = run_ranks(proofs, ranks, cases, timeout_seconds=200)[0]
     assert len(found) == len(cases)
     return [
-        (task.model, str(plan), proof["first_difference"], proof["differences"]["router"])
+        (task.model, str(plan), proof.first_difference, proof.differences["router"])
         for (task, plan), proof in zip(cases, found, strict=True)
-        if not proof["equal"] or proof["differences"]["router"] != 0
+        if not proof.equal or proof.differences["router"] != 0
     ]
 
 

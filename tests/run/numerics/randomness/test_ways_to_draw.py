@@ -91,7 +91,7 @@ def test_numbers_of_no_sample_are_named_before_the_first_step(name: str) -> None
         assemble(task_of(build), fp64(micro_batch=4), world, decoder_task().data, SEQ_LEN)
     assert any(reason in stray for stray in looked(build).strays)
     checked = whole_batch(task_of(build), fp64(), world, decoder_task().data, SEQ_LEN, 1, {})
-    assert reason in checked["not_compared"], "a proof says so too"
+    assert reason in checked.left_out, "a proof says so too"
 
 
 PLANNED = {
@@ -219,8 +219,8 @@ def test_draws_where_no_look_came_are_named() -> None:
 def test_a_proof_says_what_a_program_does_not_take_and_what_is_a_guess() -> None:
     world, source = join_world("cpu", threads=1), decoder_task().data
     odd = whole_batch(task_of(only_even), fp64(), world, source, SEQ_LEN, 1, {})
-    assert "does not take every number of samples, RuntimeError: no batch of 3 rows, please" in odd["not_compared"]
+    assert "does not take every number of samples, RuntimeError: no batch of 3 rows, please" in odd.left_out
     with pytest.warns(UserWarning, match="owner is a guess"):
         guess = whole_batch(task_of(ways.ForMany), fp64(), world, source, SEQ_LEN, 1, {})
-    assert not guess["equal"], "some cuts have no more than three rows, and draw nothing"
-    assert "DropsForMany.forward" in guess["first_difference"]["likely"]
+    assert not guess.equal, "some cuts have no more than three rows, and draw nothing"
+    assert "DropsForMany.forward" in guess.first_difference.likely
