@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 from collections.abc import Callable
 from typing import Any
 from unittest.mock import patch
@@ -13,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from distributed import run_ranks
 from set_ups import SGD, Net, SetUp, net, set_ups, task
-from tests_shared import VOCAB, plan_of
+from tests_shared import SEQ_LEN, VOCAB, decoder_task, plan_of
 from torch import nn
 
 from paceline.run.process.world import World, join_world
@@ -113,6 +114,27 @@ def test_a_chaotic_reference_leaves_fp32_aside_and_fp64_at_the_tolerances_of_fp3
     assert [d.name for d in left] == ["u"], "of which nothing says that it moves"
 
 
+def test_an_overflow_is_rounding_in_chaos_below_fp64_and_nowhere_else() -> None:
+    nan, infinity = float("nan"), float("inf")
+    for precision, moves, off, is_left in (
+        ("fp32", 1e6, nan, False),
+        ("fp32", 1e-4, nan, True),
+        ("fp64", 1e6, nan, True),
+        ("fp32", 1e6, infinity, True),  # a tensor that is not there
+    ):
+        left, _ = beyond_rounding([differing(off, "grad_norm", "grad_norm")], precision, asked(moves), ALONE)
+        assert bool(left) == is_left, (precision, moves, off)
+
+
+def test_a_layout_that_overflows_alone_is_unequal_and_names_the_step() -> None:
+    given = decoder_task()
+    with planted(lambda gradient: gradient * float("nan"), "norm.weight"):
+        found = compare(given, plan_of(Layout(), 7), ALONE, given.data, SEQ_LEN, 2)
+    first = found.first_difference
+    assert not found.equal and first is not None and (first.quantity, first.step) == ("grad_norm", 1)
+    assert math.isnan(first.ours) and math.isfinite(first.reference)
+
+
 def test_zeros_are_not_moved_and_others_by_a_unit_in_the_last_place() -> None:
     model = nn.Linear(50, 50, dtype=torch.float64)
     nn.init.zeros_(model.bias)
@@ -125,13 +147,13 @@ def test_zeros_are_not_moved_and_others_by_a_unit_in_the_last_place() -> None:
 # ---- mistakes in set-ups that are badly conditioned ------------------------------------------------------------------
 
 
-def planted(change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+def planted(change: Callable[[torch.Tensor], torch.Tensor], name: str = SCALED) -> Any:
     """Return a patch that has the layout's gradient of one weight changed, in whatever precision."""
     assemble = comparison.assemble
 
     def changed(*given: Any) -> Any:
         built = assemble(*given)
-        built.model.get_parameter(SCALED).register_hook(change)
+        built.model.get_parameter(name).register_hook(change)
         return built
 
     return patch.object(comparison, "assemble", changed)

@@ -16,11 +16,13 @@ from paceline.run.process.world import join_world
 from paceline.spec.layout import Layout
 from paceline.spec.load import Spec
 from paceline.spec.plan import Plan, PlanSpec
-from paceline.spec.proof.records import CheckProof
+from paceline.spec.proof.records import CheckProof, Proof
 from paceline.spec.task import DataSpec, ModelSpec, OptimizerSpec, Task
 from paceline.task.objective import next_token
 from paceline.units import Amount
+from paceline.verify.compare.diagnosis import Diagnosis, told
 from paceline.verify.low.low import low
+from paceline.verify.low.watch import wrong_at
 from paceline.verify.process.start import verify_spec, verify_text
 
 SMALL = {"hidden": 32, "layers": 2, "heads": 4, "kv_heads": 2, "ffn": 40, "vocab": VOCAB}
@@ -178,10 +180,11 @@ def test_what_one_device_cannot_compute_is_left_out_with_a_reason() -> None:
 
 
 def test_what_has_no_size_is_told_without_one() -> None:
-    first = {"quantity": "dtype", "name": "the weight of w is in torch.bfloat16, not torch.float32", "step": 1,
-             "rank": 0, "part": "low precision", "dtype": "bf16", "ran_as": "dp_shard=2"}  # fmt: skip
-    told = verify_text({"equal": False, "layout": "dp_shard=2", "differences": {}, "first_difference": first})
-    assert told == (
+    wrong = wrong_at("dtype", "the weight of w is in torch.bfloat16, not torch.float32", 1, 0)
+    first = told(wrong, [wrong], Diagnosis("other format", ""))
+    first = dataclasses.replace(first, part="low precision", dtype="bf16", ran_as="dp_shard=2")
+    text = verify_text(Proof("dp_shard=2", False, "unequal", 1.0, 2, first_difference=first))
+    assert text == (
         "NOT equal to one device: the weight of w is in torch.bfloat16, not torch.float32 at step 1 on rank 0"
         " (low precision in bf16)"
     )

@@ -8,6 +8,7 @@ by rounding alone (conditioning.py) is compared in fp64 too, and has to be equal
 from __future__ import annotations
 
 import dataclasses
+import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from paceline.errors import NumericalStop
 from paceline.run.assemble import Assembled, assemble
 from paceline.run.loop.loader import BatchStream
 from paceline.run.loop.schedule import learning_rate
@@ -88,7 +90,13 @@ def _compared(asked: Asked, world: World, kept: dict[Any, Reference]) -> tuple[C
     found = tensor_differences("initial", _state(built.model), initial, 0, world, plan.layout)
     for step in range(1, asked.steps + 1):
         expected = world.share(reference and reference.steps[step - 1])
-        found += _step(built, asked, world, step, expected, initial)
+        try:
+            found += _step(built, asked, world, step, expected, initial)
+        except NumericalStop:
+            if not is_finite(expected):
+                raise  # of the task, whatever the layout
+            found.append(overflow(expected, step))
+            break
     worst = dict.fromkeys((name for name in QUANTITIES if name != "whole batch"), 0.0)
     for difference in found:
         worst[difference.quantity] = larger(worst[difference.quantity], difference.relative)
@@ -186,6 +194,16 @@ def _step(
         *tensor_differences("weights", weights, expected.weights, step, world, plan.layout, initial),
         *tensor_differences("buffers", buffers, expected.buffers, step, world, plan.layout),
     ]
+
+
+def is_finite(step: ReferenceStep) -> bool:
+    """Return whether one device's step has numbers."""
+    return math.isfinite(step.loss + step.grad_norm)
+
+
+def overflow(expected: ReferenceStep, step: int) -> Difference:
+    """Return the difference of a step that is no number in the layout, and is one on one device."""
+    return Difference("grad_norm", "grad_norm", step, 0, math.nan, math.nan, math.nan, expected.grad_norm)
 
 
 def clipped(task: Task, clip_norms: Mapping[str, float]) -> Task:

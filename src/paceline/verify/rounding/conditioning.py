@@ -133,7 +133,7 @@ def beyond_rounding(
     `found` is the same on all ranks; `again` is rank 0's.
     """
     wrong = beyond_tolerance(found, precision)
-    if not wrong or not _may_be_rounding(wrong[0]):
+    if not wrong or not _may_be_rounding(wrong[0], precision):
         return wrong, None
     told = world.share(_movement(wrong, again) if again is not None else None)
     if told is None:
@@ -148,7 +148,12 @@ def beyond_rounding(
             return near
         return math.inf if precision != "fp64" else max(near, _in_fp32(d.quantity))
 
-    left = [d for d in wrong if not (_may_be_rounding(d) and d.relative <= allowed(d))]
+    def explained(d: Difference) -> bool:
+        if math.isnan(d.relative) and d.step < chaos:
+            return False
+        return _may_be_rounding(d, precision) and not d.relative > allowed(d)
+
+    left = [d for d in wrong if not explained(d)]
     if left:
         return left, None
     first = wrong[0]
@@ -230,5 +235,7 @@ def _place(difference: Difference) -> Place:
     return difference.quantity, difference.name, difference.step
 
 
-def _may_be_rounding(difference: Difference) -> bool:
-    return difference.quantity not in EXACT and math.isfinite(difference.relative)
+def _may_be_rounding(difference: Difference, precision: str) -> bool:
+    """Return whether rounding can be why. An overflow (NaN) is only in chaos, below fp64; a lack (infinity) never."""
+    is_number = math.isfinite(difference.relative) or (math.isnan(difference.relative) and precision != "fp64")
+    return difference.quantity not in EXACT and is_number

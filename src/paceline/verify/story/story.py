@@ -19,7 +19,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from paceline.errors import Requeue
+from paceline.errors import NumericalStop, Requeue
 from paceline.run.loop.training import Training
 from paceline.run.process.brief import Brief
 from paceline.run.process.world import World
@@ -33,7 +33,7 @@ from paceline.task.data.source import Source, open_sources
 from paceline.units import Amount
 from paceline.verify.compare.asked import Asked
 from paceline.verify.compare.difference import Difference
-from paceline.verify.compare.layout import first_difference
+from paceline.verify.compare.layout import first_difference, is_finite, overflow
 from paceline.verify.compare.tolerance import larger
 from paceline.verify.reference.steps import with_own_model
 from paceline.verify.rounding.conditioning import Again, beyond_rounding, settled
@@ -144,6 +144,10 @@ def _play(act: Act, spec: Spec, run_dir: Path, expected: Unbroken) -> list[Diffe
                 stats = training.step(batch)
             except Requeue as stop:  # a signal that Training took for its own is meant for the proof
                 raise KeyboardInterrupt from stop
+            except NumericalStop:
+                if not is_finite(passed.step):
+                    raise  # of the task, whatever the layout
+                return [*found, overflow(passed.step, step)]
             found += step_differences(training, batch, stats, passed, act)
             found += journal_differences(run_dir, passed, act)
     return found
