@@ -17,10 +17,12 @@ import time
 from pathlib import Path
 from typing import Any
 
+from paceline.launch.here import place_here
+from paceline.launch.worker import guarded
 from paceline.run.assemble import assemble
 from paceline.run.loop.loader import BatchStream
 from paceline.run.process.handover import take_over
-from paceline.run.process.worker import end_with_parent, guarded
+from paceline.run.process.supervise.parent import end_with_parent
 from paceline.run.process.world import World, join_world
 from paceline.spec.plan import plan_from_dict
 from paceline.task.data.source import open_sources
@@ -54,7 +56,7 @@ def resident(field: str) -> int:
 def measure(request_path: Path, result_path: Path) -> None:
     """Run all plans of the request and write a list of {seconds, peak_bytes}, one for each plan."""
     request = json.loads(request_path.read_text())
-    world = join_world("cpu", threads=request["threads"])
+    world = join_world("cpu", threads=request["threads"], place=place_here(os.environ))
     task = take_over(Path(request["spec"])).task
     base = resident("VmRSS")
     source, _ = open_sources(task.data, task.seed)

@@ -12,8 +12,8 @@ import torch.distributed.checkpoint
 import torch.distributed.fsdp
 import torch.distributed.tensor.parallel  # noqa: F401
 
+import paceline.launch.worker
 import paceline.run.loop.training
-import paceline.run.process.worker
 import paceline.verify.process.checks  # noqa: F401
 
 gc.collect()

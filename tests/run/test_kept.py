@@ -196,7 +196,7 @@ def agreement(factory: Any, layout: Layout) -> str:
     """Return what the invariants say after a few steps."""
     _, model = trained(factory, cross_entropy, layout)
     try:
-        check_agreement(model, {}, 3, join_world("cpu", threads=1))
+        check_agreement(model, {}, 3, join_world("cpu", threads=1), layout)
     except VerificationFailed as error:
         return str(error)
     return "agree"

@@ -49,14 +49,14 @@ def execute(options: argparse.Namespace) -> int:
 
     if not options.json:
         return train(spec)
+    from paceline.launch.here import place_here
     from paceline.report.build import build_report
-    from paceline.run.process.place import ranks_from_environment
     from paceline.spec.arguments import run_directory
 
     with stdout_to_stderr():
         code = train(spec)
-    rank = (ranks_from_environment(os.environ) or (0,))[0]
-    if rank == 0:  # under torchrun every rank is here, and one object is wanted
+    place = place_here(os.environ)
+    if place is None or place.rank == 0:  # under torchrun every rank is here, and one object is wanted
         run_dir = run_directory(spec)
         report = build_report(run_dir).as_dict() if (run_dir / "journal").is_dir() else None
         print_json({"exit_code": code, "run_dir": str(run_dir), "report": report})

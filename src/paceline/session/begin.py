@@ -11,12 +11,12 @@ from paceline.plan.explain.explain import headline_lines
 from paceline.plan.planned import Planned, plan_task
 from paceline.run.process.brief import Brief, brief_from_json, make_brief
 from paceline.run.process.lock import RunLock, take
-from paceline.run.process.place import ranks_from_environment, ranks_per_node
 from paceline.run.process.world import World, join_world
 from paceline.session.prove import prove
 from paceline.session.together import from_first
 from paceline.spec.arguments import run_directory
 from paceline.spec.load import Spec
+from paceline.spec.place import Place
 
 Say = Callable[[str], None]
 
@@ -38,17 +38,17 @@ def planned_brief(spec: Spec, say: Say = print, first_only: bool = False) -> Bri
     return _brief(planned, say)
 
 
-def join_peers(spec: Spec, say: Say = print) -> tuple[World, Brief, RunLock | None]:
+def join_peers(spec: Spec, place: Place, say: Say = print) -> tuple[World, Brief, RunLock | None]:
     """Join the processes that torchrun, srun or an earlier run started; rank 0 plans for them and proves.
 
     Before that it takes the run's directory: it alone returns the lock. All raise RunInUse where another run has it.
     """
-    world = join_world(*_device_here(spec))
+    world = join_world(*_device_here(spec, place), place)
     locks: list[RunLock] = []
 
     def begin() -> str:
         locks.append(take(run_directory(spec)))
-        return _brief(plan_task(_for_peers(spec, world.size), say=say), say).to_json()
+        return _brief(plan_task(_for_peers(spec, place), say=say), say).to_json()
 
     text = from_first(world, begin)
     return world, brief_from_json(text), locks[0] if locks else None
@@ -60,24 +60,23 @@ def _brief(planned: Planned, say: Say) -> Brief:
     return make_brief(planned, proven.record, proven.decisions)
 
 
-def _for_peers(spec: Spec, devices: int) -> Spec:
+def _for_peers(spec: Spec, place: Place) -> Spec:
     """Return the spec on as many devices as there are processes."""
+    devices = place.world_size
     if spec.cluster.devices not in (0, devices):
         raise ConfigError(
             f"cluster.devices = {spec.cluster.devices}",
             f"{devices} processes were started",
             f"start {spec.cluster.devices} processes, or leave cluster.devices unset",
         )
-    there = dataclasses.replace(spec.cluster, devices=devices, devices_per_node=ranks_per_node(os.environ, devices))
+    there = dataclasses.replace(spec.cluster, devices=devices, devices_per_node=place.ranks_on_node)
     return dataclasses.replace(spec, cluster=there)
 
 
-def _device_here(spec: Spec) -> tuple[str, int]:
+def _device_here(spec: Spec, place: Place) -> tuple[str, int]:
     """Return (device kind, threads per rank) for this process, before there is a plan."""
     import torch
 
     if spec.cluster.device == "cpu" or not torch.cuda.is_available():
-        place = ranks_from_environment(os.environ)
-        here = ranks_per_node(os.environ, place[1]) if place else 1
-        return "cpu", max(1, len(os.sched_getaffinity(0)) // here)
+        return "cpu", max(1, len(os.sched_getaffinity(0)) // place.ranks_on_node)
     return "cuda", 0

@@ -18,8 +18,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from paceline.launch.here import place_here
+from paceline.launch.worker import guarded
 from paceline.run.process.handover import take_over
-from paceline.run.process.worker import end_with_parent, guarded
+from paceline.run.process.supervise.parent import end_with_parent
 
 LEAST, MOST = 5, 40  # repeats of anything that is timed
 
@@ -41,7 +43,7 @@ def _measure(request_path: Path, result_path: Path) -> None:
     from paceline.task.models.blocks import find_blocks
 
     request = json.loads(request_path.read_text())
-    peers = join_world(request["kind"], threads=request["threads"])
+    peers = join_world(request["kind"], threads=request["threads"], place=place_here(os.environ))
     task, plan = take_over(Path(request["spec"])).task, plan_from_dict(request["plan"])
     source, _ = open_sources(task.data, task.seed)
     alone = World(0, 1, peers.local_rank, peers.device)

@@ -16,11 +16,11 @@ from pathlib import Path
 from typing import Any
 
 from paceline.errors import ConfigError
+from paceline.launch.here import place_here
 from paceline.run.loop.training import Training
 from paceline.run.process.brief import BRIEF_VARIABLE, Brief, take_brief
 from paceline.run.process.extras import check_extras
 from paceline.run.process.lock import RunLock, take
-from paceline.run.process.place import ranks_from_environment
 from paceline.run.process.supervise.parent import end_with_parent
 from paceline.run.process.supervise.supervisor import explain, supervise
 from paceline.run.process.world import join_world, leave_world
@@ -60,16 +60,17 @@ class Run(Training):
         spec = make_spec(task, plan, cluster, run, verify)
         check_extras(spec.run)
         run_dir, brief = run_directory(spec), take_brief()
-        lock = None
-        if brief is None and ranks_from_environment(os.environ) is None:
+        lock, place = None, place_here(os.environ)
+        if brief is None and place is None:
             lock = take(run_dir)
             brief = planned_brief(spec, first_only=not first)
             if brief.plan.layout.devices > 1:
                 start_script_again(brief, spec, lock)
         if brief is None:
-            world, brief, lock = join_peers(spec)
+            assert place is not None, "else there is a brief"
+            world, brief, lock = join_peers(spec, place)
         else:
-            world = join_world(brief.device, brief.threads)
+            world = join_world(brief.device, brief.threads, place)
             lock = lock or (take(run_dir) if world.is_first else None)
         self._lock = lock
         Training.__init__(self, spec, brief, world, run_dir, asked_sinks(spec.run), lock)

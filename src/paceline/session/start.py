@@ -13,6 +13,7 @@ from typing import Any
 from paceline.cluster.probe.probe import probe_machine
 from paceline.cluster.resolve import is_unprobed
 from paceline.errors import ConfigError, PacelineError, Requeue, StorageError
+from paceline.launch.here import place_here
 from paceline.plan.explain.explain import headline_lines
 from paceline.plan.planned import Planned, plan_task
 from paceline.report.build import build_report, report_lines, write_report
@@ -20,13 +21,13 @@ from paceline.run.process.brief import BRIEF_VARIABLE, make_brief
 from paceline.run.process.extras import check_extras
 from paceline.run.process.handover import hand_over
 from paceline.run.process.lock import RunLock, take
-from paceline.run.process.place import ranks_from_environment
 from paceline.run.process.supervise.supervisor import Outcome, explain, supervise
 from paceline.run.record.journal import mark_end
 from paceline.session.prove import Proven, prove
 from paceline.spec.arguments import run_directory
 from paceline.spec.journal.redact import Redactor
 from paceline.spec.load import Spec
+from paceline.spec.place import Place
 
 Say = Callable[[str], None]
 
@@ -41,8 +42,9 @@ def train(spec: Spec, say: Say = print) -> int:
     check_extras(spec.run)
     run_dir = run_directory(spec)
     check_writable(run_dir)
-    if ranks_from_environment(os.environ) is not None:
-        return _as_one_rank(spec, run_dir, say)
+    place = place_here(os.environ)
+    if place is not None:
+        return _as_one_rank(spec, place, run_dir, say)
     with take(run_dir) as lock:
         planned = _plan(spec, say)
         for line in headline_lines(planned):
@@ -88,15 +90,15 @@ def _run(spec: Spec, planned: Planned, proven: Proven, lock: RunLock) -> Outcome
     if planned.plan.layout.devices == 1:
         return _here(spec, brief, lock)
     with tempfile.TemporaryDirectory(prefix="paceline-spec-") as folder, brief.file() as path:
-        command = [sys.executable, "-m", "paceline.run.process.worker", str(hand_over(spec, Path(folder)))]
+        command = [sys.executable, "-m", "paceline.launch.worker", str(hand_over(spec, Path(folder)))]
         return supervise(command, planned.plan.layout.devices, {**os.environ, BRIEF_VARIABLE: path}, lock=lock)
 
 
 def _here(spec: Spec, brief: Any, lock: RunLock) -> Outcome:
-    from paceline.run.process.run import train_here
+    from paceline.launch.run import train_here
 
     try:
-        train_here(spec, brief, lock)
+        train_here(spec, brief, lock=lock)
     except Requeue as stop:
         return Outcome(stop.exit_code)
     except PacelineError as error:
@@ -104,13 +106,13 @@ def _here(spec: Spec, brief: Any, lock: RunLock) -> Outcome:
     return Outcome(0)
 
 
-def _as_one_rank(spec: Spec, run_dir: Path, say: Say) -> int:
-    from paceline.run.process.run import train_here
+def _as_one_rank(spec: Spec, place: Place, run_dir: Path, say: Say) -> int:
+    from paceline.launch.run import train_here
     from paceline.session.begin import join_peers
 
-    _, brief, lock = join_peers(spec)
+    _, brief, lock = join_peers(spec, place)
     try:
-        train_here(spec, brief, lock)
+        train_here(spec, brief, place, lock)
     finally:
         if lock is not None and not lock.is_lost:
             _report(run_dir, say)

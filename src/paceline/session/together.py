@@ -28,13 +28,13 @@ def from_first(world: World, work: Callable[[], str]) -> str:
     if world.size == 1:
         return work()
     if not world.is_first:
-        _wait(time.monotonic() + LIMIT_SECONDS)
+        _wait(world.device, time.monotonic() + LIMIT_SECONDS)
         told = json.loads(world.share(""))
         if "error" in told:
             raise _as_error(told["error"])
         return str(told["text"])
     ended = threading.Event()
-    beats = threading.Thread(target=_beat, args=(ended,), name="paceline-alive", daemon=True)
+    beats = threading.Thread(target=_beat, args=(world.device, ended), name="paceline-alive", daemon=True)
     beats.start()
     told = {"error": {"what": "rank 0 ended", "because": "", "try": "", "exit_code": 1}}
     try:
@@ -46,23 +46,23 @@ def from_first(world: World, work: Callable[[], str]) -> str:
     finally:
         ended.set()
         beats.join()
-        _send(True)
+        _send(world.device, True)
         world.share(json.dumps(told))
     return str(told["text"])
 
 
-def _beat(ended: threading.Event) -> None:
+def _beat(device: torch.device, ended: threading.Event) -> None:
     while not ended.wait(BEAT_SECONDS):
-        _send(False)
+        _send(device, False)
 
 
-def _send(over: bool) -> None:
-    dist.broadcast(torch.tensor([int(over)]), src=0)
+def _send(device: torch.device, over: bool) -> None:
+    dist.broadcast(torch.tensor([int(over)], device=device), src=0)
 
 
-def _wait(latest: float) -> None:
+def _wait(device: torch.device, latest: float) -> None:
     """Return when rank 0 has done its work."""
-    over = torch.tensor([0])
+    over = torch.tensor([0], device=device)
     while not over.item():
         if time.monotonic() > latest:
             because = f"it has planned and proved for more than {LIMIT_SECONDS / 3600:.0f} h"

@@ -25,7 +25,7 @@ from paceline.run.checkpoint import (
     read_manifest,
     save,
     save_checkpoint,
-    spread,
+    save_plan,
     training_state,
 )
 from paceline.run.checkpoint.fingerprint import _mixed, parts_held, whole_fingerprints
@@ -198,7 +198,7 @@ def test_shards_under_the_wrong_rank_are_refused_on_all_ranks(tmp_path: Path) ->
 def test_a_checkpoint_of_an_earlier_release_is_loaded_with_a_notice(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(spread, "whole_fingerprints", lambda held, shapes: {})
+    monkeypatch.setattr(save_plan.SavePlan, "fingerprints", lambda self, taken, ranks: {})
     path = save_sample(tmp_path, 1).path
     assert "fingerprint" not in json.loads((path / "tensors.json").read_text())["fp32"]
     loaded = load_latest(tmp_path, laid_out("plain", blank=True))

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from distributed import run_ranks
-from tests_shared import SEQ_LEN, decoder_task, plan_of, run_steps
+from tests_shared import SEQ_LEN, VOCAB, decoder_task, plan_of, run_steps
 
 from paceline.errors import VerificationFailed
 from paceline.run.assemble import assemble
@@ -16,23 +18,37 @@ from paceline.run.loop.loader import BatchStream
 from paceline.run.numerics.invariants import bits_of, check_agreement, fingerprint, is_due, numbers_of
 from paceline.run.process.world import join_world
 from paceline.spec.layout import Layout
+from paceline.spec.task import ModelSpec
+
+SMALL = {"hidden": 32, "layers": 3, "heads": 4, "kv_heads": 2, "ffn": 24, "vocab": VOCAB, "experts": 8, "top_k": 2}
+TIED = "the tied weight"
 
 
 def trained(layout: Layout, name: str = "", rank: int = 1) -> None:
     """Train two steps, then move one weight of one rank by one unit in the last place and check."""
     world = join_world("cpu", threads=1)
-    stats, built = run_steps(decoder_task(), plan_of(layout), 2, world)
+    task = decoder_task(model=ModelSpec("moe-2m", **SMALL)) if layout.ep > 1 else decoder_task()
+    stats, built = run_steps(task, plan_of(layout), 2, world)
+    if name == TIED:
+        name = next(n for n, weight in built.model.named_parameters() if weight in built.stepper.stages_holding)
     if world.rank == rank and name:
         weight = built.model.get_parameter(name).detach()
         local = weight.to_local() if hasattr(weight, "to_local") else weight
         flat = local.view(-1)
         flat[0] = torch.nextafter(flat[0], torch.tensor(1e9))
-    check_agreement(built.model, {"gradient norm": stats[-1].grad_norm, "lr": stats[-1].lr}, 2, world)
+    check_agreement(built.model, {"gradient norm": stats[-1].grad_norm, "lr": stats[-1].lr}, 2, world, layout)
 
 
 @pytest.mark.parametrize(
     "layout",
-    [Layout(dp_replicate=2), Layout(dp_shard=2), Layout(dp_replicate=2, dp_shard=2), Layout(tp=2), Layout(pp=2)],
+    [
+        Layout(dp_replicate=2),
+        Layout(dp_shard=2),
+        Layout(dp_replicate=2, dp_shard=2),
+        Layout(tp=2),
+        Layout(pp=2),
+        Layout(dp_shard=4, ep=2),
+    ],
     ids=str,
 )
 def test_no_correct_layout_is_stopped(layout: Layout) -> None:
@@ -45,13 +61,46 @@ def test_no_correct_layout_is_stopped(layout: Layout) -> None:
         (Layout(dp_replicate=2), "layers.1.mlp.up_proj.weight", "ranks 0 and 1"),
         (Layout(tp=2), "layers.0.input_layernorm.weight", "ranks 0 and 1"),
         (Layout(dp_replicate=2, dp_shard=2), "layers.2.self_attn.q_proj.weight", "and 3|and 1"),
+        (Layout(dp_replicate=2, dp_shard=2, ep=2), "layers.2.mlp.experts.down_proj", "1 and 3"),
+        (Layout(dp_shard=2, tp=2), "layers.2.input_layernorm.weight", "2 and 3"),
+        (Layout(pp=2), TIED, "ranks 0 and 1"),
     ],
     ids=str,
 )
 def test_one_unit_in_the_last_place_is_named(layout: Layout, name: str, ranks: str) -> None:
-    with pytest.raises(VerificationFailed, match=rf"step 2: .*({ranks}).* no longer agree on {name}") as caught:
+    with pytest.raises(
+        VerificationFailed, match=rf"step 2: .*({ranks}).* no longer agree on {'' if name == TIED else name}"
+    ) as caught:
         run_ranks(trained, layout.devices, layout, name, layout.devices - 1)
     assert caught.value.exit_code == 4
+
+
+def sent(layout: Layout) -> tuple[int, int]:
+    """Return how many numbers a rank reduces in a check, and how often the ranks tell each other objects in it."""
+    world = join_world("cpu", threads=1)
+    stats, built = run_steps(decoder_task(), plan_of(layout), 1, world)
+    reduce, gather, numbers, objects = dist.all_reduce, dist.all_gather_object, [0], [0]
+
+    def reduced(tensor: torch.Tensor, *args: Any, **options: Any) -> Any:
+        numbers[0] += tensor.numel()
+        return reduce(tensor, *args, **options)
+
+    def gathered(*args: Any, **options: Any) -> Any:
+        objects[0] += 1
+        return gather(*args, **options)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(dist, "all_reduce", reduced)
+        patch.setattr(dist, "all_gather_object", gathered)
+        check_agreement(built.model, numbers_of(stats[-1], None), 1, world, layout)
+    return numbers[0], objects[0]
+
+
+def test_a_check_sends_no_more_among_more_ranks() -> None:
+    two, four = run_ranks(sent, 2, Layout(dp_shard=2)), run_ranks(sent, 4, Layout(dp_shard=4))
+    assert {*two, *four} == {two[0]}
+    assert two[0][0] == 2 * 5 + 1, "smallest and largest of the step's numbers, and whether any differ"
+    assert two[0][1] == 0, "fingerprints are gathered where copies differ, to name a rank"
 
 
 def test_fingerprints_differ_by_a_bit() -> None:
@@ -87,7 +136,7 @@ def skipped(odd: str = "") -> None:
     if world.rank == 1 and odd == "whether the step updated the weights":
         stats = dataclasses.replace(stats, updated=True)
     numbers = {**numbers_of(stats, scaler.scale), "a norm that is not a number": math.nan}
-    check_agreement(built.model, numbers, 1, world)
+    check_agreement(built.model, numbers, 1, world, plan.layout)
 
 
 def test_a_skipped_step_does_not_stop_a_healthy_run() -> None:

@@ -10,6 +10,7 @@ from paceline.run.checkpoint.index import IndexReader, TensorEntry, TensorKind, 
 from paceline.run.checkpoint.load import Loaded, load_checkpoint, load_latest
 from paceline.run.checkpoint.manifest import Manifest, read_manifest
 from paceline.run.checkpoint.save import CheckpointInfo, Written, publish, save_checkpoint, write
+from paceline.run.checkpoint.save_plan import KeptPlan
 from paceline.run.checkpoint.snapshot import Snapshot, take_snapshot
 from paceline.run.checkpoint.state import materialise_optimizer_state, training_state
 
@@ -17,6 +18,7 @@ __all__ = [
     "CheckpointInfo",
     "Found",
     "IndexReader",
+    "KeptPlan",
     "Listing",
     "Loaded",
     "Manifest",

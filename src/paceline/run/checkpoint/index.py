@@ -234,10 +234,11 @@ def _check_files_hold_chunks(
     files: Mapping[str, FileEntry], kinds: Mapping[str, TensorKind], found: Mapping[str, Chunks]
 ) -> None:
     """Raise where chunks need more bytes than their file has, so that no shape can claim memory that no file backs."""
-    needed = dict.fromkeys(files, 0)
+    needed: dict[str, int] = {}
     for name, chunks in found.items():
         for chunk in chunks:
-            needed[chunk.file] += math.prod(chunk.sizes) * DTYPES[kinds[name].dtype][1]
+            size = math.prod(chunk.sizes) * DTYPES[kinds[name].dtype][1]
+            needed[chunk.file] = needed.get(chunk.file, 0) + size
     for file, size in needed.items():
         if size > files[file].bytes:
             raise Refused(f"{file}: {size} bytes of tensors in a file of {files[file].bytes} bytes")

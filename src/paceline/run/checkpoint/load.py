@@ -5,6 +5,7 @@ Each rank works out by itself which part of which stored chunk its own shards ne
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -51,12 +52,10 @@ def load_latest(
     ranks = Ranks(process_group, alone)
 
     def names_and_reasons() -> tuple[list[str], list[str]]:
-        if ranks.rank:
-            return [], []
         listing = list_checkpoints(root)
         return [found.path.name for found in listing.complete], list(listing.skipped)
 
-    names, skipped = ranks.agree(f"cannot list {root}", names_and_reasons)[0]
+    names, skipped = ranks.from_first(f"cannot list {root}", names_and_reasons)
     for name in names:
         path = root / name
         try:
@@ -107,9 +106,9 @@ def _load(
     manifest, kinds, chunks = _open_for(path, tensors, may_skip, ranks)
     if verify:
         share = {name: manifest.files[name] for name in sorted(manifest.files)[ranks.rank :: ranks.size]}
-        ranks.settle(what, lambda: verify_files(path, share), _nothing)
+        ranks.attempt(what, lambda: verify_files(path, share))
     with torch.no_grad():
-        ranks.settle(what, lambda: _fill(path, tensors, kinds, chunks), _nothing)
+        ranks.attempt(what, lambda: _fill(path, tensors, kinds, chunks))
     if verify:
         _check_values(path, tensors, kinds, ranks)
     return dict(manifest.extra), tuple(name for name, kind in kinds.items() if not kind.fingerprint)
@@ -133,7 +132,14 @@ def _fill(path: Path, tensors: Mapping[str, torch.Tensor], kinds: Kinds, chunks:
 
 
 def _check_values(path: Path, tensors: Mapping[str, torch.Tensor], kinds: Kinds, ranks: Ranks) -> None:
-    """Raise StorageError on all ranks, naming the tensor, where one is not what it was before it was saved."""
+    """Raise StorageError on all ranks, naming the tensor, where one is not what it was before it was saved.
+
+    Sums over all ranks, in which every copy counts, settle it where all is well and all parts have as many copies; only
+    where they do not, rank 0 sees what each rank holds.
+    """
+    here = ranks.attempt(f"{path} was not loaded", lambda: parts_held(tensors))
+    if ranks.size > 1 and _sums_agree(here, kinds, ranks):
+        return
 
     def compare(held: list[Parts]) -> list[None]:
         found = whole_fingerprints(held, {name: kind.shape for name, kind in kinds.items()})
@@ -148,40 +154,48 @@ def _check_values(path: Path, tensors: Mapping[str, torch.Tensor], kinds: Kinds,
             )
         return [None] * len(held)
 
-    ranks.settle(f"{path} was not loaded", lambda: parts_held(tensors), compare)
+    ranks.settle(f"{path} was not loaded", lambda: here, compare)
+
+
+def _sums_agree(here: Parts, kinds: Kinds, ranks: Ranks) -> bool:
+    """Return whether the sums of all that ranks hold are those of whole copies of what was saved."""
+    checked = {name: math.prod(kind.shape) for name, kind in sorted(kinds.items()) if kind.fingerprint}
+    values = [sum(here.get(name, {}).values()) % 2**64 for name in checked]
+    elements = [sum(math.prod(sizes) for _, sizes in here.get(name, {})) for name in checked]
+    totals = ranks.total([*values, *elements])
+    return all(
+        held % whole == 0 and held // whole * int(kinds[name].fingerprint, 16) % 2**64 == value
+        for (name, whole), value, held in zip(checked.items(), totals, totals[len(checked) :], strict=False)
+    )
 
 
 def _open_for(
     path: Path, tensors: Mapping[str, torch.Tensor], may_skip: tuple[str, ...], ranks: Ranks
 ) -> tuple[Manifest, Kinds, Mapping[str, Chunks]]:
     """Return the manifest, what the tensors are, and the chunks this rank needs, once no rank lacks anything."""
-    here: list[tuple[Manifest, Kinds, Mapping[str, Chunks]]] = []
 
-    def open_here() -> set[str]:
+    def open_here() -> tuple[Manifest, Kinds, Mapping[str, Chunks]]:
         manifest = read_manifest(path)
         check_lengths(path, manifest, sorted(manifest.files)[ranks.rank :: ranks.size])
         index = IndexReader(path, manifest)
         for name, tensor in tensors.items():
             _check_tensor(path, name, tensor, index.kinds)
         wanted = {name: local_part(tensor.detach())[1] for name, tensor in tensors.items()}
-        chunks = index.find(wanted, near=ranks.rank * manifest.world_size // ranks.size)
-        here.append((manifest, index.kinds, chunks))
-        return set(tensors)
+        return manifest, index.kinds, index.find(wanted, near=ranks.rank * manifest.world_size // ranks.size)
 
-    def check_all_read(asked: list[set[str]]) -> list[None]:
-        names = set().union(*asked)
-        unread = sorted(name for name in here[0][1] if name not in names and not name.startswith(may_skip))
-        if unread:
-            also = f" and {len(unread) - 1} more" if len(unread) > 1 else ""
-            raise ConfigError(
-                f"{path} holds '{unread[0]}'{also}, which nothing asks for",
-                "it was saved from another model or optimizer, or the optimizer's state does not exist yet",
-                "call materialise_optimizer_state(optimizer) before training_state(model, optimizer)",
-            )
-        return [None] * len(asked)
-
-    ranks.settle(f"{path} cannot be read", open_here, check_all_read)
-    return here[0]
+    manifest, kinds, chunks = ranks.attempt(f"{path} cannot be read", open_here)
+    names = sorted(kinds)
+    asked = ranks.any_of([name in tensors for name in names])
+    unread = [name for name, is_asked in zip(names, asked, strict=True) if not is_asked]
+    unread = [name for name in unread if not name.startswith(may_skip)]
+    if unread:
+        also = f" and {len(unread) - 1} more" if len(unread) > 1 else ""
+        raise ConfigError(
+            f"{path} holds '{unread[0]}'{also}, which nothing asks for",
+            "it was saved from another model or optimizer, or the optimizer's state does not exist yet",
+            "call materialise_optimizer_state(optimizer) before training_state(model, optimizer)",
+        )
+    return manifest, kinds, chunks
 
 
 def _check_tensor(path: Path, name: str, tensor: torch.Tensor, kinds: Kinds) -> None:
@@ -201,7 +215,3 @@ def _check_tensor(path: Path, name: str, tensor: torch.Tensor, kinds: Kinds) -> 
         )
     if tensor.is_meta:
         raise ConfigError(f"'{name}' cannot be loaded", "it is on the meta device", "give it storage first (to_empty)")
-
-
-def _nothing(of_ranks: list[Any]) -> list[None]:
-    return [None] * len(of_ranks)

@@ -1,4 +1,8 @@
-"""Agreement among ranks: what fails on one fails on all, with the same error and without a hang."""
+"""Agreement among ranks: what fails on one fails on all, with the same error and without a hang.
+
+What goes well costs a few numbers that are reduced, whatever the number of ranks. Only `settle`, and the words of a
+failure, travel as pickled objects to rank 0, or to all.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+import torch
 import torch.distributed as dist
 
 from paceline.errors import PacelineError, StorageError
@@ -51,13 +56,11 @@ class Ranks:
         self.rank = 0 if self.alone else dist.get_rank(process_group)
         self.size = 1 if self.alone else dist.get_world_size(process_group)
 
-    def gather(self, value: T) -> list[T]:
-        """Return every rank's value, in rank order, on every rank."""
-        if self.size == 1:
-            return [value]
-        values: list[Any] = [None] * self.size
-        dist.all_gather_object(values, value, group=self.group)
-        return values
+    @property
+    def device(self) -> torch.device:
+        """Where the tensors lie that the group sends."""
+        on_cuda = not self.alone and dist.get_backend(self.group) == "nccl"
+        return torch.device("cuda", torch.cuda.current_device()) if on_cuda else torch.device("cpu")
 
     def collect(self, value: T) -> list[T]:
         """Return every rank's value, in rank order, on the first rank, and nothing on the others."""
@@ -67,23 +70,62 @@ class Ranks:
         dist.gather_object(value, values, group=self.group, group_dst=0)
         return values or []
 
-    def agree(self, what: str, function: Callable[[], T]) -> list[T]:
-        """Return every rank's `function()`, in rank order.
+    def rows(self, row: bytes) -> list[bytes]:
+        """Return every rank's row, all of one length, in rank order, on the first rank, and nothing on the others."""
+        if self.size == 1:
+            return [row]
+        mine = torch.frombuffer(bytearray(row), dtype=torch.uint8).to(self.device)
+        rows = None if self.rank else [torch.empty_like(mine) for _ in range(self.size)]
+        dist.gather(mine, rows, group=self.group, group_dst=0)
+        return [bytes(one.cpu().numpy()) for one in rows or ()]
 
-        Where it fails on any rank, every rank raises the lowest failing rank's error; one that is not a
-        PacelineError becomes a StorageError that says `what` could not be done. An interrupt stays one on its rank.
+    def any_of(self, flags: Sequence[bool]) -> list[bool]:
+        """Return for each flag whether it is set on any rank."""
+        found = torch.tensor(flags, dtype=torch.uint8, device=self.device)
+        if self.size > 1 and flags:
+            dist.all_reduce(found, op=dist.ReduceOp.MAX, group=self.group)
+        return [bool(flag) for flag in found.tolist()]
+
+    def total(self, numbers: Sequence[int]) -> list[int]:
+        """Return the sums over all ranks of numbers from 0 to 2^64 - 1, modulo 2^64."""
+        halves = torch.tensor([[number >> 32, number % 2**32] for number in numbers], dtype=torch.int64).view(-1, 2)
+        if self.size > 1 and numbers:
+            sums = halves.to(self.device)
+            dist.all_reduce(sums, group=self.group)
+            halves = sums.cpu()
+        return [((high << 32) + low) % 2**64 for high, low in halves.tolist()]
+
+    def attempt(self, what: str, function: Callable[[], T]) -> T:
+        """Return `function()`. Where it fails on any rank, every rank raises the lowest failing rank's error.
+
+        An error that is not a PacelineError becomes a StorageError that says `what` could not be done. An interrupt
+        stays one on its rank.
         """
         mine, error = _attempt(function)
-        outcomes = self.gather(mine)
-        for rank, outcome in enumerate(outcomes):
-            if outcome.failure:
-                raise _error(what, {rank: outcome.failure}, error)
-        return [outcome.value for outcome in outcomes]
+        if self.any_of([mine.failure is not None])[0]:
+            failures: list[Any] = [mine.failure]
+            if self.size > 1:
+                failures = [None] * self.size
+                dist.all_gather_object(failures, mine.failure, group=self.group)
+            raise _error(what, {rank: failure for rank, failure in enumerate(failures) if failure}, error)
+        value: T = mine.value
+        return value
+
+    def from_first(self, what: str, function: Callable[[], T]) -> T:
+        """Return what `function()` is on the first rank, on all. Failures are raised as `attempt` raises them."""
+        mine, error = _attempt(function) if self.rank == 0 else (_Outcome(), None)
+        box = [mine]
+        if self.size > 1:
+            dist.broadcast_object_list(box, group=self.group, group_src=0)
+        if box[0].failure:
+            raise _error(what, {0: box[0].failure}, error)
+        value: T = box[0].value
+        return value
 
     def settle(self, what: str, function: Callable[[], T], decide: Callable[[list[T]], Sequence[U]]) -> U:
         """Return this rank's item of `decide(every rank's function())`, which the first rank works out.
 
-        No rank but the first gets the others' values. Failures are raised as `agree` raises them, on every rank.
+        No rank but the first gets the others' values. Failures are raised as `attempt` raises them, on every rank.
         """
         mine, error = _attempt(function)
         outcomes = self.collect(mine)

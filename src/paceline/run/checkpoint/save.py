@@ -8,21 +8,23 @@ Nothing is pickled to a file.
 from __future__ import annotations
 
 import datetime
+import math
 import shutil
+import struct
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from paceline.errors import StorageError
 from paceline.run.checkpoint import folder
-from paceline.run.checkpoint.index import IndexReader, TensorKind, encode_kinds, encode_part
+from paceline.run.checkpoint.index import IndexReader, encode_kinds, encode_part
 from paceline.run.checkpoint.manifest import (
     MANIFEST_NAME,
     TABLE_NAME,
@@ -34,10 +36,12 @@ from paceline.run.checkpoint.manifest import (
     shard_name,
 )
 from paceline.run.checkpoint.ranks import Ranks
+from paceline.run.checkpoint.save_plan import KeptPlan, SavePlan
 from paceline.run.checkpoint.shards import Chunk, TensorToWrite, write_file, write_shard
 from paceline.run.checkpoint.snapshot import Part, Snapshot, take_snapshot
-from paceline.run.checkpoint.spread import kinds_of, spread
 from paceline.run.checkpoint.untrusted import content, refusal
+
+ROW = struct.Struct("<q32s")  # of a file: its length and its digest
 
 
 @dataclass(frozen=True)
@@ -52,13 +56,6 @@ class CheckpointInfo:
     seconds: float
     removed: tuple[str, ...] = ()
     kept: tuple[str, ...] = ()
-
-
-class ToWrite(NamedTuple):
-    """What a rank is told to write: into which folder, and for each of its parts the rank that writes it."""
-
-    folder: Path
-    writers: list[int]  # -1 for a part that is not written at all
 
 
 @dataclass
@@ -93,6 +90,8 @@ def save_checkpoint(
     keep_last: int,
     process_group: dist.ProcessGroup | None = None,
     fence: Callable[[], None] | None = None,
+    kept: KeptPlan | None = None,
+    alone: bool = False,
 ) -> CheckpointInfo:
     """Save `tensors` (plain or DTensor, on any device) and `extra` (JSON; rank 0's counts) as a checkpoint of `step`.
 
@@ -100,34 +99,42 @@ def save_checkpoint(
     hold one copy is written, by whichever rank has least to write. Old checkpoints beyond `keep_last` are removed
     after publication. A step that exists already is left alone: the new one is published beside it and is newer.
     `fence`, if given, is called on rank 0 just before publication and raises where this world has been replaced.
+    `kept`, the same for each save of a training, spares the work of planning one like the last. A process that is
+    `alone` saves for itself, whatever group it is in.
 
     Raises the same StorageError on all ranks where any of them fails; earlier checkpoints are then untouched. A rank
     that died surfaces on the others as a StorageError caused by the communication error.
     """
     started = time.perf_counter()
-    taken: list[Snapshot] = []
-    written = Written(Path(root), step, Ranks(process_group))
+    written = Written(Path(root), step, Ranks(process_group, alone))
     with _giving_up(written):
-        take = partial(_append, taken, lambda: take_snapshot(step, tensors, extra, copy=False))
-        written.ranks.settle(written.what, take, _nothing)
-    written = write(Path(root), taken[0], process_group=process_group)
+        taken = written.ranks.attempt(written.what, lambda: take_snapshot(step, tensors, extra, copy=False))
+    written = write(Path(root), taken, process_group=process_group, kept=kept, alone=alone)
     info = publish(written, keep_last=keep_last, fence=fence)
     return replace(info, seconds=time.perf_counter() - started)
 
 
-def write(root: Path, taken: Snapshot, *, process_group: dist.ProcessGroup | None = None) -> Written:
+def write(
+    root: Path,
+    taken: Snapshot,
+    *,
+    process_group: dist.ProcessGroup | None = None,
+    kept: KeptPlan | None = None,
+    alone: bool = False,
+) -> Written:
     """Write each rank's shard and its part of the index into a new partial folder, and read both back.
 
     Every rank of the group calls it, with its own snapshot of one step. Raises as `save_checkpoint` does.
     """
-    written = Written(Path(root), taken.step, Ranks(process_group), taken.extra)
+    written = Written(Path(root), taken.step, Ranks(process_group, alone), taken.extra)
     with _giving_up(written):
-        kinds: dict[str, TensorKind] = {}
-        share = written.ranks.settle(written.what, lambda: list(taken.values), partial(_begin, written, kinds))
-        rank, size = written.ranks.rank, written.ranks.size
-        written.ranks.settle(
-            written.what, partial(_write_share, share, taken, rank, size), partial(_collect, written, kinds)
-        )
+        ranks, what = written.ranks, written.what
+        plan = (kept or KeptPlan()).for_save(what, taken, ranks)
+        unfinished = ranks.from_first(what, partial(_begin, written, plan))
+        files = ranks.attempt(what, partial(_write_share, unfinished, plan, taken, ranks.rank))
+        fingerprints = plan.fingerprints(taken, ranks)
+        rows = ranks.rows(b"".join(_row(files.get(name)) for name in _names_of(ranks.rank, ranks.size)))
+        ranks.from_first(what, partial(_collect, written, plan, fingerprints, rows))
     return written
 
 
@@ -138,8 +145,7 @@ def publish(written: Written, *, keep_last: int, fence: Callable[[], None] | Non
     """
     assert keep_last >= 1, keep_last
     with _giving_up(written):
-        finish = partial(_finish, written, keep_last, fence)
-        return written.ranks.settle(written.what, lambda: None, lambda _: [finish()] * written.ranks.size)
+        return written.ranks.from_first(written.what, partial(_finish, written, keep_last, fence))
 
 
 @contextmanager
@@ -160,38 +166,32 @@ def _giving_up(written: Written) -> Iterator[None]:
         raise
 
 
-def _begin(written: Written, kinds: dict[str, TensorKind], of_ranks: list[list[Part]]) -> list[ToWrite]:
-    """Make the partial folder, check the space, and return each rank's share. Called on rank 0."""
-    writers = spread(of_ranks)
-    kinds.update(kinds_of(of_ranks))
+def _begin(written: Written, plan: SavePlan) -> Path:
+    """Make the partial folder, check the space, and return the folder. Called on rank 0."""
     written.partial = folder.create_partial(written.root, written.step)
-    needed = {(part.name, part.box): part.bytes for parts in of_ranks for part in parts}
-    _check_space(written, sum(needed.values()))
-    return [
-        ToWrite(written.partial.folder, [writers.get((part.name, part.box), -1) for part in parts])
-        for parts in of_ranks
-    ]
+    _check_space(written, plan.bytes)
+    return written.partial.folder
 
 
-def _write_share(share: ToWrite, taken: Snapshot, rank: int, size: int) -> dict[str, FileEntry]:
+def _write_share(unfinished: Path, plan: SavePlan, taken: Snapshot, rank: int) -> dict[str, FileEntry]:
     """Write this rank's shard, if it has anything to write, and its part of the index; return them, read back."""
     chunks: dict[str, list[Chunk]] = {}
     entries = []
-    for (part, values), writer in zip(taken.values.items(), share.writers, strict=True):
+    for (part, values), writer in zip(taken.values.items(), plan.writers, strict=True):
         if writer >= 0:
-            chunk = Chunk(part.offsets, part.sizes, shard_name(writer, size), part.key)
+            chunk = Chunk(part.offsets, part.sizes, shard_name(writer, plan.size), part.key)
             chunks.setdefault(part.name, []).append(chunk)
         if writer == rank:
             entries.append(_entry(part, values))
-    shard, index = shard_name(rank, size), part_name(rank, size)
+    shard, index = _names_of(rank, plan.size)
     files = {}
     if entries:
-        files[shard] = write_shard(share.folder / shard, entries)
+        files[shard] = write_shard(unfinished / shard, entries)
     if chunks:
-        files[index] = write_file(share.folder / index, encode_part(chunks))
-        with refusal(share.folder, index):
-            content(share.folder / index)  # no more than a load accepts
-    folder.verify_files(share.folder, files)
+        files[index] = write_file(unfinished / index, encode_part(chunks))
+        with refusal(unfinished, index):
+            content(unfinished / index)  # no more than a load accepts
+    folder.verify_files(unfinished, files)
     return files
 
 
@@ -199,12 +199,26 @@ def _entry(part: Part, values: torch.Tensor) -> TensorToWrite:
     return TensorToWrite(part.key, part.dtype, part.sizes, lambda: values)
 
 
-def _collect(written: Written, kinds: Mapping[str, TensorKind], of_ranks: list[dict[str, FileEntry]]) -> list[None]:
+def _names_of(rank: int, size: int) -> tuple[str, str]:
+    """Return the names of a rank's shard and of its part of the index."""
+    return shard_name(rank, size), part_name(rank, size)
+
+
+def _row(entry: FileEntry | None) -> bytes:
+    """Return a file as 40 bytes that travel, its length and its digest: zeros for one that is not there."""
+    return ROW.pack(entry.bytes, bytes.fromhex(entry.sha256)) if entry else bytes(ROW.size)
+
+
+def _collect(written: Written, plan: SavePlan, fingerprints: Mapping[str, str], rows: Sequence[bytes]) -> None:
     """Note the files of all ranks and write the table of tensors. Called on rank 0."""
     assert written.partial is not None
-    written.files = {name: entry for files in of_ranks for name, entry in files.items()}
+    for rank, row in enumerate(rows):
+        for name, (length, digest) in zip(_names_of(rank, plan.size), ROW.iter_unpack(row), strict=True):
+            if length:
+                written.files[name] = FileEntry(length, digest.hex())
+    kinds = {name: replace(kind, fingerprint=fingerprints.get(name, "")) for name, kind in plan.kinds.items()}
+    kinds = {name: kind if math.prod(kind.shape) else replace(kind, fingerprint="") for name, kind in kinds.items()}
     written.files[TABLE_NAME] = write_file(written.partial.folder / TABLE_NAME, encode_kinds(kinds))
-    return [None] * len(of_ranks)
 
 
 def _finish(written: Written, keep_last: int, fence: Callable[[], None] | None) -> CheckpointInfo:
@@ -236,11 +250,3 @@ def _check_space(written: Written, needed_bytes: int) -> None:
             f"it needs {needed_bytes:,} bytes and {usage.free:,} are free",
             "free space, lower run.keep_last, or choose another run.dir",
         )
-
-
-def _append(items: list[Any], make: Callable[[], Any]) -> None:
-    items.append(make())
-
-
-def _nothing(of_ranks: Sequence[Any]) -> list[None]:
-    return [None] * len(of_ranks)

@@ -7,28 +7,27 @@ from collections.abc import Mapping, Sequence
 
 from paceline.errors import StorageError
 from paceline.run.checkpoint.boxes import Box, check_cover
-from paceline.run.checkpoint.fingerprint import Parts, whole_fingerprints
 from paceline.run.checkpoint.index import TensorKind
 from paceline.run.checkpoint.snapshot import Part
 
-Place = tuple[str, Box]
+PartAt = tuple[str, Box]
 
 
-def spread(of_ranks: Sequence[Sequence[Part]]) -> dict[Place, int]:
+def spread(of_ranks: Sequence[Sequence[Part]]) -> dict[PartAt, int]:
     """Return the rank that writes the part at each place: of those that hold it, the one with the fewest bytes so far.
 
     Parts without elements are left out, unless the tensor has none at all. Raises StorageError where ranks disagree
     about a tensor's shape or dtype, and where their parts do not make a tensor whole.
     """
-    holders: dict[Place, list[int]] = defaultdict(list)
-    sizes: dict[Place, int] = {}
+    holders: dict[PartAt, list[int]] = defaultdict(list)
+    sizes: dict[PartAt, int] = {}
     for rank, parts in enumerate(of_ranks):
         for part in parts:
             if part.bytes or 0 in part.shape:
                 holders[part.name, part.box].append(rank)
                 sizes[part.name, part.box] = part.bytes
     load_bytes = [0] * len(of_ranks)
-    writers: dict[Place, int] = {}
+    writers: dict[PartAt, int] = {}
     # Parts that one rank alone holds come first: they are no choice, and the choices then even them out.
     for place in sorted(holders, key=lambda place: (len(holders[place]) > 1, -sizes[place])):
         rank = min(holders[place], key=lambda rank: (load_bytes[rank], rank))
@@ -39,29 +38,17 @@ def spread(of_ranks: Sequence[Sequence[Part]]) -> dict[Place, int]:
 
 
 def kinds_of(of_ranks: Sequence[Sequence[Part]]) -> dict[str, TensorKind]:
-    """Return what the tensors are, with the fingerprints of the whole and the ranks that hold something of each."""
+    """Return what the tensors are, with the ranks that hold something of each and without fingerprints."""
     first: dict[str, Part] = {}
     holding: dict[str, range] = {}
     for rank, parts in enumerate(of_ranks):
         for part in parts:
             first.setdefault(part.name, part)
             holding[part.name] = range(holding.get(part.name, range(rank, rank)).start, rank + 1)
-    fingerprints = whole_fingerprints(map(_sums, of_ranks), {name: part.shape for name, part in first.items()})
-    return {
-        name: TensorKind(part.dtype, part.shape, fingerprints.get(name, ""), holding[name])
-        for name, part in first.items()
-    }
+    return {name: TensorKind(part.dtype, part.shape, "", holding[name]) for name, part in first.items()}
 
 
-def _sums(parts: Sequence[Part]) -> Parts:
-    sums: Parts = {}
-    for part in parts:
-        if part.fingerprint is not None:
-            sums.setdefault(part.name, {})[part.box] = part.fingerprint
-    return sums
-
-
-def _check_whole(of_ranks: Sequence[Sequence[Part]], writers: Mapping[Place, int]) -> None:
+def _check_whole(of_ranks: Sequence[Sequence[Part]], writers: Mapping[PartAt, int]) -> None:
     """Raise StorageError where ranks disagree about a tensor, or hold less or more of one than the whole."""
     kinds: dict[str, tuple[str, tuple[int, ...]]] = {}
     for rank, parts in enumerate(of_ranks):

@@ -21,6 +21,7 @@ from paceline.errors import ConfigError, VerificationFailed
 from paceline.run.checkpoint import (
     CheckpointInfo,
     IndexReader,
+    KeptPlan,
     find_latest,
     load_latest,
     materialise_optimizer_state,
@@ -83,8 +84,12 @@ def save(
     world: World,
     progress: Progress,
     fence: Callable[[], None] | None = None,
+    kept: KeptPlan | None = None,
 ) -> CheckpointInfo:
-    """Write a checkpoint of this moment. Every rank calls it; rank 0's `fence` raises where it may not be published."""
+    """Write a checkpoint of this moment. Every rank calls it; rank 0's `fence` raises where it may not be published.
+
+    `kept` is the plan of the last save, for the next one.
+    """
     materialise_optimizer_state(optimizer)
     extra = {
         "progress": dataclasses.asdict(progress),
@@ -101,8 +106,9 @@ def save(
         training_state(model, optimizer),
         extra,
         keep_last=spec.run.keep_last,
-        process_group=world.saving,
         fence=fence,
+        kept=kept,
+        alone=world.size == 1,
     )
 
 

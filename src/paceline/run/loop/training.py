@@ -15,6 +15,7 @@ import torch
 
 from paceline.errors import ConfigError, Requeue
 from paceline.run.assemble import assemble
+from paceline.run.checkpoint import KeptPlan
 from paceline.run.loop.evaluate import evaluate, unigram_bar
 from paceline.run.loop.left_loop import LeftLoop, left_at, record_left
 from paceline.run.loop.loader import BatchStream, StepBatch
@@ -22,6 +23,7 @@ from paceline.run.loop.remarks import remarks_on_batch
 from paceline.run.loop.replan import refuse_replan
 from paceline.run.loop.resume import Progress, Restored, restore, save
 from paceline.run.loop.schedule import Course, learning_rate
+from paceline.run.loop.sources import open_together
 from paceline.run.loop.step import StepStats
 from paceline.run.memory.spent import MemoryMeter, spent_on
 from paceline.run.numerics.invariants import check_agreement, is_due, numbers_of
@@ -37,7 +39,6 @@ from paceline.spec.amounts import in_steps
 from paceline.spec.load import Spec
 from paceline.spec.plan import Plan
 from paceline.spec.task import ModelSpec
-from paceline.task.data.source import open_sources
 from paceline.task.models.sizes import is_named
 from paceline.task.objective import Objective
 from paceline.task.turns import objective_of
@@ -65,9 +66,9 @@ class Training:
         self._began = time.monotonic()
         task = spec.task
         self._meter = MemoryMeter(world.device)
-        self.source, self.held_out = open_sources(task.data, task.seed)
+        self.source, self.held_out = open_together(task.data, task.seed, world)
         self._data_seconds = 0.0
-        self._stop = StopFlag()
+        self._stop, self._save_plan = StopFlag(), KeptPlan()
         self._unended: weakref.finalize[..., Training] | None = None  # an end that waits for its reason
         self._warmup = self._steps(task.schedule.warmup) or 0
         self._decay = self._steps(task.schedule.decay) or max(1, brief.steps // 10)
@@ -240,7 +241,8 @@ class Training:
         if last or batch.position == 0:
             self._measure_memory()
         if self._check_every and (is_due(step, self._first_step, self._check_every) or last):
-            check_agreement(self.model, numbers_of(stats, scaler.scale if scaler else None), step, self.world)
+            numbers = numbers_of(stats, scaler.scale if scaler else None)
+            check_agreement(self.model, numbers, step, self.world, self.brief.plan.layout)
         if self._evaluate_every and (step % self._evaluate_every == 0 or last):
             self.evaluate()
         if stats.stop_requested and not last:
@@ -285,7 +287,7 @@ class Training:
         with self._stop.saving():
             info = save(
                 self.dir, self.spec, self.brief.plan, self.source.fingerprint, self.model, self.optimizer,
-                self._stepper.scaler, self._course, self.world, self.progress, self._fence,
+                self._stepper.scaler, self._course, self.world, self.progress, self._fence, self._save_plan,
             )  # fmt: skip
         self._record.checkpoint(self.progress.step, info.path, info.bytes, info.seconds)
         return info.path

@@ -3,6 +3,9 @@
 Copies of a weight (over `dp_replicate`, whole weights over `tp`, a tied one on two pipeline stages) get equal gradients
 and equal updates, so they must stay equal to the last bit; so must the learning rate, the loss, the gradient norm, the
 loss scale and whether a step was made at all. A norm that is not a number (an fp16 overflow) is one on all ranks alike.
+
+Copies are compared by the smallest and the largest of their fingerprints, reduced along one axis of the mesh after the
+other: what a rank sends grows with what it holds, and not with the number of ranks.
 """
 
 from __future__ import annotations
@@ -13,16 +16,20 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.distributed.tensor import DTensor
 
 from paceline.errors import VerificationFailed
 from paceline.run.loop.step import StepStats
-from paceline.run.process.world import World
+from paceline.run.process.groups import Mesh
+from paceline.run.process.world import World, build_mesh
+from paceline.spec.layout import Layout
 
 INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 WIDTH = 4096
 BUFFER = ("buffer",)  # stands in the place of a parameter's part
+DENSE, EXPERT = ("dp_replicate", "fsdp", "tp"), ("dp_replicate", "expert_shard", "ep", "tp")  # axes of a stage's ranks
 FIRST_STEPS = 10  # of a process, each of which is checked: most divergences are there from the start
 NOT_A_NUMBER = -1  # in place of the bits of any NaN
 Held = dict[tuple[Any, ...], int]
@@ -88,15 +95,62 @@ def held_by(model: nn.Module, numbers: Mapping[str, float]) -> Held:
     return held | {(name, BUFFER): fingerprint(buffer) for name, buffer in model.named_buffers()}
 
 
-def check_agreement(model: nn.Module, numbers: Mapping[str, float], step: int, world: World) -> None:
+def check_agreement(model: nn.Module, numbers: Mapping[str, float], step: int, world: World, layout: Layout) -> None:
     """Raise VerificationFailed on every rank where ranks that must agree do not. Every rank calls it.
 
-    `numbers` are what all ranks must have alike, by name. The message names the first tensor, the ranks and the step.
+    `numbers` are what all ranks must have alike, by name. The message names the first tensor, the ranks and the step:
+    only where copies differ do all ranks tell each other what they hold.
     """
-    if world.size == 1:
+    mesh = build_mesh(layout, world)
+    if mesh is None:
         return
+    held = held_by(model, numbers)
+    if world.maximum([float(_copies_differ(model, held, mesh, world.device))])[0]:
+        _name_the_first(world.gather(held), step)
+
+
+def _copies_differ(model: nn.Module, held: Held, mesh: Mesh, device: torch.device) -> bool:
+    """Return whether this rank sees copies of something that it holds differ. Every rank calls it."""
+    keys, split = list(held), {name: _split_along(parameter) for name, parameter in model.named_parameters()}
+    bits = torch.tensor([_signed(held[key]) for key in keys], device=device)
+    extremes = torch.stack([bits, ~bits])  # the largest of ~x tells the smallest x, and ~ has no overflow
+    for axis in dict.fromkeys((*DENSE, *EXPERT)):
+        copied = [at for at, key in enumerate(keys) if axis in _copied_along(split.get(key[0], frozenset()))]
+        if copied and (group := mesh.group_of(axis)).size() > 1:
+            part = extremes[:, copied]
+            dist.all_reduce(part, op=dist.ReduceOp.MAX, group=group)
+            extremes[:, copied] = part
+    largest, smallest = extremes[0].tolist(), (~extremes[1]).tolist()
+    differ = largest != smallest
+    if mesh.layout.pp > 1:  # stages hold other things, but for tied weights: what they share is seen by name
+        known: Held = {}
+        stages: list[Any] = [None] * mesh.layout.pp
+        dist.all_gather_object(stages, dict(zip(keys, largest, strict=True)), group=mesh.get_group("pp"))
+        differ |= any(known.setdefault(key, value) != value for stage in stages for key, value in stage.items())
+    return differ
+
+
+def _split_along(parameter: nn.Parameter) -> frozenset[str]:
+    """Return the axes along which ranks hold different parts of a parameter."""
+    if not isinstance(parameter, DTensor):
+        return frozenset()
+    names = parameter.device_mesh.mesh_dim_names or ()
+    return frozenset(n for n, place in zip(names, parameter.placements, strict=True) if not place.is_replicate())
+
+
+def _copied_along(split: frozenset[str]) -> set[str]:
+    """Return the axes of a stage's ranks along which what is split along some of them is the same."""
+    return set(EXPERT if split & {"expert_shard", "ep"} else DENSE) - split
+
+
+def _signed(bits: int) -> int:
+    return bits - 2**64 if bits >= 2**63 else bits
+
+
+def _name_the_first(of_ranks: list[Held], step: int) -> None:
+    """Raise VerificationFailed for the first thing that ranks hold differently."""
     first: dict[tuple[Any, ...], tuple[int, int]] = {}
-    for rank, held in enumerate(world.gather(held_by(model, numbers))):
+    for rank, held in enumerate(of_ranks):
         for key, value in held.items():
             owner, expected = first.setdefault(key, (rank, value))
             if value != expected:
@@ -108,6 +162,7 @@ def check_agreement(model: nn.Module, numbers: Mapping[str, float], step: int, w
                     "both hold the same part of it, and its bits differ: an update or a sum went another way on one",
                     "start the same command again: it resumes from the last checkpoint; `paceline verify` the layout",
                 )
+    raise AssertionError(f"step {step}: copies differ, and no two ranks with the same part of anything do")
 
 
 def _drifted(name: str, owner: int, rank: int, step: int) -> VerificationFailed:

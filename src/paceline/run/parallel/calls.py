@@ -110,12 +110,14 @@ class Calls:
         """Raise ConfigError on every rank where the others do something else."""
         runs = []
         for group in self.groups:
-            mine = torch.tensor([event, time.time_ns()], device=self.device)
-            theirs = [torch.empty_like(mine) for _ in range(group.size())]
-            dist.all_gather(theirs, mine, group=group)
-            events, clocks = zip(*(other.tolist() for other in theirs), strict=True)
-            self._check(events, group)
-            runs.append(clocks[0])
+            extremes = torch.tensor([event, -event, time.time_ns()], device=self.device)
+            dist.all_reduce(extremes, op=dist.ReduceOp.MAX, group=group)
+            largest, smallest, clock = extremes.tolist()
+            if largest != -smallest:
+                events: list[int] = [0] * group.size()
+                dist.all_gather_object(events, event, group=group)
+                self._check(events, group)
+            runs.append(clock)
         self._runs = self._runs or runs
 
     def _ask(self, event: int, trusted: int) -> None:

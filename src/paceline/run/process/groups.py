@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from datetime import timedelta
@@ -15,35 +16,35 @@ from paceline.spec.layout import Layout
 
 COLLECTIVE_TIMEOUT = timedelta(minutes=10)
 
-Partition = tuple[tuple[int, ...], ...]  # the ranks of a world in parts of equal size, every rank in one of them
+Part = tuple[int, ...]  # the ranks of one group
 
 
 class Groups:
     """The groups that a world has made so far. They live as long as the world: a plan that comes back finds its own.
 
-    Every rank of the world asks for the same groups in the same order.
+    A rank makes the groups that it is in and no others, so that their number is that of the axes, whatever the world's.
+    Every rank of the world makes one at the same moment: the parts that they ask for hold each rank once.
     """
 
     def __init__(self) -> None:
-        self._made: dict[tuple[Partition, str], dist.ProcessGroup] = {}
+        self._made: dict[Part, dist.ProcessGroup] = {}
         self._meshes: dict[tuple[Layout, str], Mesh] = {}
 
-    def of(self, partition: Partition, purpose: str = "") -> dist.ProcessGroup:
-        """Return the group of this rank's part; that of the whole world where it is one part without a purpose.
-
-        A group with a purpose is on the host alone (gloo), and nothing else is sent on it.
-        """
-        if not purpose and len(partition) == 1:
-            assert dist.group.WORLD is not None
+    def of(self, part: Part) -> dist.ProcessGroup:
+        """Return the group of these ranks, this one among them; the world's own where they are all."""
+        assert dist.group.WORLD is not None
+        if len(part) == dist.group.WORLD.size():
             return dist.group.WORLD
-        key = (partition, purpose)
-        if key not in self._made:
-            backend, own = "gloo" if purpose else None, dist.get_rank()
-            for ranks in partition:
-                group = dist.new_group(list(ranks), timeout=COLLECTIVE_TIMEOUT, backend=backend, group_desc=purpose)
-                if own in ranks:
-                    self._made[key] = group
-        return self._made[key]
+        if part not in self._made:
+            # Local: or each rank would call this for every group of the world, and wait for all ranks each time.
+            group = dist.new_group(list(part), timeout=COLLECTIVE_TIMEOUT, use_local_synchronization=True)
+            assert isinstance(group, dist.ProcessGroup)
+            self._made[part] = group
+        return self._made[part]
+
+    def has_mesh(self, layout: Layout, device: str) -> bool:
+        """Return whether the mesh of a layout is made."""
+        return (layout, device) in self._meshes
 
     def mesh(self, layout: Layout, device: str) -> Mesh:
         """Return the mesh of a layout. Equal ones must be one object: torch keeps meshes in its caches of operators."""
@@ -52,7 +53,10 @@ class Groups:
         return self._meshes[layout, device]
 
     def close(self) -> None:
-        """Destroy all groups. Every rank calls it; no tensor that is spread over a mesh can be used afterwards."""
+        """Destroy all groups. Every rank calls it; no tensor that is spread over a mesh can be used afterwards.
+
+        Nor can groups be made: torch would give them the names, and the addresses, of those that are gone.
+        """
         self._meshes.clear()
         if self._made:
             dist.barrier()  # a peer may still be connecting to a group that this rank has long made
@@ -88,17 +92,21 @@ class Mesh:
         """Return this rank's place along the axis."""
         return self._mesh.get_local_rank(axis)
 
+    def group_of(self, axis: str) -> dist.ProcessGroup:
+        """Return `get_group` of an axis, of the mesh of experts where the axis is one of theirs."""
+        return self.get_group(axis) if axis in self._axes else self.experts.get_group(axis)
+
     @cached_property
     def context(self) -> dist.ProcessGroup:
         """The ranks that share this rank's sequences. Every rank asks for it, as for all that follow."""
         axes = {"outer": self.layout.pp * self.layout.dp_replicate * self.layout.dp_shard, "cp": self.layout.cp}
-        return self._groups.of(_parts({**axes, "tp": self.layout.tp}, ("cp",)))
+        return self._groups.of(own_part({**axes, "tp": self.layout.tp}, ("cp",), dist.get_rank()))
 
     @cached_property
     def data(self) -> dist.ProcessGroup:
         """The ranks that read different rows of one batch, in the order of the rows."""
         assert self.layout.cp == 1, "ranks that share sequences read the same rows"
-        return self._groups.of(_parts(self._axes, ("dp_replicate", "fsdp")))
+        return self._groups.of(own_part(self._axes, ("dp_replicate", "fsdp"), dist.get_rank()))
 
     @cached_property
     def experts(self) -> DeviceMesh:
@@ -112,13 +120,16 @@ class Mesh:
 
     def _over(self, axes: dict[str, int]) -> DeviceMesh:
         ranks = torch.arange(math.prod(axes.values())).view(tuple(axes.values()))
-        groups = [self._groups.of(_parts(axes, (axis,))) for axis in axes]
+        groups = [self._groups.of(own_part(axes, (axis,), dist.get_rank())) for axis in axes]
         return DeviceMesh.from_group(groups, self._device, ranks, mesh_dim_names=tuple(axes))
 
 
-def _parts(axes: dict[str, int], along: Sequence[str]) -> Partition:
-    """Return the ranks in parts that differ along some axes alone, in the order of those axes."""
-    ranks = torch.arange(math.prod(axes.values())).view(tuple(axes.values()))
-    names = list(axes)
-    last = ranks.permute([names.index(axis) for axis in names if axis not in along] + [names.index(a) for a in along])
-    return tuple(map(tuple, last.reshape(-1, math.prod(axes[axis] for axis in along)).tolist()))
+def own_part(axes: dict[str, int], along: Sequence[str], rank: int) -> Part:
+    """Return the ranks that differ from `rank` along some of the axes alone, in the order of those axes.
+
+    `axes` has the degree of each, the innermost last.
+    """
+    strides = {axis: math.prod(list(axes.values())[number + 1 :]) for number, axis in enumerate(axes)}
+    first = rank - sum(rank // strides[axis] % axes[axis] * strides[axis] for axis in along)
+    steps = [range(0, axes[axis] * strides[axis], strides[axis]) for axis in along]
+    return tuple(first + sum(places) for places in itertools.product(*steps))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import atexit
-import os
 import time
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,8 +13,8 @@ import torch.distributed as dist
 from paceline.errors import ConfigError
 from paceline.run.memory.allocator import keep_freed_memory
 from paceline.run.process.groups import COLLECTIVE_TIMEOUT, Groups, Mesh
-from paceline.run.process.place import ranks_from_environment, rendezvous_from
 from paceline.spec.layout import Layout
+from paceline.spec.place import Place
 
 GLOO_DRAIN_SECONDS = 0.1  # a worker thread needs microseconds; more covers a loaded machine
 
@@ -34,11 +33,6 @@ class World:
     def is_first(self) -> bool:
         """Whether this process is the one that writes what is written once."""
         return self.rank == 0
-
-    @property
-    def saving(self) -> dist.ProcessGroup | None:
-        """The group of all ranks on which checkpoints are agreed on, beside what trains; None for a world of one."""
-        return self.groups.of((tuple(range(self.size)),), "saving") if self.size > 1 else None
 
     def sum(self, values: list[float]) -> list[float]:
         """Return the sums over all ranks, in double precision; one collective."""
@@ -78,14 +72,14 @@ class World:
             dist.barrier(device_ids=[self.device.index] if self.device.type == "cuda" else None)
 
 
-def join_world(device_kind: str, threads: int = 0, rendezvous: str = "") -> World:
-    """Join the process group that the environment describes, or be a world of one.
+def join_world(device_kind: str, threads: int = 0, place: Place | None = None) -> World:
+    """Join the processes of a place; without one, those of the process group that there is, or be a world of one.
 
-    `rendezvous` is an init_method URL; empty uses torchrun's MASTER_ADDR and MASTER_PORT. `threads` is the number of
-    compute threads of a CPU rank (0 leaves torch's choice).
+    `threads` is the number of compute threads of a CPU rank (0 leaves torch's choice).
     """
-    place = ranks_from_environment(os.environ)
-    rank, size, local_rank = place or (0, 1, 0)
+    if place is None and dist.is_initialized():
+        place = Place(dist.get_rank(), dist.get_world_size(), dist.get_rank(), dist.get_world_size())
+    rank, size, local_rank = (place.rank, place.world_size, place.local_rank) if place else (0, 1, 0)
     if threads:
         torch.set_num_threads(threads)
     if device_kind == "cuda":
@@ -96,10 +90,17 @@ def join_world(device_kind: str, threads: int = 0, rendezvous: str = "") -> Worl
     else:
         device = torch.device("cpu")
         keep_freed_memory()
-    if size > 1 and not dist.is_initialized():
+    if place and size > 1 and not dist.is_initialized():
+        if not place.rendezvous:
+            raise ConfigError(
+                "the processes cannot find each other",
+                "neither MASTER_ADDR and MASTER_PORT nor Slurm's variables are set",
+                "start with `paceline train`, torchrun or srun",
+            )
         dist.init_process_group(
-            "cuda:nccl,cpu:gloo" if device.type == "cuda" else "gloo",
-            init_method=rendezvous or rendezvous_from(os.environ),
+            # No gloo beside NCCL: it connects every rank to every other, a descriptor each, and nothing here needs it.
+            "nccl" if device.type == "cuda" else "gloo",
+            init_method=place.rendezvous,
             rank=rank,
             world_size=size,
             timeout=COLLECTIVE_TIMEOUT,
@@ -135,4 +136,14 @@ def build_mesh(layout: Layout, world: World) -> Mesh | None:
             f"layout {layout}",
             f"start {layout.devices} processes, or leave the layout to the planner",
         )
-    return None if world.size == 1 else world.groups.mesh(layout, world.device.type)
+    if world.size == 1:
+        return None
+    if not world.groups.has_mesh(layout, world.device.type):
+        made = float(len(dist.distributed_c10d._world.pg_names))  # of which torch makes the names of local groups
+        if world.maximum([made, -made]) != [made, -made]:
+            raise ConfigError(
+                "ranks come to the plan with different numbers of process groups",
+                f"this one is in {made:.0f}, and torch names a group by how many there are: its ranks would not meet",
+                "make groups of some ranks alone after the run, or an equal number on every rank before it",
+            )
+    return world.groups.mesh(layout, world.device.type)

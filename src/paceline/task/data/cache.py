@@ -56,6 +56,11 @@ def open_corpus(data: DataSpec, say: Say | None = None) -> Corpus:
     return replace(corpus, what=listing.what)
 
 
+def known_corpus(data: DataSpec, key: str) -> Corpus | None:
+    """Return the corpus of that key from the cache of `data`, or None. No document is looked for."""
+    return load_corpus(cache_root(data) / "corpora" / key)
+
+
 def cache_root(data: DataSpec) -> Path:
     """Return the cache's folder: `data.cache_dir`, or `paceline` in the user's cache folder."""
     if data.cache_dir:

@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from paceline.errors import PacelineError
+from paceline.launch.here import without_place
 from paceline.run.process.handover import hand_over
-from paceline.run.process.place import without_place
 from paceline.run.process.supervise.supervisor import Outcome, supervise
 from paceline.spec.load import Spec
 from paceline.spec.plan import Plan

@@ -25,11 +25,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from paceline.launch.here import place_here
+from paceline.launch.worker import guarded
 from paceline.run.process.handover import take_over
 from paceline.run.process.supervise.forked import fork, leave
 from paceline.run.process.supervise.parent import end_with_parent
 from paceline.run.process.supervise.supervisor import Outcome, supervise_started
-from paceline.run.process.worker import guarded
 from paceline.spec.plan import Plan, plan_from_dict
 from paceline.spec.task import Task
 
@@ -128,7 +129,7 @@ def _compare_all(rows: Sequence[Row], result_path: Path) -> None:
     from paceline.verify.process.checks import CHECKS
     from paceline.verify.twin.fold import for_twin
 
-    world = join_world("cpu", threads=1)
+    world = join_world("cpu", threads=1, place=place_here(os.environ))
     for (path, masked), group in itertools.groupby(rows, key=lambda row: (row.spec, row.masked)):
         task = take_over(path).task
         _load_named(task)

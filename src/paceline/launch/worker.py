@@ -1,4 +1,4 @@
-"""The process of one rank: `python -m paceline.run.process.worker SPEC`, started by the supervisor or a scheduler.
+"""The process of one rank: `python -m paceline.launch.worker SPEC`, started by the supervisor or a scheduler.
 
 SPEC is a JSON file of a spec, or a file of a task that was pickled by `paceline.fit` because it holds objects.
 """
@@ -11,6 +11,7 @@ import traceback
 from pathlib import Path
 
 from paceline.errors import PacelineError, Requeue
+from paceline.launch.here import place_here
 from paceline.run.process.brief import take_brief
 from paceline.run.process.handover import take_over
 from paceline.run.process.supervise.forked import leave
@@ -45,11 +46,11 @@ def main() -> int:
 
 
 def _train(path: Path) -> None:
-    from paceline.run.process.run import train_here
+    from paceline.launch.run import train_here
 
     brief = take_brief()
     assert brief is not None, "a supervisor starts this process, and leaves a brief"
-    train_here(take_over(path), brief)
+    train_here(take_over(path), brief, place_here(os.environ))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""A run to its end in this process, as one rank of the world that the environment describes."""
+"""A run to its end in this process, as one rank of its world."""
 
 from __future__ import annotations
 
@@ -9,14 +9,15 @@ from paceline.run.process.world import join_world, leave_world
 from paceline.run.record.tensorboard import asked_sinks
 from paceline.spec.arguments import run_directory
 from paceline.spec.load import Spec
+from paceline.spec.place import Place
 
 
-def train_here(spec: Spec, brief: Brief, lock: RunLock | None = None) -> None:
-    """Train a spec as its brief says. Every rank of the brief's plan calls it.
+def train_here(spec: Spec, brief: Brief, place: Place | None = None, lock: RunLock | None = None) -> None:
+    """Train a spec as its brief says. Every rank of the brief's plan calls it, with its own place.
 
     `lock` is the run directory's; rank 0 takes it where its caller has not.
     """
-    world = join_world(brief.device, brief.threads)
+    world = join_world(brief.device, brief.threads, place)
     run_dir = run_directory(spec)
     if lock is None and world.is_first:
         lock = take(run_dir)

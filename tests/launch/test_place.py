@@ -10,20 +10,43 @@ import pytest
 from runs import ending, environment, steps_of, write_spec
 
 from paceline.errors import ConfigError
-from paceline.run.process.place import first_host, ranks_from_environment, ranks_per_node, rendezvous_from
+from paceline.launch.here import LAUNCHERS, place_here, without_place
+from paceline.launch.slurm import first_host
+from paceline.run.process.supervise.signals import STOP_SIGNALS
+from paceline.run.process.world import join_world
+from paceline.spec.place import Place
 
-TORCHRUN = {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4"}
-SRUN = {"SLURM_PROCID": "3", "SLURM_STEP_NUM_TASKS": "6", "SLURM_LOCALID": "0", "SLURM_STEP_TASKS_PER_NODE": "3(x2)"}
+LOCAL = {"RANK": "1", "WORLD_SIZE": "3", "LOCAL_RANK": "1", "PACELINE_RENDEZVOUS": "file:///x"}
+TORCHRUN = {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4", "MASTER_ADDR": "a",
+            "MASTER_PORT": "1"}  # fmt: skip
+SRUN = {"SLURM_PROCID": "3", "SLURM_STEP_NUM_TASKS": "6", "SLURM_LOCALID": "0", "SLURM_STEP_TASKS_PER_NODE": "3(x2)",
+        "SLURM_STEP_NODELIST": "n[1-2]", "SLURM_JOB_ID": "12345"}  # fmt: skip
 
 
 def test_places() -> None:
-    assert ranks_from_environment(TORCHRUN) == (5, 8, 1)
-    assert ranks_from_environment(SRUN) == (3, 6, 0)
-    assert ranks_from_environment({}) is None
-    assert ranks_from_environment({"SLURM_PROCID": "0"}) is None, "a batch script is not a step"
-    assert ranks_per_node(TORCHRUN, 8) == 4
-    assert ranks_per_node(SRUN, 6) == 3
-    assert ranks_per_node({}, 2) == 2
+    assert place_here(LOCAL) == Place(1, 3, 1, 3, "file:///x")
+    assert place_here(TORCHRUN) == Place(5, 8, 1, 4, "env://")
+    assert place_here(SRUN) == Place(3, 6, 0, 3, "tcp://n1:22345")
+    assert place_here({}) is None
+    assert place_here({"SLURM_PROCID": "0"}) is None, "a batch script is not a step"
+    assert place_here({"RANK": "0", "WORLD_SIZE": "2"}) == Place(0, 2, 0, 2), "torch's variables, set by something"
+
+
+def test_whoever_is_asked_first_counts() -> None:
+    """Ranks of our own, started inside a step of Slurm's, are theirs; torchrun inside of srun likewise."""
+    assert place_here({**SRUN, **LOCAL}) == Place(1, 3, 1, 3, "file:///x")
+    assert place_here({**SRUN, **TORCHRUN}) == Place(5, 8, 1, 4, "env://")
+    assert place_here({**SRUN, "RANK": "1", "WORLD_SIZE": "6"}) == Place(1, 6, 1, 3, "tcp://n1:22345")
+
+
+def test_processes_of_their_own_see_nothing_of_a_place() -> None:
+    kept = {"PATH": "/bin", "OMP_NUM_THREADS": "1"}
+    assert without_place({**kept, **LOCAL, **TORCHRUN, **SRUN, "PMI_RANK": "3", "TORCHELASTIC_RUN_ID": "x"}) == kept
+
+
+def test_the_end_is_heard_whoever_tells_it() -> None:
+    told = {signal for launcher in LAUNCHERS for signal in launcher.ends_with}
+    assert told <= set(STOP_SIGNALS) and all(launcher.ends_with for launcher in LAUNCHERS)
 
 
 @pytest.mark.parametrize(
@@ -56,17 +79,16 @@ def test_what_is_no_node_list(nodes: str) -> None:
 def test_a_terminal_of_srun_is_no_rank() -> None:
     """`srun --pty bash` sets what a step of one task has, and the port of its terminal; later sruns inherit that."""
     terminal = {"SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "1", "SLURM_LOCALID": "0", "SLURM_PTY_PORT": "41233"}
-    assert ranks_from_environment(terminal) is None
-    assert ranks_from_environment({**terminal, **SRUN}) == (3, 6, 0)
-    assert ranks_from_environment({**terminal, "RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1"}) == (1, 2, 1)
+    assert place_here(terminal) is None
+    assert place_here({**terminal, **SRUN}) == place_here(SRUN)
+    by_hand = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1"}
+    assert place_here({**terminal, **by_hand}) == Place(1, 2, 1, 2)
 
 
-def test_rendezvous() -> None:
-    assert rendezvous_from({"PACELINE_RENDEZVOUS": "file:///x"}) == "file:///x"
-    assert rendezvous_from({"MASTER_ADDR": "a", "MASTER_PORT": "1"}) == "env://"
-    assert rendezvous_from({"SLURM_STEP_NODELIST": "n[1-4]", "SLURM_JOB_ID": "12345"}) == "tcp://n1:22345"
+def test_processes_that_nobody_tells_where_to_meet_are_refused() -> None:
     with pytest.raises(ConfigError, match="cannot find each other"):
-        rendezvous_from({})
+        join_world("cpu", place=Place(0, 2, 0, 2))
+    assert join_world("cpu", place=place_here({"RANK": "0", "WORLD_SIZE": "1"})).size == 1
 
 
 def test_srun_starts_a_run(tmp_path: Path) -> None:

@@ -1,0 +1,22 @@
+"""The questions that every environment answers about the processes it starts."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+Environ = Mapping[str, str]
+Ranks3 = tuple[int, int, int]  # rank, world size, local rank
+
+
+@dataclass(frozen=True)
+class Launcher:
+    """An environment that starts processes: what it tells each of them, as its variables say."""
+
+    ranks: Callable[[Environ], Ranks3 | None]  # None outside of it
+    ranks_on_node: Callable[[Environ], int | None]
+    rendezvous: Callable[[Environ], str]  # a URL for `init_process_group`, empty where it tells none
+    ends_with: tuple[signal.Signals, ...]  # by which a process hears that its time is over
+    variables: tuple[str, ...] = ()  # what a process that makes a world of its own must not see
+    prefixes: tuple[str, ...] = ()  # the beginnings of more of them

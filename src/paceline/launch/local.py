@@ -1,0 +1,28 @@
+"""Ranks on this machine, started by Paceline's own supervisor (run/process/supervise/supervisor.py)."""
+
+from __future__ import annotations
+
+import signal
+
+from paceline.launch.launcher import Environ, Launcher, Ranks3
+from paceline.launch.torchrun import ranks_of
+
+RENDEZVOUS = "PACELINE_RENDEZVOUS"
+
+
+def _ranks(environ: Environ) -> Ranks3 | None:
+    return ranks_of(environ) if RENDEZVOUS in environ else None
+
+
+def _ranks_on_node(environ: Environ) -> int | None:
+    found = _ranks(environ)
+    return found[1] if found else None  # all of them
+
+
+LOCAL = Launcher(
+    ranks=_ranks,
+    ranks_on_node=_ranks_on_node,
+    rendezvous=lambda environ: environ.get(RENDEZVOUS, ""),
+    ends_with=(signal.SIGTERM, signal.SIGINT, signal.SIGUSR1),  # those that the supervisor gets, it passes on
+    prefixes=("PACELINE_",),
+)

@@ -1,0 +1,90 @@
+"""The data of a run, opened together: one rank of a node lists and tokenises a text, the others map what it wrote.
+
+Rank 0 comes first. Who knows its key needs to look at no file: only a node whose cache lacks that corpus reads the
+documents once more, by the first of its ranks.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+from paceline.errors import DataError
+from paceline.run.checkpoint.ranks import Ranks
+from paceline.run.process.world import World
+from paceline.spec.task import DataSpec
+from paceline.task.data.cache import known_corpus, open_corpus
+from paceline.task.data.manifest import Corpus
+from paceline.task.data.source import Pair, is_text, open_sources, token_sources
+
+LONGEST_PAUSE_SECONDS = 5.0  # between two questions whether all are done: far from the time-out of a collective
+
+
+def open_together(data: Any, seed: int, world: World) -> Pair:
+    """Return `open_sources` on every rank. Every rank calls it; what fails on one is raised on all.
+
+    Raises DataError too where the documents of a node are not those of rank 0.
+    """
+    if world.size == 1 or not isinstance(data, DataSpec) or data.collate or not is_text(data.source):
+        return open_sources(data, seed)
+    what = f"the data of '{data.source}' were not opened"
+    first = _together(what, world, (lambda: open_corpus(data)) if world.is_first else None)
+    key = world.share(first.key if first else "")
+    of_node = world.local_rank == 0 and not world.is_first
+    second = _together(what, world, (lambda: _on_node(data, key, world.rank)) if of_node else None)
+    corpus = Ranks().attempt(what, lambda: first or second or _mapped(data, key, world.rank))
+    return token_sources(corpus, data.seq_len, data.cross_documents)
+
+
+def _together(what: str, world: World, work: Callable[[], Corpus] | None) -> Corpus | None:
+    """Return what `work()` returns, where a rank has work, when all that have some are done. Every rank calls it.
+
+    The work is done beside the ranks' questions to each other, so that no collective waits for it.
+    """
+    found: list[Corpus] = []
+    errors: list[BaseException] = []
+
+    def do() -> None:
+        try:
+            found.extend([work()] if work else [])
+        except BaseException as error:  # raised below, in the thread that all ranks wait in
+            errors.append(error)
+
+    working, pause = threading.Thread(target=do, name="paceline-data", daemon=True), 0.005
+    working.start()
+    while world.maximum([float(working.is_alive())])[0]:
+        time.sleep(pause)
+        pause = min(2 * pause, LONGEST_PAUSE_SECONDS)
+
+    def outcome() -> Corpus | None:
+        if errors:
+            raise errors[0]
+        return found[0] if found else None
+
+    return Ranks().attempt(what, outcome)
+
+
+def _on_node(data: DataSpec, key: str, rank: int) -> Corpus:
+    """Return the corpus from this node's cache, built into it where it is not there."""
+    corpus = known_corpus(data, key) or open_corpus(data)
+    if corpus.key != key:
+        raise DataError(
+            f"rank {rank} finds other documents in '{data.source}' than rank 0",
+            f"they make the corpus {corpus.key}, and rank 0's is {key}",
+            "give every node the same files and the same version of tokenizers",
+        )
+    return corpus
+
+
+def _mapped(data: DataSpec, key: str, rank: int) -> Corpus:
+    """Return the corpus that the first rank of this node has seen to."""
+    corpus = known_corpus(data, key)
+    if corpus is None:
+        raise DataError(
+            f"rank {rank} does not find the tokenised documents of '{data.source}'",
+            "the first rank of its node has them in a cache that this rank does not see",
+            'name a folder that all ranks of a node share: cache_dir = "/path"',
+        )
+    return corpus

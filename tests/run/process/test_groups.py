@@ -1,0 +1,79 @@
+"""A rank makes the groups that it is in, as many as a layout has axes, and no host group beside NCCL."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from distributed import run_ranks
+
+from paceline.errors import ConfigError
+from paceline.run.process.groups import own_part
+from paceline.run.process.world import build_mesh, join_world
+from paceline.spec.layout import Layout
+from paceline.spec.place import Place
+
+AXES = {"pp": 2, "dp_replicate": 3, "fsdp": 4, "tp": 2}
+
+
+def test_the_part_of_a_rank_is_that_of_a_grid() -> None:
+    grid = torch.arange(48).view(2, 3, 4, 2)
+    for along in (("tp",), ("pp",), ("dp_replicate", "fsdp"), ("fsdp", "pp"), tuple(AXES)):
+        numbers = [list(AXES).index(axis) for axis in along]
+        others = [number for number in range(4) if number not in numbers]
+        sizes = [AXES[axis] for axis in along]
+        parts = grid.permute(others + numbers).reshape(-1, *sizes).flatten(1).tolist()
+        for part, rank in itertools.chain.from_iterable(
+            zip(itertools.repeat(part), part, strict=False) for part in parts
+        ):
+            assert own_part(AXES, along, rank) == tuple(part), (along, rank)
+
+
+def made(layout: Layout) -> int:
+    """Return how many groups of a layout's axes this rank asks torch for."""
+    world, calls, new_group = join_world("cpu", threads=1), [0], dist.new_group
+
+    def counted(*args: Any, **options: Any) -> Any:
+        calls[0] += 1
+        return new_group(*args, **options)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(dist, "new_group", counted)
+        mesh = build_mesh(layout, world)
+    assert mesh is not None
+    for axis in ("pp", "dp_replicate", "fsdp", "tp"):
+        found = torch.tensor([float(world.rank)])
+        dist.all_reduce(found, group=mesh.get_group(axis))
+        assert int(found) == sum(dist.get_process_group_ranks(mesh.get_group(axis)))
+    return calls[0]
+
+
+def test_a_rank_makes_no_more_groups_in_a_larger_world() -> None:
+    assert run_ranks(made, 4, Layout(dp_shard=2, tp=2)) == [3] * 4, "of both axes, and itself alone for the others"
+    assert run_ranks(made, 8, Layout(dp_shard=4, tp=2)) == [3] * 8
+
+
+def unequal() -> str:
+    dist.new_group([0], use_local_synchronization=True)  # one that rank 1 is not in
+    with pytest.raises(ConfigError) as caught:
+        build_mesh(Layout(tp=2), join_world("cpu", threads=1))
+    return caught.value.what
+
+
+def test_ranks_with_unequal_groups_of_their_own_are_told_instead_of_hanging() -> None:
+    assert run_ranks(unequal, 2) == ["ranks come to the plan with different numbers of process groups"] * 2
+
+
+def test_nccl_has_no_gloo_beside_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """gloo would connect every rank to every other when it is made, a descriptor each."""
+    asked: list[Any] = []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
+    monkeypatch.setattr(dist, "init_process_group", lambda backend, **options: asked.append((backend, options)))
+    world = join_world("cuda", place=Place(3, 16384, 1, 8, "tcp://n1:20000"))
+    assert (world.rank, world.size, world.device) == (3, 16384, torch.device("cuda", 1))
+    ((backend, options),) = asked
+    assert backend == "nccl" and options["init_method"] == "tcp://n1:20000" and options["world_size"] == 16384
