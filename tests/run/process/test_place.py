@@ -10,7 +10,13 @@ import pytest
 from runs import ending, environment, steps_of, write_spec
 
 from paceline.errors import ConfigError
-from paceline.run.process.place import first_host, ranks_from_environment, ranks_per_node, rendezvous_from
+from paceline.run.process.place import (
+    device_index,
+    first_host,
+    ranks_from_environment,
+    ranks_per_node,
+    rendezvous_from,
+)
 
 TORCHRUN = {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4"}
 SRUN = {"SLURM_PROCID": "3", "SLURM_STEP_NUM_TASKS": "6", "SLURM_LOCALID": "0", "SLURM_STEP_TASKS_PER_NODE": "3(x2)"}
@@ -24,6 +30,27 @@ def test_places() -> None:
     assert ranks_per_node(TORCHRUN, 8) == 4
     assert ranks_per_node(SRUN, 6) == 3
     assert ranks_per_node({}, 2) == 2
+
+
+@pytest.mark.parametrize(
+    ("local_rank", "visible", "index"),
+    [
+        (0, 8, 0),
+        (7, 8, 7),
+        (3, 1, 0),  # srun --gpus-per-task=1, or a pod for each rank: each sees its own device alone
+        (0, 1, 0),
+        (1, 1, 0),  # two ranks on a machine's only GPU
+    ],
+)
+def test_a_rank_takes_the_device_that_it_sees(local_rank: int, visible: int, index: int) -> None:
+    assert device_index(local_rank, visible) == index
+
+
+@pytest.mark.parametrize(("local_rank", "visible"), [(2, 2), (4, 3)])
+def test_more_ranks_than_devices_are_refused(local_rank: int, visible: int) -> None:
+    with pytest.raises(ConfigError, match=f"local rank {local_rank} has no device") as caught:
+        device_index(local_rank, visible)
+    assert f"{visible} are visible" in caught.value.because
 
 
 @pytest.mark.parametrize(

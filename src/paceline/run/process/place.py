@@ -43,6 +43,23 @@ def without_place(environ: Mapping[str, str]) -> dict[str, str]:
     }
 
 
+def device_index(local_rank: int, visible: int) -> int:
+    """Return which of the devices that a process sees it computes on, of `visible` many.
+
+    Slurm and Kubernetes may show every task a device of its own, which is then number 0 whatever the local rank.
+    Raises ConfigError where several are visible and there are more ranks than devices.
+    """
+    if visible == 1:
+        return 0
+    if local_rank < visible:
+        return local_rank
+    raise ConfigError(
+        f"local rank {local_rank} has no device",
+        f"{visible} are visible on this node (CUDA_VISIBLE_DEVICES counts), and every rank needs one of its own",
+        f"at most {visible} ranks a node, or one visible device for each task",
+    )
+
+
 def ranks_per_node(environ: Mapping[str, str], world_size: int) -> int:
     """Return how many of the ranks share this machine."""
     if "LOCAL_WORLD_SIZE" in environ:
