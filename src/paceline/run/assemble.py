@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 
 import torch
@@ -43,6 +44,7 @@ from paceline.task.models.blocks import find_blocks
 from paceline.task.models.build import build_model, fill_weights
 from paceline.task.models.decoder import Decoder
 from paceline.task.models.sizes import is_named
+from paceline.task.placed import objective_on
 from paceline.task.turns import turns_of
 
 
@@ -68,7 +70,10 @@ def assemble(task: Task, plan: Plan, world: World, source: Source, items_per_sam
     model = build_model(task.model, source.vocab or 0, items_per_sample, task.seed, device="meta" if family else "cpu")
     if not family:
         _share_out(model, world)  # whole on every rank until it is split
-    turns = turns_of(task, source.unit)
+    turns = tuple(
+        dataclasses.replace(turn, objective=objective_on(turn.objective, world.device))
+        for turn in turns_of(task, source.unit)
+    )
     refuse_axes(turns, plan)
     objective = turns[main_turn(task)].objective
     remarks = remarks_on(model, objective, MASTER_DTYPES[plan.precision])

@@ -43,7 +43,7 @@ def join_peers(spec: Spec, say: Say = print) -> tuple[World, Brief, RunLock | No
 
     Before that it takes the run's directory: it alone returns the lock. All raise RunInUse where another run has it.
     """
-    world = join_world(*_device_here(spec))
+    world = join_world(*_device_here(spec), run=spec.run)
     locks: list[RunLock] = []
 
     def begin() -> str:

@@ -69,7 +69,7 @@ class Run(Training):
         if brief is None:
             world, brief, lock = join_peers(spec)
         else:
-            world = join_world(brief.device, brief.threads)
+            world = join_world(brief.device, brief.threads, run=spec.run)
             lock = lock or (take(run_dir) if world.is_first else None)
         self._lock = lock
         Training.__init__(self, spec, brief, world, run_dir, asked_sinks(spec.run), lock)

@@ -108,9 +108,9 @@ def _as_one_rank(spec: Spec, run_dir: Path, say: Say) -> int:
     from paceline.run.process.run import train_here
     from paceline.session.begin import join_peers
 
-    _, brief, lock = join_peers(spec)
+    world, brief, lock = join_peers(spec)
     try:
-        train_here(spec, brief, lock)
+        train_here(spec, brief, lock, world)
     finally:
         if lock is not None and not lock.is_lost:
             _report(run_dir, say)

@@ -18,8 +18,10 @@ from torch.distributed.tensor import DTensor
 from paceline.errors import ConfigError, suggestion
 from paceline.spec.import_paths import is_import_path, load_object
 from paceline.task.coupling import with_gather
+from paceline.task.data.packed import STARTS
 from paceline.task.models.decoder import Decoder
 from paceline.task.models.layers.documents import document_mask, document_positions
+from paceline.task.models.layers.packed import PackedDocuments, takes_packed
 from paceline.task.models.layers.vocabulary import spread_logits_cross_entropy_sum
 
 Objective = Callable[[nn.Module, Any], tuple[Tensor, Tensor]]
@@ -116,7 +118,7 @@ def _placement(model: nn.Module, batch: Mapping[str, Tensor]) -> dict[str, Any]:
     found = {name: batch[name] for name in ("positions", "mask") if name in batch}
     if "documents" in batch:
         documents = batch["documents"]
-        found = {"positions": document_positions(documents), "mask": document_mask(documents)}
+        found = {"positions": document_positions(documents), "mask": _sees(model, batch)}
     known = inspect.signature(type(model).forward).parameters
     if "position_ids" in known and "mask" not in found and "positions" in found:
         found["position_ids"] = found.pop("positions")
@@ -131,6 +133,14 @@ def _placement(model: nn.Module, batch: Mapping[str, Tensor]) -> dict[str, Any]:
     if "real" in batch and "real" in known:  # routers count what is no padding
         found["real"] = batch["real"]
     return found
+
+
+def _sees(model: nn.Module, batch: Mapping[str, Tensor]) -> Tensor | PackedDocuments:
+    """Return which keys a query sees among packed documents: a mask, or less where the built-in decoder can do so."""
+    documents = batch["documents"]
+    if STARTS in batch and isinstance(model, Decoder) and takes_packed(documents.device):
+        return PackedDocuments(documents, batch[STARTS], documents.shape[1])
+    return document_mask(documents)
 
 
 def _summed_cross_entropy(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:

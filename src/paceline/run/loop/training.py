@@ -37,6 +37,7 @@ from paceline.spec.amounts import in_steps
 from paceline.spec.load import Spec
 from paceline.spec.plan import Plan
 from paceline.spec.task import ModelSpec
+from paceline.task.data.packed import for_device
 from paceline.task.data.source import open_sources
 from paceline.task.models.sizes import is_named
 from paceline.task.objective import Objective
@@ -102,7 +103,8 @@ class Training:
         built = assemble(task, plan, world, self.source, self.brief.items_per_sample)
         self.model, self.optimizer, self._stepper = built.model, built.optimizer, built.stepper
         self._data_rank = plan.layout.data_rank(world.rank)
-        self._stream = BatchStream(self.source, task.seed, plan, self._data_rank, world.device)
+        source = for_device(self.source, world.device.type, task.model)
+        self._stream = BatchStream(source, task.seed, plan, self._data_rank, world.device)
         self._prepared: StepBatch | None = None
         return built.remarks, restore(self.dir, self.spec, plan, self.source.fingerprint, self.model, self.optimizer,
                                       self._stepper.scaler, self._course, world)  # fmt: skip
@@ -268,7 +270,8 @@ class Training:
                 "the data set has no validation part",
                 "give a pair of data sets (train, validation), or a task.data.validation_fraction above 0",
             )
-        result = evaluate(self._stepper, self.held_out, self.spec.run.evaluate_samples, self._data_rank)
+        held_out = for_device(self.held_out, self.world.device.type, self.spec.task.model)
+        result = evaluate(self._stepper, held_out, self.spec.run.evaluate_samples, self._data_rank)
         self._record.evaluation(self.progress.step, result)
         return result["loss"]
 

@@ -11,11 +11,13 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from paceline.cluster.here.prepare import Switched, prepare_process
 from paceline.errors import ConfigError
 from paceline.run.memory.allocator import keep_freed_memory
 from paceline.run.process.groups import COLLECTIVE_TIMEOUT, Groups, Mesh
-from paceline.run.process.place import ranks_from_environment, rendezvous_from
+from paceline.run.process.place import device_index, ranks_from_environment, ranks_per_node, rendezvous_from
 from paceline.spec.layout import Layout
+from paceline.spec.run import RunSpec
 
 GLOO_DRAIN_SECONDS = 0.1  # a worker thread needs microseconds; more covers a loaded machine
 
@@ -29,6 +31,7 @@ class World:
     local_rank: int
     device: torch.device
     groups: Groups = field(default_factory=Groups, compare=False, repr=False)
+    switched: tuple[Switched, ...] = field(default=(), compare=False, repr=False)  # in this process, for the journal
 
     @property
     def is_first(self) -> bool:
@@ -39,6 +42,11 @@ class World:
     def saving(self) -> dist.ProcessGroup | None:
         """The group of all ranks on which checkpoints are agreed on, beside what trains; None for a world of one."""
         return self.groups.of((tuple(range(self.size)),), "saving") if self.size > 1 else None
+
+    def add_up(self, vector: torch.Tensor) -> None:
+        """Put the sum over all ranks in the place of a vector on this rank's device, which is waited for by nobody."""
+        if self.size > 1:
+            dist.all_reduce(vector)
 
     def sum(self, values: list[float]) -> list[float]:
         """Return the sums over all ranks, in double precision; one collective."""
@@ -78,21 +86,22 @@ class World:
             dist.barrier(device_ids=[self.device.index] if self.device.type == "cuda" else None)
 
 
-def join_world(device_kind: str, threads: int = 0, rendezvous: str = "") -> World:
+def join_world(device_kind: str, threads: int = 0, rendezvous: str = "", run: RunSpec | None = None) -> World:
     """Join the process group that the environment describes, or be a world of one.
 
     `rendezvous` is an init_method URL; empty uses torchrun's MASTER_ADDR and MASTER_PORT. `threads` is the number of
-    compute threads of a CPU rank (0 leaves torch's choice).
+    compute threads of a CPU rank (0 leaves torch's choice). `run` says what else this process is to set.
     """
     place = ranks_from_environment(os.environ)
     rank, size, local_rank = place or (0, 1, 0)
+    switched = prepare_process(run, device_kind, local_rank, ranks_per_node(os.environ, size)) if run else ()
     if threads:
         torch.set_num_threads(threads)
     if device_kind == "cuda":
         if not torch.cuda.is_available():
             raise ConfigError("the plan asks for CUDA devices", "torch sees none on this machine", "cluster.device=cpu")
-        torch.cuda.set_device(local_rank)
-        device = torch.device("cuda", local_rank)
+        device = torch.device("cuda", device_index(local_rank, torch.cuda.device_count()))
+        torch.cuda.set_device(device)
     else:
         device = torch.device("cpu")
         keep_freed_memory()
@@ -106,7 +115,7 @@ def join_world(device_kind: str, threads: int = 0, rendezvous: str = "") -> Worl
             device_id=device if device.type == "cuda" else None,
         )
         atexit.register(_leave_at_exit)
-    return World(rank, size, local_rank, device)
+    return World(rank, size, local_rank, device, switched=tuple(switched))
 
 
 def leave_world() -> None:
