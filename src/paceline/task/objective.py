@@ -115,7 +115,7 @@ def resolve_objective(objective: Any, source_unit: str) -> Objective:
 
 def _placement(model: nn.Module, batch: Mapping[str, Tensor]) -> dict[str, Any]:
     """Return what the batch says of where its tokens stand and what they see, as arguments for the model."""
-    found = {name: batch[name] for name in ("positions", "mask") if name in batch}
+    found: dict[str, Any] = {name: batch[name] for name in ("positions", "mask") if name in batch}
     if "documents" in batch:
         documents = batch["documents"]
         found = {"positions": document_positions(documents), "mask": _sees(model, batch)}

@@ -69,8 +69,8 @@ def packed_attention(q: Tensor, k: Tensor, v: Tensor, packed: PackedDocuments) -
 
 def over_documents(kernel: PackedKernel, q: Tensor, k: Tensor, v: Tensor, packed: PackedDocuments) -> Tensor:
     """Return what `packed_attention` does, by a kernel."""
-    flat = [x.transpose(1, 2).flatten(0, 1) for x in (q, k, v)]  # [rows x seq, heads, head_dim]
-    out = kernel(*flat, packed.starts, packed.longest)
+    flat_q, flat_k, flat_v = (x.transpose(1, 2).flatten(0, 1) for x in (q, k, v))  # [rows x seq, heads, head_dim]
+    out = kernel(flat_q, flat_k, flat_v, packed.starts, packed.longest)
     return out.unflatten(0, (q.shape[0], q.shape[2])).transpose(1, 2)
 
 
