@@ -35,7 +35,7 @@ def with_overrides(cluster: Cluster, spec: ClusterSpec) -> Cluster:
 def with_tf32(cluster: Cluster) -> Cluster:
     """Return the cluster with fp32 products at the published TF32 rate, the same where none is known.
 
-    What a probe has measured of fp32 products is measured without TF32, and gives way to nothing here.
+    A probe measures fp32 products without TF32, and none with it: what it measured stays.
     """
     device = cluster.device
     if device.kind != "cuda" or "tf32" not in device.matmul_flops:

@@ -1,8 +1,8 @@
 """The optimizer's state in host memory: it visits the device once a step, a bucket at a time, for the update.
 
 The update itself runs on the device, by the same kernel on the same numbers: weights are those of an optimizer whose
-state never leaves, bit for bit, and so are checkpoints. On a CPU the state that visits is a copy too. On CUDA copies have
-a stream of their own: while one bucket is updated the next one comes and the one before goes home.
+state never leaves, bit for bit, and so are checkpoints. On a CPU the state that visits is a copy too. On CUDA copies
+have a stream of their own: while one bucket is updated the next one comes and the one before goes home.
 """
 
 from __future__ import annotations
