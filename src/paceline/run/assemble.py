@@ -43,7 +43,9 @@ from paceline.task.data.source import Source
 from paceline.task.models.blocks import find_blocks
 from paceline.task.models.build import build_model, fill_weights
 from paceline.task.models.decoder import Decoder
+from paceline.task.models.huggingface.head import limit_logits
 from paceline.task.models.sizes import is_named
+from paceline.task.objective import next_token
 from paceline.task.placed import objective_on
 from paceline.task.turns import turns_of
 
@@ -80,6 +82,8 @@ def assemble(task: Task, plan: Plan, world: World, source: Source, items_per_sam
     cast_model(model, MASTER_DTYPES[plan.precision])
     if isinstance(model, Decoder):
         model.logits_elements = plan.logits_elements
+    elif next_token in [turn.objective for turn in turns] and plan.layout.tp == 1:
+        limit_logits(model, plan.logits_elements)
     plain, names = [turn.objective for turn in turns], all_names(model)  # before stages know a part of the names
     if any(map(gathers_rows, plain)) and mesh is not None and plan.layout.data_degree > 1:
         turns = gathering(turns, GatheredRows(mesh.data))
