@@ -16,7 +16,7 @@ BIN  := $(VENV)/bin/python
 KEY  := pyproject.toml constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help train test test-deep bench mutants lint format docs clean
+.PHONY: help train test test-deep test-cuda bench mutants lint format docs clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -29,6 +29,13 @@ test: lint  ## lint, types and the tests
 
 test-deep: $(VENV)/.test  ## the heavier sweeps too
 	$(BIN) -m pytest
+
+test-cuda: $(VENV)/.test  ## the tests that need a GPU, and the benchmark of one
+	@if $(BIN) -c 'import sys, torch; sys.exit(not torch.cuda.is_available())'; then \
+	  $(BIN) -m pytest -m cuda && $(BIN) benchmarks/gpu.py $(or $(ARGS),--quick); \
+	else \
+	  echo "test-cuda: torch sees no CUDA device here, so nothing was run"; \
+	fi
 
 bench: $(VENV)/.bench  ## the benchmarks, on this machine (ARGS=--quick for a short look)
 	@for script in $$(grep -l __main__ benchmarks/*.py); do echo "== $$script"; $(BIN) $$script $(ARGS); done

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from runs import ending, environment, steps_of, write_spec
 
+from paceline.cluster.here.prepare import device_index
 from paceline.errors import ConfigError
 from paceline.launch.here import LAUNCHERS, place_here, without_place
 from paceline.launch.slurm import first_host
@@ -47,6 +48,27 @@ def test_processes_of_their_own_see_nothing_of_a_place() -> None:
 def test_the_end_is_heard_whoever_tells_it() -> None:
     told = {signal for launcher in LAUNCHERS for signal in launcher.ends_with}
     assert told <= set(STOP_SIGNALS) and all(launcher.ends_with for launcher in LAUNCHERS)
+
+
+@pytest.mark.parametrize(
+    ("local_rank", "visible", "index"),
+    [
+        (0, 8, 0),
+        (7, 8, 7),
+        (3, 1, 0),  # srun --gpus-per-task=1, or a pod for each rank: each sees its own device alone
+        (0, 1, 0),
+        (1, 1, 0),  # two ranks on a machine's only GPU
+    ],
+)
+def test_a_rank_takes_the_device_that_it_sees(local_rank: int, visible: int, index: int) -> None:
+    assert device_index(local_rank, visible) == index
+
+
+@pytest.mark.parametrize(("local_rank", "visible"), [(2, 2), (4, 3)])
+def test_more_ranks_than_devices_are_refused(local_rank: int, visible: int) -> None:
+    with pytest.raises(ConfigError, match=f"local rank {local_rank} has no device") as caught:
+        device_index(local_rank, visible)
+    assert f"{visible} are visible" in caught.value.because
 
 
 @pytest.mark.parametrize(

@@ -69,9 +69,9 @@ def bias_of_one_ranks_load(patch: Patch, world: World) -> None:
     original = routing.bias_step
     local: list[torch.Tensor] = []
 
-    def taken(self: RouterWatch) -> list[float]:
+    def taken(self: RouterWatch) -> torch.Tensor:
         mine = take(self)
-        local[:] = list(torch.tensor(mine).view(self.model.config.routed_layers, -1)[:, :-2])
+        local[:] = list(mine.view(self.model.config.routed_layers, -1)[:, :-2])
         return mine
 
     patch.setattr(RouterWatch, "take", taken)

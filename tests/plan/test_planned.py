@@ -125,3 +125,18 @@ def test_money_is_never_invented():
         "$0.50",
         "$1,234",
     ]
+
+
+def test_tf32_is_in_the_price_of_fp32_products(text):
+    wide = ["task.model=llama-1b", "task.data.seq_len=1024", "task.global_batch=64 samples"]
+    asked = ["cluster.device=h100-sxm", *wide, "plan.precision=fp32"]
+    plain, rounded = (planned_with(text, *asked, f"run.tf32={switch}") for switch in ("false", "true"))
+    peaks = plain.cluster.device.peak_flops
+    assert rounded.peak_flops("fp32") == peaks["tf32"] > plain.peak_flops("fp32") == peaks["fp32"]
+    assert rounded.forecast.step_seconds.value < plain.forecast.step_seconds.value
+    bf16 = [
+        planned_with(text, *asked[:-1], "plan.precision=bf16", f"run.tf32={switch}") for switch in ("false", "true")
+    ]
+    assert bf16[0].forecast.step_seconds == bf16[1].forecast.step_seconds
+    cpu = [planned_with(text, "cluster.device=cpu", f"run.tf32={switch}").cluster for switch in ("false", "true")]
+    assert cpu[0] == cpu[1]

@@ -32,6 +32,21 @@ def with_overrides(cluster: Cluster, spec: ClusterSpec) -> Cluster:
     return _with_figures(dataclasses.replace(cluster, **changes), spec.figures)
 
 
+def with_tf32(cluster: Cluster) -> Cluster:
+    """Return the cluster with fp32 products at the published TF32 rate, the same where none is known.
+
+    A probe measures fp32 products without TF32, and none with it: what it measured stays.
+    """
+    device = cluster.device
+    if device.kind != "cuda" or "tf32" not in device.matmul_flops:
+        return cluster
+    points = {**device.matmul_flops, "fp32": device.matmul_flops["tf32"]}
+    peaks = (
+        {**device.peak_flops, "fp32": device.peak_flops["tf32"]} if "tf32" in device.peak_flops else device.peak_flops
+    )
+    return dataclasses.replace(cluster, device=dataclasses.replace(device, matmul_flops=points, peak_flops=peaks))
+
+
 def _stated(value: float) -> Figure:
     return Figure(float(value), "published", "from the spec")
 

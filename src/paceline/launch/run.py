@@ -5,19 +5,21 @@ from __future__ import annotations
 from paceline.run.loop.training import Training
 from paceline.run.process.brief import Brief
 from paceline.run.process.lock import RunLock, take
-from paceline.run.process.world import join_world, leave_world
+from paceline.run.process.world import World, join_world, leave_world
 from paceline.run.record.tensorboard import asked_sinks
 from paceline.spec.arguments import run_directory
 from paceline.spec.load import Spec
 from paceline.spec.place import Place
 
 
-def train_here(spec: Spec, brief: Brief, place: Place | None = None, lock: RunLock | None = None) -> None:
+def train_here(
+    spec: Spec, brief: Brief, place: Place | None = None, lock: RunLock | None = None, world: World | None = None
+) -> None:
     """Train a spec as its brief says. Every rank of the brief's plan calls it, with its own place.
 
-    `lock` is the run directory's; rank 0 takes it where its caller has not.
+    `lock` is the run directory's; rank 0 takes it where its caller has not. `world` is this process's, if it has one.
     """
-    world = join_world(brief.device, brief.threads, place)
+    world = world or join_world(brief.device, brief.threads, place, spec.run)
     run_dir = run_directory(spec)
     if lock is None and world.is_first:
         lock = take(run_dir)

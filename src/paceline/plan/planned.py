@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 
+from paceline.cluster.override import with_tf32
 from paceline.cluster.resolve import resolve_cluster
 from paceline.plan.choice import Choice, Prepared
 from paceline.plan.learn.recall import recall
@@ -68,6 +69,7 @@ def plan_task(spec: Spec, *, say: Callable[[str], None] | None = None) -> Planne
 
 def plan_prepared(prepared: Prepared, cluster: Cluster, remarks: tuple[str, ...] = ()) -> Planned:
     """Return the best plan of a prepared task on a cluster. Raises DoesNotFit where none fits or keeps the limits."""
+    cluster = with_tf32(cluster) if prepared.spec.run.tf32 else cluster
     planned = _planned(prepared, cluster, remarks, goodput=1.0)
     constraints = prepared.spec.plan
     if constraints.deadline is None and constraints.budget_usd is None:

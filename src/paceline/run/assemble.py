@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 
 import torch
@@ -42,8 +43,10 @@ from paceline.task.data.source import Source
 from paceline.task.models.blocks import find_blocks
 from paceline.task.models.build import build_model, fill_weights
 from paceline.task.models.decoder import Decoder
+from paceline.task.models.huggingface.head import limit_logits
 from paceline.task.models.sizes import is_named
-from paceline.task.objective import BUILT_IN
+from paceline.task.objective import BUILT_IN, next_token
+from paceline.task.placed import objective_on
 from paceline.task.turns import turns_of
 
 
@@ -69,13 +72,18 @@ def assemble(task: Task, plan: Plan, world: World, source: Source, items_per_sam
     model = build_model(task.model, source.vocab or 0, items_per_sample, task.seed, device="meta" if family else "cpu")
     if not family:
         _share_out(model, world)  # whole on every rank until it is split
-    turns = turns_of(task, source.unit)
+    turns = tuple(
+        dataclasses.replace(turn, objective=objective_on(turn.objective, world.device))
+        for turn in turns_of(task, source.unit)
+    )
     refuse_axes(turns, plan)
     objective = turns[main_turn(task)].objective
     remarks = remarks_on(model, objective, MASTER_DTYPES[plan.precision])
     cast_model(model, MASTER_DTYPES[plan.precision])
     if isinstance(model, Decoder):
         model.logits_elements = plan.logits_elements
+    elif next_token in [turn.objective for turn in turns] and plan.layout.tp == 1:
+        limit_logits(model, plan.logits_elements)
     plain, names = [turn.objective for turn in turns], all_names(model)  # before stages know a part of the names
     if any(map(gathers_rows, plain)) and mesh is not None and plan.layout.data_degree > 1:
         turns = gathering(turns, GatheredRows(mesh.data))

@@ -43,7 +43,7 @@ def join_peers(spec: Spec, place: Place, say: Say = print) -> tuple[World, Brief
 
     Before that it takes the run's directory: it alone returns the lock. All raise RunInUse where another run has it.
     """
-    world = join_world(*_device_here(spec, place), place)
+    world = join_world(*_device_here(spec, place), place, spec.run)
     locks: list[RunLock] = []
 
     def begin() -> str:

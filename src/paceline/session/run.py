@@ -70,7 +70,7 @@ class Run(Training):
             assert place is not None, "else there is a brief"
             world, brief, lock = join_peers(spec, place)
         else:
-            world = join_world(brief.device, brief.threads, place)
+            world = join_world(brief.device, brief.threads, place, spec.run)
             lock = lock or (take(run_dir) if world.is_first else None)
         self._lock = lock
         Training.__init__(self, spec, brief, world, run_dir, asked_sinks(spec.run), lock)

@@ -110,9 +110,9 @@ def _as_one_rank(spec: Spec, place: Place, run_dir: Path, say: Say) -> int:
     from paceline.launch.run import train_here
     from paceline.session.begin import join_peers
 
-    _, brief, lock = join_peers(spec, place)
+    world, brief, lock = join_peers(spec, place)
     try:
-        train_here(spec, brief, place, lock)
+        train_here(spec, brief, place, lock, world)
     finally:
         if lock is not None and not lock.is_lost:
             _report(run_dir, say)

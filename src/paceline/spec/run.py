@@ -46,4 +46,22 @@ class RunSpec:
         (), "regular expressions of what the journal must not hold, besides secrets of known shapes"
     )
     group_read: bool = option(False, "let the file group read the journal and the report, which are the user's alone")
+    tf32: bool = option(
+        False, "let GPUs round the factors of fp32 products to 10 bits, for a rate several times as high"
+    )
+    cudnn_benchmark: bool = option(
+        False, "let cuDNN try its convolutions and keep the fastest, which may sum in another order at the next start"
+    )
+    deterministic: bool = option(
+        False,
+        "use kernels alone that give the same bits at every repetition: some are slower, and some operators have none",
+    )
+    expandable_segments: bool = option(
+        True, "let CUDA's allocator grow its segments, unless PYTORCH_ALLOC_CONF says otherwise"
+    )
+    bind: str = option(
+        "auto",
+        "give each rank on a GPU its part of the cores, near its device (auto: unless the launcher has given it some)",
+        choices=("auto", "on", "off"),
+    )
     tensorboard: bool = option(False, "also write TensorBoard event files (needs the extra 'tensorboard')")

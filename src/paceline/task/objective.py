@@ -18,8 +18,11 @@ from torch.distributed.tensor import DTensor
 from paceline.errors import ConfigError, suggestion
 from paceline.spec.import_paths import is_import_path, load_object
 from paceline.task.coupling import with_gather
+from paceline.task.data.packed import STARTS
 from paceline.task.models.decoder import Decoder
+from paceline.task.models.huggingface.head import chunked_loss
 from paceline.task.models.layers.documents import document_mask, document_positions
+from paceline.task.models.layers.packed import PackedDocuments, takes_packed
 from paceline.task.models.layers.vocabulary import spread_logits_cross_entropy_sum
 
 Objective = Callable[[nn.Module, Any], tuple[Tensor, Tensor]]
@@ -29,8 +32,8 @@ def next_token(model: nn.Module, batch: Mapping[str, Tensor]) -> tuple[Tensor, T
     """Return the summed next-token cross-entropy in nats and the count of labels that are not -100.
 
     `batch` holds "tokens" and "labels", int64 [rows, seq]; labels are the next tokens already. The built-in decoder
-    computes its loss without whole logits; any other model gets the tokens alone and returns logits
-    [rows, seq, vocab], as a tensor or as an output with `.logits`.
+    computes its loss without whole logits, and so does the head of a model of transformers where logits are many; any
+    other model gets the tokens alone and returns logits [rows, seq, vocab], as a tensor or as an output with `.logits`.
 
     It may hold "documents" too, int64 [rows, seq]: tokens then see only those of their own document, in which positions
     restart. Where ranks share sequences it holds "positions" and perhaps "mask" instead, made from the whole rows, and
@@ -43,6 +46,8 @@ def next_token(model: nn.Module, batch: Mapping[str, Tensor]) -> tuple[Tensor, T
     # A transformers model would fill a cache for generation, which recompute would then fill twice.
     if "use_cache" in inspect.signature(type(model).forward).parameters:
         options["use_cache"] = False
+    if (by_head := chunked_loss(model, tokens, labels, options)) is not None:
+        return by_head
     return _summed_cross_entropy(_logits(model(tokens, **options)), labels)
 
 
@@ -113,10 +118,10 @@ def resolve_objective(objective: Any, source_unit: str) -> Objective:
 
 def _placement(model: nn.Module, batch: Mapping[str, Tensor]) -> dict[str, Any]:
     """Return what the batch says of where its tokens stand and what they see, as arguments for the model."""
-    found = {name: batch[name] for name in ("positions", "mask") if name in batch}
+    found: dict[str, Any] = {name: batch[name] for name in ("positions", "mask") if name in batch}
     if "documents" in batch:
         documents = batch["documents"]
-        found = {"positions": document_positions(documents), "mask": document_mask(documents)}
+        found = {"positions": document_positions(documents), "mask": _sees(model, batch)}
     known = inspect.signature(type(model).forward).parameters
     if "position_ids" in known and "mask" not in found and "positions" in found:
         found["position_ids"] = found.pop("positions")
@@ -131,6 +136,14 @@ def _placement(model: nn.Module, batch: Mapping[str, Tensor]) -> dict[str, Any]:
     if "real" in batch and "real" in known:  # routers count what is no padding
         found["real"] = batch["real"]
     return found
+
+
+def _sees(model: nn.Module, batch: Mapping[str, Tensor]) -> Tensor | PackedDocuments:
+    """Return which keys a query sees among packed documents: a mask, or less where the built-in decoder can do so."""
+    documents = batch["documents"]
+    if STARTS in batch and isinstance(model, Decoder) and takes_packed(documents.device):
+        return PackedDocuments(documents, batch[STARTS], documents.shape[1])
+    return document_mask(documents)
 
 
 def _summed_cross_entropy(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:

@@ -7,7 +7,8 @@ from typing import Any
 
 from paceline.task.objective import Objective, next_token
 
-READ_BY_NEXT_TOKEN = ("tokens", "labels", "documents", "positions", "mask", "real")  # of the built-in decoder
+# Of the built-in decoder. Where documents begin is read on devices that have a kernel for it.
+READ_BY_NEXT_TOKEN = ("tokens", "labels", "documents", "document_starts", "positions", "mask", "real")
 AUX_LOSS = "router_aux_loss_coef"  # of a Hugging Face config
 
 

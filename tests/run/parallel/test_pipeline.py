@@ -19,6 +19,7 @@ from paceline.run.assemble import assemble
 from paceline.run.checkpoint import load_latest, materialise_optimizer_state, save_checkpoint, training_state
 from paceline.run.loop.evaluate import evaluate
 from paceline.run.loop.loader import BatchStream
+from paceline.run.parallel.pipeline.passes import beats
 from paceline.run.process.world import join_world
 from paceline.spec.layout import Layout
 from paceline.spec.plan import Plan
@@ -290,3 +291,25 @@ def test_a_split_backward_pass_still_fails_where_the_planner_refuses_it(layout: 
     except Exception:  # one rank's own error, or another's that this rank has gone: which comes first is chance
         works = [False]
     assert not all(works)
+
+
+@pytest.mark.parametrize(("ranks", "turns", "micro_batches"), [(2, 1, 3), (2, 2, 5), (3, 2, 7), (4, 3, 4), (1, 1, 2)])
+def test_what_a_beat_needs_was_made_in_the_one_before(ranks: int, turns: int, micro_batches: int) -> None:
+    """Every stage runs every micro-batch once, and what it takes in comes from the rank before, one beat earlier."""
+    every = [beats(rank, ranks, turns, micro_batches) for rank in range(ranks)]
+    assert len({len(own) for own in every}) == 1
+    ran = {}
+    for at, now in enumerate(zip(*every, strict=True)):
+        for rank, what in enumerate(now):
+            if what is not None:
+                assert what not in ran.get(rank, {})
+                ran.setdefault(rank, {})[what] = at
+    for stage in range(ranks * turns):
+        for number in range(micro_batches):
+            at = ran[stage % ranks][stage // ranks, number]
+            if stage:
+                assert ran[(stage - 1) % ranks][(stage - 1) // ranks, number] == at - 1
+    assert sum(map(len, ran.values())) == ranks * turns * micro_batches
+    for own in every:
+        numbers = [what[1] for what in own if what is not None and what[0] == turns - 1]
+        assert numbers == sorted(numbers), "the last stage sums in the order of the samples"

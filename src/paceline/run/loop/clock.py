@@ -7,9 +7,14 @@ from typing import Any
 
 import torch
 
+BETWEEN = ""  # what lies between two steps is part of neither
+
 
 class PhaseClock:
-    """Splits a step's wall time into named phases; on CUDA by events, so that nothing waits for the device.
+    """Splits steps' wall time into named phases; on CUDA by events, so that nothing waits for the device.
+
+    The device may still be at the end of a step when the host asks what the step took. What the device has not passed
+    is told with the next step; summed up over steps nothing is lost but the end of the last one.
 
     On a CPU this thread computes forward and backward itself, so the time in which it did not run is time that it
     waited: in a collective, whose transfers other threads make, or for a core.
@@ -19,7 +24,14 @@ class PhaseClock:
         self._cuda = device.type == "cuda"
         self._marks: list[tuple[str, Any]] = []
         self._ran: list[float] = []
-        self.mark("start")
+        self._phases: list[str] = []  # seen so far
+
+    def begin(self) -> None:
+        """Say that a step begins here."""
+        if not self._cuda:  # a step that failed has told nothing, and tells nothing of the next one
+            self._marks.clear()
+            self._ran.clear()
+        self.mark(BETWEEN)
 
     def mark(self, phase: str) -> None:
         """Say that `phase` ends here."""
@@ -30,13 +42,19 @@ class PhaseClock:
         else:
             self._marks.append((phase, time.perf_counter()))
             self._ran.append(time.thread_time())
+        if phase != BETWEEN and phase not in self._phases:
+            self._phases.append(phase)
 
-    def seconds(self) -> dict[str, float]:
-        """Return the seconds of each phase. On CUDA the device must have passed the last mark."""
-        spans: dict[str, float] = {}
-        for (_, before), (phase, after) in zip(self._marks, self._marks[1:], strict=False):
-            span = before.elapsed_time(after) / 1e3 if self._cuda else after - before
-            spans[phase] = spans.get(phase, 0.0) + span
+    def take_seconds(self) -> dict[str, float]:
+        """Return the seconds of each phase that has ended since the last call; 0 of one that the device is still in."""
+        passed = len(self._marks)
+        while self._cuda and passed > 1 and not self._marks[passed - 1][1].query():
+            passed -= 1
+        spans = dict.fromkeys(self._phases, 0.0)
+        for (_, before), (phase, after) in zip(self._marks[:passed], self._marks[1:passed], strict=False):
+            if phase != BETWEEN:
+                spans[phase] += before.elapsed_time(after) / 1e3 if self._cuda else after - before
+        self._marks, self._ran = self._marks[passed - 1 :], self._ran[passed - 1 :]
         return spans
 
     def waiting_seconds(self, *phases: str) -> float | None:

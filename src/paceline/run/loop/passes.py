@@ -75,15 +75,16 @@ class SequentialPasses:
 
     def evaluate(self, micro_batches: Sequence[MicroBatch]) -> tuple[float, float]:
         """Run forward only; return this rank's share of the loss sum and the weight."""
-        loss_total = weight_total = 0.0
+        loss_total: Any = 0.0
+        weight_total: Any = 0.0
         for micro in micro_batches:
             with self.randomness.during(sample_rows(micro)):
                 loss_sum, weight = self._forward(micro)
             if micro.counts:
-                loss_total += float(loss_sum)
-                weight_total += float(weight)
+                loss_total = loss_total + in_double(loss_sum)
+                weight_total = weight_total + in_double(weight)
         self.randomness.rest()
-        return self._share(loss_total), self._share(weight_total)
+        return self._share(float(loss_total)), self._share(float(weight_total))
 
     def wrap_objective(self, wrapper: Callable[[Objective], Objective]) -> None:
         """Call `wrapper(objective)` in the place of the objective from now on."""
@@ -109,6 +110,11 @@ def sample_rows(micro: MicroBatch, draws_as: Callable[[int], int] | None = None)
     positions = micro.position + np.arange(max(1, len(micro.ids)), dtype=np.int64)
     step = draws_as(micro.step) if draws_as else 0
     return SampleRows(positions, step, length_of(micro.data))
+
+
+def in_double(number: Any) -> Any:
+    """Return a number of an objective in double precision, where it is: the host waits for no tensor."""
+    return number.detach().double() if isinstance(number, torch.Tensor) else float(number)
 
 
 def in_model_precision(data: Any, plan: Plan) -> Any:

@@ -9,6 +9,7 @@ import math
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -56,32 +57,38 @@ class RouterWatch:
         assert isinstance(ran, MoEDecoder) and ran.routed is not None
         self._total = ran.routed if self._total is None else self._total + ran.routed
 
-    def take(self) -> list[float]:
-        """Return this rank's sums as a flat list, and forget them."""
+    def take(self) -> torch.Tensor:
+        """Return this rank's sums in fp64, flat, where the model is, and forget them."""
         shape = (self.model.config.routed_layers, self.model.config.experts + 2)
         total, self._total = self._total, None
-        return (torch.zeros(shape) if total is None else total).flatten().tolist()
+        return (torch.zeros(shape, dtype=torch.float64) if total is None else total).flatten()
 
-    def finish(self, sums: list[float], items: float, updated: bool) -> RouterStats:
+    def finish(self, sums: torch.Tensor, known: list[float], items: float, updated: bool) -> RouterStats:
         """Return the step's statistics from the sums over all ranks, having moved the biases where weights moved.
 
-        `items` is the step's weight. Ranks of a tensor-parallel group have routed the same tokens.
+        `sums` are on the device, where biases follow from them, and `known` are the same on the host. `items` is the
+        step's weight. Ranks of a tensor-parallel group have routed the same tokens.
         """
-        table = torch.tensor(sums, dtype=torch.float64).view(self.model.config.routed_layers, -1) / self.plan.layout.tp
-        counts = table[:, :ENTROPY].round()
         config = self.model.config
         if updated:
+            loads = self._table(sums)[:, :ENTROPY].round()
             for place, router in routers_by_place(self.model).items():
                 bias = router.e_score_correction_bias
                 if bias is not None:
-                    bias_step(bias, counts[place].to(bias.device), config.bias_rate)
-        tokens = counts.sum(dim=1) / config.top_k
+                    bias_step(bias, loads[place], config.bias_rate)
+        table = self._table(np.array(known))
+        counts = table[:, :ENTROPY].round()
+        tokens = counts.sum(axis=1) / config.top_k
         entropy = table[:, ENTROPY] / tokens / math.log(config.experts) if config.experts > 1 else table[:, ENTROPY] * 0
         return RouterStats(
             counts=tuple(tuple(int(count) for count in row) for row in counts.tolist()),
             entropy=tuple(entropy.tolist()),
             balance=float(table[:, BALANCE].mean()) / items,
         )
+
+    def _table(self, sums: Any) -> Any:
+        """Return flat sums, a tensor or an array, with a row for each layer, every token counted once."""
+        return sums.reshape(self.model.config.routed_layers, -1) / self.plan.layout.tp
 
 
 def watch_routing(model: nn.Module, plan: Plan) -> RouterWatch | None:

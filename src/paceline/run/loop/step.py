@@ -13,7 +13,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 from torch import nn
@@ -22,6 +21,7 @@ from torch.distributed.tensor import DTensor
 from paceline.errors import NumericalStop
 from paceline.run.loop.clock import PhaseClock
 from paceline.run.loop.loader import StepBatch
+from paceline.run.loop.numbers import NumbersOnTheWay, one_vector
 from paceline.run.loop.passes import Objective, Passes
 from paceline.run.loop.routing import RouterStats, RouterWatch
 from paceline.run.loop.turns import StepTurn
@@ -55,7 +55,8 @@ class StepStats:
     weight: float  # items
     grad_norm: float  # global, before clipping
     lr: float
-    seconds: dict[str, float]  # phases of rank 0; `total` is their sum
+    # Phases of rank 0; `total` is their sum. On CUDA `optimizer` is the last step's: nobody waits for this one's.
+    seconds: dict[str, float]
     updated: bool  # False where an fp16 overflow skipped the update
     stop_requested: bool  # any rank asked to stop
     router: RouterStats | None = None  # of a model with experts
@@ -96,6 +97,7 @@ class Stepper:
 
     def __post_init__(self) -> None:
         self._copies = {p: self._copies_of(p) for turn in self.turns for p in turn.parameters}
+        self._clock = PhaseClock(self.world.device)
 
     @property
     def passes(self) -> Passes:
@@ -112,16 +114,15 @@ class Stepper:
     ) -> StepStats:
         """Make one update and return what it did. `while_busy` runs on the host while the device computes.
 
+        The host waits for the device once for each objective, for the sums over all ranks that decide on the update.
         Raises NumericalStop, before the weights that it is of change, where a loss or a gradient norm is not finite.
         """
-        clock = PhaseClock(self.world.device)
+        self._clock.begin()
         made: dict[str, _Made] = {}
         for turn in self.turns:
             if turn.turn.is_due(batch.step):
-                made[turn.turn.name] = self._make(turn, batch, lr, clock, stop_requested, while_busy)
+                made[turn.turn.name] = self._make(turn, batch, lr, stop_requested, while_busy)
                 while_busy = None
-        if self.world.device.type == "cuda":
-            torch.cuda.synchronize(self.world.device)
         main = made[self.turns[self.main].turn.name]
         return StepStats(
             step=batch.step,
@@ -131,11 +132,11 @@ class Stepper:
             weight=main.stats.weight,
             grad_norm=main.stats.grad_norm,
             lr=lr,
-            seconds=clock.seconds(),
+            waiting_seconds=self._clock.waiting_seconds("forward_backward", "reduce"),
+            seconds=self._clock.take_seconds(),
             updated=any(one.stats.updated for one in made.values()),
             stop_requested=main.stop_requested,
             router=main.router,
-            waiting_seconds=clock.waiting_seconds("forward_backward", "reduce"),
             turns={name: one.stats for name, one in made.items() if name},
         )
 
@@ -144,7 +145,6 @@ class Stepper:
         turn: StepTurn,
         batch: StepBatch,
         lr: float,
-        clock: PhaseClock,
         stop_requested: bool,
         while_busy: Callable[[], None] | None,
     ) -> _Made:
@@ -153,18 +153,20 @@ class Stepper:
         expected = 2.0 ** round(math.log2(batch.samples * self.items_per_sample))  # of the weight: keeps sums in range
         down = (self.scaler.scale if self.scaler else 1.0) / expected
         loss_sum, weight = turn.passes.accumulate(batch.micro_batches, down)
-        clock.mark("forward_backward")
+        self._clock.mark("forward_backward")
         self.gradients.finish()
         self._keep_own(turn)
-        squares = self._local_squares()
+        local = [loss_sum, weight, self._local_squares(), stop_requested, self.gradients.unreached()]
+        sums = one_vector(local, self.routing.take() if self.routing else None, self.world.device)
+        self.world.add_up(sums)
+        self._clock.mark("reduce")
+        coming = NumbersOnTheWay(sums)
         if while_busy is not None:
             while_busy()
-        local = [*_floats(loss_sum, weight, squares), float(stop_requested), float(self.gradients.unreached())]
-        routed = self.routing.take() if self.routing else []
-        loss_total, weight_total, square_total, stop, unreached, *routed = self.world.sum([*local, *routed])
+        loss_total, weight_total, square_total, stop, unreached, *routed = coming.arrived()
         if unreached:
             self.gradients.settle()
-        clock.mark("reduce")
+            self._clock.mark("reduce")
         scale = self.scaler.scale if self.scaler else 1.0
         if weight_total <= 0:
             raise NumericalStop(
@@ -176,8 +178,8 @@ class Stepper:
         correction = expected / weight_total / scale
         norm = math.sqrt(square_total) * correction if square_total >= 0 else math.nan
         updated = self._update(turn, batch.step, loss, norm, correction, lr)
-        router = self.routing.finish(routed, weight_total, updated) if self.routing else None
-        clock.mark("optimizer")
+        router = self.routing.finish(sums[len(local) :], routed, weight_total, updated) if self.routing else None
+        self._clock.mark("optimizer")
         return _Made(TurnStats(loss, weight_total, norm, updated), stop > 0, router)
 
     def _keep_own(self, turn: StepTurn) -> None:
@@ -246,12 +248,3 @@ def _place(step: int, turn: StepTurn) -> str:
 def _local(tensor: torch.Tensor | None) -> torch.Tensor:
     assert tensor is not None
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
-
-
-def _floats(*values: Any) -> list[float]:
-    """Return tensors and numbers as floats, with one wait for the device at most."""
-    tensors = [value for value in values if isinstance(value, torch.Tensor)]
-    if not tensors or tensors[0].device.type == "cpu":
-        return [float(value) for value in values]
-    read = iter(torch.stack([tensor.double().reshape(()) for tensor in tensors]).tolist())
-    return [next(read) if isinstance(value, torch.Tensor) else float(value) for value in values]

@@ -39,6 +39,8 @@ from paceline.spec.amounts import in_steps
 from paceline.spec.load import Spec
 from paceline.spec.plan import Plan
 from paceline.spec.task import ModelSpec
+from paceline.task.data.ahead import ReadAhead, may_read_in_a_thread
+from paceline.task.data.packed import for_device
 from paceline.task.models.sizes import is_named
 from paceline.task.objective import Objective
 from paceline.task.turns import objective_of
@@ -103,8 +105,11 @@ class Training:
         built = assemble(task, plan, world, self.source, self.brief.items_per_sample)
         self.model, self.optimizer, self._stepper = built.model, built.optimizer, built.stepper
         self._data_rank = plan.layout.data_rank(world.rank)
-        self._stream = BatchStream(self.source, task.seed, plan, self._data_rank, world.device)
-        self._prepared: StepBatch | None = None
+        source = for_device(self.source, world.device.type, task.model)
+        self._stream = BatchStream(source, task.seed, plan, self._data_rank, world.device)
+        on_cuda = world.device.type == "cuda"  # a CPU computes on all its cores
+        prepare = partial(torch.cuda.set_device, world.device) if on_cuda and may_read_in_a_thread(source) else None
+        self._batches = ReadAhead(self._stream.at, prepare)
         return built.remarks, restore(self.dir, self.spec, plan, self.source.fingerprint, self.model, self.optimizer,
                                       self._stepper.scaler, self._course, world)  # fmt: skip
 
@@ -128,8 +133,8 @@ class Training:
 
     def take_down(self) -> None:
         """Let go of all that the plan made, device memory included. The run's directory and its journal stay."""
-        self._prepared = None
-        del self.model, self.optimizer, self._stepper, self._stream
+        self._batches.close()
+        del self.model, self.optimizer, self._stepper, self._stream, self._batches
         gc.collect()  # hooks and modules know each other
         if self.world.device.type == "cuda":
             torch.cuda.empty_cache()
@@ -149,8 +154,9 @@ class Training:
             while self.progress.step < self.brief.steps:
                 before = self.progress.step
                 began = time.perf_counter()
-                batch = self._prepared or self._stream.at(self.progress.position, before + 1)
-                self._prepared = None
+                batch = self._batches.take(self.progress.position, before + 1)
+                if batch.step < self.brief.steps:
+                    self._batches.begin(batch.position + batch.samples, batch.step + 1)
                 self._data_seconds = time.perf_counter() - began
                 yield batch
                 if self.progress.step == before:
@@ -208,7 +214,7 @@ class Training:
             batch,
             lr,
             stop_requested=self._wants_to_stop(),
-            while_busy=partial(self._prepare_after, batch) if on_cuda else None,
+            while_busy=self._batches.read_begun if on_cuda else None,
         )
         self.progress = Progress(step=batch.step, position=stats.position_after)
         seconds = stats.seconds
@@ -217,11 +223,6 @@ class Training:
         seconds["other"] = max(0.0, total - sum(seconds.values()))
         seconds["total"] = total
         return stats
-
-    def _prepare_after(self, batch: StepBatch) -> None:
-        """Read the next batch while the device computes this one."""
-        if batch.step < self.brief.steps:
-            self._prepared = self._stream.at(batch.position + batch.samples, batch.step + 1)
 
     def _wants_to_stop(self) -> bool:
         limit = self.spec.run.time_limit
@@ -270,7 +271,8 @@ class Training:
                 "the data set has no validation part",
                 "give a pair of data sets (train, validation), or a task.data.validation_fraction above 0",
             )
-        result = evaluate(self._stepper, self.held_out, self.spec.run.evaluate_samples, self._data_rank)
+        held_out = for_device(self.held_out, self.world.device.type, self.spec.task.model)
+        result = evaluate(self._stepper, held_out, self.spec.run.evaluate_samples, self._data_rank)
         self._record.evaluation(self.progress.step, result)
         return result["loss"]
 

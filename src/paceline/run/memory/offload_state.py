@@ -1,11 +1,13 @@
 """The optimizer's state in host memory: it visits the device once a step, a bucket at a time, for the update.
 
 The update itself runs on the device, by the same kernel on the same numbers: weights are those of an optimizer whose
-state never leaves, bit for bit, and so are checkpoints. On a CPU the state that visits is a copy too.
+state never leaves, bit for bit, and so are checkpoints. On a CPU the state that visits is a copy too. On CUDA copies
+have a stream of their own: while one bucket is updated the next one comes and the one before goes home.
 """
 
 from __future__ import annotations
 
+import contextlib
 import weakref
 from dataclasses import dataclass
 from typing import Any
@@ -17,6 +19,7 @@ from torch.distributed.tensor import DTensor
 from paceline.run.checkpoint import materialise_optimizer_state
 
 BUCKET_BYTES = 128 * 2**20  # of state on the device at a time; one weight's at least
+Visiting = dict[nn.Parameter, dict[str, Any]]  # state on the device, by name
 
 
 @dataclass(frozen=True)
@@ -39,6 +42,9 @@ class OffloadedUpdate:
                 for name in self._offloaded(parameter):
                     _pin(_local(optimizer.state[parameter][name]))
         kind: Any = type(optimizer)
+        on_cuda = {p.device for group in optimizer.param_groups for p in group["params"] if p.device.type == "cuda"}
+        self._stream = torch.cuda.Stream(on_cuda.pop()) if on_cuda else None
+        bucket_bytes //= 2 if self._stream else 1  # two are on the device at a time
         self._buckets = [
             _Bucket(group, parameters, kind([{**group, "params": parameters}]))
             for group in optimizer.param_groups
@@ -46,19 +52,49 @@ class OffloadedUpdate:
         ]
 
     def step(self) -> None:
-        """Update every weight that has a gradient."""
-        for bucket in self._buckets:
+        """Update every weight that has a gradient. The state is home when this returns: anybody may read it then."""
+        coming = self._fetch(self._buckets[0]) if self._buckets else {}
+        for bucket, following in zip(self._buckets, [*self._buckets[1:], None], strict=True):
+            visiting = self._arrived(coming)
+            coming = self._fetch(following) if following else {}
             bucket.worker.param_groups[0].update({k: v for k, v in bucket.group.items() if k != "params"})
-            changed = [parameter for parameter in bucket.parameters if parameter.grad is not None]
-            for parameter in changed:
-                state, offloaded = self.optimizer.state[parameter], self._offloaded(parameter)
-                visiting = {name: _copied(state[name], parameter.device) for name in offloaded}
-                bucket.worker.state[parameter] = {**state, **visiting}
+            for parameter, state in visiting.items():
+                bucket.worker.state[parameter] = {**self.optimizer.state[parameter], **state}
             bucket.worker.step()
-            for parameter in changed:
-                state, visited = self.optimizer.state[parameter], bucket.worker.state.pop(parameter)
+            self._send_home({parameter: bucket.worker.state.pop(parameter) for parameter in visiting})
+        if self._stream is not None:
+            self._stream.synchronize()
+
+    def _fetch(self, bucket: _Bucket) -> Visiting:
+        """Return the state of a bucket's weights that have a gradient, on its way to the device."""
+        with torch.cuda.stream(self._stream) if self._stream else contextlib.nullcontext():
+            return {
+                parameter: {
+                    name: _copied(self.optimizer.state[parameter][name], parameter.device)
+                    for name in self._offloaded(parameter)
+                }
+                for parameter in bucket.parameters
+                if parameter.grad is not None
+            }
+
+    def _arrived(self, visiting: Visiting) -> Visiting:
+        """Return state that is on its way, for the stream that computes."""
+        if self._stream is not None:
+            computing = torch.cuda.current_stream(self._stream.device)
+            computing.wait_stream(self._stream)
+            for state in visiting.values():
+                for value in state.values():
+                    _local(value).record_stream(computing)
+        return visiting
+
+    def _send_home(self, visited: Visiting) -> None:
+        """Copy state back to where it rests."""
+        if self._stream is not None:
+            self._stream.wait_stream(torch.cuda.current_stream(self._stream.device))
+        with torch.cuda.stream(self._stream) if self._stream else contextlib.nullcontext():
+            for parameter, state in visited.items():
                 for name in self._offloaded(parameter):
-                    _local(state[name]).copy_(_local(visited[name]), non_blocking=True)
+                    _local(self.optimizer.state[parameter][name]).copy_(_local(state[name]), non_blocking=True)
 
     def _filled(self, parameters: list[nn.Parameter], limit: int) -> list[list[nn.Parameter]]:
         """Return the parameters in runs whose state is about `limit` bytes at most."""

@@ -24,6 +24,7 @@ from torch.utils.checkpoint import (
 from paceline.run.numerics.randomness.again import samples_of
 from paceline.run.parallel.context.sequence_attention import OPERATOR
 from paceline.spec.plan import SAVED_KINDS
+from paceline.task.models.layers.packed import kept_operator as packed_operator
 
 # Outputs that cost more to compute again than to keep.
 OPERATORS = {
@@ -46,7 +47,8 @@ def kept_operators(kinds: Sequence[str] = SAVED_KINDS) -> frozenset[Any]:
     """Return the operators of this torch version whose outputs selective recompute keeps: of products, of attention."""
     names = [name for kind in kinds for name in OPERATORS[kind]]
     found = [getattr(torch.ops.aten, name).default for name in names if hasattr(torch.ops.aten, name)]
-    return frozenset([*found, *([OPERATOR] if "attention" in kinds else [])])
+    own = [operator for operator in (OPERATOR, packed_operator()) if operator is not None]
+    return frozenset([*found, *(own if "attention" in kinds else [])])
 
 
 def _contexts(block: nn.Module, selective: Callable[[], Any] | None) -> tuple[Any, Any]:

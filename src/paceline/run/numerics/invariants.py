@@ -35,8 +35,10 @@ NOT_A_NUMBER = -1  # in place of the bits of any NaN
 Held = dict[tuple[Any, ...], int]
 
 
-def fingerprint(tensor: torch.Tensor) -> int:
+def fingerprint(tensor: torch.Tensor) -> torch.Tensor:
     """Return a sum of a tensor's bit patterns modulo 2^64, each weighed by its place: another one for other content.
+
+    It is an int64 without dimensions where the tensor is.
 
     The places are those of a table of WIDTH columns; sums of its columns and of its rows are weighed, without a copy.
     """
@@ -47,7 +49,7 @@ def fingerprint(tensor: torch.Tensor) -> int:
     table = bits[:whole].view(-1, WIDTH)
     rows, columns = table.sum(1, dtype=torch.int64), table.sum(0, dtype=torch.int64)
     columns[: bits.numel() - whole] += bits[whole:]
-    return int(_weighed(columns) + _weighed(rows))
+    return _weighed(columns) + _weighed(rows)
 
 
 def _weighed(sums: torch.Tensor) -> torch.Tensor:
@@ -82,7 +84,7 @@ def numbers_of(stats: StepStats, scale: float | None) -> dict[str, float]:
 
 def held_by(model: nn.Module, numbers: Mapping[str, float]) -> Held:
     """Return fingerprints of what this rank holds, by (name, part): ranks with the same key must have the same one."""
-    held: Held = {("", name): bits_of(value) for name, value in numbers.items()}
+    found: dict[tuple[Any, ...], torch.Tensor] = {}
     for name, parameter in model.named_parameters():
         part: tuple[Any, ...] = ()
         local = parameter
@@ -90,9 +92,19 @@ def held_by(model: nn.Module, numbers: Mapping[str, float]) -> Held:
             places = zip(parameter.placements, parameter.device_mesh.get_coordinate() or (), strict=False)
             part = tuple((str(place), at) for place, at in places if not place.is_replicate())
             local = parameter.to_local()  # type: ignore[assignment]
-        held[name, part] = fingerprint(local)
+        found[name, part] = fingerprint(local)
     # A buffer is whole on every rank: a function of the weights, or of what all ranks saw together.
-    return held | {(name, BUFFER): fingerprint(buffer) for name, buffer in model.named_buffers()}
+    found |= {(name, BUFFER): fingerprint(buffer) for name, buffer in model.named_buffers()}
+    return {("", name): bits_of(value) for name, value in numbers.items()} | _on_host(found)
+
+
+def _on_host(found: Mapping[tuple[Any, ...], torch.Tensor]) -> Held:
+    """Return fingerprints as numbers, with one wait for each device."""
+    held: Held = {}
+    for device in {value.device for value in found.values()}:
+        keys = [key for key, value in found.items() if value.device == device]
+        held |= zip(keys, torch.stack([found[key] for key in keys]).tolist(), strict=True)
+    return held
 
 
 def check_agreement(model: nn.Module, numbers: Mapping[str, float], step: int, world: World, layout: Layout) -> None:

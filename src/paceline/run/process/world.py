@@ -10,11 +10,13 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from paceline.cluster.here.prepare import Switched, device_index, prepare_process
 from paceline.errors import ConfigError
 from paceline.run.memory.allocator import keep_freed_memory
 from paceline.run.process.groups import COLLECTIVE_TIMEOUT, Groups, Mesh
 from paceline.spec.layout import Layout
 from paceline.spec.place import Place
+from paceline.spec.run import RunSpec
 
 GLOO_DRAIN_SECONDS = 0.1  # a worker thread needs microseconds; more covers a loaded machine
 
@@ -28,11 +30,17 @@ class World:
     local_rank: int
     device: torch.device
     groups: Groups = field(default_factory=Groups, compare=False, repr=False)
+    switched: tuple[Switched, ...] = field(default=(), compare=False, repr=False)  # in this process, for the journal
 
     @property
     def is_first(self) -> bool:
         """Whether this process is the one that writes what is written once."""
         return self.rank == 0
+
+    def add_up(self, vector: torch.Tensor) -> None:
+        """Put the sum over all ranks in the place of a vector on this rank's device, which is waited for by nobody."""
+        if self.size > 1:
+            dist.all_reduce(vector)
 
     def sum(self, values: list[float]) -> list[float]:
         """Return the sums over all ranks, in double precision; one collective."""
@@ -72,21 +80,23 @@ class World:
             dist.barrier(device_ids=[self.device.index] if self.device.type == "cuda" else None)
 
 
-def join_world(device_kind: str, threads: int = 0, place: Place | None = None) -> World:
+def join_world(device_kind: str, threads: int = 0, place: Place | None = None, run: RunSpec | None = None) -> World:
     """Join the processes of a place; without one, those of the process group that there is, or be a world of one.
 
-    `threads` is the number of compute threads of a CPU rank (0 leaves torch's choice).
+    `threads` is the number of compute threads of a CPU rank (0 leaves torch's choice). `run` says what else this
+    process is to set.
     """
     if place is None and dist.is_initialized():
         place = Place(dist.get_rank(), dist.get_world_size(), dist.get_rank(), dist.get_world_size())
     rank, size, local_rank = (place.rank, place.world_size, place.local_rank) if place else (0, 1, 0)
+    switched = prepare_process(run, device_kind, local_rank, place.ranks_on_node if place else 1) if run else ()
     if threads:
         torch.set_num_threads(threads)
     if device_kind == "cuda":
         if not torch.cuda.is_available():
             raise ConfigError("the plan asks for CUDA devices", "torch sees none on this machine", "cluster.device=cpu")
-        torch.cuda.set_device(local_rank)
-        device = torch.device("cuda", local_rank)
+        device = torch.device("cuda", device_index(local_rank, torch.cuda.device_count()))
+        torch.cuda.set_device(device)
     else:
         device = torch.device("cpu")
         keep_freed_memory()
@@ -107,7 +117,7 @@ def join_world(device_kind: str, threads: int = 0, place: Place | None = None) -
             device_id=device if device.type == "cuda" else None,
         )
         atexit.register(_leave_at_exit)
-    return World(rank, size, local_rank, device)
+    return World(rank, size, local_rank, device, switched=tuple(switched))
 
 
 def leave_world() -> None:

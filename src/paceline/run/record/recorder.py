@@ -83,6 +83,8 @@ class Recorder:
         self._write(made_now(RunStarted, {**known, **here}))
         for decision in known.get("decisions", ()):
             self._write(made_now(DecisionRecord, decision))
+        for switched in self._world.switched:
+            self._decided(**vars(switched))
         if verify := known.get("verify"):
             self._write(made_now(VerifyRecord, verify))
         if restored is not None:

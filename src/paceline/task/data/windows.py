@@ -22,6 +22,7 @@ class TokenSource:
     """
 
     unit = "tokens"
+    reads_in_threads = True  # of a mapped file, and of nothing that changes
 
     def __init__(self, split: TokenSplit, vocab: int, seq_len: int, cross_documents: bool = True) -> None:
         """Map the split. Raises DataError where it does not make one sample."""

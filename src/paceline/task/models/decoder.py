@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from paceline.task.models.layers.absent import Absent
-from paceline.task.models.layers.attention import CausalAttention
+from paceline.task.models.layers.attention import CausalAttention, Mask
 from paceline.task.models.layers.chunks import LOGITS_LIMIT_ELEMENTS
 from paceline.task.models.layers.loss import cross_entropy_sum, head_logits
 from paceline.task.models.layers.norm import RMSNorm
@@ -74,7 +74,7 @@ class Attention(nn.Module):
         self.q_norm = RMSNorm(config.head_dim, config.norm_eps) if config.qk_norm else nn.Identity()
         self.k_norm = RMSNorm(config.head_dim, config.norm_eps) if config.qk_norm else nn.Identity()
 
-    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, mask: Tensor | None = None) -> Tensor:
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, mask: Mask | None = None) -> Tensor:
         """Return [rows, seq, hidden] for x of that shape; `mask` as in CausalAttention."""
         q = self.q_proj(x).unflatten(-1, (-1, self.head_dim))  # [rows, seq, heads, head_dim]
         k = self.k_proj(x).unflatten(-1, (-1, self.head_dim))  # [rows, seq, kv_heads, head_dim]
@@ -108,7 +108,7 @@ class DecoderLayer(nn.Module):
         self.post_attention_layernorm = RMSNorm(config.hidden, config.norm_eps)
         self.mlp = FeedForward(config)
 
-    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, mask: Tensor | None = None) -> Tensor:
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, mask: Mask | None = None) -> Tensor:
         """Return the stream [rows, seq, hidden] after this layer; `mask` as in CausalAttention."""
         dtype = self.input_layernorm.weight.dtype
         x, cos, sin = x.to(dtype), cos.to(dtype), sin.to(dtype)
@@ -136,12 +136,12 @@ class Decoder(nn.Module):
 
     @overload
     def forward(
-        self, tokens: Tensor, labels: None = None, positions: Tensor | None = None, mask: Tensor | None = None
+        self, tokens: Tensor, labels: None = None, positions: Tensor | None = None, mask: Mask | None = None
     ) -> Tensor: ...
 
     @overload
     def forward(
-        self, tokens: Tensor, labels: Tensor, positions: Tensor | None = None, mask: Tensor | None = None
+        self, tokens: Tensor, labels: Tensor, positions: Tensor | None = None, mask: Mask | None = None
     ) -> tuple[Tensor, Tensor]: ...
 
     def forward(
@@ -149,7 +149,7 @@ class Decoder(nn.Module):
         tokens: Tensor,
         labels: Tensor | None = None,
         positions: Tensor | None = None,
-        mask: Tensor | None = None,
+        mask: Mask | None = None,
     ) -> Tensor | tuple[Tensor, Tensor]:
         """Return logits [rows, seq, vocab]; with `labels`, (loss_sum, weight) without ever holding all logits.
 

@@ -17,9 +17,10 @@ from torch.distributed.tensor import DTensor
 from paceline.task.models.chain import HandedOn
 from paceline.task.models.decoder import Decoder, DecoderLayer, FeedForward
 from paceline.task.models.layers.absent import Absent
+from paceline.task.models.layers.attention import Mask
 from paceline.task.models.layers.balance import SequenceSum, before_last_label, expert_counts, sequence_balance
 from paceline.task.models.layers.loss import IGNORED
-from paceline.task.models.layers.products import expert_products
+from paceline.task.models.layers.products import by_expert, expert_products
 from paceline.task.models.sizes import DecoderConfig, MoEConfig
 from paceline.task.rules import Rules, moe_rules
 
@@ -145,8 +146,7 @@ class MoE(nn.Module):
     def _through_experts(self, tokens: Tensor, weights: Tensor, chosen: Tensor) -> Tensor:
         """Return [tokens, hidden]: per token the weighted sum over its experts; weights and chosen [tokens, top_k]."""
         top_k = chosen.shape[1]
-        order = chosen.flatten().argsort(stable=True)  # [tokens x top_k], sorted by expert
-        counts = torch.bincount(chosen.flatten(), minlength=self.gate.weight.shape[0])
+        order, counts = by_expert(chosen, self.gate.weight.shape[0])  # [tokens x top_k], [experts]
         results = self.experts(tokens[order // top_k], counts)
         # Back in the order of the tokens, so that a token's sum runs over its experts as it chose them: in any layout.
         results = results[order.argsort()].view(-1, top_k, tokens.shape[1])
@@ -163,7 +163,7 @@ class RoutedLayer(DecoderLayer):
             self.mlp = MoE(config)  # type: ignore[assignment]
 
     def forward(  # type: ignore[override]
-        self, x: Tensor, cos: Tensor, sin: Tensor, mask: Tensor | None = None, real: Tensor | None = None
+        self, x: Tensor, cos: Tensor, sin: Tensor, mask: Mask | None = None, real: Tensor | None = None
     ) -> tuple[Tensor, Routed | None]:
         """Return the stream after this layer, and what its router did with `real` tokens where it has one."""
         dtype = self.input_layernorm.weight.dtype
@@ -208,7 +208,7 @@ class MoEDecoder(Decoder):
         tokens: Tensor,
         labels: Tensor | None = None,
         positions: Tensor | None = None,
-        mask: Tensor | None = None,
+        mask: Mask | None = None,
         real: Tensor | None = None,
     ) -> Tensor | tuple[Tensor, Tensor] | HandedOn:
         """Return logits [rows, seq, vocab]; with `labels`, (loss_sum, weight), as Decoder.forward does.

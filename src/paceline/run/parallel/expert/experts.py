@@ -185,11 +185,12 @@ class AllToAll:
         sent = counts.view(self.group.size(), -1)  # [ranks, experts of each]
         arriving = torch.empty_like(sent)  # [ranks that send, experts of this rank]
         dist.all_to_all_single(arriving, sent.contiguous(), group=self.group)
+        # The one wait for the device in a layer: an all-to-all is told on the host how many rows go where.
         out_sizes, in_sizes = torch.stack([arriving.sum(dim=1), sent.sum(dim=1)]).tolist()
         received = exchange_rows(rows, out_sizes, in_sizes, self.group)
         # They come sorted by sender first; products need them sorted by expert first.
         expert = torch.arange(arriving.shape[1], device=rows.device).repeat(arriving.shape[0])
-        order = expert.repeat_interleave(arriving.flatten()).argsort(stable=True)
+        order = expert.repeat_interleave(arriving.flatten(), output_size=len(received)).argsort(stable=True)
         return received[order], arriving.sum(dim=0), (order.argsort(), in_sizes, out_sizes)
 
     def combine(self, results: Tensor, ticket: Any) -> Tensor:

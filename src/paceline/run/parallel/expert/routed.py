@@ -13,6 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from paceline.task.models.layers.products import by_expert
+
 Exchanged = Callable[[Callable[[Tensor, Tensor], Tensor], Tensor, Tensor], Tensor]
 
 
@@ -29,8 +31,7 @@ class RoutedForward:
         """Return [tokens, hidden] for (hidden states [tokens, hidden], indices and weights [tokens, top_k])."""
         hidden, chosen, weights = self._signature.bind(*args, **kwargs).arguments.values()
         top_k = chosen.shape[-1]
-        order = chosen.flatten().argsort(stable=True)
-        counts = torch.bincount(chosen.flatten(), minlength=self._count)
+        order, counts = by_expert(chosen, self._count)
         results = self._exchanged(self._compute, hidden[order // top_k], counts)
         results = results[order.argsort()].unflatten(0, (-1, top_k))
         return (results * weights.unsqueeze(-1)).sum(dim=1).to(hidden.dtype)
@@ -39,7 +40,8 @@ class RoutedForward:
         """Return the results of this rank's experts for rows that are sorted by expert."""
         if not len(rows):  # all weights get a gradient of zero, and the ranks' backward passes meet
             return rows + sum(weight.sum() for weight in self._experts._parameters.values()) * 0
-        own = torch.arange(len(counts), device=rows.device).repeat_interleave(counts).unsqueeze(1)
+        numbers = torch.arange(len(counts), device=rows.device)
+        own = numbers.repeat_interleave(counts, output_size=len(rows)).unsqueeze(1)
         self._experts.num_experts = len(counts)
         try:
             return self._inner(rows, own, rows.new_ones(len(rows), 1))

@@ -27,7 +27,7 @@ from torch.utils._pytree import tree_leaves
 from paceline.errors import ConfigError
 from paceline.plan.feasible.stages import stage_count
 from paceline.run.loop.loader import MicroBatch
-from paceline.run.loop.passes import Objective
+from paceline.run.loop.passes import Objective, in_double
 from paceline.run.numerics.randomness.mode import SampleRandomness
 from paceline.run.parallel.pipeline.rng_state import random_state
 from paceline.run.parallel.pipeline.split import Pipeline
@@ -98,34 +98,42 @@ class PipelinePasses:
     def evaluate(self, micro_batches: Sequence[MicroBatch]) -> tuple[float, float]:
         """Run forward only; return this rank's share of the loss sum and the weight.
 
-        Every stage takes all micro-batches in turn, so that stages work at the same time.
+        At every beat a rank runs one stage on one micro-batch (`beats`), and then gives and takes at once what the next
+        beat needs: a rank that only sent, to one that only sends, would wait for ever where sends wait for receivers.
         """
         borders = self._borders_for(micro_batches)
         relays = any(border.draws for border in borders)
-        loss_total = weight_total = 0.0
-        sent: list[tuple[dist.Work, Tensor]] = []
-        for index, stage in zip(self._indices, self._stages, strict=True):
-            for micro in micro_batches:
-                received: list[Tensor] = []
-                if index > 0:
-                    example = borders[index - 1].example(rows_in(micro))
-                    received = [torch.empty_like(example, device=self._device)]
-                    received += [torch.empty_like(random_state(self._device))] if relays else []
-                    for tensor in received:
-                        dist.recv(tensor, src=self._rank_of(index - 1), group=self._pipeline.group)
-                found = stage.run(micro, *received) if received else stage.run(micro, None)
-                if index < stage_count(self._plan) - 1:
-                    for tensor in (found.contiguous(), *((random_state(self._device),) if relays else ())):
-                        work = dist.isend(tensor, dst=self._rank_of(index + 1), group=self._pipeline.group)
-                        assert work is not None
-                        sent.append((work, tensor))
+        loss_total: Any = 0.0
+        weight_total: Any = 0.0
+        own = beats(self._pipeline.group.rank(), len(self._ranks), len(self._stages), len(micro_batches))
+        received: list[Tensor] = []
+        for now, following in zip(own, [*own[1:], None], strict=True):
+            sent: list[Tensor] = []
+            if now is not None:
+                turn, micro = now[0], micro_batches[now[1]]
+                found = self._stages[turn].run(micro, *received) if received else self._stages[turn].run(micro, None)
+                if self._indices[turn] < stage_count(self._plan) - 1:
+                    sent = [found.contiguous(), *((random_state(self._device),) if relays else ())]
                 elif micro.counts:
-                    loss_total += float(found[0])
-                    weight_total += float(found[1])
-        for work, _ in sent:
-            work.wait()
+                    loss_total = loss_total + in_double(found[0])
+                    weight_total = weight_total + in_double(found[1])
+            received = []
+            if following is not None and (before := self._indices[following[0]] - 1) >= 0:
+                example = borders[before].example(rows_in(micro_batches[following[1]]))
+                received = [torch.empty_like(example, device=self._device)]
+                received += [torch.empty_like(random_state(self._device))] if relays else []
+            self._exchange(sent, received)
         self._randomness.rest()
-        return self._share(loss_total), self._share(weight_total)
+        return self._share(float(loss_total)), self._share(float(weight_total))
+
+    def _exchange(self, sent: list[Tensor], received: list[Tensor]) -> None:
+        """Send tensors to the next rank of the pipeline and fill those that come from the rank before, together."""
+        group = self._pipeline.group
+        at, ranks = group.rank(), group.size()
+        calls = [dist.P2POp(dist.isend, tensor, group=group, group_peer=(at + 1) % ranks) for tensor in sent]
+        calls += [dist.P2POp(dist.irecv, tensor, group=group, group_peer=(at - 1) % ranks) for tensor in received]
+        for work in dist.batch_isend_irecv(calls) if calls else ():
+            work.wait()
 
     def wrap_objective(self, wrapper: Callable[[Objective], Objective]) -> None:
         """Call `wrapper(objective)` in the place of the objective from now on, on every stage of this rank."""
@@ -214,6 +222,21 @@ class PipelinePasses:
     def _share(self, value: Any) -> Any:
         """Return this rank's share of what all ranks of a tensor-parallel group hold alike."""
         return value / self._plan.layout.tp
+
+
+def beats(rank: int, ranks: int, turns: int, micro_batches: int) -> list[tuple[int, int] | None]:
+    """Return what a rank of a pipeline runs beat by beat: (which of its `turns` stages, micro-batch), None for nothing.
+
+    Micro-batches go round in groups of as many as there are ranks, so that what a stage makes in one beat is what the
+    next stage, on the next rank, runs in the next beat (Narayanan et al. 2021, arXiv:2104.04473, figure 4, forward).
+    """
+    groups = -(-micro_batches // ranks)
+    found: list[tuple[int, int] | None] = [None] * rank
+    for group in range(groups):
+        for turn in range(turns):
+            numbers = range(group * ranks, (group + 1) * ranks)
+            found += [(turn, number) if number < micro_batches else None for number in numbers]
+    return [*found, *[None] * (ranks - 1 - rank)]
 
 
 def _same(output: Tensor, target: Tensor) -> Tensor:

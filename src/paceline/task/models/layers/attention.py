@@ -12,8 +12,12 @@ from collections.abc import Callable
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from paceline.task.models.layers.packed import PackedDocuments, as_mask, packed_attention
+
 # (q, k, v, mask) of this rank's part of the sequence, and perhaps the scale -> the output for its queries
 AttentionFunction = Callable[..., Tensor]
+
+Mask = Tensor | PackedDocuments  # which keys a query sees
 
 
 class CausalAttention(nn.Module):
@@ -24,11 +28,16 @@ class CausalAttention(nn.Module):
 
     over_ranks: AttentionFunction | None = None
 
-    def forward(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, mask: Mask | None = None) -> Tensor:
         """Return [rows, heads, queries, head_dim] for q of that shape and k, v [rows, kv_heads, keys, head_dim].
 
-        `mask` is bool, [rows, 1, queries, keys], True where a query sees a key; None is plain causal attention.
+        `mask` is bool, [rows, 1, queries, keys], True where a query sees a key, or says which documents are packed;
+        None is plain causal attention.
         """
+        if isinstance(mask, PackedDocuments):
+            if (out := packed_attention(q, k, v, mask)) is not None:
+                return out
+            mask = as_mask(mask)
         if self.over_ranks is not None:
             return self.over_ranks(q, k, v, mask)
         return scaled_attention(q, k, v, mask)

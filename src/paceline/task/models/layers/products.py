@@ -7,6 +7,16 @@ import torch.nn.functional as F
 from torch import Tensor
 
 
+def by_expert(chosen: Tensor, experts: int) -> tuple[Tensor, Tensor]:
+    """Return the order that sorts flat choices by expert, int64 [choices], and how many each expert has, [experts].
+
+    `torch.bincount` would have the host wait for the device, to know how many bins there are.
+    """
+    ordered, order = chosen.flatten().sort(stable=True)
+    ends = torch.searchsorted(ordered, torch.arange(experts, device=chosen.device), right=True)
+    return order, ends.diff(prepend=ends.new_zeros(1))
+
+
 def expert_products(rows: Tensor, counts: Tensor, gate_up: Tensor, down: Tensor) -> Tensor:
     """Return SwiGLU of each row by its expert, [tokens, hidden].
 

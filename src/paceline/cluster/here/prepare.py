@@ -1,0 +1,158 @@
+"""How a rank's process uses its machine, as the run asks: kernels, the allocator of CUDA, cores. Before CUDA starts.
+
+What is changed is told, with its price, for the journal.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, MutableMapping, Sequence
+from dataclasses import dataclass
+
+from paceline.cluster.here.cores import bind_process, is_bound, memory_nodes, node_of_device, split_cores
+from paceline.errors import ConfigError
+from paceline.spec.run import RunSpec
+
+ALLOCATOR_VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")  # the second is the older name
+WORKSPACE_VARIABLE = "CUBLAS_WORKSPACE_CONFIG"
+WORKSPACE = ":4096:8"  # one of the two that NVIDIA documents as deterministic, and 24 MiB
+
+TF32_PRICE = (
+    "fp32 products of CUDA run at the TF32 rate of the catalog, 2 to 16 times that of fp32; of a factor's 23 bits 10 "
+    "are read, so that fp32 proofs, which are made on a CPU, do not hold for them"
+)
+BENCHMARK_PRICE = (
+    "cuDNN tries its convolutions for every new shape and keeps the fastest, which may be another one, with sums in "
+    "another order, at the next start"
+)
+DETERMINISTIC_PRICE = (
+    "the same step gives the same bits on the same devices; scatters and index sums are slower, some operators have no "
+    "such kernel and end in an error, and cuBLAS keeps 24 MiB"
+)
+EXPANDABLE_PRICE = (
+    "CUDA's allocator grows segments in place of leaving holes between them, so that freed pieces are "
+    "used again; memory cannot be handed to other processes"
+)
+
+
+@dataclass(frozen=True)
+class Switched:
+    """Something that was set in this process; the fields are those of a decision in the journal."""
+
+    what: str
+    before: object
+    after: object
+    because: str
+
+
+def environment_for(run: RunSpec, kind: str, environ: Mapping[str, str]) -> dict[str, str]:
+    """Return what a process on devices of this kind needs in its environment and does not have; nothing on a CPU.
+
+    What the user has set stays.
+    """
+    if kind != "cuda":
+        return {}
+    found = {}
+    if run.expandable_segments and not any(name in environ for name in ALLOCATOR_VARIABLES):
+        found[ALLOCATOR_VARIABLES[0]] = "expandable_segments:True"
+    if run.deterministic and WORKSPACE_VARIABLE not in environ:
+        found[WORKSPACE_VARIABLE] = WORKSPACE
+    return found
+
+
+def device_index(local_rank: int, visible: int) -> int:
+    """Return which of the devices that a process sees it computes on, of `visible` many.
+
+    Slurm and Kubernetes may show every task a device of its own, which is then number 0 whatever the local rank.
+    Raises ConfigError where several are visible and there are more ranks than devices.
+    """
+    if visible == 1:
+        return 0
+    if local_rank < visible:
+        return local_rank
+    raise ConfigError(
+        f"local rank {local_rank} has no device",
+        f"{visible} are visible on this node (CUDA_VISIBLE_DEVICES counts), and every rank needs one of its own",
+        f"at most {visible} ranks a node, or one visible device for each task",
+    )
+
+
+def prepare_process(
+    run: RunSpec, kind: str, local_rank: int, ranks_here: int, environ: MutableMapping[str, str] = os.environ
+) -> list[Switched]:
+    """Set what a run asks of this process, of `ranks_here` on this machine, and return what was changed."""
+    added = environment_for(run, kind, environ)
+    environ.update(added)
+    found = [
+        Switched("allocator", None, added[name], EXPANDABLE_PRICE) for name in ALLOCATOR_VARIABLES if name in added
+    ]
+    return [*found, *_set_kernels(run), *(_bind(run, local_rank, ranks_here) if kind == "cuda" else [])]
+
+
+def _set_kernels(run: RunSpec) -> list[Switched]:
+    """Choose the kernels of this process. They are torch's own switches, and change nothing on a CPU but determinism.
+
+    What the run leaves off stays as the user's program has set it.
+    """
+    if not (run.tf32 or run.cudnn_benchmark or run.deterministic):
+        return []
+    import torch
+
+    found = []
+    if run.tf32:
+        found.append(Switched("run.tf32", torch.get_float32_matmul_precision(), "high", TF32_PRICE))
+        torch.set_float32_matmul_precision("high")
+        torch.backends.cudnn.allow_tf32 = True
+    if run.cudnn_benchmark:
+        found.append(Switched("run.cudnn_benchmark", torch.backends.cudnn.benchmark, True, BENCHMARK_PRICE))
+        torch.backends.cudnn.benchmark = True
+    if run.deterministic:
+        before = torch.are_deterministic_algorithms_enabled()
+        found.append(Switched("run.deterministic", before, True, DETERMINISTIC_PRICE))
+        torch.use_deterministic_algorithms(True)
+        torch.backends.cudnn.benchmark = run.cudnn_benchmark
+    return found
+
+
+def _bind(run: RunSpec, local_rank: int, ranks_here: int) -> list[Switched]:
+    """Give this rank its part of the machine's cores, unless it is alone or has been given some."""
+    if run.bind == "off" or not hasattr(os, "sched_getaffinity"):
+        return []
+    allowed = sorted(os.sched_getaffinity(0))
+    if run.bind == "auto" and (ranks_here < 2 or is_bound(allowed, os.cpu_count() or 1)):
+        return []
+    import torch
+
+    cores = split_cores(allowed, memory_nodes(), _nodes_of_devices(ranks_here), local_rank)
+    bind_process(cores)
+    torch.set_num_threads(len(cores))
+    because = f"{ranks_here} ranks share this machine, and each computes beside its device; run.bind = off leaves it"
+    return [Switched("cores", f"{len(allowed)} cores", _shown(cores), because)]
+
+
+def _nodes_of_devices(ranks_here: int) -> list[int | None]:
+    """Return the memory node of each local rank's device, where every rank sees all devices and torch knows them."""
+    import torch
+
+    if torch.cuda.device_count() < ranks_here:
+        return [None] * ranks_here
+    return [node_of_device(_address(torch.cuda.get_device_properties(number))) for number in range(ranks_here)]
+
+
+def _address(properties: object) -> str:
+    numbers = [getattr(properties, f"pci_{part}_id", None) for part in ("domain", "bus", "device")]
+    if not all(isinstance(number, int) for number in numbers):
+        return ""
+    domain, bus, device = numbers
+    return f"{domain:04x}:{bus:02x}:{device:02x}.0"
+
+
+def _shown(cores: Sequence[int]) -> str:
+    """Return cores as the kernel lists them: "0-3,8"."""
+    runs: list[list[int]] = []
+    for core in cores:
+        if runs and core == runs[-1][-1] + 1:
+            runs[-1] = [runs[-1][0], core]
+        else:
+            runs.append([core])
+    return ",".join("-".join(map(str, run)) for run in runs)

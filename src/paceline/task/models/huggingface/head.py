@@ -1,0 +1,88 @@
+"""The loss of a Hugging Face model in chunks: its head computes the loss, so that its logits never exist whole.
+
+Only where the model returns what its head returns: one that caps, scales or cuts its logits afterwards keeps them
+whole. Whether it does is seen by one forward pass on tensors without values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.distributed.tensor import DTensor
+
+from paceline.errors import ConfigError
+from paceline.task.declared import is_routed
+from paceline.task.models.huggingface.interface import FEW, is_transformers
+from paceline.task.models.layers.loss import cross_entropy_sum
+from paceline.task.profile.tracing import fake_copy
+
+LIMIT = "paceline_logits_elements"  # attribute of a model whose head may compute the loss: logits that exist at a time
+
+
+def limit_logits(model: nn.Module, elements: int) -> bool:
+    """Have `next_token` hold at most so many logits of a model at a time, where its head can do so; return whether."""
+    if not is_transformers(model) or _plain_head(model) is None or not _returns_its_heads_output(model):
+        return False
+    setattr(model, LIMIT, elements)
+    return True
+
+
+def chunked_loss(
+    model: Any, tokens: Tensor, labels: Tensor, options: Mapping[str, Any]
+) -> tuple[Tensor, Tensor] | None:
+    """Return (loss_sum, weight) of the model on tokens, None where whole logits are small enough or are needed.
+
+    The head is called inside the model's forward pass, where its weight is gathered and has the right precision.
+    """
+    limit, head = getattr(model, LIMIT, None), _plain_head(model)
+    if limit is None or head is None or labels.numel() * head.out_features <= limit:
+        return None
+    found: list[tuple[Tensor, Tensor]] = []
+
+    def loss(hidden: Tensor) -> Tensor:
+        weight = head.weight
+        found.append(cross_entropy_sum(hidden.to(weight.dtype), weight, labels, limit))
+        return found[0][0]
+
+    own = vars(head)  # an attribute of the object comes before the method of its class
+    before = own.get("forward")
+    own["forward"] = loss
+    try:
+        output = model(tokens, **options)
+    finally:
+        own.pop("forward") if before is None else own.update(forward=before)
+    if not found or getattr(output, "logits", output) is not found[0][0]:
+        raise ConfigError(
+            f"{type(model).__name__} does something to its logits that it did not do at first",
+            "its head computes the loss in chunks, and what comes after the head would change it",
+            "an objective of your own: package.module:function",
+        )
+    return found[0]
+
+
+def _plain_head(model: Any) -> nn.Linear | None:
+    """Return the layer that makes logits of hidden states, None where it is anything but a product with a weight."""
+    head = model.get_output_embeddings() if hasattr(model, "get_output_embeddings") else None
+    plain = isinstance(head, nn.Linear) and head.bias is None and not isinstance(head.weight, DTensor)
+    return head if plain else None
+
+
+def _returns_its_heads_output(model: nn.Module) -> bool:
+    """Return whether the logits of the model are the tensor that its head returns, for every token, and no other."""
+    mode: Any = FakeTensorMode(allow_non_fake_inputs=True)
+    replica: Any = fake_copy(model, mode, None)
+    made: list[Tensor] = []
+    replica.get_output_embeddings().register_forward_hook(lambda module, args, output: made.append(output))
+    for module in filter(is_routed, replica.modules()):  # which expert is data
+        module.forward = lambda hidden, *args, **kwargs: torch.zeros_like(hidden)
+    tokens = torch.zeros(1, FEW, dtype=torch.long)
+    try:
+        with mode, torch.no_grad():
+            output = replica(tokens, use_cache=False)
+    except Exception:  # whatever a model raises on tensors without values
+        return False
+    return len(made) == 1 and getattr(output, "logits", None) is made[0] and made[0].shape[:2] == tokens.shape
