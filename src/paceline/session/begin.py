@@ -7,10 +7,10 @@ import os
 from collections.abc import Callable
 
 from paceline.errors import ConfigError
+from paceline.lock import RunLock, take
 from paceline.plan.explain.explain import headline_lines
 from paceline.plan.planned import Planned, plan_task
 from paceline.run.process.brief import Brief, brief_from_json, make_brief
-from paceline.run.process.lock import RunLock, take
 from paceline.run.process.place import ranks_from_environment, ranks_per_node
 from paceline.run.process.world import World, join_world
 from paceline.session.prove import prove

@@ -2,7 +2,9 @@
 
 Copies of a weight (over `dp_replicate`, whole weights over `tp`, a tied one on two pipeline stages) get equal gradients
 and equal updates, so they must stay equal to the last bit; so must the learning rate, the loss, the gradient norm, the
-loss scale and whether a step was made at all. A norm that is not a number (an fp16 overflow) is one on all ranks alike.
+loss scale and whether a step was made at all. Copies that make steps by themselves agree within a copy, and all of
+them after an outer step; what a step reports is over all copies, and so alike on all ranks. A norm that is not a number
+(an fp16 overflow) is one on all ranks alike.
 """
 
 from __future__ import annotations
@@ -73,30 +75,36 @@ def numbers_of(stats: StepStats, scale: float | None) -> dict[str, float]:
     return numbers
 
 
-def held_by(model: nn.Module, numbers: Mapping[str, float]) -> Held:
-    """Return fingerprints of what this rank holds, by (name, part): ranks with the same key must have the same one."""
+def held_by(model: nn.Module, numbers: Mapping[str, float], apart: int | None = None) -> Held:
+    """Return fingerprints of what this rank holds, by (name, part): ranks with the same key must have the same one.
+
+    `apart` is the number of the rank's copy where copies hold weights of their own.
+    """
     held: Held = {("", name): bits_of(value) for name, value in numbers.items()}
     for name, parameter in model.named_parameters():
-        part: tuple[Any, ...] = ()
+        part: tuple[Any, ...] = () if apart is None else (("copy", apart),)
         local = parameter
         if isinstance(parameter, DTensor):
             places = zip(parameter.placements, parameter.device_mesh.get_coordinate() or (), strict=False)
-            part = tuple((str(place), at) for place, at in places if not place.is_replicate())
+            part += tuple((str(place), at) for place, at in places if not place.is_replicate())
             local = parameter.to_local()  # type: ignore[assignment]
         held[name, part] = fingerprint(local)
     # A buffer is whole on every rank: a function of the weights, or of what all ranks saw together.
     return held | {(name, BUFFER): fingerprint(buffer) for name, buffer in model.named_buffers()}
 
 
-def check_agreement(model: nn.Module, numbers: Mapping[str, float], step: int, world: World) -> None:
+def check_agreement(
+    model: nn.Module, numbers: Mapping[str, float], step: int, world: World, apart: int | None = None
+) -> None:
     """Raise VerificationFailed on every rank where ranks that must agree do not. Every rank calls it.
 
-    `numbers` are what all ranks must have alike, by name. The message names the first tensor, the ranks and the step.
+    `numbers` are what all ranks must have alike, by name; `apart` is the rank's copy where copies may differ after this
+    step. The message names the first tensor, the ranks and the step.
     """
     if world.size == 1:
         return
     first: dict[tuple[Any, ...], tuple[int, int]] = {}
-    for rank, held in enumerate(world.gather(held_by(model, numbers))):
+    for rank, held in enumerate(world.gather(held_by(model, numbers, apart))):
         for key, value in held.items():
             owner, expected = first.setdefault(key, (rank, value))
             if value != expected:

@@ -101,6 +101,11 @@ class Mesh:
         return self._groups.of(_parts(self._axes, ("dp_replicate", "fsdp")))
 
     @cached_property
+    def copy(self) -> dist.ProcessGroup:
+        """The ranks that hold this rank's copy of the model."""
+        return self._groups.of(_parts(self._axes, ("pp", "fsdp", "tp")))
+
+    @cached_property
     def experts(self) -> DeviceMesh:
         """The mesh (pp, dp_replicate, expert_shard, ep, tp), in which `fsdp` is split in two.
 

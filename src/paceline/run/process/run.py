@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from paceline.lock import RunLock, take
 from paceline.run.loop.training import Training
 from paceline.run.process.brief import Brief
-from paceline.run.process.lock import RunLock, take
 from paceline.run.process.world import join_world, leave_world
 from paceline.run.record.tensorboard import asked_sinks
 from paceline.spec.arguments import run_directory

@@ -40,12 +40,12 @@ class World:
         """The group of all ranks on which checkpoints are agreed on, beside what trains; None for a world of one."""
         return self.groups.of((tuple(range(self.size)),), "saving") if self.size > 1 else None
 
-    def sum(self, values: list[float]) -> list[float]:
-        """Return the sums over all ranks, in double precision; one collective."""
+    def sum(self, values: list[float], group: dist.ProcessGroup | None = None) -> list[float]:
+        """Return the sums over all ranks, or those of a group, in double precision; one collective."""
         if self.size == 1:
             return values
         vector = torch.tensor(values, dtype=torch.float64, device=self.device)
-        dist.all_reduce(vector)
+        dist.all_reduce(vector, group=group)
         return vector.tolist()
 
     def maximum(self, values: list[float]) -> list[float]:
