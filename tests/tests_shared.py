@@ -11,12 +11,12 @@ from torch import nn
 
 from paceline.run.assemble import Assembled, assemble
 from paceline.run.loop.loader import BatchStream
-from paceline.run.loop.schedule import learning_rate
 from paceline.run.loop.step import StepStats
 from paceline.run.process.world import World, join_world
 from paceline.spec.layout import Layout, accumulation_for
 from paceline.spec.plan import Plan
 from paceline.spec.task import ModelSpec, OptimizerSpec, ScheduleSpec, Task
+from paceline.task.optimizer.schedule import learning_rate
 from paceline.units import Amount
 
 SEQ_LEN = 16

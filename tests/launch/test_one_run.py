@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from runs import ending, environment, paceline, records_of, start, wait_for_step, write_spec
 
-from paceline.run.process.lock import NAME, take
+from paceline.lock import NAME, take
 
 
 def journals(run_dir: Path) -> list[str]:

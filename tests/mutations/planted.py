@@ -32,7 +32,6 @@ from paceline.run.process.world import World
 from paceline.run.replicas.allreduce import ReducedGradients
 from paceline.run.updates.optimizer import build_optimizer
 from paceline.spec import layout as layout_module
-from paceline.spec.layout import Layout
 from paceline.spec.task import OptimizerSpec, Task
 
 Patch = pytest.MonkeyPatch
@@ -222,8 +221,8 @@ def hybrid_without_all_reduce(patch: Patch, world: World) -> None:
     """The shards are made over `dp_shard` alone, as if there were one copy."""
     shard = data.shard
 
-    def one_copy(model: nn.Module, blocks: list[nn.Module], mesh: Any, layout: Layout, *rest: Any) -> None:
-        shard(model, blocks, mesh, dataclasses.replace(layout, dp_replicate=1), *rest)
+    def one_copy(model: nn.Module, blocks: list[nn.Module], axes: Any, *rest: Any) -> None:
+        shard(model, blocks, axes["fsdp"], *rest)
 
     patch.setattr(apply, "shard", one_copy)
 

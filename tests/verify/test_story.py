@@ -10,12 +10,12 @@ import torch
 from distributed import run_ranks
 from tests_shared import SEQ_LEN, VOCAB, Dropout, decoder_task, plan_of
 
-from paceline.run.loop.schedule import learning_rate
 from paceline.run.process.world import join_world
 from paceline.spec.layout import Layout
 from paceline.spec.plan import Plan
 from paceline.spec.proof.records import Proof
 from paceline.spec.task import ModelSpec, OptimizerSpec, ScheduleSpec, Task
+from paceline.task.optimizer.schedule import learning_rate
 from paceline.verify.process.checks import CHECKS
 from paceline.verify.story.plans import LENGTH, WARMUP, expected_rate, other_layout, story_schedule
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+from paceline.lock import RunLock, take
 from paceline.run.loop.training import Training
 from paceline.run.process.brief import Brief
-from paceline.run.process.lock import RunLock, take
+from paceline.run.process.place import Place
 from paceline.run.process.world import World, join_world, leave_world
 from paceline.run.record.tensorboard import asked_sinks
 from paceline.spec.arguments import run_directory
 from paceline.spec.load import Spec
-from paceline.spec.place import Place
 
 
 def train_here(

@@ -32,6 +32,8 @@ from paceline.run.parallel.pipeline.split import Pipeline, split_model
 from paceline.run.parallel.split_check import SplitCheck
 from paceline.run.process.groups import Mesh
 from paceline.run.process.world import World, build_mesh
+from paceline.run.replicas.bucket_sums import BucketSum, bucket_sums
+from paceline.run.replicas.build import copy_sync, refuse_unproven
 from paceline.run.updates.joined import JoinedOptimizer
 from paceline.run.updates.optimizer import all_names, build_optimizer
 from paceline.spec.optimizers import NOT_OFFLOADED
@@ -85,7 +87,8 @@ def assemble(task: Task, plan: Plan, world: World, source: Source, items_per_sam
     elif next_token in [turn.objective for turn in turns] and plan.layout.tp == 1:
         limit_logits(model, plan.logits_elements)
     plain, names = [turn.objective for turn in turns], all_names(model)  # before stages know a part of the names
-    if any(map(gathers_rows, plain)) and mesh is not None and plan.layout.data_degree > 1:
+    coupled = any(map(gathers_rows, plain))
+    if coupled and mesh is not None and plan.layout.data_degree > 1:
         turns = gathering(turns, GatheredRows(mesh.data))
         objective = turns[main_turn(task)].objective
     look = None
@@ -105,11 +108,16 @@ def assemble(task: Task, plan: Plan, world: World, source: Source, items_per_sam
     for part in [model, *(stage.module for stage in (pipeline.stages if pipeline else ()))]:
         draw_again(part, randomness)
     statistics = share_statistics(model, mesh, plan)
-    gradients = _lay_out(model, pipeline, plan, mesh, check, randomness)
+    refuse_unproven(plan, {"nn.SyncBatchNorm": statistics is not None, "several objectives": len(turns) > 1,
+                           "a loss over the rows of all ranks": coupled})  # fmt: skip
+    sums = bucket_sums(plan.sync)
+    gradients = _lay_out(model, pipeline, plan, mesh, check, randomness, sums)
     if family:
         for part in [stage.module for stage in pipeline.stages] if pipeline else [model]:
             part.to_empty(device=world.device)
         fill_weights(model, task.model, task.seed)
+    if sums is not None:
+        gradients.zero()  # makes the buckets: a checkpoint may be loaded into what is kept of them
     own = own_parameters(model, names, turns)
     optimizer = build_optimizer(task.optimizer, model, names, apart=own)
     if plan.offloads_optimizer and isinstance(optimizer, JoinedOptimizer):
@@ -141,6 +149,7 @@ def assemble(task: Task, plan: Plan, world: World, source: Source, items_per_sam
         scaler=scaler_for(plan.precision),
         plan=plan,
         world=world,
+        sync=copy_sync(model, plan, mesh, world, sums),
         items_per_sample=items_per_sample,
         clip_norm=task.optimizer.clip_norm,
         updater=OffloadedUpdate(optimizer, plan.state_bucket_bytes) if plan.offloads_optimizer else optimizer,
@@ -157,6 +166,7 @@ def _lay_out(
     mesh: Mesh | None,
     check: SplitCheck | None,
     randomness: SampleRandomness,
+    sums: BucketSum | None,
 ) -> Gradients:
     """Apply the plan to a model, or to the stages that it was cut into, and return what reduces their gradients."""
     blocks = [block for _, block in find_blocks(model)] if pipeline is None else []
@@ -164,7 +174,7 @@ def _lay_out(
     if pipeline is not None and mesh is not None:
         gradients = pipeline.apply(plan, mesh)
     else:
-        gradients = apply_plan(model, blocks, plan, mesh, check=check)
+        gradients = apply_plan(model, blocks, plan, mesh, check=check, sums=sums)
     if plan.compile:
         units = [stage.blocks or [stage.module] for stage in pipeline.stages] if pipeline else [blocks or [model]]
         leave_outside([block for unit in units for block in unit], randomness)

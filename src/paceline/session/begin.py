@@ -7,16 +7,16 @@ import os
 from collections.abc import Callable
 
 from paceline.errors import ConfigError
+from paceline.lock import RunLock, take
 from paceline.plan.explain.explain import headline_lines
 from paceline.plan.planned import Planned, plan_task
 from paceline.run.process.brief import Brief, brief_from_json, make_brief
-from paceline.run.process.lock import RunLock, take
+from paceline.run.process.place import Place
 from paceline.run.process.world import World, join_world
 from paceline.session.prove import prove
 from paceline.session.together import from_first
 from paceline.spec.arguments import run_directory
 from paceline.spec.load import Spec
-from paceline.spec.place import Place
 
 Say = Callable[[str], None]
 

@@ -17,16 +17,16 @@ from typing import Any
 
 from paceline.errors import ConfigError
 from paceline.launch.here import place_here
+from paceline.lock import RunLock, take
 from paceline.run.loop.training import Training
 from paceline.run.process.brief import BRIEF_VARIABLE, Brief, take_brief
-from paceline.run.process.extras import check_extras
-from paceline.run.process.lock import RunLock, take
 from paceline.run.process.supervise.parent import end_with_parent
 from paceline.run.process.supervise.supervisor import explain, supervise
 from paceline.run.process.world import join_world, leave_world
 from paceline.run.record.journal import mark_end
 from paceline.run.record.tensorboard import asked_sinks
 from paceline.session.begin import join_peers, planned_brief
+from paceline.session.extras import check_extras
 from paceline.session.uncaught import end_with_own_code
 from paceline.spec.arguments import make_spec, run_directory
 from paceline.spec.cluster import ClusterSpec

@@ -14,20 +14,20 @@ from paceline.cluster.probe.probe import probe_machine
 from paceline.cluster.resolve import is_unprobed
 from paceline.errors import ConfigError, PacelineError, Requeue, StorageError
 from paceline.launch.here import place_here
+from paceline.lock import RunLock, take
 from paceline.plan.explain.explain import headline_lines
 from paceline.plan.planned import Planned, plan_task
 from paceline.report.build import build_report, report_lines, write_report
 from paceline.run.process.brief import BRIEF_VARIABLE, make_brief
-from paceline.run.process.extras import check_extras
 from paceline.run.process.handover import hand_over
-from paceline.run.process.lock import RunLock, take
+from paceline.run.process.place import Place
 from paceline.run.process.supervise.supervisor import Outcome, explain, supervise
 from paceline.run.record.journal import mark_end
+from paceline.session.extras import check_extras
 from paceline.session.prove import Proven, prove
 from paceline.spec.arguments import run_directory
 from paceline.spec.journal.redact import Redactor
 from paceline.spec.load import Spec
-from paceline.spec.place import Place
 
 Say = Callable[[str], None]
 

@@ -184,6 +184,11 @@ def check(spec: Spec) -> None:
         names_of(task.optimizer)
     except ConfigError as error:
         raise ConfigError(f"{_origin(spec, 'task.optimizer.name')}: {error.what}", error.because, error.try_) from error
+    if not spec.plan.sync.is_plain and spec.plan.dp_replicate < 2:
+        copies = f"plan.dp_replicate is {spec.plan.dp_replicate or 'unset'}"
+        _refuse(spec, "plan.sync.kind", f"'{spec.plan.sync.kind}' ({spec.plan.sync})",
+                f"{copies}, and the number of copies is a part of what is computed: the planner does not choose it",
+                "plan.dp_replicate = 2, or more copies")  # fmt: skip
     if schedule.decay is not None and schedule.kind != "wsd":
         _refuse(spec, "task.schedule.decay", literal(str(schedule.decay)),
                 f"the schedule '{schedule.kind}' has no separate decay", 'task.schedule.kind = "wsd"')  # fmt: skip

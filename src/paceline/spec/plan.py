@@ -8,6 +8,7 @@ from typing import Any
 from paceline.config.fields import option
 from paceline.errors import ConfigError, suggestion
 from paceline.spec.layout import Layout
+from paceline.spec.sync import PLAIN, Sync, sync_of
 
 PRECISIONS = ("fp32", "bf16", "fp16", "fp64")
 RECOMPUTE = ("none", "selective", "budget", "full")  # from what keeps most to what keeps least
@@ -89,6 +90,7 @@ class PlanSpec:
     cp_method: str = option(
         "gather", "how keys reach the ranks that share a sequence: all at once, or in a ring", choices=CP_METHODS
     )
+    sync: Any = option(factory=Sync, doc="how copies of the model stay in step")
     goal: Any = option(factory=GoalSpec, doc="what the planner minimises")
     deadline: float | None = option(
         None, "longest time the run may take, failures included where they are known", quantity="duration", above=0.0
@@ -99,6 +101,7 @@ class PlanSpec:
     )
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "sync", sync_of(self.sync))
         if isinstance(self.goal, str):
             object.__setattr__(self, "goal", GoalSpec(self.goal))
         elif isinstance(self.goal, dict):
@@ -125,6 +128,7 @@ class Plan:
     recompute_budget: float = 0.0  # of recompute = budget: the part of the repeated blocks' activation bytes kept
     recompute_blocks: tuple[str, ...] = ()  # of recompute = budget: the mode of every repeated block, in order
     offload: str = "none"  # none, optimizer, activations, all: what rests in host memory
+    sync: Sync = PLAIN  # how copies stay in step
     bucket_bytes: int = 25 * 2**20  # of gradients that copies sum at a time
     state_bucket_bytes: int = 128 * 2**20  # of optimizer state in host memory that visits the device at a time
     logits_elements: int = 2**27  # of logits that the built-in loss holds at a time
@@ -164,6 +168,8 @@ class Plan:
         if self.offload != "none":
             held = {"optimizer": "optimizer state", "activations": "activations"}
             parts.append(f"{held.get(self.offload, 'optimizer state and activations')} in host memory")
+        if not self.sync.is_plain:
+            parts.append(str(self.sync))
         return " · ".join([*parts, *(["compiled"] if self.compile else [])])
 
     def _recompute_text(self) -> str:
@@ -181,7 +187,8 @@ class Plan:
 def plan_from_dict(data: dict[str, Any]) -> Plan:
     """Return the plan that `dataclasses.asdict` took apart."""
     lists = {name: tuple(value) for name, value in data.items() if isinstance(value, list)}
-    return Plan(**{**data, **lists, "layout": Layout(**data["layout"])})
+    sync = sync_of(data.get("sync", {}))  # an earlier release knew none
+    return Plan(**{**data, **lists, "layout": Layout(**data["layout"]), "sync": sync})
 
 
 def stages_text(stages: tuple[int, ...]) -> str:

@@ -11,7 +11,7 @@ from plan_examples import cluster, memory_terms, opened, plan, profile
 
 from paceline.errors import DoesNotFit
 from paceline.plan.cost.components import terms_of
-from paceline.plan.cost.memory.offload import BUCKET_BYTES, HOST_LINK, offload_components
+from paceline.plan.cost.memory.offload import HOST_LINK, offload_components
 from paceline.plan.cost.sheet import PricedTask
 from paceline.plan.feasible.refusals import refusal
 from paceline.plan.search.search import search
@@ -34,7 +34,7 @@ def moved(context: PricedTask, chosen: Plan, busy_seconds: float) -> dict[str, T
 
 def test_state_and_activations_leave_an_accelerator() -> None:
     here, offloaded = held(plan(Layout(), 2), **LARGE), held(plan(Layout(), 2, offload="all"), **LARGE)
-    assert here["optimizer state"] == 8 * 401e6 and offloaded["optimizer state"] == BUCKET_BYTES
+    assert here["optimizer state"] == 8 * 401e6 and offloaded["optimizer state"] == Plan().state_bucket_bytes
     # The embedding's own, which is no repeated block, and two blocks' of four.
     assert here["activations"] == 2 * 5 * (4e5 * 4 + 1e5 * 4)
     assert offloaded["activations"] == 2 * 3 * (4e5 * 4 + 1e5 * 4)

@@ -93,7 +93,7 @@ def test_a_family_has_no_storage_until_it_is_laid_out(precision: str, monkeypatc
 def test_buckets_hold_the_parameters_that_a_model_has_once_it_is_filled() -> None:
     with torch.device("meta"):
         model = nn.Linear(3, 2)
-    gradients = ReducedGradients(model, dist.group.WORLD)
+    gradients = ReducedGradients(model, dist.group.WORLD, bucket_bytes=1024)
     model.to_empty(device="cpu")
     gradients.zero()
     gradients.before_micro_batch(last=False)

@@ -12,9 +12,9 @@ from distributed import run_ranks
 
 from paceline.errors import ConfigError
 from paceline.run.process.groups import own_part
+from paceline.run.process.place import Place
 from paceline.run.process.world import build_mesh, join_world
 from paceline.spec.layout import Layout
-from paceline.spec.place import Place
 
 AXES = {"pp": 2, "dp_replicate": 3, "fsdp": 4, "tp": 2}
 

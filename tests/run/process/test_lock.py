@@ -18,10 +18,10 @@ import pytest
 import torch
 from runs import environment, is_running, run_patiently, wait_until
 
+from paceline import lock as lock_module
 from paceline.errors import RunInUse, StorageError
+from paceline.lock import LOCK_VARIABLE, NAME, RunLock, take
 from paceline.run.checkpoint import list_checkpoints, save_checkpoint
-from paceline.run.process import lock as lock_module
-from paceline.run.process.lock import LOCK_VARIABLE, NAME, RunLock, take
 from paceline.run.record.journal import Journal
 from paceline.spec.journal.kinds import DecisionRecord
 from paceline.spec.journal.reading import read_journal
@@ -29,7 +29,7 @@ from paceline.spec.journal.reading import read_journal
 HOLD = """
 import os, signal, subprocess, sys, time
 from pathlib import Path
-from paceline.run.process.lock import take
+from paceline.lock import take
 lock = take(Path(sys.argv[1]))
 """
 

@@ -18,7 +18,6 @@ from paceline.run.assemble import assemble
 from paceline.run.checkpoint import training_state
 from paceline.run.loop.loader import BatchStream
 from paceline.run.loop.resume import Progress, restore, save
-from paceline.run.loop.schedule import Course, learning_rate
 from paceline.run.process.handover import hand_over, take_over
 from paceline.run.process.world import join_world
 from paceline.spec.layout import Layout
@@ -29,6 +28,7 @@ from paceline.spec.task import GroupSpec, OptimizerSpec, Task
 from paceline.task.data.order import sample_ids
 from paceline.task.models.build import build_model
 from paceline.task.optimizer.groups import check_groups
+from paceline.task.optimizer.schedule import Course, learning_rate
 from paceline.task.optimizer.update_scope import scope_known
 from paceline.task.profile.limits import closed_by
 from paceline.verify.twin.task import twin_task
@@ -312,12 +312,14 @@ def trained(task: Task, plan: Plan, folder: str, first: int, last: int) -> dict[
     spec = Spec(task=task)
     stream = BatchStream(task.data, task.seed, plan, plan.layout.data_rank(world.rank), world.device)
     course = Course("constant", task.optimizer.lr, 1.0, last, 0, 1)
-    restored = restore(Path(folder), spec, plan, "", built.model, built.optimizer, None, course, world)
+    restored = restore(Path(folder), spec, plan, "", built.model, built.optimizer, None, course, world,
+                       sync=built.stepper.sync)  # fmt: skip
     assert (restored.progress.step if restored else 0) == first - 1
     for step in range(first, last + 1):
         built.stepper.step(stream.at((step - 1) * plan.batch_samples), task.optimizer.lr)
     progress = Progress(last, last * plan.batch_samples)
-    save(Path(folder), spec, plan, "", built.model, built.optimizer, None, course, world, progress)
+    save(Path(folder), spec, plan, "", built.model, built.optimizer, None, course, world, progress,
+         sync=built.stepper.sync)  # fmt: skip
     state = training_state(built.model, built.optimizer)
     return {n: (t.full_tensor() if isinstance(t, DTensor) else t).detach() for n, t in state.items()}
 

@@ -31,8 +31,8 @@ from paceline.plan.cost.sheet import Sheet
 from paceline.plan.cost.time.compute import state_bytes
 from paceline.spec.optimizers import gathered_values
 
+ROUNDED_BYTES = 2  # of a gradient's value in bf16
 LOSS_REDUCTIONS = 3  # over tp, per token in fp32: the largest logit, the sum of exponentials, the label's logit
-BUCKET_BYTES = 25 * 2**20  # gradients of plain copies are reduced in buckets of this size
 
 
 @dataclass(frozen=True)
@@ -152,10 +152,20 @@ def reduce_collectives(sheet: Sheet) -> tuple[Collective, Collective]:
 
 
 def copies_collective(sheet: Sheet) -> Collective:
-    """Return the all-reduces of gradients over copies: of shards by unit, of plain copies in buckets."""
-    columns, part = sheet.columns, sheet.heaviest
+    """Return what goes over copies in a step: gradients of shards by unit, those of plain copies in buckets.
+
+    Of an outer step, in buckets too, it is the part of one step, and in bf16 copies gather each other's gradients.
+    """
+    columns, part, common = sheet.columns, sheet.heaviest, sheet.columns.common
     whole = part.parameters / columns.tp * gradient_bytes(sheet) / columns.state_degree
-    calls = np.where(columns.is_sharded, part.units, np.ceil(whole / BUCKET_BYTES))
+    buckets = np.ceil(whole / common.bucket_bytes)
+    if common.sync.has_outer_step:
+        every = common.sync.every
+        return Collective("dp_replicate", "all_reduce", "changes of weights", whole / every, buckets / every)
+    if common.sync.wire == "bf16":
+        gathered = columns.dp_replicate * whole * ROUNDED_BYTES / gradient_bytes(sheet)
+        return Collective("dp_replicate", "all_gather", "rounded gradients", gathered, buckets)
+    calls = np.where(columns.is_sharded, part.units, buckets)
     return Collective("dp_replicate", "all_reduce", "gradients", whole, calls)
 
 

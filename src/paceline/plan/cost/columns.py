@@ -133,7 +133,7 @@ class Columns:
 
 
 ARRAYS = tuple(field.name for field in fields(Columns) if field.name not in ("splits", "blocks", "common"))
-COMMON = ("precision", "compile", "batch_samples", "cp_method", "recompute_save", "offload")
+COMMON = ("precision", "compile", "batch_samples", "cp_method", "recompute_save", "offload", "sync")
 
 
 def columns_of(plans: Sequence[Plan]) -> Columns:

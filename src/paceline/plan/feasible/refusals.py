@@ -76,6 +76,23 @@ def offloaded_optimizer(plan: Plan, profile: ModelProfile) -> str | None:
     return (profile.closed_axes or {}).get("offload") if plan.offloads_optimizer else None
 
 
+def copies_in_step(plan: Plan, profile: ModelProfile) -> str | None:
+    """Copies that are not summed exactly in every step are known on the data axes, without experts and in no fp16."""
+    if plan.sync.is_plain:
+        return None
+    what = f"plan.sync with {plan.sync}"
+    used = [axis for axis in ("cp", "tp", "pp", "ep") if getattr(plan.layout, axis) > 1]
+    if used:
+        return f"{what} is proven on dp_replicate and dp_shard alone, not with {used[0]}"
+    if any(block.experts for block in profile.shapes):
+        return f"{what} is not proven for experts: their load is balanced over all copies in every step"
+    if plan.precision == "fp16":
+        return f"{what} is not proven in fp16: copies would overflow apart, and go on with other loss scales"
+    if plan.offloads_optimizer:
+        return f"{what} is not proven with an optimizer that rests in host memory"
+    return None
+
+
 # Limits of the model, which hold for the layout alone, and of the whole plan. Add a limit here and nowhere else. Those
 # of the whole plan are asked once for all layouts that agree in `pp`, in whether the data axes or `cp` are in use, and
 # in whether `tp` is.
@@ -86,6 +103,7 @@ PLAN_REFUSALS: tuple[Limit, ...] = (
     split_backward,
     offloaded_activations,
     offloaded_optimizer,
+    copies_in_step,
 )
 
 

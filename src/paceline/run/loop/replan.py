@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 from torch import nn
 
 from paceline.errors import ConfigError
 from paceline.spec.import_paths import is_import_path, load_object
 from paceline.spec.plan import Plan
+from paceline.spec.sync import refuse_resync
 from paceline.spec.task import ModelSpec, Task
 
 
@@ -18,6 +21,7 @@ def refuse_replan(task: Task, before: Plan, plan: Plan) -> None:
             f"the run's is {before.batch_samples}, and another one makes another experiment",
             f"a plan for {before.batch_samples} samples",
         )
+    refuse_resync(dataclasses.asdict(before), plan.sync, plan.layout.dp_replicate)
     model = task.model
     if isinstance(model, ModelSpec) and is_import_path(model.name):
         model = load_object(model.name, "task.model.name")

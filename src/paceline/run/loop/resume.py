@@ -29,14 +29,16 @@ from paceline.run.checkpoint import (
     save_checkpoint,
     training_state,
 )
-from paceline.run.loop.schedule import Course
 from paceline.run.numerics.precision import LossScaler
 from paceline.run.process.world import World
+from paceline.run.replicas.copy_sync import CopySync
 from paceline.run.updates.joined import JoinedOptimizer
 from paceline.run.updates.optimizer import named_parameters
 from paceline.spec.layout import Layout
 from paceline.spec.load import Spec, spec_to_dict
 from paceline.spec.plan import Plan
+from paceline.spec.sync import refuse_resync
+from paceline.task.optimizer.schedule import Course
 from paceline.version import __version__
 
 # The parts of a Task that make it another experiment when they change. The data may move: their content is compared.
@@ -85,6 +87,8 @@ def save(
     progress: Progress,
     fence: Callable[[], None] | None = None,
     kept: KeptPlan | None = None,
+    *,
+    sync: CopySync,
 ) -> CheckpointInfo:
     """Write a checkpoint of this moment. Every rank calls it; rank 0's `fence` raises where it may not be published.
 
@@ -103,7 +107,7 @@ def save(
     return save_checkpoint(
         checkpoint_root(run_dir),
         progress.step,
-        training_state(model, optimizer),
+        sync.named(training_state(model, optimizer)),
         extra,
         keep_last=spec.run.keep_last,
         fence=fence,
@@ -122,10 +126,13 @@ def restore(
     scaler: LossScaler | None,
     course: Course,
     world: World,
+    *,
+    sync: CopySync,
 ) -> Restored | None:
     """Load the newest sound checkpoint of a run into model and optimizer, or return None where there is none.
 
-    Raises ConfigError where the task is not the one that the checkpoint belongs to, and VerificationFailed where the
+    Raises ConfigError where the task is not the one that the checkpoint belongs to, or copies were kept in step in
+    another way, and VerificationFailed where the
     learning rate would take another course though nothing in the task says so.
     """
     root = checkpoint_root(run_dir)
@@ -137,12 +144,14 @@ def restore(
     )
     changes = _check_same_experiment(spec, fingerprint, json.loads(written), run_dir) if written else []
     if written:
+        refuse_resync(json.loads(written)["plan"], plan.sync, plan.layout.dp_replicate)
         changes += _check_same_course(course, json.loads(written), changes)
     materialise_optimizer_state(optimizer)
     if isinstance(optimizer, JoinedOptimizer):  # of others' rules the state is known by what was saved
-        reached = {name.rpartition(".")[0].removeprefix("optim.") for name in stored if name.startswith("optim.")}
+        prefix = sync.optimizer_prefix
+        reached = {name.rpartition(".")[0].removeprefix(prefix) for name in stored if name.startswith(prefix)}
         optimizer.begin([weight for name, weight in named_parameters(model) if name in reached])
-    found = load_latest(root, training_state(model, optimizer), alone=world.size == 1)
+    found = load_latest(root, sync.named(training_state(model, optimizer)), alone=world.size == 1)
     if found is None:
         return None
     path, extra, skipped, unchecked = found

@@ -29,6 +29,7 @@ from paceline.run.memory.offload_state import OffloadedUpdate
 from paceline.run.numerics.precision import LossScaler
 from paceline.run.parallel.apply import Gradients
 from paceline.run.process.world import World
+from paceline.run.replicas.copy_sync import CopySync, StepTotals
 from paceline.spec.plan import Plan
 
 CLIP_EPS = 1e-6  # as in torch.nn.utils.clip_grad_norm_, so that clipping equals torch's to the last digits
@@ -87,6 +88,7 @@ class Stepper:
     world: World
     items_per_sample: int
     clip_norm: float
+    sync: CopySync
     updater: torch.optim.Optimizer | OffloadedUpdate  # changes the weights: the optimizer, or who lends it its state
     main: int = 0  # the turn that is evaluated, and whose loss is the step's
     # Called with the complete gradients' factor before they are scaled; `verify` looks at gradients here.
@@ -123,6 +125,8 @@ class Stepper:
             if turn.turn.is_due(batch.step):
                 made[turn.turn.name] = self._make(turn, batch, lr, stop_requested, while_busy)
                 while_busy = None
+        self.sync.after_update(batch.step)
+        self._clock.mark("optimizer")
         main = made[self.turns[self.main].turn.name]
         return StepStats(
             step=batch.step,
@@ -158,7 +162,7 @@ class Stepper:
         self._keep_own(turn)
         local = [loss_sum, weight, self._local_squares(), stop_requested, self.gradients.unreached()]
         sums = one_vector(local, self.routing.take() if self.routing else None, self.world.device)
-        self.world.add_up(sums)
+        self.sync.add_up(sums)
         self._clock.mark("reduce")
         coming = NumbersOnTheWay(sums)
         if while_busy is not None:
@@ -168,19 +172,22 @@ class Stepper:
             self.gradients.settle()
             self._clock.mark("reduce")
         scale = self.scaler.scale if self.scaler else 1.0
-        if weight_total <= 0:
+        correction = expected / weight_total / scale if weight_total > 0 else math.nan
+        norm = math.sqrt(square_total) * correction if square_total >= 0 else math.nan
+        seen = self.sync.over_all(StepTotals(loss_total, weight_total, norm, stop))
+        if seen.weight <= 0:
             raise NumericalStop(
                 f"{_place(batch.step, turn)} has no item to learn from",
                 "the objective's weights add up to zero over the whole global batch",
                 "check the labels: are all of them masked?",
             )
-        loss = loss_total / weight_total
-        correction = expected / weight_total / scale
-        norm = math.sqrt(square_total) * correction if square_total >= 0 else math.nan
-        updated = self._update(turn, batch.step, loss, norm, correction, lr)
+        loss = seen.loss / seen.weight
+        updated = self._may_update(turn, batch.step, loss, seen.grad_norm)
+        if updated:
+            self._update(turn, norm, correction, lr)
         router = self.routing.finish(sums[len(local) :], routed, weight_total, updated) if self.routing else None
         self._clock.mark("optimizer")
-        return _Made(TurnStats(loss, weight_total, norm, updated), stop > 0, router)
+        return _Made(TurnStats(loss, seen.weight, seen.grad_norm, updated), seen.stop > 0, router)
 
     def _keep_own(self, turn: StepTurn) -> None:
         """Drop the gradients of parameters that a turn does not train."""
@@ -204,27 +211,31 @@ class Stepper:
         return total
 
     def _copies_of(self, parameter: nn.Parameter) -> int:
-        """Return how many ranks hold the same part of a parameter."""
+        """Return how many of the ranks that make an update together hold the same part of a parameter."""
         # A parameter lives on the ranks of one stage, unless the first and the last share it.
-        holders = self.world.size // self.plan.layout.pp * self.stages_holding.get(parameter, 1)
+        holders = self.sync.ranks // self.plan.layout.pp * self.stages_holding.get(parameter, 1)
         if not isinstance(parameter, DTensor):
             return holders
         mesh = parameter.device_mesh
         shards = math.prod(mesh.size(i) for i, place in enumerate(parameter.placements) if not place.is_replicate())
         return holders // shards
 
+    def _may_update(self, turn: StepTurn, step: int, loss: float, norm: float) -> bool:
+        """Return whether weights are to change; raise NumericalStop where a number over all copies is not finite."""
+        if math.isfinite(norm) and math.isfinite(loss):
+            return True
+        if self.scaler and math.isfinite(loss) and self.scaler.scale > self.scaler.smallest:
+            self.scaler.update(overflowed=True)
+            return False
+        raise NumericalStop(
+            f"{_place(step, turn)}: loss {loss}, gradient norm {norm}",
+            f"they are not finite numbers; no weight was changed by this {'turn' if turn.turn.name else 'step'}",
+            "lower task.optimizer.lr, lengthen task.schedule.warmup, or train with plan.precision=bf16 or fp32",
+        )
+
     @torch.no_grad()
-    def _update(self, turn: StepTurn, step: int, loss: float, norm: float, correction: float, lr: float) -> bool:
-        """Scale, clip and apply the gradients of a turn; return whether weights changed."""
-        if not math.isfinite(norm) or not math.isfinite(loss):
-            if self.scaler and math.isfinite(loss) and self.scaler.scale > self.scaler.smallest:
-                self.scaler.update(overflowed=True)
-                return False
-            raise NumericalStop(
-                f"{_place(step, turn)}: loss {loss}, gradient norm {norm}",
-                f"they are not finite numbers; no weight was changed by this {'turn' if turn.turn.name else 'step'}",
-                "lower task.optimizer.lr, lengthen task.schedule.warmup, or train with plan.precision=bf16 or fp32",
-            )
+    def _update(self, turn: StepTurn, norm: float, correction: float, lr: float) -> None:
+        """Scale, clip and apply the gradients of a turn, which have this norm."""
         factor = correction
         clip_norm = self.clip_norm if turn.clip_norm is None else turn.clip_norm
         if clip_norm:
@@ -238,7 +249,6 @@ class Stepper:
         self.updater.step()
         if self.scaler:
             self.scaler.update(overflowed=False)
-        return True
 
 
 def _place(step: int, turn: StepTurn) -> str:

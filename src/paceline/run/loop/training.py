@@ -14,6 +14,7 @@ from pathlib import Path
 import torch
 
 from paceline.errors import ConfigError, Requeue
+from paceline.lock import RunLock
 from paceline.run.assemble import assemble
 from paceline.run.checkpoint import KeptPlan
 from paceline.run.loop.evaluate import evaluate, unigram_bar
@@ -22,13 +23,11 @@ from paceline.run.loop.loader import BatchStream, StepBatch
 from paceline.run.loop.remarks import remarks_on_batch
 from paceline.run.loop.replan import refuse_replan
 from paceline.run.loop.resume import Progress, Restored, restore, save
-from paceline.run.loop.schedule import Course, learning_rate
 from paceline.run.loop.sources import open_together
 from paceline.run.loop.step import StepStats
 from paceline.run.memory.spent import MemoryMeter, spent_on
 from paceline.run.numerics.invariants import check_agreement, is_due, numbers_of
 from paceline.run.process.brief import Brief
-from paceline.run.process.lock import RunLock
 from paceline.run.process.supervise.signals import StopFlag
 from paceline.run.process.world import World, build_mesh
 from paceline.run.record.journal import Journal
@@ -38,11 +37,13 @@ from paceline.run.record.status import StatusLine
 from paceline.spec.amounts import in_steps
 from paceline.spec.load import Spec
 from paceline.spec.plan import Plan
+from paceline.spec.sync import refuse_between
 from paceline.spec.task import ModelSpec
 from paceline.task.data.ahead import ReadAhead, may_read_in_a_thread
 from paceline.task.data.packed import for_device
 from paceline.task.models.sizes import is_named
 from paceline.task.objective import Objective
+from paceline.task.optimizer.schedule import Course, learning_rate
 from paceline.task.turns import objective_of
 from paceline.units import Amount, format_seconds
 
@@ -79,6 +80,7 @@ class Training:
         self._evaluate_every = self._steps(spec.run.evaluate_every) if self.held_out else None
         peak, schedule = task.optimizer.lr, task.schedule
         self._course = Course(schedule.kind, peak, schedule.final, brief.steps, self._warmup, self._decay)
+        refuse_between(brief.plan.sync, brief.steps, self._evaluate_every)
         remarks, restored = self._build()
         self.progress = restored.progress if restored else Progress(0, 0)
         self._first_step = self.progress.step + 1
@@ -111,7 +113,7 @@ class Training:
         prepare = partial(torch.cuda.set_device, world.device) if on_cuda and may_read_in_a_thread(source) else None
         self._batches = ReadAhead(self._stream.at, prepare)
         return built.remarks, restore(self.dir, self.spec, plan, self.source.fingerprint, self.model, self.optimizer,
-                                      self._stepper.scaler, self._course, world)  # fmt: skip
+                                      self._stepper.scaler, self._course, world, sync=self._stepper.sync)  # fmt: skip
 
     def replan(self, plan: Plan, world: World | None = None) -> None:
         """Go on under another plan from this moment. Every rank calls it between two steps.
@@ -242,8 +244,8 @@ class Training:
         if last or batch.position == 0:
             self._measure_memory()
         if self._check_every and (is_due(step, self._first_step, self._check_every) or last):
-            numbers = numbers_of(stats, scaler.scale if scaler else None)
-            check_agreement(self.model, numbers, step, self.world, self.brief.plan.layout)
+            numbers, apart = numbers_of(stats, scaler.scale if scaler else None), self._stepper.sync.apart_after(step)
+            check_agreement(self.model, numbers, step, self.world, self.brief.plan.layout, apart)
         if self._evaluate_every and (step % self._evaluate_every == 0 or last):
             self.evaluate()
         if stats.stop_requested and not last:
@@ -271,6 +273,7 @@ class Training:
                 "the data set has no validation part",
                 "give a pair of data sets (train, validation), or a task.data.validation_fraction above 0",
             )
+        refuse_between(self.brief.plan.sync, self.progress.step, None)
         held_out = for_device(self.held_out, self.world.device.type, self.spec.task.model)
         result = evaluate(self._stepper, held_out, self.spec.run.evaluate_samples, self._data_rank)
         self._record.evaluation(self.progress.step, result)
@@ -290,6 +293,7 @@ class Training:
             info = save(
                 self.dir, self.spec, self.brief.plan, self.source.fingerprint, self.model, self.optimizer,
                 self._stepper.scaler, self._course, self.world, self.progress, self._fence, self._save_plan,
+                sync=self._stepper.sync,
             )  # fmt: skip
         self._record.checkpoint(self.progress.step, info.path, info.bytes, info.seconds)
         return info.path

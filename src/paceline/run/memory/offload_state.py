@@ -18,7 +18,6 @@ from torch.distributed.tensor import DTensor
 
 from paceline.run.checkpoint import materialise_optimizer_state
 
-BUCKET_BYTES = 128 * 2**20  # of state on the device at a time; one weight's at least
 Visiting = dict[nn.Parameter, dict[str, Any]]  # state on the device, by name
 
 
@@ -34,7 +33,8 @@ class _Bucket:
 class OffloadedUpdate:
     """Updates weights with an optimizer whose state rests in host memory."""
 
-    def __init__(self, optimizer: torch.optim.Optimizer, bucket_bytes: int = BUCKET_BYTES) -> None:
+    def __init__(self, optimizer: torch.optim.Optimizer, bucket_bytes: int) -> None:
+        """Visits take `bucket_bytes` of state at a time; one weight's at least."""
         self.optimizer = optimizer
         materialise_optimizer_state(optimizer, torch.device("cpu"))
         for parameter in optimizer.state:

@@ -2,7 +2,9 @@
 
 Copies of a weight (over `dp_replicate`, whole weights over `tp`, a tied one on two pipeline stages) get equal gradients
 and equal updates, so they must stay equal to the last bit; so must the learning rate, the loss, the gradient norm, the
-loss scale and whether a step was made at all. A norm that is not a number (an fp16 overflow) is one on all ranks alike.
+loss scale and whether a step was made at all. Copies that make steps by themselves agree within a copy, and all of
+them after an outer step; what a step reports is over all copies, and so alike on all ranks. A norm that is not a number
+(an fp16 overflow) is one on all ranks alike.
 
 Copies are compared by the smallest and the largest of their fingerprints, reduced along one axis of the mesh after the
 other: what a rank sends grows with what it holds, and not with the number of ranks.
@@ -82,15 +84,18 @@ def numbers_of(stats: StepStats, scale: float | None) -> dict[str, float]:
     return numbers
 
 
-def held_by(model: nn.Module, numbers: Mapping[str, float]) -> Held:
-    """Return fingerprints of what this rank holds, by (name, part): ranks with the same key must have the same one."""
+def held_by(model: nn.Module, numbers: Mapping[str, float], apart: int | None = None) -> Held:
+    """Return fingerprints of what this rank holds, by (name, part): ranks with the same key must have the same one.
+
+    `apart` is the number of the rank's copy where copies hold weights of their own.
+    """
     found: dict[tuple[Any, ...], torch.Tensor] = {}
     for name, parameter in model.named_parameters():
-        part: tuple[Any, ...] = ()
+        part: tuple[Any, ...] = () if apart is None else (("copy", apart),)
         local = parameter
         if isinstance(parameter, DTensor):
             places = zip(parameter.placements, parameter.device_mesh.get_coordinate() or (), strict=False)
-            part = tuple((str(place), at) for place, at in places if not place.is_replicate())
+            part += tuple((str(place), at) for place, at in places if not place.is_replicate())
             local = parameter.to_local()  # type: ignore[assignment]
         found[name, part] = fingerprint(local)
     # A buffer is whole on every rank: a function of the weights, or of what all ranks saw together.
@@ -107,23 +112,34 @@ def _on_host(found: Mapping[tuple[Any, ...], torch.Tensor]) -> Held:
     return held
 
 
-def check_agreement(model: nn.Module, numbers: Mapping[str, float], step: int, world: World, layout: Layout) -> None:
+def check_agreement(
+    model: nn.Module,
+    numbers: Mapping[str, float],
+    step: int,
+    world: World,
+    layout: Layout,
+    apart: int | None = None,
+) -> None:
     """Raise VerificationFailed on every rank where ranks that must agree do not. Every rank calls it.
 
-    `numbers` are what all ranks must have alike, by name. The message names the first tensor, the ranks and the step:
-    only where copies differ do all ranks tell each other what they hold.
+    `numbers` are what all ranks must have alike, by name; `apart` is the rank's copy where copies may differ after this
+    step. The message names the first tensor, the ranks and the step: only where copies differ do all ranks tell each
+    other what they hold.
     """
     mesh = build_mesh(layout, world)
     if mesh is None:
         return
-    held = held_by(model, numbers)
-    if world.maximum([float(_copies_differ(model, held, mesh, world.device))])[0]:
+    held, own = held_by(model, numbers, apart), frozenset[str]() if apart is None else frozenset({"dp_replicate"})
+    if world.maximum([float(_copies_differ(model, held, mesh, world.device, own))])[0]:
         _name_the_first(world.gather(held), step)
 
 
-def _copies_differ(model: nn.Module, held: Held, mesh: Mesh, device: torch.device) -> bool:
-    """Return whether this rank sees copies of something that it holds differ. Every rank calls it."""
-    keys, split = list(held), {name: _split_along(parameter) for name, parameter in model.named_parameters()}
+def _copies_differ(model: nn.Module, held: Held, mesh: Mesh, device: torch.device, own: frozenset[str]) -> bool:
+    """Return whether this rank sees copies of something that it holds differ, weights along the axes `own` left out.
+
+    Every rank calls it.
+    """
+    keys, split = list(held), {name: _split_along(parameter) | own for name, parameter in model.named_parameters()}
     bits = torch.tensor([_signed(held[key]) for key in keys], device=device)
     extremes = torch.stack([bits, ~bits])  # the largest of ~x tells the smallest x, and ~ has no overflow
     for axis in dict.fromkeys((*DENSE, *EXPERT)):

@@ -18,13 +18,20 @@ from paceline.run.numerics.precision import COMPUTE_DTYPES, MASTER_DTYPES, cast_
 from paceline.run.numerics.randomness.again import draws_inside
 from paceline.run.parallel.context.part import share_sequences
 from paceline.run.parallel.data.alone import AloneExperts, ExpertGradients
-from paceline.run.parallel.data.sharding import GatheredGradients, ShardedGradients, shard, sharding_units
+from paceline.run.parallel.data.sharding import (
+    GatheredGradients,
+    ShardedGradients,
+    data_mesh,
+    shard,
+    sharding_units,
+)
 from paceline.run.parallel.data.whole import WholeGradients, stays_whole
 from paceline.run.parallel.expert.experts import balance_shared_sequences, spread_experts
 from paceline.run.parallel.split_check import SplitCheck
 from paceline.run.parallel.tensor import SummedGradients, split_layers
 from paceline.run.process.groups import Mesh
 from paceline.run.replicas.allreduce import LocalGradients, ReducedGradients
+from paceline.run.replicas.bucket_sums import BucketSum, PlainSums
 from paceline.spec.plan import Plan
 from paceline.task.declared import declared_rules
 from paceline.task.models.decoder import Decoder
@@ -58,18 +65,20 @@ def apply_plan(
     rules: Rules | None = None,
     first: int = 0,
     check: SplitCheck | None = None,
+    sums: BucketSum | None = None,
 ) -> Gradients:
     """Change `model` in place into what `plan` asks for and return how its gradients are summed.
 
     `blocks` are the model's repeated blocks, or those of a pipeline stage from number `first` on: the units of
     recompute, compilation, offload and sharding. The mesh is None for a single device. For a stage of a pipeline
     `rules` are those of the whole model, which a part does not tell. `check` is asked once layers are split.
+    `sums` add up gradients over copies where those are not summed exactly in every step.
     """
     parts = _split_layers(model, plan, mesh, rules)
     if check is not None and mesh is not None:
         check.of(model, mesh.get_group("tp"))
     modes = _modes(plan, range(first, first + len(blocks)))
-    gradients = _apply_whole(model, blocks, modes, plan, mesh)
+    gradients = _apply_whole(model, blocks, modes, plan, mesh, sums)
     return SummedGradients(gradients, model, parts, mesh.get_group("tp")) if mesh is not None and parts else gradients
 
 
@@ -99,7 +108,12 @@ def _modes(plan: Plan, numbers: range) -> list[str]:
 
 
 def _apply_whole(
-    model: nn.Module, blocks: list[nn.Module], modes: list[str], plan: Plan, mesh: Mesh | None
+    model: nn.Module,
+    blocks: list[nn.Module],
+    modes: list[str],
+    plan: Plan,
+    mesh: Mesh | None,
+    sums: BucketSum | None,
 ) -> Gradients:
     """Apply what treats every layer alike and return how gradients are summed over the data axes."""
     if mesh is not None and plan.layout.cp > 1:
@@ -121,9 +135,9 @@ def _apply_whole(
         keep_on_host(blocks)
     if sharded:
         assert mesh is not None
-        return _shard(model, blocks, mesh, plan, placed, whole, alone)
-    if mesh is not None and plan.layout.dp_replicate > 1:
-        return ReducedGradients(model, mesh.get_group("dp_replicate"), plan.bucket_bytes)
+        return _shard(model, blocks, mesh, plan, placed, whole, alone, sums)
+    if mesh is not None and plan.layout.dp_replicate > 1 and not plan.sync.has_outer_step:
+        return ReducedGradients(model, mesh.get_group("dp_replicate"), plan.bucket_bytes, sums or PlainSums())
     return LocalGradients(model)
 
 
@@ -156,15 +170,19 @@ def _shard(
     placed: Mapping[nn.Parameter, Any] | None,
     whole: Sequence[nn.Parameter],
     alone: AloneExperts | None,
+    sums: BucketSum | None,
 ) -> Gradients:
     """Shard the model and return how its gradients are summed."""
-    layout, gathers_all = plan.layout, bool(getattr(model, "needs_whole_weights", False))
+    axes, gathers_all = data_mesh(mesh, plan), bool(getattr(model, "needs_whole_weights", False))
     left = {*whole, *(p for p, place in (placed or {}).items() if place is None)}
     compute, master = COMPUTE_DTYPES[plan.precision], MASTER_DTYPES[plan.precision]
     zero = 1 if gathers_all else plan.zero
-    shard(model, sharding_units(model, blocks), mesh, layout, zero, compute, master, placed, whole)
+    shard(model, sharding_units(model, blocks), axes, zero, compute, master, placed, whole)
     how = GatheredGradients if gathers_all else ShardedGradients
-    sharded = how(model, zero, mesh, layout, left)
+    copies = mesh.get_group("dp_replicate")
+    sharded = how(model, zero, axes, left, () if sums is None else (copies,))
     gradients: Gradients = sharded if alone is None else ExpertGradients(sharded, alone)
+    if sums is not None:
+        gradients = ReducedGradients(model, copies, plan.bucket_bytes, sums, sharded)
     trained = tuple(parameter for parameter in whole if parameter.requires_grad)
     return WholeGradients(gradients, trained, tuple(sharded.groups)) if trained else gradients

@@ -109,6 +109,11 @@ class Mesh:
         return self._groups.of(own_part(self._axes, ("dp_replicate", "fsdp"), dist.get_rank()))
 
     @cached_property
+    def copy(self) -> dist.ProcessGroup:
+        """The ranks that hold this rank's copy of the model."""
+        return self._groups.of(own_part(self._axes, ("pp", "fsdp", "tp"), dist.get_rank()))
+
+    @cached_property
     def experts(self) -> DeviceMesh:
         """The mesh (pp, dp_replicate, expert_shard, ep, tp), in which `fsdp` is split in two.
 

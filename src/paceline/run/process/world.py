@@ -14,8 +14,8 @@ from paceline.cluster.here.prepare import Switched, device_index, prepare_proces
 from paceline.errors import ConfigError
 from paceline.run.memory.allocator import keep_freed_memory
 from paceline.run.process.groups import COLLECTIVE_TIMEOUT, Groups, Mesh
+from paceline.run.process.place import Place
 from paceline.spec.layout import Layout
-from paceline.spec.place import Place
 from paceline.spec.run import RunSpec
 
 GLOO_DRAIN_SECONDS = 0.1  # a worker thread needs microseconds; more covers a loaded machine

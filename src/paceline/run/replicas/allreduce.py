@@ -4,63 +4,82 @@ Gradients live in flat buckets, filled in the order in which the backward pass p
 a bucket is reduced as soon as it is complete, while the backward pass goes on. Buckets are fixed when the run
 starts and reduced in a fixed order, so that a resumed run sums in the same order as an undisturbed one.
 
+Where FSDP2 holds shards of each copy, the buckets are the places into which it adds what it reduces and scatters; the
+rest is the same.
+
 A parameter that no rank's backward pass reaches has no gradient, as on one device: an optimizer would decay its
 weight if it had one of zeros. Each bucket therefore carries one number per parameter, how many ranks reached it.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.tensor import DTensor
 
-BUCKET_BYTES = 25 * 2**20
+from paceline.run.replicas.bucket_sums import BucketSum, PendingSum, PlainSums
+from paceline.run.updates.shards import local_of, wrapped
 
 
 @dataclass
 class _Bucket:
     flat: torch.Tensor
     parameters: list[nn.Parameter]
-    views: list[torch.Tensor]
+    views: list[torch.Tensor]  # of this rank's part of each gradient, in `flat`
+    grads: list[torch.Tensor]  # the same as gradients of the parameters, which may be sharded
     ranks_reached: torch.Tensor  # [parameters], the end of `flat`
     reached: set[nn.Parameter] = field(default_factory=set)  # by this rank's backward passes of the step
     missing: int = 0
-    work: dist.Work | None = None
+    work: PendingSum | None = None
 
 
 @dataclass
 class ReducedGradients:
-    """Gradients of a replicated model, summed over the ranks of `group` in the last micro-batch of a step."""
+    """Gradients of copies, summed over the ranks of `group` in the last micro-batch of a step.
+
+    `inner` are the gradients of one copy where its weights are sharded.
+    """
 
     model: nn.Module
     group: dist.ProcessGroup
-    bucket_bytes: int = BUCKET_BYTES
+    bucket_bytes: int
+    sums: BucketSum = field(default_factory=PlainSums)
+    inner: Any = None  # ShardedGradients
     _buckets: list[_Bucket] = field(default_factory=list)
     _next: int = 0
     _last: bool = False
 
     def _make_buckets(self) -> None:
-        trained = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
-        self._buckets = [_fill(group) for group in _grouped(list(reversed(trained)), self.bucket_bytes)]
+        order = self.inner.sharded() if self.inner else reversed(list(self.model.parameters()))
+        trained = [parameter for parameter in order if parameter.requires_grad]
+        self._buckets = [_fill(group) for group in grouped(trained, self.bucket_bytes)]
+        self.sums.begin([(b.flat, dict(zip(b.parameters, b.views, strict=True))) for b in self._buckets])
         for index, bucket in enumerate(self._buckets):
             for parameter in bucket.parameters:
                 parameter.register_post_accumulate_grad_hook(self._hook(index))
 
     def zero(self) -> None:
         """Set all gradients to zero and point every parameter's gradient at its place in the buckets."""
+        if self.inner:
+            self.inner.zero()
         # Not before the first step: a model built without storage has other parameters once it has any.
         if not self._buckets:
             self._make_buckets()
         for bucket in self._buckets:
             bucket.flat.zero_()
             bucket.reached.clear()
-            for parameter, view in zip(bucket.parameters, bucket.views, strict=True):
-                parameter.grad = view
+            for parameter, grad in zip(bucket.parameters, bucket.grads, strict=True):
+                parameter.grad = grad
 
     def before_micro_batch(self, last: bool) -> None:
         """Set whether the coming backward pass reduces; `last` is the step's last micro-batch."""
+        if self.inner:
+            self.inner.before_micro_batch(last)
         self._last, self._next = last, 0
         for bucket in self._buckets:
             bucket.missing = len(bucket.parameters)
@@ -80,11 +99,13 @@ class ReducedGradients:
             bucket.ranks_reached.fill_(1.0)
         else:
             bucket.ranks_reached.copy_(torch.tensor([float(p in bucket.reached) for p in bucket.parameters]))
-        bucket.work = dist.all_reduce(bucket.flat, group=self.group, async_op=True)
+        bucket.work = self.sums.start(self._next, bucket.flat, self.group)
         self._next += 1
 
     def finish(self) -> None:
         """Reduce what the backward pass did not reach (parameters without a gradient) and wait for all sums."""
+        if self.inner:
+            self.inner.finish()
         while self._next < len(self._buckets):
             self._reduce_next()
         for bucket in self._buckets:
@@ -96,15 +117,18 @@ class ReducedGradients:
                     parameter.grad = parameter.grad if ranks else None
 
     def unreached(self) -> int:
-        """Return 0: the buckets count the ranks that reached a parameter."""
-        return 0
+        """Return how many sharded weights this rank did not reach; of whole ones the buckets count the ranks."""
+        return int(self.inner.unreached()) if self.inner else 0
 
     def settle(self) -> None:
-        """Nothing to settle."""
+        """Take the gradients from sharded weights that no rank reached."""
+        if self.inner:
+            self.inner.settle()
 
 
-def _grouped(parameters: list[nn.Parameter], limit: int) -> list[list[nn.Parameter]]:
-    """Return the parameters in runs of one dtype of about `limit` bytes each."""
+@torch.no_grad()
+def grouped(parameters: Sequence[nn.Parameter], limit: int) -> list[list[nn.Parameter]]:
+    """Return the parameters in runs of one dtype of which this rank holds about `limit` bytes each."""
     groups: list[list[nn.Parameter]] = []
     size = 0
     for parameter in parameters:
@@ -112,23 +136,26 @@ def _grouped(parameters: list[nn.Parameter], limit: int) -> list[list[nn.Paramet
             groups.append([])
             size = 0
         groups[-1].append(parameter)
-        size += parameter.numel() * parameter.element_size()
+        size += local_of(parameter).nbytes
     return groups
 
 
+@torch.no_grad()
 def _fill(parameters: list[nn.Parameter]) -> _Bucket:
-    """Return a bucket with one gradient view per parameter, laid out like the parameter itself.
+    """Return a bucket with one gradient view per parameter, laid out like this rank's part of the parameter.
 
     Fused optimizers walk through the memory of weight, gradient and state side by side, whatever their strides are.
     """
     first = parameters[0]
-    size = sum(p.numel() for p in parameters) + len(parameters)
+    held = [local_of(parameter) for parameter in parameters]
+    size = sum(part.numel() for part in held) + len(parameters)
     flat = torch.zeros(size, dtype=first.dtype, device=first.device)
     views, start = [], 0
-    for parameter in parameters:
-        views.append(flat.as_strided(parameter.shape, _dense_strides(parameter), start))
-        start += parameter.numel()
-    return _Bucket(flat, parameters, views, flat[start:])
+    for part in held:
+        views.append(flat.as_strided(part.shape, _dense_strides(part), start))
+        start += part.numel()
+    grads = [wrapped(v, p) if isinstance(p, DTensor) else v for p, v in zip(parameters, views, strict=True)]
+    return _Bucket(flat, parameters, views, grads, flat[start:])
 
 
 def _dense_strides(parameter: torch.Tensor) -> tuple[int, ...]:

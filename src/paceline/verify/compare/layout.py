@@ -20,13 +20,13 @@ from torch import nn
 from paceline.errors import NumericalStop
 from paceline.run.assemble import Assembled, assemble
 from paceline.run.loop.loader import BatchStream
-from paceline.run.loop.schedule import learning_rate
 from paceline.run.loop.step import StepStats
 from paceline.run.process.world import World
 from paceline.spec.plan import Plan
 from paceline.spec.proof.records import CheckProof, FirstDifference, Rounding
 from paceline.spec.task import Task
 from paceline.task.data.source import Source
+from paceline.task.optimizer.schedule import learning_rate
 from paceline.verify.compare.asked import Asked
 from paceline.verify.compare.diagnosis import Traits, diagnose, told, traits_of
 from paceline.verify.compare.difference import (

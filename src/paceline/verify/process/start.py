@@ -18,6 +18,7 @@ from paceline.spec.optimizers import rounds_inside
 from paceline.spec.plan import Plan, PlanSpec
 from paceline.spec.profile import ModelProfile
 from paceline.spec.proof.records import CheckProof, PartProof, Proof
+from paceline.spec.sync import PLAIN
 from paceline.task.data.facts import data_facts
 from paceline.task.profile.of_task import profile_task
 from paceline.verify.compare.tolerance import DTYPES, QUANTITIES, WITHOUT_SIZE, larger
@@ -104,6 +105,7 @@ def exact_plan(spec: Spec, asked: PlanSpec, profile: ModelProfile) -> Plan:
         schedule="1f1b" if schedule == "auto" else schedule,
         cp_method=chosen("cp_method"),
         precision="fp32" if precision == "auto" else precision,
+        sync=spec.plan.sync if layout.dp_replicate > 1 else PLAIN,
     )
     pipeline = dataclasses.replace(asked, **{name: chosen(name) for name in ("schedule", "virtual_stages", "stages")})
     plan = with_pipeline(plan, pipeline, profile)

@@ -17,7 +17,6 @@ import numpy as np
 import torch
 from torch import nn
 
-from paceline.run.loop.schedule import learning_rate
 from paceline.run.numerics.precision import MASTER_DTYPES, cast_floats, cast_model
 from paceline.run.numerics.randomness.again import draw_again
 from paceline.run.numerics.randomness.mode import SampleRandomness
@@ -32,6 +31,7 @@ from paceline.task.data.order import sample_ids
 from paceline.task.data.source import Source
 from paceline.task.models.build import build_model
 from paceline.task.objective import Objective
+from paceline.task.optimizer.schedule import learning_rate
 from paceline.task.turns import Turn, turns_of
 from paceline.verify.compare.difference import wide
 from paceline.verify.reference.plain_optimizer import first_match, plain_optimizers

@@ -56,7 +56,7 @@ def story_schedule(schedule: ScheduleSpec, plan: Plan) -> ScheduleSpec:
 
 
 def expected_rate(schedule: ScheduleSpec, peak: float, step: int) -> float:
-    """Return the learning rate of a 1-based step of the story, from the definition and not from `run/loop/schedule.py`.
+    """Return the learning rate of a 1-based step of the story, from the definition and not from `learning_rate`.
 
     Up to the peak in equal steps; then from it, over the steps that are left, down to `final` of it.
     """

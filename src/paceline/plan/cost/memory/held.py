@@ -14,7 +14,6 @@ from functools import cached_property
 
 import numpy as np
 
-from paceline.plan.cost.collectives import BUCKET_BYTES
 from paceline.plan.cost.columns import Columns, Flags, Floats, Ints
 from paceline.plan.cost.components import Component, in_modes, total, without
 from paceline.plan.cost.memory.offload import MOVING_BLOCKS, optimizer_held, optimizer_text, rests_on_host
@@ -149,6 +148,7 @@ class Held:
                 ),
                 "ZeRO (Rajbhandari et al. 2020)",
             ),
+            *self._sync(state),
             copies,
             *short_lived,
             self._buffers(),
@@ -183,6 +183,22 @@ class Held:
                 "process before any tensor",
             ),
         ]
+
+    def _sync(self, state: Floats) -> list[Component]:
+        """Return what keeping copies in step holds beside the weights, each as large as these: nothing by default."""
+        sync = self.plans.common.sync
+        held = 1 + bool(sync.momentum) if sync.has_outer_step else int(sync.wire != "full")
+        of_what = "left out of gradients" if sync.wire != "full" else "weights that copies share"
+        of_what += ", and the outer momentum" if sync.momentum else ""
+        some = self.plans.dp_replicate > 1
+
+        def text(i: int) -> str:
+            return f"{held} values x {self.size} B x parameters{self.over(i)}: {of_what}"
+
+        kept = Component(
+            "copies in step", "optimizer", np.where(some, held * state, 0.0), MEASURED, text, "counted", some
+        )
+        return [kept] if held else []
 
     def _gradients(self) -> Component:
         plans, shards = self.plans, self.plans.state_degree
@@ -292,7 +308,7 @@ class Held:
         size, compute, plans, parts = self.size, self.compute, self.plans, self.parts
         copies = ~plans.is_sharded & (plans.dp_replicate > 1)
         units = (2 * size + compute) * parts.largest_unit(plans.ep) / plans.tp
-        bucket = np.minimum(BUCKET_BYTES, size * self.parameters)
+        bucket = np.minimum(plans.common.bucket_bytes, size * self.parameters)
         held = np.where(plans.is_sharded, units, np.where(copies, bucket, 0.0))
         stream = plans.micro_batch * compute * self.sheet.context.stream_elements / plans.cp
         held = held + np.where(plans.tp > 1, 2 * stream, 0.0)

@@ -18,7 +18,6 @@ from paceline.spec.optimizers import state_values
 
 # Device and host, each direction: PCIe 4.0 x16 moves 31.5 GB/s (PCI-SIG), of which pinned copies reach about 80 %.
 HOST_LINK = Figure(25e9, "assumed", "pinned copies over PCIe 4.0 x16, one direction")
-BUCKET_BYTES = 128 * 2**20  # of optimizer state on the device at a time
 MOVING_BLOCKS = 2  # whose activations are on the device: the one at work, and the one on its way
 LAW = "bytes over the link to the host"
 
@@ -32,7 +31,7 @@ def optimizer_held(sheet: Sheet, state: Floats) -> Floats:
     """Return what stays on devices of the optimizer's state, which is `state` bytes in all."""
     if not sheet.columns.common.offloads_optimizer:
         return state
-    bucket = np.minimum(state, BUCKET_BYTES)
+    bucket = np.minimum(state, sheet.columns.common.state_bucket_bytes)
     # The copy at work is another one on a CPU, where host memory is the device's.
     return state + bucket if sheet.rates.device.kind == "cpu" else bucket
 

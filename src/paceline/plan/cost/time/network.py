@@ -48,7 +48,8 @@ def data_seconds(sheet: Sheet) -> DataSeconds:
             seconds = seconds + seconds_of(same, experts)
         both.append(seconds + 2 * (dense.buffer_bytes + experts.buffer_bytes) / memory_rate)
     gather, reduce = both
-    all_reduce = seconds_of(copies, copies_collective(sheet))
+    outer = columns.common.sync.has_outer_step  # then copies meet in no step but that one
+    all_reduce = 0.0 if outer else seconds_of(copies, copies_collective(sheet))
 
     def gather_text(i: int) -> str:
         how = f"{rounds[i]} micro-batches x all-gather in forward and backward" if third[i] else "one all-gather"
@@ -57,9 +58,10 @@ def data_seconds(sheet: Sheet) -> DataSeconds:
 
     def reduce_text(i: int) -> str:
         words = [f"{times[i]} x reduce-scatter over {shard.size[i]} ({size} B/parameter)"] if has_shards[i] else []
-        if copies.size[i] > 1:
+        if copies.size[i] > 1 and not outer:
             what = "shard" if columns.state_degree[i] > 1 else "gradients"
-            words.append(f"one all-reduce of the {what} over {copies.size[i]}")
+            how = "all-reduce" if columns.common.sync.is_plain else f"all-gather in {columns.common.sync.wire}"
+            words.append(f"one {how} of the {what} over {copies.size[i]}")
         return " + ".join(words) + sheet.held_text(i)
 
     return DataSeconds(
@@ -86,8 +88,10 @@ def network_components(sheet: Sheet, forward_backward_seconds: Floats) -> list[C
         gather, reduce = _exposed(sheet, moved, forward_backward_seconds)
         all_of_it = moved.gather_seconds + moved.reduce_seconds
         how = lambda i: f"of {all_of_it[i]:.3g} s, the rest overlaps computing (assumed)"  # noqa: E731
-    shards = columns.state_degree > 1
+    shards, reduces = columns.state_degree > 1, columns.dp_replicate > 1
+    outer = [_outer_step(sheet)] if columns.common.sync.has_outer_step else []
     return [
+        *outer,
         Component(
             "parameter gathering",
             "sync",
@@ -105,10 +109,23 @@ def network_components(sheet: Sheet, forward_backward_seconds: Floats) -> list[C
             moved.known,
             lambda i: f"{moved.reduce_text(i)}; {how(i)}",
             RING,
-            shards | (columns.dp_replicate > 1),
+            shards | reduces if not outer else shards,
             "reduce",
         ),
     ]
+
+
+def _outer_step(sheet: Sheet) -> Component:
+    """Return a step's part of the outer step, which nothing hides: what copies send."""
+    columns, copies, sent = sheet.columns, sheet.ring("dp_replicate"), copies_collective(sheet)
+    every = columns.common.sync.every
+    seconds = seconds_of(copies, sent)
+
+    def text(i: int) -> str:
+        moved = sent.buffer_bytes[i] * every
+        return f"one all-reduce of {moved:.3g} B over {copies.size[i]} copies in {every} steps, not overlapped"
+
+    return Component("outer step", "sync", seconds, copies.source, text, RING, copies.size > 1, "optimizer")
 
 
 def _exposed(sheet: Sheet, moved: DataSeconds, forward_backward_seconds: Floats) -> tuple[Floats, Floats]:

@@ -12,10 +12,11 @@ Gradients are summed over ranks, never averaged: the step divides once, by the g
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
@@ -24,7 +25,7 @@ from torch.distributed.tensor import DTensor, Shard
 from paceline.errors import ConfigError
 from paceline.run.parallel.data.reached import ReachedWeights
 from paceline.run.process.groups import Mesh
-from paceline.spec.layout import Layout
+from paceline.spec.plan import Plan
 
 
 def sharding_units(model: nn.Module, blocks: list[nn.Module]) -> list[nn.Module]:
@@ -43,8 +44,7 @@ def sharding_units(model: nn.Module, blocks: list[nn.Module]) -> list[nn.Module]
 def shard(
     model: nn.Module,
     units: list[nn.Module],
-    mesh: Mesh,
-    layout: Layout,
+    mesh: DeviceMesh,
     zero: int,
     compute_dtype: torch.dtype,
     master_dtype: torch.dtype,
@@ -52,6 +52,8 @@ def shard(
     whole: Collection[nn.Parameter] = (),
 ) -> None:
     """Shard the units, of which the last is the model, over `fsdp` (dp_shard x cp), with copies over `dp_replicate`.
+
+    `mesh` is what `data_mesh` returns: without the second axis FSDP2 knows of one copy alone.
 
     Ranks of one `cp` group hold parts of the same sequences: their gradients are summed like those of other samples.
     Parameters in `placed` go where their entry says instead: a result of fully_shard's `shard_placement_fn`, or None
@@ -73,7 +75,7 @@ def shard(
         drop = zero == 3 and unit is not model
         fully_shard(
             unit,
-            mesh=data_mesh(mesh, layout),
+            mesh=mesh,
             mp_policy=policy,
             reshard_after_forward=drop,
             shard_placement_fn=placement,
@@ -86,9 +88,9 @@ def shard(
             module.set_reduce_scatter_unused_params(True)  # ranks may reach other weights of a unit
 
 
-def data_mesh(mesh: Mesh, layout: Layout) -> DeviceMesh:
-    """Return the axes that weights are sharded over and, where there are any, copied over."""
-    return mesh["dp_replicate", "fsdp"] if layout.dp_replicate > 1 else mesh["fsdp"]
+def data_mesh(mesh: Mesh, plan: Plan) -> DeviceMesh:
+    """Return the axes that weights are sharded over and, where FSDP2 is to sum over copies exactly, copied over."""
+    return mesh["dp_replicate", "fsdp"] if plan.layout.dp_replicate > 1 and plan.sync.is_plain else mesh["fsdp"]
 
 
 def _make_contiguous(model: nn.Module, left: Collection[nn.Parameter]) -> None:
@@ -134,14 +136,19 @@ class ShardedGradients:
     """
 
     def __init__(
-        self, model: nn.Module, zero: int, mesh: Mesh, layout: Layout, left: Collection[nn.Parameter] = ()
+        self,
+        model: nn.Module,
+        zero: int,
+        axes: DeviceMesh,
+        left: Collection[nn.Parameter] = (),
+        also: Sequence[dist.ProcessGroup] = (),
     ) -> None:
+        """`axes` are those of `shard`; over the groups in `also` gradients are summed by somebody else."""
         assert isinstance(model, FSDPModule)
         self._model = model
         self._zero = zero
-        self._replicated = layout.dp_replicate > 1
-        axes = data_mesh(mesh, layout)
-        self.groups = [axes.get_group(axis) for axis in range(axes.ndim)]
+        self._replicated = axes.ndim > 1
+        self.groups = [*(axes.get_group(axis) for axis in range(axes.ndim)), *also]
         self._reached = ReachedWeights(model, self.groups, left)
         self._gathered = False
         self._passes = 0  # of the step, so far
@@ -184,6 +191,12 @@ class ShardedGradients:
         self._reached.forget()
         self._passes = 0
 
+    def sharded(self) -> list[nn.Parameter]:
+        """Return the weights that FSDP2 holds in shards, in the order in which a backward pass completes units."""
+        first, *others = self.units()
+        held = {p: None for unit in [*reversed(others), first] for p in _parameters(unit) if isinstance(p, DTensor)}
+        return list(held)
+
     def units(self) -> list[FSDPModule]:
         """Return the modules whose weights are gathered together, the model first."""
         return [module for module in self._model.modules() if isinstance(module, FSDPModule)]
@@ -211,6 +224,11 @@ class ShardedGradients:
     def settle(self) -> None:
         """Take the gradients from weights that no rank reached; called on all ranks where any rank missed one."""
         self._reached.drop_unreached(self._model)
+
+
+def _parameters(unit: FSDPModule) -> list[nn.Parameter]:
+    assert isinstance(unit, nn.Module)
+    return list(unit.parameters())
 
 
 class GatheredGradients(ShardedGradients):

@@ -18,8 +18,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from paceline.errors import PacelineError
+from paceline.lock import RunLock
 from paceline.patience import Patience
-from paceline.run.process.lock import RunLock
 from paceline.run.process.supervise.blame import UNFINISHED, Ending, Outcome, outcome_of
 from paceline.run.process.supervise.groups import POLL_SECONDS, Process, collect, ending_of, kill_group, signal_process
 from paceline.run.process.supervise.memory_kills import memory_kills
