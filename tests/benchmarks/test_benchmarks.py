@@ -156,3 +156,17 @@ def test_the_price_of_random_numbers(tmp_path: Path) -> None:
         ratios = [spread for spread in row.values() if isinstance(spread, dict)]
         assert len(ratios) == 4 and all(0 < ratio["low"] <= ratio["median"] <= ratio["high"] for ratio in ratios)
     assert printed.count("\n| cpu |") == 4
+
+
+def test_costs_against_the_number_of_ranks(tmp_path: Path) -> None:
+    """What a rank does and sends in a save like the last, and in a load, is the same at any number of ranks."""
+    result, printed = run_script("scale.py", tmp_path, "--quick", "--ranks", "2")
+    rows = {(row["what"], row["unit"]): row for row in result["simulated"]}
+    for what, unit in (("sums of fingerprints of a save", "kB"), ("parts of the index that a load opens", "files")):
+        assert len(set(rows[what, unit]["costs"].values())) == 1 and rows[what, unit]["exponent"] == 0
+    assert abs(rows["the brief of a start", "kB"]["exponent"]) < 0.05
+    assert 0.9 < rows["the manifest", "kB"]["exponent"] < 1.1, "two files for each rank"
+    real = {(row["what"], row["unit"]): row["costs"]["2"] for row in result["processes"]}
+    for what in ("joining the world", "a step", "a check that copies agree", "a save like the last", "a load"):
+        assert real[what, "ms of CPU"] > 0 and real[what, "s"] > 0
+    assert printed.count("exponent |") == 2

@@ -1,0 +1,340 @@
+"""What bookkeeping takes against the number of ranks: simulated up to 16,384, and in real processes up to 64.
+
+    python benchmarks/scale.py [--quick] [--ranks 2,4,8] [--save]
+
+Simulated are the objects of one rank, and those of rank 0, in a world of N: no processes, no tensors. The model has
+`TENSORS` weights, each with two moments, sharded over all ranks but for `dp_replicate = 2`. Real are N processes of a
+tiny decoder on this machine, forked from one: more processes than cores wait for each other, so what counts is the CPU
+time of one rank. The exponent is the slope of a least-squares line through log cost over log N: 0 for what does not
+grow, 1 for what grows like the number of ranks.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import itertools
+import json
+import math
+import os
+import pickle
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from common import RESULTS, machine
+
+SIMULATED = (16, 64, 256, 1024, 4096, 16384)
+REAL = (2, 4, 8, 16, 32, 64)
+TENSORS = 8  # weights of the simulated model
+KINDS = ("", ".exp_avg", ".exp_avg_sq")
+ROWS, WIDTH = 2**15, 64
+BYTES_OF_A_PROCESS = 80e6  # of its own, as measured; what forked processes share does not count
+STEPS = 5
+
+
+@dataclass(frozen=True)
+class Row:
+    """One cost at every number of ranks, and how it grows."""
+
+    what: str
+    whose: str  # "a rank" or "rank 0"
+    unit: str
+    costs: dict[int, float]
+
+    @property
+    def exponent(self) -> float:
+        """Return the slope of log cost over log N; 0 for what costs nothing anywhere."""
+        points = [(math.log(ranks), math.log(cost)) for ranks, cost in self.costs.items() if cost > 0]
+        if len(points) < 2:
+            return 0.0
+        x, y = (sum(axis) / len(points) for axis in zip(*points, strict=True))
+        return sum((a - x) * (b - y) for a, b in points) / sum((a - x) ** 2 for a, _ in points)
+
+
+# ---- simulated -------------------------------------------------------------------------------------------------------
+
+
+def simulated(ranks: int) -> dict[tuple[str, str, str], float]:
+    """Return the costs of the bookkeeping of a world: (what, whose, unit) -> cost."""
+    from paceline.run.checkpoint.index import IndexReader, encode_kinds, encode_part
+    from paceline.run.checkpoint.manifest import (
+        TABLE_NAME,
+        FileEntry,
+        Manifest,
+        encode_manifest,
+        part_name,
+        read_manifest,
+        shard_name,
+    )
+    from paceline.run.checkpoint.ranks import Ranks
+    from paceline.run.checkpoint.save_plan import KeptPlan, SavePlan, _rows
+    from paceline.run.checkpoint.shards import Chunk, write_file
+    from paceline.run.checkpoint.snapshot import Snapshot
+    from paceline.run.process.groups import own_part
+
+    found: dict[tuple[str, str, str], float] = {}
+
+    def timed(what: str, whose: str, work: Callable[[], Any]) -> Any:
+        least, result = math.inf, None
+        for _ in range(1 if whose == "rank 0" else 5):
+            began = time.process_time()
+            result = work()
+            least = min(least, time.process_time() - began)
+        found[what, whose, "ms of CPU"] = 1e3 * least
+        return result
+
+    axes = {"pp": 1, "dp_replicate": 2, "fsdp": ranks // 16, "tp": 8}
+    last = ranks - 1
+    timed("the ranks of its groups", "a rank", lambda: [own_part(axes, (axis,), last) for axis in axes])
+
+    of_ranks = [held_by(rank, ranks) for rank in range(ranks)]
+    kinds: dict[str, Any] = {}
+    rows = timed("the plan of the first save", "rank 0", lambda: _rows(kinds, of_ranks))
+    found["what others tell for that plan", "rank 0", "kB"] = ranks * len(pickle.dumps(of_ranks[last])) / 1e3
+
+    class OneOfMany(Ranks):
+        """A rank whose peers hold what it does, and tell it nothing."""
+
+        def __init__(self) -> None:
+            self.group, self.alone, self.rank, self.size, self.sent = None, True, last, ranks, 0
+
+        def any_of(self, flags: Sequence[bool]) -> list[bool]:
+            self.sent += len(flags)
+            return list(flags)
+
+        def total(self, numbers: Sequence[int]) -> list[int]:
+            self.sent += 16 * len(numbers)
+            return list(numbers)
+
+    parts = tuple(of_ranks[last])
+    plan = SavePlan(ranks, parts, list(kinds), *rows[last])
+    held: Any = dict.fromkeys(replace(part, fingerprint=7) for part in parts)  # without the values
+    taken, peers = Snapshot(1, held, {}), OneOfMany()
+    timed("the plan of a save like the last", "a rank", lambda: KeptPlan(plan).for_save("", taken, peers))
+    peers.sent = 0
+    timed("fingerprints of a save", "a rank", lambda: plan.fingerprints(taken, peers))
+    found["sums of fingerprints of a save", "a rank", "kB"] = peers.sent / 5 / 1e3
+
+    with tempfile.TemporaryDirectory() as name:
+        folder, entry = Path(name), FileEntry(10**9, "0" * 64)
+        files = {one(rank, ranks): entry for rank in range(ranks) for one in (shard_name, part_name)}
+        near = [rank for rank in range(last - 8, last + 1) if rank >= 0]
+        for rank in near:  # those that a load of the last rank may open
+            of_rank: dict[str, list[Chunk]] = {}
+            for part, writer in zip(of_ranks[rank], rows[rank][0], strict=True):
+                of_rank.setdefault(part.name, []).append(
+                    Chunk(part.offsets, part.sizes, shard_name(writer, ranks), part.key)
+                )
+            files[part_name(rank, ranks)] = write_file(folder / part_name(rank, ranks), encode_part(of_rank))
+        files[TABLE_NAME] = write_file(folder / TABLE_NAME, encode_kinds(kinds))
+        manifest = Manifest(1, 1, "", ranks, files, {})
+        encoded = timed("the manifest of a save", "rank 0", lambda: encode_manifest(manifest))
+        found["the manifest", "rank 0", "kB"] = len(encoded) / 1e3
+        found["the table of tensors", "rank 0", "kB"] = files[TABLE_NAME].bytes / 1e3
+        write_file(folder / "manifest.json", encoded)
+        read = timed("reading the manifest", "a rank", lambda: read_manifest(folder))
+        wanted = {part.name: [part.box] for part in parts}
+        index = IndexReader(folder, read)
+        timed("finding its parts in the index", "a rank", lambda: IndexReader(folder, read).find(wanted, near=last))
+        index.find(wanted, near=last)
+        found["parts of the index that a load opens", "a rank", "files"] = float(len(index.parts_read))
+    return {**found, **planned(ranks)}
+
+
+def held_by(rank: int, ranks: int) -> list[Any]:
+    """Return the parts that a rank holds: a share of the rows of each tensor, the same in both copies."""
+    from paceline.run.checkpoint.snapshot import Part
+
+    shards = ranks // 2
+    share, first = ROWS // shards, rank % shards * (ROWS // shards)
+    names = [f"model.layers.{at}.weight{kind}" for at in range(TENSORS) for kind in KINDS]
+    return [Part(name, "float32", (ROWS, WIDTH), (first, 0), (share, WIDTH)) for name in names]
+
+
+def planned(ranks: int) -> dict[tuple[str, str, str], float]:
+    """Return what planning a task on so many devices takes, and how long the brief is that every rank gets."""
+    from paceline.plan.planned import plan_task
+    from paceline.run.process.brief import make_brief
+    from paceline.spec.load import spec_from_dict
+
+    values = {
+        "task": {"name": "scale", "model": {"name": "llama-1b"}, "global_batch": f"{2 * ranks} samples",
+                 "data": {"source": "stdlib", "tokenizer": "bytes", "seq_len": 1024, "max_bytes": "1 MB"}},
+        "cluster": {"devices": ranks, "device": "h100-sxm"},
+    }  # fmt: skip
+    began = time.process_time()
+    brief = make_brief(plan_task(spec_from_dict(values)))
+    taken = time.process_time() - began
+    return {
+        ("the plan of the task, of all layouts", "rank 0", "ms of CPU"): 1e3 * taken,
+        ("the brief of a start", "a rank", "kB"): len(brief.to_json()) / 1e3,
+    }
+
+
+# ---- real processes --------------------------------------------------------------------------------------------------
+
+
+def real(ranks: int) -> dict[tuple[str, str, str], float]:
+    """Return what start, step, check, save and load take in so many processes: the mean of their CPU time, and wall."""
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder) / "out.json"
+        environ = {**os.environ, "OMP_NUM_THREADS": "1"}
+        subprocess.run([sys.executable, __file__, "--processes", str(ranks), str(out)], check=True, env=environ)
+        costs: dict[str, list[float]] = json.loads(out.read_text())
+    found = {}
+    for what, (cpu, wall) in costs.items():
+        if what in ("descriptors", "memory of its own"):
+            found[what, "a rank", {"descriptors": "open"}.get(what, "MB")] = cpu
+        else:
+            found[what, "a rank", "ms of CPU"] = 1e3 * cpu
+            found[what, "all", "s"] = wall
+    return found
+
+
+def start_processes(ranks: int, out: Path) -> int:
+    """Fork the processes from this one, which has imported all that they need, and wait for their end."""
+    import torch
+
+    import paceline.run.assemble  # noqa: F401
+    from paceline.launch.worker import guarded
+    from paceline.run.process.supervise.forked import fork
+    from paceline.run.process.supervise.supervisor import explain, supervise_started
+
+    torch.set_num_threads(1)
+    work = functools.partial(guarded, functools.partial(be_a_rank, out, time.time()))
+    outcome = supervise_started(functools.partial(fork, work), ranks, os.environ, 240.0)
+    explain(outcome)
+    return outcome.exit_code
+
+
+def be_a_rank(out: Path, began: float) -> None:
+    """Start, make steps, check, save twice and load, as one of the ranks; rank 0 writes what they took."""
+    from common import TokenRows
+
+    from paceline.launch.here import place_here
+    from paceline.run.assemble import assemble
+    from paceline.run.checkpoint import KeptPlan, load_checkpoint, save_checkpoint, training_state
+    from paceline.run.loop.loader import BatchStream
+    from paceline.run.numerics.invariants import check_agreement, numbers_of
+    from paceline.run.process.world import join_world
+    from paceline.spec.layout import Layout
+    from paceline.spec.plan import Plan
+    from paceline.spec.task import ModelSpec, Task
+    from paceline.units import Amount
+
+    world = join_world("cpu", threads=1, place=place_here(os.environ))
+    layout = Layout(dp_replicate=2, dp_shard=world.size // 2)
+    costs: dict[str, list[float]] = {}
+    cpu, wall = 0.0, began
+
+    def note(what: str, times: int = 1) -> None:
+        nonlocal cpu, wall
+        used = time.process_time() - cpu
+        mean = world.sum([used])[0] / world.size
+        costs[what] = [mean / times, (time.time() - wall) / times]
+        world.wait()
+        cpu, wall = time.process_time(), time.time()
+
+    note("joining the world")
+    source = TokenRows(4 * world.size, 32, 128)
+    task = Task(
+        name="scale", data=source, global_batch=Amount(world.size, "samples"), stop=Amount(STEPS, "steps"),
+        model=ModelSpec("llama-1m", hidden=64, layers=2, heads=4, kv_heads=4, ffn=64, vocab=128),
+    )  # fmt: skip
+    plan = Plan(layout=layout, micro_batch=1, accumulation=1, batch_samples=world.size)
+    built = assemble(task, plan, world, source, source.items_per_sample)
+    stream = BatchStream(source, task.seed, plan, layout.data_rank(world.rank), world.device)
+    note("building the model")
+    stats = built.stepper.step(stream.at(0, 1), 1e-3)
+    note("the first step")
+    for step in range(1, STEPS + 1):
+        stats = built.stepper.step(stream.at(step * world.size % (3 * world.size), step + 1), 1e-3)
+    note("a step", STEPS)
+    for _ in range(STEPS):
+        check_agreement(built.model, numbers_of(stats, None), 1, world, layout)
+    note("a check that copies agree", STEPS)
+    state, kept, root = training_state(built.model, built.optimizer), KeptPlan(), out.parent / "checkpoints"
+    for step, what in enumerate(("the first save", "a save like the last"), 1):
+        info = save_checkpoint(root, step, state, {}, keep_last=2, kept=kept)
+        note(what)
+    load_checkpoint(info.path, state)
+    note("a load")
+    own = [line.split()[1] for line in Path("/proc/self/smaps_rollup").read_text().splitlines() if "Private" in line]
+    used = [float(len(list(Path("/proc/self/fd").iterdir()))), sum(map(int, own)) / 1e3]
+    for what, most in zip(("descriptors", "memory of its own"), world.maximum(used), strict=True):
+        costs[what] = [most, 0.0]
+    if world.is_first:
+        out.write_text(json.dumps(costs))
+    world.wait()
+
+
+def fits(ranks: int) -> bool:
+    """Return whether this machine has the memory for so many processes, with as much again to spare."""
+    lines = Path("/proc/meminfo").read_text().splitlines()
+    available = next(1024 * int(line.split()[1]) for line in lines if line.startswith("MemAvailable"))
+    return 2 * ranks * BYTES_OF_A_PROCESS < available
+
+
+# ---- tables ----------------------------------------------------------------------------------------------------------
+
+
+def rows_of(costs: dict[int, dict[tuple[str, str, str], float]]) -> list[Row]:
+    """Return one row per cost, in the order of the first number of ranks."""
+    keys = dict.fromkeys(itertools.chain.from_iterable(costs.values()))
+    return [Row(*key, {ranks: found[key] for ranks, found in costs.items() if key in found}) for key in keys]
+
+
+def table(rows: Sequence[Row]) -> str:
+    """Return rows as a table in Markdown."""
+    ranks = list(dict.fromkeys(itertools.chain.from_iterable(row.costs for row in rows)))
+    lines = [
+        f"| what | of | in | {' | '.join(f'N = {n:,}' for n in ranks)} | exponent |",
+        f"|---|---|---|{'---:|' * (len(ranks) + 1)}",
+    ]
+    for row in rows:
+        cells = [f"{row.costs[n]:,.3g}" if row.costs.get(n, 0) < 1000 else f"{row.costs[n]:,.0f}" for n in ranks]
+        lines.append(f"| {row.what} | {row.whose} | {row.unit} | {' | '.join(cells)} | {row.exponent:.2f} |")
+    return "\n".join(lines)
+
+
+def main(arguments: list[str]) -> int:
+    """Measure, print the tables, and write them where asked to."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="a few numbers of ranks, to see that it works")
+    parser.add_argument("--ranks", metavar="N,N", help="numbers of real processes; empty for none")
+    parser.add_argument("--save", action="store_true", help="write benchmarks/results/scale.md and .json")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the result as JSON")
+    parser.add_argument("--processes", nargs=2, metavar=("N", "FILE"), help="be the real processes")
+    options = parser.parse_args(arguments)
+    if options.processes:
+        return start_processes(int(options.processes[0]), Path(options.processes[1]))
+    given = [int(n) for n in options.ranks.split(",") if n] if options.ranks is not None else None
+    before = os.getloadavg()[0]
+    bookkeeping = rows_of({n: simulated(n) for n in (SIMULATED[:3] if options.quick else SIMULATED)})
+    counts = given if given is not None else REAL[:2] if options.quick else REAL
+    processes = rows_of({n: real(n) for n in counts if fits(n)})
+    printed = "\n\n".join(table(rows) for rows in (bookkeeping, processes) if rows)
+    print(printed)
+    facts = machine()
+    result = {"machine": facts, "load": [before, os.getloadavg()[0]], "left_out": [n for n in counts if not fits(n)]}
+    for name, rows in (("simulated", bookkeeping), ("processes", processes)):
+        result[name] = [{**asdict(row), "exponent": row.exponent} for row in rows]
+    if options.json:
+        options.json.write_text(json.dumps(result, indent=2) + "\n")
+    if options.save:
+        (RESULTS / "scale.json").write_text(json.dumps(result, indent=2) + "\n")
+        where = f"{facts['date']} · {facts['cpu']}, {facts['cores']} cores · torch {facts['torch']}"
+        quiet = f"load average {before:.0f} at the start, {os.getloadavg()[0]:.0f} at the end"
+        head = "# Costs against the number of ranks\n\n`python benchmarks/scale.py --save`"
+        (RESULTS / "scale.md").write_text(f"{head}\n\n{where} · {quiet}\n\n{printed}\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
