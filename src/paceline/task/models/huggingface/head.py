@@ -38,7 +38,8 @@ def chunked_loss(
 
     The head is called inside the model's forward pass, where its weight is gathered and has the right precision.
     """
-    limit, head = getattr(model, LIMIT, None), _plain_head(model)
+    limit = getattr(model, LIMIT, None)
+    head: Any = None if limit is None else _plain_head(model)
     if limit is None or head is None or labels.numel() * head.out_features <= limit:
         return None
     found: list[tuple[Tensor, Tensor]] = []
@@ -49,7 +50,7 @@ def chunked_loss(
         return found[0][0]
 
     before = head.__dict__.get("forward")
-    head.forward = loss  # type: ignore[method-assign]
+    head.forward = loss
     try:
         output = model(tokens, **options)
     finally:
