@@ -32,7 +32,7 @@ test-deep: $(VENV)/.test  ## the heavier sweeps too
 
 test-cuda: $(VENV)/.test  ## the tests that need a GPU, and the benchmark of one
 	@if $(BIN) -c 'import sys, torch; sys.exit(not torch.cuda.is_available())'; then \
-	  $(BIN) -m pytest -m cuda && $(BIN) benchmarks/gpu.py $(or $(ARGS),--quick); \
+	  $(BIN) -m pytest -m cuda && for script in gpu gpu_switches; do $(BIN) benchmarks/$$script.py $(or $(ARGS),--quick); done; \
 	else \
 	  echo "test-cuda: torch sees no CUDA device here, so nothing was run"; \
 	fi
