@@ -1,4 +1,4 @@
-"""What the switches of a GPU cost or save, each as a ratio to the same steps without it, and packed documents by kernel.
+"""What the switches of a GPU cost or save, as ratios to the same steps without them, and packed documents by kernel.
 
     python benchmarks/gpu_switches.py [--model llama-1b] [--layers 4] [--device cuda] [--json OUT]
     python benchmarks/gpu_switches.py --device cpu --quick
