@@ -11,7 +11,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from paceline.cluster.here.prepare import Switched, prepare_process
+from paceline.cluster.here.prepare import Switched, bind_rank, prepare_process
 from paceline.errors import ConfigError
 from paceline.run.memory.allocator import keep_freed_memory
 from paceline.run.process.groups import COLLECTIVE_TIMEOUT, Groups, Mesh
@@ -94,7 +94,7 @@ def join_world(device_kind: str, threads: int = 0, rendezvous: str = "", run: Ru
     """
     place = ranks_from_environment(os.environ)
     rank, size, local_rank = place or (0, 1, 0)
-    switched = prepare_process(run, device_kind, local_rank, ranks_per_node(os.environ, size)) if run else ()
+    switched = prepare_process(run, device_kind) if run else []
     if threads:
         torch.set_num_threads(threads)
     if device_kind == "cuda":
@@ -102,6 +102,7 @@ def join_world(device_kind: str, threads: int = 0, rendezvous: str = "", run: Ru
             raise ConfigError("the plan asks for CUDA devices", "torch sees none on this machine", "cluster.device=cpu")
         device = torch.device("cuda", device_index(local_rank, torch.cuda.device_count()))
         torch.cuda.set_device(device)
+        switched += bind_rank(run, local_rank, ranks_per_node(os.environ, size)) if run else []
     else:
         device = torch.device("cpu")
         keep_freed_memory()
