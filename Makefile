@@ -30,9 +30,10 @@ test: lint  ## lint, types and the tests
 test-deep: $(VENV)/.test  ## the heavier sweeps too
 	$(BIN) -m pytest
 
-test-cuda: $(VENV)/.test  ## the tests that need a GPU, and the benchmark of one
+test-cuda: $(VENV)/.test  ## the tests that need a GPU, and its benchmarks
 	@if $(BIN) -c 'import sys, torch; sys.exit(not torch.cuda.is_available())'; then \
-	  $(BIN) -m pytest -m cuda && $(BIN) benchmarks/gpu.py $(or $(ARGS),--quick); \
+	  $(BIN) -m pytest -m cuda && $(BIN) benchmarks/gpu.py $(or $(ARGS),--quick) && \
+	    $(BIN) benchmarks/gpu_switches.py $(or $(ARGS),--quick); \
 	else \
 	  echo "test-cuda: torch sees no CUDA device here, so nothing was run"; \
 	fi

@@ -154,14 +154,14 @@ class StopWatch:
         return Measured(seconds, MemoryMeter(self._device).peak_bytes(), [float(loss) for loss in self._losses])
 
 
-def with_paceline(job: Job, folder: str) -> Measured:
-    """Train with Paceline's public loop, journal on."""
+def with_paceline(job: Job, folder: str, switches: dict[str, Any] | None = None) -> Measured:
+    """Train with Paceline's public loop, journal on; `switches` are further options of the run."""
     with contextlib.redirect_stdout(sys.stderr):
         run = paceline.Run(
             job.task(),
             job.plan,
             cluster={"device": job.device, "devices": 1},
-            run={"dir": folder, "checkpoint_every": None, "evaluate_every": None, "verify": False},
+            run={"dir": folder, "checkpoint_every": None, "evaluate_every": None, "verify": False, **(switches or {})},
         )
         watch = StopWatch(job)
         for batch in run:

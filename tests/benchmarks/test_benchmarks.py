@@ -120,6 +120,16 @@ def test_gpu_benchmark_with_compiled_blocks(tmp_path: Path) -> None:
     assert "compiled" in result["results"][0]["plan"]
 
 
+@pytest.mark.deep
+def test_the_price_of_switches_is_measured_on_any_device(tmp_path: Path) -> None:
+    result, printed = run_script("gpu_switches.py", tmp_path, "--device", "cpu", "--quick")
+    losses = {name: took["losses"] for name, took in result["steps"].items()}
+    assert losses["plain"] == losses["plain again"] == losses["deterministic"], "on a CPU no switch changes a number"
+    assert losses["fp32"] == losses["fp32, tf32"] == losses["fp32 again"]
+    assert not result["documents"]["kernel"] and result["documents"]["mask"]["seconds"] > 0
+    assert "documents by kernel        not on this device" in printed
+
+
 def test_memory_that_choices_keep_is_what_the_planner_says(tmp_path: Path) -> None:
     result, printed = run_script("memory.py", tmp_path, "--quick")
     rows = {row["choice"]: row for row in result["rows"]}

@@ -48,7 +48,9 @@ def test_attention_of_documents_is_attention_under_the_mask(device: str, dtype: 
     eps = torch.finfo(dtype).eps
     for ours, theirs in zip((out, *by_near), (exact, *by_exact), strict=True):
         # Inputs, scores, weights and outputs are rounded once each: a few units of the largest value.
-        assert float((ours.detach().cpu().double() - theirs.detach()).abs().max()) < 8 * eps * float(theirs.abs().max())
+        assert float((ours.detach().cpu().double() - theirs.detach()).abs().max()) < 8 * eps * float(
+            theirs.detach().abs().max()
+        )
 
 
 class Packed:
@@ -68,4 +70,6 @@ def test_a_decoder_learns_the_same_from_packed_documents(device: str, dtype: tor
     assert STARTS in told and takes_packed(told["documents"].device) == (device == "cuda")
     ours, ours_weight = next_token(build_model(spec, VOCAB, SEQ, 0).to(device, dtype), told)
     assert float(ours_weight) == float(weight)
-    assert float(ours) == pytest.approx(float(exact), rel=1e-11 if dtype == torch.float64 else MEAN_LOSS_BF16)
+    assert float(ours.detach()) == pytest.approx(
+        float(exact.detach()), rel=1e-11 if dtype == torch.float64 else MEAN_LOSS_BF16
+    )

@@ -107,6 +107,7 @@ def test_a_model_learns_the_same_either_way(name: str, monkeypatch: pytest.Monke
         monkeypatch.setattr(objective, "takes_packed", lambda device, by_kernel=by_kernel: by_kernel)
         monkeypatch.setattr(packed, "KERNEL", kernel)
         monkeypatch.setattr(packed, "DTYPES", (torch.float64,))
+        monkeypatch.setattr(packed, "DEVICES", ("cpu",))
         model.zero_grad()
         loss, weight = objective.next_token(model, batch)
         loss.backward()

@@ -85,7 +85,7 @@ def assemble(task: Task, plan: Plan, world: World, source: Source, items_per_sam
     if isinstance(model, Decoder):
         model.logits_elements = plan.logits_elements
     elif next_token in [turn.objective for turn in turns] and plan.layout.tp == 1:
-        limit_logits(model, plan.logits_elements)
+        limit_logits(model, plan.logits_elements, plan.micro_batch * items_per_sample)
     plain, names = [turn.objective for turn in turns], all_names(model)  # before stages know a part of the names
     coupled = any(map(gathers_rows, plain))
     if coupled and mesh is not None and plan.layout.data_degree > 1:

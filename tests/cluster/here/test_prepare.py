@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from paceline.cluster.here import prepare
-from paceline.cluster.here.prepare import environment_for, prepare_process
+from paceline.cluster.here.prepare import bind_rank, environment_for, prepare_process
 from paceline.spec.run import RunSpec
 
 
@@ -49,14 +49,14 @@ def test_the_environment_of_a_process(run: RunSpec, kind: str, environ: dict[str
 def test_what_is_not_asked_for_is_not_touched(switches_kept: None) -> None:
     torch.set_float32_matmul_precision("medium")
     torch.backends.cudnn.benchmark = True
-    assert prepare_process(RunSpec(), "cpu", 0, 1, {}) == []
+    assert prepare_process(RunSpec(), "cpu", {}) == []
     assert torch.get_float32_matmul_precision() == "medium" and torch.backends.cudnn.benchmark
 
 
 def test_switches_are_set_and_told_with_their_price(switches_kept: None) -> None:
     environ: dict[str, str] = {}
     run = RunSpec(tf32=True, cudnn_benchmark=True, deterministic=True, bind="off")
-    told = {one.what: one for one in prepare_process(run, "cuda", 0, 1, environ)}
+    told = {one.what: one for one in prepare_process(run, "cuda", environ)}
     assert list(told) == ["allocator", "run.tf32", "run.cudnn_benchmark", "run.deterministic"]
     assert all(one.because for one in told.values()) and "TF32 rate" in told["run.tf32"].because
     assert environ == {"PYTORCH_ALLOC_CONF": "expandable_segments:True", "CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
@@ -92,36 +92,32 @@ def machine(monkeypatch: pytest.MonkeyPatch, switches_kept: None) -> dict[str, o
 
 
 def test_a_rank_is_bound_near_its_gpu(machine: dict[str, object]) -> None:
-    run = RunSpec(expandable_segments=False)
-    (told,) = prepare_process(run, "cuda", 0, 3, {})
+    (told,) = bind_rank(RunSpec(), 0, 3)
     assert machine["bound"] == [4, 5, 6, 7] and torch.get_num_threads() == 4
     assert (told.what, told.before, told.after) == ("cores", "8 cores", "4-7")
-    prepare_process(run, "cuda", 2, 3, {})
+    bind_rank(RunSpec(), 2, 3)
     assert machine["bound"] == [2, 3], "two ranks share the other node"
 
 
 @pytest.mark.parametrize(
-    ("bind", "kind", "ranks", "allowed", "is_bound"),
+    ("bind", "ranks", "allowed", "is_bound"),
     [
-        ("auto", "cuda", 2, 8, True),
-        ("auto", "cuda", 2, 4, False),  # srun has given this task its cores
-        ("on", "cuda", 2, 4, True),
-        ("off", "cuda", 2, 8, False),
-        ("auto", "cuda", 1, 8, False),
-        ("on", "cpu", 2, 8, False),
+        ("auto", 2, 8, True),
+        ("auto", 2, 4, False),  # srun has given this task its cores
+        ("on", 2, 4, True),
+        ("off", 2, 8, False),
+        ("auto", 1, 8, False),
     ],
 )
-def test_when_ranks_are_bound(
-    machine: dict[str, object], bind: str, kind: str, ranks: int, allowed: int, is_bound: bool
-) -> None:
+def test_when_ranks_are_bound(machine: dict[str, object], bind: str, ranks: int, allowed: int, is_bound: bool) -> None:
     machine["allowed"] = set(range(allowed))
-    prepare_process(RunSpec(bind=bind), kind, 0, ranks, {"PYTORCH_ALLOC_CONF": "set"})
-    assert (machine["bound"] is not None) == is_bound
+    told = bind_rank(RunSpec(bind=bind), 0, ranks)
+    assert (machine["bound"] is not None) == bool(told) == is_bound
 
 
 def test_one_visible_device_each_tells_nothing_of_the_others(
     machine: dict[str, object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
-    prepare_process(RunSpec(), "cuda", 1, 2, {"PYTORCH_ALLOC_CONF": "set"})
+    bind_rank(RunSpec(), 1, 2)
     assert machine["bound"] == [4, 5, 6, 7], "spread over the nodes in order"

@@ -34,7 +34,7 @@ def test_chunks_are_the_whole(family: str) -> None:
     whole.backward()
     grads = {name: parameter.grad.clone() for name, parameter in model.named_parameters() if parameter.grad is not None}
     model.zero_grad()
-    assert limit_logits(model, 3 * VOCAB)
+    assert limit_logits(model, 3 * VOCAB, 5 * SEQ)
     chunked, chunked_weight = next_token(model, batch)
     chunked.backward()
     assert torch.equal(weight, chunked_weight)
@@ -51,7 +51,7 @@ def test_logits_never_exist_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     chunk = loss.loss_chunk_tokens
     monkeypatch.setattr(loss, "loss_chunk_tokens", lambda vocab, limit: sizes.append(limit) or chunk(vocab, limit))
     model, batch = causal("Llama"), Rows(SEQ).read(torch.arange(5).numpy())
-    assert limit_logits(model, 3 * VOCAB)
+    assert limit_logits(model, 3 * VOCAB, 5 * SEQ)
     largest: list[int] = []
 
     class Watch(torch.utils._python_dispatch.TorchDispatchMode):
@@ -64,9 +64,9 @@ def test_logits_never_exist_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     with Watch():
         next_token(model, batch)[0].backward()
     assert sizes == [3 * VOCAB] and max(largest) == 3 * VOCAB
-    limit_logits(model, 5 * SEQ * VOCAB)
-    next_token(model, batch)
+    next_token(model, {name: rows[:1, :3] for name, rows in batch.items()})
     assert len(sizes) == 1, "few enough to be whole"
+    assert not limit_logits(causal("Llama"), 5 * SEQ * VOCAB, 5 * SEQ)
 
 
 @pytest.mark.parametrize(
@@ -74,13 +74,13 @@ def test_logits_never_exist_whole(monkeypatch: pytest.MonkeyPatch) -> None:
 )
 def test_a_model_that_changes_its_logits_keeps_them_whole(family: str, changes: dict[str, Any]) -> None:
     model = causal(family, **changes)
-    assert not limit_logits(model, 1) and not hasattr(model, LIMIT)
-    assert not limit_logits(nn.Linear(2, 2), 1)
+    assert not limit_logits(model, 1, 1) and not hasattr(model, LIMIT)
+    assert not limit_logits(nn.Linear(2, 2), 1, 1)
 
 
 def test_one_that_changes_them_later_is_named() -> None:
     model: Any = causal("Llama")
-    assert limit_logits(model, 1)
+    assert limit_logits(model, 1, 1)
     forward = model.forward
 
     def capped(*args: Any, **kwargs: Any) -> Any:

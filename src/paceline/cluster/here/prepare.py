@@ -77,16 +77,14 @@ def device_index(local_rank: int, visible: int) -> int:
     )
 
 
-def prepare_process(
-    run: RunSpec, kind: str, local_rank: int, ranks_here: int, environ: MutableMapping[str, str] = os.environ
-) -> list[Switched]:
-    """Set what a run asks of this process, of `ranks_here` on this machine, and return what was changed."""
+def prepare_process(run: RunSpec, kind: str, environ: MutableMapping[str, str] = os.environ) -> list[Switched]:
+    """Set what a run asks of this process before CUDA starts, and return what was changed."""
     added = environment_for(run, kind, environ)
     environ.update(added)
     found = [
         Switched("allocator", None, added[name], EXPANDABLE_PRICE) for name in ALLOCATOR_VARIABLES if name in added
     ]
-    return [*found, *_set_kernels(run), *(_bind(run, local_rank, ranks_here) if kind == "cuda" else [])]
+    return [*found, *_set_kernels(run)]
 
 
 def _set_kernels(run: RunSpec) -> list[Switched]:
@@ -114,8 +112,11 @@ def _set_kernels(run: RunSpec) -> list[Switched]:
     return found
 
 
-def _bind(run: RunSpec, local_rank: int, ranks_here: int) -> list[Switched]:
-    """Give this rank its part of the machine's cores, unless it is alone or has been given some."""
+def bind_rank(run: RunSpec, local_rank: int, ranks_here: int) -> list[Switched]:
+    """Give a rank on a GPU its part of the cores, unless it is alone or has been given some, and return what changed.
+
+    `ranks_here` are on this machine. The rank's device is set already: CUDA may start here.
+    """
     if run.bind == "off" or not hasattr(os, "sched_getaffinity"):
         return []
     allowed = sorted(os.sched_getaffinity(0))

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from paceline.cluster.here.prepare import Switched, device_index, prepare_process
+from paceline.cluster.here.prepare import Switched, bind_rank, device_index, prepare_process
 from paceline.errors import ConfigError
 from paceline.run.memory.allocator import keep_freed_memory
 from paceline.run.process.groups import COLLECTIVE_TIMEOUT, Groups, Mesh
@@ -89,7 +89,7 @@ def join_world(device_kind: str, threads: int = 0, place: Place | None = None, r
     if place is None and dist.is_initialized():
         place = Place(dist.get_rank(), dist.get_world_size(), dist.get_rank(), dist.get_world_size())
     rank, size, local_rank = (place.rank, place.world_size, place.local_rank) if place else (0, 1, 0)
-    switched = prepare_process(run, device_kind, local_rank, place.ranks_on_node if place else 1) if run else ()
+    switched = prepare_process(run, device_kind) if run else []
     if threads:
         torch.set_num_threads(threads)
     if device_kind == "cuda":
@@ -97,6 +97,7 @@ def join_world(device_kind: str, threads: int = 0, place: Place | None = None, r
             raise ConfigError("the plan asks for CUDA devices", "torch sees none on this machine", "cluster.device=cpu")
         device = torch.device("cuda", device_index(local_rank, torch.cuda.device_count()))
         torch.cuda.set_device(device)
+        switched += bind_rank(run, local_rank, place.ranks_on_node if place else 1) if run else []
     else:
         device = torch.device("cpu")
         keep_freed_memory()

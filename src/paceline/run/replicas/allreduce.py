@@ -98,7 +98,8 @@ class ReducedGradients:
         if len(bucket.reached) == len(bucket.parameters):
             bucket.ranks_reached.fill_(1.0)
         else:
-            bucket.ranks_reached.copy_(torch.tensor([float(p in bucket.reached) for p in bucket.parameters]))
+            reached = torch.tensor([float(p in bucket.reached) for p in bucket.parameters])
+            bucket.ranks_reached.copy_(reached, non_blocking=True)
         bucket.work = self.sums.start(self._next, bucket.flat, self.group)
         self._next += 1
 
@@ -112,9 +113,12 @@ class ReducedGradients:
             assert bucket.work is not None
             bucket.work.wait()
             bucket.work = None
-            if len(bucket.reached) < len(bucket.parameters):
-                for parameter, ranks in zip(bucket.parameters, bucket.ranks_reached.tolist(), strict=True):
-                    parameter.grad = parameter.grad if ranks else None
+        partly = [bucket for bucket in self._buckets if len(bucket.reached) < len(bucket.parameters)]
+        if partly:  # one wait for the device, whatever their number
+            parameters = [parameter for bucket in partly for parameter in bucket.parameters]
+            counts = torch.cat([bucket.ranks_reached.abs().float() for bucket in partly]).tolist()
+            for parameter, ranks in zip(parameters, counts, strict=True):
+                parameter.grad = parameter.grad if ranks else None
 
     def unreached(self) -> int:
         """Return how many sharded weights this rank did not reach; of whole ones the buckets count the ranks."""

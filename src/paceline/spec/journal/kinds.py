@@ -93,7 +93,7 @@ class StepRecord(Record):
         Numbers,
         Told(
             "`total` and its parts on rank 0: `data` (waiting for the batch), `forward_backward`, `reduce`"
-            " (gradient reduction that is not overlapped), `optimizer`, `other`",
+            " (gradient reduction that is not overlapped), `optimizer` (on CUDA that of the step before), `other`",
             "s",
         ),
     ]

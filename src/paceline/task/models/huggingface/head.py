@@ -23,9 +23,13 @@ from paceline.task.profile.tracing import fake_copy
 LIMIT = "paceline_logits_elements"  # attribute of a model whose head may compute the loss: logits that exist at a time
 
 
-def limit_logits(model: nn.Module, elements: int) -> bool:
-    """Have `next_token` hold at most so many logits of a model at a time, where its head can do so; return whether."""
-    if not is_transformers(model) or _plain_head(model) is None or not _returns_its_heads_output(model):
+def limit_logits(model: nn.Module, elements: int, tokens: int) -> bool:
+    """Have `next_token` hold at most so many logits of a model at a time; return whether it will.
+
+    Not where those of all `tokens` of a micro-batch are as few, nor where the head cannot do so.
+    """
+    head = _plain_head(model) if is_transformers(model) else None
+    if head is None or tokens * head.out_features <= elements or not _returns_its_heads_output(model):
         return False
     setattr(model, LIMIT, elements)
     return True
@@ -38,7 +42,8 @@ def chunked_loss(
 
     The head is called inside the model's forward pass, where its weight is gathered and has the right precision.
     """
-    limit, head = getattr(model, LIMIT, None), _plain_head(model)
+    limit = getattr(model, LIMIT, None)
+    head: Any = None if limit is None else _plain_head(model)
     if limit is None or head is None or labels.numel() * head.out_features <= limit:
         return None
     found: list[tuple[Tensor, Tensor]] = []

@@ -23,6 +23,7 @@ except ImportError:  # torch that has none
 
 LOWEST_CAPABILITY = (8, 0)  # of the devices that have the kernel
 DTYPES = (torch.bfloat16, torch.float16)
+DEVICES = ("cuda", "meta")
 MOST_WIDTH = 256  # of a head
 
 # (q, k, v [tokens, heads, head_dim], starts, longest) -> [tokens, heads, head_dim]
@@ -62,7 +63,9 @@ def packed_attention(q: Tensor, k: Tensor, v: Tensor, packed: PackedDocuments) -
 
     None where the kernel does not take these tensors: a mask then says the same.
     """
-    if KERNEL is None or q.dtype not in DTYPES or q.shape[-1] % 8 or q.shape[-1] > MOST_WIDTH:
+    if KERNEL is None or q.device.type not in DEVICES or q.dtype not in DTYPES:
+        return None
+    if q.shape[-1] % 8 or q.shape[-1] > MOST_WIDTH:
         return None
     return over_documents(KERNEL, q, k, v, packed)
 
