@@ -125,7 +125,7 @@ def refused(layout: str, refusal: PacelineError, steps: int, seconds: float) -> 
     """Return the record of a layout that cannot be had, in the shape of a proof."""
     return {
         "layout": layout, "ran_as": None, "equal": False, "verdict": None, "seconds": seconds, "steps": steps,
-        "parts": [], "dtypes": {},
+        "parts": [], "dtypes": {}, "sync": "",
         "differences": {}, "first_difference": None, "ill_conditioned": None, "error": None,
         "refused_because": f"{refusal.what}: {refusal.because}" if refusal.because else refusal.what,
     }  # fmt: skip
@@ -190,6 +190,7 @@ def proof_of(
         "parts": [{name: value for name, value in part.items() if name != "first_difference"} for part in parts],
         "dtypes": dtypes,
         "differences": differences,
+        "sync": "" if plan.sync.is_plain else str(plan.sync),
         "first_difference": wrong and {**wrong["first_difference"], **{name: wrong[name] for name in named}},
         "refused_because": None,
         "error": None,
@@ -221,7 +222,7 @@ def verify_text(result: dict[str, Any]) -> str:
         because = f"; {rounding_text(rounding)}" if rounding else ""
         because += f"; {ADVICE}" if ill else ""
         ran_as = _ran_as(result["layout"], result["ran_as"])
-        return f"{head}: {sizes}{ran_as}{because} ({result['seconds']:.1f} s)"
+        return f"{head}: {sizes}{ran_as}{because}{_of_copies(result)} ({result['seconds']:.1f} s)"
     first = result["first_difference"]
     if first["quantity"] in WITHOUT_SIZE:
         return (
@@ -233,6 +234,14 @@ def verify_text(result: dict[str, Any]) -> str:
         f" {first['rank']} differs by {first['relative']:.1e} in {first['dtype']} (ratio {first['ratio']:.6g};"
         f" {first['part']}{_ran_as(result['layout'], first['ran_as'])})"
     )
+
+
+def _of_copies(result: dict[str, Any]) -> str:
+    """Return what the proof says of copies that are not summed exactly in every step; empty for others."""
+    sync = result.get("sync")
+    if not sync:
+        return ""
+    return f" with exact sums; with {sync}, another algorithm, equal to copies that one device takes in turn"
 
 
 def _sizes(worst: dict[str, float]) -> str:
