@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from paceline.errors import DoesNotFit, PacelineError, VerificationFailed
-from paceline.plan.feasible.refusals import layout_refusal, offloaded_activations
+from paceline.plan.feasible.refusals import copies_in_step, layout_refusal, offloaded_activations
 from paceline.plan.feasible.stages import pipeline_limits, with_pipeline
 from paceline.plan.planned import Planned, plan_task
 from paceline.spec.arguments import plan_spec
@@ -108,16 +108,16 @@ def exact_plan(spec: Spec, asked: PlanSpec, profile: ModelProfile) -> Plan:
         schedule="1f1b" if schedule == "auto" else schedule,
         cp_method=chosen("cp_method"),
         precision="fp32" if precision == "auto" else precision,
-        sync=spec.plan.sync if layout.dp_replicate > 1 else PLAIN,
+        sync=chosen("sync") if layout.dp_replicate > 1 else PLAIN,
     )
     pipeline = dataclasses.replace(asked, **{name: chosen(name) for name in ("schedule", "virtual_stages", "stages")})
     plan = with_pipeline(plan, pipeline, profile)
     limit = pipeline_limits(plan, profile)
     if limit:
         raise DoesNotFit(f"the pipeline of {plan} cannot be had", limit, "another pp, schedule or split")
-    limit = offloaded_activations(plan, profile)
+    limit = offloaded_activations(plan, profile) or copies_in_step(plan, profile)
     if limit:
-        raise DoesNotFit(f"{plan} cannot be had", limit, "another recompute or offload")
+        raise DoesNotFit(f"{plan} cannot be had", limit, "another recompute, offload or sync")
     return plan
 
 
