@@ -8,6 +8,7 @@ writes the page anew.
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import datetime
 import json
 import sys
@@ -50,10 +51,10 @@ def prove(family: Family) -> dict[str, Any]:
 
     with tempfile.TemporaryDirectory(prefix="paceline-proofs-") as folder:
         spec = spec_of(family, Path(folder))
-        found = verify_all(spec, family.largest, dtypes=DTYPES, say=print, progress=print)["layouts"]
+        found = verify_all(spec, family.largest, dtypes=DTYPES, say=print, progress=print)
         for layout in family.also:
-            found += verify_spec(spec, layout=layout, dtypes=DTYPES)["layouts"]
-            print(f"verify   {layout}: {'equal' if found[-1]['equal'] else found[-1]}", flush=True)
+            found.append(verify_spec(spec, layout=layout, dtypes=DTYPES))
+            print(f"verify   {layout}: {'equal' if found[-1].equal else found[-1]}", flush=True)
     return {
         "date": datetime.date.today().isoformat(),
         "torch": torch.__version__,
@@ -61,20 +62,20 @@ def prove(family: Family) -> dict[str, Any]:
         "largest": family.largest,
         "layouts": [
             {
-                "layout": proof["layout"],
-                "equal": proof["equal"],
-                "seconds": round(proof["seconds"], 1),
+                "layout": proof.layout,
+                "equal": proof.equal,
+                "seconds": round(proof.seconds, 1),
                 "differences": {
                     dtype: {name: float(f"{value:.1e}") for name, value in found.items()}
-                    for dtype, found in proof["dtypes"].items()
+                    for dtype, found in proof.dtypes.items()
                 },
-                "first_difference": proof["first_difference"],
-                "error": proof["error"],
+                "first_difference": proof.first_difference and dataclasses.asdict(proof.first_difference),
+                "error": proof.error,
             }
             for proof in found
-            if not proof["refused_because"]
+            if not proof.refused_because
         ],
-        "refused": {proof["layout"]: proof["refused_because"] for proof in found if proof["refused_because"]},
+        "refused": {proof.layout: proof.refused_because for proof in found if proof.refused_because},
     }
 
 

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
+import json
+import math
 import sys
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 
+from paceline.spec.proof.plain import from_plain
+from paceline.spec.proof.records import FirstDifference, PartProof, Proof, Rounding
 from paceline.task.data.facts import data_facts
 from paceline.task.profile.of_task import profile_task
 from paceline.verify.compare.tolerance import TOLERANCES
@@ -30,6 +35,25 @@ def layouts(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 @pytest.fixture
 def curves(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     return script("write_curves", monkeypatch)
+
+
+def test_the_page_of_records_is_that_of_their_declaration(monkeypatch: pytest.MonkeyPatch) -> None:
+    written = script("write_proof", monkeypatch)
+    assert written.PAGE.read_text(encoding="utf-8") == written.page(), "run: python docs/scripts/write_proof.py"
+
+
+def test_a_proof_is_the_same_after_it_has_been_plain_data() -> None:
+    """As between processes: JSON, whose numbers may be NaN."""
+    first = FirstDifference("loss", "loss", 1, 0, 0.5, 2.0, 1.0, 0.5, True, ("loss",), 1, "family", "likely")
+    rounding = Rounding("loss", "loss", 2, "fp32", 1e-3, 1e-5, 1e-3, 0.2, None, 1, "fp32", "", True, {"loss": 0.0})
+    part = PartProof("even rows", "steps", "tp=2", "fp32", False, 1.5, "", rounding)
+    proof = Proof("tp=2", False, "unequal", 2.0, 3, "tp=2", (part,), {"fp32": {"loss": math.inf}}, {}, first, rounding)
+    told = json.loads(json.dumps(dataclasses.asdict(proof)))
+    assert from_plain(Proof, told) == proof
+    with pytest.raises(TypeError, match="weather"):
+        from_plain(Proof, {**told, "weather": "fine"})
+    with pytest.raises(KeyError, match="verdict"):
+        from_plain(Proof, {name: value for name, value in told.items() if name != "verdict"})
 
 
 def test_the_page_of_layouts_is_that_of_the_results(layouts: ModuleType) -> None:

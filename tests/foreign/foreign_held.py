@@ -27,6 +27,7 @@ from paceline.spec.cluster import ClusterSpec
 from paceline.spec.load import Spec
 from paceline.spec.plan import PlanSpec
 from paceline.spec.profile import ModelProfile
+from paceline.spec.proof.records import CheckProof
 from paceline.spec.run import RunSpec
 from paceline.spec.task import DataSpec, ModelSpec, OptimizerSpec, ScheduleSpec, Task, TurnSpec
 from paceline.task.data.source import open_sources
@@ -134,26 +135,26 @@ def _proofs(
             yield name, {"refused": refusal.because}
             continue
         jobs = jobs_of(Subject(spec, plan, None, ("fp64",), exact=True), scope)
-        results: dict[int, dict[str, Any]] = {}
+        results: dict[int, CheckProof] = {}
         try:
             for ranks in sorted({job.plan.layout.devices for job in jobs}):
                 mine = {index: job for index, job in enumerate(jobs) if job.plan.layout.devices == ranks}
                 found = run_ranks(prove_here, ranks, list(mine.values()), timeout_seconds=SECONDS)[0]
                 results |= dict(zip(mine, found, strict=True))
         except Exception as error:  # whatever it is, it is what the row has to say
-            if all(found["equal"] for found in results.values()):
+            if all(found.equal for found in results.values()):
                 yield name, {"failed": said(error)}
                 continue  # else a part before it has named the cause, as the command does
         made = itertools.takewhile(results.__contains__, range(len(jobs)))
         proof = proof_of(plan, jobs, [results[index] for index in made], PROOF_STEPS, 0.0)
-        worst = max(proof["differences"]["loss"], proof["differences"]["weights"])
-        rounding = proof["ill_conditioned"] or {}
-        inside = f"computes parts in {rounding['format']}: {rounding['where']}" if rounding.get("where") else ""
-        why = "" if proof["equal"] else verify_text(proof)
-        yield name, {"equal": proof["equal"], "worst": worst, "inside": inside, "why": why}
+        worst = max(proof.differences["loss"], proof.differences["weights"])
+        rounding = proof.ill_conditioned
+        inside = f"computes parts in {rounding.format}: {rounding.where}" if rounding and rounding.where else ""
+        why = "" if proof.equal else verify_text(proof)
+        yield name, {"equal": proof.equal, "worst": worst, "inside": inside, "why": why}
 
 
-def prove_here(jobs: list[Job]) -> list[dict[str, Any]]:
+def prove_here(jobs: list[Job]) -> list[CheckProof]:
     """Return the results of the jobs of one plan; every rank calls it."""
     world, kept = join_world("cpu", threads=1), {}
     results = []

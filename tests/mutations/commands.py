@@ -143,7 +143,7 @@ def _run(jobs: dict[str, list[Job]]) -> dict[str, list[Result]]:
 
 
 def _goes_on(result: Result) -> bool:
-    return not isinstance(result, PacelineError) and bool(result["equal"])
+    return not isinstance(result, PacelineError) and result.equal
 
 
 def _answer(words: list[str], results: list[Result], patch: pytest.MonkeyPatch) -> Proven:

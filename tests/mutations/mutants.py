@@ -3,10 +3,11 @@
     python tests/mutations/mutants.py                                    # 40 mutants of each room
     python tests/mutations/mutants.py --rooms plan/cost --sample 200     # more of one room
     python tests/mutations/mutants.py --rooms run --match step.py        # of one file
+    python tests/mutations/mutants.py --rooms verify --whole             # with every test of the room, for hours
 
 Each mutant is one change by an operator of cosmic-ray (`a + b` to `a - b`, `<` to `<=`, a number to the next, a loop
-that never runs, ...), made in a copy of the checkout. The tests that import the mutated module run first, then the
-others of its room; a mutant that fails none of them survives. Which mutants are tried is a function of the seed.
+that never runs, ...), made in a copy of the checkout. The tests that import the mutated module run first, then a few
+that drive all of its room; a mutant that fails none of them survives. The seed decides which mutants are tried.
 """
 
 from __future__ import annotations
@@ -29,13 +30,25 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parents[2]
 COPIED = ("src", "tests", "examples", "docs", "benchmarks", "pyproject.toml", "README.md", "CONTRIBUTING.md")
-LIMIT_SECONDS = 1200.0  # of one mutant's tests; a loop without an end is a mutant that was noticed
+NO_TESTS = 5  # pytest's exit code where all tests of a file are deselected
+LIMIT_SECONDS = 900.0  # of one file of tests, several times the longest; a loop without an end is noticed by it
 
-# room -> tests that look after it, the quickest first. Those that import the mutated module come before them.
+# room -> tests that drive all of it, and every test that looks after it; those that name the mutated module come first
 ROOMS = {
-    "plan/cost": ["tests/plan"],
-    "run": ["tests/run/loop/test_step.py", "tests/verify", "tests/run", "tests/mutations/test_planted_bugs.py"],
-    "verify": ["tests/verify", "tests/mutations/test_planted_bugs.py"],
+    "plan/cost": (["tests/plan"], ["tests/plan"]),
+    "run": (
+        [
+            "tests/run/loop/test_step.py",
+            "tests/run/loop/test_resume.py",
+            "tests/verify/test_story.py",
+            "tests/test_distributed.py",
+        ],
+        ["tests/verify", "tests/run", "tests/mutations/test_planted_bugs.py"],
+    ),
+    "verify": (
+        ["tests/verify/test_compare.py", "tests/verify/test_story.py", "tests/verify/test_verify_verb.py"],
+        ["tests/verify", "tests/mutations/test_planted_bugs.py"],
+    ),
 }
 TORCHLESS = ("plan/cost",)  # rooms of pure functions: tests that start ranks say nothing of them that others do not
 
@@ -73,7 +86,7 @@ class Verdict:
     mutant: Mutant
     outcome: str
     seconds: float
-    by: str = ""  # the first test that failed
+    by: str = ""  # the first test that failed, or the file that did not end
 
 
 def places_of(path: str, root: Path) -> Iterator[Place]:
@@ -126,39 +139,41 @@ def _meaning(code: str) -> str | None:
     return ast.dump(tree)
 
 
-def tests_of(path: str, room: str, root: Path) -> list[str]:
-    """Return the tests to run for a file: those that name its module, then the others of the room."""
+def tests_of(path: str, room: str, root: Path, whole: bool = False) -> list[str]:
+    """Return the tests to run for a file: those that name its module, then those of the room, few or the `whole`."""
     module = path.removeprefix("src/").removesuffix(".py").replace("/", ".")
     short = module.rpartition(".")
     named = re.compile(rf"{re.escape(module)}\b|from {re.escape(short[0])} import [^\n]*\b{short[2]}\b")
     every = [test.relative_to(root).as_posix() for test in sorted((root / "tests").rglob("test_*.py"))]
     texts = {test: (root / test).read_text(encoding="utf-8") for test in every}
-    rest = [test for start in ROOMS[room] for test in every if test.startswith(start)]
+    rest = [test for start in ROOMS[room][whole] for test in every if test.startswith(start)]
     if room in TORCHLESS:
         texts = {test: text for test, text in texts.items() if "run_ranks" not in text}
     own = [test for test, text in texts.items() if named.search(text)]
     return [*own, *(test for test in rest if test in texts and test not in own)]
 
 
-def judge(mutant: Mutant, room: str, root: Path) -> Verdict:
-    """Write the mutant into the copy of the checkout, run its tests until the first failure, and put the file back."""
+def judge(mutant: Mutant, tests: list[str], root: Path) -> Verdict:
+    """Write the mutant into the copy of the checkout, run the tests until the first failure, and put the file back."""
     target, began = root / mutant.path, time.monotonic()
     before = target.read_text(encoding="utf-8")
     target.write_text(mutant.code, encoding="utf-8")
     environ = {**os.environ, "PYTHONPATH": str(root / "src"), "PYTHONDONTWRITEBYTECODE": "1"}
     command = [sys.executable, "-m", "pytest", "-x", "-q", "-m", "not deep", "-p", "no:cacheprovider", "--tb=no"]
     try:
-        ended = subprocess.run(
-            [*command, *tests_of(mutant.path, room, root)],
-            cwd=root, env=environ, capture_output=True, text=True, timeout=LIMIT_SECONDS, check=False,
-        )  # fmt: skip
+        for test in tests:
+            ended = subprocess.run(
+                [*command, test],
+                cwd=root, env=environ, capture_output=True, text=True, timeout=LIMIT_SECONDS, check=False,
+            )  # fmt: skip
+            if ended.returncode not in (0, NO_TESTS):
+                failed = re.search(r"^(?:FAILED|ERROR) (\S+)", ended.stdout, re.MULTILINE)
+                return Verdict(mutant, "killed", time.monotonic() - began, failed[1] if failed else test)
     except subprocess.TimeoutExpired:
-        return Verdict(mutant, "endless", time.monotonic() - began)
+        return Verdict(mutant, "endless", time.monotonic() - began, test)
     finally:
         target.write_text(before, encoding="utf-8")
-    failed = re.search(r"^(?:FAILED|ERROR) (\S+)", ended.stdout, re.MULTILINE)
-    outcome = "killed" if ended.returncode else "survived"
-    return Verdict(mutant, outcome, time.monotonic() - began, failed[1] if failed else "")
+    return Verdict(mutant, "survived", time.monotonic() - began)
 
 
 def main() -> int:
@@ -168,6 +183,9 @@ def main() -> int:
     parser.add_argument("--match", default="", help="only files whose path contains this")
     parser.add_argument("--sample", type=int, default=40, help="mutants of each room")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument(
+        "--whole", action="store_true", help="every test of the room, not only those that drive all of it"
+    )
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="mutants-") as name:
         root = Path(name)
@@ -187,7 +205,7 @@ def _try_room(room: str, options: argparse.Namespace, root: Path) -> None:
     print(f"{room}: {len(places)} places in {len(files)} files, {options.sample} mutants are tried", flush=True)
     verdicts = []
     for mutant in itertools.islice(mutants, options.sample):
-        verdict = judge(mutant, room, root)
+        verdict = judge(mutant, tests_of(mutant.path, room, root, options.whole), root)
         verdicts.append(verdict)
         print(
             f"  {verdict.outcome:8} {mutant.path}:{mutant.line} {mutant.operator} {verdict.seconds:.0f} s {verdict.by}"

@@ -106,7 +106,7 @@ def test_a_loss_that_is_no_sum_is_named_on_one_device_that_accumulates(
     assert "the batch cannot be cut into micro-batches" in done.stderr and "not a sum over rows" in done.stderr
     assert steps_of(run_dir) == []
     found = prove(plan_task(load_spec(path, total)))
-    assert found.record and found.record["equal"] and "however the batch is cut" in found.record["text"]
+    assert found.record and found.record.equal and "however the batch is cut" in found.record.text
     assert prove(plan_task(load_spec(path, [*mean, "plan.micro_batch=14"]))).record is None, "it is not cut"
     assert prove(plan_task(load_spec(path, ["run.verify=true"]))).record is None, "next_token is known to be a sum"
 

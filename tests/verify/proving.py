@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
 
 from distributed import run_ranks
 from set_ups import SetUp
 
 from paceline.run.process.world import join_world
+from paceline.spec.proof.records import CheckProof
 from paceline.verify.compare.layout import compare
 from paceline.verify.low.low import low
 
@@ -16,7 +16,7 @@ SECONDS = 300.0
 STEPS = 3
 
 
-def prove(chosen: list[SetUp]) -> list[list[dict[str, Any]]]:
+def prove(chosen: list[SetUp]) -> list[list[CheckProof]]:
     """Return the records of set-ups of one number of ranks: in fp32 and fp64, or in their own low precision."""
     world = join_world("cpu", threads=1)
     found = []
@@ -29,15 +29,15 @@ def prove(chosen: list[SetUp]) -> list[list[dict[str, Any]]]:
     return found
 
 
-def verdict(records: list[dict[str, Any]]) -> str:
+def verdict(records: list[CheckProof]) -> str:
     """Return what is said of a set-up."""
-    if not all(record["equal"] for record in records):
+    if not all(record.equal for record in records):
         return "unequal"
-    ill = any(record.get("ill_conditioned") for record in records)
+    ill = any(record.ill_conditioned for record in records)
     return "ill-conditioned" if ill else "equal"
 
 
-def verdicts(chosen: list[SetUp]) -> dict[str, tuple[str, list[dict[str, Any]]]]:
+def verdicts(chosen: list[SetUp]) -> dict[str, tuple[str, list[CheckProof]]]:
     """Return the verdict and the records of every set-up, by name."""
     found = {}
     for ranks in sorted({one.plan.layout.devices for one in chosen}):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from paceline.errors import ConfigError
+from paceline.spec.proof.records import LoopProof
 from paceline.verify.loops.adapter import failure_of, verify_loop
 
 LR = 0.1
@@ -44,7 +46,7 @@ def sgd(parameters: Any) -> torch.optim.Optimizer:
     return torch.optim.SGD(parameters, lr=LR)
 
 
-def ddp(kind: str, dtype: torch.dtype = torch.float64) -> dict[str, Any]:
+def ddp(kind: str, dtype: torch.dtype = torch.float64) -> LoopProof:
     """Check a loop on plain DDP, which averages gradients over ranks, right or with a mean of means."""
     model = DistributedDataParallel(network(dtype))
     optimizer, world = sgd(model.parameters()), dist.get_world_size()
@@ -70,7 +72,7 @@ def ddp(kind: str, dtype: torch.dtype = torch.float64) -> dict[str, Any]:
     return verify_loop(step, model, batches_of(dist.get_rank()), objective=objective, optimizer=sgd)
 
 
-def sharded(part: bool) -> dict[str, Any]:
+def sharded(part: bool) -> LoopProof:
     """Check FSDP2 with gradients as sums, without an optimizer of the reference."""
     plain, model = network(), network()
     fully_shard(model)
@@ -96,17 +98,17 @@ def sharded(part: bool) -> dict[str, Any]:
 @pytest.mark.parametrize("ranks", [1, 2, 3])
 def test_a_right_loop_is_equal(ranks: int, dtype: torch.dtype) -> None:
     results = run_ranks(ddp, ranks, "right", dtype)
-    assert all(result == {**results[0], "seconds": result["seconds"]} for result in results)
-    assert results[0]["equal"] and results[0]["first_difference"] is None and results[0]["steps"] == 2
-    assert set(results[0]["differences"]) == {"loss", "gradients", "weights"}
-    assert all(value < 1e-4 for value in results[0]["differences"].values())
+    assert all(result == dataclasses.replace(results[0], seconds=result.seconds) for result in results)
+    assert results[0].equal and results[0].first_difference is None and results[0].steps == 2
+    assert set(results[0].differences) == {"loss", "gradients", "weights"}
+    assert all(value < 1e-4 for value in results[0].differences.values())
 
 
 def test_a_mean_of_means_with_unequal_weights_is_found() -> None:
     result = run_ranks(ddp, 2, "mean of means")[0]
-    first = result["first_difference"]
-    assert not result["equal"] and (first["quantity"], first["step"]) == ("loss", 1)
-    assert result["differences"]["gradients"] > 1e-3
+    first = result.first_difference
+    assert not result.equal and (first.quantity, first.step) == ("loss", 1)
+    assert result.differences["gradients"] > 1e-3
     error = failure_of(result)
     assert error.exit_code == 4 and "loss" in error.because and "likely cause" in error.because
 
@@ -114,13 +116,13 @@ def test_a_mean_of_means_with_unequal_weights_is_found() -> None:
 @pytest.mark.parametrize("part", [False, True])
 def test_shards_and_ranks_that_read_the_same(part: bool) -> None:
     result = run_ranks(sharded, 2, part)[0]
-    assert result["equal"] and result["differences"]["loss"] is None and result["differences"]["weights"] is None
-    assert result["differences"]["gradients"] < 1e-12
+    assert result.equal and result.differences["loss"] is None and result.differences["weights"] is None
+    assert result.differences["gradients"] < 1e-12
 
 
 def test_the_loss_may_be_left_out() -> None:
     result = run_ranks(ddp, 2, "no loss")[0]
-    assert result["equal"] and result["differences"]["loss"] is None
+    assert result.equal and result.differences["loss"] is None
 
 
 def test_misuse_says_what_to_do() -> None:

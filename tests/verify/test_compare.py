@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import Any
 
 import pytest
 import torch
@@ -15,6 +14,7 @@ from torch import nn
 from paceline.run.process.world import World, join_world
 from paceline.spec.layout import Layout
 from paceline.spec.plan import Plan
+from paceline.spec.proof.records import CheckProof
 from paceline.spec.task import OptimizerSpec, Task
 from paceline.task.data.digits import open_digits
 from paceline.verify.compare.difference import tensor_differences
@@ -93,7 +93,7 @@ PLANS: dict[str, Plan] = {
     "four shards, zero 2": plan_of(Layout(dp_shard=4), BATCH, zero=2),
     "four shards, zero 3": plan_of(Layout(dp_shard=4), BATCH, zero=3, recompute="selective"),
 }
-Results = dict[tuple[str, str, str], dict[str, Any]]
+Results = dict[tuple[str, str, str], CheckProof]
 
 
 def compare_all(ranks: int) -> Results:
@@ -126,9 +126,9 @@ def test_equal_to_one_device(name: str, plan: str, results: Results) -> None:
     assert "fp64" in dtypes
     for dtype in dtypes:
         result = results[name, plan, dtype]
-        assert result["equal"] and result["first_difference"] is None, result["first_difference"]
-        assert set(result["differences"]) == set(QUANTITIES) - {"whole batch"}
-        for quantity, difference in result["differences"].items():
+        assert result.equal and result.first_difference is None, result.first_difference
+        assert set(result.differences) == set(QUANTITIES) - {"whole batch"}
+        for quantity, difference in result.differences.items():
             assert difference <= TOLERANCES[quantity][dtype], quantity
 
 
@@ -136,8 +136,8 @@ def test_one_device_is_equal_to_itself_up_to_the_order_of_sums() -> None:
     task, world = decoder(tied=False), join_world("cpu", threads=1)
     task = dataclasses.replace(task, optimizer=OptimizerSpec(lr=3e-3, eps=1e-4))
     result = compare(task, plan_of(Layout(), BATCH, precision="fp64"), world, task.data, SEQ_LEN, steps=2)
-    assert result["equal"], result["first_difference"]
-    assert result["differences"]["samples"] == result["differences"]["initial"] == result["differences"]["weight"] == 0
+    assert result.equal, result.first_difference
+    assert result.differences["samples"] == result.differences["initial"] == result.differences["weight"] == 0
 
 
 def test_tolerances_are_what_is_promised() -> None:

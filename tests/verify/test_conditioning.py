@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 from collections.abc import Callable
 from typing import Any
 from unittest.mock import patch
@@ -13,13 +14,14 @@ import torch
 import torch.nn.functional as F
 from distributed import run_ranks
 from set_ups import SGD, Net, SetUp, net, set_ups, task
-from tests_shared import VOCAB, plan_of
+from tests_shared import SEQ_LEN, VOCAB, decoder_task, plan_of
 from torch import nn
 
 from paceline.run.process.world import World, join_world
 from paceline.spec.layout import Layout
 from paceline.spec.load import Spec
 from paceline.spec.plan import Plan
+from paceline.spec.proof.records import CheckProof, Proof, Rounding
 from paceline.spec.task import Task
 from paceline.verify.compare import layout as comparison
 from paceline.verify.compare.difference import Difference
@@ -83,8 +85,8 @@ def test_what_one_ulp_moves_as_far_is_rounding_and_what_it_does_not_is_a_mistake
     found = [differing(1e-5), differing(3e-4, name="v")]
     left, rounding = beyond_rounding(found, "fp32", asked(1e-4), ALONE)
     assert not left and rounding is not None
-    assert (rounding["quantity"], rounding["name"], rounding["relative"]) == ("gradients", "v", 3e-4)
-    assert rounding["moved"] == pytest.approx(1e-4) and rounding["tolerance"] == 1e-4 and rounding["coarse"]
+    assert (rounding.quantity, rounding.name, rounding.relative) == ("gradients", "v", 3e-4)
+    assert rounding.moved == pytest.approx(1e-4) and rounding.tolerance == 1e-4 and rounding.coarse
     left, rounding = beyond_rounding(found, "fp32", asked(1e-5), ALONE)
     assert [d.name for d in left] == ["v"] and rounding is None
 
@@ -107,9 +109,30 @@ def test_a_chaotic_reference_leaves_fp32_aside_and_fp64_at_the_tolerances_of_fp3
     for precision, off, is_left in (("fp32", 1e9, False), ("fp64", 9e-5, False), ("fp64", 1e9, True)):
         left, rounding = beyond_rounding([differing(off)], precision, asked(1e6), ALONE)
         assert bool(left) == (is_left and off > 6e6)
-        assert rounding is None or rounding["chaos"] == 1
+        assert rounding is None or rounding.chaos == 1
     (left, _) = beyond_rounding([differing(1e-3, name="u")], "fp64", asked(1e6), ALONE)
     assert [d.name for d in left] == ["u"], "of which nothing says that it moves"
+
+
+def test_an_overflow_is_rounding_in_chaos_below_fp64_and_nowhere_else() -> None:
+    nan, infinity = float("nan"), float("inf")
+    for precision, moves, off, is_left in (
+        ("fp32", 1e6, nan, False),
+        ("fp32", 1e-4, nan, True),
+        ("fp64", 1e6, nan, True),
+        ("fp32", 1e6, infinity, True),  # a tensor that is not there
+    ):
+        left, _ = beyond_rounding([differing(off, "grad_norm", "grad_norm")], precision, asked(moves), ALONE)
+        assert bool(left) == is_left, (precision, moves, off)
+
+
+def test_a_layout_that_overflows_alone_is_unequal_and_names_the_step() -> None:
+    given = decoder_task()
+    with planted(lambda gradient: gradient * float("nan"), "norm.weight"):
+        found = compare(given, plan_of(Layout(), 7), ALONE, given.data, SEQ_LEN, 2)
+    first = found.first_difference
+    assert not found.equal and first is not None and (first.quantity, first.step) == ("grad_norm", 1)
+    assert math.isnan(first.ours) and math.isfinite(first.reference)
 
 
 def test_zeros_are_not_moved_and_others_by_a_unit_in_the_last_place() -> None:
@@ -124,13 +147,13 @@ def test_zeros_are_not_moved_and_others_by_a_unit_in_the_last_place() -> None:
 # ---- mistakes in set-ups that are badly conditioned ------------------------------------------------------------------
 
 
-def planted(change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+def planted(change: Callable[[torch.Tensor], torch.Tensor], name: str = SCALED) -> Any:
     """Return a patch that has the layout's gradient of one weight changed, in whatever precision."""
     assemble = comparison.assemble
 
     def changed(*given: Any) -> Any:
         built = assemble(*given)
-        built.model.get_parameter(SCALED).register_hook(change)
+        built.model.get_parameter(name).register_hook(change)
         return built
 
     return patch.object(comparison, "assemble", changed)
@@ -144,7 +167,7 @@ def rounded_in_fp32(gradient: torch.Tensor) -> torch.Tensor:
     return gradient.bfloat16().float() if gradient.dtype == torch.float32 else gradient
 
 
-def with_a_bug(change: Callable[[torch.Tensor], torch.Tensor] | None, chosen: list[SetUp]) -> list[dict[str, Any]]:
+def with_a_bug(change: Callable[[torch.Tensor], torch.Tensor] | None, chosen: list[SetUp]) -> list[CheckProof]:
     """Return the comparisons in fp32 of set-ups with the change planted."""
     world = join_world("cpu", threads=1)
     with planted(change or (lambda gradient: gradient)):
@@ -155,25 +178,25 @@ def test_a_mistake_is_not_called_ill_conditioned() -> None:
     chaotic = SetUp("chaos", task(functools.partial(net, 30.0), lr=1e-4, **SGD), plan_of(COPIES, 7, precision="fp32"))
     chosen = [*BADLY_CONDITIONED, chaotic]
     without, buggy = (run_ranks(with_a_bug, 2, change, chosen)[0] for change in (None, scaled))
-    assert without[0]["ill_conditioned"] and without[0]["ill_conditioned"]["fp64"]["loss"] < 1e-12
+    assert without[0].ill_conditioned and without[0].ill_conditioned.fp64["loss"] < 1e-12
     for right, wrong in zip(without, buggy, strict=True):
-        assert right["equal"], right["first_difference"]
-        assert not wrong["equal"] and wrong["ill_conditioned"] is None
-        first = wrong["first_difference"]
-        assert (first["quantity"], first["step"]) == ("gradients", 1)
-        assert first["tensors"] == [SCALED] and first["ratio"] == pytest.approx(1.001)
+        assert right.equal, right.first_difference
+        assert not wrong.equal and wrong.ill_conditioned is None
+        first = wrong.first_difference
+        assert (first.quantity, first.step) == ("gradients", 1)
+        assert first.tensors == (SCALED,) and first.ratio == pytest.approx(1.001)
 
 
 def test_what_only_fp32_gets_wrong_is_wrong() -> None:
     (found,) = run_ranks(with_a_bug, 2, rounded_in_fp32, [BY_NAME["odd sizes, 2 copies"]])[0]
-    assert not found["equal"] and found["dtype"] == "fp32"
-    assert found["first_difference"]["tensors"] == [SCALED]
+    assert not found.equal and found.dtype == "fp32"
+    assert found.first_difference.tensors == (SCALED,)
 
 
 # ---- changes of weights ----------------------------------------------------------------------------------------------
 
 
-def with_another_rate(factor: float) -> dict[str, Any]:
+def with_another_rate(factor: float) -> CheckProof:
     """Return the comparison in fp32 of weights far from zero, with the layout's learning rate times a factor."""
     rate = comparison.learning_rate
     far = task(FarAway, lr=0.05)
@@ -183,11 +206,11 @@ def with_another_rate(factor: float) -> dict[str, Any]:
 
 def test_a_wrong_learning_rate_shows_against_large_weights() -> None:
     right, wrong = (run_ranks(with_another_rate, 2, factor)[0] for factor in (1.0, 1.5))
-    assert right["equal"], right["first_difference"]
-    first = wrong["first_difference"]
-    assert (first["quantity"], first["step"], first["family"]) == ("weights", 1, "optimizer")
-    assert first["ratio"] == pytest.approx(1.5, rel=1e-2)
-    assert "head" in first["tensors"]
+    assert right.equal, right.first_difference
+    first = wrong.first_difference
+    assert (first.quantity, first.step, first.family) == ("weights", 1, "optimizer")
+    assert first.ratio == pytest.approx(1.5, rel=1e-2)
+    assert "head" in first.tensors
 
 
 # ---- formats inside of a model ---------------------------------------------------------------------------------------
@@ -206,7 +229,7 @@ def test_a_part_in_fp32_is_named() -> None:
     assert seen[NarrowHead].dtype == torch.float32 and "linear" in seen[NarrowHead].where
 
 
-def whole(given: Task) -> dict[str, Any]:
+def whole(given: Task) -> CheckProof:
     return whole_batch(given, fp64(), ALONE, given.data, given.data.items_per_sample, 1, {})
 
 
@@ -218,15 +241,15 @@ def means(model: nn.Module, batch: Any) -> tuple[torch.Tensor, Any]:
 
 def test_what_rounds_in_fp32_inside_is_held_to_what_fp32_moves() -> None:
     found = whole(task(NarrowHead))
-    assert found["differences"]["whole batch"] > 1e-10, "the check has something to explain"
-    assert found["equal"], found["first_difference"]
-    rounding = found["ill_conditioned"]
-    assert rounding["format"] == "fp32" and "linear" in rounding["where"] and not rounding["coarse"]
+    assert found.differences["whole batch"] > 1e-10, "the check has something to explain"
+    assert found.equal, found.first_difference
+    rounding = found.ill_conditioned
+    assert rounding.format == "fp32" and "linear" in rounding.where and not rounding.coarse
     wrong = whole(dataclasses.replace(task(NarrowHead), objective=means))
-    assert not wrong["equal"] and wrong["first_difference"]["quantity"] == "whole batch"
+    assert not wrong.equal and wrong.first_difference.quantity == "whole batch"
 
 
-def narrow_in_ranks(change: Callable[[torch.Tensor], torch.Tensor]) -> dict[str, Any]:
+def narrow_in_ranks(change: Callable[[torch.Tensor], torch.Tensor]) -> CheckProof:
     given = task(NarrowHead)
     with planted(change):
         return compare(given, fp64(), join_world("cpu", threads=1), given.data, 16, 2)
@@ -234,40 +257,39 @@ def narrow_in_ranks(change: Callable[[torch.Tensor], torch.Tensor]) -> dict[str,
 
 def test_a_mistake_in_a_model_that_rounds_inside_is_one() -> None:
     found = run_ranks(narrow_in_ranks, 2, scaled)[0]
-    assert not found["equal"] and found["first_difference"]["tensors"] == [SCALED]
+    assert not found.equal and found.first_difference.tensors == (SCALED,)
 
 
 # ---- in words --------------------------------------------------------------------------------------------------------
 
 
-def told(record: dict[str, Any]) -> dict[str, Any]:
+def told(record: CheckProof) -> Proof:
     """Return the proof of one part with such a record."""
     job = Job(Spec(task=task(Net)), fp64(), part="uneven rows")
     return proof_of(fp64(), [job], [record], 2, 1.5)
 
 
 def test_a_proof_says_what_is_ill_conditioned() -> None:
-    rounding = {
-        "quantity": "gradients", "name": "w", "step": 2, "dtype": "fp32", "relative": 3e-2, "tolerance": 1e-4,
-        "moved": 2e-2, "of_bound": 0.25, "chaos": None, "places": 4, "format": "fp32", "where": "", "coarse": True,
-        "fp64": {"loss": 2e-16, "grad_norm": 0.0, "weights": 1e-13},
-    }  # fmt: skip
-    record = {"equal": True, "dtype": "fp32", "seconds": 1.0, "first_difference": None, "ill_conditioned": rounding}
-    proof = told({**record, "differences": {"loss": 1e-3, "grad_norm": 1e-3, "weights": 1e-3}})
-    assert (
-        proof["equal"] and proof["verdict"] == "ill-conditioned" and proof["ill_conditioned"]["part"] == "uneven rows"
-    )
+    rounding = Rounding(
+        quantity="gradients", name="w", step=2, dtype="fp32", relative=3e-2, tolerance=1e-4, moved=2e-2, of_bound=0.25,
+        chaos=None, places=4, format="fp32", where="", coarse=True,
+        fp64={"loss": 2e-16, "grad_norm": 0.0, "weights": 1e-13},
+    )  # fmt: skip
+    off = {"loss": 1e-3, "grad_norm": 1e-3, "weights": 1e-3}
+    proof = told(CheckProof(True, "fp32", 2, 1.0, off, None, rounding))
+    assert proof.equal and proof.verdict == "ill-conditioned" and proof.ill_conditioned.part == "uneven rows"
     assert verify_text(proof) == (
         "ill-conditioned, equal to one device in fp64: loss 2e-16, grad norm 0, weights 1e-13; in fp32 gradients of w"
         " at step 2 differs by 3e-02 (3 more like it), and 2e-02 on one device whose weights are moved by a unit in"
         " the last place of fp32; the plan is right, and fp32 too coarse for the program: smaller weights at the start,"
         " a smaller learning rate or a larger eps of the optimizer make it less so (1.5 s)"
     )
-    chaotic = {**rounding, "quantity": "loss", "name": "loss", "places": 1, "chaos": 2}
+    chaotic = dataclasses.replace(rounding, quantity="loss", name="loss", places=1, chaos=2)
     assert (
         "; in fp32 loss at step 2 differs by 3e-02, and 2e-02 on one device whose weights are moved by a unit in the"
         " last place of fp32; from step 2 on the program is chaotic, of which fp32 says nothing; the plan is right"
-    ) in verify_text(told({**record, "ill_conditioned": chaotic, "differences": rounding["fp64"]}))
-    inside = {**rounding, "coarse": False, "where": "norm (mean)", "dtype": "fp64"}
-    proof = told({**record, "ill_conditioned": inside, "differences": {"loss": 0.0, "grad_norm": 0.0, "weights": 1e-9}})
-    assert proof["verdict"] == "equal" and "computes parts in fp32, such as norm (mean)" in verify_text(proof)
+    ) in verify_text(told(CheckProof(True, "fp32", 2, 1.0, rounding.fp64 or {}, None, chaotic)))
+    inside = dataclasses.replace(rounding, coarse=False, where="norm (mean)", dtype="fp64")
+    near = {"loss": 0.0, "grad_norm": 0.0, "weights": 1e-9}
+    proof = told(CheckProof(True, "fp32", 2, 1.0, near, None, inside))
+    assert proof.verdict == "equal" and "computes parts in fp32, such as norm (mean)" in verify_text(proof)

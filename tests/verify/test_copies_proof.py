@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from paceline.run.replicas.outer import OuterSteps
 from paceline.spec.layout import Layout
 from paceline.spec.load import parse_spec
 from paceline.spec.plan import Plan
+from paceline.spec.proof.records import CheckProof, Proof
 from paceline.spec.sync import Sync
 from paceline.verify.compare.copies import compare_copies
 from paceline.verify.process.start import verify_text
@@ -39,7 +41,7 @@ def no_feedback(self: RoundedSums, number: int, flat: torch.Tensor, group: Any) 
     return STARTED(self, number, flat, group)
 
 
-def proof(sync: Sync, mistake: bool) -> dict[str, Any]:
+def proof(sync: Sync, mistake: bool) -> CheckProof:
     """Return the record of two copies, in whose way of meeting there may be a mistake."""
     if mistake:  # in a process of its own
         OuterSteps._move = no_momentum
@@ -52,15 +54,16 @@ def proof(sync: Sync, mistake: bool) -> dict[str, Any]:
 @pytest.mark.parametrize("sync", [OUTER, ROUNDED], ids=str)
 def test_copies_equal_those_that_one_device_takes_in_turn(sync: Sync) -> None:
     for record in run_ranks(proof, 2, sync, False):
-        assert record["equal"] and record["first_difference"] is None
-        assert 0 < record["differences"]["weights"] < 1e-10, "compared, and not with itself"
+        assert record.equal and record.first_difference is None
+        assert 0 < record.differences["weights"] < 1e-10, "compared, and not with itself"
 
 
 @pytest.mark.parametrize("sync", [OUTER, ROUNDED], ids=str)
 def test_a_mistake_in_how_copies_meet_is_named(sync: Sync) -> None:
     for record in run_ranks(proof, 2, sync, True):
-        first = record["first_difference"]
-        assert not record["equal"] and (first["quantity"], first["step"]) == ("weights", 2)
+        first = record.first_difference
+        assert first is not None and not record.equal
+        assert (first.quantity, first.step) == ("weights", 2)
 
 
 def test_only_one_part_of_the_proof_keeps_the_sync_and_the_text_says_what_it_proves() -> None:
@@ -73,7 +76,6 @@ def test_only_one_part_of_the_proof_keeps_the_sync_and_the_text_says_what_it_pro
         assert all(job.plan.sync.is_plain for job in jobs if job.check != "copies")
     assert twin_plan(plan, "fp32").sync.is_plain
     sizes = {"loss": 0.0, "grad_norm": 0.0, "weights": 0.0}
-    result = {"equal": True, "parts": [], "differences": sizes, "seconds": 1.0, "layout": "dp_replicate=2", "ran_as":
-              "dp_replicate=2", "sync": str(plan.sync)}  # fmt: skip
-    assert "another algorithm, equal to copies that one device takes in turn" in verify_text(result)
-    assert "another algorithm" not in verify_text({**result, "sync": ""})
+    proof = Proof("dp_replicate=2", True, "equal", 1.0, 3, "dp_replicate=2", differences=sizes, sync=str(plan.sync))
+    assert "another algorithm, equal to copies that one device takes in turn" in verify_text(proof)
+    assert "another algorithm" not in verify_text(dataclasses.replace(proof, sync=""))

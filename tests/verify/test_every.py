@@ -21,6 +21,8 @@ from paceline.spec.layout import MESH_ORDER, Layout
 from paceline.spec.load import Spec, load_spec
 from paceline.spec.plan import Plan
 from paceline.spec.profile import ModelProfile
+from paceline.spec.proof.plain import from_plain
+from paceline.spec.proof.records import CheckProof, Proof
 from paceline.spec.task import ModelSpec
 from paceline.task.models.sizes import resolve_decoder
 from paceline.task.profile.decoder import profile_decoder
@@ -103,15 +105,16 @@ def test_all_layouts_of_three_ranks_in_one_table(spec: Path) -> None:
     done = paceline("verify", spec, "--all", "3", "--steps", "1", "--json")
     assert done.returncode == 0, done.stderr
     told = as_json(done.stdout)
-    proofs = {proof["layout"]: proof for proof in told["layouts"] if not proof["refused_because"]}
+    layouts = [from_plain(Proof, each) for each in told["layouts"]]
+    proofs = {proof.layout: proof for proof in layouts if not proof.refused_because}
     assert told["equal"] and {"dp_shard=2", "dp_replicate=2", "dp_shard=3", "dp_replicate=3"} <= set(proofs)
     for proof in proofs.values():
-        assert proof["equal"] and proof["ran_as"] == proof["layout"] and proof["seconds"] > 0
-        assert set(proof["differences"]) >= {"loss", "weight", "gradients", "grad_norm", "weights"}
-        assert proof["first_difference"] is None and set(proof["dtypes"]) == {"fp64"} and proof["error"] is None
-    refused = [proof for proof in told["layouts"] if proof["refused_because"]]
-    assert all(not proof["equal"] and proof["differences"] == {} for proof in refused)
-    rows = table_rows(told["layouts"])
+        assert proof.equal and proof.ran_as == proof.layout and proof.seconds > 0
+        assert set(proof.differences) >= {"loss", "weight", "gradients", "grad_norm", "weights"}
+        assert proof.first_difference is None and set(proof.dtypes) == {"fp64"} and proof.error is None
+    refused = [proof for proof in layouts if proof.refused_because]
+    assert all(not proof.equal and proof.differences == {} for proof in refused)
+    rows = table_rows(layouts)
     assert len(rows) == 1 + len(proofs) and all(row[1] == "yes" for row in rows[1:])
 
 
@@ -129,18 +132,18 @@ def test_a_rank_that_dies_leaves_the_other_layouts_their_proof(failing: Callable
     jobs: list[Job] = [job for plan in plans for job in swept(failing("dies"), plan)]
     first, died, last = run_jobs(jobs, 1)
     assert isinstance(died, PacelineError) and "rank 1 of 2 was ended by SIGKILL" in died.what
-    assert isinstance(first, dict) and isinstance(last, dict) and first["equal"] and last["equal"]
+    assert isinstance(first, CheckProof) and isinstance(last, CheckProof) and first.equal and last.equal
 
 
 def test_the_record_of_a_failure(failing: Callable[[str], Spec]) -> None:
     lines: list[str] = []
     result = verify_all(failing("refuses"), 2, steps=1, say=lines.append, progress=lines.append)
-    proofs = {proof["layout"]: proof for proof in result["layouts"]}
+    proofs = {proof.layout: proof for proof in result}
     failed = proofs.pop("dp_shard=2")
-    assert not result["equal"] and not failed["equal"] and failed["refused_because"] is None
-    assert "sharded models are not for me" in failed["error"] and failed["first_difference"] is None
+    assert not failed.equal and failed.refused_because is None
+    assert "sharded models are not for me" in failed.error and failed.first_difference is None
     assert any("Traceback" in line and "failing_objective.py" in line for line in lines)
-    assert proofs["dp_replicate=2"]["equal"] and any("dp_replicate=2: equal in fp64" in line for line in lines)
+    assert proofs["dp_replicate=2"].equal and any("dp_replicate=2: equal in fp64" in line for line in lines)
 
 
 def test_one_process_imports_for_all_numbers_of_ranks(spec: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -157,7 +160,7 @@ def test_one_process_imports_for_all_numbers_of_ranks(spec: Path, monkeypatch: p
     results = run_jobs(jobs, 2, lambda index, result: told.append(index))
     assert started == [1], "ranks are forked from one process"
     assert sorted(told[:2]) == [1, 4] and sorted(told) == [0, 1, 2, 3, 4], "most ranks first"
-    assert all(isinstance(result, dict) and result["equal"] for result in results), results
+    assert all(isinstance(result, CheckProof) and result.equal for result in results), results
 
 
 def test_no_rank_outlives_the_proof_that_it_belongs_to(tmp_path: Path) -> None:
@@ -184,13 +187,13 @@ def test_layouts_that_read_a_batch_in_the_same_parts_share_their_reference() -> 
     plan = plan_of(Layout(), batch=5)
     first = compare(task, plan, world, task.data, SEQ_LEN, 2, kept)
     again = compare(task, dataclasses.replace(plan, recompute="full"), world, task.data, SEQ_LEN, 2, kept)
-    assert first["equal"] and again["equal"] and len(kept) == 1
+    assert first.equal and again.equal and len(kept) == 1
     (reference,) = kept.values()
     reference.steps[1].weights["norm.weight"][0] += 1e-3  # what is kept is what is compared with
-    wrong = compare(task, plan, world, task.data, SEQ_LEN, 2, kept)["first_difference"]
-    assert (wrong["quantity"], wrong["name"], wrong["step"]) == ("weights", "norm.weight", 2)
+    wrong = compare(task, plan, world, task.data, SEQ_LEN, 2, kept).first_difference
+    assert (wrong.quantity, wrong.name, wrong.step) == ("weights", "norm.weight", 2)
     other = dataclasses.replace(plan, accumulation=5, micro_batch=1)
-    assert compare(task, other, world, task.data, SEQ_LEN, 2, kept)["equal"] and len(kept) == 2
+    assert compare(task, other, world, task.data, SEQ_LEN, 2, kept).equal and len(kept) == 2
 
 
 def test_all_and_a_layout_exclude_each_other(spec: Path) -> None:

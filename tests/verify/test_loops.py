@@ -16,6 +16,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 import paceline
+from paceline.spec.proof.records import LoopProof
 from paceline.verify.loops.adapter import failure_of
 
 MICRO_BATCHES = 3
@@ -58,7 +59,7 @@ def summed(value: torch.Tensor) -> torch.Tensor:
     return value
 
 
-def loop(wrapper: str, mistake: str = "", optimizer_too: bool = True) -> dict[str, Any]:
+def loop(wrapper: str, mistake: str = "", optimizer_too: bool = True) -> LoopProof:
     """Hold a loop over micro-batches, with one mistake or none, against one device."""
     plain, model = network(), network()
     rank, world = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
@@ -100,7 +101,7 @@ def loop(wrapper: str, mistake: str = "", optimizer_too: bool = True) -> dict[st
         optimizer.step()
         return summed(reported) / (world if mistake == "loss of means" else 1)
 
-    result: dict[str, Any] = paceline.verify_loop(
+    result: LoopProof = paceline.verify_loop(
         step, model, batches_of(rank), objective=objective, plain=plain, split=list,
         optimizer=sgd if optimizer_too else None,
     )  # fmt: skip
@@ -110,23 +111,23 @@ def loop(wrapper: str, mistake: str = "", optimizer_too: bool = True) -> dict[st
 @pytest.mark.parametrize("wrapper", ["ddp", "fsdp2"])
 def test_right_loops_are_equal(wrapper: str) -> None:
     results = run_ranks(loop, 2, wrapper)
-    assert all(result["equal"] and result["mistake"] is None for result in results), results[0]
-    assert results[0]["differences"]["gradients"] < 1e-12
+    assert all(result.equal and result.mistake is None for result in results), results[0]
+    assert results[0].differences["gradients"] < 1e-12
 
 
 def test_a_plain_loop_on_one_device_is_equal() -> None:
     result = loop("plain")
-    assert result["equal"] and result["mistake"] is None
+    assert result.equal and result.mistake is None
 
 
 def test_reducing_every_micro_batch_is_slow_and_right() -> None:
-    assert run_ranks(loop, 2, "ddp", "no no_sync")[0]["equal"]
+    assert run_ranks(loop, 2, "ddp", "no no_sync")[0].equal
 
 
 def test_accelerate_is_equal_and_its_mistakes_are_named() -> None:
     pytest.importorskip("accelerate")
-    assert run_ranks(loop, 2, "accelerate")[0]["equal"]
-    assert "micro-batches' means" in run_ranks(loop, 2, "accelerate", "mean of micro-batches' means")[0]["mistake"]
+    assert run_ranks(loop, 2, "accelerate")[0].equal
+    assert "micro-batches' means" in run_ranks(loop, 2, "accelerate", "mean of micro-batches' means")[0].mistake
 
 
 MISTAKES = {
@@ -146,15 +147,15 @@ def test_mistakes_get_their_name(mistake: str) -> None:
     """The loss that is reported is right in all but the last: losses are looked at, and gradients are wrong."""
     wrapper = "fsdp2" if mistake in ("zero_grad forgotten", "mean of ranks' means") else "ddp"
     results = run_ranks(loop, 2, wrapper, mistake)
-    assert all(not result["equal"] and result["mistake"] == results[0]["mistake"] for result in results)
-    assert results[0]["mistake"] is not None and MISTAKES[mistake] in results[0]["mistake"]
+    assert all(not result.equal and result.mistake == results[0].mistake for result in results)
+    assert results[0].mistake is not None and MISTAKES[mistake] in results[0].mistake
     error = failure_of(results[0])
     assert error.exit_code == 4 and MISTAKES[mistake] in error.because
 
 
 def test_gradients_that_are_not_reduced() -> None:
     result = run_ranks(loop, 2, "ddp", "not reduced", False)[0]
-    assert not result["equal"] and "not reduced over the ranks" in result["mistake"]
+    assert not result.equal and "not reduced over the ranks" in result.mistake
 
 
 def test_what_nothing_known_explains_has_no_name() -> None:
@@ -166,4 +167,4 @@ def test_what_nothing_known_explains_has_no_name() -> None:
 
     model = network()
     result = paceline.verify_loop(step, model, batches_of(0), objective=objective, split=list)
-    assert not result["equal"] and result["mistake"] is None and result["first_difference"]["quantity"] == "gradients"
+    assert not result.equal and result.mistake is None and result.first_difference.quantity == "gradients"

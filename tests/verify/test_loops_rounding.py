@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from dataclasses import dataclass
 from typing import Any
@@ -18,6 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim.lr_scheduler import LambdaLR
 
 import paceline
+from paceline.spec.proof.records import LoopProof
 from paceline.verify.loops.adapter import failure_of
 
 STEPS, CLIP_NORM = 3, 0.1
@@ -66,7 +68,7 @@ def adamw(
     return optimizer, LambdaLR(optimizer, lambda done: 1 / (1 + max(0, done - late)))
 
 
-def loop(program: Program, mistake: str = "") -> dict[str, Any]:
+def loop(program: Program, mistake: str = "") -> LoopProof:
     """Hold a loop on DDP, with one mistake or none, against one device."""
     torch.manual_seed(3)
     model = DistributedDataParallel(net().to(program.dtype))
@@ -92,26 +94,26 @@ def loop(program: Program, mistake: str = "") -> dict[str, Any]:
         schedule.step()
         return total[0] / total[1]
 
-    result: dict[str, Any] = paceline.verify_loop(
+    result: LoopProof = paceline.verify_loop(
         step, model, batches_of(dist.get_rank()), objective=objective, clip_norm=CLIP_NORM,
         optimizer=functools.partial(adamw, program=program),
     )  # fmt: skip
     return result
 
 
-def loops(program: Program, mistakes: list[str]) -> list[dict[str, Any]]:
+def loops(program: Program, mistakes: list[str]) -> list[LoopProof]:
     return [loop(program, mistake) for mistake in mistakes]
 
 
 def test_a_right_loop_that_rounding_drives_is_ill_conditioned() -> None:
     ranks = run_ranks(loops, 2, ROUNDING, [""])
     (found,) = ranks[0]
-    assert all(other == [{**found, "seconds": other[0]["seconds"]}] for other in ranks)
-    rounding = found["ill_conditioned"]
-    assert found["verdict"] == "ill-conditioned" and found["equal"] is None and found["first_difference"] is None
-    assert (rounding["quantity"], rounding["step"]) == ("weights", 1) and ".k.bias" in rounding["name"]
-    assert rounding["relative"] > rounding["tolerance"] and rounding["relative"] <= 6 * rounding["moved"]
-    assert "weights are moved by a unit in the last place of fp32" in found["text"] and "double" in found["text"]
+    assert all(other == [dataclasses.replace(found, seconds=other[0].seconds)] for other in ranks)
+    rounding = found.ill_conditioned
+    assert found.verdict == "ill-conditioned" and found.equal is None and found.first_difference is None
+    assert (rounding.quantity, rounding.step) == ("weights", 1) and ".k.bias" in rounding.name
+    assert rounding.relative > rounding.tolerance and rounding.relative <= 6 * rounding.moved
+    assert "weights are moved by a unit in the last place of fp32" in found.text and "double" in found.text
     error = failure_of(found)
     assert "fp32 cannot tell" in error.what and error.try_ == "model.double() for the proof"
 
@@ -120,10 +122,10 @@ def test_a_right_loop_that_rounding_drives_is_ill_conditioned() -> None:
 def test_a_wrong_loop_is_unequal_where_it_goes_wrong(program: Program) -> None:
     """Whether rounding is large or not, and however small the rate."""
     for mistake, found in zip(MISTAKES, run_ranks(loops, 2, program, list(MISTAKES))[0], strict=True):
-        first = found["first_difference"]
-        assert found["equal"] is False and found["verdict"] == "unequal" and found["ill_conditioned"] is None, mistake
-        assert (first["quantity"], first["step"]) == MISTAKES[mistake], mistake
-        assert f"NOT equal to one device: {first['quantity']} of {first['name']} at step" in found["text"]
+        first = found.first_difference
+        assert found.equal is False and found.verdict == "unequal" and found.ill_conditioned is None, mistake
+        assert (first.quantity, first.step) == MISTAKES[mistake], mistake
+        assert f"NOT equal to one device: {first.quantity} of {first.name} at step" in found.text
         assert "differs by" in failure_of(found).because
 
 
@@ -131,5 +133,5 @@ def test_fp64_and_tame_programs_are_equal() -> None:
     programs = [TAME, *(Program(eps, dtype=torch.float64) for eps in (1e-4, 1e-12))]
     for program in programs:
         (found,) = run_ranks(loops, 2, program, [""])[0]
-        assert found["equal"] is True and found["verdict"] == "equal", found["first_difference"]
-        assert found["text"].startswith("equal to one device: loss ")
+        assert found.equal is True and found.verdict == "equal", found.first_difference
+        assert found.text.startswith("equal to one device: loss ")

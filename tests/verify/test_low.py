@@ -16,10 +16,13 @@ from paceline.run.process.world import join_world
 from paceline.spec.layout import Layout
 from paceline.spec.load import Spec
 from paceline.spec.plan import Plan, PlanSpec
+from paceline.spec.proof.records import CheckProof, Proof
 from paceline.spec.task import DataSpec, ModelSpec, OptimizerSpec, Task
 from paceline.task.objective import next_token
 from paceline.units import Amount
+from paceline.verify.compare.diagnosis import Diagnosis, told
 from paceline.verify.low.low import low
+from paceline.verify.low.watch import wrong_at
 from paceline.verify.process.start import verify_spec, verify_text
 
 SMALL = {"hidden": 32, "layers": 2, "heads": 4, "kv_heads": 2, "ffn": 40, "vocab": VOCAB}
@@ -45,7 +48,7 @@ def plan_in(layout: Layout, dtype: str = "bf16", **changes: Any) -> Plan:
     return plan_of(layout, precision=dtype, **changes)
 
 
-def proofs(cases: list[tuple[Task, Plan]]) -> list[dict[str, Any]]:
+def proofs(cases: list[tuple[Task, Plan]]) -> list[CheckProof]:
     """Return the check's results in this world."""
     world = join_world("cpu", threads=1)
     return [low(task, plan, world, task.data, SEQ_LEN, 2) for task, plan in cases]
@@ -86,34 +89,34 @@ def more_right_cases() -> list[tuple[Task, Plan]]:
     return [(DENSE, plan) for plan in plans] + others
 
 
-def assert_equal(world: int, cases: list[tuple[Task, Plan]]) -> list[dict[str, Any]]:
+def assert_equal(world: int, cases: list[tuple[Task, Plan]]) -> list[CheckProof]:
     proved = run_ranks(proofs, world, cases, timeout_seconds=300)[0]
     for (task, plan), proof in zip(cases, proved, strict=True):
-        assert proof["equal"], (task.model, str(plan), proof["first_difference"])
-        assert proof["of_bound"] < 0.5, (task.model, str(plan), proof["of_bound"])
+        assert proof.equal, (task.model, str(plan), proof.first_difference)
+        assert proof.of_bound < 0.5, (task.model, str(plan), proof.of_bound)
     return proved
 
 
 def test_right_layouts_are_equal_in_low_precision() -> None:
     proved = assert_equal(2, right_cases())
     for proof in proved[:3]:  # the very products of one device, bit for bit
-        assert proof["differences"]["loss"] == 0 and proof["differences"]["gradients"] < 1e-6
-    assert proved[4]["differences"]["gradients"] > 1e-4, "tp rounds in between"
+        assert proof.differences["loss"] == 0 and proof.differences["gradients"] < 1e-6
+    assert proved[4].differences["gradients"] > 1e-4, "tp rounds in between"
 
 
 def test_routed_layouts_are_held_to_one_device_with_the_same_choices() -> None:
     cases = routed_cases()
     proved = assert_equal(2, cases)
     for (task, plan), proof in zip(cases, proved, strict=True):
-        assert "left_out" not in proof, proof["left_out"]
+        assert not proof.left_out, proof.left_out
         elsewhere = plan.layout != SHARDED  # inside of layers
-        assert (proof["differences"]["gradients"] > 1e-4) == elsewhere, (task.model, str(plan))
+        assert (proof.differences["gradients"] > 1e-4) == elsewhere, (task.model, str(plan))
 
 
 @pytest.mark.deep
 def test_more_routed_layouts_are_held_to_one_device() -> None:
     for proof in assert_equal(2, more_routed_cases()):
-        assert "left_out" not in proof, proof["left_out"]
+        assert not proof.left_out, proof.left_out
 
 
 @pytest.mark.deep
@@ -125,12 +128,12 @@ def test_routed_layouts_of_two_axes_are_held_to_one_device() -> None:
         Layout(dp_replicate=2, cp=2, ep=2),
     )
     for proof in assert_equal(4, [(EXPERTS, plan_in(layout)) for layout in layouts]):
-        assert "left_out" not in proof, proof["left_out"]
+        assert not proof.left_out, proof.left_out
 
 
 def test_a_weight_of_several_uses_is_summed_as_the_layout_gathers_it() -> None:
     for proof in assert_equal(2, tied_cases()):
-        assert proof["differences"]["gradients"] < 1e-6, "the very products and sums of one device"
+        assert proof.differences["gradients"] < 1e-6, "the very products and sums of one device"
 
 
 @pytest.mark.deep
@@ -156,10 +159,10 @@ def test_the_command_proves_the_precision_asked_for() -> None:
         plan=PlanSpec(precision="bf16"),
     )
     found = verify_spec(spec, layout="dp_shard=2", steps=1, dtypes=("fp32",))
-    assert found["equal"], found["layouts"][0]["first_difference"]
-    (part,) = (part for part in found["layouts"][0]["parts"] if part["part"] == "low precision")
-    assert part["dtype"] == "bf16" and part["equal"]
-    assert found["layouts"][0]["dtypes"]["bf16"]["gradients"] < 1e-6
+    assert found.equal, found.first_difference
+    (part,) = (part for part in found.parts if part.part == "low precision")
+    assert part.dtype == "bf16" and part.equal
+    assert found.dtypes["bf16"]["gradients"] < 1e-6
 
 
 class Transforms(Dropout):
@@ -173,14 +176,15 @@ class Transforms(Dropout):
 def test_what_one_device_cannot_compute_is_left_out_with_a_reason() -> None:
     task = decoder_task(model=Transforms, objective="next_token")
     (proof,) = run_ranks(proofs, 2, [(task, plan_in(SHARDED))])[0]
-    assert proof["equal"] and "one device cannot compute it in bf16" in proof["left_out"]
+    assert proof.equal and "one device cannot compute it in bf16" in proof.left_out
 
 
 def test_what_has_no_size_is_told_without_one() -> None:
-    first = {"quantity": "dtype", "name": "the weight of w is in torch.bfloat16, not torch.float32", "step": 1,
-             "rank": 0, "part": "low precision", "dtype": "bf16", "ran_as": "dp_shard=2"}  # fmt: skip
-    told = verify_text({"equal": False, "layout": "dp_shard=2", "differences": {}, "first_difference": first})
-    assert told == (
+    wrong = wrong_at("dtype", "the weight of w is in torch.bfloat16, not torch.float32", 1, 0)
+    first = told(wrong, [wrong], Diagnosis("other format", ""))
+    first = dataclasses.replace(first, part="low precision", dtype="bf16", ran_as="dp_shard=2")
+    text = verify_text(Proof("dp_shard=2", False, "unequal", 1.0, 2, first_difference=first))
+    assert text == (
         "NOT equal to one device: the weight of w is in torch.bfloat16, not torch.float32 at step 1 on rank 0"
         " (low precision in bf16)"
     )

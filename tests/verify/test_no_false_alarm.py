@@ -10,6 +10,8 @@ from proving import verdicts
 from set_ups import SetUp, set_ups
 from write_no_false_alarm import RECORD
 
+from paceline.spec.proof.records import CheckProof
+
 ALL = set_ups()
 GUIDE = RECORD.parents[1] / "guide" / "verifying.md"
 
@@ -24,9 +26,9 @@ def dear() -> dict[str, Any]:
     return verdicts([one for one in ALL if not one.cheap])
 
 
-def why(records: list[dict[str, Any]]) -> list[Any]:
+def why(records: list[CheckProof]) -> list[Any]:
     """Return what the records of a set-up say of its differences."""
-    return [(record["first_difference"], record.get("ill_conditioned")) for record in records]
+    return [(record.first_difference, record.ill_conditioned) for record in records]
 
 
 def test_there_are_sixty() -> None:

@@ -13,12 +13,11 @@ from tests_shared import SEQ_LEN, VOCAB, Dropout, decoder_task, plan_of
 from paceline.run.process.world import join_world
 from paceline.spec.layout import Layout
 from paceline.spec.plan import Plan
+from paceline.spec.proof.records import Proof
 from paceline.spec.task import ModelSpec, OptimizerSpec, ScheduleSpec, Task
 from paceline.task.optimizer.schedule import learning_rate
 from paceline.verify.process.checks import CHECKS
 from paceline.verify.story.plans import LENGTH, WARMUP, expected_rate, other_layout, story_schedule
-
-Proof = dict[str, Any]
 
 
 def expert_task() -> Task:
@@ -92,6 +91,6 @@ def prove_correct(case: str) -> Proof:
 @pytest.mark.parametrize("case", CORRECT)
 def test_correct_layouts_of_all_axes_tell_the_same_story(case: str) -> None:
     told = run_ranks(prove_correct, CORRECT[case].layout.devices, case)
-    assert all(proof["equal"] for proof in told), told[0]["first_difference"]
-    assert not any(math.isnan(value) for value in told[0]["differences"].values())
+    assert all(proof.equal for proof in told), told[0].first_difference
+    assert not any(math.isnan(value) for value in told[0].differences.values())
     assert all({**proof, "seconds": 0} == {**told[0], "seconds": 0} for proof in told), "all ranks say the same"

@@ -15,6 +15,7 @@ from tests_shared import plan_of
 from paceline.run.loop.step import Stepper
 from paceline.run.process.world import join_world
 from paceline.spec.layout import Layout
+from paceline.spec.proof.records import CheckProof
 from paceline.verify.compare.layout import compare
 from paceline.verify.compare.whole_batch import whole_batch
 from paceline.verify.low.low import low
@@ -26,7 +27,7 @@ def leaks_into(stepper: Any, turn: Any) -> None:
     turn.parameters = [p for p in stepper.model.parameters() if p.requires_grad]
 
 
-def held(check: str, layout: Layout, planted: str = "", precision: str = "fp64", **task: Any) -> dict[str, Any]:
+def held(check: str, layout: Layout, planted: str = "", precision: str = "fp64", **task: Any) -> CheckProof:
     """Return the record of a check of the GAN, in the ranks that are running."""
     world = join_world("cpu", threads=1)
     checks = {"steps": compare, "story": story, "whole batch": whole_batch, "low": low}
@@ -46,46 +47,46 @@ def held(check: str, layout: Layout, planted: str = "", precision: str = "fp64",
 
 @pytest.mark.parametrize("layout", [Layout(dp_replicate=2), Layout(dp_shard=2)], ids=str)
 def test_the_proof_says_equal(layout: Layout) -> None:
-    assert run_ranks(held, 2, "steps", layout)[0]["equal"]
+    assert run_ranks(held, 2, "steps", layout)[0].equal
 
 
 def test_a_turn_that_leaks_into_the_other_net_is_told_unequal() -> None:
     record = run_ranks(held, 2, "steps", Layout(dp_shard=2), "leak")[0]
-    assert not record["equal"]
-    assert record["first_difference"]["quantity"] in ("gradients", "grad_norm")
-    assert record["first_difference"]["step"] == 1
+    assert not record.equal
+    assert record.first_difference.quantity in ("gradients", "grad_norm")
+    assert record.first_difference.step == 1
 
 
 def test_turns_in_another_order_are_told_unequal() -> None:
     record = run_ranks(held, 2, "steps", Layout(dp_shard=2), "order")[0]
-    assert not record["equal"]
+    assert not record.equal
 
 
 @pytest.mark.deep
 def test_the_story_of_a_gan_is_one_devices() -> None:
     record = run_ranks(functools.partial(held, every=2), 2, "story", Layout(dp_shard=2))[0]
-    assert record["equal"], record["first_difference"]
-    assert record["differences"]["evaluation"] < 1e-12
+    assert record.equal, record.first_difference
+    assert record.differences["evaluation"] < 1e-12
 
 
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
 def test_low_precision_is_one_devices(precision: str) -> None:
     record = run_ranks(low_held, 2, "", precision)[0]
-    assert record["equal"], record["first_difference"]
-    assert 0 < record["of_bound"] <= 1
+    assert record.equal, record.first_difference
+    assert 0 < record.of_bound <= 1
 
 
-def low_held(planted: str, precision: str) -> dict[str, Any]:
+def low_held(planted: str, precision: str) -> CheckProof:
     # A weight that is used twice in a pass has its two gradients added in bf16 by FSDP2, and in fp32 on one device.
     return held("low", Layout(dp_shard=2), planted, precision, judge=judged_at_once)
 
 
 def test_low_precision_tells_a_leak() -> None:
-    assert not run_ranks(low_held, 2, "leak", "bf16")[0]["equal"]
+    assert not run_ranks(low_held, 2, "leak", "bf16")[0].equal
 
 
 def test_every_objective_is_held_against_whole_batches() -> None:
-    assert run_ranks(held, 1, "whole batch", Layout())[0]["equal"]
+    assert run_ranks(held, 1, "whole batch", Layout())[0].equal
     wrong = run_ranks(functools.partial(held, maker=mean_of_rows), 1, "whole batch", Layout())[0]
-    assert not wrong["equal"]
-    assert wrong["first_difference"]["name"] == "loss of maker"
+    assert not wrong.equal
+    assert wrong.first_difference.name == "loss of maker"

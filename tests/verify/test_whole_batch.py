@@ -21,6 +21,7 @@ from paceline.run.process.world import World, join_world
 from paceline.spec.layout import Layout
 from paceline.spec.load import Spec
 from paceline.spec.plan import Plan, PlanSpec
+from paceline.spec.proof.records import CheckProof
 from paceline.spec.task import ModelSpec, OptimizerSpec, ScheduleSpec, Task
 from paceline.task.profile.apart import trace_task
 from paceline.units import Amount
@@ -161,7 +162,7 @@ def task_of(model: Any, objective: Any, data: Any = None) -> Task:
     )  # fmt: skip
 
 
-def checked(task: Task) -> dict[str, Any]:
+def checked(task: Task) -> CheckProof:
     source = task.data
     return whole_batch(task, plan_of(Layout(), ROWS), join_world("cpu"), source, source.items_per_sample, 3, {})
 
@@ -172,10 +173,10 @@ COUPLED = [(Towers, info_nce), (OwnBatchNorm, summed), (classifier, mean_and_one
 @pytest.mark.parametrize(("model", "objective"), COUPLED, ids=lambda x: getattr(x, "__name__", ""))
 def test_a_loss_that_is_no_sum_over_rows_is_found_and_named(model: Any, objective: Any) -> None:
     found = checked(task_of(model, objective))
-    first = found["first_difference"]
-    assert not found["equal"] and (first["quantity"], first["name"]) == ("whole batch", "loss")
-    assert "not a sum over rows" in first["likely"] and 'coupled = "batch"' in first["likely"]
-    assert found["differences"]["whole batch"] > 1e-3
+    first = found.first_difference
+    assert not found.equal and (first.quantity, first.name) == ("whole batch", "loss")
+    assert "not a sum over rows" in first.likely and 'coupled = "batch"' in first.likely
+    assert found.differences["whole batch"] > 1e-3
 
 
 MASKED_MOE = ModelSpec(
@@ -194,15 +195,15 @@ SUMS = {
 @pytest.mark.parametrize("name", SUMS)
 def test_sums_are_not_flagged(name: str) -> None:
     found = checked(SUMS[name])
-    assert found["equal"] and found["not_compared"] is None
-    assert found["differences"]["whole batch"] < 1e-12
+    assert found.equal and not found.left_out
+    assert found.differences["whole batch"] < 1e-12
 
 
 def test_random_numbers_of_a_sample_are_compared_and_those_of_nobody_are_named() -> None:
     found = checked(task_of(Noisy, summed))
-    assert found["equal"] and found["not_compared"] is None and found["differences"]["whole batch"] < 1e-12
+    assert found.equal and not found.left_out and found.differences["whole batch"] < 1e-12
     found = checked(task_of(NoisyByHand, summed))
-    assert "random numbers that belong to no sample" in found["not_compared"]
+    assert "random numbers that belong to no sample" in found.left_out
 
 
 def test_cuts_are_of_different_sizes() -> None:
@@ -226,8 +227,8 @@ def test_a_declared_coupling_closes_what_would_cut_the_batch() -> None:
 
 def test_a_declared_coupling_is_not_called_a_wrong_loss() -> None:
     found = checked(task_of(Towers, declared_nce))
-    assert found["equal"] and "declared" in found["not_compared"] and not found["differences"]["whole batch"]
-    assert not checked(task_of(Towers, info_nce))["equal"]
+    assert found.equal and "declared" in found.left_out and not found.differences["whole batch"]
+    assert not checked(task_of(Towers, info_nce)).equal
 
 
 def test_the_plan_of_a_coupled_loss_runs_the_batch_in_one_piece() -> None:
@@ -273,7 +274,7 @@ def test_gathered_rows_train_as_one_device_would(ranks: int) -> None:
     wrong = found.pop("no gradients")
     held_out = found.pop("held out")
     for name, result in found.items():
-        assert result["equal"], (name, result["first_difference"])
-    assert not wrong["equal"] and wrong["first_difference"]["quantity"] == "gradients"
+        assert result.equal, (name, result.first_difference)
+    assert not wrong.equal and wrong.first_difference.quantity == "gradients"
     alone = plan_of(Layout(), ROWS, micro_batch=ROWS, precision="fp64")
     assert held_out == pytest.approx(evaluated(alone, join_world("cpu")), rel=1e-12)

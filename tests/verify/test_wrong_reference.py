@@ -15,6 +15,7 @@ from tests_shared import plan_of
 
 from paceline.run.process.world import join_world
 from paceline.spec.layout import Layout
+from paceline.spec.proof.records import CheckProof
 from paceline.verify.compare import layout as comparison
 from paceline.verify.compare import whole_batch as cutting
 from paceline.verify.story import story as whole_run
@@ -61,14 +62,14 @@ def wrong_whole_batch() -> Callable[..., Any]:
 
 
 RIGHT_STEPS, RIGHT_STORY, RIGHT_NUMBERS = comparison.reference_steps, whole_run.unbroken, cutting._numbers
-CHECKS: dict[str, tuple[Any, str, Callable[[], Any], Callable[..., dict[str, Any]]]] = {
+CHECKS: dict[str, tuple[Any, str, Callable[[], Any], Callable[..., CheckProof]]] = {
     "steps": (comparison, "reference_steps", lambda: wrong_steps, comparison.compare),
     "story": (whole_run, "unbroken", lambda: wrong_story, whole_run.story),
     "whole batch": (cutting, "_numbers", wrong_whole_batch, cutting.whole_batch),
 }
 
 
-def held(check: str, tampered: bool) -> dict[str, Any]:
+def held(check: str, tampered: bool) -> CheckProof:
     """Return the record of a check on one device, whose reference is right or wrong."""
     module, name, wrong, ask = CHECKS[check]
     given, plan = task(net), plan_of(Layout(), 7, precision="fp32")
@@ -76,15 +77,15 @@ def held(check: str, tampered: bool) -> dict[str, Any]:
         return ask(given, plan, join_world("cpu", threads=1), given.data, given.data.items_per_sample, 1, {})
 
 
-def held_both_ways(check: str) -> list[dict[str, Any]]:
+def held_both_ways(check: str) -> list[CheckProof]:
     return [held(check, tampered) for tampered in (False, True)]
 
 
 @pytest.mark.parametrize("check", CHECKS)
 def test_a_wrong_reference_is_no_movement(check: str) -> None:
     ((right, wrong),) = run_ranks(held_both_ways, 1, check)
-    assert right["equal"], right["first_difference"]
-    assert not wrong["equal"] and wrong["ill_conditioned"] is None
-    first = wrong["first_difference"]
-    assert first["relative"] == pytest.approx(FACTOR - 1, rel=0.02)
-    assert all(SCALED in name for name in first["tensors"])
+    assert right.equal, right.first_difference
+    assert not wrong.equal and wrong.ill_conditioned is None
+    first = wrong.first_difference
+    assert first.relative == pytest.approx(FACTOR - 1, rel=0.02)
+    assert all(SCALED in name for name in first.tensors)

@@ -27,8 +27,8 @@ def record_of(found: dict[str, Any]) -> dict[str, Any]:
     said = [verdict for verdict, _ in found.values()]
     rows = {}
     for name, (verdict, records) in found.items():
-        rounding = next((record["ill_conditioned"] for record in records if record.get("ill_conditioned")), {})
-        rows[name] = {"verdict": verdict, **{key: rounding[key] for key in SHOWN if key in rounding}}
+        rounding = next((record.ill_conditioned for record in records if record.ill_conditioned), None)
+        rows[name] = {"verdict": verdict, **({key: getattr(rounding, key) for key in SHOWN} if rounding else {})}
     return {"counts": {verdict: said.count(verdict) for verdict in sorted(set(said))}, "set_ups": rows}
 
 

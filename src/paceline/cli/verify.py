@@ -71,7 +71,7 @@ def _lines(found: Verification) -> list[str]:
     """Return the proof of each layout in a line."""
     from paceline.verify.process.start import verify_text
 
-    told = [(proof["layout"], proof["refused_because"], proof) for proof in found.layouts]
+    told = [(proof.layout, proof.refused_because, proof) for proof in found.layouts]
     return [f"verify   {name}: {f'refused, {because}' if because else verify_text(proof)}"
             for name, because, proof in told]  # fmt: skip
 
@@ -80,6 +80,6 @@ def _every_line(found: Verification) -> list[str]:
     """Return the table of many layouts, then what was refused and what failed."""
     from paceline.verify.process.every import table_rows
 
-    refused = [f"refused  {proof['layout']}: {proof['refused_because']}" for proof in found.refused]
-    failed = [f"failed   {proof['layout']}: {proof['error']}" for proof in found.unequal if proof["error"]]
+    refused = [f"refused  {proof.layout}: {proof.refused_because}" for proof in found.refused]
+    failed = [f"failed   {proof.layout}: {proof.error}" for proof in found.unequal if proof.error]
     return [*table_lines(table_rows(found.layouts)), *refused, *failed]

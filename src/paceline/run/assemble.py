@@ -45,6 +45,7 @@ from paceline.task.models.blocks import find_blocks
 from paceline.task.models.build import build_model, fill_weights
 from paceline.task.models.decoder import Decoder
 from paceline.task.models.sizes import is_named
+from paceline.task.objective import BUILT_IN
 from paceline.task.turns import turns_of
 
 
@@ -87,7 +88,8 @@ def assemble(task: Task, plan: Plan, world: World, source: Source, items_per_sam
         stream = BatchStream(source, task.seed, plan, plan.layout.data_rank(world.rank), world.device)
         look = FirstLook(model, plain, main_turn(task), stream.at(0).micro_batches[0], plan, world.device)
         remarks += look.remarks
-    randomness = sample_randomness(task.seed, plan, world, look.survey if look else Survey())
+    silent = family and all(objective in BUILT_IN.values() for objective in plain)  # what is ours draws nothing
+    randomness = sample_randomness(task.seed, plan, world, look.survey if look else Survey(silent=silent))
     draw_again(model, randomness)
     remarks += uncompiled_remark(find_blocks(model) or [("", model)]) if plan.compile else []
     take_part = part_of(plan, world.rank, model, objective)

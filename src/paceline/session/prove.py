@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import datetime
 import json
 import tempfile
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from paceline.cluster.store import cache_dir, write_json
 from paceline.errors import ConfigError, StorageError
@@ -16,8 +16,9 @@ from paceline.plan.planned import Planned
 from paceline.run.process.handover import hand_over, holds_objects
 from paceline.session.fingerprint import proof_key
 from paceline.spec.arguments import run_directory
-from paceline.spec.journal.kinds import RunEnded
+from paceline.spec.journal.kinds import DecisionRecord, RunEnded, VerifyRecord
 from paceline.spec.journal.reading import read_records
+from paceline.spec.journal.record import own_fields, read
 from paceline.verify.process.group import Job
 from paceline.verify.process.start import failure_of, verify_planned, verify_text
 from paceline.verify.twin.parts import ALONE, BRIEF, LOW, Subject, jobs_of
@@ -32,8 +33,8 @@ Say = Callable[[str], None]
 class Proven:
     """What is known of a plan before it trains: the proof's record, and decisions about it, for the journal."""
 
-    record: dict[str, Any] | None = None
-    decisions: tuple[dict[str, Any], ...] = field(default=())
+    record: VerifyRecord | None = None
+    decisions: tuple[DecisionRecord, ...] = ()
 
 
 def prove(planned: Planned, say: Say = print) -> Proven:
@@ -58,8 +59,8 @@ def prove(planned: Planned, say: Say = print) -> Proven:
         if key is not None:
             _remember(record, _path(key), say)
     else:
-        record = {**record, "cached": True, "seconds": 0.0, "text": _cached_text(record)}
-    say(f"verify   {record['text']}")
+        record = dataclasses.replace(record, cached=True, seconds=0.0, text=_cached_text(record))
+    say(f"verify   {record.text}")
     return Proven(record)
 
 
@@ -72,28 +73,28 @@ def _scope(planned: Planned) -> str:
     return ALONE if planned.plan.layout.devices == 1 else BRIEF
 
 
-def _prove(planned: Planned) -> dict[str, Any]:
-    result = verify_planned(planned, steps=STEPS, dtypes=DTYPES, scope=_scope(planned))
-    if not result["equal"]:
-        raise failure_of(result)
-    return {
-        "equal": True,
-        "verdict": result["verdict"],
-        "ill_conditioned": result["ill_conditioned"],
-        "seconds": result["seconds"],
-        "differences": result["differences"],
-        "dtype": ", ".join([*DTYPES, *(dtype for dtype in result["dtypes"] if dtype in LOW)]),
-        "layout": result["ran_as"],
-        "text": verify_text(result),
-        "proved": datetime.datetime.now(datetime.UTC).date().isoformat(),
-        "cached": False,
-    }
+def _prove(planned: Planned) -> VerifyRecord:
+    proof = verify_planned(planned, steps=STEPS, dtypes=DTYPES, scope=_scope(planned))
+    if not proof.equal:
+        raise failure_of(proof)
+    return VerifyRecord(
+        equal=True,
+        verdict=proof.verdict or "",
+        ill_conditioned=dataclasses.asdict(proof.ill_conditioned) if proof.ill_conditioned else None,
+        seconds=proof.seconds,
+        differences=proof.differences,
+        dtype=", ".join([*DTYPES, *(dtype for dtype in proof.dtypes if dtype in LOW)]),
+        layout=proof.ran_as or "",
+        text=verify_text(proof),
+        proved=datetime.datetime.now(datetime.UTC).date().isoformat(),
+        cached=False,
+    )
 
 
 def _unproven(because: str, say: Say) -> Proven:
     """Return the decision to train without a proof."""
     say(f"verify   not proven: {because}")
-    return Proven(None, ({"what": "verify", "before": "prove the layout", "after": "no proof", "because": because},))
+    return Proven(None, (DecisionRecord("verify", "prove the layout", "no proof", because, None),))
 
 
 def _cannot_be_handed_over(planned: Planned) -> str:
@@ -121,23 +122,23 @@ def _path(key: str) -> Path:
     return cache_dir() / "proofs" / f"{key}.json"
 
 
-def _recall(path: Path) -> dict[str, Any] | None:
+def _recall(path: Path) -> VerifyRecord | None:
     """Return the proof that was remembered there, or None; one that cannot be read is made again."""
     try:
         record = json.loads(path.read_text("utf-8"))
     except (OSError, ValueError):
         return None
     whole = isinstance(record, dict) and record.get("equal") is True and {"text", "proved"} <= set(record)
-    return record if whole else None
+    return read(VerifyRecord, record) if whole else None
 
 
-def _remember(record: dict[str, Any], path: Path, say: Say) -> None:
+def _remember(record: VerifyRecord, path: Path, say: Say) -> None:
     try:
-        write_json(record, path)
+        write_json(own_fields(record), path)
     except StorageError as error:  # the next start proves again
         say(f"verify   the proof is not remembered: {error.because}")
 
 
-def _cached_text(record: dict[str, Any]) -> str:
-    head, _, _ = str(record["text"]).rpartition(" (")
-    return f"{head} (proved {record['proved']}, cached)"
+def _cached_text(record: VerifyRecord) -> str:
+    head, _, _ = record.text.rpartition(" (")
+    return f"{head} (proved {record.proved}, cached)"

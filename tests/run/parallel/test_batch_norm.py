@@ -19,6 +19,7 @@ from paceline.run.parallel.data import statistics
 from paceline.run.process.world import join_world
 from paceline.spec.layout import Layout
 from paceline.spec.plan import Plan
+from paceline.spec.proof.records import CheckProof
 from paceline.spec.task import OptimizerSpec, Task
 from paceline.task.data.order import sample_ids
 from paceline.task.models.layers.batch_norm import WholeBatchNorm
@@ -182,7 +183,7 @@ def test_evaluations_read_the_running_statistics_row_by_row() -> None:
     assert loss == pytest.approx(float(F.cross_entropy(logits, read["labels"])), rel=LIMIT)
 
 
-def prove(checks: list[tuple[str, Plan]], own_rows: bool = False) -> list[dict[str, Any]]:
+def prove(checks: list[tuple[str, Plan]], own_rows: bool = False) -> list[CheckProof]:
     world, task = join_world("cpu", threads=1), task_of(Tracked)
     task = dataclasses.replace(task, optimizer=OptimizerSpec(lr=1e-2, eps=1e-4))
     with pytest.MonkeyPatch.context() as patch:
@@ -195,13 +196,13 @@ def prove(checks: list[tuple[str, Plan]], own_rows: bool = False) -> list[dict[s
 def test_proof_and_story_say_equal() -> None:
     plans = (plan_in(Layout(dp_replicate=2)), plan_in(Layout(dp_shard=2)))
     for proof in run_ranks(prove, 2, [(check, plan) for check in ("steps", "story") for plan in plans])[0]:
-        assert proof["equal"], proof["first_difference"]
+        assert proof.equal, proof.first_difference
 
 
 def test_statistics_of_own_rows_alone_are_told() -> None:
     (proof,) = run_ranks(prove, 2, [("steps", plan_in(Layout(dp_replicate=2)))], True)[0]
-    first = proof["first_difference"]
-    assert (first["quantity"], first["step"], first["family"]) == ("loss", 1, "batch-norm statistics")
+    first = proof.first_difference
+    assert (first.quantity, first.step, first.family) == ("loss", 1, "batch-norm statistics")
 
 
 def low_losses(precision: str) -> list[float]:

@@ -24,6 +24,7 @@ from paceline.run.parallel.context import sequence_attention
 from paceline.run.process.world import join_world
 from paceline.spec.layout import Layout
 from paceline.spec.plan import Plan
+from paceline.spec.proof.records import CheckProof
 from paceline.spec.task import ModelSpec, Task
 from paceline.task.models.layers.attention import CausalAttention
 from paceline.task.objective import next_token
@@ -294,7 +295,7 @@ def test_dropout_differs_between_the_parts_of_a_sequence_and_repeats() -> None:
 # ---- planted mistakes ----------------------------------------------------------------------------------------------
 
 
-def planted(mistake: str) -> dict[str, Any]:
+def planted(mistake: str) -> CheckProof:
     """Return the proof of a cp layout with one of the field's mistakes in it."""
     from paceline.run.parallel.context import part as context
     from paceline.run.parallel.context import zigzag
@@ -343,5 +344,5 @@ def planted(mistake: str) -> dict[str, Any]:
 )
 def test_verify_catches(mistake: str, quantity: str) -> None:
     result = run_ranks(planted, 2, mistake)[0]
-    assert not result["equal"]
-    assert result["first_difference"]["quantity"] == quantity
+    assert not result.equal
+    assert result.first_difference.quantity == quantity

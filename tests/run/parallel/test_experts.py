@@ -25,6 +25,7 @@ from paceline.run.parallel.expert.experts import AllToAll, balance_shared_sequen
 from paceline.run.process.world import join_world
 from paceline.spec.layout import Layout
 from paceline.spec.plan import Plan
+from paceline.spec.proof.records import CheckProof, FirstDifference
 from paceline.spec.task import ModelSpec, Task
 from paceline.task.models.init import initialise
 from paceline.task.models.moe import Experts, MoEDecoder
@@ -47,45 +48,51 @@ SHARED = moe_task("deepseek-moe-16b", top_k=3)  # a dense first layer, shared ex
 BIASED = moe_task(balance="bias")
 
 
-def proofs(cases: list[tuple[Task, Plan]], steps: int) -> list[dict[str, Any]]:
+def proofs(cases: list[tuple[Task, Plan]], steps: int) -> list[CheckProof]:
     """Compare each task and plan with one device, in this world."""
     world = join_world("cpu", threads=1)
     return [compare(task, plan, world, task.data, SEQ_LEN, steps) for task, plan in cases]
 
 
-def prove(devices: int, cases: list[tuple[Task, Plan]], steps: int = 2) -> list[dict[str, Any]]:
-    """Assert that all cases are equal to one device, and return their proofs."""
+def prove(devices: int, cases: list[tuple[Task, Plan]], steps: int = 2) -> list[CheckProof]:
+    """Return the proof of each case."""
     found = run_ranks(proofs, devices, cases, steps)[0]
-    for (task, plan), proof in zip(cases, found, strict=True):
-        assert proof["equal"], (task.model, str(plan), proof["first_difference"])
+    assert len(found) == len(cases)
     return found
+
+
+def unequal(found: list[CheckProof]) -> list[FirstDifference | None]:
+    """Return what differs first in the layouts that are not equal to one device."""
+    return [proof.first_difference for proof in found if not proof.equal]
 
 
 @pytest.mark.parametrize("devices", [1, 2, pytest.param(4, marks=pytest.mark.deep)])
 def test_expert_layouts_equal_one_device_in_fp64_with_router_statistics_and_biases(devices: int) -> None:
     layouts = EP.get(devices, [Layout()])
     cases = [(task, plan_of(layout, precision="fp64")) for layout in layouts for task in (moe_task(), BIASED, SHARED)]
-    for proof in prove(devices, cases):
-        assert proof["differences"]["router"] == 0, "every expert got the tokens that it got on one device"
+    found = prove(devices, cases)
+    assert not unequal(found)
+    assert {proof.differences["router"] for proof in found} == {0}, "each expert got the tokens that it got alone"
 
 
 @pytest.mark.parametrize("recompute", ["selective", "full"])
 def test_recompute_routes_again_as_before_and_counts_once(recompute: str) -> None:
     layouts = [Layout(dp_shard=2), Layout(dp_shard=2, ep=2)]
-    prove(2, [(BIASED, plan_of(layout, precision="fp64", recompute=recompute)) for layout in layouts])
+    cases = [(BIASED, plan_of(layout, precision="fp64", recompute=recompute)) for layout in layouts]
+    assert not unequal(prove(2, cases))
 
 
 def test_every_zero_class_and_fp32() -> None:
     layout = Layout(dp_shard=2, ep=2)
     plans = [plan_of(layout, precision="fp64", zero=zero) for zero in (1, 2)]
     plans += [plan_of(layout), plan_of(layout, micro_batch=16)]
-    prove(2, [(moe_task(), plan) for plan in plans])
+    assert not unequal(prove(2, [(moe_task(), plan) for plan in plans]))
 
 
 def test_copies_of_the_whole_model_and_more_ranks_than_rows() -> None:
     few = dataclasses.replace(BIASED, global_batch=dataclasses.replace(BIASED.global_batch, value=3))
     layouts = [Layout(dp_replicate=4), Layout(dp_shard=4, ep=4), Layout(dp_replicate=2, dp_shard=2, ep=2)]
-    prove(4, [(few, plan_of(layout, batch=3, precision="fp64")) for layout in layouts])
+    assert not unequal(prove(4, [(few, plan_of(layout, batch=3, precision="fp64")) for layout in layouts]))
 
 
 @pytest.mark.parametrize("layout", [Layout(dp_shard=2, ep=2), Layout(dp_replicate=2)], ids=str)
@@ -221,24 +228,25 @@ def test_ranks_that_balance_shared_sequences_balance_whole_ones() -> None:
     torch.testing.assert_close(parts[0][1], layer.gate.weight.grad)
 
 
-def travelled() -> None:
-    """Assert that rows reach the ranks of their experts and come back, however uneven, and gradients likewise."""
+def travelled() -> list[tuple[bool, bool, bool]]:
+    """Return for each unevenness whether rows reach the ranks of their experts, come back, and gradients likewise."""
     rank, size = dist.get_rank(), dist.get_world_size()
-    exchange = AllToAll(dist.group.WORLD)
+    exchange, found = AllToAll(dist.group.WORLD), []
     for counts in ([3, 0, 1, 2], [0, 0, 0, 7] if rank else [0, 0, 0, 0], [0, 0, 0, 0]):
         total = torch.tensor(counts)
         expert = torch.arange(2 * size).repeat_interleave(total)
         rows = torch.stack([expert.double(), torch.arange(len(expert)).double() + 100 * rank], dim=1).requires_grad_()
         there, held, ticket = exchange.dispatch(rows, total)
-        assert torch.equal(there[:, 0].detach(), torch.arange(2 * rank, 2 * rank + 2).repeat_interleave(held).double())
+        mine = torch.arange(2 * rank, 2 * rank + 2).repeat_interleave(held).double()
         back = exchange.combine(there * 3, ticket)
-        assert torch.equal(back, rows * 3)
         (back * rows.detach()).sum().backward()
-        assert rows.grad is not None and torch.equal(rows.grad, 3 * rows.detach())
+        graded = rows.grad is not None and torch.equal(rows.grad, 3 * rows.detach())
+        found.append((torch.equal(there[:, 0].detach(), mine), torch.equal(back, rows * 3), graded))
+    return found
 
 
 def test_rows_travel_to_their_experts_and_back_with_their_gradients() -> None:
-    run_ranks(travelled, 2)
+    assert run_ranks(travelled, 2) == [[(True, True, True)] * 3] * 2
 
 
 def sharded_unevenly() -> None:

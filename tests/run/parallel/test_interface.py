@@ -17,6 +17,7 @@ from paceline.run.assemble import assemble
 from paceline.run.process.world import join_world
 from paceline.spec.layout import Layout
 from paceline.spec.plan import Plan
+from paceline.spec.proof.records import CheckProof
 from paceline.spec.task import Task
 from paceline.task.models.huggingface.interface import why_unshared
 from paceline.task.objective import next_token
@@ -30,14 +31,14 @@ def fp64(layout: Layout, **changes: Any) -> Plan:
     return plan_of(layout, precision="fp64", **changes)
 
 
-def proofs(cases: list[Case]) -> list[dict[str, Any]]:
+def proofs(cases: list[Case]) -> list[CheckProof]:
     world = join_world("cpu", threads=1)
     return [compare(task, plan, world, task.data, task.data.items_per_sample, 2) for task, plan in cases]
 
 
 def assert_equal(cases: list[Case]) -> None:
     for (_, plan), found in zip(cases, run_ranks(proofs, cases[0][1].layout.devices, cases)[0], strict=True):
-        assert found["equal"], (str(plan), found["first_difference"])
+        assert found.equal, (str(plan), found.first_difference)
 
 
 @pytest.mark.parametrize("family", ["Llama", "Qwen3", "Mistral", "GPTNeoX"])

@@ -100,7 +100,9 @@ def test_operators_are_well_formed(tmp_path: object) -> None:
     try:
         group = dist.group.WORLD.group_name  # type: ignore[union-attr]
         q, k, v = (x.contiguous().requires_grad_() for x in drawn(8, 8))
-        opcheck(sequence_attention, (q, k, v, group, "gather"))
-        opcheck(whole_sequence, (torch.stack((k, v)).detach().requires_grad_(), group))
+        checks = opcheck(sequence_attention, (q, k, v, group, "gather"))
+        assert len(checks) >= 4 and set(checks.values()) == {"SUCCESS"}
+        checks = opcheck(whole_sequence, (torch.stack((k, v)).detach().requires_grad_(), group))
+        assert len(checks) >= 4 and set(checks.values()) == {"SUCCESS"}
     finally:
         dist.destroy_process_group()

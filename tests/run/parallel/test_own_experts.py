@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import torch
 import torch.nn.functional as F
@@ -16,6 +14,7 @@ from paceline.run.assemble import assemble
 from paceline.run.process.world import join_world
 from paceline.spec.layout import Layout
 from paceline.spec.plan import Plan
+from paceline.spec.proof.records import CheckProof
 from paceline.spec.task import OptimizerSpec, Task
 from paceline.task.objective import next_token
 from paceline.task.profile.traced import profile_module
@@ -98,7 +97,7 @@ def task_of(model: type[Net]) -> Task:
     return decoder_task(model=model, objective="next_token", optimizer=OptimizerSpec(lr=3e-3, eps=1e-4))
 
 
-def proofs(cases: list[tuple[type[Net], Plan]]) -> list[dict[str, Any]]:
+def proofs(cases: list[tuple[type[Net], Plan]]) -> list[CheckProof]:
     world = join_world("cpu", threads=1)
     return [compare(task_of(m), plan, world, decoder_task().data, SEQ_LEN, 2) for m, plan in cases]
 
@@ -109,14 +108,14 @@ def test_own_experts_equal_one_device_in_fp64() -> None:
     others = [Layout(dp_shard=2), Layout(dp_replicate=2), Layout(pp=2)]
     cases += [(model, plan_of(layout, precision="fp64")) for layout in others for model in (Net, ListedNet)]
     for (model, plan), found in zip(cases, run_ranks(proofs, 2, cases)[0], strict=True):
-        assert found["equal"], (model, str(plan), found["first_difference"])
+        assert found.equal, (model, str(plan), found.first_difference)
 
 
 def test_several_ranks_share_own_experts() -> None:
     layouts = [Layout(dp_shard=4, ep=2), Layout(dp_replicate=2, dp_shard=2, ep=2), Layout(dp_shard=2, pp=2, ep=2)]
     cases = [(Net, plan_of(layout, precision="fp64")) for layout in layouts]
     for (_, plan), found in zip(cases, run_ranks(proofs, 4, cases)[0], strict=True):
-        assert found["equal"], (str(plan), found["first_difference"])
+        assert found.equal, (str(plan), found.first_difference)
 
 
 def test_the_profile_knows_own_experts_or_says_why_not() -> None:

@@ -22,6 +22,7 @@ from paceline.run.loop.loader import BatchStream
 from paceline.run.process.world import join_world
 from paceline.spec.layout import Layout
 from paceline.spec.plan import Plan
+from paceline.spec.proof.records import CheckProof
 from paceline.spec.task import Task
 from paceline.task.rules import Rules
 from paceline.verify.compare.layout import compare
@@ -41,7 +42,7 @@ def deep(layers: int = 5, tied: bool = True) -> Task:
     return dataclasses.replace(task, model=dataclasses.replace(task.model, layers=layers, tied=tied))
 
 
-def prove(cases: list[tuple[Task, Plan]], steps: int = 2) -> list[dict[str, Any]]:
+def prove(cases: list[tuple[Task, Plan]], steps: int = 2) -> list[CheckProof]:
     """Return the comparisons with one device, all in one world."""
     world = join_world("cpu", threads=1)
     return [compare(task, plan, world, task.data, SEQ_LEN, steps) for task, plan in cases]
@@ -49,7 +50,7 @@ def prove(cases: list[tuple[Task, Plan]], steps: int = 2) -> list[dict[str, Any]
 
 def assert_equal(cases: list[tuple[Task, Plan]], ranks: int) -> None:
     for (_, plan), result in zip(cases, run_ranks(prove, ranks, cases, timeout_seconds=200)[0], strict=True):
-        assert result["equal"], (str(plan), result["first_difference"])
+        assert result.equal, (str(plan), result.first_difference)
 
 
 def test_every_schedule_on_two_ranks() -> None:
@@ -96,7 +97,7 @@ def test_with_the_data_axes() -> None:
     )
 
 
-def prove_compiled(cases: list[tuple[Task, Plan]]) -> tuple[list[dict[str, Any]], int, dict[str, int]]:
+def prove_compiled(cases: list[tuple[Task, Plan]]) -> tuple[list[CheckProof], int, dict[str, int]]:
     """Return the proofs, and how many frames were compiled and where they broke on this rank."""
     proofs = prove(cases, steps=1)
     counters = torch._dynamo.utils.counters
@@ -119,7 +120,7 @@ def prove_compiled(cases: list[tuple[Task, Plan]]) -> tuple[list[dict[str, Any]]
 )
 def test_compiled_blocks_in_a_pipeline(cases: list[tuple[Task, Plan]]) -> None:
     for proofs, compiled, breaks in run_ranks(prove_compiled, 2, cases, timeout_seconds=300):
-        assert all(proof["equal"] for proof in proofs), [proof["first_difference"] for proof in proofs]
+        assert all(proof.equal for proof in proofs), [proof.first_difference for proof in proofs]
         assert compiled > 0 and not breaks, breaks
 
 
@@ -274,7 +275,7 @@ def without_the_planner(task: Task, plan: Plan) -> bool:
     from paceline.run.parallel.pipeline import split as pipeline
 
     pipeline.refusal = lambda plan, blocks: None
-    return prove([(task, plan)], steps=1)[0]["equal"]
+    return prove([(task, plan)], steps=1)[0].equal
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
 
 import pytest
 from distributed import run_ranks
@@ -13,6 +12,7 @@ from paceline.plan.feasible.stages import fill_pipeline
 from paceline.run.process.world import join_world
 from paceline.spec.layout import Layout
 from paceline.spec.plan import Plan
+from paceline.spec.proof.records import CheckProof
 from paceline.spec.task import OptimizerSpec
 from paceline.verify.compare.layout import compare
 
@@ -26,7 +26,7 @@ def piped(layout: Layout) -> Plan:
     return dataclasses.replace(plan, accumulation=fill_pipeline(plan.accumulation, layout.pp, plan.schedule))
 
 
-def prove(layouts: list[Layout]) -> list[dict[str, Any]]:
+def prove(layouts: list[Layout]) -> list[CheckProof]:
     """Compare two steps of a decoder under each layout with one device."""
     task = decoder_task(optimizer=OptimizerSpec(lr=3e-3, eps=1e-4))  # see verify/twin/task.py for eps
     world = join_world("cpu", threads=1)
@@ -37,7 +37,7 @@ def assert_equal(layouts: list[Layout]) -> None:
     for layout, found in zip(
         layouts, run_ranks(prove, layouts[0].devices, layouts, timeout_seconds=150)[0], strict=True
     ):
-        assert found["equal"], (str(layout), found["first_difference"])
+        assert found.equal, (str(layout), found.first_difference)
 
 
 def test_two_model_axes_on_four_ranks() -> None:

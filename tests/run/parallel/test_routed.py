@@ -17,6 +17,7 @@ from paceline.run.loop.loader import BatchStream
 from paceline.run.process.world import join_world
 from paceline.spec.layout import Layout
 from paceline.spec.plan import Plan
+from paceline.spec.proof.records import CheckProof
 from paceline.spec.task import Task
 from paceline.task.declared import expert_axis
 from paceline.task.objective import next_token
@@ -29,14 +30,14 @@ EP2 = Layout(dp_shard=2, ep=2)
 Case = tuple[Task, Plan]
 
 
-def proofs(cases: list[Case]) -> list[dict[str, Any]]:
+def proofs(cases: list[Case]) -> list[CheckProof]:
     world = join_world("cpu", threads=1)
     return [compare(task, plan, world, task.data, SEQ_LEN, 2) for task, plan in cases]
 
 
 def assert_equal(cases: list[Case]) -> None:
     for (_, plan), found in zip(cases, run_ranks(proofs, cases[0][1].layout.devices, cases)[0], strict=True):
-        assert found["equal"], (str(plan), found["first_difference"])
+        assert found.equal, (str(plan), found.first_difference)
 
 
 def test_experts_of_transformers_equal_one_device_in_fp64() -> None:

@@ -26,6 +26,7 @@ from paceline.run.loop.loader import BatchStream
 from paceline.run.process.world import join_world
 from paceline.spec.layout import Layout
 from paceline.spec.plan import Plan
+from paceline.spec.proof.records import CheckProof
 from paceline.spec.task import ModelSpec, Task
 from paceline.task.declared import declared_rules, tensor_axis
 from paceline.task.models.build import build_model
@@ -35,14 +36,14 @@ from paceline.verify.compare.layout import compare
 TP2, TP2_SHARD2, TP2_COPIES2 = Layout(tp=2), Layout(tp=2, dp_shard=2), Layout(tp=2, dp_replicate=2)
 
 
-def compared(task: Task, plan: Plan, steps: int = 2) -> dict[str, Any]:
+def compared(task: Task, plan: Plan, steps: int = 2) -> CheckProof:
     """Return the comparison with one device."""
     return compare(task, plan, join_world("cpu", threads=1), task.data, SEQ_LEN, steps)
 
 
 def assert_equal_to_one_device(task: Task, plan: Plan) -> None:
     result = run_ranks(compared, plan.layout.devices, task, plan)[0]
-    assert result["equal"], result["first_difference"]
+    assert result.equal, result.first_difference
 
 
 def small_decoder(**changes: Any) -> Task:

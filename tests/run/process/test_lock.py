@@ -180,6 +180,7 @@ def test_a_deleted_lock_file_alone_stops_nothing(tmp_path: Path) -> None:
     lock = take(tmp_path)
     (tmp_path / NAME).unlink()
     lock.check()
+    assert not lock.is_lost
 
 
 @pytest.mark.parametrize(

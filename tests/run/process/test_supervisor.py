@@ -222,6 +222,7 @@ def test_grandchildren_end_with_a_rank_whose_supervisor_was_killed(tmp_path: Pat
         parent.kill()
         parent.wait()
     wait_until(lambda: not is_running(int(rank)) and not is_running(int(child)))
+    assert not is_running(int(rank)) and not is_running(int(child))
 
 
 def test_memory_is_named_as_far_as_it_is_known(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -103,7 +103,7 @@ def proven() -> dict:
 @installed
 def test_the_proof_says_equal() -> None:
     record = run_ranks(proven, 2)[0]
-    assert record["equal"], record["first_difference"]
+    assert record.equal, record.first_difference
 
 
 @installed

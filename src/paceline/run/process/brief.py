@@ -15,6 +15,8 @@ from typing import Any
 
 from paceline.plan.explain.explain import headline_lines
 from paceline.plan.planned import Planned
+from paceline.spec.journal.kinds import DecisionRecord, VerifyRecord
+from paceline.spec.journal.record import own_fields
 from paceline.spec.optimizers import optimizer_key
 from paceline.spec.plan import Plan, plan_from_dict
 from paceline.task.profile.plain import pack_profile
@@ -52,22 +54,17 @@ class Brief:
 
 
 def make_brief(
-    planned: Planned, verified: dict[str, Any] | None = None, decisions: Sequence[dict[str, Any]] = ()
+    planned: Planned, verified: VerifyRecord | None = None, decisions: Sequence[DecisionRecord] = ()
 ) -> Brief:
     """Return the brief of a planned task.
 
-    `verified` is the proof's record for the journal, if there was one, and `decisions` are those made since planning.
+    `verified` is the proof, if there was one, and `decisions` are those made since planning.
     """
     plan, cluster, forecast = planned.plan, planned.cluster, planned.forecast
     price = cluster.price_usd_per_device_hour.value
     peak = planned.peak_flops(plan.precision) * cluster.devices
-    decision = {
-        "what": "plan",
-        "before": dataclasses.asdict(planned.spec.plan),
-        "after": str(plan),
-        "because": planned.reason,
-        "evidence": {"step_seconds": forecast.step_seconds.value, "peak_bytes": forecast.peak_bytes.value},
-    }
+    evidence = {"step_seconds": forecast.step_seconds.value, "peak_bytes": forecast.peak_bytes.value}
+    decision = DecisionRecord("plan", dataclasses.asdict(planned.spec.plan), str(plan), planned.reason, evidence)
     return Brief(
         plan=plan,
         steps=planned.steps,
@@ -89,8 +86,8 @@ def make_brief(
             "optimizer": optimizer_key(planned.spec.task.optimizer),
             "headline": headline_lines(planned),
             "provenance": {key: str(origin) for key, origin in planned.spec.provenance.items()},
-            "decisions": [decision, *decisions],
-            "verify": verified,
+            "decisions": [own_fields(each) for each in (decision, *decisions)],
+            "verify": verified and own_fields(verified),
         },
     )
 

@@ -82,7 +82,7 @@ class Recorder:
         }
         self._write(made_now(RunStarted, {**known, **here}))
         for decision in known.get("decisions", ()):
-            self._decided(**decision)
+            self._write(made_now(DecisionRecord, decision))
         if verify := known.get("verify"):
             self._write(made_now(VerifyRecord, verify))
         if restored is not None:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from paceline.errors import ConfigError, PacelineError, VerificationFailed, suggestion
 from paceline.spec.load import Spec
+from paceline.spec.proof.records import Proof
 from paceline.verify.process.every import verify_all
 from paceline.verify.process.start import failure_of, verify_spec
 
@@ -18,23 +18,20 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Verification:
-    """The proofs of one layout or of many, each a record as the journal has it (kind `verify`).
-
-    `equal` tells whether all that could be had are equal to one device.
-    """
+    """The proofs of one layout or of many; `equal` tells whether all that could be had are equal to one device."""
 
     equal: bool
-    layouts: tuple[dict[str, Any], ...]
+    layouts: tuple[Proof, ...]
 
     @property
-    def refused(self) -> tuple[dict[str, Any], ...]:
-        """The records of layouts that cannot be had; `refused_because` says why not."""
-        return tuple(proof for proof in self.layouts if proof["refused_because"])
+    def refused(self) -> tuple[Proof, ...]:
+        """The layouts that cannot be had; `refused_because` says why not."""
+        return tuple(proof for proof in self.layouts if proof.refused_because)
 
     @property
-    def unequal(self) -> tuple[dict[str, Any], ...]:
-        """The records of layouts that were tried and are not equal, or could not be proven."""
-        return tuple(proof for proof in self.layouts if not proof["equal"] and not proof["refused_because"])
+    def unequal(self) -> tuple[Proof, ...]:
+        """The layouts that were tried and are not equal, or could not be proven."""
+        return tuple(proof for proof in self.layouts if not proof.equal and not proof.refused_because)
 
     @property
     def exit_code(self) -> int:
@@ -47,12 +44,12 @@ class Verification:
         `spec` stands for the spec file in the command that the error suggests.
         """
         for proof in self.unequal:
-            if proof["first_difference"]:
+            if proof.first_difference:
                 return failure_of(proof)
         for proof in self.unequal:
-            name = proof["layout"]
+            name = proof.layout
             alone = f"paceline verify {spec} --layout {name.replace(' ', ',')}"
-            return VerificationFailed(f"layout {name} cannot be proven", str(proof["error"]), alone)
+            return VerificationFailed(f"layout {name} cannot be proven", str(proof.error), alone)
         return None
 
 
@@ -77,8 +74,9 @@ def verification(
     if every:
         found = verify_all(spec, every, steps=steps, dtypes=precisions, say=say, progress=progress)
     else:
-        found = verify_spec(spec, layout=layout, steps=steps, dtypes=precisions, say=say)
-    return Verification(found["equal"], tuple(found["layouts"]))
+        found = [verify_spec(spec, layout=layout, steps=steps, dtypes=precisions, say=say)]
+    tried = [proof for proof in found if not proof.refused_because]
+    return Verification(bool(tried) and all(proof.equal for proof in tried), tuple(found))
 
 
 def precisions_of(names: Sequence[str]) -> tuple[str, ...]:

@@ -15,6 +15,7 @@ from paceline.run.loop.loader import BatchStream
 from paceline.run.numerics.precision import MASTER_DTYPES
 from paceline.run.process.world import World
 from paceline.spec.plan import Plan
+from paceline.spec.proof.records import CheckProof
 from paceline.spec.task import Task
 from paceline.task.data.source import Source
 from paceline.task.optimizer.schedule import learning_rate
@@ -34,8 +35,8 @@ def compare_copies(
     items_per_sample: int,
     steps: int,
     kept: dict[Any, Any] | None = None,
-) -> dict[str, Any]:
-    """Return the record of a comparison, the same on every rank: see `compare`."""
+) -> CheckProof:
+    """Return how some steps of the copies stand to those of one device. It is the same on every rank."""
     began = time.perf_counter()
     given = (plan, source, items_per_sample)
     limit = world.share(first_norm(task, *given) if world.is_first and task.optimizer.clip_norm else 0.0)
@@ -58,12 +59,5 @@ def compare_copies(
     worst = dict.fromkeys((name for name in QUANTITIES if name != "whole batch"), 0.0)
     for difference in found:
         worst[difference.quantity] = larger(worst[difference.quantity], difference.relative)
-    return {
-        "equal": not wrong,
-        "dtype": plan.precision,
-        "steps": steps,
-        "seconds": time.perf_counter() - began,
-        "differences": worst,
-        "first_difference": first_difference(wrong, found, plan, traits_of(whole)),
-        "ill_conditioned": None,
-    }
+    first = first_difference(wrong, found, plan, traits_of(whole))
+    return CheckProof(not wrong, plan.precision, steps, time.perf_counter() - began, worst, first)

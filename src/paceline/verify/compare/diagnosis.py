@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from torch import nn
 
 from paceline.spec.plan import Plan
+from paceline.spec.proof.records import FirstDifference
 from paceline.task.models.chain import chain_of
 from paceline.verify.compare.difference import Difference
 
@@ -21,6 +22,7 @@ BF16_ROUNDING = (2.0**-12, 2.0**-6)  # relative differences of a few values roun
 SIDEWAYS = 0.25  # of a difference without a direction, the largest part that changes the size
 ALIKE = 4.0  # times the smallest of a model's relative differences by rounding is the largest
 
+LISTED = 8  # tensors that a proof names; the rest is counted
 ANOTHER_LOSS = "same samples, same weights, another loss: the forward pass differs"
 
 
@@ -40,6 +42,12 @@ class Diagnosis:
 
     family: str
     likely: str
+
+
+def told(first: Difference, wrong: Iterable[Difference], diagnosis: Diagnosis) -> FirstDifference:
+    """Return the first difference with the names of those that are wrong in the same quantity, and what it means."""
+    names = [d.name for d in wrong if d.quantity == first.quantity]
+    return FirstDifference(**vars(first), tensors=tuple(names[:LISTED]), tensors_in_all=len(names), **vars(diagnosis))
 
 
 def traits_of(model: nn.Module) -> Traits:

@@ -8,6 +8,7 @@ by rounding alone (conditioning.py) is compared in fp64 too, and has to be equal
 from __future__ import annotations
 
 import dataclasses
+import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,16 +17,18 @@ from typing import Any
 import torch
 from torch import nn
 
+from paceline.errors import NumericalStop
 from paceline.run.assemble import Assembled, assemble
 from paceline.run.loop.loader import BatchStream
 from paceline.run.loop.step import StepStats
 from paceline.run.process.world import World
 from paceline.spec.plan import Plan
+from paceline.spec.proof.records import CheckProof, FirstDifference, Rounding
 from paceline.spec.task import Task
 from paceline.task.data.source import Source
 from paceline.task.optimizer.schedule import learning_rate
 from paceline.verify.compare.asked import Asked
-from paceline.verify.compare.diagnosis import Traits, diagnose, traits_of
+from paceline.verify.compare.diagnosis import Traits, diagnose, told, traits_of
 from paceline.verify.compare.difference import (
     Difference,
     number_differences,
@@ -37,8 +40,6 @@ from paceline.verify.compare.difference import (
 from paceline.verify.compare.tolerance import QUANTITIES, larger
 from paceline.verify.reference.steps import ReferenceStep, reference_steps, with_own_model
 from paceline.verify.rounding.conditioning import Again, Move, beyond_rounding, computed_again, settled, steps_apart
-
-LISTED = 8  # tensors that a result names; the rest is counted
 
 
 @dataclass(frozen=True)
@@ -60,23 +61,24 @@ def compare(
     kept: dict[Any, Reference] | None = None,
     *,
     plain: bool = False,
-) -> dict[str, Any]:
-    """Return {equal, dtype, steps, seconds, differences: {quantity: largest}, first_difference, ill_conditioned}.
+) -> CheckProof:
+    """Return how some steps of the layout stand to one device's. It is the same on every rank.
 
-    It is the same on every rank. `first_difference` is the first that is too large, in order of cause, with its family
-    and likely cause, and the names of all tensors of that quantity and step that are too far off; `ill_conditioned` is
-    the record of what rounding alone makes too large (conditioning.py). `kept` holds references of the same task that
-    were computed before, and is added to: layouts that read a batch in the same parts have the same reference.
-    `plain` has the reference compute attention plainly too, without the kernel that both would share.
+    `kept` holds references of the same task that were computed before, and is added to: layouts that read a batch in
+    the same parts have the same reference. `plain` has the reference compute attention plainly too, without the kernel
+    that both would share.
     """
     asked = Asked(task, plan, source, items_per_sample, steps, plain)
     known: dict[Any, Reference] = {} if kept is None else kept
-    record = _compared(asked, world, known)
-    return settled(record, lambda: settled(_compared(asked.in_fp64(), world, known), dict))
+
+    def exact() -> CheckProof:
+        return settled(*_compared(asked.in_fp64(), world, known), exact)
+
+    return settled(*_compared(asked, world, known), exact)
 
 
-def _compared(asked: Asked, world: World, kept: dict[Any, Reference]) -> dict[str, Any]:
-    """Return the record of a comparison in the plan's own precision."""
+def _compared(asked: Asked, world: World, kept: dict[Any, Reference]) -> tuple[CheckProof, Rounding | None]:
+    """Return what a comparison in the plan's own precision finds, and what rounding explains of it."""
     began = time.perf_counter()
     plan = asked.plan
     reference = _reference(asked, kept) if world.is_first else None
@@ -88,21 +90,20 @@ def _compared(asked: Asked, world: World, kept: dict[Any, Reference]) -> dict[st
     found = tensor_differences("initial", _state(built.model), initial, 0, world, plan.layout)
     for step in range(1, asked.steps + 1):
         expected = world.share(reference and reference.steps[step - 1])
-        found += _step(built, asked, world, step, expected, initial)
+        try:
+            found += _step(built, asked, world, step, expected, initial)
+        except NumericalStop:
+            if not is_finite(expected):
+                raise  # of the task, whatever the layout
+            found.append(overflow(expected, step))
+            break
     worst = dict.fromkeys((name for name in QUANTITIES if name != "whole batch"), 0.0)
     for difference in found:
         worst[difference.quantity] = larger(worst[difference.quantity], difference.relative)
     wrong, rounding = beyond_rounding(found, plan.precision, again, world)
     first = first_difference(wrong, found, plan, traits)
-    return {
-        "equal": first is None,
-        "dtype": plan.precision,
-        "steps": asked.steps,
-        "seconds": time.perf_counter() - began,
-        "differences": worst,
-        "first_difference": first,
-        "rounding": rounding,
-    }
+    seconds = time.perf_counter() - began
+    return CheckProof(first is None, plan.precision, asked.steps, seconds, worst, first), rounding
 
 
 def _reference(asked: Asked, kept: dict[Any, Reference]) -> Reference:
@@ -140,16 +141,14 @@ def _apart(ours: Reference, known: Reference) -> Iterator[Difference]:
 
 def first_difference(
     wrong: list[Difference], found: list[Difference], plan: Plan, traits: Traits
-) -> dict[str, Any] | None:
-    """Return the first of the differences that are wrong as plain data, with what it usually comes from, or None."""
+) -> FirstDifference | None:
+    """Return the first of the differences that are wrong, with what it usually comes from, or None."""
     if not wrong:
         return None
     first = wrong[0]
     at_once = [d for d in wrong if d.step == first.step]
-    names = [d.name for d in at_once if d.quantity == first.quantity]
     compared = sum(d.quantity == "gradients" and d.step == first.step for d in found)
-    named = {"tensors": names[:LISTED], "tensors_in_all": len(names)}
-    return {**vars(first), **named, **vars(diagnose(at_once, compared, plan, traits))}
+    return told(first, at_once, diagnose(at_once, compared, plan, traits))
 
 
 def _step(
@@ -195,6 +194,16 @@ def _step(
         *tensor_differences("weights", weights, expected.weights, step, world, plan.layout, initial),
         *tensor_differences("buffers", buffers, expected.buffers, step, world, plan.layout),
     ]
+
+
+def is_finite(step: ReferenceStep) -> bool:
+    """Return whether one device's step has numbers."""
+    return math.isfinite(step.loss + step.grad_norm)
+
+
+def overflow(expected: ReferenceStep, step: int) -> Difference:
+    """Return the difference of a step that is no number in the layout, and is one on one device."""
+    return Difference("grad_norm", "grad_norm", step, 0, math.nan, math.nan, math.nan, expected.grad_norm)
 
 
 def clipped(task: Task, clip_norms: Mapping[str, float]) -> Task:

@@ -22,12 +22,14 @@ from paceline.run.numerics.randomness.shares import SampleRows
 from paceline.run.numerics.randomness.survey import length_of
 from paceline.run.process.world import World
 from paceline.spec.plan import Plan
+from paceline.spec.proof.records import CheckProof, FirstDifference, Rounding
 from paceline.spec.task import Task
 from paceline.task.coupling import is_coupled
 from paceline.task.data.order import sample_ids
 from paceline.task.data.source import Source
 from paceline.task.turns import Turn, turns_of
 from paceline.verify.compare.asked import Asked
+from paceline.verify.compare.diagnosis import LISTED
 from paceline.verify.compare.difference import Difference, wide
 from paceline.verify.compare.tolerance import FLOOR, tolerance
 from paceline.verify.reference.steps import reference_randomness
@@ -40,7 +42,6 @@ LIKELY = (
     ' they count. One whose rows see each other says so by an attribute coupled = "batch", on the objective or the'
     " model, and runs on whole batches: data axes and accumulation are closed, unless it takes `gather_rows`"
 )
-LISTED = 8
 
 
 @dataclass(frozen=True)
@@ -63,23 +64,23 @@ class _Numbers:
 
 def whole_batch(
     task: Task, plan: Plan, world: World, source: Source, items_per_sample: int, steps: int, kept: dict[Any, Any]
-) -> dict[str, Any]:
-    """Return the record of this check: loss and gradients of the first batch, whole and cut, per item, in fp64.
+) -> CheckProof:
+    """Return what this check finds: loss and gradients of the first batch, whole and cut, per item, in fp64.
 
     Random numbers belong to the samples and are the same for every cut. A program some of whose numbers do not is not
-    compared, nor one that says itself that its rows see each other and so is never cut: `not_compared` tells why.
+    compared, nor one that says itself that its rows see each other and so is never cut: `left_out` tells why.
     """
     began = time.perf_counter()
     asked = Asked(task, plan, source, items_per_sample).in_fp64()
     turns = turns_of(task, source.unit)
     program = _program(asked, turns)
-    not_compared = _why_not(program.model, turns, program.randomness.survey.strays)
+    left_out = _why_not(program.model, turns, program.randomness.survey.strays)
     first, rounding, relative = None, None, 0.0
-    for turn in turns if not_compared is None else ():
+    for turn in () if left_out else turns:
         try:
             whole, *others = (_numbers(asked, program, turn, sizes) for sizes in cuts(plan.batch_samples))
         except Exception as error:
-            not_compared = _does_not_take(program.randomness, error)
+            left_out = _does_not_take(program.randomness, error)
             break
         found = [(difference, other) for other in others for difference in _differences(whole, other)]
         relative = max(relative, *(difference.relative for difference, _ in found))
@@ -88,17 +89,9 @@ def whole_batch(
         rounding = rounding or explained
         if wrong and first is None:
             first = _first(wrong, whole, turn, program.randomness.told)
-    record = {
-        "equal": first is None,
-        "dtype": "fp64",
-        "steps": 1,
-        "seconds": time.perf_counter() - began,
-        "differences": {QUANTITY: relative},
-        "first_difference": first,
-        "not_compared": not_compared,
-        "rounding": rounding,
-    }
-    return settled(record, dict)
+    seconds = time.perf_counter() - began
+    found_all = CheckProof(first is None, "fp64", 1, seconds, {QUANTITY: relative}, first, left_out=left_out)
+    return settled(found_all, rounding, lambda: found_all)
 
 
 def _program(asked: Asked, turns: Sequence[Turn], move: Move | None = None) -> _Program:
@@ -110,7 +103,7 @@ def _program(asked: Asked, turns: Sequence[Turn], move: Move | None = None) -> _
 
 def _beyond_rounding(
     wrong: list[tuple[_Difference, _Numbers]], asked: Asked, turn: Turn
-) -> tuple[list[tuple[_Difference, _Numbers]], dict[str, Any] | None]:
+) -> tuple[list[tuple[_Difference, _Numbers]], Rounding | None]:
     """Return the differences that rounding does not explain, and a record of those it does (conditioning.py)."""
 
     def computed(made: int, move: Move | None) -> _Numbers:
@@ -130,10 +123,10 @@ def _in_the_shape_of_a_layouts(d: _Difference) -> Difference:
     return Difference(QUANTITY, d.name, 1, 0, d.relative, d.ratio, d.cut, d.whole)
 
 
-def _why_not(model: nn.Module, turns: Sequence[Turn], strays: tuple[str, ...]) -> str | None:
+def _why_not(model: nn.Module, turns: Sequence[Turn], strays: tuple[str, ...]) -> str:
     if any(is_coupled(model, turn.objective) for turn in turns):
         return "rows see each other, as is declared or in an nn.SyncBatchNorm: the batch is never cut"
-    return f"random numbers that belong to no sample: {'; '.join(strays)}" if strays else None
+    return f"random numbers that belong to no sample: {'; '.join(strays)}" if strays else ""
 
 
 def _does_not_take(randomness: SampleRandomness, error: Exception) -> str:
@@ -204,8 +197,8 @@ def _differences(whole: _Numbers, cut: _Numbers) -> list[_Difference]:
 
 def _first(
     wrong: list[tuple[_Difference, _Numbers]], whole: _Numbers, turn: Turn, told: tuple[str, ...]
-) -> dict[str, Any]:
-    """Return the first difference as plain data, in the shape of those of a layout.
+) -> FirstDifference:
+    """Return the first difference in the shape of those of a layout.
 
     `told` are random numbers whose owner is a guess: where it is wrong, they are others in every cut.
     """
@@ -218,9 +211,9 @@ def _first(
         f" {difference.cut:.6g} in pieces of {pieces}"
     )
     guessed = f"; or these random numbers are not whose they are taken for: {'; '.join(told)}" if told else ""
-    return {
-        "quantity": QUANTITY, "name": f"{difference.name}{of}", "step": 1, "rank": 0, "relative": difference.relative,
-        "ratio": difference.ratio, "ours": difference.cut, "reference": difference.whole, "copies_agree": True,
-        "tensors": names[:LISTED], "tensors_in_all": len(names), "family": FAMILY,
-        "likely": LIKELY.format(shown=shown) + guessed,
-    }  # fmt: skip
+    return FirstDifference(
+        quantity=QUANTITY, name=f"{difference.name}{of}", step=1, rank=0, relative=difference.relative,
+        ratio=difference.ratio, ours=difference.cut, reference=difference.whole, copies_agree=True,
+        tensors=tuple(names[:LISTED]), tensors_in_all=len(names), family=FAMILY,
+        likely=LIKELY.format(shown=shown) + guessed,
+    )  # fmt: skip

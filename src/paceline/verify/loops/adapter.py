@@ -6,8 +6,8 @@
         return loss, (labels != -100).sum()
 
     result = paceline.verify_loop(step, ddp_model, my_batches, objective=objective, optimizer=torch.optim.AdamW)
-    if not result["equal"]:
-        raise SystemExit(result["text"])
+    if not result.equal:
+        raise SystemExit(result.text)
 
 Every rank calls `verify_loop` with its own model, step and batches. Rank 0 takes the batches of all ranks together
 through `objective` on one device; gradients must be those of the sum over all items divided by their number.
@@ -16,6 +16,7 @@ through `objective` on one device; gradients must be those of the sum over all i
 from __future__ import annotations
 
 import copy
+import dataclasses
 import math
 import os
 import time
@@ -31,6 +32,7 @@ from paceline.errors import ConfigError, VerificationFailed
 from paceline.run.process.world import World
 from paceline.spec.layout import Layout
 from paceline.spec.plan import Plan
+from paceline.spec.proof.records import LoopProof
 from paceline.verify.compare.diagnosis import traits_of
 from paceline.verify.compare.difference import Difference, number_differences, tensor_differences
 from paceline.verify.compare.layout import first_difference
@@ -56,14 +58,12 @@ def verify_loop(
     clip_norm: float = 0.0,
     part: int | None = None,
     split: Callable[[Any], Sequence[Any]] | None = None,
-) -> dict[str, Any]:
+) -> LoopProof:
     """Run `step` on each batch and return whether it computes what one device does, on every rank alike.
 
-    The result is {equal, verdict, text, dtype, steps, seconds, differences, first_difference, ill_conditioned,
-    mistake}. `verdict` is "equal", "unequal" or "ill-conditioned": what misses a tolerance is then no farther off than
-    rounding moves one device (conditioning.py), `equal` is None in fp32, and fp64 can tell. `mistake` says in words
-    what the loop does instead, where a known mistake explains its gradient or the loss that it reports; `text` says
-    all of it in a line.
+    Where its `verdict` is "ill-conditioned", what misses a tolerance is no farther off than rounding moves one device
+    (conditioning.py): `equal` is None in fp32, and fp64 can tell. `mistake` says in words what the loop does instead,
+    where a known mistake explains its gradient or the loss that it reports; `text` says all of it in a line.
 
     - `step(batch)` makes one update of `model` and returns the loss per item over all ranks, or None to leave it out.
       It must leave the gradients as it used them: `zero_grad` belongs at its beginning.
@@ -97,29 +97,29 @@ def verify_loop(
     wrong, rounding = beyond_rounding(found, dtype, held.reference.again() if world.is_first else None, world)
     first = first_difference(wrong, found, plan, traits)
     verdict = verdict_of(first, rounding)
-    result = {
+    result = LoopProof(
         # No loop can be run in another precision from here: whether it is right where fp32 cannot tell stays open.
-        "equal": None if verdict == ILL_CONDITIONED and dtype != "fp64" else first is None,
-        "verdict": verdict,
-        "dtype": dtype,
-        "steps": len(batches),
-        "seconds": time.perf_counter() - began,
-        "differences": _largest(found),
-        "first_difference": first,
-        "ill_conditioned": rounding,
-        "mistake": None if first is None else world.share(held.mistake),
-    }
-    return {**result, "text": loop_text(result)}
+        equal=None if verdict == ILL_CONDITIONED and dtype != "fp64" else first is None,
+        verdict=verdict,
+        dtype=dtype,
+        steps=len(batches),
+        seconds=time.perf_counter() - began,
+        differences=_largest(found),
+        first_difference=first,
+        ill_conditioned=rounding,
+        mistake=None if first is None else world.share(held.mistake),
+    )
+    return dataclasses.replace(result, text=loop_text(result))
 
 
-def failure_of(result: Mapping[str, Any]) -> VerificationFailed:
+def failure_of(result: LoopProof) -> VerificationFailed:
     """Return the error for a step that is not equal to one device's, or of which fp32 cannot tell."""
-    wrong = result["first_difference"] is not None
+    wrong = result.first_difference is not None
     return VerificationFailed(
         "the step does not compute the numbers of one device"
         if wrong
         else "fp32 cannot tell whether the step computes the numbers of one device",
-        result["text"],
+        result.text,
         "look at what first_difference names" if wrong else "model.double() for the proof",
     )
 

@@ -28,9 +28,10 @@ from paceline.run.loop.loader import BatchStream
 from paceline.run.loop.step import StepStats
 from paceline.run.process.world import World
 from paceline.spec.plan import Plan
+from paceline.spec.proof.records import CheckProof
 from paceline.spec.task import Task
 from paceline.task.data.source import Source
-from paceline.verify.compare.diagnosis import Diagnosis
+from paceline.verify.compare.diagnosis import Diagnosis, told
 from paceline.verify.compare.difference import Difference, number_differences, tensor_differences
 from paceline.verify.compare.layout import clipped
 from paceline.verify.compare.tolerance import QUANTITIES, larger
@@ -42,7 +43,6 @@ from paceline.verify.rounding.conditioning import DRAWS
 STEPS = 2
 UNKNOWN_CHOICES = "numbers: how its blocks choose experts is not known, so that one device cannot be handed the choices"
 BETTER = "went to others than the best"
-LISTED = 8  # tensors that a result names; the rest is counted
 
 
 def low(
@@ -55,17 +55,16 @@ def low(
     kept: dict[Any, Any] | None = None,
     *,
     brief: bool = False,
-) -> dict[str, Any]:
-    """Return the record of a check (see checks.py); `first_difference` may be of a `dtype` or a `decision` too.
+) -> CheckProof:
+    """Return what this check finds; `first_difference` may be of a `dtype` or a `decision` too.
 
-    `of_bound` is the largest part that a difference has of what it may be; `left_out` says why nothing was compared, or
-    why no numbers were. A `brief` check makes one step, and compares numbers where one device makes the same products.
+    A `brief` check makes one step, and compares numbers where one device makes the same products.
     """
     began = time.perf_counter()
     device = LowDevice(task, plan, source, items_per_sample, draws=0 if brief else DRAWS)
     expected = world.gather(_computed(device) if world.is_first else None)[0]
     if isinstance(expected, str):
-        return {**_record(plan, began, 0, [], {}), "left_out": expected}
+        return CheckProof(True, plan.precision, 0, time.perf_counter() - began, {}, None, left_out=expected)
     built = assemble(clipped(task, {"": 0.0}), plan, world, source, items_per_sample)
     if built.stepper.scaler is not None:
         built.stepper.scaler.scale = expected.scale
@@ -89,8 +88,16 @@ def low(
         worst[difference.quantity] = larger(worst.get(difference.quantity, 0.0), difference.relative)
     sizes = [(d.relative, expected.bound(d.quantity, d.name)) for d in compared]
     of_bound = max((relative / most for relative, most in sizes if most), default=0.0)
-    left_out = {"left_out": UNKNOWN_CHOICES} if expected.follows and not expected.allowed else {}
-    return {**_record(plan, began, last, wrong, worst), "of_bound": of_bound, **left_out}
+    return CheckProof(
+        equal=not wrong,
+        dtype=plan.precision,
+        steps=last,
+        seconds=time.perf_counter() - began,
+        differences=worst,
+        first_difference=told(wrong[0], wrong, _meaning(wrong[0])) if wrong else None,
+        left_out=UNKNOWN_CHOICES if expected.follows and not expected.allowed else "",
+        of_bound=of_bound,
+    )
 
 
 def _computed(device: LowDevice) -> LowReference | str:
@@ -122,17 +129,6 @@ def _misrouted(expected: LowReference) -> list[Difference]:
         for one in expected.misrouted
         if one.tokens
     ]
-
-
-def _record(plan: Plan, began: float, steps: int, wrong: list[Difference], worst: dict[str, float]) -> dict[str, Any]:
-    return {
-        "equal": not wrong,
-        "dtype": plan.precision,
-        "steps": steps,
-        "seconds": time.perf_counter() - began,
-        "differences": worst,
-        "first_difference": _told(wrong) if wrong else None,
-    }
 
 
 @dataclass(frozen=True)
@@ -175,13 +171,6 @@ def _differences(ours: _Update, numbers: dict[str, Any], world: World, plan: Pla
         *tensor_differences("gradients", ours.gradients, numbers["gradients"], 1, world, plan.layout),
         *tensor_differences("weights", ours.weights, numbers["weights"], 1, world, plan.layout),
     ]
-
-
-def _told(wrong: list[Difference]) -> dict[str, Any]:
-    """Return the first difference as plain data, with what it means."""
-    first = wrong[0]
-    same = [d.name for d in wrong if d.quantity == first.quantity]
-    return {**vars(first), "tensors": same[:LISTED], "tensors_in_all": len(same), **vars(_meaning(first))}
 
 
 def _meaning(first: Difference) -> Diagnosis:

@@ -1,23 +1,22 @@
 """The checks of a proof: each holds one plan against one device in its own way, inside a world of ranks.
 
-Every rank calls a check as (task, plan, world, source, items_per_sample, steps, kept) and gets the same plain record:
-{equal, dtype, steps, seconds, differences, first_difference}. `kept` is a dictionary in which a check keeps what the
-next one of the same task can use again.
+Every rank calls a check as (task, plan, world, source, items_per_sample, steps, kept) and gets the same record. `kept`
+is a dictionary in which a check keeps what the next one of the same task can use again.
 """
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any
 
+from paceline.spec.proof.records import CheckProof
 from paceline.verify.compare.copies import compare_copies
 from paceline.verify.compare.layout import compare
 from paceline.verify.compare.whole_batch import whole_batch
 from paceline.verify.low.low import low
 from paceline.verify.story.story import story
 
-Check = Callable[..., dict[str, Any]]
+Check = Callable[..., CheckProof]
 
 CHECKS: dict[str, Check] = {
     "steps": compare,  # updates of the layout, tensor by tensor, against the same updates of one device

@@ -6,7 +6,6 @@ import dataclasses
 import itertools
 import time
 from collections.abc import Sequence
-from typing import Any
 
 from paceline.errors import DoesNotFit, PacelineError
 from paceline.plan.search.space import DATA_AXES, MODEL_AXES, alone
@@ -14,6 +13,7 @@ from paceline.spec.layout import Layout, layouts_over
 from paceline.spec.load import Spec
 from paceline.spec.plan import Plan, PlanSpec
 from paceline.spec.profile import ModelProfile
+from paceline.spec.proof.records import Proof
 from paceline.task.data.facts import data_facts
 from paceline.task.profile.of_task import profile_task
 from paceline.verify.process.group import Result, run_jobs
@@ -32,8 +32,8 @@ def verify_all(
     dtypes: Sequence[str] = ALL_DTYPES,
     say: Say | None = None,
     progress: Say | None = None,
-) -> dict[str, Any]:
-    """Return {equal, layouts}: whether every layout of 2 to `largest` ranks that can be had equals one device.
+) -> list[Proof]:
+    """Return whether every layout of 2 to `largest` ranks that can be had equals one device.
 
     Each layout runs with its own degrees, on the twin of the task. Those that cannot be had say why in
     `refused_because`; an axis that is closed to the model is refused once. One that ends in an error, as when a rank
@@ -49,8 +49,7 @@ def verify_all(
     proofs = [refused(name, refusal, steps, 0.0) for name, refusal in refusals]
     if plans:
         proofs += _prove(spec, plans, facts.vocab, steps, dtypes, say, progress)
-    tried = [proof for proof in proofs if not proof["refused_because"]]
-    return {"equal": bool(tried) and all(proof["equal"] for proof in tried), "layouts": proofs}
+    return proofs
 
 
 def every_plan(spec: Spec, profile: ModelProfile, largest: int) -> tuple[list[Plan], list[tuple[str, DoesNotFit]]]:
@@ -88,8 +87,8 @@ def _prove(
     dtypes: Sequence[str],
     say: Say | None,
     progress: Say | None,
-) -> list[dict[str, Any]]:
-    """Return the records of plans, proven in one group of processes."""
+) -> list[Proof]:
+    """Return the proofs of plans, proven in one group of processes."""
     began = time.perf_counter()
     proofs_jobs = [jobs_of(Subject(spec, plan, data_vocab, dtypes, exact=True), SWEEP) for plan in plans]
     jobs = [job for ours in proofs_jobs for job in ours]
@@ -104,7 +103,7 @@ def _prove(
                 say(note)
 
     results = run_jobs(jobs, steps, told)
-    own = sum(result["seconds"] for result in results if not isinstance(result, PacelineError))
+    own = sum(result.seconds for result in results if not isinstance(result, PacelineError))
     shared = max(0.0, time.perf_counter() - began - own) / len(plans)  # starting processes, by layout
     proofs = []
     left = iter(results)
@@ -112,11 +111,11 @@ def _prove(
         ours = list(itertools.islice(left, len(asked)))
         errors = [result for result in ours if isinstance(result, PacelineError)]
         good = [result for result in ours if not isinstance(result, PacelineError)]
-        seconds = shared + sum(result["seconds"] for result in good)
+        seconds = shared + sum(result.seconds for result in good)
         if errors:
-            failed = refused(str(plan.layout), errors[0], steps, seconds)
-            error = failed["refused_because"]
-            proofs.append({**failed, "ran_as": str(plan.layout), "refused_because": None, "error": error})
+            failed, ran_as = refused(str(plan.layout), errors[0], steps, seconds), str(plan.layout)
+            error = failed.refused_because
+            proofs.append(dataclasses.replace(failed, ran_as=ran_as, refused_because=None, error=error))
         else:
             proofs.append(proof_of(plan, asked, good, steps, seconds))
     return proofs
@@ -126,20 +125,20 @@ def _outcome_text(result: Result) -> str:
     """Return how the comparison of one layout in one precision ended, for those who watch."""
     if isinstance(result, PacelineError):
         return f"FAILED, {result.what}"
-    worst = result["differences"]
-    verdict = "equal" if result["equal"] else "NOT equal"
+    worst = result.differences
+    verdict = "equal" if result.equal else "NOT equal"
     sizes = ", ".join(f"{name} {far:.0e}" for name, far in worst.items() if name in ("whole batch", "loss", "weights"))
-    return f"{verdict} in {result['dtype']}, {sizes} ({result['seconds']:.1f} s)"
+    return f"{verdict} in {result.dtype}, {sizes} ({result.seconds:.1f} s)"
 
 
-def table_rows(proofs: Sequence[dict[str, Any]]) -> list[tuple[str, ...]]:
+def table_rows(proofs: Sequence[Proof]) -> list[tuple[str, ...]]:
     """Return the records as rows of text, with a heading."""
     rows: list[tuple[str, ...]] = [("layout", "equal", "loss", "gradients", "grad norm", "weights", "seconds")]
     for proof in proofs:
-        if proof["refused_because"]:
+        if proof.refused_because:
             continue
-        worst = proof["differences"]
+        worst = proof.differences
         sizes = [f"{worst[name]:.0e}" if worst else "-" for name in ("loss", "gradients", "grad_norm", "weights")]
-        equal = "ill-conditioned" if proof["verdict"] == ILL_CONDITIONED else "yes" if proof["equal"] else "NO"
-        rows.append((proof["layout"], equal, *sizes, f"{proof['seconds']:.1f}"))
+        equal = "ill-conditioned" if proof.verdict == ILL_CONDITIONED else "yes" if proof.equal else "NO"
+        rows.append((proof.layout, equal, *sizes, f"{proof.seconds:.1f}"))
     return rows

@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from paceline.errors import PacelineError
 from paceline.run.process.handover import hand_over
@@ -23,11 +22,13 @@ from paceline.run.process.place import without_place
 from paceline.run.process.supervise.supervisor import Outcome, supervise
 from paceline.spec.load import Spec
 from paceline.spec.plan import Plan
+from paceline.spec.proof.plain import from_plain
+from paceline.spec.proof.records import CheckProof
 from paceline.verify.process.worker import STOPPED
 
 FOLLOW_SECONDS = 0.2  # between two looks for new results, for those who watch
 
-Result = dict[str, Any] | PacelineError
+Result = CheckProof | PacelineError
 Told = Callable[[int, Result], None]
 
 
@@ -52,11 +53,8 @@ def run_jobs(jobs: Sequence[Job], steps: int, told: Told | None = None) -> list[
     order = _order(jobs)
     results: dict[int, Result] = {}
 
-    def take(told_result: Result) -> None:
+    def take(result: Result) -> None:
         index = order[len(results)]
-        result = told_result
-        if isinstance(result, dict) and "failed" in result:
-            result = _failure(Outcome(**result["failed"]))
         results[index] = result
         if told is not None:
             told(index, result)
@@ -118,7 +116,7 @@ def _followed(result: Path, take: Callable[[Result], None]) -> Iterator[None]:
             last = ended.wait(FOLLOW_SECONDS)
             whole = result.read_text().split("\n")[:-1] if result.exists() else []
             for line in whole[given:]:
-                take(json.loads(line))
+                take(_result_of(line))
             given = len(whole)
 
     follower = threading.Thread(target=follow, name="verify-results")
@@ -128,6 +126,12 @@ def _followed(result: Path, take: Callable[[Result], None]) -> Iterator[None]:
     finally:
         ended.set()
         follower.join()
+
+
+def _result_of(line: str) -> Result:
+    """Return what a line of a file of results says (worker.py)."""
+    told = json.loads(line)
+    return _failure(Outcome(**told["failed"])) if "failed" in told else from_plain(CheckProof, told)
 
 
 def _failure(outcome: Outcome) -> PacelineError:

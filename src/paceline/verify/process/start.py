@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from paceline.errors import DoesNotFit, PacelineError, VerificationFailed
@@ -17,6 +17,7 @@ from paceline.spec.load import Spec
 from paceline.spec.optimizers import rounds_inside
 from paceline.spec.plan import Plan, PlanSpec
 from paceline.spec.profile import ModelProfile
+from paceline.spec.proof.records import CheckProof, PartProof, Proof
 from paceline.spec.sync import PLAIN
 from paceline.task.data.facts import data_facts
 from paceline.task.profile.of_task import profile_task
@@ -38,26 +39,22 @@ def verify_spec(
     steps: int = STEPS,
     dtypes: Sequence[str] = DTYPES,
     say: Say | None = None,
-) -> dict[str, Any]:
+) -> Proof:
     """Return whether the spec's plan, or the given layout ("dp_shard=2"), equals one device.
 
-    The result is {equal, layouts: [{layout, ran_as, equal, verdict, ill_conditioned, seconds, steps, dtypes,
-    differences, first_difference, refused_because, error}]}. A layout that cannot be had is not an error: it says in
-    `refused_because` why not. One that is given need not fit this machine, since its twin is what runs. `verdict` is
-    "equal", "ill-conditioned" (equal, and fp32 cannot tell) or "unequal".
+    A layout that cannot be had is not an error: it says in `refused_because` why not. One that is given need not fit
+    this machine, since its twin is what runs.
     """
     began = time.perf_counter()
     try:
         if layout is None:
             planned = plan_task(spec, say=say)
-            result = verify_planned(planned, steps=steps, dtypes=dtypes)
-        else:
-            plan, vocab = plan_layout(spec, plan_spec(layout), say)
-            result = verify_plan(spec, plan, vocab, steps=steps, dtypes=dtypes)
+            return verify_planned(planned, steps=steps, dtypes=dtypes)
+        plan, vocab = plan_layout(spec, plan_spec(layout), say)
+        return verify_plan(spec, plan, vocab, steps=steps, dtypes=dtypes)
     except DoesNotFit as refusal:
         asked = spec.plan if layout is None else plan_spec(layout)
-        result = refused(str(degrees_of(asked)), refusal, steps, time.perf_counter() - began)
-    return {"equal": result["equal"], "layouts": [result]}
+        return refused(str(degrees_of(asked)), refusal, steps, time.perf_counter() - began)
 
 
 def degrees_of(asked: PlanSpec) -> Layout:
@@ -121,19 +118,15 @@ def exact_plan(spec: Spec, asked: PlanSpec, profile: ModelProfile) -> Plan:
     return plan
 
 
-def refused(layout: str, refusal: PacelineError, steps: int, seconds: float) -> dict[str, Any]:
-    """Return the record of a layout that cannot be had, in the shape of a proof."""
-    return {
-        "layout": layout, "ran_as": None, "equal": False, "verdict": None, "seconds": seconds, "steps": steps,
-        "parts": [], "dtypes": {}, "sync": "",
-        "differences": {}, "first_difference": None, "ill_conditioned": None, "error": None,
-        "refused_because": f"{refusal.what}: {refusal.because}" if refusal.because else refusal.what,
-    }  # fmt: skip
+def refused(layout: str, refusal: PacelineError, steps: int, seconds: float) -> Proof:
+    """Return what there is to say of a layout that cannot be had."""
+    because = f"{refusal.what}: {refusal.because}" if refusal.because else refusal.what
+    return Proof(layout, equal=False, verdict=None, seconds=seconds, steps=steps, refused_because=because)
 
 
 def verify_planned(
     planned: Planned, *, steps: int = STEPS, dtypes: Sequence[str] = DTYPES, scope: str = WHOLE
-) -> dict[str, Any]:
+) -> Proof:
     """Return the proof of one planned task; `scope` BRIEF is the one before training."""
     return verify_plan(planned.spec, planned.plan, planned.facts.vocab, steps=steps, dtypes=dtypes, scope=scope)
 
@@ -146,105 +139,103 @@ def verify_plan(
     steps: int = STEPS,
     dtypes: Sequence[str] = DTYPES,
     scope: str = WHOLE,
-) -> dict[str, Any]:
+) -> Proof:
     """Return the proof of a plan: the worst differences over all its parts, and the first that is too large."""
     began = time.perf_counter()
     if rounds_inside(spec.task.optimizer):
         # The last digit of an fp32 gradient decides how Muon's bf16 rounds: only fp64 tells a mistake from that.
         dtypes = ("fp64",)
     jobs = jobs_of(Subject(spec, plan, data_vocab, dtypes), scope)
-    results: list[dict[str, Any]] = []
+    results: list[CheckProof] = []
     for result in run_jobs(jobs, steps):
         if isinstance(result, PacelineError):
-            if all(known["equal"] for known in results):
+            if all(known.equal for known in results):
                 raise result
             break  # a run of wrong numbers ends as it must; what the parts before it named says more
         results.append(result)
     return proof_of(plan, jobs, results, steps, time.perf_counter() - began)
 
 
-def proof_of(
-    plan: Plan, jobs: Sequence[Job], results: Sequence[dict[str, Any]], steps: int, seconds: float
-) -> dict[str, Any]:
-    """Return the record of a plan from the results of its jobs; they may end with the first that is not equal."""
+def proof_of(plan: Plan, jobs: Sequence[Job], results: Sequence[CheckProof], steps: int, seconds: float) -> Proof:
+    """Return the proof of a plan from the results of its jobs; they may end with the first that is not equal."""
     parts = [_part_of(job, result) for job, result in zip(jobs, results, strict=False)]
-    wrong = next((part for part in parts if not part["equal"]), None)
+    wrong = None
+    for part, result in zip(parts, results, strict=True):
+        if result.first_difference is not None:
+            where = {name: getattr(part, name) for name in ("part", "dtype", "ran_as")}
+            wrong = dataclasses.replace(result.first_difference, **where)
+            break
     dtypes: dict[str, dict[str, float]] = {}
     for result in results:
-        _keep_larger(dtypes.setdefault(result["dtype"], {}), result["differences"])
+        _keep_larger(dtypes.setdefault(result.dtype, {}), result.differences)
     differences = dict.fromkeys(QUANTITIES, 0.0)
     for dtype, found in dtypes.items():
         if dtype in DTYPES:  # what rounds more would hide the rest
             _keep_larger(differences, found)
-    named = ("part", "dtype", "ran_as")
     rounding = explained_by_rounding(parts)
     twins = [str(job.plan.layout) for job in jobs if job.plan.layout.devices > 1]  # some parts ask one device alone
-    return {
-        "layout": str(plan.layout),
-        "ran_as": "; ".join(dict.fromkeys(twins or [ONE_DEVICE])),
-        "equal": wrong is None,
-        "verdict": verdict_of(wrong, rounding),
-        "ill_conditioned": rounding,
-        "seconds": seconds,
-        "steps": steps,
-        "parts": [{name: value for name, value in part.items() if name != "first_difference"} for part in parts],
-        "dtypes": dtypes,
-        "differences": differences,
-        "sync": "" if plan.sync.is_plain else str(plan.sync),
-        "first_difference": wrong and {**wrong["first_difference"], **{name: wrong[name] for name in named}},
-        "refused_because": None,
-        "error": None,
-    }
+    return Proof(
+        layout=str(plan.layout),
+        ran_as="; ".join(dict.fromkeys(twins or [ONE_DEVICE])),
+        equal=wrong is None,
+        verdict=verdict_of(wrong, rounding),
+        ill_conditioned=rounding,
+        seconds=seconds,
+        steps=steps,
+        parts=tuple(parts),
+        dtypes=dtypes,
+        differences=differences,
+        sync="" if plan.sync.is_plain else str(plan.sync),
+        first_difference=wrong,
+    )
 
 
-def _part_of(job: Job, result: dict[str, Any]) -> dict[str, Any]:
-    shown = {name: result[name] for name in ("dtype", "equal", "seconds", "first_difference")}
-    # Why a part says nothing, and what rounding has explained.
-    shown |= {name: result[name] for name in ("left_out", "ill_conditioned") if result.get(name)}
-    return {"part": job.part, "check": job.check, "ran_as": str(job.plan.layout), **shown}
+def _part_of(job: Job, result: CheckProof) -> PartProof:
+    shown = {name: getattr(result, name) for name in ("dtype", "equal", "seconds", "left_out", "ill_conditioned")}
+    return PartProof(part=job.part, check=job.check, ran_as=str(job.plan.layout), **shown)
 
 
-def _keep_larger(kept: dict[str, float], found: dict[str, float]) -> None:
+def _keep_larger(kept: dict[str, float], found: Mapping[str, float]) -> None:
     for quantity, relative in found.items():
         kept[quantity] = larger(kept.get(quantity, 0.0), relative)
 
 
-def verify_text(result: dict[str, Any]) -> str:
+def verify_text(result: Proof) -> str:
     """Return the proof in a line: "equal to one device: loss 0, grad norm 3e-8, weights 1e-7 (2.1 s)"."""
-    if result["equal"] and {part["check"] for part in result.get("parts", ())} == {"whole batch"}:
-        cut = result["differences"]["whole batch"]
-        return f"the loss is the same however the batch is cut: {cut:.0e} ({result['seconds']:.1f} s)"
-    if result["equal"]:
-        rounding = result.get("ill_conditioned")
-        ill = result.get("verdict") == ILL_CONDITIONED
-        sizes = _sizes(rounding["fp64"] if rounding and ill else result["differences"])
+    if result.equal and {part.check for part in result.parts} == {"whole batch"}:
+        cut = result.differences["whole batch"]
+        return f"the loss is the same however the batch is cut: {cut:.0e} ({result.seconds:.1f} s)"
+    if result.equal:
+        rounding = result.ill_conditioned
+        ill = result.verdict == ILL_CONDITIONED
+        sizes = _sizes(rounding.fp64 if rounding and rounding.fp64 and ill else result.differences)
         head = "ill-conditioned, equal to one device in fp64" if ill else "equal to one device"
         because = f"; {rounding_text(rounding)}" if rounding else ""
         because += f"; {ADVICE}" if ill else ""
-        ran_as = _ran_as(result["layout"], result["ran_as"])
-        return f"{head}: {sizes}{ran_as}{because}{_of_copies(result)} ({result['seconds']:.1f} s)"
-    first = result["first_difference"]
-    if first["quantity"] in WITHOUT_SIZE:
+        ran_as = _ran_as(result.layout, result.ran_as)
+        return f"{head}: {sizes}{ran_as}{because}{_of_copies(result)} ({result.seconds:.1f} s)"
+    first = result.first_difference
+    assert first is not None
+    if first.quantity in WITHOUT_SIZE:
         return (
-            f"NOT equal to one device: {first['name']} at step {first['step']} on rank {first['rank']}"
-            f" ({first['part']} in {first['dtype']}{_ran_as(result['layout'], first['ran_as'])})"
+            f"NOT equal to one device: {first.name} at step {first.step} on rank {first.rank}"
+            f" ({first.part} in {first.dtype}{_ran_as(result.layout, first.ran_as)})"
         )
     return (
-        f"NOT equal to one device: {first['quantity']} of {first['name']} at step {first['step']} on rank"
-        f" {first['rank']} differs by {first['relative']:.1e} in {first['dtype']} (ratio {first['ratio']:.6g};"
-        f" {first['part']}{_ran_as(result['layout'], first['ran_as'])})"
+        f"NOT equal to one device: {first.quantity} of {first.name} at step {first.step} on rank"
+        f" {first.rank} differs by {first.relative:.1e} in {first.dtype} (ratio {first.ratio:.6g};"
+        f" {first.part}{_ran_as(result.layout, first.ran_as)})"
     )
 
 
-def _of_copies(result: dict[str, Any]) -> str:
+def _of_copies(result: Proof) -> str:
     """Return what the proof says of copies that are not summed exactly in every step; empty for others."""
-    sync = result.get("sync")
-    if not sync:
+    if not result.sync:
         return ""
-    return f" with exact sums; with {sync}, another algorithm, equal to copies that one device takes in turn"
+    return f" with exact sums; with {result.sync}, another algorithm, equal to copies that one device takes in turn"
 
 
-def _sizes(worst: dict[str, float]) -> str:
+def _sizes(worst: Mapping[str, float]) -> str:
     """Return the differences that a line has room for; those of whole batches where there are no others."""
     labels = {"loss": "loss", "grad_norm": "grad norm", "weights": "weights"}
     if "loss" not in worst:
@@ -252,19 +243,20 @@ def _sizes(worst: dict[str, float]) -> str:
     return ", ".join(f"{label} {worst[name]:.0e}" if worst[name] else f"{label} 0" for name, label in labels.items())
 
 
-def _ran_as(layout: str, ran_as: str) -> str:
+def _ran_as(layout: str, ran_as: str | None) -> str:
     """Return what a proof ran as, where that is not the layout itself; empty where it is."""
-    return "" if ran_as == layout else f", ran as {ran_as}"
+    return "" if ran_as in (layout, None) else f", ran as {ran_as}"
 
 
-def failure_of(result: dict[str, Any]) -> VerificationFailed:
+def failure_of(result: Proof) -> VerificationFailed:
     """Return the error for a layout that is not equal to one device."""
-    first = result["first_difference"]
-    cut = result["layout"] == ONE_DEVICE and first["quantity"] == "whole batch"
+    first = result.first_difference
+    assert first is not None
+    cut = result.layout == ONE_DEVICE and first.quantity == "whole batch"
     return VerificationFailed(
         "the batch cannot be cut into micro-batches"
         if cut
-        else f"layout {result['layout']} does not compute the numbers of one device",
-        f"{verify_text(result)}; likely cause ({first['family']}): {first['likely']}",
+        else f"layout {result.layout} does not compute the numbers of one device",
+        f"{verify_text(result)}; likely cause ({first.family}): {first.likely}",
         "paceline verify SPEC --json for every quantity; --no-verify trains all the same",
     )

@@ -139,7 +139,7 @@ def _compare_all(rows: Sequence[Row], result_path: Path) -> None:
             result = CHECKS[row.check](own, row.plan, world, source, source.items_per_sample, row.steps, kept)
             if world.is_first:
                 with result_path.open("a") as file:
-                    file.write(json.dumps(result) + "\n")
+                    file.write(json.dumps(dataclasses.asdict(result)) + "\n")
     world.wait()
 
 

@@ -7,17 +7,19 @@ What is off by no more than MARGIN times the movement is rounding; every other d
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
 from torch import nn
 
 from paceline.run.process.world import World
 from paceline.spec.layout import Layout
+from paceline.spec.proof.records import CheckProof, Rounding
 from paceline.verify.compare.difference import (
     NAMES,
     Difference,
@@ -125,15 +127,13 @@ def beyond_tolerance(found: Iterable[Difference], precision: str) -> list[Differ
 
 def beyond_rounding(
     found: Sequence[Difference], precision: str, again: Again | None, world: World
-) -> tuple[list[Difference], dict[str, Any] | None]:
-    """Return the differences that rounding does not explain, and a record of those that it does. Every rank calls it.
+) -> tuple[list[Difference], Rounding | None]:
+    """Return the differences that rounding does not explain, and the first that it does. Every rank calls it.
 
-    `found` is the same on all ranks; `again` is rank 0's. The record is of the first difference that is explained:
-    {quantity, name, step, dtype, relative, tolerance, moved, of_bound, chaos, places, format, where, coarse}, where
-    `chaos` is the first chaotic step; None where nothing is explained.
+    `found` is the same on all ranks; `again` is rank 0's.
     """
     wrong = beyond_tolerance(found, precision)
-    if not wrong or not _may_be_rounding(wrong[0]):
+    if not wrong or not _may_be_rounding(wrong[0], precision):
         return wrong, None
     told = world.share(_movement(wrong, again) if again is not None else None)
     if told is None:
@@ -148,44 +148,49 @@ def beyond_rounding(
             return near
         return math.inf if precision != "fp64" else max(near, _in_fp32(d.quantity))
 
-    left = [d for d in wrong if not (_may_be_rounding(d) and d.relative <= allowed(d))]
+    def explained(d: Difference) -> bool:
+        if math.isnan(d.relative) and d.step < chaos:
+            return False
+        return _may_be_rounding(d, precision) and not d.relative > allowed(d)
+
+    left = [d for d in wrong if not explained(d)]
     if left:
         return left, None
     first = wrong[0]
-    return [], {
-        "quantity": first.quantity,
-        "name": first.name,
-        "step": first.step,
-        "dtype": precision,
-        "relative": first.relative,
-        "tolerance": tolerance(first.quantity, precision),
-        "moved": moved[_place(first)],
-        "of_bound": max((d.relative / allowed(d) for d in wrong if d.step < chaos), default=0.0),
-        "chaos": None if chaos == math.inf else chaos,
-        "places": len(wrong),
-        "format": NAMES.get(narrowest.dtype, str(narrowest.dtype).removeprefix("torch.")),
-        "where": narrowest.where,
-        "coarse": any(d.relative > _in_fp32(d.quantity) for d in wrong),
-    }
+    return [], Rounding(
+        quantity=first.quantity,
+        name=first.name,
+        step=first.step,
+        dtype=precision,
+        relative=first.relative,
+        tolerance=tolerance(first.quantity, precision),
+        moved=moved[_place(first)],
+        of_bound=max((d.relative / allowed(d) for d in wrong if d.step < chaos), default=0.0),
+        chaos=None if chaos == math.inf else int(chaos),
+        places=len(wrong),
+        format=NAMES.get(narrowest.dtype, str(narrowest.dtype).removeprefix("torch.")),
+        where=narrowest.where,
+        coarse=any(d.relative > _in_fp32(d.quantity) for d in wrong),
+    )
 
 
-def settled(record: dict[str, Any], exact: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-    """Return the record of a comparison with what rounding is settled as; `exact` makes the same comparison in fp64.
+def settled(found: CheckProof, rounding: Rounding | None, exact: Callable[[], CheckProof]) -> CheckProof:
+    """Return what a comparison has found with what rounding is settled as; `exact` makes the same comparison in fp64.
 
-    What fp32 misses by rounding must be equal in fp64, or the record is that of fp64. What rounding hides so much of
-    that fp32's tolerances are missed is `ill_conditioned`: the record of rounding, with the differences in fp64.
+    What fp32 misses by rounding must be equal in fp64, or what was found there counts. What rounding hides so much of
+    that fp32's tolerances are missed is `ill_conditioned`, with the differences in fp64.
     """
-    rounding = record.pop("rounding")
     if rounding is None:
-        return {**record, "ill_conditioned": None}
-    if record["dtype"] != "fp64":
-        again = exact()
-        if not again["equal"]:
-            return {**again, "seconds": record["seconds"] + again["seconds"]}
-        rounding = {**rounding, "fp64": again["differences"]}
-        return {**record, "seconds": record["seconds"] + again["seconds"], "ill_conditioned": rounding}
-    rounding = {**rounding, "fp64": record["differences"]}
-    return {**record, "ill_conditioned": rounding if rounding["coarse"] or rounding["where"] else None}
+        return found
+    if found.dtype == "fp64":
+        known = dataclasses.replace(rounding, fp64=found.differences)
+        return dataclasses.replace(found, ill_conditioned=known if rounding.coarse or rounding.where else None)
+    again = exact()
+    seconds = found.seconds + again.seconds
+    if not again.equal:
+        return dataclasses.replace(again, seconds=seconds)
+    known = dataclasses.replace(rounding, fp64=again.differences)
+    return dataclasses.replace(found, seconds=seconds, ill_conditioned=known)
 
 
 def _movement(wrong: Sequence[Difference], again: Again) -> tuple[Narrowest, dict[Place, float]] | None:
@@ -230,5 +235,7 @@ def _place(difference: Difference) -> Place:
     return difference.quantity, difference.name, difference.step
 
 
-def _may_be_rounding(difference: Difference) -> bool:
-    return difference.quantity not in EXACT and math.isfinite(difference.relative)
+def _may_be_rounding(difference: Difference, precision: str) -> bool:
+    """Return whether rounding can be why. An overflow (NaN) is only in chaos, below fp64; a lack (infinity) never."""
+    is_number = math.isfinite(difference.relative) or (math.isnan(difference.relative) and precision != "fp64")
+    return difference.quantity not in EXACT and is_number

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+import dataclasses
+from collections.abc import Sequence
+
+from paceline.spec.proof.records import FirstDifference, LoopProof, PartProof, Rounding
 
 EQUAL, ILL_CONDITIONED, UNEQUAL = "equal", "ill-conditioned", "unequal"
 ADVICE = (
@@ -12,55 +14,53 @@ ADVICE = (
 )
 
 
-def explained_by_rounding(parts: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
-    """Return what rounding alone makes miss a tolerance, of the part that it hides most of; None where nothing does.
-
-    It is the record of conditioning.py with the part, and what that ran as.
-    """
-    found = [part for part in parts if part.get("ill_conditioned")]
-    found.sort(key=lambda part: not part["ill_conditioned"]["coarse"])
-    if not found:
-        return None
-    return {**found[0]["ill_conditioned"], "part": found[0]["part"], "ran_as": found[0]["ran_as"]}
+def explained_by_rounding(parts: Sequence[PartProof]) -> Rounding | None:
+    """Return what rounding alone makes miss a tolerance, of the part that it hides most of; None where nothing does."""
+    found = [
+        dataclasses.replace(part.ill_conditioned, part=part.part, ran_as=part.ran_as)
+        for part in parts
+        if part.ill_conditioned is not None
+    ]
+    return min(found, key=lambda rounding: not rounding.coarse, default=None)
 
 
-def verdict_of(wrong: Any, rounding: dict[str, Any] | None) -> str:
+def verdict_of(wrong: FirstDifference | None, rounding: Rounding | None) -> str:
     """Return the verdict of a proof that was made, from its first difference and what rounding explains."""
     if wrong is not None:
         return UNEQUAL
-    return ILL_CONDITIONED if rounding is not None and rounding["coarse"] else EQUAL
+    return ILL_CONDITIONED if rounding is not None and rounding.coarse else EQUAL
 
 
-def rounding_text(rounding: dict[str, Any]) -> str:
+def rounding_text(rounding: Rounding) -> str:
     """Return what rounding explains in words, such as "in fp32 gradients of w at step 1 differ by 3e-03, ..."."""
-    others = f" ({rounding['places'] - 1} more like it)" if rounding["places"] > 1 else ""
-    of = "" if rounding["name"] == rounding["quantity"] else f" of {rounding['name']}"
+    others = f" ({rounding.places - 1} more like it)" if rounding.places > 1 else ""
+    of = "" if rounding.name == rounding.quantity else f" of {rounding.name}"
     text = (
-        f"in {rounding['dtype']} {rounding['quantity']}{of} at step {rounding['step']} differs by"
-        f" {rounding['relative']:.0e}{others}, and {rounding['moved']:.0e} on one device whose weights are moved by"
-        f" a unit in the last place of {rounding['format']}"
+        f"in {rounding.dtype} {rounding.quantity}{of} at step {rounding.step} differs by"
+        f" {rounding.relative:.0e}{others}, and {rounding.moved:.0e} on one device whose weights are moved by"
+        f" a unit in the last place of {rounding.format}"
     )
-    if rounding["chaos"] is not None:
-        nothing = ", of which fp32 says nothing" if rounding["dtype"] == "fp32" else ""
-        text += f"; from step {rounding['chaos']} on the program is chaotic{nothing}"
-    if rounding["where"]:
-        text = f"computes parts in {rounding['format']}, such as {rounding['where']}: {text}"
+    if rounding.chaos is not None:
+        nothing = ", of which fp32 says nothing" if rounding.dtype == "fp32" else ""
+        text += f"; from step {rounding.chaos} on the program is chaotic{nothing}"
+    if rounding.where:
+        text = f"computes parts in {rounding.format}, such as {rounding.where}: {text}"
     return text
 
 
-def loop_text(result: Mapping[str, Any]) -> str:
+def loop_text(result: LoopProof) -> str:
     """Return what is found of somebody's loop in a line: how equal it is, or what is off and what to do."""
-    first, rounding = result["first_difference"], result["ill_conditioned"]
+    first, rounding = result.first_difference, result.ill_conditioned
     if first is not None:
         return (
-            f"NOT equal to one device: {first['quantity']} of {first['name']} at step {first['step']} on rank"
-            f" {first['rank']} differs by {first['relative']:.1e} in {result['dtype']} (ratio {first['ratio']:.6g});"
-            f" likely cause: {result['mistake'] or first['likely']}"
+            f"NOT equal to one device: {first.quantity} of {first.name} at step {first.step} on rank"
+            f" {first.rank} differs by {first.relative:.1e} in {result.dtype} (ratio {first.ratio:.6g});"
+            f" likely cause: {result.mistake or first.likely}"
         )
-    compared = {name: far for name, far in result["differences"].items() if far is not None}
+    compared = {name: far for name, far in result.differences.items() if far is not None}
     sizes = ", ".join(f"{name} {far:.0e}" if far else f"{name} 0" for name, far in compared.items())
     if rounding is None:
         return f"equal to one device: {sizes}"
-    if result["equal"] is None:
+    if result.equal is None:
         return f"ill-conditioned: {rounding_text(rounding)}. fp64 can tell: model.double() for the proof"
-    return f"{result['verdict']} to one device: {sizes}; {rounding_text(rounding)}"
+    return f"{result.verdict} to one device: {sizes}; {rounding_text(rounding)}"

@@ -2,29 +2,30 @@
 
 from __future__ import annotations
 
-from typing import Any
+import dataclasses
 
+from paceline.spec.proof.records import FirstDifference
 from paceline.verify.story.plans import SAVED, Act
 from paceline.verify.story.reference import IN_JOURNAL
 
 STATE = ("weights", "buffers", "moments")
 
 
-def caused(first: dict[str, Any] | None, act: Act) -> dict[str, Any] | None:
+def caused(first: FirstDifference | None, act: Act) -> FirstDifference | None:
     """Return the first difference with its family and likely cause, where a whole run says more than a single step.
 
     `resumed` says after which resume it was found; it is empty for the start that writes the checkpoint.
     """
     if first is None:
         return None
-    family, likely = _cause(first, act) or (first["family"], first["likely"])
+    family, likely = _cause(first, act) or (first.family, first.likely)
     when = f"{act.resumed}: {likely}" if act.resumed else likely
-    return {**first, "family": family, "likely": when, "resumed": act.resumed}
+    return dataclasses.replace(first, family=family, likely=when, resumed=act.resumed)
 
 
-def _cause(first: dict[str, Any], act: Act) -> tuple[str, str] | None:
-    quantity, number = first["quantity"], first["step"]
-    if first["name"].endswith(IN_JOURNAL):
+def _cause(first: FirstDifference, act: Act) -> tuple[str, str] | None:
+    quantity, number = first.quantity, first.step
+    if first.name.endswith(IN_JOURNAL):
         return "record", "the journal does not say what the run did"
     if quantity == "evaluation":
         return "evaluation", _evaluation(first, act)
@@ -44,10 +45,10 @@ def _cause(first: dict[str, Any], act: Act) -> tuple[str, str] | None:
     return None
 
 
-def _evaluation(first: dict[str, Any], act: Act) -> str:
+def _evaluation(first: FirstDifference, act: Act) -> str:
     layout = act.plan.layout
     degrees = {"the number of ranks": act.world.size, "the data degree": layout.data_degree, **layout.mesh_shape}
     for name, degree in degrees.items():
-        if degree > 1 and any(abs(first["ratio"] / by - 1) < 1e-3 for by in (degree, 1 / degree)):
+        if degree > 1 and any(abs(first.ratio / by - 1) < 1e-3 for by in (degree, 1 / degree)):
             return f"the loss on held-out samples is off by {name}, {degree}"
     return "the loss on held-out samples is not their mean: some are left out, counted twice, or averaged as equals"

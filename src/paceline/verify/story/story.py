@@ -19,20 +19,21 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from paceline.errors import Requeue
+from paceline.errors import NumericalStop, Requeue
 from paceline.run.loop.training import Training
 from paceline.run.process.brief import Brief
 from paceline.run.process.world import World
 from paceline.spec.cluster import ClusterSpec
 from paceline.spec.load import Spec
 from paceline.spec.plan import Plan
+from paceline.spec.proof.records import CheckProof, FirstDifference, Rounding
 from paceline.spec.run import RunSpec
 from paceline.spec.task import Task
 from paceline.task.data.source import Source, open_sources
 from paceline.units import Amount
 from paceline.verify.compare.asked import Asked
 from paceline.verify.compare.difference import Difference
-from paceline.verify.compare.layout import first_difference
+from paceline.verify.compare.layout import first_difference, is_finite, overflow
 from paceline.verify.compare.tolerance import larger
 from paceline.verify.reference.steps import with_own_model
 from paceline.verify.rounding.conditioning import Again, beyond_rounding, settled
@@ -51,23 +52,22 @@ def story(
     items_per_sample: int,
     steps: int = 0,
     kept: dict[Any, Any] | None = None,
-) -> dict[str, Any]:
-    """Return whether a whole run under the plan equals one device's, in the shape of every check, on every rank alike.
+) -> CheckProof:
+    """Return whether a whole run under the plan equals one device's, on every rank alike.
 
     The story has steps of its own number; `steps` and `kept` are there for other checks.
     """
     exact = dataclasses.replace(plan, precision="fp64")
-    told = _told(task, plan, world, source)
-    return settled(told, lambda: story(task, exact, world, source, items_per_sample))
+    return settled(*_told(task, plan, world, source), lambda: story(task, exact, world, source, items_per_sample))
 
 
-def _told(task: Task, plan: Plan, world: World, source: Source) -> dict[str, Any]:
-    """Return the record of a story in the plan's own precision."""
+def _told(task: Task, plan: Plan, world: World, source: Source) -> tuple[CheckProof, Rounding | None]:
+    """Return what a story in the plan's own precision finds, and what rounding explains of it."""
     began = time.perf_counter()
     spec = _spec(task, plan, world, source)
     found: list[Difference] = []
-    first: dict[str, Any] | None = None
-    rounding: dict[str, Any] | None = None
+    first: FirstDifference | None = None
+    rounding: Rounding | None = None
     with _run_dir(world) as run_dir, contextlib.redirect_stdout(io.StringIO()):  # status lines of a run nobody watches
         for act, expected, again in _expected(spec, plan, world):
             told: list[Difference] = []
@@ -85,15 +85,9 @@ def _told(task: Task, plan: Plan, world: World, source: Source) -> dict[str, Any
     worst: dict[str, float] = {}
     for difference in found:
         worst[difference.quantity] = larger(worst.get(difference.quantity, 0.0), difference.relative)
-    return {
-        "equal": first is None,
-        "dtype": plan.precision,
-        "steps": SAVED + 1,
-        "seconds": time.perf_counter() - began,
-        "differences": worst,
-        "first_difference": first,
-        "rounding": None if first else rounding,
-    }
+    seconds = time.perf_counter() - began
+    whole = CheckProof(first is None, plan.precision, SAVED + 1, seconds, worst, first)
+    return whole, None if first else rounding
 
 
 def _spec(task: Task, plan: Plan, world: World, source: Source) -> Spec:
@@ -150,6 +144,10 @@ def _play(act: Act, spec: Spec, run_dir: Path, expected: Unbroken) -> list[Diffe
                 stats = training.step(batch)
             except Requeue as stop:  # a signal that Training took for its own is meant for the proof
                 raise KeyboardInterrupt from stop
+            except NumericalStop:
+                if not is_finite(passed.step):
+                    raise  # of the task, whatever the layout
+                return [*found, overflow(passed.step, step)]
             found += step_differences(training, batch, stats, passed, act)
             found += journal_differences(run_dir, passed, act)
     return found

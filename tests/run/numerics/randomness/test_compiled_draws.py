@@ -22,6 +22,7 @@ from paceline.spec.cluster import ClusterSpec
 from paceline.spec.layout import Layout
 from paceline.spec.load import Spec
 from paceline.spec.plan import Plan, PlanSpec
+from paceline.spec.proof.records import CheckProof
 from paceline.spec.task import Task
 from paceline.units import Amount
 from paceline.verify.compare.layout import compare
@@ -95,7 +96,7 @@ def test_blocks_that_stay_out_are_cast_as_without_a_compiler(model: str, rounded
     assert_curves_close(compiled, eager, rounded * MEAN_LOSS_BF16)
 
 
-def proof(task: Task, plan: Plan) -> dict[str, Any]:
+def proof(task: Task, plan: Plan) -> CheckProof:
     return compare(task, plan, join_world("cpu", threads=1), task.data, SEQ_LEN, 2)
 
 
@@ -116,7 +117,7 @@ LAYOUTS = (
 def test_compiled_layouts_equal_one_device(model: str, layout: Layout, recompute: str) -> None:
     task = task_of(made(model))
     result = run_ranks(proof, 2, task, fp64(layout, recompute=recompute, compile=True), timeout_seconds=180)[0]
-    assert result["equal"], result["first_difference"]
+    assert result.equal, result.first_difference
 
 
 @DEEP

@@ -15,6 +15,7 @@ from paceline.run.loop.evaluate import evaluate
 from paceline.run.process.world import join_world
 from paceline.spec.layout import Layout
 from paceline.spec.plan import Plan
+from paceline.spec.proof.records import CheckProof
 from paceline.spec.task import OptimizerSpec, Task
 from paceline.units import Amount
 from paceline.verify.compare.layout import compare
@@ -59,13 +60,13 @@ def test_steps_and_seeds_draw_other_numbers() -> None:
     assert len({*first, *second}) == 6
 
 
-def proof(task: Task, plan: Plan) -> dict[str, Any]:
+def proof(task: Task, plan: Plan) -> CheckProof:
     return compare(task, plan, join_world("cpu", threads=1), task.data, SEQ_LEN, 2)
 
 
 def assert_equal(task: Task, plan: Plan) -> None:
     result = run_ranks(proof, plan.layout.devices, task, plan)[0]
-    assert result["equal"], result["first_difference"]
+    assert result.equal, result.first_difference
 
 
 LAYOUTS = (

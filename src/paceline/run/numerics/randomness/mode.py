@@ -38,6 +38,7 @@ class Survey:
     unread: tuple[str, ...] = ()  # entries of the batch that the objective did not read
     failed: str = ""  # what the program said to other numbers of samples, where it does not take them
     unseen: bool = False  # whether it did not come to the end on any number of samples
+    silent: bool = False  # whether it is known to draw nothing: torch's random states alone are watched then
 
     def patterns_of(self, site: Site) -> tuple[Pattern, ...]:
         """Return the patterns seen at a site; those of all sites where it was not come to."""
@@ -90,7 +91,7 @@ class SampleRandomness(TorchFunctionMode):
         self.begin(rows)
         self._is_forward = True
         try:
-            with self:
+            with contextlib.nullcontext() if self.survey.silent else self:
                 yield
         finally:
             self._is_forward = False

@@ -7,6 +7,7 @@ exponentials and the target's logit (Shoeybi et al. 2019, arXiv:1909.08053, sect
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -17,6 +18,7 @@ from torch.distributed.tensor import DTensor, Shard
 
 from paceline.task.models.layers.chunks import LOGITS_LIMIT_ELEMENTS, loss_chunk_tokens
 from paceline.task.models.layers.collectives import SEQUENCE, gather, share
+from paceline.task.models.layers.gradients_ahead import kept_gradients, summed_loss
 
 IGNORED = -100  # as in loss.py
 
@@ -109,7 +111,7 @@ def _gradient(logits: Tensor, norm: Tensor, counted: Tensor, held: Tensor, row: 
 
 
 class _SpreadLinearCrossEntropy(torch.autograd.Function):
-    """Takes the gradients in the forward pass, as loss.py does; the hidden states' are this rank's part of a sum."""
+    """Takes the gradients in the forward pass (gradients_ahead.py); those of hidden states are a part of a sum."""
 
     @staticmethod
     def forward(
@@ -122,32 +124,16 @@ class _SpreadLinearCrossEntropy(torch.autograd.Function):
         group: dist.ProcessGroup,
         backward: bool,
     ) -> Tensor:
-        wide = torch.promote_types(hidden.dtype, torch.float32)
-        loss = torch.zeros((), dtype=wide, device=hidden.device)
-        backward = backward and (ctx.needs_input_grad[0] or ctx.needs_input_grad[1])
-        grad_hidden = torch.empty_like(hidden) if backward else None
-        grad_head = torch.zeros_like(head, dtype=wide) if backward else None
-        for start in range(0, hidden.shape[0], size):
-            part = slice(start, start + size)
-            counted, held, row = _target(labels[part], first, head.shape[0])
-            logits = (hidden[part] @ head.T).to(wide)  # [chunk, rows of the vocabulary]
+        def of_chunk(logits: Tensor, labels: Tensor) -> tuple[Tensor, Callable[[], Tensor]]:
+            counted, held, row = _target(labels, first, head.shape[0])
             norm, target = _norm_and_target(logits, held, row, group)
-            loss += ((norm - target) * counted).sum()
-            if grad_hidden is not None and grad_head is not None:
-                narrow = _gradient(logits, norm, counted, held, row).to(head.dtype)
-                grad_hidden[part] = narrow @ head
-                grad_head += narrow.T @ hidden[part]
-        ctx.save_for_backward(grad_hidden, grad_head)
-        ctx.head_dtype = head.dtype
-        return loss
+            return ((norm - target) * counted).sum(), lambda: _gradient(logits, norm, counted, held, row)
+
+        return summed_loss(ctx, hidden, head, labels, backward, size, of_chunk)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        grad_hidden, grad_head = ctx.saved_tensors
-        # In fp32: under fp16 the incoming loss scale itself may exceed fp16's range.
-        by_hidden = (grad_hidden.to(grad.dtype) * grad).to(grad_hidden.dtype) if ctx.needs_input_grad[0] else None
-        by_head = (grad_head * grad).to(ctx.head_dtype) if ctx.needs_input_grad[1] else None
-        return by_hidden, by_head, None, None, None, None, None
+        return *kept_gradients(ctx, grad), None, None, None, None, None
 
 
 class _SpreadCrossEntropy(torch.autograd.Function):
