@@ -72,7 +72,7 @@ def plan_prepared(prepared: Prepared, cluster: Cluster, remarks: tuple[str, ...]
 
     Raises ConfigError where the run would end while copies differ.
     """
-    refuse_between(prepared.spec.plan.sync, prepared.steps, None)
+    refuse_between(prepared.spec.plan.sync, {"task.stop": prepared.steps})
     planned = _planned(prepared, cluster, remarks, goodput=1.0)
     constraints = prepared.spec.plan
     if constraints.deadline is None and constraints.budget_usd is None:
