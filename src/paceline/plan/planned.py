@@ -24,6 +24,7 @@ from paceline.spec.load import Spec
 from paceline.spec.optimizers import optimizer_key
 from paceline.spec.plan import Plan, PlanSpec
 from paceline.spec.profile import ModelProfile
+from paceline.spec.sync import refuse_between
 from paceline.task.profile.plain import task_key
 
 
@@ -68,7 +69,11 @@ def plan_task(spec: Spec, *, say: Callable[[str], None] | None = None) -> Planne
 
 
 def plan_prepared(prepared: Prepared, cluster: Cluster, remarks: tuple[str, ...] = ()) -> Planned:
-    """Return the best plan of a prepared task on a cluster. Raises DoesNotFit where none fits or keeps the limits."""
+    """Return the best plan of a prepared task on a cluster. Raises DoesNotFit where none fits or keeps the limits.
+
+    Raises ConfigError where the run would end while copies differ.
+    """
+    refuse_between(prepared.spec.plan.sync, {"task.stop": prepared.steps})
     cluster = with_tf32(cluster) if prepared.spec.run.tf32 else cluster
     planned = _planned(prepared, cluster, remarks, goodput=1.0)
     constraints = prepared.spec.plan

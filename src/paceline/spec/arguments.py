@@ -16,6 +16,7 @@ from paceline.spec.cluster import ClusterSpec
 from paceline.spec.load import Spec, table
 from paceline.spec.plan import Plan, PlanSpec
 from paceline.spec.run import RunSpec
+from paceline.spec.sync import Sync, sync_of
 from paceline.spec.task import Task
 
 
@@ -30,7 +31,7 @@ def make_spec(
     if isinstance(plan, Plan):
         layout = dataclasses.asdict(plan.layout)
         same = ("zero", "micro_batch", "recompute", "recompute_save", "recompute_budget", "offload", "precision",
-                "compile", "schedule", "virtual_stages", "cp_method")  # fmt: skip
+                "compile", "schedule", "virtual_stages", "cp_method", "sync")  # fmt: skip
         rest = {name: getattr(plan, name) for name in same}
         rest["stages"] = "+".join(map(str, plan.stages))
         plan = PlanSpec(**layout, **rest)
@@ -73,13 +74,15 @@ def _as_in_a_file(member: Option | Table | None, value: Any) -> Any:
 
 
 def plan_spec(text: str) -> PlanSpec:
-    """Return the constraints in "auto", "dp_shard=2, precision=bf16" or "dp_shard=2 tp=2"."""
+    """Return the constraints in "auto", "dp_shard=2, precision=bf16" or "dp_replicate=2 sync=outer sync.every=8"."""
     if text == "auto":
         return PlanSpec()
     known = {field.name: field for field in dataclasses.fields(PlanSpec)}
+    known |= {f"sync.{field.name}": field for field in dataclasses.fields(Sync)}
     found: dict[str, Any] = {}
-    for part in re.split(r"\s*,\s*|\s+(?=\w+\s*=)", text.strip()):  # as options have them, and as layouts are printed
+    for part in re.split(r"\s*,\s*|\s+(?=[\w.]+\s*=)", text.strip()):  # as options have them, as layouts are printed
         name, _, value = (piece.strip() for piece in part.partition("="))
+        name = "sync.kind" if name == "sync" else name
         if name not in known or not value:
             raise ConfigError(
                 f"plan = '{text}' is not a plan",
@@ -96,7 +99,8 @@ def plan_spec(text: str) -> PlanSpec:
                 suggestion(value, choices) if choices else f"{name}={known[name].default or 2}".lower(),
             )  # fmt: skip
         found[name] = read
-    return PlanSpec(**found)
+    sync = {name.removeprefix("sync."): found.pop(name) for name in list(found) if name.startswith("sync.")}
+    return PlanSpec(**found, sync=sync_of(sync))
 
 
 def _read(text: str, kind: type) -> Any:

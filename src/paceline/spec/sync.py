@@ -95,12 +95,12 @@ def refuse_resync(written: Mapping[str, Any], sync: Sync, copies: int) -> None:
     )
 
 
-def refuse_between(sync: Sync, steps: int, evaluate_every: int | None) -> None:
-    """Raise ConfigError where a run would end, or be evaluated, at a step after which copies differ."""
-    for name, step in (("task.stop", steps), ("run.evaluate_every", evaluate_every)):
+def refuse_between(sync: Sync, steps: Mapping[str, int | None]) -> None:
+    """Raise ConfigError where something is to happen after a step at which copies differ; `steps` say what and when."""
+    for name, step in steps.items():
         if step and sync.differs_after(step):
             raise ConfigError(
-                f"{name} is {step} steps, and plan.sync has an {sync}",
+                f"{name}: {step} steps, and plan.sync has an {sync}",
                 f"{step} is no multiple of {sync.every}, so copies would differ then",
                 f"{step // sync.every * sync.every or sync.every} steps, or another plan.sync.every",
             )

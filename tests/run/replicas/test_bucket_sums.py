@@ -89,3 +89,10 @@ def test_what_bf16_leaves_out_is_sent_later() -> None:
         assert torch.equal(totals, torch.stack(expected)) and torch.equal(kept, left[rank, 2:5])
         torch.testing.assert_close(totals.sum(0) + left.sum(0), values.sum((0, 1)), rtol=1e-12, atol=1e-12)
     assert not torch.equal(ranks[0][0], values.sum(1)), "each sum is rounded"
+
+
+def test_imaginary_parts_are_sent_too() -> None:
+    values = torch.randn(1, 2, 8, dtype=torch.complex128)
+    sent = torch.view_as_complex(torch.view_as_real(values).bfloat16().double())
+    for totals, _ in run_ranks(summed, 2, RoundedSums, values):
+        assert torch.equal(totals, sent.sum(1))

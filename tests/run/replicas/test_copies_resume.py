@@ -14,6 +14,7 @@ from rounding import FP64, adam_error
 from paceline.errors import ConfigError
 from paceline.run.checkpoint import find_latest, full_tensors
 from paceline.run.loop.resume import Progress, checkpoint_root, restore, save
+from paceline.run.replicas.build import refuse_unproven
 from paceline.spec.layout import Layout
 from paceline.spec.load import Spec
 from paceline.spec.plan import Plan
@@ -91,9 +92,19 @@ def test_another_number_of_copies_and_another_sync_are_refused() -> None:
 
 
 def test_a_run_neither_ends_nor_is_evaluated_while_copies_differ() -> None:
-    refuse_between(DILOCO, 9, 6)
-    refuse_between(Sync(), 7, 5)
-    for steps, evaluate_every, name in ((10, 6, "task.stop"), (9, 4, "run.evaluate_every")):
-        with pytest.raises(ConfigError, match=f"{name} is ") as caught:
-            refuse_between(DILOCO, steps, evaluate_every)
+    refuse_between(DILOCO, {"task.stop": 9, "run.evaluate_every": 6})
+    refuse_between(DILOCO, {"task.stop": 9, "run.evaluate_every": None})
+    refuse_between(Sync(), {"task.stop": 7, "run.evaluate_every": 5})
+    for steps, evaluate_every, what in ((10, 6, "task.stop: 10 steps"), (9, 4, "run.evaluate_every: 4 steps")):
+        with pytest.raises(ConfigError, match=what) as caught:
+            refuse_between(DILOCO, {"task.stop": steps, "run.evaluate_every": evaluate_every})
         assert "no multiple of 3" in caught.value.because
+
+
+def test_what_ties_copies_together_in_every_step_is_refused_by_name() -> None:
+    used = {"nn.SyncBatchNorm": False, "several objectives": True}
+    refuse_unproven(copies_plan(Sync()), used)
+    for sync in (DILOCO, ROUNDED):
+        refuse_unproven(copies_plan(sync), dict.fromkeys(used, False))
+        with pytest.raises(ConfigError, match=r"plan\.sync .* with several objectives"):
+            refuse_unproven(copies_plan(sync), used)

@@ -9,7 +9,7 @@ from distributed import run_ranks
 from rounding import FP64, adam_error
 
 from paceline.errors import VerificationFailed
-from paceline.run.numerics.invariants import check_agreement, numbers_of
+from paceline.run.numerics.invariants import check_agreement, held_by, numbers_of
 from paceline.spec.layout import Layout
 from paceline.spec.plan import Plan
 from paceline.spec.sync import Sync
@@ -62,3 +62,30 @@ def test_an_outer_step_in_every_step_is_the_sum_of_every_step() -> None:
         assert ours == pytest.approx(losses, rel=1e-13) and passes
         for name, weight in held.items():
             torch.testing.assert_close(weight, weights[name], rtol=0, atol=1e-13)
+
+
+class Ranks:
+    """A world of which this rank is the first: the others hold what they are given."""
+
+    size = 4
+
+    def __init__(self, others: list[dict]) -> None:
+        self.others = others
+
+    def gather(self, mine: dict) -> list[dict]:
+        return [mine, *self.others]
+
+
+def test_ranks_of_one_copy_agree_between_outer_steps_and_all_ranks_after_one() -> None:
+    one, other = torch.nn.Linear(2, 2), torch.nn.Linear(2, 2)
+    numbers = {"the loss": 1.0}
+    apart = [held_by(one, numbers, 0), held_by(other, numbers, 1), held_by(other, numbers, 1)]
+    check_agreement(one, numbers, 1, Ranks(apart), apart=0)
+    with pytest.raises(VerificationFailed, match="ranks 0 and 2 no longer agree on weight"):
+        check_agreement(one, numbers, 1, Ranks([held_by(one, numbers) for _ in range(1)] + [held_by(other, numbers)]))
+    drifted = [held_by(other, numbers, 0), held_by(other, numbers, 1), held_by(other, numbers, 1)]
+    with pytest.raises(VerificationFailed, match="ranks 0 and 1 no longer agree on weight"):
+        check_agreement(one, numbers, 1, Ranks(drifted), apart=0)
+    reported = [held_by(other, {"the loss": 2.0}, 1)]
+    with pytest.raises(VerificationFailed, match="no longer agree on the loss"):
+        check_agreement(one, numbers, 1, Ranks(reported), apart=0)

@@ -132,8 +132,8 @@ def restore(
     """Load the newest sound checkpoint of a run into model and optimizer, or return None where there is none.
 
     Raises ConfigError where the task is not the one that the checkpoint belongs to, or copies were kept in step in
-    another way, and VerificationFailed where the
-    learning rate would take another course though nothing in the task says so.
+    another way, and VerificationFailed where the learning rate would take another course though nothing in the task
+    says so.
     """
     root = checkpoint_root(run_dir)
     newest = find_latest(root) if world.is_first and root.is_dir() else None

@@ -80,7 +80,7 @@ class Training:
         self._evaluate_every = self._steps(spec.run.evaluate_every) if self.held_out else None
         peak, schedule = task.optimizer.lr, task.schedule
         self._course = Course(schedule.kind, peak, schedule.final, brief.steps, self._warmup, self._decay)
-        refuse_between(brief.plan.sync, brief.steps, self._evaluate_every)
+        refuse_between(brief.plan.sync, {"task.stop": brief.steps, "run.evaluate_every": self._evaluate_every})
         remarks, restored = self._build()
         self.progress = restored.progress if restored else Progress(0, 0)
         self._first_step = self.progress.step + 1
@@ -273,7 +273,7 @@ class Training:
                 "the data set has no validation part",
                 "give a pair of data sets (train, validation), or a task.data.validation_fraction above 0",
             )
-        refuse_between(self.brief.plan.sync, self.progress.step, None)
+        refuse_between(self.brief.plan.sync, {"an evaluation": self.progress.step})
         held_out = for_device(self.held_out, self.world.device.type, self.spec.task.model)
         result = evaluate(self._stepper, held_out, self.spec.run.evaluate_samples, self._data_rank)
         self._record.evaluation(self.progress.step, result)

@@ -72,9 +72,10 @@ class RoundedSums:
 
     def start(self, number: int, flat: Tensor, group: dist.ProcessGroup) -> PendingSum | None:
         """Begin to replace the bucket by the sum of what all ranks send of it."""
-        flat.add_(self._left[number])
+        flat, left = _real(flat), _real(self._left[number])
+        flat.add_(left)
         sent = flat.bfloat16()
-        torch.sub(flat, sent, out=self._left[number])
+        torch.sub(flat, sent, out=left)
         parts = sent.new_empty(group.size() * len(sent))
         return _Gathered(all_gather(parts, sent, group=group, async_op=True), parts, flat)
 
@@ -97,6 +98,11 @@ class _Gathered:
         self.flat.copy_(first)
         for part in others:
             self.flat.add_(part)
+
+
+def _real(flat: Tensor) -> Tensor:
+    """Return a flat tensor as real numbers in the same memory: a cast to bf16 would drop imaginary parts."""
+    return torch.view_as_real(flat).flatten() if flat.is_complex() else flat
 
 
 def bucket_sums(sync: Sync) -> BucketSum | None:

@@ -104,6 +104,7 @@ class Proof:
         default_factory=dict
     )
     first_difference: Annotated[FirstDifference | None, Told("null, or what is wrong first")] = None
+    sync: Annotated[str, Told("how copies are kept in step; empty where they are summed exactly in every step")] = ""
     ill_conditioned: Annotated[Rounding | None, Told("null, or what rounding explains")] = None
     refused_because: Annotated[str | None, Told("null, or why the layout cannot be had")] = None
     error: Annotated[str | None, Told("null, or the error that ended the proof, as when a rank died")] = None

@@ -10,6 +10,7 @@ import functools
 from collections.abc import Callable
 
 from paceline.spec.proof.records import CheckProof
+from paceline.verify.compare.copies import compare_copies
 from paceline.verify.compare.layout import compare
 from paceline.verify.compare.whole_batch import whole_batch
 from paceline.verify.low.low import low
@@ -22,6 +23,7 @@ CHECKS: dict[str, Check] = {
     "low": low,  # in bf16 or fp16: formats, decisions, and one update against one device that makes the same casts
     "low, brief": functools.partial(low, brief=True),  # of that one step, and numbers that take no measuring
     "plain attention": functools.partial(compare, plain=True),  # one layer at the real length, against no kernel
+    "copies": compare_copies,  # copies that are not summed exactly, against one device that takes them in turn
     "story": story,  # a whole run: its loop, evaluations, checkpoint, and resumes on other layouts
     "whole batch": whole_batch,  # the loss of one device: is it a sum over rows?
 }

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from paceline.errors import DoesNotFit, PacelineError, VerificationFailed
-from paceline.plan.feasible.refusals import layout_refusal, offloaded_activations
+from paceline.plan.feasible.refusals import copies_in_step, layout_refusal, offloaded_activations
 from paceline.plan.feasible.stages import pipeline_limits, with_pipeline
 from paceline.plan.planned import Planned, plan_task
 from paceline.spec.arguments import plan_spec
@@ -105,16 +105,16 @@ def exact_plan(spec: Spec, asked: PlanSpec, profile: ModelProfile) -> Plan:
         schedule="1f1b" if schedule == "auto" else schedule,
         cp_method=chosen("cp_method"),
         precision="fp32" if precision == "auto" else precision,
-        sync=spec.plan.sync if layout.dp_replicate > 1 else PLAIN,
+        sync=chosen("sync") if layout.dp_replicate > 1 else PLAIN,
     )
     pipeline = dataclasses.replace(asked, **{name: chosen(name) for name in ("schedule", "virtual_stages", "stages")})
     plan = with_pipeline(plan, pipeline, profile)
     limit = pipeline_limits(plan, profile)
     if limit:
         raise DoesNotFit(f"the pipeline of {plan} cannot be had", limit, "another pp, schedule or split")
-    limit = offloaded_activations(plan, profile)
+    limit = offloaded_activations(plan, profile) or copies_in_step(plan, profile)
     if limit:
-        raise DoesNotFit(f"{plan} cannot be had", limit, "another recompute or offload")
+        raise DoesNotFit(f"{plan} cannot be had", limit, "another recompute, offload or sync")
     return plan
 
 
@@ -185,6 +185,7 @@ def proof_of(plan: Plan, jobs: Sequence[Job], results: Sequence[CheckProof], ste
         parts=tuple(parts),
         dtypes=dtypes,
         differences=differences,
+        sync="" if plan.sync.is_plain else str(plan.sync),
         first_difference=wrong,
     )
 
@@ -212,7 +213,7 @@ def verify_text(result: Proof) -> str:
         because = f"; {rounding_text(rounding)}" if rounding else ""
         because += f"; {ADVICE}" if ill else ""
         ran_as = _ran_as(result.layout, result.ran_as)
-        return f"{head}: {sizes}{ran_as}{because} ({result.seconds:.1f} s)"
+        return f"{head}: {sizes}{ran_as}{because}{_of_copies(result)} ({result.seconds:.1f} s)"
     first = result.first_difference
     assert first is not None
     if first.quantity in WITHOUT_SIZE:
@@ -225,6 +226,13 @@ def verify_text(result: Proof) -> str:
         f" {first.rank} differs by {first.relative:.1e} in {first.dtype} (ratio {first.ratio:.6g};"
         f" {first.part}{_ran_as(result.layout, first.ran_as)})"
     )
+
+
+def _of_copies(result: Proof) -> str:
+    """Return what the proof says of copies that are not summed exactly in every step; empty for others."""
+    if not result.sync:
+        return ""
+    return f" with exact sums; with {result.sync}, another algorithm, equal to copies that one device takes in turn"
 
 
 def _sizes(worst: Mapping[str, float]) -> str:

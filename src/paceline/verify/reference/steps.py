@@ -130,7 +130,7 @@ def reference_steps(
                 if not turn.is_due(step):
                     continue
                 read = micro_batches(task, cut, source, step, whole)
-                loss, weight = _backward(model, turn, read, randomness, dtype, step)
+                loss, weight = backward(model, turn, read, randomness, dtype, step)
                 gradients = _only(model, parameters, weight, names)
                 limit = task.optimizer.clip_norm if turn.clip_norm is None else turn.clip_norm
                 sizes = [wide(gradient).norm() for gradient in gradients.values()]
@@ -139,7 +139,7 @@ def reference_steps(
                 clip_norm = clip_norms[step - 1][turn.name] if clip_norms else clip_norm
                 if clip_norm:
                     torch.nn.utils.clip_grad_norm_([p for p in parameters if p.grad is not None], clip_norm)
-                _update(updates, lr)
+                update(updates, lr)
                 done[turn.name] = ReferenceTurn(loss / weight, weight, norm, clip_norm, gradients)
         move_biases(model, router)
         main = done[turns[main_turn(task)].name]
@@ -171,7 +171,7 @@ def own_parameters(model: nn.Module, turns: Sequence[Turn]) -> list[list[nn.Para
     return [[weight for weight, at in takes.items() if at == number] for number in range(len(turns))]
 
 
-def _backward(
+def backward(
     model: nn.Module,
     turn: Turn,
     read: Iterable[tuple[np.ndarray, Any]],
@@ -203,7 +203,8 @@ def _only(
     return {name: gradient.clone() for name, gradient in kept.items()}
 
 
-def _update(updates: Iterable[tuple[torch.optim.Optimizer, float]], lr: float) -> None:
+def update(updates: Iterable[tuple[torch.optim.Optimizer, float]], lr: float) -> None:
+    """Change the weights of optimizers, each at its own scale of the learning rate, by their gradients."""
     for optimizer, scale in updates:
         for group in optimizer.param_groups:
             group["lr"] = lr * scale
@@ -240,13 +241,18 @@ def _ids(task: Task, source: Source, positions: np.ndarray) -> np.ndarray:
     return sample_ids(task.seed, positions, source.samples)
 
 
-def micro_batches(task: Task, plan: Plan, source: Source, step: int, whole: bool) -> Iterator[tuple[np.ndarray, Any]]:
-    """Yield (positions of the rows, data) of every micro-batch of a step, or of all, in the order of the rows."""
+def micro_batches(
+    task: Task, plan: Plan, source: Source, step: int, whole: bool, data_ranks: range | None = None
+) -> Iterator[tuple[np.ndarray, Any]]:
+    """Yield (positions of the rows, data) of every micro-batch of a step, or of all, in the order of the rows.
+
+    With `data_ranks` only those are read that these ranks read.
+    """
     positions = _positions(plan, step)
     if whole:
         yield positions, source.read(_ids(task, source, positions), positions)
         return
-    for data_rank in range(plan.layout.data_degree):
+    for data_rank in data_ranks or range(plan.layout.data_degree):
         rows = rows_of(plan.batch_samples, plan.layout.data_degree, data_rank)
         for part in range(plan.accumulation):
             cut = rows[len(rows) * part // plan.accumulation : len(rows) * (part + 1) // plan.accumulation]

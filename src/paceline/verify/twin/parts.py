@@ -21,6 +21,8 @@ from paceline.verify.twin.layout import light_layouts, smallest_layouts, twin_la
 from paceline.verify.twin.task import EVEN, FEW, LONG, UNEVEN, WHOLE_BATCH, Rows, in_one_piece, twin_plan, twin_task
 
 LOW = ("bf16", "fp16")
+MOST_COPIES = 3  # of a twin whose copies are kept in step as the plan says
+COPIES_STEPS = 5  # of it: two outer steps, and one after which copies differ
 # How much is proven: before training on several devices or on one alone, of one layout, of every layout up to a size.
 BRIEF, ALONE, WHOLE, SWEEP = "brief", "alone", "whole", "sweep"
 
@@ -139,6 +141,17 @@ def light_low_precision(subject: Subject) -> list[Job]:
     return [subject.job("low precision", subject.plan.precision, one, check="low, brief") for one in layouts]
 
 
+def copies(subject: Subject) -> list[Job]:
+    """Return a twin whose copies are kept in step as the plan says, where that is not by exact sums in every step."""
+    sync, layout = subject.plan.sync, subject.plan.layout
+    if sync.is_plain:
+        return []
+    twin = Layout(dp_replicate=min(MOST_COPIES, layout.dp_replicate), dp_shard=min(2, layout.dp_shard))
+    job = subject.job("copies in step", "fp64", twin, check="copies")
+    small = dataclasses.replace(sync, every=min(2, sync.every))
+    return [dataclasses.replace(job, plan=dataclasses.replace(job.plan, sync=small), steps=COPIES_STEPS)]
+
+
 PARTS: tuple[ProofPart, ...] = (
     ProofPart(whole_batch, (WHOLE,)),  # first: of a loss that is no sum nothing else says anything
     ProofPart(whole_batch_of_ones_own, (BRIEF, SWEEP)),
@@ -151,6 +164,7 @@ PARTS: tuple[ProofPart, ...] = (
     ProofPart(story, (WHOLE,)),
     ProofPart(low_precision, (WHOLE,)),
     ProofPart(light_low_precision, (BRIEF,)),
+    ProofPart(copies, (BRIEF, WHOLE)),
 )
 
 

@@ -15,6 +15,7 @@ from typing import Any
 from paceline.plan.feasible.stages import fill_pipeline
 from paceline.spec.layout import Layout, accumulation_for
 from paceline.spec.plan import Plan
+from paceline.spec.sync import PLAIN
 from paceline.spec.task import DataSpec, ModelSpec, OptimizerSpec, ScheduleSpec, Task
 from paceline.task.models.sizes import DecoderConfig, MoEConfig, is_named, resolve_decoder
 from paceline.verify.twin.layout import twin_layout
@@ -198,6 +199,7 @@ def twin_plan(plan: Plan, dtype: str, *, layout: Layout | None = None, rows: Row
         batch_samples=batch,
         precision=dtype,
         compile=False,
+        sync=PLAIN,
         bucket_bytes=BUCKET_BYTES,
         state_bucket_bytes=BUCKET_BYTES,
         logits_elements=LOGITS_ELEMENTS,

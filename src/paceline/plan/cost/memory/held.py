@@ -193,7 +193,7 @@ class Held:
         some = self.plans.dp_replicate > 1
 
         def text(i: int) -> str:
-            return f"{held} values x {self.size} B x parameters{self.over(i)}: {of_what}"
+            return f"{held} x {self.size} B x parameters{self.over(i)}: {of_what}"
 
         kept = Component(
             "copies in step", "optimizer", np.where(some, held * state, 0.0), MEASURED, text, "counted", some

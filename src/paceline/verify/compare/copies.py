@@ -1,0 +1,63 @@
+"""Compare copies that are not summed exactly in every step with one device that takes the copies in turn.
+
+Such a plan is another algorithm than one device's: what it computes depends on how many copies there are. So the
+reference is the same algorithm on one device (reference/copies.py), in fp64, where rounding hides no mistake.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from typing import Any
+
+from paceline.run.assemble import assemble
+from paceline.run.loop.loader import BatchStream
+from paceline.run.numerics.precision import MASTER_DTYPES
+from paceline.run.process.world import World
+from paceline.spec.plan import Plan
+from paceline.spec.proof.records import CheckProof
+from paceline.spec.task import Task
+from paceline.task.data.source import Source
+from paceline.task.optimizer.schedule import learning_rate
+from paceline.verify.compare.diagnosis import traits_of
+from paceline.verify.compare.difference import Difference, number_differences, tensor_differences
+from paceline.verify.compare.layout import first_difference
+from paceline.verify.compare.tolerance import QUANTITIES, larger, tolerance
+from paceline.verify.reference.copies import CopiesStep, clipped_at, copies_steps, first_norm
+from paceline.verify.reference.steps import reference_model, with_own_model
+
+
+def compare_copies(
+    task: Task,
+    plan: Plan,
+    world: World,
+    source: Source,
+    items_per_sample: int,
+    steps: int,
+    kept: dict[Any, Any] | None = None,
+) -> CheckProof:
+    """Return how some steps of the copies stand to those of one device. It is the same on every rank."""
+    began = time.perf_counter()
+    given = (plan, source, items_per_sample)
+    limit = world.share(first_norm(task, *given) if world.is_first and task.optimizer.clip_norm else 0.0)
+    task = clipped_at(task, limit)
+    reference: list[CopiesStep] = world.share(copies_steps(task, *given, steps) if world.is_first else [])
+    whole = reference_model(task, source, items_per_sample, MASTER_DTYPES[plan.precision])
+    initial = {name: weight.detach().clone() for name, weight in whole.named_parameters()}
+    built = assemble(with_own_model(task), plan, world, source, items_per_sample)
+    copy = plan.layout.coordinates(world.rank)["dp_replicate"]
+    stream = BatchStream(source, task.seed, plan, plan.layout.data_rank(world.rank), world.device)
+    found: list[Difference] = []
+    for step, expected in enumerate(reference, 1):
+        lr = learning_rate(task.schedule, task.optimizer.lr, step, steps, 0, 1)
+        stats = built.stepper.step(stream.at((step - 1) * plan.batch_samples, step), lr)
+        found += number_differences({"loss": stats.loss}, {"loss": expected.loss}, step, world)
+        weights = dict(built.model.named_parameters())
+        found += tensor_differences("weights", weights, expected.weights[copy], step, world, plan.layout, initial)
+    found = [dataclasses.replace(one, copies_agree=True) for one in found]  # each is held against its own reference
+    wrong = [one for one in found if not one.relative <= tolerance(one.quantity, plan.precision)]
+    worst = dict.fromkeys((name for name in QUANTITIES if name != "whole batch"), 0.0)
+    for difference in found:
+        worst[difference.quantity] = larger(worst[difference.quantity], difference.relative)
+    first = first_difference(wrong, found, plan, traits_of(whole))
+    return CheckProof(not wrong, plan.precision, steps, time.perf_counter() - began, worst, first)
