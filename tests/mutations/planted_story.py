@@ -15,9 +15,10 @@ import torch.distributed as dist
 from planted import Patch, Planted
 from torch.distributed.tensor import DTensor
 
+from paceline.run.assemble import Assembled
 from paceline.run.checkpoint import load
 from paceline.run.loop import evaluate as evaluate_module
-from paceline.run.loop import loader, passes, resume, training
+from paceline.run.loop import loader, passes, resume, training, under_plan
 from paceline.run.loop.resume import Progress, Restored
 from paceline.run.process.world import World
 from paceline.run.record import recorder
@@ -27,7 +28,7 @@ from paceline.run.record import recorder
 
 def rate_changed_after(patch: Patch, concerns: Callable[[Restored], bool], change: Callable[..., float]) -> None:
     """Have starts that go on from a checkpoint which `concerns` is true of use another learning rate."""
-    restore, rate, changed = training.restore, training.learning_rate, [False]
+    restore, rate, changed = under_plan.restore, training.learning_rate, [False]
 
     def restored(*arguments: Any) -> Restored | None:
         found = restore(*arguments)
@@ -37,7 +38,7 @@ def rate_changed_after(patch: Patch, concerns: Callable[[Restored], bool], chang
     def other(*arguments: Any) -> float:
         return change(rate, *arguments) if changed[0] else rate(*arguments)
 
-    patch.setattr(training, "restore", restored)
+    patch.setattr(under_plan, "restore", restored)
     patch.setattr(training, "learning_rate", other)
 
 
@@ -73,14 +74,14 @@ def schedule_from_the_start(patch: Patch, world: World) -> None:
 
 def after_restoring(patch: Patch, change: Callable[[Restored | None, tuple[Any, ...]], None]) -> None:
     """Have something done after every start that looks for a checkpoint."""
-    restore = training.restore
+    restore = under_plan.restore
 
     def restored(*arguments: Any) -> Restored | None:
         found = restore(*arguments)
         change(found, arguments)
         return found
 
-    patch.setattr(training, "restore", restored)
+    patch.setattr(under_plan, "restore", restored)
 
 
 def started_at(patch: Patch, what: str) -> list[int]:
@@ -110,8 +111,8 @@ def masks_from_the_start(patch: Patch, world: World) -> None:
 
 def optimizer_not_restored(patch: Patch, world: World) -> None:
     def forget(found: Restored | None, arguments: tuple[Any, ...]) -> None:
-        optimizer = next(given for given in arguments if isinstance(given, torch.optim.Optimizer))
-        for state in optimizer.state.values():
+        built = next(given for given in arguments if isinstance(given, Assembled))
+        for state in built.optimizer.state.values():
             for tensor in state.values():
                 tensor.zero_()
 
@@ -202,9 +203,9 @@ def position_one_batch_ahead(patch: Patch, world: World) -> None:
 
 
 def rows_of_the_first_rank(patch: Patch, world: World) -> None:
-    stream = training.BatchStream
+    stream = under_plan.BatchStream
     patch.setattr(
-        training, "BatchStream", lambda source, seed, plan, rank, device: stream(source, seed, plan, 0, device)
+        under_plan, "BatchStream", lambda source, seed, plan, rank, device: stream(source, seed, plan, 0, device)
     )
 
 

@@ -19,8 +19,8 @@ from torch import nn
 
 from paceline.errors import ConfigError
 from paceline.run.checkpoint import training_state
-from paceline.run.loop.replan import refuse_replan
 from paceline.run.loop.training import Training
+from paceline.run.loop.under_plan import refuse_replan
 from paceline.run.process.brief import Brief
 from paceline.run.process.groups import COLLECTIVE_TIMEOUT
 from paceline.run.process.world import World, build_mesh

@@ -13,7 +13,7 @@ from rounding import FP64, adam_error
 
 from paceline.errors import ConfigError
 from paceline.run.checkpoint import find_latest, full_tensors
-from paceline.run.loop.resume import Progress, checkpoint_root, restore, save
+from paceline.run.loop.resume import Progress, RunIdentity, checkpoint_root, restore, save
 from paceline.run.replicas.build import refuse_unproven
 from paceline.spec.layout import Layout
 from paceline.spec.load import Spec
@@ -30,12 +30,11 @@ def trained(task: Task, plan: Plan, folder: str, *stops: int) -> dict[str, torch
     """Return the weights after the last of `stops`; the run is saved at each of them and begun anew after it."""
     for stop in stops:
         world, built = began(task, plan)
-        more: dict[str, Any] = {"sync": built.stepper.sync}
         course = Course("constant", task.optimizer.lr, 1.0, STEPS, 0, 1)
-        given = (Path(folder), Spec(task=task), plan, "", built.model, built.optimizer, None, course, world)
-        found = restore(*given, **more)
+        run = RunIdentity(Path(folder), Spec(task=task), "", course)
+        found = restore(run, built, plan, world)
         steps_of(built, task, plan, found.progress.step + 1 if found else 1, stop)
-        save(*given, Progress(stop, stop * plan.batch_samples), **more)
+        save(run, built, plan, world, Progress(stop, stop * plan.batch_samples))
     return whole_weights(built)
 
 

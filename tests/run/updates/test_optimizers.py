@@ -17,7 +17,7 @@ from paceline.errors import ConfigError
 from paceline.run.assemble import assemble
 from paceline.run.checkpoint import training_state
 from paceline.run.loop.loader import BatchStream
-from paceline.run.loop.resume import Progress, restore, save
+from paceline.run.loop.resume import Progress, RunIdentity, restore, save
 from paceline.run.process.handover import hand_over, take_over
 from paceline.run.process.world import join_world
 from paceline.spec.layout import Layout
@@ -309,17 +309,15 @@ def trained(task: Task, plan: Plan, folder: str, first: int, last: int) -> dict[
     """Return whole weights and state after steps `first` to `last`; go on from what is saved, and save at the end."""
     world = join_world("cpu", threads=1)
     built = assemble(task, plan, world, task.data, SEQ_LEN)
-    spec = Spec(task=task)
     stream = BatchStream(task.data, task.seed, plan, plan.layout.data_rank(world.rank), world.device)
     course = Course("constant", task.optimizer.lr, 1.0, last, 0, 1)
-    restored = restore(Path(folder), spec, plan, "", built.model, built.optimizer, None, course, world,
-                       sync=built.stepper.sync)  # fmt: skip
+    run = RunIdentity(Path(folder), Spec(task=task), "", course)
+    restored = restore(run, built, plan, world)
     assert (restored.progress.step if restored else 0) == first - 1
     for step in range(first, last + 1):
         built.stepper.step(stream.at((step - 1) * plan.batch_samples), task.optimizer.lr)
     progress = Progress(last, last * plan.batch_samples)
-    save(Path(folder), spec, plan, "", built.model, built.optimizer, None, course, world, progress,
-         sync=built.stepper.sync)  # fmt: skip
+    save(run, built, plan, world, progress)
     state = training_state(built.model, built.optimizer)
     return {n: (t.full_tensor() if isinstance(t, DTensor) else t).detach() for n, t in state.items()}
 

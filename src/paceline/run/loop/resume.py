@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
 
 from paceline.errors import ConfigError, VerificationFailed
+from paceline.run.assemble import Assembled
 from paceline.run.checkpoint import (
     CheckpointInfo,
     IndexReader,
@@ -29,9 +29,7 @@ from paceline.run.checkpoint import (
     save_checkpoint,
     training_state,
 )
-from paceline.run.numerics.precision import LossScaler
 from paceline.run.process.world import World
-from paceline.run.replicas.copy_sync import CopySync
 from paceline.run.updates.joined import JoinedOptimizer
 from paceline.run.updates.optimizer import named_parameters
 from paceline.spec.layout import Layout
@@ -61,6 +59,16 @@ class Progress:
 
 
 @dataclass(frozen=True)
+class RunIdentity:
+    """What every start of a run has alike, and checkpoints are checked against."""
+
+    dir: Path
+    spec: Spec
+    fingerprint: str  # of the data
+    course: Course
+
+
+@dataclass(frozen=True)
 class Restored:
     """The checkpoint a run goes on from."""
 
@@ -75,83 +83,65 @@ def checkpoint_root(run_dir: Path) -> Path:
 
 
 def save(
-    run_dir: Path,
-    spec: Spec,
+    run: RunIdentity,
+    built: Assembled,
     plan: Plan,
-    fingerprint: str,
-    model: nn.Module,
-    optimizer: torch.optim.Optimizer,
-    scaler: LossScaler | None,
-    course: Course,
     world: World,
     progress: Progress,
     fence: Callable[[], None] | None = None,
     kept: KeptPlan | None = None,
-    *,
-    sync: CopySync,
 ) -> CheckpointInfo:
     """Write a checkpoint of this moment. Every rank calls it; rank 0's `fence` raises where it may not be published.
 
     `kept` is the plan of the last save, for the next one.
     """
-    materialise_optimizer_state(optimizer)
+    scaler = built.stepper.scaler
+    materialise_optimizer_state(built.optimizer)
     extra = {
         "progress": dataclasses.asdict(progress),
         "scaler": scaler.state() if scaler else None,
-        "schedule": dataclasses.asdict(course),
-        "data_fingerprint": fingerprint,
-        "spec": spec_to_dict(spec),
+        "schedule": dataclasses.asdict(run.course),
+        "data_fingerprint": run.fingerprint,
+        "spec": spec_to_dict(run.spec),
         "plan": dataclasses.asdict(plan),
         "versions": {"paceline": __version__, "torch": str(torch.__version__)},
     }
     return save_checkpoint(
-        checkpoint_root(run_dir),
+        checkpoint_root(run.dir),
         progress.step,
-        sync.named(training_state(model, optimizer)),
+        _state(built),
         extra,
-        keep_last=spec.run.keep_last,
+        keep_last=run.spec.run.keep_last,
         fence=fence,
         kept=kept,
         alone=world.size == 1,
     )
 
 
-def restore(
-    run_dir: Path,
-    spec: Spec,
-    plan: Plan,
-    fingerprint: str,
-    model: nn.Module,
-    optimizer: torch.optim.Optimizer,
-    scaler: LossScaler | None,
-    course: Course,
-    world: World,
-    *,
-    sync: CopySync,
-) -> Restored | None:
-    """Load the newest sound checkpoint of a run into model and optimizer, or return None where there is none.
+def restore(run: RunIdentity, built: Assembled, plan: Plan, world: World) -> Restored | None:
+    """Load the newest sound checkpoint of a run into what was built, or return None where there is none.
 
     Raises ConfigError where the task is not the one that the checkpoint belongs to, or copies were kept in step in
     another way, and VerificationFailed where the learning rate would take another course though nothing in the task
     says so.
     """
-    root = checkpoint_root(run_dir)
+    root, sync, optimizer, scaler = checkpoint_root(run.dir), built.stepper.sync, built.optimizer, built.stepper.scaler
     newest = find_latest(root) if world.is_first and root.is_dir() else None
     manifest = read_manifest(newest) if newest else None
     written = world.share(json.dumps(dict(manifest.extra)) if manifest else "")
     stored = json.loads(
         world.share(json.dumps(sorted(IndexReader(newest, manifest).kinds) if newest and manifest else []))
     )
-    changes = _check_same_experiment(spec, fingerprint, json.loads(written), run_dir) if written else []
+    changes = _check_same_experiment(run, json.loads(written)) if written else []
     if written:
         refuse_resync(json.loads(written)["plan"], plan.sync, plan.layout.dp_replicate)
-        changes += _check_same_course(course, json.loads(written), changes)
+        changes += _check_same_course(run.course, json.loads(written), changes)
     materialise_optimizer_state(optimizer)
     if isinstance(optimizer, JoinedOptimizer):  # of others' rules the state is known by what was saved
         prefix = sync.optimizer_prefix
         reached = {name.rpartition(".")[0].removeprefix(prefix) for name in stored if name.startswith(prefix)}
-        optimizer.begin([weight for name, weight in named_parameters(model) if name in reached])
-    found = load_latest(root, sync.named(training_state(model, optimizer)), alone=world.size == 1)
+        optimizer.begin([weight for name, weight in named_parameters(built.model) if name in reached])
+    found = load_latest(root, _state(built), alone=world.size == 1)
     if found is None:
         return None
     path, extra, skipped, unchecked = found
@@ -166,24 +156,29 @@ def restore(
     return Restored(path, Progress(**extra["progress"]), notes)
 
 
-def _check_same_experiment(spec: Spec, fingerprint: str, extra: dict[str, Any], run_dir: Path) -> list[str]:
+def _state(built: Assembled) -> dict[str, torch.Tensor]:
+    """Return all that training changes, live, under the names that it has in checkpoints."""
+    return built.stepper.sync.named(training_state(built.model, built.optimizer))
+
+
+def _check_same_experiment(run: RunIdentity, extra: dict[str, Any]) -> list[str]:
     """Return the task's changes that a resume allows; raise ConfigError naming one that a resume does not allow."""
-    now, then = dict(_flat(spec_to_dict(spec)["task"])), dict(_flat(extra["spec"]["task"]))
+    now, then = dict(_flat(spec_to_dict(run.spec)["task"])), dict(_flat(extra["spec"]["task"]))
     then.setdefault("turns", [])  # an earlier release knew none
     changes = []
     for key in [key for key in {**then, **now} if now.get(key) != then.get(key)]:
         change = f"task.{key} was {then.get(key)!r} and is now {now.get(key)!r}"
         if key.startswith(FIXED):
             raise ConfigError(
-                f"{run_dir} holds a run of another task: task.{key} differs",
+                f"{run.dir} holds a run of another task: task.{key} differs",
                 change,
                 "undo the change, or start a new run in another run.dir",
             )
         changes.append(change)
-    if fingerprint != extra["data_fingerprint"]:
+    if run.fingerprint != extra["data_fingerprint"]:
         raise ConfigError(
-            f"{run_dir} was trained on other data",
-            f"their fingerprint was {extra['data_fingerprint']} and is now {fingerprint}",
+            f"{run.dir} was trained on other data",
+            f"their fingerprint was {extra['data_fingerprint']} and is now {run.fingerprint}",
             "restore the data, or start a new run in another run.dir",
         )
     return changes

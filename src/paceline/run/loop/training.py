@@ -3,28 +3,26 @@
 from __future__ import annotations
 
 import dataclasses
-import gc
 import sys
 import time
 import weakref
 from collections.abc import Generator, Sequence
-from functools import partial
 from pathlib import Path
 
 import torch
+from torch import nn
 
 from paceline.errors import ConfigError, Requeue
 from paceline.lock import RunLock
-from paceline.run.assemble import assemble
 from paceline.run.checkpoint import KeptPlan
 from paceline.run.loop.evaluate import evaluate, unigram_bar
 from paceline.run.loop.left_loop import LeftLoop, left_at, record_left
-from paceline.run.loop.loader import BatchStream, StepBatch
+from paceline.run.loop.loader import StepBatch
 from paceline.run.loop.remarks import remarks_on_batch
-from paceline.run.loop.replan import refuse_replan
-from paceline.run.loop.resume import Progress, Restored, restore, save
+from paceline.run.loop.resume import Progress, RunIdentity, save
 from paceline.run.loop.sources import open_together
-from paceline.run.loop.step import StepStats
+from paceline.run.loop.step import Stepper, StepStats
+from paceline.run.loop.under_plan import UnderPlan, refuse_replan
 from paceline.run.memory.spent import MemoryMeter, spent_on
 from paceline.run.numerics.invariants import check_agreement, is_due, numbers_of
 from paceline.run.process.brief import Brief
@@ -39,7 +37,6 @@ from paceline.spec.load import Spec
 from paceline.spec.plan import Plan
 from paceline.spec.sync import refuse_between
 from paceline.spec.task import ModelSpec
-from paceline.task.data.ahead import ReadAhead, may_read_in_a_thread
 from paceline.task.data.packed import for_device
 from paceline.task.models.sizes import is_named
 from paceline.task.objective import Objective
@@ -79,9 +76,11 @@ class Training:
         self._check_every = self._steps(spec.run.check_every)
         self._evaluate_every = self._steps(spec.run.evaluate_every) if self.held_out else None
         peak, schedule = task.optimizer.lr, task.schedule
-        self._course = Course(schedule.kind, peak, schedule.final, brief.steps, self._warmup, self._decay)
+        course = Course(schedule.kind, peak, schedule.final, brief.steps, self._warmup, self._decay)
+        self._run = RunIdentity(run_dir, spec, self.source.fingerprint, course)
         refuse_between(brief.plan.sync, {"task.stop": brief.steps, "run.evaluate_every": self._evaluate_every})
-        remarks, restored = self._build()
+        self._under = self._build(brief.plan, world)
+        restored = self._under.restored
         self.progress = restored.progress if restored else Progress(0, 0)
         self._first_step = self.progress.step + 1
         self._record: Recorder | SilentRecorder = SilentRecorder()
@@ -92,7 +91,7 @@ class Training:
             self._record = Recorder(run_dir, journal.attempt, spec, brief, world, self._meter, every)
         bar = unigram_bar(self.source, self.held_out, spec.run.evaluate_samples) if world.is_first else None
         self._record.started(self.progress, restored, bar)
-        for remark in remarks:
+        for remark in self._under.built.remarks:
             self._record.remark(remark)
         # Until the first step has said what the built-in decoder does not read; a survey has said it of other models.
         self._objective: Objective | None = None
@@ -101,19 +100,22 @@ class Training:
 
     # ---- under a plan ----------------------------------------------------------------------------------------------
 
-    def _build(self) -> tuple[tuple[str, ...], Restored | None]:
-        """Make model, optimizer and step under the plan, in the state of the run's newest checkpoint."""
-        task, plan, world = self.spec.task, self.brief.plan, self.world
-        built = assemble(task, plan, world, self.source, self.brief.items_per_sample)
-        self.model, self.optimizer, self._stepper = built.model, built.optimizer, built.stepper
-        self._data_rank = plan.layout.data_rank(world.rank)
-        source = for_device(self.source, world.device.type, task.model)
-        self._stream = BatchStream(source, task.seed, plan, self._data_rank, world.device)
-        on_cuda = world.device.type == "cuda"  # a CPU computes on all its cores
-        prepare = partial(torch.cuda.set_device, world.device) if on_cuda and may_read_in_a_thread(source) else None
-        self._batches = ReadAhead(self._stream.at, prepare)
-        return built.remarks, restore(self.dir, self.spec, plan, self.source.fingerprint, self.model, self.optimizer,
-                                      self._stepper.scaler, self._course, world, sync=self._stepper.sync)  # fmt: skip
+    def _build(self, plan: Plan, world: World) -> UnderPlan:
+        return UnderPlan(self._run, plan, world, self.source, self.brief.items_per_sample)
+
+    @property
+    def model(self) -> nn.Module:
+        """The model on this rank, laid out as the plan says."""
+        return self._under.built.model
+
+    @property
+    def optimizer(self) -> torch.optim.Optimizer:
+        """What updates the model."""
+        return self._under.built.optimizer
+
+    @property
+    def _stepper(self) -> Stepper:
+        return self._under.built.stepper
 
     def replan(self, plan: Plan, world: World | None = None) -> None:
         """Go on under another plan from this moment. Every rank calls it between two steps.
@@ -128,18 +130,14 @@ class Training:
         self.save()
         self.take_down()
         self.world, self.brief = world, dataclasses.replace(self.brief, plan=plan)
-        _, restored = self._build()
-        assert restored is not None
-        self.progress = restored.progress
+        self._under = self._build(plan, world)
+        assert self._under.restored is not None
+        self.progress = self._under.restored.progress
         self._record.replanned(self.progress.step, before, plan)
 
     def take_down(self) -> None:
         """Let go of all that the plan made, device memory included. The run's directory and its journal stay."""
-        self._batches.close()
-        del self.model, self.optimizer, self._stepper, self._stream, self._batches
-        gc.collect()  # hooks and modules know each other
-        if self.world.device.type == "cuda":
-            torch.cuda.empty_cache()
+        self._under.take_down()
 
     def _steps(self, amount: Amount | None) -> int | None:
         if amount is None:
@@ -156,9 +154,9 @@ class Training:
             while self.progress.step < self.brief.steps:
                 before = self.progress.step
                 began = time.perf_counter()
-                batch = self._batches.take(self.progress.position, before + 1)
+                batch = self._under.batches.take(self.progress.position, before + 1)
                 if batch.step < self.brief.steps:
-                    self._batches.begin(batch.position + batch.samples, batch.step + 1)
+                    self._under.batches.begin(batch.position + batch.samples, batch.step + 1)
                 self._data_seconds = time.perf_counter() - began
                 yield batch
                 if self.progress.step == before:
@@ -216,7 +214,7 @@ class Training:
             batch,
             lr,
             stop_requested=self._wants_to_stop(),
-            while_busy=self._batches.read_begun if on_cuda else None,
+            while_busy=self._under.batches.read_begun if on_cuda else None,
         )
         self.progress = Progress(step=batch.step, position=stats.position_after)
         seconds = stats.seconds
@@ -275,7 +273,7 @@ class Training:
             )
         refuse_between(self.brief.plan.sync, {"an evaluation": self.progress.step})
         held_out = for_device(self.held_out, self.world.device.type, self.spec.task.model)
-        result = evaluate(self._stepper, held_out, self.spec.run.evaluate_samples, self._data_rank)
+        result = evaluate(self._stepper, held_out, self.spec.run.evaluate_samples, self._under.data_rank)
         self._record.evaluation(self.progress.step, result)
         return result["loss"]
 
@@ -290,11 +288,8 @@ class Training:
 
     def _save(self) -> Path:
         with self._stop.saving():
-            info = save(
-                self.dir, self.spec, self.brief.plan, self.source.fingerprint, self.model, self.optimizer,
-                self._stepper.scaler, self._course, self.world, self.progress, self._fence, self._save_plan,
-                sync=self._stepper.sync,
-            )  # fmt: skip
+            built, plan = self._under.built, self.brief.plan
+            info = save(self._run, built, plan, self.world, self.progress, self._fence, self._save_plan)
         self._record.checkpoint(self.progress.step, info.path, info.bytes, info.seconds)
         return info.path
 

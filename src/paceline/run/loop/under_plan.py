@@ -1,0 +1,70 @@
+"""A run's task under a plan on this rank: built, in the run's newest state, taken down, and built under another."""
+
+from __future__ import annotations
+
+import dataclasses
+import gc
+from functools import partial
+
+import torch
+from torch import nn
+
+from paceline.errors import ConfigError
+from paceline.run.assemble import assemble
+from paceline.run.loop.loader import BatchStream
+from paceline.run.loop.resume import RunIdentity, restore
+from paceline.run.process.world import World
+from paceline.spec.import_paths import is_import_path, load_object
+from paceline.spec.plan import Plan
+from paceline.spec.sync import refuse_resync
+from paceline.spec.task import ModelSpec, Task
+from paceline.task.data.ahead import ReadAhead, may_read_in_a_thread
+from paceline.task.data.packed import for_device
+from paceline.task.data.source import Source
+
+
+class UnderPlan:
+    """Model, optimizer and step that a plan makes of a run's task, and the batches that this rank reads.
+
+    Every rank of the world makes one. `restored` is the checkpoint whose state it has, None where there was none.
+    """
+
+    def __init__(self, run: RunIdentity, plan: Plan, world: World, source: Source, items_per_sample: int) -> None:
+        task, device = run.spec.task, world.device
+        self.plan, self.world = plan, world
+        self.built = assemble(task, plan, world, source, items_per_sample)
+        self.data_rank = plan.layout.data_rank(world.rank)
+        source = for_device(source, device.type, task.model)
+        self._stream = BatchStream(source, task.seed, plan, self.data_rank, device)
+        on_cuda = device.type == "cuda"  # a CPU computes on all its cores
+        prepare = partial(torch.cuda.set_device, device) if on_cuda and may_read_in_a_thread(source) else None
+        self.batches = ReadAhead(self._stream.at, prepare)
+        self.restored = restore(run, self.built, plan, world)
+
+    def take_down(self) -> None:
+        """Let go of all that the plan made, device memory included."""
+        self.batches.close()
+        del self.built, self.batches, self._stream
+        gc.collect()  # hooks and modules know each other
+        if self.world.device.type == "cuda":
+            torch.cuda.empty_cache()
+
+
+def refuse_replan(task: Task, before: Plan, plan: Plan) -> None:
+    """Raise ConfigError where a run of the task under one plan cannot go on under another in the same process."""
+    if plan.batch_samples != before.batch_samples:
+        raise ConfigError(
+            f"the new plan has a global batch of {plan.batch_samples} samples",
+            f"the run's is {before.batch_samples}, and another one makes another experiment",
+            f"a plan for {before.batch_samples} samples",
+        )
+    refuse_resync(dataclasses.asdict(before), plan.sync, plan.layout.dp_replicate)
+    model = task.model
+    if isinstance(model, ModelSpec) and is_import_path(model.name):
+        model = load_object(model.name, "task.model.name")
+    if isinstance(model, nn.Module):
+        raise ConfigError(
+            f"another plan for the model {type(model).__name__}, which was given as an object",
+            "the plan before has split its weights in place, so it cannot be built again",
+            "give a function that returns the model, or start the run again: it resumes under the new plan",
+        )
