@@ -145,6 +145,7 @@ def publish(written: Written, *, keep_last: int, fence: Callable[[], None] | Non
     """
     assert keep_last >= 1, keep_last
     with _giving_up(written):
+        written.ranks.any_of([True])  # nothing has its name before every rank has called this
         return written.ranks.from_first(written.what, partial(_finish, written, keep_last, fence))
 
 
