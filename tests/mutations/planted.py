@@ -237,8 +237,14 @@ def kept_from_the_last_step(patch: Patch, world: World) -> None:
 
 
 def norm_of_own_shard(patch: Patch, world: World) -> None:
-    add = World.sum
-    patch.setattr(World, "sum", lambda self, v: [*add(self, v)[:2], v[2] * self.size, *add(self, v)[3:]])
+    add_up = World.add_up
+
+    def own_norm(self: World, vector: torch.Tensor) -> None:
+        own = vector[2].clone()
+        add_up(self, vector)
+        vector[2] = own * self.size
+
+    patch.setattr(World, "add_up", own_norm)
 
 
 def norm_once_per_copy(patch: Patch, world: World) -> None:

@@ -18,7 +18,7 @@ def curve(device: str) -> list[tuple[float, float]]:
     world = join_world(device, threads=1)  # of two ranks on one GPU both see number 0
     stats, built = run_steps(decoder_task(), plan_of(COPIES, precision="fp64"), 3, world)
     assert {parameter.device for parameter in built.model.parameters()} == {world.device}
-    check_agreement(built.model, {"the loss": stats[-1].loss}, 3, world)
+    check_agreement(built.model, {"the loss": stats[-1].loss}, 3, world, COPIES)
     return [(one.loss, one.grad_norm) for one in stats]
 
 

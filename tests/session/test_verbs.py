@@ -15,6 +15,7 @@ from paceline.cli.main import main
 from paceline.cli.output import json_safe
 from paceline.errors import ConfigError, VerificationFailed
 from paceline.session.verbs.proofs import Verification
+from paceline.spec.proof.records import Proof
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 VERBS = ("backtest", "load_run", "plan", "report", "simulate", "verify")
@@ -113,15 +114,8 @@ def test_backtest_returns_what_the_command_line_prints(capsys: pytest.CaptureFix
     assert told["files"] == json_safe([file.score for file in found.files])
 
 
-def proof(layout: str, **changes: Any) -> dict[str, Any]:
-    return {
-        "layout": layout,
-        "equal": False,
-        "refused_because": None,
-        "first_difference": None,
-        "error": None,
-        **changes,
-    }
+def proof(layout: str, equal: bool = False, **changes: Any) -> Proof:
+    return Proof(layout, equal, None, seconds=1.0, steps=2, **changes)
 
 
 def test_verify_returns_refusals_and_refuses_what_it_cannot_read() -> None:

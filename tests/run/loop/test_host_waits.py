@@ -8,7 +8,8 @@ import pytest
 import torch
 from distributed import run_ranks
 from host_waits import HostWaits
-from tests_shared import SEQ_LEN, VOCAB, Dropout, decoder_task, plan_of
+from tests_shared import SEQ_LEN, VOCAB, decoder_task, plan_of
+from torch import nn
 
 from paceline.run.assemble import assemble
 from paceline.run.loop.clock import PhaseClock
@@ -23,6 +24,19 @@ from paceline.task.models.layers.products import by_expert
 
 THE_ONE = "torch.Tensor.tolist"  # of the step's vector
 EXPERTS = ModelSpec("moe-2m", hidden=32, layers=3, heads=4, kv_heads=2, ffn=40, vocab=VOCAB, balance="bias")
+
+
+class Unused(nn.Module):
+    """A network with a parameter that gets no gradient; it draws nothing, which would take numbers of the host's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.head = nn.Embedding(VOCAB, 12), nn.Linear(12, VOCAB, bias=False)
+        self.unused = nn.Parameter(torch.ones(3))
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        """Return logits [rows, seq, vocab]."""
+        return self.head(self.embed(tokens))
 
 
 def test_what_waits_is_seen() -> None:
@@ -70,7 +84,7 @@ def test_one_device_waits_once_a_step(changes: dict[str, Any], plan: Plan, produ
 
 def test_ranks_wait_once_a_step_and_once_for_each_exchange_of_experts() -> None:
     shards, experts = plan_of(Layout(dp_shard=2)), plan_of(Layout(dp_shard=2, ep=2), micro_batch=7)
-    unused = decoder_task(model=Dropout, objective="next_token"), plan_of(Layout(dp_replicate=2), bucket_bytes=64)
+    unused = decoder_task(model=Unused, objective="next_token"), plan_of(Layout(dp_replicate=2), bucket_bytes=64)
     for rank in run_ranks(every, 2, [(decoder_task(), shards), (decoder_task(model=EXPERTS), experts), unused]):
         (*dense, _), (*routed, _), (*partly, _) = rank
         assert dense == [[THE_ONE]] * 3

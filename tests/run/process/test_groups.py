@@ -72,6 +72,7 @@ def test_nccl_has_no_gloo_beside_it(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[Any] = []
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 8)
     monkeypatch.setattr(dist, "init_process_group", lambda backend, **options: asked.append((backend, options)))
     world = join_world("cuda", place=Place(3, 16384, 1, 8, "tcp://n1:20000"))
     assert (world.rank, world.size, world.device) == (3, 16384, torch.device("cuda", 1))

@@ -9,7 +9,8 @@ from distributed import run_ranks
 from rounding import FP64, adam_error
 
 from paceline.errors import VerificationFailed
-from paceline.run.numerics.invariants import check_agreement, held_by, numbers_of
+from paceline.run.numerics.invariants import check_agreement, numbers_of
+from paceline.run.process.world import join_world
 from paceline.spec.layout import Layout
 from paceline.spec.plan import Plan
 from paceline.spec.sync import Sync
@@ -26,9 +27,10 @@ def trained(task: Task, plan: Plan, steps: int) -> tuple[list[float], dict[str, 
     for step in range(1, steps + 1):
         (stats,) = steps_of(built, task, plan, step, step)
         losses.append(stats.loss)
-        check_agreement(built.model, numbers_of(stats, None), step, world, built.stepper.sync.apart_after(step))
+        apart = built.stepper.sync.apart_after(step)
+        check_agreement(built.model, numbers_of(stats, None), step, world, plan.layout, apart)
     try:
-        check_agreement(built.model, {}, steps, world)
+        check_agreement(built.model, {}, steps, world, plan.layout)
         passes = True
     except VerificationFailed:
         passes = False
@@ -64,28 +66,34 @@ def test_an_outer_step_in_every_step_is_the_sum_of_every_step() -> None:
             torch.testing.assert_close(weight, weights[name], rtol=0, atol=1e-13)
 
 
-class Ranks:
-    """A world of which this rank is the first: the others hold what they are given."""
+TWO_OF_TWO = Layout(dp_replicate=2, dp_shard=2)
+ALIKE = (1.0, 1.0, 1.0, 1.0)
 
-    size = 4
 
-    def __init__(self, others: list[dict]) -> None:
-        self.others = others
+def compared(cases: list[tuple[tuple[float, ...], tuple[float, ...], bool]]) -> list[str]:
+    """Return what is said of ranks that hold such weights and losses, "" where they agree.
 
-    def gather(self, mine: dict) -> list[dict]:
-        return [mine, *self.others]
+    The third says whether it is known that copies may differ.
+    """
+    world, found = join_world("cpu", threads=1), []
+    for weights, losses, is_known in cases:
+        model = torch.nn.Linear(2, 2)
+        torch.nn.init.constant_(model.weight, weights[world.rank])
+        torch.nn.init.zeros_(model.bias)
+        apart = world.rank // 2 if is_known else None
+        try:
+            check_agreement(model, {"the loss": losses[world.rank]}, 1, world, TWO_OF_TWO, apart)
+            found.append("")
+        except VerificationFailed as error:
+            found.append(error.what)
+    return found
 
 
 def test_ranks_of_one_copy_agree_between_outer_steps_and_all_ranks_after_one() -> None:
-    one, other = torch.nn.Linear(2, 2), torch.nn.Linear(2, 2)
-    numbers = {"the loss": 1.0}
-    apart = [held_by(one, numbers, 0), held_by(other, numbers, 1), held_by(other, numbers, 1)]
-    check_agreement(one, numbers, 1, Ranks(apart), apart=0)
-    with pytest.raises(VerificationFailed, match="ranks 0 and 2 no longer agree on weight"):
-        check_agreement(one, numbers, 1, Ranks([held_by(one, numbers) for _ in range(1)] + [held_by(other, numbers)]))
-    drifted = [held_by(other, numbers, 0), held_by(other, numbers, 1), held_by(other, numbers, 1)]
-    with pytest.raises(VerificationFailed, match="ranks 0 and 1 no longer agree on weight"):
-        check_agreement(one, numbers, 1, Ranks(drifted), apart=0)
-    reported = [held_by(other, {"the loss": 2.0}, 1)]
-    with pytest.raises(VerificationFailed, match="no longer agree on the loss"):
-        check_agreement(one, numbers, 1, Ranks(reported), apart=0)
+    copies, drifted = (1.0, 1.0, 2.0, 2.0), (1.0, 2.0, 2.0, 2.0)
+    cases = [(copies, ALIKE, True), (copies, ALIKE, False), (drifted, ALIKE, True), (copies, copies, True)]
+    for apart, together, within, reported in run_ranks(compared, 4, cases):
+        assert apart == ""
+        assert together == "step 1: ranks 0 and 2 no longer agree on weight"
+        assert within == "step 1: ranks 0 and 1 no longer agree on weight"
+        assert "no longer agree on the loss" in reported, "what is reported is over all copies"
