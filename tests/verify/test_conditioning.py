@@ -31,6 +31,7 @@ from paceline.verify.process.group import Job
 from paceline.verify.process.start import proof_of, verify_text
 from paceline.verify.rounding.conditioning import Again, Narrowest, beyond_rounding, moved_by_one_ulp
 from paceline.verify.rounding.narrow import narrowest_format
+from paceline.verify.story.story import story
 
 ALONE = World(0, 1, 0, torch.device("cpu"))
 COPIES = Layout(dp_replicate=2)
@@ -133,6 +134,14 @@ def test_a_layout_that_overflows_alone_is_unequal_and_names_the_step() -> None:
     first = found.first_difference
     assert not found.equal and first is not None and (first.quantity, first.step) == ("grad_norm", 1)
     assert math.isnan(first.ours) and math.isfinite(first.reference)
+
+
+def test_where_one_device_overflows_too_the_steps_before_are_compared() -> None:
+    given = task(net, lr=1e30, **SGD)
+    found = compare(given, plan_of(Layout(), 7), ALONE, given.data, 16, 3)
+    assert found.equal and found.steps == 1 and found.differences["loss"] < 1e-5
+    told = story(given, plan_of(Layout(), 7), ALONE, given.data, 16)
+    assert told.equal and "overflow in step 2" in told.left_out
 
 
 def test_zeros_are_not_moved_and_others_by_a_unit_in_the_last_place() -> None:

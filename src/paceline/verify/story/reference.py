@@ -26,6 +26,7 @@ from paceline.task.turns import objective_of
 from paceline.verify.compare.asked import Asked
 from paceline.verify.compare.diagnosis import Traits, traits_of
 from paceline.verify.compare.difference import Difference, number_differences
+from paceline.verify.compare.layout import is_finite
 from paceline.verify.compare.tolerance import TOLERANCES
 from paceline.verify.reference.steps import ReferenceStep, reference_steps
 from paceline.verify.rounding.conditioning import Again, Move, computed_again, steps_apart
@@ -55,6 +56,10 @@ class Unbroken:
 
     passed: tuple[Passed, ...] = ()
     traits: Traits | None = None
+
+    def overflows(self) -> int:
+        """Return the first 1-based step whose numbers are none, 0 where all are; rank 0's is the one that counts."""
+        return next((at for at, passed in enumerate(self.passed, 1) if not is_finite(passed.step)), 0)
 
     def at(self, step: int, world: World) -> Passed:
         """Return a 1-based step. Every rank of a world calls it; rank 0's is the one that counts."""
