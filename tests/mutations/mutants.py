@@ -46,7 +46,12 @@ ROOMS = {
         ["tests/verify", "tests/run", "tests/mutations/test_planted_bugs.py"],
     ),
     "verify": (
-        ["tests/verify/test_compare.py", "tests/verify/test_story.py", "tests/verify/test_verify_verb.py"],
+        [
+            "tests/verify/test_compare.py",
+            "tests/verify/test_loops.py",
+            "tests/verify/test_story.py",
+            "tests/verify/test_verify_verb.py",
+        ],
         ["tests/verify", "tests/mutations/test_planted_bugs.py"],
     ),
 }
