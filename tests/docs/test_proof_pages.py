@@ -46,7 +46,7 @@ def test_a_proof_is_the_same_after_it_has_been_plain_data() -> None:
     """As between processes: JSON, whose numbers may be NaN."""
     first = FirstDifference("loss", "loss", 1, 0, 0.5, 2.0, 1.0, 0.5, True, ("loss",), 1, "family", "likely")
     rounding = Rounding("loss", "loss", 2, "fp32", 1e-3, 1e-5, 1e-3, 0.2, None, 1, "fp32", "", True, {"loss": 0.0})
-    part = PartProof("even rows", "steps", "tp=2", "fp32", False, 1.5, "", rounding)
+    part = PartProof("even rows", "steps", "tp=2", "fp32", False, 1.5, "", rounding, 3)
     found = {"dtypes": {"fp32": {"loss": math.inf}}, "first_difference": first, "ill_conditioned": rounding}
     proof = Proof("tp=2", False, "unequal", 2.0, 3, "tp=2", (part,), **found)
     told = json.loads(json.dumps(dataclasses.asdict(proof)))

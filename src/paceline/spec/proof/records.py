@@ -84,6 +84,7 @@ class PartProof:
     seconds: Annotated[float, Told("what it took", "s")]
     left_out: Annotated[str, Told("why nothing was compared, or no numbers were; empty where all was")]
     ill_conditioned: Annotated[Rounding | None, Told("null, or what rounding explains")]
+    steps: Annotated[int, Told("updates that were compared")]
 
 
 @dataclass(frozen=True)

@@ -191,7 +191,9 @@ def proof_of(plan: Plan, jobs: Sequence[Job], results: Sequence[CheckProof], ste
 
 
 def _part_of(job: Job, result: CheckProof) -> PartProof:
-    shown = {name: getattr(result, name) for name in ("dtype", "equal", "seconds", "left_out", "ill_conditioned")}
+    shown = {
+        name: getattr(result, name) for name in ("dtype", "equal", "seconds", "left_out", "ill_conditioned", "steps")
+    }
     return PartProof(part=job.part, check=job.check, ran_as=str(job.plan.layout), **shown)
 
 
