@@ -13,7 +13,7 @@ weight if it had one of zeros. Each bucket therefore carries one number per para
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -84,7 +84,7 @@ class ReducedGradients:
         for bucket in self._buckets:
             bucket.missing = len(bucket.parameters)
 
-    def _hook(self, index: int):  # type: ignore[no-untyped-def]
+    def _hook(self, index: int) -> Callable[[nn.Parameter], None]:
         def arrived(parameter: nn.Parameter) -> None:
             self._buckets[index].missing -= 1
             self._buckets[index].reached.add(parameter)
