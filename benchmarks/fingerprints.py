@@ -12,8 +12,8 @@ from pathlib import Path
 
 import torch
 
-from paceline.run.checkpoint import save_checkpoint
-from paceline.run.checkpoint.fingerprint import parts_held
+from paceline.checkpoint import save_checkpoint
+from paceline.checkpoint.fingerprint import parts_held
 
 KINDS = {
     "a decoder's matrices, fp32": ([(1024, 1024)] * 12, torch.float32),

@@ -62,8 +62,8 @@ class Row:
 
 def simulated(ranks: int) -> dict[tuple[str, str, str], float]:
     """Return the costs of the bookkeeping of a world: (what, whose, unit) -> cost."""
-    from paceline.run.checkpoint.index import IndexReader, encode_kinds, encode_part
-    from paceline.run.checkpoint.manifest import (
+    from paceline.checkpoint.index import IndexReader, encode_kinds, encode_part
+    from paceline.checkpoint.manifest import (
         TABLE_NAME,
         FileEntry,
         Manifest,
@@ -72,10 +72,10 @@ def simulated(ranks: int) -> dict[tuple[str, str, str], float]:
         read_manifest,
         shard_name,
     )
-    from paceline.run.checkpoint.ranks import Ranks
-    from paceline.run.checkpoint.save_plan import KeptPlan, SavePlan, _rows
-    from paceline.run.checkpoint.shards import Chunk, write_file
-    from paceline.run.checkpoint.snapshot import Snapshot
+    from paceline.checkpoint.ranks import Ranks
+    from paceline.checkpoint.save_plan import KeptPlan, SavePlan, _rows
+    from paceline.checkpoint.shards import Chunk, write_file
+    from paceline.checkpoint.snapshot import Snapshot
     from paceline.run.process.groups import own_part
 
     found: dict[tuple[str, str, str], float] = {}
@@ -149,7 +149,7 @@ def simulated(ranks: int) -> dict[tuple[str, str, str], float]:
 
 def held_by(rank: int, ranks: int) -> list[Any]:
     """Return the parts that a rank holds: a share of the rows of each tensor, the same in both copies."""
-    from paceline.run.checkpoint.snapshot import Part
+    from paceline.checkpoint.snapshot import Part
 
     shards = ranks // 2
     share, first = ROWS // shards, rank % shards * (ROWS // shards)
@@ -217,9 +217,9 @@ def be_a_rank(out: Path, began: float) -> None:
     """Start, make steps, check, save twice and load, as one of the ranks; rank 0 writes what they took."""
     from common import TokenRows
 
+    from paceline.checkpoint import KeptPlan, load_checkpoint, save_checkpoint, training_state
     from paceline.launch.here import place_here
     from paceline.run.assemble import assemble
-    from paceline.run.checkpoint import KeptPlan, load_checkpoint, save_checkpoint, training_state
     from paceline.run.loop.loader import BatchStream
     from paceline.run.numerics.invariants import check_agreement, numbers_of
     from paceline.run.process.world import join_world

@@ -45,6 +45,7 @@ FLOORS: dict[str, float] = {
     "paceline.simulate": 3.5,
     "paceline.backtest": 3.6,
     # doing it
+    "paceline.checkpoint": 3.5,
     "paceline.run": 4,
     # what is built on a run
     "paceline.report": 5,

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from runs import paceline, records_of, steps_of, write_spec
 
-from paceline.run.checkpoint import list_checkpoints, verify_checkpoint
+from paceline.checkpoint import list_checkpoints, verify_checkpoint
 
 LIMIT_BYTES = 100_000  # above a journal, below a rank's part of a checkpoint
 

@@ -15,8 +15,8 @@ import torch.distributed as dist
 from planted import Patch, Planted
 from torch.distributed.tensor import DTensor
 
+from paceline.checkpoint import load
 from paceline.run.assemble import Assembled
-from paceline.run.checkpoint import load
 from paceline.run.loop import evaluate as evaluate_module
 from paceline.run.loop import loader, passes, resume, training, under_plan
 from paceline.run.loop.resume import Progress, Restored

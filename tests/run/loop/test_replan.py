@@ -17,8 +17,8 @@ from rounding import FP64_TRAINED, assert_curves_close
 from tests_shared import SEQ_LEN, decoder_task, plan_of
 from torch import nn
 
+from paceline.checkpoint import training_state
 from paceline.errors import ConfigError
-from paceline.run.checkpoint import training_state
 from paceline.run.loop.training import Training
 from paceline.run.loop.under_plan import refuse_replan
 from paceline.run.process.brief import Brief

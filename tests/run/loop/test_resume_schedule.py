@@ -11,8 +11,8 @@ import pytest
 import torch
 from tests_shared import SEQ_LEN, decoder_task, plan_of
 
+from paceline.checkpoint import find_latest, read_manifest
 from paceline.errors import VerificationFailed
-from paceline.run.checkpoint import find_latest, read_manifest
 from paceline.run.loop.training import Training
 from paceline.run.process.brief import Brief
 from paceline.run.process.world import World

@@ -14,8 +14,8 @@ import torch
 from distributed import run_ranks
 from tests_shared import SEQ_LEN, VOCAB, decoder_task, plan_of
 
+from paceline.checkpoint import load_latest, materialise_optimizer_state, save_checkpoint, training_state
 from paceline.run.assemble import assemble
-from paceline.run.checkpoint import load_latest, materialise_optimizer_state, save_checkpoint, training_state
 from paceline.run.process.world import join_world
 from paceline.spec.layout import Layout
 from paceline.spec.plan import Plan

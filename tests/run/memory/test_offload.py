@@ -12,8 +12,8 @@ from distributed import run_ranks
 from tests_shared import decoder_task, plan_of, run_steps
 from torch import nn
 
+from paceline.checkpoint import materialise_optimizer_state, training_state
 from paceline.plan.feasible.stages import fill_pipeline
-from paceline.run.checkpoint import materialise_optimizer_state, training_state
 from paceline.run.loop.evaluate import evaluate
 from paceline.run.memory import offload
 from paceline.run.memory.offload import HostCopies, Visit, keep_on_host

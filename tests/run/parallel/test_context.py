@@ -15,9 +15,9 @@ from tests_shared import VOCAB, PaddedText, decoder_task, plan_of, run_steps
 from torch import nn
 from torch.distributed.tensor import DTensor
 
+from paceline.checkpoint import load_checkpoint, materialise_optimizer_state, save_checkpoint, training_state
 from paceline.errors import ConfigError
 from paceline.run.assemble import assemble
-from paceline.run.checkpoint import load_checkpoint, materialise_optimizer_state, save_checkpoint, training_state
 from paceline.run.loop.evaluate import evaluate
 from paceline.run.loop.loader import BatchStream
 from paceline.run.parallel.context import sequence_attention

@@ -17,9 +17,9 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Shard
 
+from paceline.checkpoint import load_checkpoint, materialise_optimizer_state, save_checkpoint, training_state
 from paceline.errors import ConfigError
 from paceline.run.assemble import assemble
-from paceline.run.checkpoint import load_checkpoint, materialise_optimizer_state, save_checkpoint, training_state
 from paceline.run.parallel.data.alone import ExpertGradients
 from paceline.run.parallel.expert.experts import AllToAll, balance_shared_sequences
 from paceline.run.process.world import join_world

@@ -13,10 +13,10 @@ from rounding import MEAN_LOSS_BF16, assert_curves_close
 from tests_shared import SEQ_LEN, VOCAB, decoder_task, plan_of, run_steps
 from torch import nn
 
+from paceline.checkpoint import load_latest, materialise_optimizer_state, save_checkpoint, training_state
 from paceline.errors import ConfigError, DoesNotFit
 from paceline.plan.feasible.stages import fill_pipeline
 from paceline.run.assemble import assemble
-from paceline.run.checkpoint import load_latest, materialise_optimizer_state, save_checkpoint, training_state
 from paceline.run.loop.evaluate import evaluate
 from paceline.run.loop.loader import BatchStream
 from paceline.run.parallel.pipeline.passes import beats

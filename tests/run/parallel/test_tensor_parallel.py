@@ -19,9 +19,9 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Shard
 
+from paceline.checkpoint import load_latest, materialise_optimizer_state, save_checkpoint, training_state
 from paceline.errors import ConfigError
 from paceline.run.assemble import assemble
-from paceline.run.checkpoint import load_latest, materialise_optimizer_state, save_checkpoint, training_state
 from paceline.run.loop.loader import BatchStream
 from paceline.run.process.world import join_world
 from paceline.spec.layout import Layout

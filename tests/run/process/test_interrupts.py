@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 from runs import paceline, records_of, write_spec
 
-from paceline.run.checkpoint import list_checkpoints, verify_checkpoint
+from paceline.checkpoint import list_checkpoints, verify_checkpoint
 
 INTERRUPTS = """
 import signal
 
-from paceline.run.checkpoint import save
+from paceline.checkpoint import save
 from paceline.task.objective import next_token
 
 write_shard, calls = save.write_shard, [0]

@@ -19,9 +19,9 @@ import torch
 from runs import environment, is_running, run_patiently, wait_until
 
 from paceline import lock as lock_module
+from paceline.checkpoint import list_checkpoints, save_checkpoint
 from paceline.errors import RunInUse, StorageError
 from paceline.lock import LOCK_VARIABLE, NAME, RunLock, take
-from paceline.run.checkpoint import list_checkpoints, save_checkpoint
 from paceline.run.record.journal import Journal
 from paceline.spec.journal.kinds import DecisionRecord
 from paceline.spec.journal.reading import read_journal

@@ -11,8 +11,8 @@ from copies import began, by_hand, copies_plan, copies_task, rounded_by_hand, st
 from distributed import run_ranks
 from rounding import FP64, adam_error
 
+from paceline.checkpoint import find_latest, full_tensors
 from paceline.errors import ConfigError
-from paceline.run.checkpoint import find_latest, full_tensors
 from paceline.run.loop.resume import Progress, RunIdentity, checkpoint_root, restore, save
 from paceline.run.replicas.build import refuse_unproven
 from paceline.spec.layout import Layout

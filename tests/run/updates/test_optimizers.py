@@ -13,9 +13,9 @@ from tests_shared import SEQ_LEN, VOCAB, Dropout, PaddedText, decoder_task, plan
 from torch import nn
 from torch.distributed.tensor import DTensor
 
+from paceline.checkpoint import training_state
 from paceline.errors import ConfigError
 from paceline.run.assemble import assemble
-from paceline.run.checkpoint import training_state
 from paceline.run.loop.loader import BatchStream
 from paceline.run.loop.resume import Progress, RunIdentity, restore, save
 from paceline.run.process.handover import hand_over, take_over

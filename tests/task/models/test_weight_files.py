@@ -12,8 +12,8 @@ import torch
 from decoders import built, tiny
 from safetensors.torch import save_file
 
+from paceline.checkpoint import consolidate, save_checkpoint
 from paceline.errors import StorageError
-from paceline.run.checkpoint import consolidate, save_checkpoint
 from paceline.task.models.huggingface.weights import INDEX, export_safetensors, read_safetensors
 
 

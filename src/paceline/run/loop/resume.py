@@ -16,9 +16,7 @@ from typing import Any
 
 import torch
 
-from paceline.errors import ConfigError, VerificationFailed
-from paceline.run.assemble import Assembled
-from paceline.run.checkpoint import (
+from paceline.checkpoint import (
     CheckpointInfo,
     IndexReader,
     KeptPlan,
@@ -29,6 +27,8 @@ from paceline.run.checkpoint import (
     save_checkpoint,
     training_state,
 )
+from paceline.errors import ConfigError, VerificationFailed
+from paceline.run.assemble import Assembled
 from paceline.run.process.world import World
 from paceline.run.updates.joined import JoinedOptimizer
 from paceline.run.updates.optimizer import named_parameters

@@ -11,8 +11,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from paceline.checkpoint.ranks import Ranks
 from paceline.errors import DataError
-from paceline.run.checkpoint.ranks import Ranks
 from paceline.run.process.world import World
 from paceline.spec.task import DataSpec
 from paceline.task.data.cache import known_corpus, open_corpus

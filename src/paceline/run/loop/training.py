@@ -12,9 +12,9 @@ from pathlib import Path
 import torch
 from torch import nn
 
+from paceline.checkpoint import KeptPlan
 from paceline.errors import ConfigError, Requeue
 from paceline.lock import RunLock
-from paceline.run.checkpoint import KeptPlan
 from paceline.run.loop.evaluate import evaluate, unigram_bar
 from paceline.run.loop.left_loop import LeftLoop, left_at, record_left
 from paceline.run.loop.loader import StepBatch

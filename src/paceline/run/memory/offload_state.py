@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from paceline.run.checkpoint import materialise_optimizer_state
+from paceline.checkpoint import materialise_optimizer_state
 
 Visiting = dict[nn.Parameter, dict[str, Any]]  # state on the device, by name
 

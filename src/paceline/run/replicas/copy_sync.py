@@ -15,7 +15,7 @@ from paceline.run.replicas.bucket_sums import BucketSum
 from paceline.run.updates.optimizer import named_parameters
 from paceline.run.updates.shards import wrapped
 
-OPTIMIZER = "optim."  # of a checkpoint's names, as in run/checkpoint/state.py
+OPTIMIZER = "optim."  # of a checkpoint's names, as in checkpoint/state.py
 
 State = dict[str, torch.Tensor]
 

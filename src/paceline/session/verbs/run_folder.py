@@ -50,7 +50,7 @@ class RunFolder:
 
     def weights(self, step: int | None = None) -> Mapping[str, Tensor]:
         """Return the model's whole tensors by name, each built when it is asked for. Raises as `checkpoint`."""
-        from paceline.run.checkpoint import WholeTensors
+        from paceline.checkpoint import WholeTensors
 
         return WholeTensors(self.checkpoint(step))
 

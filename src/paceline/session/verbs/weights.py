@@ -17,7 +17,7 @@ from paceline.task.models.sizes import DecoderConfig, is_named, resolve_decoder
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from paceline.run.checkpoint import Manifest
+    from paceline.checkpoint import Manifest
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ def choose_checkpoint(run_dir: Path, step: int | None = None) -> Chosen:
 
     Raises ConfigError where the run has none, or none of `step`; StorageError where there are some and none is sound.
     """
-    from paceline.run.checkpoint import list_checkpoints, verify_checkpoint
+    from paceline.checkpoint import list_checkpoints, verify_checkpoint
     from paceline.run.loop.resume import checkpoint_root
 
     root = checkpoint_root(run_dir)
@@ -89,7 +89,7 @@ def write_weights(run_dir: Path, chosen: Chosen, out: Path) -> tuple[str, list[P
 
     Memory stays at one file of the export for a built-in model, and at one tensor for another.
     """
-    from paceline.run.checkpoint import WholeTensors, consolidate
+    from paceline.checkpoint import WholeTensors, consolidate
     from paceline.task.models.huggingface.weights import export_safetensors
 
     tensors = WholeTensors(chosen.path)

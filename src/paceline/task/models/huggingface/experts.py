@@ -175,7 +175,7 @@ def moe_config(config: MoEConfig) -> dict[str, Any]:
         raise ConfigError(
             f"model {config.name} has no counterpart in transformers",
             f"{kind} has no {', no '.join(what for what, present in foreign.items() if present)}",
-            "safetensors under our own names: paceline.run.checkpoint.consolidate",
+            "safetensors under our own names: paceline.checkpoint.consolidate",
         )
     common = {
         "architectures": [kind], "num_experts_per_tok": config.top_k, "router_aux_loss_coef": config.balance_weight,

@@ -29,10 +29,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from paceline.run.checkpoint.boxes import Box, check_cover, overlap
-from paceline.run.checkpoint.manifest import TABLE_NAME, FileEntry, Manifest, part_name
-from paceline.run.checkpoint.shards import DTYPES, Chunk
-from paceline.run.checkpoint.untrusted import Refused, content, numbers, refusal, table, typed
+from paceline.checkpoint.boxes import Box, check_cover, overlap
+from paceline.checkpoint.manifest import TABLE_NAME, FileEntry, Manifest, part_name
+from paceline.checkpoint.shards import DTYPES, Chunk
+from paceline.checkpoint.untrusted import Refused, content, numbers, refusal, table, typed
 
 MAX_DIMENSIONS = 64
 _FINGERPRINT = re.compile(r"[0-9a-f]{16}")

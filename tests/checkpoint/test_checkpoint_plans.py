@@ -13,9 +13,9 @@ import torch.distributed as dist
 from checkpoint_samples import KINDS, check_equal, full, laid_out, load_sample
 from distributed import run_ranks
 
-from paceline.run.checkpoint import KeptPlan, index, load_checkpoint, read_index, read_manifest, save_checkpoint
-from paceline.run.checkpoint.fingerprint import parts_held, whole_fingerprints
-from paceline.run.checkpoint.ranks import Ranks
+from paceline.checkpoint import KeptPlan, index, load_checkpoint, read_index, read_manifest, save_checkpoint
+from paceline.checkpoint.fingerprint import parts_held, whole_fingerprints
+from paceline.checkpoint.ranks import Ranks
 
 # Each has a list, or an object, for every rank: on all of them, or on the first.
 OF_ALL_RANKS = ("gather_object", "all_gather_object", "scatter_object_list", "all_gather", "all_to_all")

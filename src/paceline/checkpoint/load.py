@@ -13,14 +13,14 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 
+from paceline.checkpoint.boxes import overlap
+from paceline.checkpoint.fingerprint import Parts, local_part, parts_held, whole_fingerprints
+from paceline.checkpoint.folder import check_lengths, list_checkpoints, verify_files
+from paceline.checkpoint.index import Chunks, IndexReader, TensorKind
+from paceline.checkpoint.manifest import Manifest, read_manifest
+from paceline.checkpoint.ranks import Ranks
+from paceline.checkpoint.shards import ShardReader, dtype_name
 from paceline.errors import ConfigError, StorageError, suggestion
-from paceline.run.checkpoint.boxes import overlap
-from paceline.run.checkpoint.fingerprint import Parts, local_part, parts_held, whole_fingerprints
-from paceline.run.checkpoint.folder import check_lengths, list_checkpoints, verify_files
-from paceline.run.checkpoint.index import Chunks, IndexReader, TensorKind
-from paceline.run.checkpoint.manifest import Manifest, read_manifest
-from paceline.run.checkpoint.ranks import Ranks
-from paceline.run.checkpoint.shards import ShardReader, dtype_name
 
 Kinds = Mapping[str, TensorKind]
 

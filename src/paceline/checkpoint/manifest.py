@@ -25,7 +25,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from paceline.run.checkpoint.untrusted import Refused, content, count, digest, refusal, table, typed
+from paceline.checkpoint.untrusted import Refused, content, count, digest, refusal, table, typed
 
 MANIFEST_NAME = "manifest.json"
 TABLE_NAME = "tensors.json"

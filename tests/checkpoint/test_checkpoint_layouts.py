@@ -14,8 +14,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
-from paceline.errors import ConfigError, StorageError
-from paceline.run.checkpoint import (
+from paceline.checkpoint import (
     find_latest,
     load_checkpoint,
     read_index,
@@ -25,6 +24,7 @@ from paceline.run.checkpoint import (
     training_state,
     verify_checkpoint,
 )
+from paceline.errors import ConfigError, StorageError
 
 
 def test_one_process_without_a_group(tmp_path: Path) -> None:

@@ -16,13 +16,13 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 from torch.optim import SGD, Adagrad, Adam, AdamW, Optimizer, SparseAdam
 
-from paceline.errors import ConfigError
-from paceline.run.checkpoint import (
+from paceline.checkpoint import (
     load_latest,
     materialise_optimizer_state,
     save_checkpoint,
     training_state,
 )
+from paceline.errors import ConfigError
 
 OPTIMIZERS: dict[str, Callable[..., Optimizer]] = {
     "adamw": partial(AdamW, lr=0.1),

@@ -16,8 +16,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import Shard, distribute_tensor
 from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
 
-from paceline.errors import StorageError
-from paceline.run.checkpoint import (
+from paceline.checkpoint import (
     find_latest,
     load_checkpoint,
     load_latest,
@@ -28,7 +27,8 @@ from paceline.run.checkpoint import (
     save_plan,
     training_state,
 )
-from paceline.run.checkpoint.fingerprint import _mixed, parts_held, whole_fingerprints
+from paceline.checkpoint.fingerprint import _mixed, parts_held, whole_fingerprints
+from paceline.errors import StorageError
 
 
 def of(tensor: torch.Tensor) -> str:
@@ -69,7 +69,7 @@ def test_pieces_of_any_size_make_the_same_number(monkeypatch: pytest.MonkeyPatch
     tensor = torch.randn(7, 11, 13, generator=torch.Generator().manual_seed(2))
     expected = plainly(tensor)
     for words in (1, 2, 13, 100, 143, 1000, 10**6):
-        monkeypatch.setattr("paceline.run.checkpoint.fingerprint.PIECE_WORDS", words)
+        monkeypatch.setattr("paceline.checkpoint.fingerprint.PIECE_WORDS", words)
         assert of(tensor) == expected, words
 
 

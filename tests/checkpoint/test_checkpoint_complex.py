@@ -14,8 +14,7 @@ from tests_shared import SEQ_LEN, decoder_task, plan_of
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from paceline.run.assemble import Assembled, assemble
-from paceline.run.checkpoint import (
+from paceline.checkpoint import (
     load_checkpoint,
     materialise_optimizer_state,
     read_index,
@@ -23,7 +22,8 @@ from paceline.run.checkpoint import (
     save_checkpoint,
     training_state,
 )
-from paceline.run.checkpoint.export import WholeTensors
+from paceline.checkpoint.export import WholeTensors
+from paceline.run.assemble import Assembled, assemble
 from paceline.run.loop.loader import BatchStream
 from paceline.run.process.world import join_world
 from paceline.spec.layout import Layout

@@ -4,15 +4,15 @@ Saved from any layout, loaded into any other. See manifest.py and index.py for t
 publication, save.py for the three calls of a save.
 """
 
-from paceline.run.checkpoint.export import WholeTensors, consolidate, full_tensors
-from paceline.run.checkpoint.folder import Found, Listing, find_latest, list_checkpoints, verify_checkpoint
-from paceline.run.checkpoint.index import IndexReader, TensorEntry, TensorKind, read_index
-from paceline.run.checkpoint.load import Loaded, load_checkpoint, load_latest
-from paceline.run.checkpoint.manifest import Manifest, read_manifest
-from paceline.run.checkpoint.save import CheckpointInfo, Written, publish, save_checkpoint, write
-from paceline.run.checkpoint.save_plan import KeptPlan
-from paceline.run.checkpoint.snapshot import Snapshot, take_snapshot
-from paceline.run.checkpoint.state import materialise_optimizer_state, training_state
+from paceline.checkpoint.export import WholeTensors, consolidate, full_tensors
+from paceline.checkpoint.folder import Found, Listing, find_latest, list_checkpoints, verify_checkpoint
+from paceline.checkpoint.index import IndexReader, TensorEntry, TensorKind, read_index
+from paceline.checkpoint.load import Loaded, load_checkpoint, load_latest
+from paceline.checkpoint.manifest import Manifest, read_manifest
+from paceline.checkpoint.save import CheckpointInfo, Written, publish, save_checkpoint, write
+from paceline.checkpoint.save_plan import KeptPlan
+from paceline.checkpoint.snapshot import Snapshot, take_snapshot
+from paceline.checkpoint.state import materialise_optimizer_state, training_state
 
 __all__ = [
     "CheckpointInfo",

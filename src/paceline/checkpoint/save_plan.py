@@ -11,11 +11,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
-from paceline.run.checkpoint.index import TensorKind
-from paceline.run.checkpoint.ranks import Ranks
-from paceline.run.checkpoint.shards import DTYPES
-from paceline.run.checkpoint.snapshot import Part, Snapshot
-from paceline.run.checkpoint.spread import PartAt, kinds_of, spread
+from paceline.checkpoint.index import TensorKind
+from paceline.checkpoint.ranks import Ranks
+from paceline.checkpoint.shards import DTYPES
+from paceline.checkpoint.snapshot import Part, Snapshot
+from paceline.checkpoint.spread import PartAt, kinds_of, spread
 
 WORD = 2**64
 

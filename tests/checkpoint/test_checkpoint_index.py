@@ -9,7 +9,7 @@ import pytest
 from checkpoint_samples import KINDS, as_version_1, check_equal, full, laid_out, load_sample, save_sample
 from distributed import run_ranks
 
-from paceline.run.checkpoint import (
+from paceline.checkpoint import (
     IndexReader,
     Manifest,
     full_tensors,
@@ -18,8 +18,8 @@ from paceline.run.checkpoint import (
     read_manifest,
     verify_checkpoint,
 )
-from paceline.run.checkpoint.index import encode_kinds, encode_part
-from paceline.run.checkpoint.manifest import (
+from paceline.checkpoint.index import encode_kinds, encode_part
+from paceline.checkpoint.manifest import (
     MANIFEST_NAME,
     TABLE_NAME,
     FileEntry,
@@ -27,9 +27,9 @@ from paceline.run.checkpoint.manifest import (
     part_name,
     shard_name,
 )
-from paceline.run.checkpoint.shards import Chunk, write_file
-from paceline.run.checkpoint.snapshot import Part
-from paceline.run.checkpoint.spread import kinds_of, spread
+from paceline.checkpoint.shards import Chunk, write_file
+from paceline.checkpoint.snapshot import Part
+from paceline.checkpoint.spread import kinds_of, spread
 
 ROWS = 4096
 

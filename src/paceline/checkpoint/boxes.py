@@ -6,7 +6,7 @@ import math
 from bisect import bisect_right, insort
 from collections.abc import Sequence
 
-from paceline.run.checkpoint.untrusted import Refused
+from paceline.checkpoint.untrusted import Refused
 
 Box = tuple[tuple[int, ...], tuple[int, ...]]  # offsets and sizes of a part of a tensor
 

@@ -18,7 +18,7 @@ import numpy.typing as npt
 import torch
 from torch.distributed.tensor import DTensor
 
-from paceline.run.checkpoint.boxes import Box
+from paceline.checkpoint.boxes import Box
 
 WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int32}  # bytes of an element -> words it is read as
 PIECE_WORDS = 2**18  # read at a time, so that the 64-bit copies stay in the cache

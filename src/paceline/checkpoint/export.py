@@ -9,13 +9,13 @@ from pathlib import Path
 
 import torch
 
+from paceline.checkpoint.folder import verify_checkpoint
+from paceline.checkpoint.index import TensorEntry, read_index
+from paceline.checkpoint.manifest import FileEntry, read_manifest
+from paceline.checkpoint.shards import ShardReader, TensorToWrite, write_shard
+from paceline.checkpoint.state import MODEL
 from paceline.durable import publish
 from paceline.errors import StorageError
-from paceline.run.checkpoint.folder import verify_checkpoint
-from paceline.run.checkpoint.index import TensorEntry, read_index
-from paceline.run.checkpoint.manifest import FileEntry, read_manifest
-from paceline.run.checkpoint.shards import ShardReader, TensorToWrite, write_shard
-from paceline.run.checkpoint.state import MODEL
 
 
 class WholeTensors(Mapping[str, torch.Tensor]):

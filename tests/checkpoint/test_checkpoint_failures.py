@@ -20,10 +20,10 @@ import torch.distributed as dist
 from checkpoint_samples import laid_out, load_sample, save_sample
 from distributed import run_ranks
 
+from paceline.checkpoint import find_latest, list_checkpoints, save_checkpoint, verify_checkpoint
+from paceline.checkpoint import folder as folder_module
+from paceline.checkpoint.folder import clear_partials, create_partial
 from paceline.errors import StorageError
-from paceline.run.checkpoint import find_latest, list_checkpoints, save_checkpoint, verify_checkpoint
-from paceline.run.checkpoint import folder as folder_module
-from paceline.run.checkpoint.folder import clear_partials, create_partial
 
 
 def _names(root: Path) -> list[str]:

@@ -13,8 +13,8 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
-from paceline.run.checkpoint import CheckpointInfo, load_checkpoint, read_index, read_manifest, save_checkpoint
-from paceline.run.checkpoint.manifest import MANIFEST_NAME, TABLE_NAME
+from paceline.checkpoint import CheckpointInfo, load_checkpoint, read_index, read_manifest, save_checkpoint
+from paceline.checkpoint.manifest import MANIFEST_NAME, TABLE_NAME
 
 # name -> (shape, dtype, dimension to shard); rows that do not divide, fewer rows than ranks, no elements at all
 KINDS = {

@@ -22,8 +22,8 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 
+from paceline.checkpoint.manifest import FileEntry
 from paceline.errors import StorageError
-from paceline.run.checkpoint.manifest import FileEntry
 
 # torch's name of a dtype -> (its name in a safetensors header, bytes per element). There is none for complex128: files
 # hold its real and imaginary parts as a last dimension of two, and the index says what they are.

@@ -17,8 +17,7 @@ from distributed import run_ranks
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from paceline.errors import StorageError
-from paceline.run.checkpoint import (
+from paceline.checkpoint import (
     Manifest,
     find_latest,
     list_checkpoints,
@@ -28,7 +27,8 @@ from paceline.run.checkpoint import (
     read_manifest,
     verify_checkpoint,
 )
-from paceline.run.checkpoint.manifest import MANIFEST_NAME, TABLE_NAME, FileEntry
+from paceline.checkpoint.manifest import MANIFEST_NAME, TABLE_NAME, FileEntry
+from paceline.errors import StorageError
 
 SHARD, PART = "shard-00000-of-00001.safetensors", "shard-00000-of-00001.json"
 

@@ -11,9 +11,9 @@ from distributed import run_ranks
 from safetensors import safe_open
 from safetensors.torch import load_file
 
+from paceline.checkpoint import consolidate, full_tensors, save_checkpoint, shards
+from paceline.checkpoint.shards import DTYPES, TensorToWrite, write_shard
 from paceline.errors import StorageError
-from paceline.run.checkpoint import consolidate, full_tensors, save_checkpoint, shards
-from paceline.run.checkpoint.shards import DTYPES, TensorToWrite, write_shard
 
 
 def _save_grid(root: str) -> None:

@@ -10,10 +10,10 @@ from typing import Any
 
 import torch
 
+from paceline.checkpoint.boxes import Box
+from paceline.checkpoint.fingerprint import local_part, parts_held
+from paceline.checkpoint.shards import DTYPES, dtype_name
 from paceline.errors import StorageError
-from paceline.run.checkpoint.boxes import Box
-from paceline.run.checkpoint.fingerprint import local_part, parts_held
-from paceline.run.checkpoint.shards import DTYPES, dtype_name
 
 
 @dataclass(frozen=True)

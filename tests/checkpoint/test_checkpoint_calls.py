@@ -12,9 +12,9 @@ import torch.distributed as dist
 from checkpoint_samples import laid_out, load_sample, save_sample
 from distributed import run_ranks
 
+from paceline.checkpoint import publish, save, take_snapshot, untrusted, write
+from paceline.checkpoint.manifest import MANIFEST_NAME, TABLE_NAME
 from paceline.errors import StorageError
-from paceline.run.checkpoint import publish, save, take_snapshot, untrusted, write
-from paceline.run.checkpoint.manifest import MANIFEST_NAME, TABLE_NAME
 
 PART = "shard-00000-of-00001.json"
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
+from paceline.checkpoint.boxes import Box, check_cover
+from paceline.checkpoint.index import TensorKind
+from paceline.checkpoint.snapshot import Part
 from paceline.errors import StorageError
-from paceline.run.checkpoint.boxes import Box, check_cover
-from paceline.run.checkpoint.index import TensorKind
-from paceline.run.checkpoint.snapshot import Part
 
 PartAt = tuple[str, Box]
 

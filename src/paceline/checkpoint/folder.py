@@ -22,11 +22,11 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from paceline.checkpoint.index import read_index
+from paceline.checkpoint.manifest import FileEntry, Manifest, read_manifest
 from paceline.durable import sync_folder
 from paceline.errors import StorageError
 from paceline.lock import try_lock
-from paceline.run.checkpoint.index import read_index
-from paceline.run.checkpoint.manifest import FileEntry, Manifest, read_manifest
 
 _NAME = re.compile(r"step-([0-9]{8,})(?:\.([0-9]+))?")
 _PARTIAL = ".partial-"

@@ -22,10 +22,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from paceline.errors import StorageError
-from paceline.run.checkpoint import folder
-from paceline.run.checkpoint.index import IndexReader, encode_kinds, encode_part
-from paceline.run.checkpoint.manifest import (
+from paceline.checkpoint import folder
+from paceline.checkpoint.index import IndexReader, encode_kinds, encode_part
+from paceline.checkpoint.manifest import (
     MANIFEST_NAME,
     TABLE_NAME,
     FileEntry,
@@ -35,11 +34,12 @@ from paceline.run.checkpoint.manifest import (
     read_manifest,
     shard_name,
 )
-from paceline.run.checkpoint.ranks import Ranks
-from paceline.run.checkpoint.save_plan import KeptPlan, SavePlan
-from paceline.run.checkpoint.shards import Chunk, TensorToWrite, write_file, write_shard
-from paceline.run.checkpoint.snapshot import Part, Snapshot, take_snapshot
-from paceline.run.checkpoint.untrusted import content, refusal
+from paceline.checkpoint.ranks import Ranks
+from paceline.checkpoint.save_plan import KeptPlan, SavePlan
+from paceline.checkpoint.shards import Chunk, TensorToWrite, write_file, write_shard
+from paceline.checkpoint.snapshot import Part, Snapshot, take_snapshot
+from paceline.checkpoint.untrusted import content, refusal
+from paceline.errors import StorageError
 
 ROW = struct.Struct("<q32s")  # of a file: its length and its digest
 
