@@ -41,6 +41,9 @@ class RunSpec:
         above=0.0,
     )
     verify: bool = option(True, "prove the layout equal to one device before training, where it has more than one")
+    replay: bool = option(
+        True, "hold the first step after a resume against the journal's record of it, and stop where it is another"
+    )
     record_samples: bool = option(False, "write the sample ids of every step to the journal")
     redact: tuple[str, ...] = option(
         (), "regular expressions of what the journal must not hold, besides secrets of known shapes"

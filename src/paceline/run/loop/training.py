@@ -32,6 +32,7 @@ from paceline.run.record.journal import Journal
 from paceline.run.record.recorder import Recorder, SilentRecorder
 from paceline.run.record.sink import OpenSink, Sink
 from paceline.run.record.status import StatusLine
+from paceline.run.survive.replay import SWITCHES, Expected, expected_step, hold_against
 from paceline.spec.amounts import in_steps
 from paceline.spec.load import Spec
 from paceline.spec.plan import Plan
@@ -83,6 +84,7 @@ class Training:
         restored = self._under.restored
         self.progress = restored.progress if restored else Progress(0, 0)
         self._first_step = self.progress.step + 1
+        self._expected: Expected | None = self._step_before() if restored else None
         self._record: Recorder | SilentRecorder = SilentRecorder()
         if world.is_first:
             journal = Journal(run_dir, self._fence, spec.run.group_read)
@@ -224,6 +226,16 @@ class Training:
         seconds["total"] = total
         return stats
 
+    def _step_before(self) -> Expected | None:
+        """Return what the journal says of the step that comes next, on all ranks."""
+        run = self.spec.run
+        if not run.replay:
+            return None
+        switches = [getattr(run, name) for name in SWITCHES]
+        found = expected_step(self.dir, self.progress, self.brief.plan, switches) if self.world.is_first else None
+        shared: Expected | None = self.world.share(found)
+        return shared
+
     def _wants_to_stop(self) -> bool:
         limit = self.spec.run.time_limit
         if limit is not None and time.monotonic() - self._began > limit and not self._stop.because:
@@ -235,6 +247,9 @@ class Training:
     def _after(self, stats: StepStats, batch: StepBatch) -> None:
         scaler, step, last = self._stepper.scaler, stats.step, stats.step == self.brief.steps
         ids = self._ids_read(batch) if self.spec.run.record_samples else None
+        if self._expected is not None:
+            self._record.replayed(hold_against(self._expected, stats, ids, self.brief.plan.precision))
+            self._expected = None
         self._record.step(stats, scaler.scale if scaler else None, ids)
         for remark in remarks_on_batch(self._objective, batch.micro_batches[0].data) if self._objective else ():
             self._record.remark(remark)

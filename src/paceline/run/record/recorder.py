@@ -29,6 +29,7 @@ from paceline.spec.journal.kinds import (
     EvaluationRecord,
     FaultRecord,
     MemoryRecord,
+    ReplayRecord,
     RunEnded,
     RunStarted,
     StepRecord,
@@ -99,6 +100,13 @@ class Recorder:
                 self._decided("resume", None, str(restored.path), note)
                 self.say(f"resume   {note}")
             self.say(f"resume   step {progress.step} from {restored.path}")
+
+    def replayed(self, record: ReplayRecord) -> None:
+        """Record and say how the first step after a resume stands to the one of an earlier start."""
+        self._write(record)
+        off = ", ".join(f"{name.replace('_', ' ')} {value:.0e}" for name, value in record.differences.items() if value)
+        found = f"equal to rounding: {off}" if off else "bit for bit the same"
+        self.say(f"resume   step {record.step} made again, {found}")
 
     def remark(self, text: str) -> None:
         """Say and record what has no part in training."""

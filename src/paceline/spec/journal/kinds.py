@@ -227,6 +227,17 @@ class CheckpointRecord(Record):
 
 
 @dataclass(frozen=True)
+class ReplayRecord(Record):
+    """The first step after a resume, held against the same step of an earlier start."""
+
+    KIND: ClassVar[str] = "replay"
+
+    step: Annotated[int | None, Told("number of the step")]
+    of_attempt: Annotated[int | None, Told("the start whose record of the step it was held against")]
+    differences: Annotated[Numbers, Told("of `loss` and `grad_norm`; 0 is bit for bit", "relative")]
+
+
+@dataclass(frozen=True)
 class FaultRecord(Record):
     """Something that went wrong, whether the run survived it or not."""
 
@@ -263,8 +274,8 @@ class RunEnded(Record):
 
 
 RECORDS: tuple[type[Record], ...] = (
-    RunStarted, StepRecord, EvaluationRecord, MemoryRecord, VerifyRecord, DecisionRecord, CheckpointRecord, FaultRecord,
-    RunEnded,
+    RunStarted, StepRecord, EvaluationRecord, MemoryRecord, VerifyRecord, DecisionRecord, CheckpointRecord,
+    ReplayRecord, FaultRecord, RunEnded,
 )  # fmt: skip
 BY_KIND = {kind.KIND: kind for kind in RECORDS}
 
