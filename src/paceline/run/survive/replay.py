@@ -20,9 +20,9 @@ from paceline.spec.plan import Plan
 
 SWITCHES = ("tf32", "cudnn_benchmark")
 PASSED_OVER = ("rollback",)  # decisions after which a step that was made is made with other samples
-# Largest relative differences. On the same layout there are none; on another one sums are made in another order. fp64
-# as the proof has it; fp32 ten times the proof's for the loss, a hundred for the norm, since no second look settles here
-# what rounding explains; low precision in units in the last place (2^-10, 2^-7), which every cast may cost.
+# Largest relative differences. On the same layout there are none; on another one sums are made in another order.
+# fp64 has the proof's; fp32 ten times the proof's for the loss, a hundred for the norm, since no second look settles
+# here what rounding explains; low precision has units in the last place (2^-10, 2^-7), which every cast may cost.
 TOLERANCES = {
     "loss": {"fp64": 1e-12, "fp32": 1e-4, "fp16": 8 * 2.0**-10, "bf16": 4 * 2.0**-7},
     "grad_norm": {"fp64": 1e-10, "fp32": 1e-3, "fp16": 64 * 2.0**-10, "bf16": 32 * 2.0**-7},
