@@ -18,7 +18,7 @@ from paceline.run.loop.step import StepStats
 from paceline.run.loop.training import Training
 from paceline.run.process.brief import Brief
 from paceline.run.process.world import World
-from paceline.run.survive.replay import Expected, hold_against, relative
+from paceline.run.survive.replay import StepBefore, hold_against, relative
 from paceline.spec.cluster import ClusterSpec
 from paceline.spec.journal.planned import PlannedRecord
 from paceline.spec.journal.reading import read_journal, starts_of
@@ -115,7 +115,7 @@ def test_a_run_that_stopped_at_its_checkpoint_has_nothing_to_hold_to(tmp_path: P
 
 STATS = StepStats(5, 32, 40, loss=2.5, weight=8.0, grad_norm=1.5, lr=1e-3, seconds={}, updated=True,
                   stop_requested=False)  # fmt: skip
-THEN = Expected(5, 32, 40, 2.5, 1.5, 3, (1, 2))
+THEN = StepBefore(5, 32, 40, 2.5, 1.5, 3, (1, 2))
 
 
 @pytest.mark.parametrize(

@@ -32,7 +32,7 @@ from paceline.run.record.journal import Journal
 from paceline.run.record.recorder import Recorder, SilentRecorder
 from paceline.run.record.sink import OpenSink, Sink
 from paceline.run.record.status import StatusLine
-from paceline.run.survive.replay import SWITCHES, Expected, expected_step, hold_against
+from paceline.run.survive.replay import SWITCHES, StepBefore, expected_step, hold_against
 from paceline.spec.amounts import in_steps
 from paceline.spec.load import Spec
 from paceline.spec.plan import Plan
@@ -84,7 +84,7 @@ class Training:
         restored = self._under.restored
         self.progress = restored.progress if restored else Progress(0, 0)
         self._first_step = self.progress.step + 1
-        self._expected: Expected | None = self._step_before() if restored else None
+        self._expected: StepBefore | None = self._step_before() if restored else None
         self._record: Recorder | SilentRecorder = SilentRecorder()
         if world.is_first:
             journal = Journal(run_dir, self._fence, spec.run.group_read)
@@ -226,14 +226,14 @@ class Training:
         seconds["total"] = total
         return stats
 
-    def _step_before(self) -> Expected | None:
+    def _step_before(self) -> StepBefore | None:
         """Return what the journal says of the step that comes next, on all ranks."""
         run = self.spec.run
         if not run.replay:
             return None
         switches = [getattr(run, name) for name in SWITCHES]
         found = expected_step(self.dir, self.progress, self.brief.plan, switches) if self.world.is_first else None
-        shared: Expected | None = self.world.share(found)
+        shared: StepBefore | None = self.world.share(found)
         return shared
 
     def _wants_to_stop(self) -> bool:

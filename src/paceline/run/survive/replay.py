@@ -30,7 +30,7 @@ TOLERANCES = {
 
 
 @dataclass(frozen=True)
-class Expected:
+class StepBefore:
     """What the journal says of the step that comes first after a resume, and which start made it."""
 
     step: int
@@ -42,7 +42,7 @@ class Expected:
     sample_ids: tuple[int, ...] | None
 
 
-def expected_step(run_dir: Path, progress: Progress, plan: Plan, switches: Sequence[object]) -> Expected | None:
+def expected_step(run_dir: Path, progress: Progress, plan: Plan, switches: Sequence[object]) -> StepBefore | None:
     """Return what the newest record of the step after `progress` says, or None where the journal has none to hold to.
 
     `switches` are the run's options that change how numbers are rounded; a start that had others is passed over.
@@ -63,17 +63,17 @@ def expected_step(run_dir: Path, progress: Progress, plan: Plan, switches: Seque
     return found
 
 
-def _expected(record: StepRecord) -> Expected | None:
+def _expected(record: StepRecord) -> StepBefore | None:
     known = record.position_before, record.position_after, record.loss, record.grad_norm
     if record.step is None or None in known:
         return None
     before, after, loss, norm = known
     assert before is not None and after is not None and loss is not None and norm is not None
-    return Expected(record.step, before, after, loss, norm, record.attempt or 0, record.sample_ids)
+    return StepBefore(record.step, before, after, loss, norm, record.attempt or 0, record.sample_ids)
 
 
 def hold_against(
-    expected: Expected, stats: StepStats, sample_ids: Sequence[int] | None, precision: str
+    expected: StepBefore, stats: StepStats, sample_ids: Sequence[int] | None, precision: str
 ) -> ReplayRecord:
     """Return how far the first step is from the one in the journal.
 
@@ -111,7 +111,7 @@ def relative(now: float, then: float) -> float:
     return abs(now - then) / max(abs(then), 1e-300)
 
 
-def _another_step(expected: Expected, because: str) -> VerificationFailed:
+def _another_step(expected: StepBefore, because: str) -> VerificationFailed:
     return VerificationFailed(
         f"step {expected.step} is not the one that start {expected.attempt} of this run made",
         because,
