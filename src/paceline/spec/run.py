@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from paceline.config.fields import option
+from paceline.spec.survive.checkpoints import CheckpointsSpec
 from paceline.units import Amount
 
 
@@ -21,6 +22,7 @@ class RunSpec:
         units=("steps", "samples", "tokens"),
     )
     keep_last: int = option(3, "how many checkpoints are kept", minimum=1)
+    checkpoints: CheckpointsSpec = option(factory=CheckpointsSpec, doc="how checkpoints are written and kept")
     evaluate_every: Amount | None = option(
         Amount(50, "steps"),
         "steps, samples or tokens between evaluations on held-out data",

@@ -12,14 +12,13 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from paceline.checkpoint import KeptPlan
 from paceline.errors import ConfigError, Requeue
 from paceline.lock import RunLock
 from paceline.run.loop.evaluate import evaluate, unigram_bar
 from paceline.run.loop.left_loop import LeftLoop, left_at, record_left
 from paceline.run.loop.loader import StepBatch
 from paceline.run.loop.remarks import remarks_on_batch
-from paceline.run.loop.resume import Progress, RunIdentity, save
+from paceline.run.loop.resume import Progress, RunIdentity
 from paceline.run.loop.sources import open_together
 from paceline.run.loop.step import Stepper, StepStats
 from paceline.run.loop.under_plan import UnderPlan, refuse_replan
@@ -29,9 +28,10 @@ from paceline.run.process.brief import Brief
 from paceline.run.process.supervise.signals import StopFlag
 from paceline.run.process.world import World, build_mesh
 from paceline.run.record.journal import Journal
-from paceline.run.record.recorder import Recorder, SilentRecorder
+from paceline.run.record.recorder import Recorder, SilentRecorder, is_echo
 from paceline.run.record.sink import OpenSink, Sink
 from paceline.run.record.status import StatusLine
+from paceline.run.survive.keeper import CheckpointKeeper
 from paceline.run.survive.replay import SWITCHES, StepBefore, expected_step, hold_against
 from paceline.spec.amounts import in_steps
 from paceline.spec.load import Spec
@@ -69,7 +69,7 @@ class Training:
         self._meter = MemoryMeter(world.device)
         self.source, self.held_out = open_together(task.data, task.seed, world)
         self._data_seconds = 0.0
-        self._stop, self._save_plan = StopFlag(), KeptPlan()
+        self._stop = StopFlag()
         self._unended: weakref.finalize[..., Training] | None = None  # an end that waits for its reason
         self._warmup = self._steps(task.schedule.warmup) or 0
         self._decay = self._steps(task.schedule.decay) or max(1, brief.steps // 10)
@@ -91,6 +91,7 @@ class Training:
             status = StatusLine(brief, self._steps(spec.run.log_every) or 1)
             every: list[Sink] = [journal, status, *(open_sink(run_dir) for open_sink in sinks)]
             self._record = Recorder(run_dir, journal.attempt, spec, brief, world, self._meter, every)
+        self._keeper = CheckpointKeeper(self._run, self._record, self._fence, restored.path if restored else None)
         bar = unigram_bar(self.source, self.held_out, spec.run.evaluate_samples) if world.is_first else None
         self._record.started(self.progress, restored, bar)
         for remark in self._under.built.remarks:
@@ -179,6 +180,7 @@ class Training:
 
     def _left(self, loop: LeftLoop | None) -> None:
         """Record that the loop was left before its end: at once, or as soon as it shows whether an error was why."""
+        self._keeper.finish()
         seconds = time.monotonic() - self._began
         if loop is None or loop.on_purpose:
             self._record.ended("stopped", self.progress.step, seconds)
@@ -194,8 +196,6 @@ class Training:
         try:
             stats = self._update(batch)
             self._after(stats, batch)
-        except Requeue:
-            raise
         except BaseException as error:
             self.failed(error)
             raise
@@ -246,6 +246,7 @@ class Training:
 
     def _after(self, stats: StepStats, batch: StepBatch) -> None:
         scaler, step, last = self._stepper.scaler, stats.step, stats.step == self.brief.steps
+        self._keeper.poll()
         ids = self._ids_read(batch) if self.spec.run.record_samples else None
         if self._expected is not None:
             self._record.replayed(hold_against(self._expected, stats, ids, self.brief.plan.precision))
@@ -263,13 +264,16 @@ class Training:
             self.evaluate()
         if stats.stop_requested and not last:
             because = self._stop.because or "another rank was asked to stop"
-            self._record.stopped(step, because, self._save())
-            self._ended("requeue", Requeue(because))
+            with self._stop.saving():
+                path = self._keeper.save_or_keep(self._under.built, self.brief.plan, self.world, self.progress)
+            self._record.stopped(step, because, path)
             raise Requeue(because)
         if last:
             self._save()  # as above: a second SIGINT that waits has nothing left to end
         elif self._checkpoint_every and step % self._checkpoint_every == 0:
-            self.save()
+            with self._stop.saving():
+                self._keeper.save(self._under.built, self.brief.plan, self.world, self.progress)
+            self._stop.interrupt_if_asked()
 
     def _ids_read(self, batch: StepBatch) -> list[int]:
         """Return the sample ids that the ranks really read in this step, in order of position."""
@@ -303,17 +307,18 @@ class Training:
 
     def _save(self) -> Path:
         with self._stop.saving():
-            built, plan = self._under.built, self.brief.plan
-            info = save(self._run, built, plan, self.world, self.progress, self._fence, self._save_plan)
-        self._record.checkpoint(self.progress.step, info.path, info.bytes, info.seconds)
-        return info.path
+            return self._keeper.save_now(self._under.built, self.brief.plan, self.world, self.progress)
 
     def _measure_memory(self) -> None:
         components, peak = spent_on(self.model, self.optimizer, self._meter, self.world.maximum)
         self._record.memory(self.progress.step, components, peak)
 
     def failed(self, error: BaseException) -> None:
-        """Record that the run ends with an error."""
+        """Record that the run ends with an error, after a save under way; a dead peer is not waited for."""
+        try:
+            self._keeper.abandon() if is_echo(error) else self._keeper.finish()
+        except KeyboardInterrupt:
+            self._keeper.abandon()
         self._ended("requeue" if isinstance(error, Requeue) else "failed", error)
 
     def _ended(self, status: str, error: BaseException | None = None) -> None:

@@ -223,7 +223,20 @@ class CheckpointRecord(Record):
     step: Annotated[int | None, Told("steps done")]
     path: Annotated[str, Told("its folder")]
     bytes: Annotated[int | None, Told("its size on disk", "bytes")]
-    seconds: Annotated[float | None, Told("what it cost the run", "s")]
+    seconds: Annotated[float | None, Told("from the moment that it holds until it was published", "s")]
+    stall_seconds: Annotated[
+        float | None,
+        Told(
+            "in which training waited for it; without it all of `seconds`, as in journals of earlier releases",
+            "s",
+            if_any=True,
+        ),
+    ] = None
+
+    @property
+    def cost_seconds(self) -> float | None:
+        """What the checkpoint cost the run."""
+        return self.seconds if self.stall_seconds is None else self.stall_seconds
 
 
 @dataclass(frozen=True)
