@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from paceline.config.fields import option
+from paceline.spec.survive.recovery import RecoverySpec
 from paceline.units import Amount
 
 
@@ -40,6 +41,9 @@ class RunSpec:
         quantity="duration",
         above=0.0,
     )
+    usd_limit: float | None = option(
+        None, "money that one start may cost, at the cluster's price; then it ends as at the time limit", above=0.0
+    )
     verify: bool = option(True, "prove the layout equal to one device before training, where it has more than one")
     record_samples: bool = option(False, "write the sample ids of every step to the journal")
     redact: tuple[str, ...] = option(
@@ -65,3 +69,4 @@ class RunSpec:
         choices=("auto", "on", "off"),
     )
     tensorboard: bool = option(False, "also write TensorBoard event files (needs the extra 'tensorboard')")
+    recovery: RecoverySpec = option(factory=RecoverySpec, doc="what is tried when processes of the run are lost")

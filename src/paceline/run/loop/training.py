@@ -26,12 +26,14 @@ from paceline.run.loop.under_plan import UnderPlan, refuse_replan
 from paceline.run.memory.spent import MemoryMeter, spent_on
 from paceline.run.numerics.invariants import check_agreement, is_due, numbers_of
 from paceline.run.process.brief import Brief
+from paceline.run.process.generation import take_generation
 from paceline.run.process.supervise.signals import StopFlag
 from paceline.run.process.world import World, build_mesh
 from paceline.run.record.journal import Journal
 from paceline.run.record.recorder import Recorder, SilentRecorder
 from paceline.run.record.sink import OpenSink, Sink
 from paceline.run.record.status import StatusLine
+from paceline.run.survive.recovered import Recovered
 from paceline.spec.amounts import in_steps
 from paceline.spec.load import Spec
 from paceline.spec.plan import Plan
@@ -63,7 +65,7 @@ class Training:
         """
         self.spec, self.brief, self.world, self.dir = spec, brief, world, run_dir
         self._fence = lock.check if lock else None
-        self._began = time.monotonic()
+        self._began, self._recovered = time.monotonic(), Recovered(take_generation())
         task = spec.task
         self._meter = MemoryMeter(world.device)
         self.source, self.held_out = open_together(task.data, task.seed, world)
@@ -81,6 +83,7 @@ class Training:
         refuse_between(brief.plan.sync, {"task.stop": brief.steps, "run.evaluate_every": self._evaluate_every})
         self._under = self._build(brief.plan, world)
         restored = self._under.restored
+        self._recovered.built(restored)
         self.progress = restored.progress if restored else Progress(0, 0)
         self._first_step = self.progress.step + 1
         self._record: Recorder | SilentRecorder = SilentRecorder()
@@ -236,6 +239,7 @@ class Training:
         scaler, step, last = self._stepper.scaler, stats.step, stats.step == self.brief.steps
         ids = self._ids_read(batch) if self.spec.run.record_samples else None
         self._record.step(stats, scaler.scale if scaler else None, ids)
+        self._record.recovered(self._recovered.stepped())
         for remark in remarks_on_batch(self._objective, batch.micro_batches[0].data) if self._objective else ():
             self._record.remark(remark)
         self._objective = None

@@ -29,6 +29,7 @@ from paceline.spec.journal.kinds import (
     EvaluationRecord,
     FaultRecord,
     MemoryRecord,
+    RecoveryRecord,
     RunEnded,
     RunStarted,
     StepRecord,
@@ -38,6 +39,7 @@ from paceline.spec.journal.record import Record, made_now
 from paceline.spec.journal.redact import Redactor
 from paceline.spec.load import Spec, spec_to_dict
 from paceline.spec.plan import Plan
+from paceline.units import format_seconds
 from paceline.version import __version__
 
 
@@ -138,6 +140,13 @@ class Recorder:
         """Record the decision to stop early."""
         self._decided("stop", "training", "requeue", because, {"step": step, "checkpoint": str(path)})
         self.say(f"stop     {because}: step {step} is saved in {path}")
+
+    def recovered(self, record: RecoveryRecord | None) -> None:
+        """Record that the run goes on after a fault, where it has just done so."""
+        if record is not None:
+            self._write(record)
+            took, lost = format_seconds(record.seconds["total"]), record.steps_lost
+            self.say(f"recover  {took} by {record.rung}, {lost} step(s) made again: {record.because}")
 
     def replanned(self, step: int, before: Plan, plan: Plan) -> None:
         """Record that the run goes on under another plan."""
