@@ -48,12 +48,15 @@ def changes(*options: str) -> list[str]:
 COLD = changes("run.recovery.standby=false", "run.recovery.reform=false")
 
 
-@pytest.mark.parametrize("rank", [0, 1])
+STANDBY = changes("run.recovery.reform=false")
+
+
+@pytest.mark.parametrize(("rank", "rung", "options"), [(0, "standby", STANDBY), (1, "restart", COLD)])
 def test_a_killed_rank_costs_steps_since_the_checkpoint_and_nothing_else(
-    folder: Path, undisturbed: Path, rank: int
+    folder: Path, undisturbed: Path, rank: int, rung: str, options: list[str]
 ) -> None:
     run_dir = folder / f"killed-{rank}"
-    process = start("train", write_spec(folder, run_dir, 2, LAYOUT, steps=STEPS), *COLD)
+    process = start("train", write_spec(folder, run_dir, 2, LAYOUT, steps=STEPS), *options)
     wait_for_step(run_dir, 6, process)
     before = ranks_of(process.pid)
     os.kill(before[rank], signal.SIGKILL)
@@ -64,7 +67,7 @@ def test_a_killed_rank_costs_steps_since_the_checkpoint_and_nothing_else(
     (fault,) = records_of(run_dir, "fault")
     assert f"rank {rank} of 2 was ended by SIGKILL" in fault["what"] and fault["attempt"] == 1
     (recovery,) = records_of(run_dir, "recovery")
-    assert (recovery["generation"], recovery["rung"], recovery["rank"]) == (2, "restart", rank)
+    assert (recovery["generation"], recovery["rung"], recovery["rank"]) == (2, rung, rank)
     assert (recovery["from_world"], recovery["to_world"], recovery["attempt"]) == (2, 2, 2)
     assert recovery["step"] % 4 == 0 and recovery["steps_lost"] >= 6 - recovery["step"]
     parts = {name: seconds for name, seconds in recovery["seconds"].items() if name != "total"}

@@ -98,9 +98,8 @@ def start_script_again(brief: Brief, spec: Spec, lock: RunLock) -> None:
             "its loop would have to run in every process, and only a script can be started again",
             "paceline.fit(task, ...), which starts processes of its own, or cluster=1",
         )
-    command = [sys.executable, *sys.orig_argv[1:]]
     with brief.file() as path:
-        outcome = survive(command, spec, brief, {**os.environ, BRIEF_VARIABLE: path}, lock)
+        outcome = survive(sys.orig_argv[1:], spec, brief, {**os.environ, BRIEF_VARIABLE: path}, lock)
     if outcome.error is not None and not lock.is_lost:
         with contextlib.suppress(OSError):  # the disk may be full: what ended the run is told all the same
             mark_end(run_directory(spec), outcome.exit_code, outcome.error, Redactor(spec.run.redact))

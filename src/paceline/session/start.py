@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -26,7 +25,7 @@ from paceline.run.process.supervise.supervisor import explain
 from paceline.run.record.journal import mark_end
 from paceline.session.extras import check_extras
 from paceline.session.prove import Proven, prove
-from paceline.session.survive import survive
+from paceline.session.survive import WORKER, survive
 from paceline.spec.arguments import run_directory
 from paceline.spec.journal.redact import Redactor
 from paceline.spec.load import Spec
@@ -92,8 +91,8 @@ def _run(planned: Planned, proven: Proven, lock: RunLock, say: Say) -> Outcome:
     if planned.plan.layout.devices == 1:
         return _here(spec, brief, lock)
     with tempfile.TemporaryDirectory(prefix="paceline-spec-") as folder, brief.file() as path:
-        command = [sys.executable, "-m", "paceline.launch.worker", str(hand_over(spec, Path(folder)))]
-        return survive(command, spec, brief, {**os.environ, BRIEF_VARIABLE: path}, lock, say)
+        words = ["-m", WORKER, str(hand_over(spec, Path(folder)))]
+        return survive(words, spec, brief, {**os.environ, BRIEF_VARIABLE: path}, lock, say)
 
 
 def _here(spec: Spec, brief: Any, lock: RunLock) -> Outcome:

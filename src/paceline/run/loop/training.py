@@ -94,6 +94,7 @@ class Training:
             self._record = Recorder(run_dir, journal.attempt, spec, brief, world, self._meter, every)
         bar = unigram_bar(self.source, self.held_out, spec.run.evaluate_samples) if world.is_first else None
         self._record.started(self.progress, restored, bar)
+        self._record.decided(self._recovered.decisions)
         for remark in self._under.built.remarks:
             self._record.remark(remark)
         # Until the first step has said what the built-in decoder does not read; a survey has said it of other models.

@@ -141,6 +141,11 @@ class Recorder:
         self._decided("stop", "training", "requeue", because, {"step": step, "checkpoint": str(path)})
         self.say(f"stop     {because}: step {step} is saved in {path}")
 
+    def decided(self, decisions: Sequence[DecisionRecord]) -> None:
+        """Record what others have decided."""
+        for decision in decisions:
+            self._write(decision)
+
     def recovered(self, record: RecoveryRecord | None) -> None:
         """Record that the run goes on after a fault, where it has just done so."""
         if record is not None:

@@ -6,7 +6,8 @@ import time
 
 from paceline.run.loop.resume import Progress, Restored
 from paceline.run.process.generation import Generation
-from paceline.spec.journal.kinds import RecoveryRecord
+from paceline.spec.journal.kinds import DecisionRecord, RecoveryRecord
+from paceline.spec.journal.record import made_now
 
 MOMENTS = ("fault", "noticed", "ended", "begun", "built", "stepped")
 PHASES = ("detect", "end", "start", "restore", "step")  # between two moments
@@ -20,6 +21,11 @@ class Recovered:
         self._moments = {**generation.moments, "begun": time.time()}
         self._progress, self._from = Progress(0, 0), ""
         self._is_told = not generation.fault
+
+    @property
+    def decisions(self) -> list[DecisionRecord]:
+        """Return what the supervisor has decided for this generation."""
+        return [made_now(DecisionRecord, fields) for fields in self._generation.decisions]
 
     def built(self, restored: Restored | None) -> None:
         """Note that the state is in place."""

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from paceline.errors import RunInUse
+from paceline.errors import Requeue, RunInUse
 from paceline.lock import RunLock
 from paceline.patience import Patience
 from paceline.run.process.generation import FIRST, RESTARTED, Generation
@@ -25,8 +25,10 @@ from paceline.run.process.supervise.groups import collect
 from paceline.run.process.supervise.judge import Judge, reached_by
 from paceline.run.process.supervise.memory_kills import memory_kills
 from paceline.run.process.supervise.signals import forward_signals
-from paceline.run.process.supervise.supervisor import Start, places
+from paceline.run.process.supervise.starting import Starter
+from paceline.run.process.supervise.supervisor import places
 from paceline.run.record.journal import mark_fault
+from paceline.spec.journal.record import own_fields
 from paceline.spec.journal.redact import Redactor
 from paceline.spec.survive.recovery import RecoverySpec
 
@@ -47,7 +49,7 @@ class Generations:
 
     def __init__(
         self,
-        start: Start,
+        starter: Starter,
         ranks: int,
         lock: RunLock,
         environ: Mapping[str, str],
@@ -55,7 +57,7 @@ class Generations:
         say: Callable[[str], None] = print,
         redactor: Redactor | None = None,
     ) -> None:
-        self._start, self._ranks, self._lock, self._environ = start, ranks, lock, environ
+        self._starter, self._ranks, self._lock, self._environ = starter, ranks, lock, environ
         self._policy, self._say, self._redactor = policy, say, redactor
         self._crew = Crew()
 
@@ -67,6 +69,11 @@ class Generations:
         try:
             with tempfile.TemporaryDirectory(prefix="paceline-") as folder:
                 while True:
+                    rung = self._starter.rung()
+                    if generation.rung != FIRST:
+                        generation = dataclasses.replace(generation, rung=rung)
+                    if flag.because:  # while no rank was there that could be told
+                        return Outcome(Requeue.exit_code)
                     fallen = self._one(generation, Path(folder) / f"generation-{generation.number}")
                     outcome = fallen.outcome
                     if outcome.error is None or flag.because or self._lock.is_lost:
@@ -82,6 +89,7 @@ class Generations:
                     self._say(f"recover  {_told(outcome.error)}")
                     self._say(f"recover  generation {generation.number} starts ({verdict.because})")
         finally:
+            self._starter.close()
             flag.release()
 
     def _one(self, generation: Generation, folder: Path) -> Fallen:
@@ -89,10 +97,11 @@ class Generations:
         folder.mkdir()
         kills = memory_kills()
         self._crew = crew = Crew()
-        told = generation.write(folder)
+        decisions = tuple(own_fields(each) for each in self._starter.decisions())
+        told = dataclasses.replace(generation, decisions=(*generation.decisions, *decisions)).write(folder)
         try:
             for place in places(folder, self._ranks, self._environ):
-                crew.processes.append(self._start({**place, **told}))
+                crew.processes.append(self._starter({**place, **told}))
             watch(crew, Patience(float("inf")), supervisor.GRACE_SECONDS, self._is_known(folder))
             noticed = time.time()
             while not crew.is_over:
