@@ -14,6 +14,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from paceline.spec.journal.kinds import DecisionRecord
+
 GENERATION_VARIABLE = "PACELINE_GENERATION"
 
 # How a generation comes about, the cheapest first.
@@ -35,7 +37,7 @@ class Generation:
     reached: int = 0
     fault: Mapping[str, Any] = field(default_factory=dict)  # `what`, `because`, and `rank` where it is known
     moments: Mapping[str, float] = field(default_factory=dict)
-    decisions: tuple[Mapping[str, Any], ...] = ()  # fields of decisions' records
+    decisions: tuple[DecisionRecord, ...] = ()  # of the supervisor
 
     def write(self, folder: Path) -> dict[str, str]:
         """Leave the generation in a file and return what the environment of its ranks says of it."""
@@ -47,7 +49,7 @@ class Generation:
 def read_generation(path: Path) -> Generation:
     """Return the generation that `write` left."""
     data = json.loads(path.read_text())
-    return Generation(**{**data, "decisions": tuple(data["decisions"])})
+    return Generation(**{**data, "decisions": tuple(DecisionRecord(**each) for each in data["decisions"])})
 
 
 def take_generation() -> Generation:

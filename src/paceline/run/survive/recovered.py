@@ -7,7 +7,7 @@ import time
 from paceline.run.loop.resume import Progress, Restored
 from paceline.run.process.generation import Generation
 from paceline.spec.journal.kinds import DecisionRecord, RecoveryRecord
-from paceline.spec.journal.record import made_now
+from paceline.spec.journal.record import now
 
 MOMENTS = ("fault", "noticed", "ended", "begun", "built", "stepped")
 PHASES = ("detect", "end", "start", "restore", "step")  # between two moments
@@ -25,7 +25,7 @@ class Recovered:
     @property
     def decisions(self) -> list[DecisionRecord]:
         """Return what the supervisor has decided for this generation."""
-        return [made_now(DecisionRecord, fields) for fields in self._generation.decisions]
+        return [now(decision) for decision in self._generation.decisions]
 
     def built(self, restored: Restored | None) -> None:
         """Note that the state is in place."""

@@ -28,7 +28,6 @@ from paceline.run.process.supervise.signals import forward_signals
 from paceline.run.process.supervise.starting import Starter
 from paceline.run.process.supervise.supervisor import places
 from paceline.run.record.journal import mark_fault
-from paceline.spec.journal.record import own_fields
 from paceline.spec.journal.redact import Redactor
 from paceline.spec.survive.recovery import RecoverySpec
 
@@ -97,7 +96,7 @@ class Generations:
         folder.mkdir()
         kills = memory_kills()
         self._crew = crew = Crew()
-        decisions = tuple(own_fields(each) for each in self._starter.decisions())
+        decisions = self._starter.decisions()
         told = dataclasses.replace(generation, decisions=(*generation.decisions, *decisions)).write(folder)
         try:
             for place in places(folder, self._ranks, self._environ):
