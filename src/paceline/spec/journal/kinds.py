@@ -263,6 +263,38 @@ class FaultRecord(Record):
 
 
 @dataclass(frozen=True)
+class RecoveryRecord(Record):
+    """The run goes on after a fault: written when the first step after it is made."""
+
+    KIND: ClassVar[str] = "recovery"
+
+    generation: Annotated[int | None, Told("number of the world that goes on; a call begins with 1")]
+    rung: Annotated[
+        str,
+        Told(
+            "how that world came about: `reform` (in the processes that were left), `standby` (forked from a process"
+            " that had imported torch) or `restart` (new processes)"
+        ),
+    ]
+    because: Annotated[str, Told("the fault")]
+    rank: Annotated[int | None, Told("the rank that failed first, where it is known")]
+    from_world: Annotated[int | None, Told("ranks before", "devices")]
+    to_world: Annotated[int | None, Told("ranks now", "devices")]
+    resumed_from: Annotated[str | None, Told("where the state is from; null where the run begins anew")]
+    step: Annotated[int | None, Told("steps done before the first step after the fault")]
+    steps_lost: Annotated[int | None, Told("steps on record that are made again", "steps")]
+    seconds: Annotated[
+        Numbers,
+        Told(
+            "`total` and its parts: `detect` (from when all ranks were last seen to be well), `end` (until nothing of"
+            " the old world ran, or was ready to go on), `start` (until rank 0 of the new world began to build),"
+            " `restore` (building and loading), `step` (the first step)",
+            "s",
+        ),
+    ]
+
+
+@dataclass(frozen=True)
 class RunEnded(Record):
     """The last record of a start that came to an end."""
 
@@ -288,7 +320,7 @@ class RunEnded(Record):
 
 RECORDS: tuple[type[Record], ...] = (
     RunStarted, StepRecord, EvaluationRecord, MemoryRecord, VerifyRecord, DecisionRecord, CheckpointRecord,
-    ReplayRecord, FaultRecord, RunEnded,
+    ReplayRecord, FaultRecord, RecoveryRecord, RunEnded,
 )  # fmt: skip
 BY_KIND = {kind.KIND: kind for kind in RECORDS}
 
