@@ -97,7 +97,7 @@ class Training:
         self._keeper = CheckpointKeeper(self._run, self._record, self._fence, restored.path if restored else None)
         bar = unigram_bar(self.source, self.held_out, spec.run.evaluate_samples) if world.is_first else None
         self._record.started(self.progress, restored, bar)
-        self._record.decided(self._recovered.decisions)
+        self._record.decided_before(self._recovered.decisions)
         for remark in self._under.built.remarks:
             self._record.remark(remark)
         # Until the first step has said what the built-in decoder does not read; a survey has said it of other models.

@@ -166,7 +166,7 @@ class Recorder:
         self._decided("stop", "training", "requeue", because, {"step": step, "checkpoint": str(path)})
         self.say(f"stop     {because}: after step {step} the newest checkpoint is {path}")
 
-    def decided(self, decisions: Sequence[DecisionRecord]) -> None:
+    def decided_before(self, decisions: Sequence[DecisionRecord]) -> None:
         """Record what others have decided."""
         for decision in decisions:
             self._write(decision)
