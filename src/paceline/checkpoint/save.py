@@ -38,6 +38,7 @@ from paceline.checkpoint.ranks import Ranks
 from paceline.checkpoint.save_plan import KeptPlan, SavePlan
 from paceline.checkpoint.shards import Chunk, TensorToWrite, write_file, write_shard
 from paceline.checkpoint.snapshot import Part, Snapshot, take_snapshot
+from paceline.checkpoint.tiers.newest import next_sequence
 from paceline.checkpoint.untrusted import content, refusal
 from paceline.errors import StorageError
 
@@ -92,6 +93,7 @@ def save_checkpoint(
     fence: Callable[[], None] | None = None,
     kept: KeptPlan | None = None,
     alone: bool = False,
+    beside: Sequence[Path] = (),
 ) -> CheckpointInfo:
     """Save `tensors` (plain or DTensor, on any device) and `extra` (JSON; rank 0's counts) as a checkpoint of `step`.
 
@@ -110,7 +112,7 @@ def save_checkpoint(
     with giving_up(written):
         taken = written.ranks.attempt(written.what, lambda: take_snapshot(step, tensors, extra, copy=False))
     written = write(Path(root), taken, process_group=process_group, kept=kept, alone=alone)
-    info = publish(written, keep_last=keep_last, fence=fence)
+    info = publish(written, keep_last=keep_last, fence=fence, beside=beside)
     return replace(info, seconds=time.perf_counter() - started)
 
 
@@ -138,15 +140,22 @@ def write(
     return written
 
 
-def publish(written: Written, *, keep_last: int, fence: Callable[[], None] | None = None) -> CheckpointInfo:
+def publish(
+    written: Written,
+    *,
+    keep_last: int,
+    fence: Callable[[], None] | None = None,
+    beside: Sequence[Path] = (),
+) -> CheckpointInfo:
     """Give what was written its final name, and remove old checkpoints beyond `keep_last`. Every rank calls it.
 
-    Before that rank 0 reads manifest and table back and looks for every file: what cannot be read is not published.
+    It becomes the newest of its root and of the roots `beside`. Before that rank 0 reads manifest and table back and
+    looks for every file: what cannot be read is not published.
     """
     assert keep_last >= 1, keep_last
     with giving_up(written):
         written.ranks.any_of([True])  # nothing has its name before every rank has called this
-        return written.ranks.from_first(written.what, partial(_finish, written, keep_last, fence))
+        return written.ranks.from_first(written.what, partial(_finish, written, keep_last, fence, beside))
 
 
 @contextmanager
@@ -222,12 +231,13 @@ def _collect(written: Written, plan: SavePlan, fingerprints: Mapping[str, str], 
     written.files[TABLE_NAME] = write_file(written.partial.folder / TABLE_NAME, encode_kinds(kinds))
 
 
-def _finish(written: Written, keep_last: int, fence: Callable[[], None] | None) -> CheckpointInfo:
+def _finish(
+    written: Written, keep_last: int, fence: Callable[[], None] | None, beside: Sequence[Path]
+) -> CheckpointInfo:
     """Write the manifest, read it back with the table, publish, remove old checkpoints. Called on rank 0."""
     assert written.partial is not None
     unfinished = written.partial.folder
-    complete = folder.list_checkpoints(written.root).complete
-    sequence = 1 + max((found.manifest.sequence for found in complete), default=0)
+    sequence = next_sequence([written.root, *beside])
     created = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
     manifest = Manifest(written.step, sequence, created, written.ranks.size, written.files, written.extra)
     folder.check_lengths(unfinished, manifest)  # finds machines that do not share the folder

@@ -72,7 +72,6 @@ class Training:
         self._unended: weakref.finalize[..., Training] | None = None  # an end that waits for its reason
         self._warmup = self._steps(task.schedule.warmup) or 0
         self._decay = self._steps(task.schedule.decay) or max(1, brief.steps // 10)
-        self._checkpoint_every = self._steps(spec.run.checkpoint_every)
         self._check_every = self._steps(spec.run.check_every)
         self._evaluate_every = self._steps(spec.run.evaluate_every) if self.held_out else None
         peak, schedule = task.optimizer.lr, task.schedule
@@ -87,9 +86,11 @@ class Training:
         if world.is_first:
             journal = Journal(run_dir, self._fence, spec.run.group_read)
             status = StatusLine(brief, self._steps(spec.run.log_every) or 1)
-            every: list[Sink] = [journal, status, *(open_sink(run_dir) for open_sink in sinks)]
-            self._record = Recorder(run_dir, journal.attempt, spec, brief, world, self._meter, every)
-        self._keeper = CheckpointKeeper(self._run, self._record, self._fence, restored.path if restored else None)
+            sunk: list[Sink] = [journal, status, *(open_sink(run_dir) for open_sink in sinks)]
+            self._record = Recorder(run_dir, journal.attempt, spec, brief, world, self._meter, sunk)
+        every = self._steps(spec.run.checkpoint_every), self._steps(spec.run.checkpoints.memory_every)
+        good = restored.path if restored else None
+        self._keeper = CheckpointKeeper(self._run, self._record, self._fence, every, good)
         bar = unigram_bar(self.source, self.held_out, spec.run.evaluate_samples) if world.is_first else None
         self._record.started(self.progress, restored, bar)
         for remark in self._under.built.remarks:
@@ -166,6 +167,7 @@ class Training:
                         "the loop body did not call run.step(batch)",
                         "call stats = run.step(batch) once for every batch",
                     )
+            self._keeper.close(self.world)
             self._ended("complete")
         except GeneratorExit:
             self._left(left_at(sys._getframe().f_back))
@@ -255,10 +257,11 @@ class Training:
             raise Requeue(because)
         if last:
             self._save()  # as above: a second SIGINT that waits has nothing left to end
-        elif self._checkpoint_every and step % self._checkpoint_every == 0:
+        else:
             with self._stop.saving():
-                self._keeper.save(self._under.built, self.brief.plan, self.world, self.progress)
-            self._stop.interrupt_if_asked()
+                saved = self._keeper.save_if_due(self._under.built, self.brief.plan, self.world, self.progress)
+            if saved:
+                self._stop.interrupt_if_asked()
 
     def _ids_read(self, batch: StepBatch) -> list[int]:
         """Return the sample ids that the ranks really read in this step, in order of position."""

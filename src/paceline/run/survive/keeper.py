@@ -6,33 +6,32 @@ What became of a save is agreed on by all ranks when the next one begins. Until 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from pathlib import Path
 
-from paceline.checkpoint import KeptPlan
-from paceline.checkpoint.beside.flight import SaveInFlight, SaveTo
+from paceline.checkpoint import save_checkpoint
+from paceline.checkpoint.beside.flight import Outcome, SaveInFlight
 from paceline.checkpoint.beside.stage import HostStage
-from paceline.cluster.machine import available_memory_bytes
 from paceline.errors import Requeue, RunInUse, StorageError
 from paceline.run.assemble import Assembled
-from paceline.run.loop.resume import Progress, RunIdentity, checkpoint_root, save, saved_state
+from paceline.run.loop.resume import Progress, RunIdentity, saved_state
 from paceline.run.process.world import World
 from paceline.run.record.recorder import Recorder, SilentRecorder
-from paceline.run.survive.host_room import copies_on_this_machine
+from paceline.run.survive.host_room import why_not_beside
+from paceline.run.survive.tiers import DISK, Tier, Tiers
 from paceline.spec.plan import Plan
-from paceline.units import format_bytes, format_seconds
+from paceline.units import format_seconds
 
 ABANDON_SECONDS = 2.0  # for a thread that has lost its peers to end
 PRESSURE_SECONDS = 0.01  # a shorter wait for the save before is none
-SPARE = 2  # so many times the room that a copy takes must be free for one that nobody asked for
 
 
 class CheckpointKeeper:
     """Saves a run's state. Every rank has one and calls the same in the same order.
 
     A save that fails costs the run nothing but a warning: the next one is tried when it is due. `good` is the newest
-    checkpoint that is known to be whole, if there is one.
+    checkpoint in the run's directory that is known to be whole, if there is one.
     """
 
     def __init__(
@@ -40,12 +39,13 @@ class CheckpointKeeper:
         run: RunIdentity,
         record: Recorder | SilentRecorder,
         fence: Callable[[], None] | None,
+        every_steps: tuple[int | None, int | None],
         good: Path | None = None,
     ) -> None:
+        """`every_steps` are the steps between checkpoints on disk and in memory."""
         self.good = good
-        self._run, self._record = run, record
-        self._spec = run.spec.run.checkpoints
-        self._to = SaveTo(checkpoint_root(run.dir), run.spec.run.keep_last, KeptPlan(), fence)
+        self._run, self._record, self._spec = run, record, run.spec.run.checkpoints
+        self.tiers = Tiers(run, record, fence, *every_steps)
         self._stage = HostStage()
         self._flight: SaveInFlight | None = None
         self._is_told = False  # of what became of that
@@ -55,43 +55,48 @@ class CheckpointKeeper:
 
     # ---- saving ----------------------------------------------------------------------------------------------------
 
-    def save(self, built: Assembled, plan: Plan, world: World, progress: Progress) -> None:
-        """Begin a checkpoint of this moment, or make it at once where the run saves so.
+    def save_if_due(self, built: Assembled, plan: Plan, world: World, progress: Progress) -> bool:
+        """Begin the checkpoints that are due after this step, or make them where the run saves so; return if any was.
 
         What fails is a warning. Raises Requeue, or StorageError where there is no checkpoint, after too many failures.
         """
-        if not self._goes_beside(built, plan, world, progress):
-            try:
-                self.save_now(built, plan, world, progress)
-            except RunInUse:
-                raise
-            except StorageError as error:
-                self._tell_failure(error)
-                self._failures += 1
-                self._end_if_pointless(world, error)
-            return
-        began = time.perf_counter()
-        if not self._settled(world, progress.step):
-            return
+        if not self.tiers.due(progress.step):
+            return False
         tensors, extra = saved_state(self._run, built, plan, progress)
-        staged = self._stage.take(progress.step, tensors, extra)
-        limit = self._spec.hanging_after
-        group = world.groups.beside(timedelta(seconds=limit)) if world.size > 1 else None
-        self._flight, self._is_told = SaveInFlight(self._to, staged, group, limit), False
-        self._stall_seconds = time.perf_counter() - began
+        if self._beside is None:
+            because = why_not_beside(tensors, world)
+            self._beside = not because
+            if because:
+                self._record.decided("checkpoint", "beside training", "while training waits", because)
+        tiers = self.tiers.ready(progress.step, tensors, world)
+        began = time.perf_counter()
+        if not tiers or not self._settled(world, progress.step):
+            return bool(tiers)
+        if self._beside:
+            staged = self._stage.take(progress.step, tensors, extra)
+            limit = self._spec.hanging_after
+            group = world.groups.beside(timedelta(seconds=limit)) if world.size > 1 else None
+            self._is_told = False
+            self._flight = SaveInFlight([tier.to for tier in tiers], staged, group, limit)
+            self._stall_seconds = time.perf_counter() - began
+        else:
+            self._count([self._save_here(tier, built, plan, world, progress) for tier in tiers], world)
+        return True
 
     def save_now(self, built: Assembled, plan: Plan, world: World, progress: Progress) -> Path:
-        """Return the folder of a checkpoint of this moment, which is there when this returns. Raises StorageError."""
+        """Return the folder of a checkpoint of this moment on disk, which is there by then. Raises StorageError."""
         if not self._settled(world, progress.step):
             raise StorageError(
-                f"the checkpoint of step {progress.step} was not saved in {self._to.root}",
+                f"the checkpoint of step {progress.step} was not saved in {self.tiers.disk.to.root}",
                 "the save before it hangs",
                 "look after the storage, or choose another run.dir",
             )
-        info = save(self._run, built, plan, world, progress, self._to.fence, self._to.kept)
-        self._record.checkpoint(progress.step, info.path, info.bytes, info.seconds, info.seconds)
-        self.good, self._failures = info.path, 0
-        return info.path
+        made = self._save_here(self.tiers.disk, built, plan, world, progress)
+        if made.error is not None:
+            raise made.error
+        assert made.info is not None
+        self.good, self._failures = made.info.path, 0
+        return made.info.path
 
     def save_or_keep(self, built: Assembled, plan: Plan, world: World, progress: Progress) -> Path:
         """Return `save_now`, or the newest checkpoint there is where that fails. Raises StorageError without one."""
@@ -105,6 +110,25 @@ class CheckpointKeeper:
             self._tell_failure(error)
             return self.good
 
+    def close(self, world: World) -> None:
+        """Give back the memory of the memory tier, where the newest state is on disk. Every rank calls it."""
+        if self._settled(world, 0) and world.is_first:
+            self.tiers.close()
+
+    def _save_here(self, tier: Tier, built: Assembled, plan: Plan, world: World, progress: Progress) -> Outcome:
+        """Save to one tier while training waits, and record what is published."""
+        to, began = tier.to, time.perf_counter()
+        tensors, extra = saved_state(self._run, built, plan, progress)
+        try:
+            info = save_checkpoint(
+                to.root, progress.step, tensors, extra, keep_last=to.keep_last, fence=to.fence, kept=to.kept,
+                alone=world.size == 1, beside=to.beside,
+            )  # fmt: skip
+        except StorageError as error:
+            return Outcome(to, time.perf_counter() - began, error=error)
+        self._record.checkpoint(progress.step, info.path, info.bytes, info.seconds, info.seconds, tier.told)
+        return Outcome(to, info.seconds, info)
+
     # ---- what became of it -----------------------------------------------------------------------------------------
 
     def poll(self) -> None:
@@ -113,11 +137,14 @@ class CheckpointKeeper:
         if flight is None or flight.is_running or self._is_told:
             return
         self._is_told = True
-        if flight.info is not None:
-            stall = self._stall_seconds + flight.staged.device_seconds
-            self._record.checkpoint(flight.step, flight.info.path, flight.info.bytes, flight.seconds, stall)
-        elif isinstance(flight.error, StorageError):
-            self._tell_failure(flight.error)
+        stall = self._stall_seconds + flight.staged.device_seconds
+        for outcome in flight.outcomes:
+            if outcome.info is not None:
+                info, tier = outcome.info, self.tiers.of(outcome.to)
+                self._record.checkpoint(flight.step, info.path, info.bytes, outcome.seconds, stall, tier.told)
+                stall = 0.0  # it is one stall for all tiers
+            elif outcome.error is not None:
+                self._tell_failure(outcome.error)
 
     def finish(self) -> None:
         """Wait for the save under way, on this rank alone, and record it. One that hangs is given up."""
@@ -140,74 +167,61 @@ class CheckpointKeeper:
             return True
         began, was_running = time.perf_counter(), flight.is_running
         hangs = not flight.wait()
-        waited = time.perf_counter() - began
-        broken = isinstance(getattr(flight.error, "__cause__", None), RuntimeError)
-        hangs, failed, broken = (
-            bool(flag) for flag in world.maximum([float(hangs), float(flight.error is not None), float(broken)])
-        )
+        waited = time.perf_counter() - began if was_running else 0.0
+        lost = any(outcome.has_lost_a_peer for outcome in flight.outcomes)
+        agreed = world.maximum([float(hangs), float(lost)])
         self.poll()
-        error = flight.error
-        if hangs:
+        if agreed[0]:
             what = f"the checkpoint of step {flight.step} is not written after {format_seconds(flight.age_seconds)}"
             error = StorageError(what, f"that of step {step} is left out: the storage hangs")
             self._tell_failure(error)
-        else:
-            self._flight = None
-            self._tell_pressure(flight, step, waited if was_running else 0.0)
-        if error is None and failed:
-            error = StorageError(f"the checkpoint of step {flight.step} was not saved", "another rank could not")
-        if broken and not hangs:
+            self._count([Outcome(self.tiers.disk.to, flight.age_seconds, error=error)], world)
+            return False
+        self._flight = None
+        self._tell_pressure(flight, step, waited)
+        if agreed[1]:
             world.groups.drop_beside()
-        if isinstance(error, RunInUse):
-            raise error
-        if error is None:
-            assert flight.info is not None
-            self.good, self._failures = flight.info.path, 0
-        else:
-            self._failures += 1
-            self._end_if_pointless(world, error)
-        return not hangs
+        self._count(flight.outcomes, world, told=True)
+        return True
+
+    def _count(self, outcomes: Sequence[Outcome], world: World, told: bool = False) -> None:
+        """Count the saves to disk that failed one after another. Every rank calls it, and stops where it is pointless.
+
+        Raises Requeue where there is a checkpoint to go on from, StorageError where there is none.
+        """
+        for outcome in outcomes:
+            if isinstance(outcome.error, RunInUse):
+                raise outcome.error
+            if outcome.error is not None and not told and outcome.info is None:
+                self._tell_failure(outcome.error)
+        mine = [outcome for outcome in outcomes if self.tiers.of(outcome.to).name == DISK]
+        if not mine:
+            return
+        failed = world.maximum([float(any(outcome.error is not None for outcome in mine))]) != [0.0]
+        self.good = next((outcome.info.path for outcome in mine if outcome.info is not None), self.good)
+        self._failures = self._failures + 1 if failed else 0
+        if self._failures < self._spec.most_failures:
+            return
+        because = f"{self._failures} checkpoints in a row could not be saved"
+        if world.maximum([float(self.good is None)]) != [0.0]:
+            last = next((str(outcome.error) for outcome in mine if outcome.error is not None), "another rank could not")
+            raise StorageError(because, last, "mend the storage, or choose another run.dir")
+        raise Requeue(because)
 
     def _tell_pressure(self, flight: SaveInFlight, step: int, waited: float) -> None:
         if waited > PRESSURE_SECONDS and not self._is_pressed:
             self._is_pressed = True
-            took = format_seconds(flight.seconds)
+            seconds = max((outcome.seconds for outcome in flight.outcomes), default=0.0)
             self._record.decided(
                 "checkpoint",
-                f"one save at a time, step {flight.step}",
+                f"step {flight.step} beside training",
                 f"step {step} waits",
-                f"the save of step {flight.step} took {took}, until that of step {step} was due: it waited"
-                f" {format_seconds(waited)}, and so will others",
-                {"write_seconds": flight.seconds, "waited_seconds": waited},
+                f"the save of step {flight.step} took {format_seconds(seconds)}, and that of step {step} was due:"
+                f" training waited {format_seconds(waited)}, and will again, since one save is under way at a time",
+                {"write_seconds": seconds, "waited_seconds": waited},
             )
 
     def _tell_failure(self, error: BaseException) -> None:
         what, because = (error.what, error.because) if isinstance(error, StorageError) else (str(error), "")
         kept = f"; {self.good} is kept" if self.good else ""
         self._record.fault(what, f"{because}{kept}")
-
-    def _end_if_pointless(self, world: World, error: BaseException) -> None:
-        """Raise where too many saves in a row have failed: Requeue where there is a checkpoint to go on from."""
-        if self._failures < self._spec.most_failures:
-            return
-        because = f"{self._failures} checkpoints in a row could not be saved"
-        if world.maximum([float(self.good is None)]) != [0.0]:
-            last = f"the last one: {error.because}" if isinstance(error, StorageError) else str(error)
-            raise StorageError(because, last, "mend the storage, or choose another run.dir")
-        raise Requeue(because)
-
-    # ---- beside training or not ------------------------------------------------------------------------------------
-
-    def _goes_beside(self, built: Assembled, plan: Plan, world: World, progress: Progress) -> bool:
-        """Return whether saves go on beside training; every rank asks, and where nobody has said so they find out."""
-        if self._beside is None:
-            tensors, _ = saved_state(self._run, built, plan, progress)
-            needed, free = copies_on_this_machine(tensors, world), available_memory_bytes()
-            self._beside = world.maximum([float(needed * SPARE > free)]) == [0.0]
-            if not self._beside:
-                self._record.decided(
-                    "checkpoint", "beside training", "while training waits",
-                    f"a copy takes {format_bytes(needed)} of host memory, of which {format_bytes(free)} are free",
-                    {"copy_bytes": needed, "free_bytes": free},
-                )  # fmt: skip
-        return self._beside

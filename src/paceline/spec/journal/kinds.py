@@ -232,6 +232,9 @@ class CheckpointRecord(Record):
             if_any=True,
         ),
     ] = None
+    tier: Annotated[
+        str | None, Told("`memory` where it is in the machine's memory and not in the run's directory", if_any=True)
+    ] = None
 
     @property
     def cost_seconds(self) -> float | None:

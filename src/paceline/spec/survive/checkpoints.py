@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from paceline.config.fields import option
+from paceline.units import Amount
 
 
 @dataclass(frozen=True)
@@ -16,6 +17,13 @@ class CheckpointsSpec:
         "write checkpoints beside training, which then waits only for a copy to host memory"
         " (auto: where that has room for the copy)",
         choices=("auto", "on", "off"),
+    )
+    memory_every: Amount | None = option(
+        None,
+        "steps, samples or tokens between copies in the memory of the machine, which a killed process does not take"
+        " along",
+        quantity="amount",
+        units=("steps", "samples", "tokens"),
     )
     hanging_after: float = option(
         600.0,
