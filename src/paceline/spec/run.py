@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from paceline.config.fields import option
 from paceline.spec.survive.checkpoints import CheckpointsSpec
+from paceline.spec.survive.recovery import RecoverySpec
 from paceline.units import Amount
 
 
@@ -42,7 +43,13 @@ class RunSpec:
         quantity="duration",
         above=0.0,
     )
+    usd_limit: float | None = option(
+        None, "money that one start may cost, at the cluster's price; then it ends as at the time limit", above=0.0
+    )
     verify: bool = option(True, "prove the layout equal to one device before training, where it has more than one")
+    replay: bool = option(
+        True, "hold the first step after a resume against the journal's record of it, and stop where it is another"
+    )
     record_samples: bool = option(False, "write the sample ids of every step to the journal")
     redact: tuple[str, ...] = option(
         (), "regular expressions of what the journal must not hold, besides secrets of known shapes"
@@ -67,3 +74,4 @@ class RunSpec:
         choices=("auto", "on", "off"),
     )
     tensorboard: bool = option(False, "also write TensorBoard event files (needs the extra 'tensorboard')")
+    recovery: RecoverySpec = option(factory=RecoverySpec, doc="what is tried when processes of the run are lost")

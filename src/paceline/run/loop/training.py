@@ -25,6 +25,7 @@ from paceline.run.loop.under_plan import UnderPlan, refuse_replan
 from paceline.run.memory.spent import MemoryMeter, spent_on
 from paceline.run.numerics.invariants import check_agreement, is_due, numbers_of
 from paceline.run.process.brief import Brief
+from paceline.run.process.generation import take_generation
 from paceline.run.process.supervise.signals import StopFlag
 from paceline.run.process.world import World, build_mesh
 from paceline.run.record.journal import Journal
@@ -32,6 +33,8 @@ from paceline.run.record.recorder import Recorder, SilentRecorder, is_echo
 from paceline.run.record.sink import OpenSink, Sink
 from paceline.run.record.status import StatusLine
 from paceline.run.survive.keeper import CheckpointKeeper
+from paceline.run.survive.recovered import Recovered
+from paceline.run.survive.replay import SWITCHES, StepBefore, expected_step, hold_against
 from paceline.spec.amounts import in_steps
 from paceline.spec.load import Spec
 from paceline.spec.plan import Plan
@@ -63,7 +66,7 @@ class Training:
         """
         self.spec, self.brief, self.world, self.dir = spec, brief, world, run_dir
         self._fence = lock.check if lock else None
-        self._began = time.monotonic()
+        self._began, self._recovered = time.monotonic(), Recovered(take_generation())
         task = spec.task
         self._meter = MemoryMeter(world.device)
         self.source, self.held_out = open_together(task.data, task.seed, world)
@@ -80,8 +83,10 @@ class Training:
         refuse_between(brief.plan.sync, {"task.stop": brief.steps, "run.evaluate_every": self._evaluate_every})
         self._under = self._build(brief.plan, world)
         restored = self._under.restored
+        self._recovered.built(restored)
         self.progress = restored.progress if restored else Progress(0, 0)
         self._first_step = self.progress.step + 1
+        self._expected: StepBefore | None = self._step_before() if restored else None
         self._record: Recorder | SilentRecorder = SilentRecorder()
         if world.is_first:
             journal = Journal(run_dir, self._fence, spec.run.group_read)
@@ -93,6 +98,7 @@ class Training:
         self._keeper = CheckpointKeeper(self._run, self._record, self._fence, every, good)
         bar = unigram_bar(self.source, self.held_out, spec.run.evaluate_samples) if world.is_first else None
         self._record.started(self.progress, restored, bar)
+        self._record.decided_before(self._recovered.decisions)
         for remark in self._under.built.remarks:
             self._record.remark(remark)
         # Until the first step has said what the built-in decoder does not read; a survey has said it of other models.
@@ -226,6 +232,16 @@ class Training:
         seconds["total"] = total
         return stats
 
+    def _step_before(self) -> StepBefore | None:
+        """Return what the journal says of the step that comes next, on all ranks."""
+        run = self.spec.run
+        if not run.replay:
+            return None
+        switches = [getattr(run, name) for name in SWITCHES]
+        found = expected_step(self.dir, self.progress, self.brief.plan, switches) if self.world.is_first else None
+        shared: StepBefore | None = self.world.share(found)
+        return shared
+
     def _wants_to_stop(self) -> bool:
         limit = self.spec.run.time_limit
         if limit is not None and time.monotonic() - self._began > limit and not self._stop.because:
@@ -238,7 +254,11 @@ class Training:
         scaler, step, last = self._stepper.scaler, stats.step, stats.step == self.brief.steps
         self._keeper.poll()
         ids = self._ids_read(batch) if self.spec.run.record_samples else None
+        if self._expected is not None:
+            self._record.replayed(hold_against(self._expected, stats, ids, self.brief.plan.precision))
+            self._expected = None
         self._record.step(stats, scaler.scale if scaler else None, ids)
+        self._record.recovered(self._recovered.stepped())
         for remark in remarks_on_batch(self._objective, batch.micro_batches[0].data) if self._objective else ():
             self._record.remark(remark)
         self._objective = None

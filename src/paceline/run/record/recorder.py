@@ -29,6 +29,8 @@ from paceline.spec.journal.kinds import (
     EvaluationRecord,
     FaultRecord,
     MemoryRecord,
+    RecoveryRecord,
+    ReplayRecord,
     RunEnded,
     RunStarted,
     StepRecord,
@@ -37,6 +39,7 @@ from paceline.spec.journal.record import Record, now
 from paceline.spec.journal.redact import Redactor
 from paceline.spec.load import Spec, spec_to_dict
 from paceline.spec.plan import Plan
+from paceline.units import format_seconds
 from paceline.version import __version__
 
 
@@ -100,6 +103,13 @@ class Recorder:
                 self.say(f"resume   {note}")
             self.say(f"resume   step {progress.step} from {restored.path}")
 
+    def replayed(self, record: ReplayRecord) -> None:
+        """Record and say how the first step after a resume stands to the one of an earlier start."""
+        self._write(record)
+        off = ", ".join(f"{name.replace('_', ' ')} {value:.0e}" for name, value in record.differences.items() if value)
+        found = f"equal to rounding: {off}" if off else "bit for bit the same"
+        self.say(f"resume   step {record.step} made again, {found}")
+
     def remark(self, text: str) -> None:
         """Say and record what has no part in training."""
         self._decided("left out", None, None, text)
@@ -157,6 +167,18 @@ class Recorder:
         """Record the decision to stop early, with the newest checkpoint that there is."""
         self._decided("stop", "training", "requeue", because, {"step": step, "checkpoint": str(path)})
         self.say(f"stop     {because}: after step {step} the newest checkpoint is {path}")
+
+    def decided_before(self, decisions: Sequence[DecisionRecord]) -> None:
+        """Record what others have decided."""
+        for decision in decisions:
+            self._write(decision)
+
+    def recovered(self, record: RecoveryRecord | None) -> None:
+        """Record that the run goes on after a fault, where it has just done so."""
+        if record is not None:
+            self._write(record)
+            took, lost = format_seconds(record.seconds["total"]), record.steps_lost
+            self.say(f"recover  {took} by {record.rung}, {lost} step(s) made again: {record.because}")
 
     def replanned(self, step: int, before: Plan, plan: Plan) -> None:
         """Record that the run goes on under another plan."""

@@ -243,6 +243,17 @@ class CheckpointRecord(Record):
 
 
 @dataclass(frozen=True)
+class ReplayRecord(Record):
+    """The first step after a resume, held against the same step of an earlier start."""
+
+    KIND: ClassVar[str] = "replay"
+
+    step: Annotated[int | None, Told("number of the step")]
+    of_attempt: Annotated[int | None, Told("the start whose record of the step it was held against")]
+    differences: Annotated[Numbers, Told("of `loss` and `grad_norm`; 0 is bit for bit", "relative")]
+
+
+@dataclass(frozen=True)
 class FaultRecord(Record):
     """Something that went wrong, whether the run survived it or not."""
 
@@ -252,6 +263,38 @@ class FaultRecord(Record):
     because: Annotated[str, Told("because of what")]
     rank: Annotated[int | None, Told("the rank it happened on, where it is known", if_any=True)] = None
     signal: Annotated[int | None, Told("the signal that ended a process", if_any=True)] = None
+
+
+@dataclass(frozen=True)
+class RecoveryRecord(Record):
+    """The run goes on after a fault: written when the first step after it is made."""
+
+    KIND: ClassVar[str] = "recovery"
+
+    generation: Annotated[int | None, Told("number of the world that goes on; a call begins with 1")]
+    rung: Annotated[
+        str,
+        Told(
+            "how that world came about: `reform` (in the processes that were left), `standby` (forked from a process"
+            " that had imported torch) or `restart` (new processes)"
+        ),
+    ]
+    because: Annotated[str, Told("the fault")]
+    rank: Annotated[int | None, Told("the rank that failed first, where it is known")]
+    from_world: Annotated[int | None, Told("ranks before", "devices")]
+    to_world: Annotated[int | None, Told("ranks now", "devices")]
+    resumed_from: Annotated[str | None, Told("where the state is from; null where the run begins anew")]
+    step: Annotated[int | None, Told("steps done before the first step after the fault")]
+    steps_lost: Annotated[int | None, Told("steps on record that are made again", "steps")]
+    seconds: Annotated[
+        Numbers,
+        Told(
+            "`total` and its parts: `detect` (from when all ranks were last seen to be well), `end` (until nothing of"
+            " the old world ran, or was ready to go on), `start` (until rank 0 of the new world began to build),"
+            " `restore` (building and loading), `step` (the first step)",
+            "s",
+        ),
+    ]
 
 
 @dataclass(frozen=True)
@@ -279,8 +322,8 @@ class RunEnded(Record):
 
 
 RECORDS: tuple[type[Record], ...] = (
-    RunStarted, StepRecord, EvaluationRecord, MemoryRecord, VerifyRecord, DecisionRecord, CheckpointRecord, FaultRecord,
-    RunEnded,
+    RunStarted, StepRecord, EvaluationRecord, MemoryRecord, VerifyRecord, DecisionRecord, CheckpointRecord,
+    ReplayRecord, FaultRecord, RecoveryRecord, RunEnded,
 )  # fmt: skip
 BY_KIND = {kind.KIND: kind for kind in RECORDS}
 
