@@ -26,7 +26,9 @@ from paceline.checkpoint import (
     save_checkpoint,
     training_state,
 )
+from paceline.checkpoint.ranks import Ranks
 from paceline.checkpoint.tiers.newest import newest_first
+from paceline.checkpoint.tiers.remote import fetch_newer
 from paceline.errors import ConfigError, VerificationFailed
 from paceline.run.assemble import Assembled
 from paceline.run.process.world import World
@@ -131,6 +133,8 @@ def restore(run: RunIdentity, built: Assembled, plan: Plan, world: World) -> Res
     sync, optimizer, scaler = built.stepper.sync, built.optimizer, built.stepper.scaler
     in_memory = world.share(memory_root(run.dir))
     roots = [root for root in (in_memory, checkpoint_root(run.dir)) if root is not None]
+    url, ranks = run.spec.run.checkpoints.remote, Ranks(alone=world.size == 1)
+    fetched = ranks.from_first(f"{url} was not read", lambda: fetch_newer(url, roots, roots[-1])) if url else []
     newest = next((found.path for found in newest_first(roots).complete), None) if world.is_first else None
     manifest = read_manifest(newest) if newest else None
     written = world.share(json.dumps(dict(manifest.extra)) if manifest else "")
@@ -153,7 +157,7 @@ def restore(run: RunIdentity, built: Assembled, plan: Plan, world: World) -> Res
     path, extra, skipped, unchecked = found
     if scaler is not None and extra["scaler"]:
         scaler.load(extra["scaler"])
-    notes = [*(f"skipped {reason}" for reason in skipped), *changes]
+    notes = [*fetched, *(f"skipped {reason}" for reason in skipped), *changes]
     if path.parent == in_memory:
         notes.append(f"the memory of this machine has the newest checkpoint, of step {extra['progress']['step']}")
     if unchecked:

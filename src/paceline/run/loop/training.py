@@ -93,7 +93,9 @@ class Training:
             status = StatusLine(brief, self._steps(spec.run.log_every) or 1)
             sunk: list[Sink] = [journal, status, *(open_sink(run_dir) for open_sink in sinks)]
             self._record = Recorder(run_dir, journal.attempt, spec, brief, world, self._meter, sunk)
-        every = self._steps(spec.run.checkpoint_every), self._steps(spec.run.checkpoints.memory_every)
+        saved = spec.run.checkpoints
+        often = (spec.run.checkpoint_every, saved.memory_every, saved.remote_every)
+        every = tuple(self._steps(amount) for amount in often)
         good = restored.path if restored else None
         self._keeper = CheckpointKeeper(self._run, self._record, self._fence, every, good)
         bar = unigram_bar(self.source, self.held_out, spec.run.evaluate_samples) if world.is_first else None

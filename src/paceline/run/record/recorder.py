@@ -144,7 +144,7 @@ class Recorder:
         self._write(EvaluationRecord(step, result["loss"], result["weight"], result["seconds"]))
 
     def checkpoint(
-        self, step: int, path: Path, size: int, seconds: float, stall_seconds: float, tier: str | None = None
+        self, step: int, path: Path | str, size: int, seconds: float, stall_seconds: float, tier: str | None = None
     ) -> None:
         """Record a published checkpoint."""
         self._write(CheckpointRecord(step, str(path), size, seconds, stall_seconds, tier))

@@ -19,6 +19,7 @@ from paceline.run.loop.resume import Progress, RunIdentity, saved_state
 from paceline.run.process.world import World
 from paceline.run.record.recorder import Recorder, SilentRecorder
 from paceline.run.survive.host_room import why_not_beside
+from paceline.run.survive.remote_copies import RemoteCopies
 from paceline.run.survive.tiers import DISK, Tier, Tiers
 from paceline.spec.plan import Plan
 from paceline.units import format_seconds
@@ -39,13 +40,15 @@ class CheckpointKeeper:
         run: RunIdentity,
         record: Recorder | SilentRecorder,
         fence: Callable[[], None] | None,
-        every_steps: tuple[int | None, int | None],
+        every_steps: Sequence[int | None],
         good: Path | None = None,
     ) -> None:
-        """`every_steps` are the steps between checkpoints on disk and in memory."""
+        """`every_steps` are the steps between checkpoints on disk, in memory and in remote storage."""
         self.good = good
         self._run, self._record, self._spec = run, record, run.spec.run.checkpoints
-        self.tiers = Tiers(run, record, fence, *every_steps)
+        self.tiers = Tiers(run, record, fence, *every_steps[:2])
+        self._remote = RemoteCopies(self._spec, every_steps[2], record)
+        self._is_first = isinstance(record, Recorder)
         self._stage = HostStage()
         self._flight: SaveInFlight | None = None
         self._is_told = False  # of what became of that
@@ -91,7 +94,7 @@ class CheckpointKeeper:
                 "the save before it hangs",
                 "look after the storage, or choose another run.dir",
             )
-        made = self._save_here(self.tiers.disk, built, plan, world, progress)
+        made = self._save_here(self.tiers.disk, built, plan, world, progress, last=True)
         if made.error is not None:
             raise made.error
         assert made.info is not None
@@ -111,12 +114,15 @@ class CheckpointKeeper:
             return self.good
 
     def close(self, world: World) -> None:
-        """Give back the memory of the memory tier, where the newest state is on disk. Every rank calls it."""
+        """Finish remote copies, and give the memory tier back: the newest state is on disk. Every rank calls it."""
+        self._remote.finish()
         if self._settled(world, 0) and world.is_first:
             self.tiers.close()
 
-    def _save_here(self, tier: Tier, built: Assembled, plan: Plan, world: World, progress: Progress) -> Outcome:
-        """Save to one tier while training waits, and record what is published."""
+    def _save_here(
+        self, tier: Tier, built: Assembled, plan: Plan, world: World, progress: Progress, last: bool = False
+    ) -> Outcome:
+        """Save to one tier while training waits, and record what is published; the `last` one is copied in any case."""
         to, began = tier.to, time.perf_counter()
         tensors, extra = saved_state(self._run, built, plan, progress)
         try:
@@ -127,12 +133,14 @@ class CheckpointKeeper:
         except StorageError as error:
             return Outcome(to, time.perf_counter() - began, error=error)
         self._record.checkpoint(progress.step, info.path, info.bytes, info.seconds, info.seconds, tier.told)
+        self._on_disk(tier, info.path, progress.step, last)
         return Outcome(to, info.seconds, info)
 
     # ---- what became of it -----------------------------------------------------------------------------------------
 
     def poll(self) -> None:
         """Record a save that has ended since the last look. It waits for nothing."""
+        self._remote.poll()
         flight = self._flight
         if flight is None or flight.is_running or self._is_told:
             return
@@ -142,17 +150,24 @@ class CheckpointKeeper:
             if outcome.info is not None:
                 info, tier = outcome.info, self.tiers.of(outcome.to)
                 self._record.checkpoint(flight.step, info.path, info.bytes, outcome.seconds, stall, tier.told)
+                self._on_disk(tier, info.path, flight.step)
                 stall = 0.0  # it is one stall for all tiers
             elif outcome.error is not None:
                 self._tell_failure(outcome.error)
 
+    def _on_disk(self, tier: Tier, path: Path, step: int, last: bool = False) -> None:
+        """Have a checkpoint that was published copied to remote storage, where rank 0 does so."""
+        if tier.name == DISK and self._is_first:
+            self._remote.published(path, step, last)
+
     def finish(self) -> None:
-        """Wait for the save under way, on this rank alone, and record it. One that hangs is given up."""
+        """Wait for the save under way and for remote copies, on this rank alone. One that hangs is given up."""
         if self._flight is not None:
             if self._flight.wait():
                 self.poll()
             else:
                 self.abandon()
+        self._remote.finish()
 
     def abandon(self) -> None:
         """Give up the save under way: nothing waits for peers, which may be dead. Their group cannot be used again."""

@@ -233,7 +233,7 @@ class CheckpointRecord(Record):
         ),
     ] = None
     tier: Annotated[
-        str | None, Told("`memory` where it is in the machine's memory and not in the run's directory", if_any=True)
+        str | None, Told("`memory` or `remote` where it is not in the run's directory", if_any=True)
     ] = None
 
     @property

@@ -25,6 +25,14 @@ class CheckpointsSpec:
         quantity="amount",
         units=("steps", "samples", "tokens"),
     )
+    remote: str = option("", "a URL of fsspec, such as s3://bucket/run, to which checkpoints are copied as well")
+    remote_every: Amount | None = option(
+        None,
+        "steps, samples or tokens between checkpoints that are copied to `remote`; unset means every one on disk",
+        quantity="amount",
+        units=("steps", "samples", "tokens"),
+    )
+    remote_keep: int = option(3, "how many checkpoints are kept in `remote`", minimum=1)
     hanging_after: float = option(
         600.0,
         "a save that takes longer counts as hanging: training goes on without it, and the process ends without it",
