@@ -35,7 +35,12 @@ def here() -> World:
 
 
 def training(
-    run_dir: Path, every: int = 2, layout: Layout | None = None, world: World | None = None, **checkpoints: Any
+    run_dir: Path,
+    every: int = 2,
+    layout: Layout | None = None,
+    world: World | None = None,
+    cluster: ClusterSpec | None = None,
+    **checkpoints: Any,
 ) -> Training:
     world = world or here()
     plan = plan_of(layout or Layout(dp_shard=world.size), batch=6)
@@ -47,7 +52,7 @@ def training(
     )
     task = decoder_task(stop=Amount(STEPS, "steps"))
     brief = Brief(plan, STEPS, SEQ_LEN, "tokens", "cpu", 1, 1.0, math.nan, 1.0, math.nan, PlannedRecord())
-    return Training(Spec(task=task, cluster=ClusterSpec(learn=False), run=run), brief, world, run_dir)
+    return Training(Spec(task=task, cluster=cluster or ClusterSpec(learn=False), run=run), brief, world, run_dir)
 
 
 def through(run: Training, after: Callable[[int], None] = lambda step: None) -> None:

@@ -97,7 +97,7 @@ class Training:
         often = (spec.run.checkpoint_every, saved.memory_every, saved.remote_every)
         every = tuple(self._steps(amount) for amount in often)
         good = restored.path if restored else None
-        self._keeper = CheckpointKeeper(self._run, self._record, self._fence, every, good)
+        self._keeper = CheckpointKeeper(self._run, self._record, self._fence, every, good, self.progress.step)
         bar = unigram_bar(self.source, self.held_out, spec.run.evaluate_samples) if world.is_first else None
         self._record.started(self.progress, restored, bar)
         self._record.decided_before(self._recovered.decisions)

@@ -19,8 +19,9 @@ from paceline.run.loop.resume import Progress, RunIdentity, saved_state
 from paceline.run.process.world import World
 from paceline.run.record.recorder import Recorder, SilentRecorder
 from paceline.run.survive.host_room import why_not_beside
+from paceline.run.survive.pace import Pace
 from paceline.run.survive.remote_copies import RemoteCopies
-from paceline.run.survive.tiers import DISK, Tier, Tiers
+from paceline.run.survive.tiers import DISK, MEMORY, Tier, Tiers
 from paceline.spec.plan import Plan
 from paceline.units import format_seconds
 
@@ -42,17 +43,19 @@ class CheckpointKeeper:
         fence: Callable[[], None] | None,
         every_steps: Sequence[int | None],
         good: Path | None = None,
+        begun_step: int = 0,
     ) -> None:
         """`every_steps` are the steps between checkpoints on disk, in memory and in remote storage."""
         self.good = good
         self._run, self._record, self._spec = run, record, run.spec.run.checkpoints
-        self.tiers = Tiers(run, record, fence, *every_steps[:2])
+        self._pace = Pace(run.spec, dict(zip((DISK, MEMORY), every_steps, strict=False)), begun_step)
+        self.tiers = Tiers(run, record, fence, self._pace.cadences)
         self._remote = RemoteCopies(self._spec, every_steps[2], record)
         self._is_first = isinstance(record, Recorder)
         self._stage = HostStage()
         self._flight: SaveInFlight | None = None
         self._is_told = False  # of what became of that
-        self._stall_seconds = 0.0  # of that, on the host
+        self._stall_seconds = self._copy_seconds = 0.0  # of that, on the host; the second without waiting for another
         self._beside = {"on": True, "off": False}.get(self._spec.asynchronous)
         self._failures, self._is_pressed = 0, False
 
@@ -63,8 +66,20 @@ class CheckpointKeeper:
 
         What fails is a warning. Raises Requeue, or StorageError where there is no checkpoint, after too many failures.
         """
+        self._pace.stepped()
+        if self._pace.adapts and not self._pace.is_chosen:
+            tensors, _ = saved_state(self._run, built, plan, progress)
+            self._pace.assume(tensors, world)
+            self._pace.choose(world, self._record)
         if not self.tiers.due(progress.step):
             return False
+        try:
+            return self._save_due(built, plan, world, progress)
+        finally:
+            self._pace.saves_ended()
+
+    def _save_due(self, built: Assembled, plan: Plan, world: World, progress: Progress) -> bool:
+        """Begin the checkpoints that are due, or make them; return whether there was any."""
         tensors, extra = saved_state(self._run, built, plan, progress)
         if self._beside is None:
             because = why_not_beside(tensors, world)
@@ -73,10 +88,15 @@ class CheckpointKeeper:
                 self._record.decided("checkpoint", "beside training", "while training waits", because)
         tiers = self.tiers.ready(progress.step, tensors, world)
         began = time.perf_counter()
+        self._pace.saved_at(progress.step, [tier.name for tier in tiers])
         if not tiers or not self._settled(world, progress.step):
             return bool(tiers)
+        if self._pace.adapts:
+            self._pace.choose(world, self._record)
         if self._beside:
+            copied = time.perf_counter()
             staged = self._stage.take(progress.step, tensors, extra)
+            self._copy_seconds = time.perf_counter() - copied
             limit = self._spec.hanging_after
             group = world.groups.beside(timedelta(seconds=limit)) if world.size > 1 else None
             self._is_told = False
@@ -133,6 +153,7 @@ class CheckpointKeeper:
         except StorageError as error:
             return Outcome(to, time.perf_counter() - began, error=error)
         self._record.checkpoint(progress.step, info.path, info.bytes, info.seconds, info.seconds, tier.told)
+        self._pace.saved(tier.name, info.seconds, info.seconds)
         self._on_disk(tier, info.path, progress.step, last)
         return Outcome(to, info.seconds, info)
 
@@ -150,6 +171,7 @@ class CheckpointKeeper:
             if outcome.info is not None:
                 info, tier = outcome.info, self.tiers.of(outcome.to)
                 self._record.checkpoint(flight.step, info.path, info.bytes, outcome.seconds, stall, tier.told)
+                self._pace.saved(tier.name, self._copy_seconds + flight.staged.device_seconds, outcome.seconds)
                 self._on_disk(tier, info.path, flight.step)
                 stall = 0.0  # it is one stall for all tiers
             elif outcome.error is not None:

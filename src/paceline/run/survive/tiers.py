@@ -14,6 +14,7 @@ from paceline.errors import StorageError
 from paceline.run.loop.resume import RunIdentity, checkpoint_root
 from paceline.run.process.world import World
 from paceline.run.record.recorder import Recorder, SilentRecorder
+from paceline.run.survive.intervals import Cadence
 from paceline.run.survive.memory_tier import make_memory_root, memory_root, remove_memory_root, why_no_memory_tier
 
 DISK, MEMORY = "disk", "memory"
@@ -21,20 +22,15 @@ DISK, MEMORY = "disk", "memory"
 
 @dataclass(frozen=True)
 class Tier:
-    """A place of checkpoints, and the steps between two of them; None where only others ask for them."""
+    """A place of checkpoints."""
 
     name: str
     to: SaveTo
-    every_steps: int | None
 
     @property
     def told(self) -> str | None:
         """What the journal calls the tier: nothing where it is the run's directory."""
         return None if self.name == DISK else self.name
-
-    def is_due(self, step: int) -> bool:
-        """Return whether a checkpoint is due after the step."""
-        return bool(self.every_steps) and step % (self.every_steps or 1) == 0
 
 
 class Tiers:
@@ -49,23 +45,24 @@ class Tiers:
         run: RunIdentity,
         record: Recorder | SilentRecorder,
         fence: Callable[[], None] | None,
-        every_steps: int | None,
-        memory_every_steps: int | None,
+        cadences: Mapping[str, Cadence],
     ) -> None:
         self._run, self._record, self._fence, self._kept = run, record, fence, KeptPlan()
-        self._memory_every = memory_every_steps
+        self.cadences = cadences  # of DISK and MEMORY
         self._memory: Tier | None = None
-        self.disk = self._on_disk(every_steps, memory_root(run.dir))
+        self.disk = self._on_disk(memory_root(run.dir))
 
     def due(self, step: int) -> bool:
         """Return whether a checkpoint is due in any tier after the step."""
-        return self.disk.is_due(step) or bool(self._memory_every and step % self._memory_every == 0)
+        return any(cadence.is_due(step) for cadence in self.cadences.values())
 
     def ready(self, step: int, tensors: Mapping[str, torch.Tensor], world: World) -> list[Tier]:
         """Return the tiers in which a checkpoint is due after the step, the fastest first. Every rank calls it."""
-        if self._memory_every and self._memory is None and step % self._memory_every == 0:
+        if self._memory is None and self.cadences[MEMORY].is_due(step):
             self._open_memory(tensors, world)
-        return [tier for tier in (self._memory, self.disk) if tier is not None and tier.is_due(step)]
+        return [
+            tier for tier in (self._memory, self.disk) if tier is not None and self.cadences[tier.name].is_due(step)
+        ]
 
     def of(self, to: SaveTo) -> Tier:
         """Return the tier whose place that is."""
@@ -86,16 +83,16 @@ class Tiers:
         because, root = world.share(self._place(why_no_memory_tier(tensors, world), world.is_first))
         if root is None:
             self._record.decided("checkpoint", "memory and disk", "disk alone", because)
-            self._memory_every = None
+            self.cadences[MEMORY].every_steps = None
             return
         to = SaveTo(root, 1, self._kept, self._fence, (self.disk.to.root,))
-        self._memory = Tier(MEMORY, to, self._memory_every)
-        self.disk = self._on_disk(self.disk.every_steps, root)
+        self._memory = Tier(MEMORY, to)
+        self.disk = self._on_disk(root)
 
-    def _on_disk(self, every_steps: int | None, memory: Path | None) -> Tier:
+    def _on_disk(self, memory: Path | None) -> Tier:
         beside = () if memory is None else (memory,)
         root = checkpoint_root(self._run.dir)
-        return Tier(DISK, SaveTo(root, self._run.spec.run.keep_last, self._kept, self._fence, beside), every_steps)
+        return Tier(DISK, SaveTo(root, self._run.spec.run.keep_last, self._kept, self._fence, beside))
 
     def _place(self, because: str, is_first: bool) -> tuple[str, Path | None]:
         """Return why there is no folder in memory, or the folder, made by rank 0."""

@@ -18,6 +18,12 @@ class CheckpointsSpec:
         " (auto: where that has room for the copy)",
         choices=("auto", "on", "off"),
     )
+    interval: str = option(
+        "fixed",
+        "auto: as often as costs the least, from measured costs and the cluster's failure rate; checkpoint_every and"
+        " memory_every are then the longest intervals",
+        choices=("fixed", "auto"),
+    )
     memory_every: Amount | None = option(
         None,
         "steps, samples or tokens between copies in the memory of the machine, which a killed process does not take"
