@@ -39,6 +39,7 @@ from paceline.checkpoint.save_plan import KeptPlan, SavePlan
 from paceline.checkpoint.shards import Chunk, TensorToWrite, write_file, write_shard
 from paceline.checkpoint.snapshot import Part, Snapshot, take_snapshot
 from paceline.checkpoint.tiers.newest import next_sequence
+from paceline.checkpoint.tiers.retention import Retention
 from paceline.checkpoint.untrusted import content, refusal
 from paceline.errors import StorageError
 
@@ -88,7 +89,7 @@ def save_checkpoint(
     tensors: Mapping[str, torch.Tensor],
     extra: Mapping[str, Any],
     *,
-    keep_last: int,
+    keep_last: int | Retention,
     process_group: dist.ProcessGroup | None = None,
     fence: Callable[[], None] | None = None,
     kept: KeptPlan | None = None,
@@ -143,7 +144,7 @@ def write(
 def publish(
     written: Written,
     *,
-    keep_last: int,
+    keep_last: int | Retention,
     fence: Callable[[], None] | None = None,
     beside: Sequence[Path] = (),
 ) -> CheckpointInfo:
@@ -152,10 +153,11 @@ def publish(
     It becomes the newest of its root and of the roots `beside`. Before that rank 0 reads manifest and table back and
     looks for every file: what cannot be read is not published.
     """
-    assert keep_last >= 1, keep_last
+    retention = keep_last if isinstance(keep_last, Retention) else Retention(keep_last)
+    assert retention.last >= 1, retention
     with giving_up(written):
         written.ranks.any_of([True])  # nothing has its name before every rank has called this
-        return written.ranks.from_first(written.what, partial(_finish, written, keep_last, fence, beside))
+        return written.ranks.from_first(written.what, partial(_finish, written, retention, fence, beside))
 
 
 @contextmanager
@@ -232,7 +234,7 @@ def _collect(written: Written, plan: SavePlan, fingerprints: Mapping[str, str], 
 
 
 def _finish(
-    written: Written, keep_last: int, fence: Callable[[], None] | None, beside: Sequence[Path]
+    written: Written, retention: Retention, fence: Callable[[], None] | None, beside: Sequence[Path]
 ) -> CheckpointInfo:
     """Write the manifest, read it back with the table, publish, remove old checkpoints. Called on rank 0."""
     assert written.partial is not None
@@ -247,7 +249,7 @@ def _finish(
         fence()
     path = written.partial.publish(written.step)
     written.partial = None
-    removed, kept = folder.remove_old(written.root, keep_last, path)
+    removed, kept = folder.remove_old(written.root, retention, path)
     kept += folder.clear_partials(written.root)
     return CheckpointInfo(path, manifest.total_bytes, 0.0, tuple(removed), tuple(kept))
 

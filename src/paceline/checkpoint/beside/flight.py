@@ -16,6 +16,7 @@ from paceline.checkpoint.ranks import Ranks
 from paceline.checkpoint.save import CheckpointInfo, Written, giving_up, publish, write
 from paceline.checkpoint.save_plan import KeptPlan
 from paceline.checkpoint.snapshot import Snapshot
+from paceline.checkpoint.tiers.retention import Retention
 from paceline.errors import StorageError
 from paceline.patience import Patience
 
@@ -27,7 +28,7 @@ class SaveTo:
     """Where a save goes and what belongs to it: the same for every save of a training."""
 
     root: Path
-    keep_last: int
+    keep_last: int | Retention
     kept: KeptPlan = field(default_factory=KeptPlan)
     fence: Callable[[], None] | None = None
     beside: tuple[Path, ...] = ()  # roots of the other tiers

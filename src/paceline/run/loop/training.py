@@ -304,6 +304,7 @@ class Training:
         held_out = for_device(self.held_out, self.world.device.type, self.spec.task.model)
         result = evaluate(self._stepper, held_out, self.spec.run.evaluate_samples, self._under.data_rank)
         self._record.evaluation(self.progress.step, result)
+        self._keeper.evaluated(self.progress.step, result["loss"])
         return result["loss"]
 
     def save(self) -> Path:

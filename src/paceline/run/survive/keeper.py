@@ -9,10 +9,14 @@ import time
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
+
+import torch
 
 from paceline.checkpoint import save_checkpoint
 from paceline.checkpoint.beside.flight import Outcome, SaveInFlight
 from paceline.checkpoint.beside.stage import HostStage
+from paceline.checkpoint.tiers.retention import HELD_OUT
 from paceline.errors import Requeue, RunInUse, StorageError
 from paceline.run.assemble import Assembled
 from paceline.run.loop.resume import Progress, RunIdentity, saved_state
@@ -53,6 +57,7 @@ class CheckpointKeeper:
         self._remote = RemoteCopies(self._spec, every_steps[2], record)
         self._is_first = isinstance(record, Recorder)
         self._stage = HostStage()
+        self._held_out: dict[str, Any] = {}
         self._flight: SaveInFlight | None = None
         self._is_told = False  # of what became of that
         self._stall_seconds = self._copy_seconds = 0.0  # of that, on the host; the second without waiting for another
@@ -80,7 +85,7 @@ class CheckpointKeeper:
 
     def _save_due(self, built: Assembled, plan: Plan, world: World, progress: Progress) -> bool:
         """Begin the checkpoints that are due, or make them; return whether there was any."""
-        tensors, extra = saved_state(self._run, built, plan, progress)
+        tensors, extra = self._state(built, plan, progress)
         if self._beside is None:
             because = why_not_beside(tensors, world)
             self._beside = not because
@@ -144,7 +149,7 @@ class CheckpointKeeper:
     ) -> Outcome:
         """Save to one tier while training waits, and record what is published; the `last` one is copied in any case."""
         to, began = tier.to, time.perf_counter()
-        tensors, extra = saved_state(self._run, built, plan, progress)
+        tensors, extra = self._state(built, plan, progress)
         try:
             info = save_checkpoint(
                 to.root, progress.step, tensors, extra, keep_last=to.keep_last, fence=to.fence, kept=to.kept,
@@ -156,6 +161,17 @@ class CheckpointKeeper:
         self._pace.saved(tier.name, info.seconds, info.seconds)
         self._on_disk(tier, info.path, progress.step, last)
         return Outcome(to, info.seconds, info)
+
+    def evaluated(self, step: int, loss: float) -> None:
+        """Take note of the held-out loss after a step: a checkpoint of that step has it, and may stay for it."""
+        self._held_out = {"step": step, "loss": loss}
+
+    def _state(
+        self, built: Assembled, plan: Plan, progress: Progress
+    ) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
+        tensors, extra = saved_state(self._run, built, plan, progress)
+        known = self._held_out.get("step") == progress.step
+        return tensors, {**extra, HELD_OUT: self._held_out} if known else extra
 
     # ---- what became of it -----------------------------------------------------------------------------------------
 

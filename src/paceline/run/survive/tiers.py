@@ -10,6 +10,7 @@ import torch
 
 from paceline.checkpoint import KeptPlan
 from paceline.checkpoint.beside.flight import SaveTo
+from paceline.checkpoint.tiers.retention import Retention
 from paceline.errors import StorageError
 from paceline.run.loop.resume import RunIdentity, checkpoint_root
 from paceline.run.process.world import World
@@ -92,7 +93,9 @@ class Tiers:
     def _on_disk(self, memory: Path | None) -> Tier:
         beside = () if memory is None else (memory,)
         root = checkpoint_root(self._run.dir)
-        return Tier(DISK, SaveTo(root, self._run.spec.run.keep_last, self._kept, self._fence, beside))
+        asked = self._run.spec.run
+        retention = Retention(asked.keep_last, asked.checkpoints.keep_for, asked.checkpoints.keep_best)
+        return Tier(DISK, SaveTo(root, retention, self._kept, self._fence, beside))
 
     def _place(self, because: str, is_first: bool) -> tuple[str, Path | None]:
         """Return why there is no folder in memory, or the folder, made by rank 0."""

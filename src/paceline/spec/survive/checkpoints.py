@@ -31,6 +31,17 @@ class CheckpointsSpec:
         quantity="amount",
         units=("steps", "samples", "tokens"),
     )
+    keep_for: float | None = option(
+        None,
+        "how long the run.keep_last newest stay on disk; the newest always does",
+        quantity="duration",
+        above=0.0,
+    )
+    keep_best: int = option(
+        0,
+        "how many more stay on disk for the least held-out loss, of those saved after an evaluation",
+        minimum=0,
+    )
     remote: str = option("", "a URL of fsspec, such as s3://bucket/run, to which checkpoints are copied as well")
     remote_every: Amount | None = option(
         None,
