@@ -33,6 +33,7 @@ from paceline.checkpoint.manifest import (
     part_name,
     read_manifest,
     shard_name,
+    unchanged_name,
 )
 from paceline.checkpoint.ranks import Ranks
 from paceline.checkpoint.save_plan import KeptPlan, SavePlan
@@ -40,6 +41,7 @@ from paceline.checkpoint.shards import Chunk, TensorToWrite, write_file, write_s
 from paceline.checkpoint.snapshot import Part, Snapshot, take_snapshot
 from paceline.checkpoint.tiers.newest import next_sequence
 from paceline.checkpoint.tiers.retention import Retention
+from paceline.checkpoint.tiers.unchanged import Unchanged
 from paceline.checkpoint.untrusted import content, refusal
 from paceline.errors import StorageError
 
@@ -70,6 +72,7 @@ class Written:
     extra: Mapping[str, Any] = field(default_factory=dict)
     files: dict[str, FileEntry] = field(default_factory=dict)
     partial: folder.Partial | None = None
+    unchanged: Unchanged = field(default_factory=Unchanged)
 
     @property
     def what(self) -> str:
@@ -95,6 +98,7 @@ def save_checkpoint(
     kept: KeptPlan | None = None,
     alone: bool = False,
     beside: Sequence[Path] = (),
+    unchanged: Unchanged | None = None,
 ) -> CheckpointInfo:
     """Save `tensors` (plain or DTensor, on any device) and `extra` (JSON; rank 0's counts) as a checkpoint of `step`.
 
@@ -102,7 +106,8 @@ def save_checkpoint(
     hold one copy is written, by whichever rank has least to write. Old checkpoints beyond `keep_last` are removed
     after publication. A step that exists already is left alone: the new one is published beside it and is newer.
     `fence`, if given, is called on rank 0 just before publication and raises where this world has been replaced.
-    `kept`, the same for each save of a training, spares the work of planning one like the last. A process that is
+    `kept` and `unchanged`, the same for each save of a training (to this root), spare the work of planning one like the
+    last, and writing again what it holds. A process that is
     `alone` saves for itself, whatever group it is in.
 
     Raises the same StorageError on all ranks where any of them fails; earlier checkpoints are then untouched. A rank
@@ -112,7 +117,7 @@ def save_checkpoint(
     written = Written(Path(root), step, Ranks(process_group, alone))
     with giving_up(written):
         taken = written.ranks.attempt(written.what, lambda: take_snapshot(step, tensors, extra, copy=False))
-    written = write(Path(root), taken, process_group=process_group, kept=kept, alone=alone)
+    written = write(Path(root), taken, process_group=process_group, kept=kept, alone=alone, unchanged=unchanged)
     info = publish(written, keep_last=keep_last, fence=fence, beside=beside)
     return replace(info, seconds=time.perf_counter() - started)
 
@@ -124,17 +129,20 @@ def write(
     process_group: dist.ProcessGroup | None = None,
     kept: KeptPlan | None = None,
     alone: bool = False,
+    unchanged: Unchanged | None = None,
 ) -> Written:
     """Write each rank's shard and its part of the index into a new partial folder, and read both back.
 
-    Every rank of the group calls it, with its own snapshot of one step. Raises as `save_checkpoint` does.
+    Every rank of the group calls it, with its own snapshot of one step. `unchanged`, the same for each save of a
+    training to this root, spares what the checkpoint before holds. Raises as `save_checkpoint` does.
     """
     written = Written(Path(root), taken.step, Ranks(process_group, alone), taken.extra)
+    written.unchanged = unchanged or Unchanged()
     with giving_up(written):
         ranks, what = written.ranks, written.what
         plan = (kept or KeptPlan()).for_save(what, taken, ranks)
         unfinished = ranks.from_first(what, partial(_begin, written, plan))
-        files = ranks.attempt(what, partial(_write_share, unfinished, plan, taken, ranks.rank))
+        files = ranks.attempt(what, partial(_write_share, unfinished, plan, taken, ranks.rank, written.unchanged))
         fingerprints = plan.fingerprints(taken, ranks)
         rows = ranks.rows(b"".join(_row(files.get(name)) for name in _names_of(ranks.rank, ranks.size)))
         ranks.from_first(what, partial(_collect, written, plan, fingerprints, rows))
@@ -157,7 +165,9 @@ def publish(
     assert retention.last >= 1, retention
     with giving_up(written):
         written.ranks.any_of([True])  # nothing has its name before every rank has called this
-        return written.ranks.from_first(written.what, partial(_finish, written, retention, fence, beside))
+        info = written.ranks.from_first(written.what, partial(_finish, written, retention, fence, beside))
+    written.unchanged.published(info.path)
+    return info
 
 
 @contextmanager
@@ -185,20 +195,30 @@ def _begin(written: Written, plan: SavePlan) -> Path:
     return written.partial.folder
 
 
-def _write_share(unfinished: Path, plan: SavePlan, taken: Snapshot, rank: int) -> dict[str, FileEntry]:
+def _write_share(
+    unfinished: Path, plan: SavePlan, taken: Snapshot, rank: int, unchanged: Unchanged
+) -> dict[str, FileEntry]:
     """Write this rank's shard, if it has anything to write, and its part of the index; return them, read back."""
     chunks: dict[str, list[Chunk]] = {}
-    entries = []
+    entries: list[TensorToWrite] = []
+    own: list[TensorToWrite] = []
+    own_parts: list[Part] = []
+    still = unchanged.since_last(taken.values)
     for (part, values), writer in zip(taken.values.items(), plan.writers, strict=True):
         if writer >= 0:
-            chunk = Chunk(part.offsets, part.sizes, shard_name(writer, plan.size), part.key)
-            chunks.setdefault(part.name, []).append(chunk)
+            name = unchanged_name(writer, plan.size) if part in still else shard_name(writer, plan.size)
+            chunks.setdefault(part.name, []).append(Chunk(part.offsets, part.sizes, name, part.key))
         if writer == rank:
-            entries.append(_entry(part, values))
-    shard, index = _names_of(rank, plan.size)
+            (own if part in still else entries).append(_entry(part, values))
+            own_parts += [part] if part in still else []
+    shard, index, kept = _names_of(rank, plan.size)
     files = {}
     if entries:
         files[shard] = write_shard(unfinished / shard, entries)
+    if own:
+        linked = unchanged.link(frozenset(own_parts), unfinished / kept)
+        files[kept] = linked or write_shard(unfinished / kept, own)
+    unchanged.wrote(taken.values, frozenset(own_parts), kept, files.get(kept))
     if chunks:
         files[index] = write_file(unfinished / index, encode_part(chunks))
         with refusal(unfinished, index):
@@ -211,9 +231,9 @@ def _entry(part: Part, values: torch.Tensor) -> TensorToWrite:
     return TensorToWrite(part.key, part.dtype, part.sizes, lambda: values)
 
 
-def _names_of(rank: int, size: int) -> tuple[str, str]:
-    """Return the names of a rank's shard and of its part of the index."""
-    return shard_name(rank, size), part_name(rank, size)
+def _names_of(rank: int, size: int) -> tuple[str, str, str]:
+    """Return the names of a rank's shard, of its part of the index, and of the file of what has not changed."""
+    return shard_name(rank, size), part_name(rank, size), unchanged_name(rank, size)
 
 
 def _row(entry: FileEntry | None) -> bytes:

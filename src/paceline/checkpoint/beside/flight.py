@@ -17,6 +17,7 @@ from paceline.checkpoint.save import CheckpointInfo, Written, giving_up, publish
 from paceline.checkpoint.save_plan import KeptPlan
 from paceline.checkpoint.snapshot import Snapshot
 from paceline.checkpoint.tiers.retention import Retention
+from paceline.checkpoint.tiers.unchanged import Unchanged
 from paceline.errors import StorageError
 from paceline.patience import Patience
 
@@ -32,6 +33,7 @@ class SaveTo:
     kept: KeptPlan = field(default_factory=KeptPlan)
     fence: Callable[[], None] | None = None
     beside: tuple[Path, ...] = ()  # roots of the other tiers
+    unchanged: Unchanged = field(default_factory=Unchanged)
 
 
 @dataclass(frozen=True)
@@ -106,7 +108,8 @@ class SaveInFlight:
             return waiting.ranks.attempt(waiting.what, self.staged.arrived)
 
     def _save(self, to: SaveTo, taken: Snapshot) -> CheckpointInfo:
-        written = write(to.root, taken, process_group=self.group, kept=to.kept, alone=self.group is None)
+        alone = self.group is None
+        written = write(to.root, taken, process_group=self.group, kept=to.kept, alone=alone, unchanged=to.unchanged)
         return publish(written, keep_last=to.keep_last, fence=partial(self._check, to), beside=to.beside)
 
     def _check(self, to: SaveTo) -> None:

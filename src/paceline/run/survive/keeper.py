@@ -153,7 +153,7 @@ class CheckpointKeeper:
         try:
             info = save_checkpoint(
                 to.root, progress.step, tensors, extra, keep_last=to.keep_last, fence=to.fence, kept=to.kept,
-                alone=world.size == 1, beside=to.beside,
+                alone=world.size == 1, beside=to.beside, unchanged=to.unchanged,
             )  # fmt: skip
         except StorageError as error:
             return Outcome(to, time.perf_counter() - began, error=error)

@@ -11,6 +11,7 @@ import torch
 from paceline.checkpoint import KeptPlan
 from paceline.checkpoint.beside.flight import SaveTo
 from paceline.checkpoint.tiers.retention import Retention
+from paceline.checkpoint.tiers.unchanged import Unchanged
 from paceline.errors import StorageError
 from paceline.run.loop.resume import RunIdentity, checkpoint_root
 from paceline.run.process.world import World
@@ -51,6 +52,7 @@ class Tiers:
         self._run, self._record, self._fence, self._kept = run, record, fence, KeptPlan()
         self.cadences = cadences  # of DISK and MEMORY
         self._memory: Tier | None = None
+        self._unchanged = Unchanged()  # on disk
         self.disk = self._on_disk(memory_root(run.dir))
 
     def due(self, step: int) -> bool:
@@ -95,7 +97,7 @@ class Tiers:
         root = checkpoint_root(self._run.dir)
         asked = self._run.spec.run
         retention = Retention(asked.keep_last, asked.checkpoints.keep_for, asked.checkpoints.keep_best)
-        return Tier(DISK, SaveTo(root, retention, self._kept, self._fence, beside))
+        return Tier(DISK, SaveTo(root, retention, self._kept, self._fence, beside, self._unchanged))
 
     def _place(self, because: str, is_first: bool) -> tuple[str, Path | None]:
         """Return why there is no folder in memory, or the folder, made by rank 0."""
