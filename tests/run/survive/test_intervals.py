@@ -9,7 +9,7 @@ import pytest
 from distributed import run_ranks
 from survive_runs import records, through, training, values_of
 
-from paceline.run.survive.intervals import Cadence, Measured, choose, is_worth_a_change, mtbf_seconds
+from paceline.run.survive.saving.intervals import Cadence, Measured, choose, is_worth_a_change, mtbf_seconds
 from paceline.simulate.failures import failure_rates
 from paceline.simulate.interval import daly_interval
 from paceline.spec.cluster import ClusterSpec

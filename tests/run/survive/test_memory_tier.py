@@ -14,8 +14,8 @@ from distributed import run_ranks
 from survive_runs import here, records, through, training, values_of
 
 from paceline.checkpoint import list_checkpoints
-from paceline.run.survive import memory_tier
-from paceline.run.survive.memory_tier import NAME, make_memory_root, memory_root, remove_memory_root
+from paceline.run.survive.saving import memory_tier
+from paceline.run.survive.saving.memory_tier import NAME, make_memory_root, memory_root, remove_memory_root
 
 pytestmark = pytest.mark.skipif(not memory_tier.RAM_DISK.is_dir(), reason="no RAM disk")
 

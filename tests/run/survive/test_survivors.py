@@ -14,8 +14,8 @@ from survive_runs import ALONE, here, training
 from paceline.errors import StorageError
 from paceline.run.loop.resume import RunIdentity
 from paceline.run.process.world import World
-from paceline.run.survive.memory_tier import memory_root, remove_memory_root
-from paceline.run.survive.survivors import save_survivors, state_here
+from paceline.run.survive.saving.memory_tier import memory_root, remove_memory_root
+from paceline.run.survive.saving.survivors import save_survivors, state_here
 from paceline.spec.layout import Layout
 
 

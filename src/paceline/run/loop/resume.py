@@ -32,7 +32,7 @@ from paceline.checkpoint.tiers.remote import fetch_newer
 from paceline.errors import ConfigError, VerificationFailed
 from paceline.run.assemble import Assembled
 from paceline.run.process.world import World
-from paceline.run.survive.memory_tier import memory_root
+from paceline.run.survive.saving.memory_tier import memory_root
 from paceline.run.updates.joined import JoinedOptimizer
 from paceline.run.updates.optimizer import named_parameters
 from paceline.spec.layout import Layout

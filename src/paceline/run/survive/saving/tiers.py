@@ -16,8 +16,13 @@ from paceline.errors import StorageError
 from paceline.run.loop.resume import RunIdentity, checkpoint_root
 from paceline.run.process.world import World
 from paceline.run.record.recorder import Recorder, SilentRecorder
-from paceline.run.survive.intervals import Cadence
-from paceline.run.survive.memory_tier import make_memory_root, memory_root, remove_memory_root, why_no_memory_tier
+from paceline.run.survive.saving.intervals import Cadence
+from paceline.run.survive.saving.memory_tier import (
+    make_memory_root,
+    memory_root,
+    remove_memory_root,
+    why_no_memory_tier,
+)
 
 DISK, MEMORY = "disk", "memory"
 

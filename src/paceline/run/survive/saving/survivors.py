@@ -11,7 +11,7 @@ from paceline.errors import StorageError
 from paceline.run.assemble import Assembled
 from paceline.run.loop.resume import Progress, RunIdentity, checkpoint_root, saved_state
 from paceline.run.process.world import World
-from paceline.run.survive.memory_tier import make_memory_root, memory_root
+from paceline.run.survive.saving.memory_tier import make_memory_root, memory_root
 from paceline.spec.plan import Plan
 
 

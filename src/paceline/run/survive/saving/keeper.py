@@ -22,10 +22,10 @@ from paceline.run.assemble import Assembled
 from paceline.run.loop.resume import Progress, RunIdentity, saved_state
 from paceline.run.process.world import World
 from paceline.run.record.recorder import Recorder, SilentRecorder
-from paceline.run.survive.host_room import why_not_beside
-from paceline.run.survive.pace import Pace
-from paceline.run.survive.remote_copies import RemoteCopies
-from paceline.run.survive.tiers import DISK, MEMORY, Tier, Tiers
+from paceline.run.survive.saving.host_room import why_not_beside
+from paceline.run.survive.saving.pace import Pace
+from paceline.run.survive.saving.remote_copies import RemoteCopies
+from paceline.run.survive.saving.tiers import DISK, MEMORY, Tier, Tiers
 from paceline.spec.plan import Plan
 from paceline.units import format_seconds
 

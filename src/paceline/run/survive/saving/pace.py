@@ -10,8 +10,8 @@ import torch
 from paceline.checkpoint.beside.stage import bytes_to_stage
 from paceline.run.process.world import World
 from paceline.run.record.recorder import Recorder, SilentRecorder
-from paceline.run.survive.intervals import Cadence, Choice, Measured, choose, is_worth_a_change, mtbf_seconds
-from paceline.run.survive.tiers import MEMORY
+from paceline.run.survive.saving.intervals import Cadence, Choice, Measured, choose, is_worth_a_change, mtbf_seconds
+from paceline.run.survive.saving.tiers import MEMORY
 from paceline.simulate.defaults import rates_of
 from paceline.spec.load import Spec
 
