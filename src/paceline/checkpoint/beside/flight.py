@@ -37,7 +37,7 @@ class SaveTo:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class SaveOutcome:
     """What became of a save to one place: the checkpoint or the error, and the seconds from the snapshot on."""
 
     to: SaveTo
@@ -62,7 +62,7 @@ class SaveInFlight:
         self, to: Sequence[SaveTo], staged: Staged, group: dist.ProcessGroup | None, limit_seconds: float
     ) -> None:
         self.step, self.staged, self.group = staged.taken.step, staged, group
-        self.outcomes: list[Outcome] = []
+        self.outcomes: list[SaveOutcome] = []
         self._to, self._patience = to, Patience(limit_seconds)
         self._abandoned, self._began = False, time.perf_counter()
         self._thread = threading.Thread(target=self._run, name="paceline-save", daemon=True)
@@ -98,9 +98,9 @@ class SaveInFlight:
         for to in self._to:
             try:
                 taken = taken or self._arrived(to)
-                self.outcomes.append(Outcome(to, self.age_seconds, self._save(to, taken)))
+                self.outcomes.append(SaveOutcome(to, self.age_seconds, self._save(to, taken)))
             except BaseException as error:  # whoever asks for the outcome gets it
-                self.outcomes.append(Outcome(to, self.age_seconds, error=error))
+                self.outcomes.append(SaveOutcome(to, self.age_seconds, error=error))
 
     def _arrived(self, to: SaveTo) -> Snapshot:
         waiting = Written(to.root, self.step, Ranks(self.group, self.group is None))

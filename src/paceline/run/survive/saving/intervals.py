@@ -63,7 +63,7 @@ class Measured:
 
 
 @dataclass(frozen=True)
-class Choice:
+class ChosenInterval:
     """An interval in steps, and the reason for it."""
 
     every_steps: int
@@ -79,7 +79,7 @@ def mtbf_seconds(rates: FailureRates, devices: int, machine_lost: bool = False) 
     return SECONDS_PER_HOUR / (hourly * devices) if hourly else math.inf
 
 
-def choose(measured: Measured, mtbf: float, longest_steps: int) -> Choice:
+def choose(measured: Measured, mtbf: float, longest_steps: int) -> ChosenInterval:
     """Return the interval at which stalls and lost work together cost the least (Daly 2006, `simulate/interval.py`).
 
     It is not shorter than a save takes, since one is under way at a time, nor than a step, nor longer than
@@ -102,7 +102,7 @@ def choose(measured: Measured, mtbf: float, longest_steps: int) -> Choice:
         "step_seconds": measured.step_seconds,
         "source": measured.source,
     }
-    return Choice(steps, because, evidence)
+    return ChosenInterval(steps, because, evidence)
 
 
 def is_worth_a_change(now: int | None, chosen: int) -> bool:

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from paceline.checkpoint import save_checkpoint
-from paceline.checkpoint.beside.flight import Outcome, SaveInFlight
+from paceline.checkpoint.beside.flight import SaveInFlight, SaveOutcome
 from paceline.checkpoint.beside.stage import HostStage
 from paceline.checkpoint.tiers.retention import HELD_OUT
 from paceline.errors import Requeue, RunInUse, StorageError
@@ -23,7 +23,7 @@ from paceline.run.loop.resume import Progress, RunIdentity, saved_state
 from paceline.run.process.world import World
 from paceline.run.record.recorder import Recorder, SilentRecorder
 from paceline.run.survive.saving.host_room import why_not_beside
-from paceline.run.survive.saving.pace import Pace
+from paceline.run.survive.saving.pace import SavingPace
 from paceline.run.survive.saving.remote_copies import RemoteCopies
 from paceline.run.survive.saving.tiers import DISK, MEMORY, Tier, Tiers
 from paceline.spec.plan import Plan
@@ -52,7 +52,7 @@ class CheckpointKeeper:
         """`every_steps` are the steps between checkpoints on disk, in memory and in remote storage."""
         self.good = good
         self._run, self._record, self._spec = run, record, run.spec.run.checkpoints
-        self._pace = Pace(run.spec, dict(zip((DISK, MEMORY), every_steps, strict=False)), begun_step)
+        self._pace = SavingPace(run.spec, dict(zip((DISK, MEMORY), every_steps, strict=False)), begun_step)
         self.tiers = Tiers(run, record, fence, self._pace.cadences)
         self._remote = RemoteCopies(self._spec, every_steps[2], record)
         self._is_first = isinstance(record, Recorder)
@@ -146,7 +146,7 @@ class CheckpointKeeper:
 
     def _save_here(
         self, tier: Tier, built: Assembled, plan: Plan, world: World, progress: Progress, last: bool = False
-    ) -> Outcome:
+    ) -> SaveOutcome:
         """Save to one tier while training waits, and record what is published; the `last` one is copied in any case."""
         to, began = tier.to, time.perf_counter()
         tensors, extra = self._state(built, plan, progress)
@@ -156,11 +156,11 @@ class CheckpointKeeper:
                 alone=world.size == 1, beside=to.beside, unchanged=to.unchanged,
             )  # fmt: skip
         except StorageError as error:
-            return Outcome(to, time.perf_counter() - began, error=error)
+            return SaveOutcome(to, time.perf_counter() - began, error=error)
         self._record.checkpoint(progress.step, info.path, info.bytes, info.seconds, info.seconds, tier.told)
         self._pace.saved(tier.name, info.seconds, info.seconds)
         self._on_disk(tier, info.path, progress.step, last)
-        return Outcome(to, info.seconds, info)
+        return SaveOutcome(to, info.seconds, info)
 
     def evaluated(self, step: int, loss: float) -> None:
         """Take note of the held-out loss after a step: a checkpoint of that step has it, and may stay for it."""
@@ -228,7 +228,7 @@ class CheckpointKeeper:
             what = f"the checkpoint of step {flight.step} is not written after {format_seconds(flight.age_seconds)}"
             error = StorageError(what, f"that of step {step} is left out: the storage hangs")
             self._tell_failure(error)
-            self._count([Outcome(self.tiers.disk.to, flight.age_seconds, error=error)], world)
+            self._count([SaveOutcome(self.tiers.disk.to, flight.age_seconds, error=error)], world)
             return False
         self._flight = None
         self._tell_pressure(flight, step, waited)
@@ -237,7 +237,7 @@ class CheckpointKeeper:
         self._count(flight.outcomes, world, told=True)
         return True
 
-    def _count(self, outcomes: Sequence[Outcome], world: World, told: bool = False) -> None:
+    def _count(self, outcomes: Sequence[SaveOutcome], world: World, told: bool = False) -> None:
         """Count the saves to disk that failed one after another. Every rank calls it, and stops where it is pointless.
 
         Raises Requeue where there is a checkpoint to go on from, StorageError where there is none.

@@ -10,13 +10,20 @@ import torch
 from paceline.checkpoint.beside.stage import bytes_to_stage
 from paceline.run.process.world import World
 from paceline.run.record.recorder import Recorder, SilentRecorder
-from paceline.run.survive.saving.intervals import Cadence, Choice, Measured, choose, is_worth_a_change, mtbf_seconds
+from paceline.run.survive.saving.intervals import (
+    Cadence,
+    ChosenInterval,
+    Measured,
+    choose,
+    is_worth_a_change,
+    mtbf_seconds,
+)
 from paceline.run.survive.saving.tiers import MEMORY
 from paceline.simulate.defaults import rates_of
 from paceline.spec.load import Spec
 
 
-class Pace:
+class SavingPace:
     """When checkpoints are due. Rank 0 measures and chooses, and all ranks take what it chose."""
 
     def __init__(self, spec: Spec, every_steps: Mapping[str, int | None], begun_step: int) -> None:
@@ -65,7 +72,7 @@ class Pace:
 
     def choose(self, world: World, record: Recorder | SilentRecorder) -> None:
         """Take the intervals that cost the least by now, where they differ enough. Every rank calls it."""
-        chosen: dict[str, Choice] = world.share(self._choices(world) if world.is_first else {})
+        chosen: dict[str, ChosenInterval] = world.share(self._choices(world) if world.is_first else {})
         for name, choice in chosen.items():
             cadence = self.cadences[name]
             if not self.is_chosen or is_worth_a_change(cadence.every_steps, choice.every_steps):
@@ -75,7 +82,7 @@ class Pace:
                 cadence.every_steps = choice.every_steps
         self.is_chosen = True
 
-    def _choices(self, world: World) -> dict[str, Choice]:
+    def _choices(self, world: World) -> dict[str, ChosenInterval]:
         device = torch.cuda.get_device_name() if world.device.type == "cuda" else "cpu"
         rates = rates_of(device, self._reliability)
         found = {}
