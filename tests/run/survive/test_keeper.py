@@ -113,6 +113,36 @@ def test_a_full_disk_is_a_warning_and_the_next_save_is_tried(tmp_path: Path, ran
     assert not list((tmp_path / "checkpoints").glob(".partial*")), "nothing is left of them"
 
 
+def _vanished(folder: str) -> None:
+    """Take the folder of the checkpoints away after step 3, and give it back after step 7."""
+    root, away = Path(folder) / "checkpoints", Path(folder) / "away"
+
+    def after(step: int) -> None:
+        if step == 3:
+            root.rename(away)
+            root.write_text("not a folder")
+        elif step == 7:
+            root.unlink()
+            away.rename(root)
+
+    run = training(Path(folder))
+    for batch in run:
+        step = run.step(batch).step
+        if step in (3, 7):
+            run._keeper.finish()
+        if here().is_first:
+            after(step)
+        run.world.wait()
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_storage_that_is_gone_for_a_while_costs_the_saves_of_that_time(tmp_path: Path, ranks: int) -> None:
+    run_ranks(_vanished, ranks, str(tmp_path))
+    assert sorted(values_of(tmp_path)) == [2, 8]
+    faults = records(tmp_path, "fault")
+    assert [f"step {step} was not saved" in fault["what"] for step, fault in zip((4, 6), faults, strict=True)]
+
+
 @pytest.mark.parametrize(("failing", "ends"), [(range(1, 9), "Requeue"), (range(9), "StorageError")])
 def test_too_many_failures_in_a_row_end_the_run(tmp_path: Path, failing: range, ends: str) -> None:
     assert run_ranks(_full_disk, 2, str(tmp_path), failing, 2) == [ends] * 2
