@@ -9,6 +9,7 @@ from pathlib import Path
 
 from paceline.errors import ConfigError, StorageError
 from paceline.report.format import signed_percent
+from paceline.report.goodput import goodput_text
 from paceline.report.html import render_html
 from paceline.report.summary import Summary, summarise
 from paceline.spec.journal.reading import read_journal, starts_of
@@ -81,6 +82,8 @@ def report_lines(summary: Summary) -> list[str]:
     proof = summary.verification
     if proof and proof.get("verdict") == "ill-conditioned":
         lines.append(f"verify   {proof['text']}")
+    if summary.goodput.faults or summary.goodput.lost_seconds:
+        lines.append(f"goodput  {goodput_text(summary.goodput)}")
     if summary.error:
         lines.append(f"failed   {summary.error['what']}")
     return lines

@@ -11,6 +11,7 @@ from paceline.report import sections as part
 from paceline.report.charts import Band, Line, interval_bar, line_chart, stacked_bars
 from paceline.report.compare import Promise, TermGroup
 from paceline.report.format import quantity, signed_percent, utc
+from paceline.report.goodput import goodput_text
 from paceline.report.sections import VERDICTS, esc, pill, section
 from paceline.report.style import CSS
 from paceline.report.summary import Summary
@@ -233,7 +234,8 @@ def _phases(summary: Summary) -> str:
     )
     legend = _legend([(p.name, f"{format_seconds(p.seconds)} · {p.seconds / total:.1%}") for p in summary.phases])
     notes = "; ".join(f"{phase.name}: {phase.note}" for phase in summary.phases)
-    return _figure(chart, f"{notes[:1].upper()}{notes[1:]}.", legend)
+    words = f"Goodput {goodput_text(summary.goodput)}. {notes[:1].upper()}{notes[1:]}."
+    return _figure(chart, words, legend)
 
 
 def _header(summary: Summary) -> str:

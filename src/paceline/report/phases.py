@@ -57,12 +57,15 @@ def resume_steps(records: Records) -> dict[int, float]:
 
 
 def lost_mask(records: Records) -> NDArray[np.bool_]:
-    """Return which steps were undone: a later start resumed from before them, so they are run twice."""
+    """Return which steps were undone: the run went back to before them, in a later start or in the same."""
     attempts, steps = records.steps.column("attempt"), records.steps.column("step")
     lost = np.zeros(len(records.steps), dtype=bool)
     for attempt, done in resume_steps(records).items():
         lost |= (attempts < attempt) & (steps > done)
-    return lost
+    _, last = np.unique(steps[::-1], return_index=True)
+    again = np.ones(len(steps), dtype=bool)  # a start that recovers in its processes makes a step twice
+    again[len(steps) - 1 - last] = False
+    return lost | again
 
 
 def surviving(records: Records) -> StepTable:

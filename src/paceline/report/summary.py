@@ -20,6 +20,7 @@ from paceline.report.compare import (
 )
 from paceline.report.curves import Losses, Speed, losses_of, series_of, speed_of
 from paceline.report.format import plural
+from paceline.report.goodput import MeasuredGoodput, goodput_of
 from paceline.report.phases import Phase, Start, phases_of, resume_steps, starts_of, surviving
 from paceline.report.records import NO_START, Records, StepTable, gather, json_safe, number, table, text
 from paceline.report.series import Series
@@ -93,6 +94,7 @@ class Summary:
     world_size: int | None
     attempts: tuple[Start, ...]
     phases: tuple[Phase, ...]
+    goodput: MeasuredGoodput
     basis: str
     promises: tuple[Promise, ...]
     time_groups: tuple[TermGroup, ...]
@@ -199,6 +201,7 @@ def summarise(records: Iterable[Mapping[str, Any]], run_dir: str = "") -> Summar
     wall_seconds = max(moments) - min(moments) if moments else 0.0
     end = next((end for end in reversed(found.of(RunEnded)) if end.attempt == attempts[-1].number), None)
     status, status_text = _status(end, done, int(planned) if planned else None, wall_seconds)
+    phases = phases_of(found, attempts)
     share = 1.0 if status == "complete" else done / planned if planned else None
     proofs, error = found.of(VerifyRecord), (end and end.error) or {}
     return Summary(
@@ -218,7 +221,8 @@ def summarise(records: Iterable[Mapping[str, Any]], run_dir: str = "") -> Summar
         plan_text=reference.plan_text,
         world_size=attempts[-1].world_size if attempts else None,
         attempts=attempts,
-        phases=phases_of(found, attempts),
+        phases=phases,
+        goodput=goodput_of(found, phases),
         basis=basis.words,
         promises=promises_of(found, reference, basis, attempts, share),
         time_groups=time_groups(reference, basis.steps),
