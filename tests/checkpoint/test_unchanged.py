@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed as dist
 from checkpoint_samples import check_equal, laid_out
 from distributed import run_ranks
 
@@ -68,6 +69,23 @@ def test_what_changes_again_is_written_again(tmp_path: Path) -> None:
     for step, path in enumerate(paths[:3], 1):
         _whole(path, step)
     verify_checkpoint(paths[4])
+
+
+def _a_rank_comes_anew(root: str) -> None:
+    state, known = laid_out("plain"), Unchanged()
+    for step in range(1, 6):
+        if step == 4 and dist.get_rank():
+            known = Unchanged()
+        save_checkpoint(Path(root), step, state, {"step": step}, keep_last=9, unchanged=known)
+        blank = laid_out("plain", blank=True)
+        load_checkpoint(Path(root) / f"step-{step:08d}", blank)
+        check_equal(blank, "plain")
+
+
+def test_a_rank_that_has_come_anew_names_the_same_files(tmp_path: Path) -> None:
+    run_ranks(_a_rank_comes_anew, 2, str(tmp_path))
+    linked = [_inodes(tmp_path / f"step-{step:08d}") for step in range(1, 6)]
+    assert linked[1] and linked[1] == linked[2] and not linked[3] and linked[4]
 
 
 def _twice(root: Path, known: Unchanged) -> Path:

@@ -141,7 +141,10 @@ def write(
     with giving_up(written):
         ranks, what = written.ranks, written.what
         plan = (kept or KeptPlan()).for_save(what, taken, ranks)
-        unfinished = ranks.from_first(what, partial(_begin, written, plan))
+        unfinished, last = ranks.from_first(what, partial(_begin, written, plan))
+        # A rank that has come anew knows no last checkpoint: then none does, or indexes would name different files.
+        if ranks.any_of([written.unchanged.folder != last])[0]:
+            written.unchanged.forget()
         files = ranks.attempt(what, partial(_write_share, unfinished, plan, taken, ranks.rank, written.unchanged))
         fingerprints = plan.fingerprints(taken, ranks)
         rows = ranks.rows(b"".join(_row(files.get(name)) for name in _names_of(ranks.rank, ranks.size)))
@@ -188,11 +191,11 @@ def giving_up(written: Written) -> Iterator[None]:
         raise
 
 
-def _begin(written: Written, plan: SavePlan) -> Path:
-    """Make the partial folder, check the space, and return the folder. Called on rank 0."""
+def _begin(written: Written, plan: SavePlan) -> tuple[Path, Path | None]:
+    """Make the partial folder, check the space; return that folder and the last checkpoint's. Called on rank 0."""
     written.partial = folder.create_partial(written.root, written.step)
     _check_space(written, plan.bytes)
-    return written.partial.folder
+    return written.partial.folder, written.unchanged.folder
 
 
 def _write_share(

@@ -36,6 +36,10 @@ class Unchanged:
         default=(frozenset(), frozenset(), "", None), repr=False
     )
 
+    def forget(self) -> None:
+        """Know of no last checkpoint: all is written anew."""
+        self.parts, self.still, self.folder, self.name, self.entry = frozenset(), frozenset(), None, "", None
+
     def since_last(self, parts: Iterable[Part]) -> frozenset[Part]:
         """Return which of the parts have the values that they had in the last checkpoint."""
         return frozenset(part for part in parts if part.fingerprint is not None and part in self.parts)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -63,6 +63,11 @@ class RunIdentity:
     spec: Spec
     fingerprint: str  # of the data
     course: Course
+    # The spec as plain data, before a plan has changed the class of a model that was given as an object.
+    stated: Mapping[str, Any] = field(init=False, compare=False, repr=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "stated", spec_to_dict(self.spec))
 
 
 @dataclass(frozen=True)
@@ -116,7 +121,7 @@ def saved_state(
         "scaler": scaler.state() if scaler else None,
         "schedule": dataclasses.asdict(run.course),
         "data_fingerprint": run.fingerprint,
-        "spec": spec_to_dict(run.spec),
+        "spec": dict(run.stated),
         "plan": dataclasses.asdict(plan),
         "versions": {"paceline": __version__, "torch": str(torch.__version__)},
     }
@@ -175,7 +180,7 @@ def _state(built: Assembled) -> dict[str, torch.Tensor]:
 
 def _check_same_experiment(run: RunIdentity, extra: dict[str, Any]) -> list[str]:
     """Return the changes of the spec that a resume tells; raise ConfigError naming one that it does not allow."""
-    changes = check_contract(extra["spec"], spec_to_dict(run.spec), run.dir)
+    changes = check_contract(extra["spec"], dict(run.stated), run.dir)
     if run.fingerprint != extra["data_fingerprint"]:
         raise ConfigError(
             f"{run.dir} was trained on other data",
