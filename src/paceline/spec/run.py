@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from paceline.config.fields import option
+from paceline.spec.survive.checkpoints import CheckpointsSpec
 from paceline.spec.survive.recovery import RecoverySpec
 from paceline.units import Amount
 
@@ -22,6 +23,7 @@ class RunSpec:
         units=("steps", "samples", "tokens"),
     )
     keep_last: int = option(3, "how many checkpoints are kept", minimum=1)
+    checkpoints: CheckpointsSpec = option(factory=CheckpointsSpec, doc="how checkpoints are written and kept")
     evaluate_every: Amount | None = option(
         Amount(50, "steps"),
         "steps, samples or tokens between evaluations on held-out data",
@@ -45,6 +47,9 @@ class RunSpec:
         None, "money that one start may cost, at the cluster's price; then it ends as at the time limit", above=0.0
     )
     verify: bool = option(True, "prove the layout equal to one device before training, where it has more than one")
+    replay: bool = option(
+        True, "hold the first step after a resume against the journal's record of it, and stop where it is another"
+    )
     record_samples: bool = option(False, "write the sample ids of every step to the journal")
     redact: tuple[str, ...] = option(
         (), "regular expressions of what the journal must not hold, besides secrets of known shapes"

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import runs
 from rounding import assert_curves_close
-from runs import as_json, ending, paceline, ranks_of, records_of, start, steps_of, wait_for_step
+from runs import as_json, ending, paceline, ranks_of, records_of, start, steps_of, wait_for_step, wait_until
 
 write_spec = functools.partial(runs.write_spec, precision="fp64")  # losses of different layouts are compared
 LAYOUTS = {1: "", 2: "dp_shard = 2"}
@@ -58,6 +58,7 @@ def test_sigkill_at_a_random_step_then_start_again(
     run_dir = folder / f"killed-{before}-{after}"
     process = start("train", write_spec(folder, run_dir, before, LAYOUTS[before]))
     wait_for_step(run_dir, random.Random(os.urandom(8)).randint(5, 11), process)
+    wait_until(lambda: bool(records_of(run_dir, "checkpoint")))  # it is written beside the steps
     ranks = ranks_of(process.pid)
     os.killpg(process.pid, signal.SIGKILL)  # the supervisor; its ranks are told to stop by the system
     for rank in ranks.values():

@@ -30,6 +30,7 @@ from paceline.spec.journal.kinds import (
     FaultRecord,
     MemoryRecord,
     RecoveryRecord,
+    ReplayRecord,
     RunEnded,
     RunStarted,
     StepRecord,
@@ -102,6 +103,13 @@ class Recorder:
                 self.say(f"resume   {note}")
             self.say(f"resume   step {progress.step} from {restored.path}")
 
+    def replayed(self, record: ReplayRecord) -> None:
+        """Record and say how the first step after a resume stands to the one of an earlier start."""
+        self._write(record)
+        off = ", ".join(f"{name.replace('_', ' ')} {value:.0e}" for name, value in record.differences.items() if value)
+        found = f"equal to rounding: {off}" if off else "bit for bit the same"
+        self.say(f"resume   step {record.step} made again, {found}")
+
     def remark(self, text: str) -> None:
         """Say and record what has no part in training."""
         self._decided("left out", None, None, text)
@@ -135,20 +143,30 @@ class Recorder:
         """Record an evaluation."""
         self._write(EvaluationRecord(step, result["loss"], result["weight"], result["seconds"]))
 
-    def checkpoint(self, step: int, path: Path, size: int, seconds: float) -> None:
+    def checkpoint(self, step: int, path: Path, size: int, seconds: float, stall_seconds: float) -> None:
         """Record a published checkpoint."""
-        self._write(CheckpointRecord(step, str(path), size, seconds))
+        self._write(CheckpointRecord(step, str(path), size, seconds, stall_seconds))
+
+    def decided(self, what: str, before: Any, after: Any, because: str, evidence: Any = None) -> None:
+        """Say and record an automatic choice."""
+        self._decided(what, before, after, because, evidence)
+        self.say(f"{what:<8} {because}")
+
+    def fault(self, what: str, because: str) -> None:
+        """Say and record what went wrong and does not end the run."""
+        self._write(FaultRecord(what, because))
+        self.say(f"warning  {what}: {because}")
 
     def memory(self, step: int, components: dict[str, float], peak: float) -> None:
         """Record what memory is spent on, on the fullest rank."""
         self._write(MemoryRecord(step, components, peak))
 
     def stopped(self, step: int, because: str, path: Path) -> None:
-        """Record the decision to stop early."""
+        """Record the decision to stop early, with the newest checkpoint that there is."""
         self._decided("stop", "training", "requeue", because, {"step": step, "checkpoint": str(path)})
-        self.say(f"stop     {because}: step {step} is saved in {path}")
+        self.say(f"stop     {because}: after step {step} the newest checkpoint is {path}")
 
-    def decided(self, decisions: Sequence[DecisionRecord]) -> None:
+    def decided_before(self, decisions: Sequence[DecisionRecord]) -> None:
         """Record what others have decided."""
         for decision in decisions:
             self._write(decision)

@@ -223,7 +223,31 @@ class CheckpointRecord(Record):
     step: Annotated[int | None, Told("steps done")]
     path: Annotated[str, Told("its folder")]
     bytes: Annotated[int | None, Told("its size on disk", "bytes")]
-    seconds: Annotated[float | None, Told("what it cost the run", "s")]
+    seconds: Annotated[float | None, Told("from the moment that it holds until it was published", "s")]
+    stall_seconds: Annotated[
+        float | None,
+        Told(
+            "in which training waited for it; without it all of `seconds`, as in journals of earlier releases",
+            "s",
+            if_any=True,
+        ),
+    ] = None
+
+    @property
+    def cost_seconds(self) -> float | None:
+        """What the checkpoint cost the run."""
+        return self.seconds if self.stall_seconds is None else self.stall_seconds
+
+
+@dataclass(frozen=True)
+class ReplayRecord(Record):
+    """The first step after a resume, held against the same step of an earlier start."""
+
+    KIND: ClassVar[str] = "replay"
+
+    step: Annotated[int | None, Told("number of the step")]
+    of_attempt: Annotated[int | None, Told("the start whose record of the step it was held against")]
+    differences: Annotated[Numbers, Told("of `loss` and `grad_norm`; 0 is bit for bit", "relative")]
 
 
 @dataclass(frozen=True)
@@ -295,8 +319,8 @@ class RunEnded(Record):
 
 
 RECORDS: tuple[type[Record], ...] = (
-    RunStarted, StepRecord, EvaluationRecord, MemoryRecord, VerifyRecord, DecisionRecord, CheckpointRecord, FaultRecord,
-    RecoveryRecord, RunEnded,
+    RunStarted, StepRecord, EvaluationRecord, MemoryRecord, VerifyRecord, DecisionRecord, CheckpointRecord,
+    ReplayRecord, FaultRecord, RecoveryRecord, RunEnded,
 )  # fmt: skip
 BY_KIND = {kind.KIND: kind for kind in RECORDS}
 
