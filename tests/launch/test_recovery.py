@@ -51,11 +51,14 @@ COLD = changes("run.recovery.standby=false", "run.recovery.reform=false")
 STANDBY = changes("run.recovery.reform=false")
 
 
-@pytest.mark.parametrize(("rank", "rung", "options"), [(0, "standby", STANDBY), (1, "restart", COLD)])
+@pytest.mark.parametrize(
+    ("rank", "rung", "options"),
+    [(0, "standby", STANDBY), (1, "restart", COLD), (0, "reform", []), (1, "reform", [])],
+)
 def test_a_killed_rank_costs_steps_since_the_checkpoint_and_nothing_else(
     folder: Path, undisturbed: Path, rank: int, rung: str, options: list[str]
 ) -> None:
-    run_dir = folder / f"killed-{rank}"
+    run_dir = folder / f"killed-{rank}-{rung}"
     process = start("train", write_spec(folder, run_dir, 2, LAYOUT, steps=STEPS), *options)
     wait_for_step(run_dir, 6, process)
     before = ranks_of(process.pid)
@@ -66,14 +69,15 @@ def test_a_killed_rank_costs_steps_since_the_checkpoint_and_nothing_else(
     assert not any(map(is_running, before.values()))
     (fault,) = records_of(run_dir, "fault")
     assert f"rank {rank} of 2 was ended by SIGKILL" in fault["what"] and fault["attempt"] == 1
-    (recovery,) = records_of(run_dir, "recovery")
+    (recovery,), starts = records_of(run_dir, "recovery"), records_of(run_dir, "run_started")
     assert (recovery["generation"], recovery["rung"], recovery["rank"]) == (2, rung, rank)
-    assert (recovery["from_world"], recovery["to_world"], recovery["attempt"]) == (2, 2, 2)
+    assert (recovery["from_world"], recovery["to_world"], recovery["attempt"]) == (2, 2, len(starts))
+    assert len(starts) == (1 if rung == "reform" and rank == 1 else 2), "rank 0's process writes one start"
     assert recovery["step"] % 4 == 0 and recovery["steps_lost"] >= 6 - recovery["step"]
     parts = {name: seconds for name, seconds in recovery["seconds"].items() if name != "total"}
     assert set(parts) == {"detect", "end", "start", "restore", "step"} and min(parts.values()) >= 0
     assert recovery["seconds"]["total"] == pytest.approx(sum(parts.values()))
-    assert "recover  generation 2 starts (1 of run.recovery.preemption_retries = 100)" in stdout
+    assert f"recover  generation 2 by {rung} (1 of run.recovery.preemption_retries = 100)" in stdout
     assert [end["status"] for end in records_of(run_dir, "run_ended")] == ["complete"]
 
 
@@ -146,3 +150,29 @@ def test_a_stop_during_a_recovery_is_a_stop(folder: Path) -> None:
     _, stderr = ending(process, 60)
     assert process.returncode in (75, 143), stderr
     assert not any(map(is_running, [*first.values(), *second.values()]))
+
+
+COPIES = "dp_replicate = 3"
+
+
+@pytest.mark.parametrize("rank", [0, 2])
+def test_survivors_that_hold_a_whole_copy_lose_a_step_at_most_and_need_no_checkpoint(folder: Path, rank: int) -> None:
+    straight = folder / "copies"
+    if not straight.exists():
+        ended = paceline("train", write_spec(folder, straight, 3, COPIES, steps=STEPS))
+        assert ended.returncode == 0, ended.stderr
+    run_dir = folder / f"copy-{rank}"
+    options = changes("run.checkpoint_every=none")
+    process = start("train", write_spec(folder, run_dir, 3, COPIES, steps=STEPS), *options)
+    wait_for_step(run_dir, 6, process)
+    before = ranks_of(process.pid)
+    os.kill(before[rank], signal.SIGKILL)
+    wait_until(lambda: bool(records_of(run_dir, "recovery")) or process.poll() is not None)
+    after = ranks_of(process.pid)
+    stdout, stderr = ending(process, 120)
+    assert process.returncode == 0, stderr
+    assert told(run_dir) == told(straight), "bit for bit, every sample once"
+    (recovery,) = records_of(run_dir, "recovery")
+    assert recovery["rung"] == "reform" and recovery["step"] >= 5 and recovery["steps_lost"] <= 1
+    assert "paceline-rescue" in recovery["resumed_from"] and not Path(recovery["resumed_from"]).parent.exists()
+    assert sum(before[each] == after.get(each) for each in before) == 2, "two processes went on"

@@ -22,8 +22,8 @@ from pathlib import Path
 from typing import Any
 
 from paceline.run.process.supervise.forked import leave, split
+from paceline.run.process.supervise.lines import Lines
 from paceline.run.process.supervise.parent import end_with_parent, name_process
-from paceline.run.process.supervise.standby import Lines
 
 
 def main() -> int:

@@ -31,7 +31,7 @@ def survive(
     cold = starter([sys.executable, *words], environ, lock)
     generations = Generations(
         Starter(cold, standby, say, because),
-        brief.plan.layout.devices,
+        brief.plan,
         lock,
         environ,
         policy,

@@ -120,14 +120,17 @@ def saved_state(
     return _state(built), extra
 
 
-def restore(run: RunIdentity, built: Assembled, plan: Plan, world: World) -> Restored | None:
+def restore(run: RunIdentity, built: Assembled, plan: Plan, world: World, root: Path | None = None) -> Restored | None:
     """Load the newest sound checkpoint of a run into what was built, or return None where there is none.
+
+    `root` is the folder of checkpoints, the run's own if it is not given.
 
     Raises ConfigError where the task is not the one that the checkpoint belongs to, or copies were kept in step in
     another way, and VerificationFailed where the learning rate would take another course though nothing in the task
     says so.
     """
-    root, sync, optimizer, scaler = checkpoint_root(run.dir), built.stepper.sync, built.optimizer, built.stepper.scaler
+    root = root or checkpoint_root(run.dir)
+    sync, optimizer, scaler = built.stepper.sync, built.optimizer, built.stepper.scaler
     newest = find_latest(root) if world.is_first and root.is_dir() else None
     manifest = read_manifest(newest) if newest else None
     written = world.share(json.dumps(dict(manifest.extra)) if manifest else "")

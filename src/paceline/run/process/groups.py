@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import itertools
 import math
 from collections.abc import Sequence
@@ -15,6 +16,11 @@ from torch.distributed.device_mesh import DeviceMesh
 from paceline.spec.layout import Layout
 
 COLLECTIVE_TIMEOUT = timedelta(minutes=10)
+
+CACHES = (
+    ("torch.distributed.tensor.debug", "_clear_sharding_prop_cache"),
+    ("torch.distributed.tensor._redistribute", "clear_redistribute_planner_cache"),
+)
 
 Part = tuple[int, ...]  # the ranks of one group
 
@@ -84,6 +90,21 @@ class Groups:
             self._beside = None
         while self._made:
             dist.destroy_process_group(self._made.popitem()[1])
+
+
+def abort_groups() -> None:
+    """End all process groups of this process without waiting for anybody, and forget what torch has kept of them.
+
+    Collectives that wait for a dead peer end with an error; peers that wait for this rank see that it has gone.
+    """
+    if not dist.is_initialized():
+        return
+    dist.distributed_c10d._abort_process_group()  # torch has no public name for it
+    # Equal meshes are one to torch's caches: operators of the next world would get meshes of groups that are gone.
+    for module, name in CACHES:
+        clear = getattr(importlib.import_module(module), name, None)
+        if clear is not None:
+            clear()
 
 
 class Mesh:

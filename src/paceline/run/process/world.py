@@ -108,17 +108,29 @@ def join_world(device_kind: str, threads: int = 0, place: Place | None = None, r
                 "neither MASTER_ADDR and MASTER_PORT nor Slurm's variables are set",
                 "start with `paceline train`, torchrun or srun",
             )
-        dist.init_process_group(
-            # No gloo beside NCCL: it connects every rank to every other, a descriptor each, and nothing here needs it.
-            "nccl" if device.type == "cuda" else "gloo",
-            init_method=place.rendezvous,
-            rank=rank,
-            world_size=size,
-            timeout=COLLECTIVE_TIMEOUT,
-            device_id=device if device.type == "cuda" else None,
-        )
+        _meet(place, device)
         atexit.register(_leave_at_exit)
     return World(rank, size, local_rank, device, switched=tuple(switched))
+
+
+def join_next(world: World, place: Place) -> World:
+    """Join the next world from a process that was in one before, whose groups are aborted; its device stays its own."""
+    if place.world_size > 1:
+        _meet(place, world.device)
+    return World(place.rank, place.world_size, world.local_rank, world.device, switched=world.switched)
+
+
+def _meet(place: Place, device: torch.device) -> None:
+    """Make the process group of a world."""
+    dist.init_process_group(
+        # No gloo beside NCCL: it connects every rank to every other, a descriptor each, and nothing here needs it.
+        "nccl" if device.type == "cuda" else "gloo",
+        init_method=place.rendezvous,
+        rank=place.rank,
+        world_size=place.world_size,
+        timeout=COLLECTIVE_TIMEOUT,
+        device_id=device if device.type == "cuda" else None,
+    )
 
 
 def leave_world() -> None:
