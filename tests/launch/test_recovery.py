@@ -7,6 +7,8 @@ import signal
 from pathlib import Path
 
 import pytest
+import runs
+from rounding import assert_curves_close
 from runs import (
     ending,
     is_running,
@@ -176,3 +178,42 @@ def test_survivors_that_hold_a_whole_copy_lose_a_step_at_most_and_need_no_checkp
     assert recovery["rung"] == "reform" and recovery["step"] >= 5 and recovery["steps_lost"] <= 1
     assert "paceline-rescue" in recovery["resumed_from"] and not Path(recovery["resumed_from"]).parent.exists()
     assert sum(before[each] == after.get(each) for each in before) == 2, "two processes went on"
+
+
+@pytest.fixture(scope="module")
+def one_device(folder: Path) -> Path:
+    run_dir = folder / "one"
+    ended = paceline("train", runs.write_spec(folder, run_dir, 1, steps=STEPS, precision="fp64"))
+    assert ended.returncode == 0, ended.stderr
+    return run_dir
+
+
+@pytest.mark.parametrize("layout", ["dp_replicate = 3", pytest.param("dp_shard = 3", marks=pytest.mark.deep)])
+def test_a_lost_device_makes_the_world_smaller_and_one_that_is_back_larger(
+    folder: Path, one_device: Path, layout: str
+) -> None:
+    """Three ranks, of which one is killed and its device gone; later the device is back. One experiment throughout."""
+    run_dir, devices = folder / f"elastic-{layout[:6]}", folder / f"devices-{layout[:6]}"
+    devices.write_text("3")
+    options = changes(f"run.recovery.devices_file={devices}", "run.recovery.worth=0 s", "task.stop=400 steps")
+    process = start("train", runs.write_spec(folder, run_dir, 3, layout, precision="fp64"), *options)
+    wait_for_step(run_dir, 5, process)
+    devices.write_text("2")
+    os.kill(ranks_of(process.pid)[1], signal.SIGKILL)
+    wait_until(lambda: len(records_of(run_dir, "recovery")) == 1 or process.poll() is not None)
+    devices.write_text("3")
+    wait_until(lambda: len(records_of(run_dir, "recovery")) == 2 or process.poll() is not None)
+    process.send_signal(signal.SIGTERM)
+    stdout, stderr = ending(process, 120)
+    assert process.returncode == 75, stderr + stdout
+    smaller, larger = records_of(run_dir, "recovery")
+    assert (smaller["from_world"], smaller["to_world"], smaller["rung"]) == (3, 2, "reform")
+    assert (larger["from_world"], larger["to_world"], larger["rung"]) == (2, 3, "reform")
+    assert larger["steps_lost"] == 0
+    replans = [record for record in records_of(run_dir, "decision") if record["what"] == "replan"]
+    assert len(replans) == 2 and all("by forecast" in record["because"] for record in replans)
+    found, expected = steps_of(run_dir), steps_of(one_device)
+    assert [step["step"] for step in found] == list(range(1, len(found) + 1))
+    ids = [step["sample_ids"] for step in found]
+    assert ids[:STEPS] == [step["sample_ids"] for step in expected] and all(len(each) == 14 for each in ids)
+    assert_curves_close([step["loss"] for step in found[:STEPS]], [step["loss"] for step in expected])

@@ -24,7 +24,7 @@ from paceline.run.loop.step import Stepper, StepStats
 from paceline.run.loop.under_plan import UnderPlan, refuse_replan
 from paceline.run.memory.spent import MemoryMeter, spent_on
 from paceline.run.numerics.invariants import check_agreement, is_due, numbers_of
-from paceline.run.process.brief import Brief
+from paceline.run.process.brief import Brief, take_brief
 from paceline.run.process.generation import take_generation
 from paceline.run.process.groups import abort_groups
 from paceline.run.process.supervise.signals import StopFlag
@@ -39,6 +39,7 @@ from paceline.run.survive.replay import SWITCHES, StepBefore, expected_step, hol
 from paceline.run.survive.survivor import (
     Held,
     bring_together,
+    call_of_supervisor,
     hold,
     is_lost_peer,
     let_go,
@@ -78,6 +79,7 @@ class Training:
         self.spec, self.brief, self.world, self.dir = spec, brief, world, run_dir
         self._fence = lock.check if lock else None
         self._began, self._lock = time.monotonic(), lock
+        self._call, self._called_away = call_of_supervisor(), False
         self._generation = take_generation()
         self._recovered = Recovered(self._generation)
         listen_for_abort(world.device)
@@ -129,7 +131,7 @@ class Training:
         if is_new:
             bar = unigram_bar(self.source, self.held_out, self.spec.run.evaluate_samples)
             self._record.started(self.progress, restored, bar)
-        elif held:
+        elif held and not self._generation.is_called:
             self._record.fault(*self._recovered.fault)
         self._record.decided_before(self._recovered.decisions)
         for remark in self._under.built.remarks if not held else ():
@@ -264,6 +266,8 @@ class Training:
                 following = following or self._batch(self.progress.position, self.progress.step + 1)
                 self._made = made = self._update(following)
                 self._after(made, following)
+                if self._called_away and not self._reformed():
+                    raise Requeue("the supervisor has no further world for this rank")
             except (RuntimeError, StorageError) as error:
                 if not is_lost_peer(error) or not self._reformed():
                     raise
@@ -285,7 +289,8 @@ class Training:
                 if joined is None:
                     return False
                 self.world, self._generation = joined
-                self._recovered = Recovered(self._generation)
+                self.brief = take_brief() or self.brief
+                self._recovered, self._called_away = Recovered(self._generation), False
                 listen_for_abort(self.world.device)
                 self.source, self.held_out = open_together(self.spec.task.data, self.spec.task.seed, self.world)
                 self._enter(held)
@@ -332,7 +337,11 @@ class Training:
         limit = self.spec.run.time_limit
         if limit is not None and time.monotonic() - self._began > limit and not self._stop.because:
             self._stop.because = f"the time limit of {format_seconds(limit)} is reached"
-        return bool(self._stop.because)
+        return bool(self._stop.because) or self._is_called()
+
+    def _is_called(self) -> bool:
+        """Return whether the supervisor has another world for this run, which is entered between two steps."""
+        return self._call is not None and self._call.exists()
 
     # ---- between steps ---------------------------------------------------------------------------------------------
 
@@ -355,7 +364,8 @@ class Training:
             check_agreement(self.model, numbers, step, self.world, self.brief.plan.layout, apart)
         if self._evaluate_every and (step % self._evaluate_every == 0 or last):
             self.evaluate()
-        if stats.stop_requested and not last:
+        self._called_away = stats.stop_requested and not last and self._is_called()
+        if stats.stop_requested and not last and not self._called_away:
             because = self._stop.because or "another rank was asked to stop"
             with self._stop.saving():
                 path = self._keeper.save_or_keep(self._under.built, self.brief.plan, self.world, self.progress)

@@ -26,8 +26,9 @@ from paceline.run.loop.under_plan import refuse_replan
 from paceline.run.process.generation import GENERATION_VARIABLE, Generation, take_generation
 from paceline.run.process.groups import abort_groups
 from paceline.run.process.place import Place
-from paceline.run.process.supervise.control import CONTROL_VARIABLE, stand_by
+from paceline.run.process.supervise.control import ABORT_NAME, CALL_NAME, CONTROL_VARIABLE, stand_by
 from paceline.run.process.supervise.parent import name_process
+from paceline.run.process.supervise.supervisor import ERROR_FOLDER
 from paceline.run.process.world import World, join_next
 from paceline.run.record.recorder import is_echo
 from paceline.spec.plan import Plan
@@ -77,6 +78,12 @@ def why_not_reformed(task: Task, plan: Plan) -> str:
     except ConfigError as error:
         return f"{error.what}: {error.because}"
     return ""
+
+
+def call_of_supervisor() -> Path | None:
+    """Return the file by which the supervisor calls ranks to another world; None where there is no supervisor."""
+    folder = os.environ.get(ERROR_FOLDER)
+    return Path(folder) / CALL_NAME if folder and CONTROL_VARIABLE in os.environ else None
 
 
 def hold(run: RunIdentity, built: Assembled, plan: Plan, progress: Progress, stats: StepStats | None, is_done: bool,
@@ -140,7 +147,7 @@ def listen_for_abort(device: torch.device) -> None:
     folder = os.environ.get(GENERATION_VARIABLE)
     if device.type != "cuda" or not folder or CONTROL_VARIABLE not in os.environ:
         return
-    word = Path(folder).with_name("abort")
+    word = Path(folder).with_name(ABORT_NAME)
 
     def listen() -> None:
         while word.parent.is_dir():

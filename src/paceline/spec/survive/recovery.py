@@ -23,8 +23,19 @@ class RecoverySpec:
     reform: bool = option(
         True, "let the ranks that are left form the next world in their own processes, instead of ending them"
     )
+    devices_file: str = option(
+        "", "a file that holds the number of devices that are there; without one it stays as it was at the start"
+    )
     min_devices: int = option(
-        0, "fewest devices that a run goes on with when some are lost; 0 keeps the number that it began with", minimum=0
+        1,
+        "fewest devices that the run goes on with when some are lost; with fewer it ends with exit code 75",
+        minimum=1,
+    )
+    max_devices: int = option(
+        0, "most devices that the run uses when more are there; 0 is as many as it began with", minimum=0
+    )
+    worth: float = option(
+        10.0, "forecast saving from which more devices are worth the change to them", quantity="duration", minimum=0.0
     )
     notice: float = option(30.0, "from a preemption notice to the end of the machine", quantity="duration", above=0.0)
     notice_file: str = option("", "a file whose appearance is a preemption notice")

@@ -17,6 +17,8 @@ from typing import Any
 
 from paceline.run.process.supervise.lines import Lines
 
+CALL_NAME = "call"  # a file in a generation's folder: ranks are to stand by at the next step boundary
+ABORT_NAME = "abort"  # another: those that wait for a dead peer are to wait no longer
 CONTROL_VARIABLE = "PACELINE_CONTROL"
 LONGEST_PATH = 100  # the system's limit for the name of a socket is some bytes more
 

@@ -18,11 +18,13 @@ from typing import Any
 from paceline.errors import Requeue, RunInUse
 from paceline.lock import RunLock
 from paceline.patience import Patience
+from paceline.run.process.brief import Brief
 from paceline.run.process.generation import FIRST, REFORMED, Generation
 from paceline.run.process.supervise import supervisor
 from paceline.run.process.supervise.blame import Ending, Outcome, cause_is_known, outcome_of
-from paceline.run.process.supervise.control import Control, Standing
+from paceline.run.process.supervise.control import ABORT_NAME, CALL_NAME, Control, Standing
 from paceline.run.process.supervise.crew import Crew, attend
+from paceline.run.process.supervise.elastic import Elastic, Replan
 from paceline.run.process.supervise.groups import collect
 from paceline.run.process.supervise.judge import Judge, reached_by
 from paceline.run.process.supervise.memory_kills import memory_kills
@@ -33,11 +35,9 @@ from paceline.run.process.supervise.supervisor import places
 from paceline.run.process.supervise.survivors import step_held
 from paceline.run.record.journal import mark_fault
 from paceline.spec.journal.redact import Redactor
-from paceline.spec.plan import Plan
 from paceline.spec.survive.recovery import RecoverySpec
 
 PEERS_SECONDS = 1.0  # that the peers of a rank have whose failure is known: what they would tell is an echo of it
-ABORT_NAME = "abort"  # a file in a generation's folder: ranks that wait for a dead peer are to wait no longer
 
 
 @dataclass(frozen=True)
@@ -48,6 +48,7 @@ class Fallen:
     moments: Mapping[str, float]
     out_of_memory: bool
     standing: Mapping[int, Standing] = field(default_factory=dict)
+    is_called: bool = False  # nothing has failed: the ranks were called to another world
 
 
 class Generations:
@@ -56,15 +57,18 @@ class Generations:
     def __init__(
         self,
         starter: Starter,
-        plan: Plan,
+        brief: Brief,
         lock: RunLock,
         environ: Mapping[str, str],
         policy: RecoverySpec,
         say: Callable[[str], None] = print,
         redactor: Redactor | None = None,
+        replan: Replan | None = None,
     ) -> None:
-        self._starter, self._plan, self._lock, self._environ = starter, plan, lock, environ
+        """`replan` makes a plan for another number of devices, where a run may go on with one."""
+        self._starter, self._plan, self._lock, self._environ = starter, brief.plan, lock, environ
         self._policy, self._say, self._redactor = policy, say, redactor
+        self._elastic = Elastic(policy, brief, replan)
         self._crew = Crew()
 
     def run(self) -> Outcome:
@@ -92,18 +96,22 @@ class Generations:
             if generation.rung not in (FIRST, REFORMED):
                 generation = replace(generation, rung=rung)
             fallen = self._one(generation, standing)
-            outcome = fallen.outcome
-            if outcome.error is None or is_stopped() or self._lock.is_lost:
-                return self._end(outcome)
-            reached = reached_by(self._lock.run_dir)
-            verdict = judge.judge(outcome, reached, fallen.out_of_memory)
-            if not verdict.goes_on:
-                return self._end(_and(outcome, verdict.because))
-            following = self._after(generation, fallen, reached.step)
+            outcome, because = fallen.outcome, "as many devices as there are now"
+            if not fallen.is_called:
+                if outcome.error is None or is_stopped() or self._lock.is_lost:
+                    return self._end(outcome)
+                verdict = judge.judge(outcome, reached_by(self._lock.run_dir), fallen.out_of_memory)
+                because = verdict.because
+                if not verdict.goes_on:
+                    return self._end(_and(outcome, because))
+                self._say(f"recover  {_told(outcome.error)}")
+            if not self._elastic.next_plan():
+                self._say(f"recover  {self._elastic.because}")
+                return self._end(Outcome(Requeue.exit_code))
+            following = self._after(generation, fallen)
             if following is None:
                 return self._end(outcome)
-            self._say(f"recover  {_told(outcome.error)}")
-            self._say(f"recover  generation {following.number} by {following.rung} ({verdict.because})")
+            self._say(f"recover  generation {following.number} by {following.rung} ({because})")
             generation, standing = following, fallen.standing
 
     def _end(self, outcome: Outcome) -> Outcome:
@@ -123,15 +131,19 @@ class Generations:
         kills = memory_kills()
         before, self._crew = self._crew, Crew()
         generation = replace(generation, decisions=(*generation.decisions, *self._starter.decisions()))
-        told = {**generation.write(folder), **(self._control.environ() if self._policy.reform else {})}
-        answers = {}
-        for rank, place in enumerate(places(folder, self._plan.layout.devices, self._environ)):
-            if rank in standing:
-                answers[rank] = {"place": {**place, **told}, "generation": generation.number}
-                self._crew.processes.append(before.processes[rank])
+        told = {**generation.write(folder), **self._elastic.environ(folder)}
+        told |= self._control.environ() if self._policy.reform else {}
+        answers: dict[int, dict[str, Any]] = {}
+        ranks = self._plan.layout.devices
+        seats = seats_of(standing, ranks)
+        for rank, place in enumerate(places(folder, ranks, self._environ)):
+            if rank in seats:
+                answers[seats[rank]] = {"place": {**place, **told}, "generation": generation.number}
+                self._crew.processes.append(before.processes[seats[rank]])
             else:
                 self._crew.processes.append(self._starter({**place, **told}))
         self._control.dismiss(answers)
+        collect([before.processes[rank] for rank in standing if rank not in answers])
         return self._attended(generation.number, folder, kills)
 
     def _attended(self, number: int, folder: Path, kills: int | None) -> Fallen:
@@ -153,13 +165,14 @@ class Generations:
         outcome = outcome_of(crew.ended(), crew.killed, folder, kills, len(crew.processes))
         collect([process for rank, process in enumerate(crew.processes) if rank not in left])
         moments = {"fault": _fault_moment(crew.ended()), "noticed": noticed, "ended": time.time()}
-        return Fallen(outcome, moments, kills is not None and (memory_kills() or 0) > kills, left)
+        is_called = bool(left) and not crew.endings
+        return Fallen(outcome, moments, kills is not None and (memory_kills() or 0) > kills, left, is_called)
 
     def _settled(self, folder: Path, standing: Callable[[], Collection[int]]) -> Callable[[], bool]:
-        """Return what says, after a failure, whether nothing more is to be waited for.
+        """Return what says whether nothing more is to be waited for.
 
         That is when all that run stand by; or, where none may, when it is known which rank failed first, and its peers
-        have had a moment.
+        have had a moment. It also calls the ranks where the run is to go on with more devices.
         """
         crew, peers = self._crew, Patience(float("inf"))
         if not self._policy.may_go_on:
@@ -167,6 +180,10 @@ class Generations:
 
         def settled() -> bool:
             nonlocal peers
+            if not crew.has_failed:
+                if self._policy.reform and self._elastic.pays(lambda: reached_by(self._lock.run_dir).step):
+                    (folder / CALL_NAME).touch()
+                return len(standing()) == len(crew.processes)
             (folder / ABORT_NAME).touch()
             if self._policy.reform:
                 return len(standing()) + len(crew.endings) == len(crew.processes)
@@ -178,28 +195,44 @@ class Generations:
 
     # ---- from one to the next --------------------------------------------------------------------------------------
 
-    def _after(self, before: Generation, fallen: Fallen, step: int) -> Generation | None:
+    def _after(self, before: Generation, fallen: Fallen) -> Generation | None:
         """Return the generation that follows a fallen one, its fault on record; None where the run is another's."""
         error: dict[str, Any] = dict(fallen.outcome.error or {})
-        if 0 not in fallen.standing:  # whose journal it is
+        if error and 0 not in fallen.standing:  # whose journal it is
             with contextlib.suppress(OSError):  # a full disk is told by whoever writes next
                 mark_fault(self._lock.run_dir, error, self._redactor)
+        reached = reached_by(self._lock.run_dir).step
         try:
             number = self._lock.next_generation()
         except RunInUse:
             return None
         held = step_held(self._plan, {rank: each.step for rank, each in fallen.standing.items()})
+        self._plan, decisions = self._elastic.take(self._say)
+        if fallen.is_called:
+            error = {
+                "what": "the number of devices has changed",
+                "because": "the run goes on with those that are there",
+            }
         return Generation(
             number=number,
             rung=REFORMED if fallen.standing else "",
             from_world=before.to_world,
             to_world=self._plan.layout.devices,
-            reached=step,
+            reached=reached,
             fault={name: error.get(name) for name in ("what", "because", "rank")},
             moments=fallen.moments,
+            decisions=decisions,
+            is_called=fallen.is_called,
             rescue="" if held is None else str(rescue_folder(self._lock, number)),
             rescue_step=held or 0,
         )
+
+
+def seats_of(standing: Collection[int], ranks: int) -> dict[int, int]:
+    """Return which survivor takes which rank of the next world: its own where that is left, else the first free one."""
+    seats = {rank: rank for rank in standing if rank < ranks}
+    free = iter([rank for rank in range(ranks) if rank not in seats])
+    return seats | dict(zip(free, sorted(rank for rank in standing if rank >= ranks), strict=False))
 
 
 def _fault_moment(endings: list[Ending]) -> float:
