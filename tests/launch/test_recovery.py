@@ -171,7 +171,7 @@ def test_survivors_that_hold_a_whole_copy_lose_a_step_at_most_and_need_no_checkp
     os.kill(before[rank], signal.SIGKILL)
     wait_until(lambda: bool(records_of(run_dir, "recovery")) or process.poll() is not None)
     after = ranks_of(process.pid)
-    stdout, stderr = ending(process, 120)
+    _, stderr = ending(process, 120)
     assert process.returncode == 0, stderr
     assert told(run_dir) == told(straight), "bit for bit, every sample once"
     (recovery,) = records_of(run_dir, "recovery")

@@ -46,6 +46,7 @@ def prepare() -> str:
     """Import what ranks need without starting a thread, and return why this process must not fork, or ""."""
     import torch
     import torch._dynamo  # of which DTensor's first use would import it
+    import torch.distributed.tensor.debug  # which a rank needs when it loses a peer
 
     import paceline.session.run  # noqa: F401
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import importlib
 import itertools
 import math
+import sys
 from collections.abc import Sequence
 from datetime import timedelta
 from functools import cached_property
@@ -16,11 +16,6 @@ from torch.distributed.device_mesh import DeviceMesh
 from paceline.spec.layout import Layout
 
 COLLECTIVE_TIMEOUT = timedelta(minutes=10)
-
-CACHES = (
-    ("torch.distributed.tensor.debug", "_clear_sharding_prop_cache"),
-    ("torch.distributed.tensor._redistribute", "clear_redistribute_planner_cache"),
-)
 
 Part = tuple[int, ...]  # the ranks of one group
 
@@ -101,10 +96,14 @@ def abort_groups() -> None:
         return
     dist.distributed_c10d._abort_process_group()  # torch has no public name for it
     # Equal meshes are one to torch's caches: operators of the next world would get meshes of groups that are gone.
-    for module, name in CACHES:
-        clear = getattr(importlib.import_module(module), name, None)
-        if clear is not None:
-            clear()
+    if "torch.distributed.tensor" in sys.modules:
+        from torch.distributed.tensor import _redistribute, debug
+
+        for module, name in (
+            (debug, "_clear_sharding_prop_cache"),
+            (_redistribute, "clear_redistribute_planner_cache"),
+        ):
+            getattr(module, name, lambda: None)()  # as far as this torch has them
 
 
 class Mesh:

@@ -38,7 +38,7 @@ class Elastic:
         self._policy, self._first, self._brief, self._replan = policy, brief, brief, replan
         self._most = policy.max_devices or brief.plan.layout.devices
         self._next: Replanned | None = None
-        self._looked, self._refused = -math.inf, brief.plan.layout.devices
+        self._looked, self._refused = -math.inf, 0
         self.because = ""  # why the run cannot go on
 
     def environ(self, folder: Path) -> dict[str, str]:
@@ -74,7 +74,7 @@ class Elastic:
         if self._next is None:
             return self._brief.plan, ()
         self._brief, decision = self._next.brief, self._next.decision
-        self._next = None
+        self._next, self._refused = None, 0
         say(f"replan   {decision.after}: {decision.because}")
         return self._brief.plan, (decision,)
 

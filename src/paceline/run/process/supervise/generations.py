@@ -154,7 +154,6 @@ class Generations:
             return {rank: each for rank, each in self._control.look(number).items() if rank not in crew.endings}
 
         attend(crew, Patience(float("inf")), supervisor.GRACE_SECONDS, self._settled(folder, standing), standing)
-        noticed = time.time()
         left = standing()
         if not (left and len(left) + len(crew.endings) == len(crew.processes)):
             left = {}
@@ -164,7 +163,7 @@ class Generations:
                 crew.look()
         outcome = outcome_of(crew.ended(), crew.killed, folder, kills, len(crew.processes))
         collect([process for rank, process in enumerate(crew.processes) if rank not in left])
-        moments = {"fault": _fault_moment(crew.ended()), "noticed": noticed, "ended": time.time()}
+        moments = {**_moments(crew.ended()), "ended": time.time()}
         is_called = bool(left) and not crew.endings
         return Fallen(outcome, moments, kills is not None and (memory_kills() or 0) > kills, left, is_called)
 
@@ -235,9 +234,10 @@ def seats_of(standing: Collection[int], ranks: int) -> dict[int, int]:
     return seats | dict(zip(free, sorted(rank for rank in standing if rank >= ranks), strict=False))
 
 
-def _fault_moment(endings: list[Ending]) -> float:
-    """Return when the first of the processes that ended badly was last seen to be well."""
-    return min((ending.after for ending in endings if ending.code), default=time.time())
+def _moments(endings: list[Ending]) -> dict[str, float]:
+    """Return when all processes were last seen to be well, and when the first of them was seen to have failed."""
+    failed = [ending for ending in endings if ending.code] or [Ending(0, 0, time.time(), time.time())]
+    return {"fault": min(ending.after for ending in failed), "noticed": min(ending.by for ending in failed)}
 
 
 def _and(outcome: Outcome, because: str) -> Outcome:
