@@ -217,3 +217,23 @@ def test_a_lost_device_makes_the_world_smaller_and_one_that_is_back_larger(
     ids = [step["sample_ids"] for step in found]
     assert ids[:STEPS] == [step["sample_ids"] for step in expected] and all(len(each) == 14 for each in ids)
     assert_curves_close([step["loss"] for step in found[:STEPS]], [step["loss"] for step in expected])
+
+
+@pytest.mark.parametrize("kills", [4, pytest.param(20, marks=pytest.mark.deep)])
+def test_worlds_that_are_formed_again_and_again_leave_no_thread_and_no_descriptor(folder: Path, kills: int) -> None:
+    run_dir = folder / f"often-{kills}"
+    options = changes("run.checkpoint_every=none", "run.record_samples=false")
+    process = start("train", write_spec(folder, run_dir, 3, COPIES, steps=100000), *options)
+    wait_for_step(run_dir, 2, process)
+    survivor, counts = ranks_of(process.pid)[0], []
+    for done in range(kills):
+        os.kill(ranks_of(process.pid)[1 + done % 2], signal.SIGKILL)
+        wait_until(lambda done=done: len(records_of(run_dir, "recovery")) > done or process.poll() is not None)
+        own = Path(f"/proc/{survivor}")
+        wait_until(lambda: len(ranks_of(process.pid)) == 3)
+        counts.append((len(list((own / "fd").iterdir())), len(list((own / "task").iterdir()))))
+    process.send_signal(signal.SIGTERM)
+    _, stderr = ending(process, 120)
+    assert process.returncode == 75, stderr
+    assert {record["rung"] for record in records_of(run_dir, "recovery")} == {"reform"}
+    assert max(counts[-1]) <= max(counts[1]) and counts[-1][1] <= counts[1][1], counts

@@ -38,7 +38,7 @@ def survive(
         policy,
         say,
         Redactor(spec.run.redact),
-        Replanner(spec, brief, say),
+        Replanner(spec, say),
     )
     return generations.run()
 

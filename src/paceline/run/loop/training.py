@@ -290,7 +290,8 @@ class Training:
                     return False
                 self.world, self._generation = joined
                 self.brief = take_brief() or self.brief
-                self._recovered, self._called_away = Recovered(self._generation), False
+                self._recovered = Recovered(self._generation)
+                self._call, self._called_away = call_of_supervisor(), False
                 listen_for_abort(self.world.device)
                 self.source, self.held_out = open_together(self.spec.task.data, self.spec.task.seed, self.world)
                 self._enter(held)

@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
+from paceline.run.process.sockets import noted, shut_connections
 from paceline.spec.layout import Layout
 
 COLLECTIVE_TIMEOUT = timedelta(minutes=10)
@@ -39,7 +40,8 @@ class Groups:
             return dist.group.WORLD
         if part not in self._made:
             # Local: or each rank would call this for every group of the world, and wait for all ranks each time.
-            group = dist.new_group(list(part), timeout=COLLECTIVE_TIMEOUT, use_local_synchronization=True)
+            with noted(dist.get_backend()):
+                group = dist.new_group(list(part), timeout=COLLECTIVE_TIMEOUT, use_local_synchronization=True)
             assert isinstance(group, dist.ProcessGroup)
             self._made[part] = group
         return self._made[part]
@@ -51,7 +53,8 @@ class Groups:
         other, a descriptor each; nothing else does so beside NCCL.
         """
         if self._beside is None:
-            made = dist.new_group(backend="gloo", timeout=max(timeout, COLLECTIVE_TIMEOUT))
+            with noted("gloo"):
+                made = dist.new_group(backend="gloo", timeout=max(timeout, COLLECTIVE_TIMEOUT))
             assert isinstance(made, dist.ProcessGroup)
             self._beside = made
         return self._beside
@@ -95,6 +98,7 @@ def abort_groups() -> None:
     if not dist.is_initialized():
         return
     dist.distributed_c10d._abort_process_group()  # torch has no public name for it
+    shut_connections()
     # Equal meshes are one to torch's caches: operators of the next world would get meshes of groups that are gone.
     if "torch.distributed.tensor" in sys.modules:
         from torch.distributed.tensor import _redistribute, debug

@@ -15,6 +15,7 @@ from paceline.errors import ConfigError
 from paceline.run.memory.allocator import keep_freed_memory
 from paceline.run.process.groups import COLLECTIVE_TIMEOUT, Groups, Mesh
 from paceline.run.process.place import Place
+from paceline.run.process.sockets import noted
 from paceline.spec.layout import Layout
 from paceline.spec.run import RunSpec
 
@@ -122,15 +123,17 @@ def join_next(world: World, place: Place) -> World:
 
 def _meet(place: Place, device: torch.device) -> None:
     """Make the process group of a world."""
-    dist.init_process_group(
-        # No gloo beside NCCL: it connects every rank to every other, a descriptor each, and nothing here needs it.
-        "nccl" if device.type == "cuda" else "gloo",
-        init_method=place.rendezvous,
-        rank=place.rank,
-        world_size=place.world_size,
-        timeout=COLLECTIVE_TIMEOUT,
-        device_id=device if device.type == "cuda" else None,
-    )
+    # No gloo beside NCCL: it connects every rank to every other, a descriptor each, and nothing here needs it.
+    backend = "nccl" if device.type == "cuda" else "gloo"
+    with noted(backend):
+        dist.init_process_group(
+            backend,
+            init_method=place.rendezvous,
+            rank=place.rank,
+            world_size=place.world_size,
+            timeout=COLLECTIVE_TIMEOUT,
+            device_id=device if device.type == "cuda" else None,
+        )
 
 
 def leave_world() -> None:

@@ -62,7 +62,7 @@ def attend(
     is_settled: Callable[[], bool] = lambda: False,
     spared: Callable[[], Collection[int]] = tuple,
 ) -> None:
-    """Return when all processes have ended or the limit is over, or, once one has failed, when things are settled.
+    """Return when all processes have ended, the limit is over, or things are settled.
 
     After a failure the others have a grace; who has not ended by then, by itself or as asked, is killed if not spared.
     """
@@ -71,7 +71,7 @@ def attend(
         crew.look()
         if grace is None and crew.has_failed:
             grace = Patience(grace_seconds)
-        if grace is not None and is_settled():
+        if is_settled():
             return
         if grace is not None and grace.is_over:
             crew.kill(sorted(set(range(len(crew.processes))) - set(spared())))

@@ -28,7 +28,8 @@ class Replanned:
     decision: DecisionRecord
 
 
-Replan = Callable[[int], Replanned]  # raises a PacelineError where there is no plan for so many devices
+# Given the devices and the brief so far; raises a PacelineError where there is no plan for so many devices.
+Replan = Callable[[int, Brief], Replanned]
 
 
 class Elastic:
@@ -99,7 +100,7 @@ class Elastic:
 
     def _replan_for(self, devices: int) -> Replanned:
         assert self._replan is not None, "who makes a run elastic says how it is planned"
-        return self._replan(devices)
+        return self._replan(devices, self._brief)
 
     def _wanted(self) -> int:
         """Return how many devices the next world is to have."""

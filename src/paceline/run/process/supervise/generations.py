@@ -90,11 +90,9 @@ class Generations:
         generation = Generation(to_world=self._plan.layout.devices, rung=FIRST)
         standing: Mapping[int, Standing] = {}
         while True:
-            rung = self._starter.rung()
+            self._starter.rung()  # waits until the standby is ready
             if is_stopped() and not standing:  # while no rank was there that could be told
                 return Outcome(Requeue.exit_code)
-            if generation.rung not in (FIRST, REFORMED):
-                generation = replace(generation, rung=rung)
             fallen = self._one(generation, standing)
             outcome, because = fallen.outcome, "as many devices as there are now"
             if not fallen.is_called:
@@ -214,7 +212,7 @@ class Generations:
             }
         return Generation(
             number=number,
-            rung=REFORMED if fallen.standing else "",
+            rung=REFORMED if fallen.standing else self._starter.rung(),
             from_world=before.to_world,
             to_world=self._plan.layout.devices,
             reached=reached,
