@@ -41,7 +41,7 @@ def _connections() -> set[tuple[int, str]]:
     found = set()
     for path in OPEN.iterdir() if OPEN.is_dir() else ():
         with contextlib.suppress(OSError):  # it was the descriptor of this look
-            name = os.readlink(path)
+            name = str(path.readlink())
             if name.startswith("socket:"):
                 found.add((int(path.name), name))
     return found
