@@ -46,6 +46,7 @@ from paceline.run.survive.survivor import (
     listen_for_abort,
     next_place,
     why_not_reformed,
+    without_frames,
 )
 from paceline.spec.amounts import in_steps
 from paceline.spec.load import Spec
@@ -262,6 +263,7 @@ class Training:
         """
         following: StepBatch | None = batch
         while self.progress.step < wanted or self._done_step < wanted:
+            lost: BaseException | None = None
             try:
                 following = following or self._batch(self.progress.position, self.progress.step + 1)
                 self._made = made = self._update(following)
@@ -269,9 +271,12 @@ class Training:
                 if self._called_away and not self._reformed():
                     raise Requeue("the supervisor has no further world for this rank")
             except (RuntimeError, StorageError) as error:
-                if not is_lost_peer(error) or not self._reformed():
+                if not is_lost_peer(error):
                     raise
+                lost = without_frames(error)
             following = None
+            if lost is not None and not self._reformed():
+                raise lost
         assert self._made is not None
         return self._made
 
@@ -282,6 +287,7 @@ class Training:
         is_done = self._done_step >= self.progress.step
         held = hold(self._run, self._under.built, self.brief.plan, self.progress, self._made, is_done)
         self._keeper.abandon()
+        self.world.groups.forget()
         self.take_down()
         while True:
             try:
@@ -299,7 +305,9 @@ class Training:
             except (RuntimeError, StorageError) as error:  # another one was lost meanwhile
                 if not is_lost_peer(error):
                     raise
-                abort_groups()
+                without_frames(error)
+            abort_groups()
+            self.world.groups.forget()
 
     def _batch(self, position: int, step: int) -> StepBatch:
         """Return this rank's part of the batch of a step."""

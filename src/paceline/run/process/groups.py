@@ -75,6 +75,12 @@ class Groups:
             self._meshes[layout, device] = Mesh(layout, device, self)
         return self._meshes[layout, device]
 
+    def forget(self) -> None:
+        """Let go of all groups, which are aborted: nobody is waited for."""
+        self._meshes.clear()
+        self._made.clear()
+        self._beside = None
+
     def close(self) -> None:
         """Destroy all groups. Every rank calls it; no tensor that is spread over a mesh can be used afterwards.
 

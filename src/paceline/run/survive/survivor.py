@@ -10,6 +10,7 @@ import os
 import shutil
 import threading
 import time
+import traceback
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -67,6 +68,16 @@ def is_lost_peer(error: BaseException | None) -> bool:
             return True
         error = error.__cause__ if isinstance(error, StorageError) else None
     return False
+
+
+def without_frames(error: BaseException) -> BaseException:
+    """Return an error that holds on to nothing: its frames know the groups of a world that is to be given up."""
+    known: BaseException | None = error
+    while known is not None:
+        traceback.clear_frames(known.__traceback__)
+        known.__traceback__ = None
+        known = known.__cause__ or known.__context__
+    return error
 
 
 def why_not_reformed(task: Task, plan: Plan) -> str:
