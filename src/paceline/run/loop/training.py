@@ -34,10 +34,11 @@ from paceline.run.record.recorder import Recorder, SilentRecorder, is_echo
 from paceline.run.record.sink import OpenSink, Sink
 from paceline.run.record.status import StatusLine
 from paceline.run.survive.keeper import CheckpointKeeper
+from paceline.run.survive.notice import Notices
 from paceline.run.survive.recovered import Recovered
 from paceline.run.survive.replay import SWITCHES, StepBefore, expected_step, hold_against
 from paceline.run.survive.survivor import (
-    Held,
+    Brought,
     bring_together,
     call_of_supervisor,
     hold,
@@ -58,7 +59,7 @@ from paceline.task.models.sizes import is_named
 from paceline.task.objective import Objective
 from paceline.task.optimizer.schedule import Course, learning_rate
 from paceline.task.turns import objective_of
-from paceline.units import Amount, format_seconds
+from paceline.units import Amount
 
 
 class Training:
@@ -88,7 +89,7 @@ class Training:
         self._meter = MemoryMeter(world.device)
         self.source, self.held_out = open_together(task.data, task.seed, world)
         self._data_seconds = 0.0
-        self._stop = StopFlag()
+        self._stop, self._notices = StopFlag(), Notices(spec.run, brief.usd_per_second, world.is_first)
         self._unended: weakref.finalize[..., Training] | None = None  # an end that waits for its reason
         self._warmup = self._steps(task.schedule.warmup) or 0
         self._decay = self._steps(task.schedule.decay) or max(1, brief.steps // 10)
@@ -111,7 +112,7 @@ class Training:
 
     # ---- under a plan ----------------------------------------------------------------------------------------------
 
-    def _enter(self, held: Held | None) -> None:
+    def _enter(self, held: Brought | None) -> None:
         """Build under the plan in this generation's world, and go on from the newest state. Every rank calls it.
 
         `held` is what this rank brings from the generation before. Where a step's duties were cut short, they are done.
@@ -343,9 +344,7 @@ class Training:
         return shared
 
     def _wants_to_stop(self) -> bool:
-        limit = self.spec.run.time_limit
-        if limit is not None and time.monotonic() - self._began > limit and not self._stop.because:
-            self._stop.because = f"the time limit of {format_seconds(limit)} is reached"
+        self._stop.because = self._stop.because or self._notices.look()
         return bool(self._stop.because) or self._is_called()
 
     def _is_called(self) -> bool:
@@ -435,4 +434,5 @@ class Training:
         self._ended("requeue" if isinstance(error, Requeue) else "failed", error)
 
     def _ended(self, status: str, error: BaseException | None = None) -> None:
+        self._notices.close()
         self._record.ended(status, self.progress.step, time.monotonic() - self._began, error)

@@ -50,6 +50,7 @@ class CheckpointKeeper:
         self._flight: SaveInFlight | None = None
         self._is_told = False  # of what became of that
         self._stall_seconds = 0.0  # of that, on the host
+        self._save_seconds = 0.0  # of the last one that was written
         self._beside = {"on": True, "off": False}.get(self._spec.asynchronous)
         self._failures, self._is_pressed = 0, False
 
@@ -89,12 +90,19 @@ class CheckpointKeeper:
                 "look after the storage, or choose another run.dir",
             )
         info = save(self._run, built, plan, world, progress, self._to.fence, self._to.kept)
+        self._save_seconds = info.seconds
         self._record.checkpoint(progress.step, info.path, info.bytes, info.seconds, info.seconds)
         self.good, self._failures = info.path, 0
         return info.path
 
     def save_or_keep(self, built: Assembled, plan: Plan, world: World, progress: Progress) -> Path:
         """Return `save_now`, or the newest checkpoint there is where that fails. Raises StorageError without one."""
+        notice = self._run.spec.run.recovery.notice
+        if notice is not None and self.good is not None and world.maximum([self._save_seconds])[0] > notice:
+            took = format_seconds(self._save_seconds)
+            because = f"the last one took {took}, and the machine goes {format_seconds(notice)} after a notice"
+            self._record.decided("stop", "a checkpoint of this moment", str(self.good), because)
+            return self.good
         try:
             return self.save_now(built, plan, world, progress)
         except RunInUse:
@@ -114,6 +122,7 @@ class CheckpointKeeper:
             return
         self._is_told = True
         if flight.info is not None:
+            self._save_seconds = flight.seconds
             stall = self._stall_seconds + flight.staged.device_seconds
             self._record.checkpoint(flight.step, flight.info.path, flight.info.bytes, flight.seconds, stall)
         elif isinstance(flight.error, StorageError):

@@ -41,7 +41,7 @@ LOOK_SECONDS = (
 
 
 @dataclass(frozen=True)
-class Held:
+class Brought:
     """What a survivor brings: its state after a step, if that is whole, what the step did, and if its duties are done.
 
     Duties are what follows a step: its record, an evaluation, a checkpoint.
@@ -98,20 +98,20 @@ def call_of_supervisor() -> Path | None:
 
 
 def hold(run: RunIdentity, built: Assembled, plan: Plan, progress: Progress, stats: StepStats | None, is_done: bool,
-         ) -> Held:  # fmt: skip
+         ) -> Brought:  # fmt: skip
     """Leave the broken world and return what this rank holds. Nobody is waited for."""
     abort_groups()
     if not built.stepper.is_whole:
-        return Held(None, None, False)
+        return Brought(None, None, False)
     for module in built.model.modules():
         if isinstance(module, FSDPModule):  # weights may lie gathered, in the middle of a pass
             module.set_reshard_after_forward(True, recurse=False)
             module.reshard()
     tensors, extra = saved_state(run, built, plan, progress)
-    return Held(take_snapshot(progress.step, tensors, extra), stats, is_done)
+    return Brought(take_snapshot(progress.step, tensors, extra), stats, is_done)
 
 
-def next_place(world: World, generation: int, held: Held) -> tuple[World, Generation] | None:
+def next_place(world: World, generation: int, held: Brought) -> tuple[World, Generation] | None:
     """Stand by until the supervisor has a next world, join it and return it; None where this rank does not go on."""
     answer = stand_by(world.rank, generation, held.snapshot.step if held.snapshot else -1)
     if not answer:
@@ -125,7 +125,7 @@ def next_place(world: World, generation: int, held: Held) -> tuple[World, Genera
     return join_next(world, place), following
 
 
-def bring_together(world: World, generation: Generation, held: Held | None) -> Together | None:
+def bring_together(world: World, generation: Generation, held: Brought | None) -> Together | None:
     """Write what survivors hold as a checkpoint that the new world restores. Every rank calls it.
 
     A rank that is new holds nothing. Returns None where the generation restores an older checkpoint instead.

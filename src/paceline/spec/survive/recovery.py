@@ -37,7 +37,12 @@ class RecoverySpec:
     worth: float = option(
         10.0, "forecast saving from which more devices are worth the change to them", quantity="duration", minimum=0.0
     )
-    notice: float = option(30.0, "from a preemption notice to the end of the machine", quantity="duration", above=0.0)
+    notice: float | None = option(
+        None,
+        "from a notice to the end of the machine: where the last save took longer, the newest checkpoint counts",
+        quantity="duration",
+        above=0.0,
+    )
     notice_file: str = option("", "a file whose appearance is a preemption notice")
     notice_url: str = option("", "a URL that answers with status 200 and a text, not NONE, as a preemption notice")
 
