@@ -20,16 +20,19 @@ from paceline.checkpoint import (
     CheckpointInfo,
     IndexReader,
     KeptPlan,
-    find_latest,
     load_latest,
     materialise_optimizer_state,
     read_manifest,
     save_checkpoint,
     training_state,
 )
+from paceline.checkpoint.ranks import Ranks
+from paceline.checkpoint.tiers.newest import newest_first
+from paceline.checkpoint.tiers.remote import fetch_newer
 from paceline.errors import ConfigError, VerificationFailed
 from paceline.run.assemble import Assembled
 from paceline.run.process.world import World
+from paceline.run.survive.saving.memory_tier import memory_root
 from paceline.run.updates.joined import JoinedOptimizer
 from paceline.run.updates.optimizer import named_parameters
 from paceline.spec.layout import Layout
@@ -129,9 +132,12 @@ def restore(run: RunIdentity, built: Assembled, plan: Plan, world: World, root: 
     another way, and VerificationFailed where the learning rate would take another course though nothing in the task
     says so.
     """
-    root = root or checkpoint_root(run.dir)
     sync, optimizer, scaler = built.stepper.sync, built.optimizer, built.stepper.scaler
-    newest = find_latest(root) if world.is_first and root.is_dir() else None
+    in_memory = None if root else world.share(memory_root(run.dir))
+    roots = [root] if root else [each for each in (in_memory, checkpoint_root(run.dir)) if each is not None]
+    url, ranks = None if root else run.spec.run.checkpoints.remote, Ranks(alone=world.size == 1)
+    fetched = ranks.from_first(f"{url} was not read", lambda: fetch_newer(url, roots, roots[-1])) if url else []
+    newest = next((found.path for found in newest_first(roots).complete), None) if world.is_first else None
     manifest = read_manifest(newest) if newest else None
     written = world.share(json.dumps(dict(manifest.extra)) if manifest else "")
     stored = json.loads(
@@ -147,13 +153,15 @@ def restore(run: RunIdentity, built: Assembled, plan: Plan, world: World, root: 
         prefix = sync.optimizer_prefix
         reached = {name.rpartition(".")[0].removeprefix(prefix) for name in stored if name.startswith(prefix)}
         optimizer.begin([weight for name, weight in named_parameters(built.model) if name in reached])
-    found = load_latest(root, _state(built), alone=world.size == 1)
+    found = load_latest(roots, _state(built), alone=world.size == 1)
     if found is None:
         return None
     path, extra, skipped, unchecked = found
     if scaler is not None and extra["scaler"]:
         scaler.load(extra["scaler"])
-    notes = [*(f"skipped {reason}" for reason in skipped), *changes]
+    notes = [*fetched, *(f"skipped {reason}" for reason in skipped), *changes]
+    if in_memory is not None and path.parent == in_memory:
+        notes.append(f"the memory of this machine has the newest checkpoint, of step {extra['progress']['step']}")
     if unchecked:
         also = f" and {len(unchecked) - 1} more" if len(unchecked) > 1 else ""
         notes.append(f"the values of {unchecked[0]}{also} were not checked: the checkpoint has no fingerprint of them")

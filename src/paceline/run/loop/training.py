@@ -33,10 +33,10 @@ from paceline.run.record.journal import Journal
 from paceline.run.record.recorder import Recorder, SilentRecorder, is_echo
 from paceline.run.record.sink import OpenSink, Sink
 from paceline.run.record.status import StatusLine
-from paceline.run.survive.keeper import CheckpointKeeper
 from paceline.run.survive.notice import Notices
 from paceline.run.survive.recovered import Recovered
 from paceline.run.survive.replay import SWITCHES, StepBefore, expected_step, hold_against
+from paceline.run.survive.saving.keeper import CheckpointKeeper
 from paceline.run.survive.survivor import (
     Brought,
     bring_together,
@@ -93,7 +93,6 @@ class Training:
         self._unended: weakref.finalize[..., Training] | None = None  # an end that waits for its reason
         self._warmup = self._steps(task.schedule.warmup) or 0
         self._decay = self._steps(task.schedule.decay) or max(1, brief.steps // 10)
-        self._checkpoint_every = self._steps(spec.run.checkpoint_every)
         self._check_every = self._steps(spec.run.check_every)
         self._evaluate_every = self._steps(spec.run.evaluate_every) if self.held_out else None
         peak, schedule = task.optimizer.lr, task.schedule
@@ -101,6 +100,7 @@ class Training:
         self._run = RunIdentity(run_dir, spec, self.source.fingerprint, course)
         refuse_between(brief.plan.sync, {"task.stop": brief.steps, "run.evaluate_every": self._evaluate_every})
         self._sinks = sinks
+        self._good: Path | None = None  # the newest checkpoint that is known to be whole
         self._made: StepStats | None = None  # what the last step did
         self._done_step = 0  # the last step of which all that follows is done
         self._record: Recorder | SilentRecorder = SilentRecorder()
@@ -128,8 +128,12 @@ class Training:
         is_new = self.world.is_first and isinstance(self._record, SilentRecorder)
         if is_new:
             self._record = self._open_record()
-        newest = restored.path if restored and not together else None
-        self._keeper = CheckpointKeeper(self._run, self._record, self._fence, newest)
+        saved = self.spec.run.checkpoints
+        often = (self.spec.run.checkpoint_every, saved.memory_every, saved.remote_every)
+        every = tuple(self._steps(amount) for amount in often)
+        if restored and not together:
+            self._good = restored.path
+        self._keeper = CheckpointKeeper(self._run, self._record, self._fence, every, self._good, self.progress.step)
         if is_new:
             bar = unigram_bar(self.source, self.held_out, self.spec.run.evaluate_samples)
             self._record.started(self.progress, restored, bar)
@@ -220,6 +224,7 @@ class Training:
                         "the loop body did not call run.step(batch)",
                         "call stats = run.step(batch) once for every batch",
                     )
+            self._keeper.close(self.world)
             self._ended("complete")
         except GeneratorExit:
             self._left(left_at(sys._getframe().f_back))
@@ -288,6 +293,7 @@ class Training:
         is_done = self._done_step >= self.progress.step
         held = hold(self._run, self._under.built, self.brief.plan, self.progress, self._made, is_done)
         self._keeper.abandon()
+        self._good = self._keeper.good
         self.world.groups.forget()
         self.take_down()
         while True:
@@ -381,10 +387,11 @@ class Training:
             raise Requeue(because)
         if last:
             self._save()  # as above: a second SIGINT that waits has nothing left to end
-        elif self._checkpoint_every and step % self._checkpoint_every == 0:
+        else:
             with self._stop.saving():
-                self._keeper.save(self._under.built, self.brief.plan, self.world, self.progress)
-            self._stop.interrupt_if_asked()
+                saved = self._keeper.save_if_due(self._under.built, self.brief.plan, self.world, self.progress)
+            if saved:
+                self._stop.interrupt_if_asked()
         self._done_step = step
 
     def _ids_read(self, batch: StepBatch) -> list[int]:
@@ -406,6 +413,7 @@ class Training:
         held_out = for_device(self.held_out, self.world.device.type, self.spec.task.model)
         result = evaluate(self._stepper, held_out, self.spec.run.evaluate_samples, self._under.data_rank)
         self._record.evaluation(self.progress.step, result)
+        self._keeper.evaluated(self.progress.step, result["loss"])
         return result["loss"]
 
     def save(self) -> Path:
