@@ -7,6 +7,8 @@ import signal
 from pathlib import Path
 
 import pytest
+import runs
+from rounding import assert_curves_close
 from runs import (
     ending,
     is_running,
@@ -51,11 +53,14 @@ COLD = changes("run.recovery.standby=false", "run.recovery.reform=false")
 STANDBY = changes("run.recovery.reform=false")
 
 
-@pytest.mark.parametrize(("rank", "rung", "options"), [(0, "standby", STANDBY), (1, "restart", COLD)])
+@pytest.mark.parametrize(
+    ("rank", "rung", "options"),
+    [(0, "standby", STANDBY), (1, "restart", COLD), (0, "reform", []), (1, "reform", [])],
+)
 def test_a_killed_rank_costs_steps_since_the_checkpoint_and_nothing_else(
     folder: Path, undisturbed: Path, rank: int, rung: str, options: list[str]
 ) -> None:
-    run_dir = folder / f"killed-{rank}"
+    run_dir = folder / f"killed-{rank}-{rung}"
     process = start("train", write_spec(folder, run_dir, 2, LAYOUT, steps=STEPS), *options)
     wait_for_step(run_dir, 6, process)
     before = ranks_of(process.pid)
@@ -66,14 +71,15 @@ def test_a_killed_rank_costs_steps_since_the_checkpoint_and_nothing_else(
     assert not any(map(is_running, before.values()))
     (fault,) = records_of(run_dir, "fault")
     assert f"rank {rank} of 2 was ended by SIGKILL" in fault["what"] and fault["attempt"] == 1
-    (recovery,) = records_of(run_dir, "recovery")
+    (recovery,), starts = records_of(run_dir, "recovery"), records_of(run_dir, "run_started")
     assert (recovery["generation"], recovery["rung"], recovery["rank"]) == (2, rung, rank)
-    assert (recovery["from_world"], recovery["to_world"], recovery["attempt"]) == (2, 2, 2)
+    assert (recovery["from_world"], recovery["to_world"], recovery["attempt"]) == (2, 2, len(starts))
+    assert len(starts) == (1 if rung == "reform" and rank == 1 else 2), "rank 0's process writes one start"
     assert recovery["step"] % 4 == 0 and recovery["steps_lost"] >= 6 - recovery["step"]
     parts = {name: seconds for name, seconds in recovery["seconds"].items() if name != "total"}
     assert set(parts) == {"detect", "end", "start", "restore", "step"} and min(parts.values()) >= 0
     assert recovery["seconds"]["total"] == pytest.approx(sum(parts.values()))
-    assert "recover  generation 2 starts (1 of run.recovery.preemption_retries = 100)" in stdout
+    assert f"recover  generation 2 by {rung} (1 of run.recovery.preemption_retries = 100)" in stdout
     assert [end["status"] for end in records_of(run_dir, "run_ended")] == ["complete"]
 
 
@@ -146,3 +152,88 @@ def test_a_stop_during_a_recovery_is_a_stop(folder: Path) -> None:
     _, stderr = ending(process, 60)
     assert process.returncode in (75, 143), stderr
     assert not any(map(is_running, [*first.values(), *second.values()]))
+
+
+COPIES = "dp_replicate = 3"
+
+
+@pytest.mark.parametrize("rank", [0, 2])
+def test_survivors_that_hold_a_whole_copy_lose_a_step_at_most_and_need_no_checkpoint(folder: Path, rank: int) -> None:
+    straight = folder / "copies"
+    if not straight.exists():
+        ended = paceline("train", write_spec(folder, straight, 3, COPIES, steps=STEPS))
+        assert ended.returncode == 0, ended.stderr
+    run_dir = folder / f"copy-{rank}"
+    options = changes("run.checkpoint_every=none")
+    process = start("train", write_spec(folder, run_dir, 3, COPIES, steps=STEPS), *options)
+    wait_for_step(run_dir, 6, process)
+    before = ranks_of(process.pid)
+    os.kill(before[rank], signal.SIGKILL)
+    wait_until(lambda: bool(records_of(run_dir, "recovery")) or process.poll() is not None)
+    after = ranks_of(process.pid)
+    _, stderr = ending(process, 120)
+    assert process.returncode == 0, stderr
+    assert told(run_dir) == told(straight), "bit for bit, every sample once"
+    (recovery,) = records_of(run_dir, "recovery")
+    assert recovery["rung"] == "reform" and recovery["step"] >= 5 and recovery["steps_lost"] <= 1
+    assert "paceline-rescue" in recovery["resumed_from"] and not Path(recovery["resumed_from"]).parent.exists()
+    assert sum(before[each] == after.get(each) for each in before) == 2, "two processes went on"
+
+
+@pytest.fixture(scope="module")
+def one_device(folder: Path) -> Path:
+    run_dir = folder / "one"
+    ended = paceline("train", runs.write_spec(folder, run_dir, 1, steps=STEPS, precision="fp64"))
+    assert ended.returncode == 0, ended.stderr
+    return run_dir
+
+
+@pytest.mark.parametrize("layout", ["dp_replicate = 3", pytest.param("dp_shard = 3", marks=pytest.mark.deep)])
+def test_a_lost_device_makes_the_world_smaller_and_one_that_is_back_larger(
+    folder: Path, one_device: Path, layout: str
+) -> None:
+    """Three ranks, of which one is killed and its device gone; later the device is back. One experiment throughout."""
+    run_dir, devices = folder / f"elastic-{layout[:6]}", folder / f"devices-{layout[:6]}"
+    devices.write_text("3")
+    options = changes(f"run.recovery.devices_file={devices}", "run.recovery.worth=0 s", "task.stop=400 steps")
+    process = start("train", runs.write_spec(folder, run_dir, 3, layout, precision="fp64"), *options)
+    wait_for_step(run_dir, 5, process)
+    devices.write_text("2")
+    os.kill(ranks_of(process.pid)[1], signal.SIGKILL)
+    wait_until(lambda: len(records_of(run_dir, "recovery")) == 1 or process.poll() is not None)
+    devices.write_text("3")
+    wait_until(lambda: len(records_of(run_dir, "recovery")) == 2 or process.poll() is not None)
+    process.send_signal(signal.SIGTERM)
+    stdout, stderr = ending(process, 120)
+    assert process.returncode == 75, stderr + stdout
+    smaller, larger = records_of(run_dir, "recovery")
+    assert (smaller["from_world"], smaller["to_world"], smaller["rung"]) == (3, 2, "reform")
+    assert (larger["from_world"], larger["to_world"], larger["rung"]) == (2, 3, "reform")
+    assert larger["steps_lost"] == 0
+    replans = [record for record in records_of(run_dir, "decision") if record["what"] == "replan"]
+    assert len(replans) == 2 and all("by forecast" in record["because"] for record in replans)
+    found, expected = steps_of(run_dir), steps_of(one_device)
+    assert [step["step"] for step in found] == list(range(1, len(found) + 1))
+    ids = [step["sample_ids"] for step in found]
+    assert ids[:STEPS] == [step["sample_ids"] for step in expected] and all(len(each) == 14 for each in ids)
+    assert_curves_close([step["loss"] for step in found[:STEPS]], [step["loss"] for step in expected])
+
+
+@pytest.mark.parametrize("kills", [4, pytest.param(20, marks=pytest.mark.deep)])
+def test_worlds_that_are_formed_again_and_again_leave_no_thread_and_no_descriptor(folder: Path, kills: int) -> None:
+    run_dir = folder / f"often-{kills}"
+    options = changes("run.checkpoint_every=none", "run.record_samples=false")
+    process = start("train", write_spec(folder, run_dir, 3, COPIES, steps=100000), *options)
+    wait_for_step(run_dir, 2, process)
+    survivor, counts = ranks_of(process.pid)[0], []
+    for done in range(kills):
+        os.kill(ranks_of(process.pid)[1 + done % 2], signal.SIGKILL)
+        wait_until(lambda done=done: len(records_of(run_dir, "recovery")) > done or process.poll() is not None)
+        own = Path(f"/proc/{survivor}")
+        wait_until(lambda: len(ranks_of(process.pid)) == 3)
+        counts.append((len(list((own / "fd").iterdir())), len(list((own / "task").iterdir()))))
+    process.send_signal(signal.SIGTERM)
+    _, stderr = ending(process, 120)
+    assert process.returncode == 75, stderr
+    assert {record["rung"] for record in records_of(run_dir, "recovery")} == {"reform"}
+    assert max(counts[-1]) <= max(counts[1]) and counts[-1][1] <= counts[1][1], counts

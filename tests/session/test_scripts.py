@@ -282,3 +282,30 @@ def test_ranks_of_a_script_end_with_their_supervisor(tmp_path: Path) -> None:
     end = end_of(tmp_path / "run")
     assert end["status"] == "requeue" and end["exit_code"] == 75
     assert len(list((tmp_path / "run" / "checkpoints").glob("step-*"))) == 1
+
+
+SEEN = """
+import signal
+
+run = paceline.Run(task_of(stop="12 steps"), "dp_replicate=2", cluster=cluster(2),
+                   run={"dir": folder + "/run", "checkpoint_every": "4 steps"}, verify=False)
+for batch in run:
+    stats = run.step(batch)
+    assert stats.step == batch.step == run.progress.step
+    open(f"{folder}/seen-{os.getpid()}", "a").write(f"{stats.step} {run.world.rank}\\n")
+    if stats.step == 7 and run.world.rank == int(sys.argv[2]) and not os.path.exists(f"{folder}/struck"):
+        open(f"{folder}/struck", "w").close()
+        os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.mark.parametrize("rank", ["0", "1"])
+def test_a_loop_sees_each_step_once_though_a_peer_dies(tmp_path: Path, rank: str) -> None:
+    ended = run(tmp_path, SEEN, rank)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    assert [step["step"] for step in steps_of(tmp_path / "run")] == list(range(1, 13))
+    (recovery,) = records_of(tmp_path / "run", "recovery")
+    assert recovery["rung"] == "reform" and recovery["step"] == 7
+    seen = [[line.split() for line in path.read_text().splitlines()] for path in tmp_path.glob("seen-*")]
+    assert sorted([int(lines[0][0]), int(lines[-1][0]), len(lines)] for lines in seen) == [[1, 7, 7], [1, 12, 12],
+                                                                                         [8, 12, 5]]  # fmt: skip

@@ -135,6 +135,8 @@ class IndexReader:
     def _read_part(self, rank: int, search: _Search) -> None:
         name = part_name(rank, self.manifest.world_size)
         self.parts_read.add(rank)
+        if name not in self.manifest.files and not (self.path / name).exists():
+            return  # the rank held nothing, as one does that has joined survivors
         with refusal(self.path, name):
             for tensor, listed in table(json.loads(self._content(name))).items():
                 if tensor not in self.kinds:

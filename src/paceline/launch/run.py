@@ -26,5 +26,5 @@ def train_here(
     training = Training(spec, brief, world, run_dir, asked_sinks(spec.run), lock)
     for batch in training:
         training.step(batch)
-    world.wait()
+    training.world.wait()
     leave_world()

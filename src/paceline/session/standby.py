@@ -22,8 +22,8 @@ from pathlib import Path
 from typing import Any
 
 from paceline.run.process.supervise.forked import leave, split
+from paceline.run.process.supervise.lines import Lines
 from paceline.run.process.supervise.parent import end_with_parent, name_process
-from paceline.run.process.supervise.standby import Lines
 
 
 def main() -> int:
@@ -46,6 +46,7 @@ def prepare() -> str:
     """Import what ranks need without starting a thread, and return why this process must not fork, or ""."""
     import torch
     import torch._dynamo  # of which DTensor's first use would import it
+    import torch.distributed.tensor.debug  # which a rank needs when it loses a peer
 
     import paceline.session.run  # noqa: F401
 

@@ -12,6 +12,7 @@ from paceline.run.process.supervise.generations import Generations
 from paceline.run.process.supervise.standby import Standby
 from paceline.run.process.supervise.starting import Starter
 from paceline.run.process.supervise.supervisor import starter
+from paceline.session.replanner import Replanner
 from paceline.spec.journal.redact import Redactor
 from paceline.spec.load import Spec
 
@@ -31,12 +32,13 @@ def survive(
     cold = starter([sys.executable, *words], environ, lock)
     generations = Generations(
         Starter(cold, standby, say, because),
-        brief.plan.layout.devices,
+        brief,
         lock,
         environ,
         policy,
         say,
         Redactor(spec.run.redact),
+        Replanner(spec, say),
     )
     return generations.run()
 

@@ -128,17 +128,19 @@ def saved_state(
     return _state(built), extra
 
 
-def restore(run: RunIdentity, built: Assembled, plan: Plan, world: World) -> Restored | None:
+def restore(run: RunIdentity, built: Assembled, plan: Plan, world: World, root: Path | None = None) -> Restored | None:
     """Load the newest sound checkpoint of a run into what was built, or return None where there is none.
+
+    `root` is the folder of checkpoints, the run's own if it is not given.
 
     Raises ConfigError where the task is not the one that the checkpoint belongs to, or copies were kept in step in
     another way, and VerificationFailed where the learning rate would take another course though nothing in the task
     says so.
     """
     sync, optimizer, scaler = built.stepper.sync, built.optimizer, built.stepper.scaler
-    in_memory = world.share(memory_root(run.dir))
-    roots = [root for root in (in_memory, checkpoint_root(run.dir)) if root is not None]
-    url, ranks = run.spec.run.checkpoints.remote, Ranks(alone=world.size == 1)
+    in_memory = None if root else world.share(memory_root(run.dir))
+    roots = [root] if root else [each for each in (in_memory, checkpoint_root(run.dir)) if each is not None]
+    url, ranks = None if root else run.spec.run.checkpoints.remote, Ranks(alone=world.size == 1)
     fetched = ranks.from_first(f"{url} was not read", lambda: fetch_newer(url, roots, roots[-1])) if url else []
     newest = next((found.path for found in newest_first(roots).complete), None) if world.is_first else None
     manifest = read_manifest(newest) if newest else None
@@ -163,7 +165,7 @@ def restore(run: RunIdentity, built: Assembled, plan: Plan, world: World) -> Res
     if scaler is not None and extra["scaler"]:
         scaler.load(extra["scaler"])
     notes = [*fetched, *(f"skipped {reason}" for reason in skipped), *changes]
-    if path.parent == in_memory:
+    if in_memory is not None and path.parent == in_memory:
         notes.append(f"the memory of this machine has the newest checkpoint, of step {extra['progress']['step']}")
     if unchecked:
         also = f" and {len(unchecked) - 1} more" if len(unchecked) > 1 else ""

@@ -100,6 +100,7 @@ class Stepper:
     def __post_init__(self) -> None:
         self._copies = {p: self._copies_of(p) for turn in self.turns for p in turn.parameters}
         self._clock = PhaseClock(self.world.device)
+        self.is_whole = True  # False within an update: the state is of no step
 
     @property
     def passes(self) -> Passes:
@@ -126,6 +127,7 @@ class Stepper:
                 made[turn.turn.name] = self._make(turn, batch, lr, stop_requested, while_busy)
                 while_busy = None
         self.sync.after_update(batch.step)
+        self.is_whole = True
         self._clock.mark("optimizer")
         main = made[self.turns[self.main].turn.name]
         return StepStats(
@@ -182,6 +184,7 @@ class Stepper:
                 "check the labels: are all of them masked?",
             )
         loss = seen.loss / seen.weight
+        self.is_whole = False
         updated = self._may_update(turn, batch.step, loss, seen.grad_norm)
         if updated:
             self._update(turn, norm, correction, lr)

@@ -12,8 +12,8 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from paceline.errors import ConfigError, Requeue
-from paceline.lock import RunLock
+from paceline.errors import ConfigError, Requeue, StorageError
+from paceline.lock import RunLock, take
 from paceline.run.loop.evaluate import evaluate, unigram_bar
 from paceline.run.loop.left_loop import LeftLoop, left_at, record_left
 from paceline.run.loop.loader import StepBatch
@@ -24,17 +24,31 @@ from paceline.run.loop.step import Stepper, StepStats
 from paceline.run.loop.under_plan import UnderPlan, refuse_replan
 from paceline.run.memory.spent import MemoryMeter, spent_on
 from paceline.run.numerics.invariants import check_agreement, is_due, numbers_of
-from paceline.run.process.brief import Brief
+from paceline.run.process.brief import Brief, take_brief
 from paceline.run.process.generation import take_generation
+from paceline.run.process.groups import abort_groups
 from paceline.run.process.supervise.signals import StopFlag
 from paceline.run.process.world import World, build_mesh
 from paceline.run.record.journal import Journal
 from paceline.run.record.recorder import Recorder, SilentRecorder, is_echo
 from paceline.run.record.sink import OpenSink, Sink
 from paceline.run.record.status import StatusLine
+from paceline.run.survive.notice import Notices
 from paceline.run.survive.recovered import Recovered
 from paceline.run.survive.replay import SWITCHES, StepBefore, expected_step, hold_against
 from paceline.run.survive.saving.keeper import CheckpointKeeper
+from paceline.run.survive.survivor import (
+    Brought,
+    bring_together,
+    call_of_supervisor,
+    hold,
+    is_lost_peer,
+    let_go,
+    listen_for_abort,
+    next_place,
+    why_not_reformed,
+    without_frames,
+)
 from paceline.spec.amounts import in_steps
 from paceline.spec.load import Spec
 from paceline.spec.plan import Plan
@@ -45,7 +59,7 @@ from paceline.task.models.sizes import is_named
 from paceline.task.objective import Objective
 from paceline.task.optimizer.schedule import Course, learning_rate
 from paceline.task.turns import objective_of
-from paceline.units import Amount, format_seconds
+from paceline.units import Amount
 
 
 class Training:
@@ -66,12 +80,16 @@ class Training:
         """
         self.spec, self.brief, self.world, self.dir = spec, brief, world, run_dir
         self._fence = lock.check if lock else None
-        self._began, self._recovered = time.monotonic(), Recovered(take_generation())
+        self._began, self._lock = time.monotonic(), lock
+        self._call, self._called_away = call_of_supervisor(), False
+        self._generation = take_generation()
+        self._recovered = Recovered(self._generation)
+        listen_for_abort(world.device)
         task = spec.task
         self._meter = MemoryMeter(world.device)
         self.source, self.held_out = open_together(task.data, task.seed, world)
         self._data_seconds = 0.0
-        self._stop = StopFlag()
+        self._stop, self._notices = StopFlag(), Notices(spec.run, brief.usd_per_second, world.is_first)
         self._unended: weakref.finalize[..., Training] | None = None  # an end that waits for its reason
         self._warmup = self._steps(task.schedule.warmup) or 0
         self._decay = self._steps(task.schedule.decay) or max(1, brief.steps // 10)
@@ -81,37 +99,68 @@ class Training:
         course = Course(schedule.kind, peak, schedule.final, brief.steps, self._warmup, self._decay)
         self._run = RunIdentity(run_dir, spec, self.source.fingerprint, course)
         refuse_between(brief.plan.sync, {"task.stop": brief.steps, "run.evaluate_every": self._evaluate_every})
-        self._under = self._build(brief.plan, world)
+        self._sinks = sinks
+        self._good: Path | None = None  # the newest checkpoint that is known to be whole
+        self._made: StepStats | None = None  # what the last step did
+        self._done_step = 0  # the last step of which all that follows is done
+        self._record: Recorder | SilentRecorder = SilentRecorder()
+        # Until the first step has said what the built-in decoder does not read; a survey has said it of other models.
+        self._objective: Objective | None = None
+        if isinstance(task.model, ModelSpec) and is_named(task.model.name):
+            self._objective = objective_of(task, self.source.unit)
+        self._enter(None)
+
+    # ---- under a plan ----------------------------------------------------------------------------------------------
+
+    def _enter(self, held: Brought | None) -> None:
+        """Build under the plan in this generation's world, and go on from the newest state. Every rank calls it.
+
+        `held` is what this rank brings from the generation before. Where a step's duties were cut short, they are done.
+        """
+        together = bring_together(self.world, self._generation, held)
+        self._under = self._build(self.brief.plan, self.world, together.root if together else None)
+        let_go(together, self.world)
         restored = self._under.restored
         self._recovered.built(restored)
         self.progress = restored.progress if restored else Progress(0, 0)
         self._first_step = self.progress.step + 1
         self._expected: StepBefore | None = self._step_before() if restored else None
-        self._record: Recorder | SilentRecorder = SilentRecorder()
-        if world.is_first:
-            journal = Journal(run_dir, self._fence, spec.run.group_read)
-            status = StatusLine(brief, self._steps(spec.run.log_every) or 1)
-            sunk: list[Sink] = [journal, status, *(open_sink(run_dir) for open_sink in sinks)]
-            self._record = Recorder(run_dir, journal.attempt, spec, brief, world, self._meter, sunk)
-        saved = spec.run.checkpoints
-        often = (spec.run.checkpoint_every, saved.memory_every, saved.remote_every)
+        is_new = self.world.is_first and isinstance(self._record, SilentRecorder)
+        if is_new:
+            self._record = self._open_record()
+        saved = self.spec.run.checkpoints
+        often = (self.spec.run.checkpoint_every, saved.memory_every, saved.remote_every)
         every = tuple(self._steps(amount) for amount in often)
-        good = restored.path if restored else None
-        self._keeper = CheckpointKeeper(self._run, self._record, self._fence, every, good, self.progress.step)
-        bar = unigram_bar(self.source, self.held_out, spec.run.evaluate_samples) if world.is_first else None
-        self._record.started(self.progress, restored, bar)
+        if restored and not together:
+            self._good = restored.path
+        self._keeper = CheckpointKeeper(self._run, self._record, self._fence, every, self._good, self.progress.step)
+        if is_new:
+            bar = unigram_bar(self.source, self.held_out, self.spec.run.evaluate_samples)
+            self._record.started(self.progress, restored, bar)
+        elif held and not self._generation.is_called:
+            self._record.fault(*self._recovered.fault)
         self._record.decided_before(self._recovered.decisions)
-        for remark in self._under.built.remarks:
+        for remark in self._under.built.remarks if not held else ():
             self._record.remark(remark)
-        # Until the first step has said what the built-in decoder does not read; a survey has said it of other models.
-        self._objective: Objective | None = None
-        if isinstance(task.model, ModelSpec) and is_named(task.model.name):
-            self._objective = objective_of(task, self.source.unit)
+        self._done_step = self.progress.step
+        if together and together.stats:
+            self._made = together.stats
+            if not together.is_done:
+                self._done_step -= 1
+                self._after(together.stats, self._batch(together.stats.position_before, together.stats.step))
 
-    # ---- under a plan ----------------------------------------------------------------------------------------------
+    def _open_record(self) -> Recorder:
+        """Return what rank 0 records by."""
+        if self._lock is None:  # this process was not the first rank so far
+            self._lock = take(self.dir)
+        self._fence = self._lock.check
+        journal = Journal(self.dir, self._fence, self.spec.run.group_read)
+        status = StatusLine(self.brief, self._steps(self.spec.run.log_every) or 1)
+        every: list[Sink] = [journal, status, *(open_sink(self.dir) for open_sink in self._sinks)]
+        return Recorder(self.dir, journal.attempt, self.spec, self.brief, self.world, self._meter, every)
 
-    def _build(self, plan: Plan, world: World) -> UnderPlan:
-        return UnderPlan(self._run, plan, world, self.source, self.brief.items_per_sample)
+    def _build(self, plan: Plan, world: World, root: Path | None = None) -> UnderPlan:
+        return UnderPlan(self._run, plan, world, self.source, self.brief.items_per_sample, root)
 
     @property
     def model(self) -> nn.Module:
@@ -202,20 +251,76 @@ class Training:
         ranks have agreed to stop and saved, NumericalStop (6) where the loss is no longer a number.
         """
         try:
-            stats = self._update(batch)
-            self._after(stats, batch)
+            if batch.position != self.progress.position:
+                raise ConfigError(
+                    f"the batch of step {batch.step} is not the next one",
+                    f"step {self.progress.step + 1} comes next",
+                    "give run.step the batch that the loop has just taken",
+                )
+            return self._until(batch.step, batch)
         except BaseException as error:
             self.failed(error)
             raise
-        return stats
+
+    def _until(self, wanted: int, batch: StepBatch) -> StepStats:
+        """Make the steps up to one, in further worlds where peers are lost, and return what it did.
+
+        Those are more than one where the state that is left is older. Who calls the loop sees each step once.
+        """
+        following: StepBatch | None = batch
+        while self.progress.step < wanted or self._done_step < wanted:
+            lost: BaseException | None = None
+            try:
+                following = following or self._batch(self.progress.position, self.progress.step + 1)
+                self._made = made = self._update(following)
+                self._after(made, following)
+                if self._called_away and not self._reformed():
+                    raise Requeue("the supervisor has no further world for this rank")
+            except (RuntimeError, StorageError) as error:
+                if not is_lost_peer(error):
+                    raise
+                lost = without_frames(error)
+            following = None
+            if lost is not None and not self._reformed():
+                raise lost
+        assert self._made is not None
+        return self._made
+
+    def _reformed(self) -> bool:
+        """Go on in the next world with what is left of this one; return False where this process has no part in it."""
+        if why_not_reformed(self.spec.task, self.brief.plan):
+            return False
+        is_done = self._done_step >= self.progress.step
+        held = hold(self._run, self._under.built, self.brief.plan, self.progress, self._made, is_done)
+        self._keeper.abandon()
+        self._good = self._keeper.good
+        self.world.groups.forget()
+        self.take_down()
+        while True:
+            try:
+                joined = next_place(self.world, self._generation.number, held)
+                if joined is None:
+                    return False
+                self.world, self._generation = joined
+                self.brief = take_brief() or self.brief
+                self._recovered = Recovered(self._generation)
+                self._call, self._called_away = call_of_supervisor(), False
+                listen_for_abort(self.world.device)
+                self.source, self.held_out = open_together(self.spec.task.data, self.spec.task.seed, self.world)
+                self._enter(held)
+                return True
+            except (RuntimeError, StorageError) as error:  # another one was lost meanwhile
+                if not is_lost_peer(error):
+                    raise
+                without_frames(error)
+            abort_groups()
+            self.world.groups.forget()
+
+    def _batch(self, position: int, step: int) -> StepBatch:
+        """Return this rank's part of the batch of a step."""
+        return self._under.batches.take(position, step)
 
     def _update(self, batch: StepBatch) -> StepStats:
-        if batch.position != self.progress.position:
-            raise ConfigError(
-                f"the batch of step {batch.step} is not the next one",
-                f"step {self.progress.step + 1} comes next",
-                "give run.step the batch that the loop has just taken",
-            )
         began = time.perf_counter()
         task = self.spec.task
         lr = learning_rate(task.schedule, task.optimizer.lr, batch.step, self.brief.steps, self._warmup, self._decay)
@@ -245,10 +350,12 @@ class Training:
         return shared
 
     def _wants_to_stop(self) -> bool:
-        limit = self.spec.run.time_limit
-        if limit is not None and time.monotonic() - self._began > limit and not self._stop.because:
-            self._stop.because = f"the time limit of {format_seconds(limit)} is reached"
-        return bool(self._stop.because)
+        self._stop.because = self._stop.because or self._notices.look()
+        return bool(self._stop.because) or self._is_called()
+
+    def _is_called(self) -> bool:
+        """Return whether the supervisor has another world for this run, which is entered between two steps."""
+        return self._call is not None and self._call.exists()
 
     # ---- between steps ---------------------------------------------------------------------------------------------
 
@@ -271,7 +378,8 @@ class Training:
             check_agreement(self.model, numbers, step, self.world, self.brief.plan.layout, apart)
         if self._evaluate_every and (step % self._evaluate_every == 0 or last):
             self.evaluate()
-        if stats.stop_requested and not last:
+        self._called_away = stats.stop_requested and not last and self._is_called()
+        if stats.stop_requested and not last and not self._called_away:
             because = self._stop.because or "another rank was asked to stop"
             with self._stop.saving():
                 path = self._keeper.save_or_keep(self._under.built, self.brief.plan, self.world, self.progress)
@@ -284,6 +392,7 @@ class Training:
                 saved = self._keeper.save_if_due(self._under.built, self.brief.plan, self.world, self.progress)
             if saved:
                 self._stop.interrupt_if_asked()
+        self._done_step = step
 
     def _ids_read(self, batch: StepBatch) -> list[int]:
         """Return the sample ids that the ranks really read in this step, in order of position."""
@@ -333,4 +442,5 @@ class Training:
         self._ended("requeue" if isinstance(error, Requeue) else "failed", error)
 
     def _ended(self, status: str, error: BaseException | None = None) -> None:
+        self._notices.close()
         self._record.ended(status, self.progress.step, time.monotonic() - self._began, error)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import gc
 from functools import partial
+from pathlib import Path
 
 import torch
 from torch import nn
@@ -29,7 +30,16 @@ class UnderPlan:
     Every rank of the world makes one. `restored` is the checkpoint whose state it has, None where there was none.
     """
 
-    def __init__(self, run: RunIdentity, plan: Plan, world: World, source: Source, items_per_sample: int) -> None:
+    def __init__(
+        self,
+        run: RunIdentity,
+        plan: Plan,
+        world: World,
+        source: Source,
+        items_per_sample: int,
+        root: Path | None = None,
+    ) -> None:
+        """`root` is the folder of checkpoints whose newest is restored, the run's own if it is not given."""
         task, device = run.spec.task, world.device
         self.plan, self.world = plan, world
         self.built = assemble(task, plan, world, source, items_per_sample)
@@ -39,7 +49,7 @@ class UnderPlan:
         on_cuda = device.type == "cuda"  # a CPU computes on all its cores
         prepare = partial(torch.cuda.set_device, device) if on_cuda and may_read_in_a_thread(source) else None
         self.batches = ReadAhead(self._stream.at, prepare)
-        self.restored = restore(run, self.built, plan, world)
+        self.restored = restore(run, self.built, plan, world, root)
 
     def take_down(self) -> None:
         """Let go of all that the plan made, device memory included."""

@@ -38,6 +38,10 @@ class Generation:
     fault: Mapping[str, Any] = field(default_factory=dict)  # `what`, `because`, and `rank` where it is known
     moments: Mapping[str, float] = field(default_factory=dict)
     decisions: tuple[DecisionRecord, ...] = ()  # of the supervisor
+    is_called: bool = False  # nothing has failed: the ranks were called to a world of another size
+    # Where survivors bring their state together, and after how many steps it is; nowhere where it is restored instead.
+    rescue: str = ""
+    rescue_step: int = 0
 
     def write(self, folder: Path) -> dict[str, str]:
         """Leave the generation in a file and return what the environment of its ranks says of it."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import sys
 from collections.abc import Sequence
 from datetime import timedelta
 from functools import cached_property
@@ -12,6 +13,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
+from paceline.run.process.sockets import noted, shut_connections
 from paceline.spec.layout import Layout
 
 COLLECTIVE_TIMEOUT = timedelta(minutes=10)
@@ -38,7 +40,8 @@ class Groups:
             return dist.group.WORLD
         if part not in self._made:
             # Local: or each rank would call this for every group of the world, and wait for all ranks each time.
-            group = dist.new_group(list(part), timeout=COLLECTIVE_TIMEOUT, use_local_synchronization=True)
+            with noted(dist.get_backend()):
+                group = dist.new_group(list(part), timeout=COLLECTIVE_TIMEOUT, use_local_synchronization=True)
             assert isinstance(group, dist.ProcessGroup)
             self._made[part] = group
         return self._made[part]
@@ -50,7 +53,8 @@ class Groups:
         other, a descriptor each; nothing else does so beside NCCL.
         """
         if self._beside is None:
-            made = dist.new_group(backend="gloo", timeout=max(timeout, COLLECTIVE_TIMEOUT))
+            with noted("gloo"):
+                made = dist.new_group(backend="gloo", timeout=max(timeout, COLLECTIVE_TIMEOUT))
             assert isinstance(made, dist.ProcessGroup)
             self._beside = made
         return self._beside
@@ -71,6 +75,12 @@ class Groups:
             self._meshes[layout, device] = Mesh(layout, device, self)
         return self._meshes[layout, device]
 
+    def forget(self) -> None:
+        """Let go of all groups, which are aborted: nobody is waited for."""
+        self._meshes.clear()
+        self._made.clear()
+        self._beside = None
+
     def close(self) -> None:
         """Destroy all groups. Every rank calls it; no tensor that is spread over a mesh can be used afterwards.
 
@@ -84,6 +94,26 @@ class Groups:
             self._beside = None
         while self._made:
             dist.destroy_process_group(self._made.popitem()[1])
+
+
+def abort_groups() -> None:
+    """End all process groups of this process without waiting for anybody, and forget what torch has kept of them.
+
+    Collectives that wait for a dead peer end with an error; peers that wait for this rank see that it has gone.
+    """
+    if not dist.is_initialized():
+        return
+    dist.distributed_c10d._abort_process_group()  # torch has no public name for it
+    shut_connections()
+    # Equal meshes are one to torch's caches: operators of the next world would get meshes of groups that are gone.
+    if "torch.distributed.tensor" in sys.modules:
+        from torch.distributed.tensor import _redistribute, debug
+
+        for module, name in (
+            (debug, "_clear_sharding_prop_cache"),
+            (_redistribute, "clear_redistribute_planner_cache"),
+        ):
+            getattr(module, name, lambda: None)()  # as far as this torch has them
 
 
 class Mesh:

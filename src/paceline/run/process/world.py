@@ -15,6 +15,7 @@ from paceline.errors import ConfigError
 from paceline.run.memory.allocator import keep_freed_memory
 from paceline.run.process.groups import COLLECTIVE_TIMEOUT, Groups, Mesh
 from paceline.run.process.place import Place
+from paceline.run.process.sockets import noted
 from paceline.spec.layout import Layout
 from paceline.spec.run import RunSpec
 
@@ -108,17 +109,31 @@ def join_world(device_kind: str, threads: int = 0, place: Place | None = None, r
                 "neither MASTER_ADDR and MASTER_PORT nor Slurm's variables are set",
                 "start with `paceline train`, torchrun or srun",
             )
+        _meet(place, device)
+        atexit.register(_leave_at_exit)
+    return World(rank, size, local_rank, device, switched=tuple(switched))
+
+
+def join_next(world: World, place: Place) -> World:
+    """Join the next world from a process that was in one before, whose groups are aborted; its device stays its own."""
+    if place.world_size > 1:
+        _meet(place, world.device)
+    return World(place.rank, place.world_size, world.local_rank, world.device, switched=world.switched)
+
+
+def _meet(place: Place, device: torch.device) -> None:
+    """Make the process group of a world."""
+    # No gloo beside NCCL: it connects every rank to every other, a descriptor each, and nothing here needs it.
+    backend = "nccl" if device.type == "cuda" else "gloo"
+    with noted(backend):
         dist.init_process_group(
-            # No gloo beside NCCL: it connects every rank to every other, a descriptor each, and nothing here needs it.
-            "nccl" if device.type == "cuda" else "gloo",
+            backend,
             init_method=place.rendezvous,
-            rank=rank,
-            world_size=size,
+            rank=place.rank,
+            world_size=place.world_size,
             timeout=COLLECTIVE_TIMEOUT,
             device_id=device if device.type == "cuda" else None,
         )
-        atexit.register(_leave_at_exit)
-    return World(rank, size, local_rank, device, switched=tuple(switched))
 
 
 def leave_world() -> None:

@@ -13,6 +13,7 @@ weight if it had one of zeros. Each bucket therefore carries one number per para
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -85,11 +86,15 @@ class ReducedGradients:
             bucket.missing = len(bucket.parameters)
 
     def _hook(self, index: int) -> Callable[[nn.Parameter], None]:
+        known = weakref.ref(self)  # or the parameters and this would hold each other where no collector can see it
+
         def arrived(parameter: nn.Parameter) -> None:
-            self._buckets[index].missing -= 1
-            self._buckets[index].reached.add(parameter)
-            while self._last and self._next < len(self._buckets) and self._buckets[self._next].missing == 0:
-                self._reduce_next()
+            own = known()
+            assert own is not None, "the step holds it as long as there are backward passes"
+            own._buckets[index].missing -= 1
+            own._buckets[index].reached.add(parameter)
+            while own._last and own._next < len(own._buckets) and own._buckets[own._next].missing == 0:
+                own._reduce_next()
 
         return arrived
 

@@ -23,6 +23,12 @@ class Recovered:
         self._is_told = not generation.fault
 
     @property
+    def fault(self) -> tuple[str, str]:
+        """Return what happened, and because of what."""
+        fault = self._generation.fault
+        return str(fault.get("what", "")), str(fault.get("because", ""))
+
+    @property
     def decisions(self) -> list[DecisionRecord]:
         """Return what the supervisor has decided for this generation."""
         return [now(decision) for decision in self._generation.decisions]

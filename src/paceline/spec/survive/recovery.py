@@ -23,10 +23,26 @@ class RecoverySpec:
     reform: bool = option(
         True, "let the ranks that are left form the next world in their own processes, instead of ending them"
     )
-    min_devices: int = option(
-        0, "fewest devices that a run goes on with when some are lost; 0 keeps the number that it began with", minimum=0
+    devices_file: str = option(
+        "", "a file that holds the number of devices that are there; without one it stays as it was at the start"
     )
-    notice: float = option(30.0, "from a preemption notice to the end of the machine", quantity="duration", above=0.0)
+    min_devices: int = option(
+        1,
+        "fewest devices that the run goes on with when some are lost; with fewer it ends with exit code 75",
+        minimum=1,
+    )
+    max_devices: int = option(
+        0, "most devices that the run uses when more are there; 0 is as many as it began with", minimum=0
+    )
+    worth: float = option(
+        10.0, "forecast saving from which more devices are worth the change to them", quantity="duration", minimum=0.0
+    )
+    notice: float | None = option(
+        None,
+        "from a notice to the end of the machine: where the last save took longer, the newest checkpoint counts",
+        quantity="duration",
+        above=0.0,
+    )
     notice_file: str = option("", "a file whose appearance is a preemption notice")
     notice_url: str = option("", "a URL that answers with status 200 and a text, not NONE, as a preemption notice")
 

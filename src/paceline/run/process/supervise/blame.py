@@ -34,8 +34,10 @@ class Ending:
     by: float
 
 
-def outcome_of(endings: Sequence[Ending], killed: Collection[int], folder: Path, kills_before: int | None) -> Outcome:
-    """Return how the ranks of a run ended, by the failure that came first.
+def outcome_of(
+    endings: Sequence[Ending], killed: Collection[int], folder: Path, kills_before: int | None, ranks: int = 0
+) -> Outcome:
+    """Return how the ranks of a run ended, by the failure that came first. Some of the `ranks` may still run.
 
     `killed` are the ranks that the supervisor ended, `folder` holds what ranks told of their errors, and `kills_before`
     is what the kernel's count of memory kills was.
@@ -44,7 +46,8 @@ def outcome_of(endings: Sequence[Ending], killed: Collection[int], folder: Path,
         return Outcome(0)
     told = _told(folder)
     own = [ending for ending in endings if ending.code and ending.rank not in killed]
-    if len({ending.code for ending in own}) == 1 and len(own) == len(endings) and own[0].code > 0 and not told:
+    ranks = ranks or len(endings)
+    if len({ending.code for ending in own}) == 1 and len(own) == ranks and own[0].code > 0 and not told:
         return Outcome(own[0].code)  # a script that all ranks have left alike
     spoke = {error["rank"] for error in told}
     failures: list[tuple[float, dict[str, Any] | Ending]] = [
@@ -57,7 +60,7 @@ def outcome_of(endings: Sequence[Ending], killed: Collection[int], folder: Path,
     first = min(failures, key=lambda failure: failure[0])[1]
     if not isinstance(first, Ending):
         return Outcome(int(first["exit_code"]), first)
-    return _died(first, len(endings), kills_before) if first.code < 0 else _left(first, len(endings))
+    return _died(first, ranks, kills_before) if first.code < 0 else _left(first, ranks)
 
 
 def cause_is_known(endings: Sequence[Ending], folder: Path) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 from paceline.patience import Patience
 from paceline.run.process.supervise.blame import Ending
@@ -55,18 +55,24 @@ class Crew:
         return list(self.endings.values())
 
 
-def watch(crew: Crew, limit: Patience, grace_seconds: float, is_settled: Callable[[], bool] = lambda: False) -> None:
-    """Return when all processes have ended or the limit is over, or, once one has failed, when things are settled.
+def attend(
+    crew: Crew,
+    limit: Patience,
+    grace_seconds: float,
+    is_settled: Callable[[], bool] = lambda: False,
+    spared: Callable[[], Collection[int]] = tuple,
+) -> None:
+    """Return when all processes have ended, the limit is over, or things are settled.
 
-    After a failure the others have a grace; who has not ended then, by itself or as asked, is killed.
+    After a failure the others have a grace; who has not ended by then, by itself or as asked, is killed if not spared.
     """
     grace: Patience | None = None
     while not crew.is_over and not limit.is_over:
         crew.look()
         if grace is None and crew.has_failed:
             grace = Patience(grace_seconds)
-        if grace is not None and is_settled():
+        if is_settled():
             return
         if grace is not None and grace.is_over:
-            crew.kill()
+            crew.kill(sorted(set(range(len(crew.processes))) - set(spared())))
         time.sleep(POLL_SECONDS)  # a wait for several processes at once, not a synchronisation

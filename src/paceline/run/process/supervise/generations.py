@@ -1,32 +1,38 @@
 """Generations: a run's worlds one after the other, each with what the one before has left, until one ends for good.
 
 Each has a number that only grows, a rendezvous and a folder of its own, and the fence of the run's directory: whatever
-is left of an older one can neither meet the newer one's ranks nor publish anything.
+is left of an older one can neither meet the newer one's ranks nor publish anything. The next world is formed in the
+cheapest way that works: by the ranks that are left, in their processes; by ranks forked from the standby; or anew.
 """
 
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from paceline.errors import Requeue, RunInUse
 from paceline.lock import RunLock
 from paceline.patience import Patience
-from paceline.run.process.generation import FIRST, RESTARTED, Generation
+from paceline.run.process.brief import Brief
+from paceline.run.process.generation import FIRST, REFORMED, Generation
 from paceline.run.process.supervise import supervisor
 from paceline.run.process.supervise.blame import Ending, Outcome, cause_is_known, outcome_of
-from paceline.run.process.supervise.crew import Crew, watch
+from paceline.run.process.supervise.control import ABORT_NAME, CALL_NAME, Control, Standing
+from paceline.run.process.supervise.crew import Crew, attend
+from paceline.run.process.supervise.elastic import Elastic, Replan
 from paceline.run.process.supervise.groups import collect
 from paceline.run.process.supervise.judge import Judge, reached_by
 from paceline.run.process.supervise.memory_kills import memory_kills
+from paceline.run.process.supervise.rescue import clear_rescues, rescue_folder
 from paceline.run.process.supervise.signals import forward_signals
 from paceline.run.process.supervise.starting import Starter
 from paceline.run.process.supervise.supervisor import places
+from paceline.run.process.supervise.survivors import step_held
 from paceline.run.record.journal import mark_fault
 from paceline.spec.journal.redact import Redactor
 from paceline.spec.survive.recovery import RecoverySpec
@@ -34,13 +40,15 @@ from paceline.spec.survive.recovery import RecoverySpec
 PEERS_SECONDS = 1.0  # that the peers of a rank have whose failure is known: what they would tell is an echo of it
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class Fallen:
-    """A world that has failed: how it ended, and between which moments its first rank did."""
+    """A world that has failed: how it ended, when, and which of its ranks are left and stand by."""
 
     outcome: Outcome
     moments: Mapping[str, float]
     out_of_memory: bool
+    standing: Mapping[int, Standing] = field(default_factory=dict)
+    is_called: bool = False  # nothing has failed: the ranks were called to another world
 
 
 class Generations:
@@ -49,106 +57,185 @@ class Generations:
     def __init__(
         self,
         starter: Starter,
-        ranks: int,
+        brief: Brief,
         lock: RunLock,
         environ: Mapping[str, str],
         policy: RecoverySpec,
         say: Callable[[str], None] = print,
         redactor: Redactor | None = None,
+        replan: Replan | None = None,
     ) -> None:
-        self._starter, self._ranks, self._lock, self._environ = starter, ranks, lock, environ
+        """`replan` makes a plan for another number of devices, where a run may go on with one."""
+        self._starter, self._plan, self._lock, self._environ = starter, brief.plan, lock, environ
         self._policy, self._say, self._redactor = policy, say, redactor
+        self._elastic = Elastic(policy, brief, replan)
         self._crew = Crew()
 
     def run(self) -> Outcome:
-        """Run one generation after the other and return how the last one ended."""
-        judge = Judge(self._policy, reached_by(self._lock.run_dir))
-        generation = Generation(to_world=self._ranks, rung=FIRST)
+        """Run one generation after the other and return how the last one ended. No process is left."""
         flag = forward_signals(lambda number: self._crew.send(number))
         try:
-            with tempfile.TemporaryDirectory(prefix="paceline-") as folder:
-                while True:
-                    rung = self._starter.rung()
-                    if generation.rung != FIRST:
-                        generation = dataclasses.replace(generation, rung=rung)
-                    if flag.because:  # while no rank was there that could be told
-                        return Outcome(Requeue.exit_code)
-                    fallen = self._one(generation, Path(folder) / f"generation-{generation.number}")
-                    outcome = fallen.outcome
-                    if outcome.error is None or flag.because or self._lock.is_lost:
-                        return outcome
-                    reached = reached_by(self._lock.run_dir)
-                    verdict = judge.judge(outcome, reached, fallen.out_of_memory)
-                    if not verdict.goes_on:
-                        return _and(outcome, verdict.because)
-                    following = self._after(generation, fallen, reached.step)
-                    if following is None:
-                        return outcome
-                    generation = following
-                    self._say(f"recover  {_told(outcome.error)}")
-                    self._say(f"recover  generation {generation.number} starts ({verdict.because})")
+            with tempfile.TemporaryDirectory(prefix="paceline-") as name:
+                self._folder, self._control = Path(name), Control(Path(name))
+                return self._run(lambda: bool(flag.because))
         finally:
+            collect(self._crew.processes)
+            self._control.close()
             self._starter.close()
+            clear_rescues(self._lock)
             flag.release()
 
-    def _one(self, generation: Generation, folder: Path) -> Fallen:
-        """Run one world in new processes and return how it ended. None of them runs afterwards."""
+    def _run(self, is_stopped: Callable[[], bool]) -> Outcome:
+        judge = Judge(self._policy, reached_by(self._lock.run_dir))
+        generation = Generation(to_world=self._plan.layout.devices, rung=FIRST)
+        standing: Mapping[int, Standing] = {}
+        while True:
+            self._starter.rung()  # waits until the standby is ready
+            if is_stopped() and not standing:  # while no rank was there that could be told
+                return Outcome(Requeue.exit_code)
+            fallen = self._one(generation, standing)
+            outcome, because = fallen.outcome, "as many devices as there are now"
+            if not fallen.is_called:
+                if outcome.error is None or is_stopped() or self._lock.is_lost:
+                    return self._end(outcome)
+                verdict = judge.judge(outcome, reached_by(self._lock.run_dir), fallen.out_of_memory)
+                because = verdict.because
+                if not verdict.goes_on:
+                    return self._end(_and(outcome, because))
+                self._say(f"recover  {_told(outcome.error)}")
+            if not self._elastic.next_plan():
+                self._say(f"recover  {self._elastic.because}")
+                return self._end(Outcome(Requeue.exit_code))
+            following = self._after(generation, fallen)
+            if following is None:
+                return self._end(outcome)
+            self._say(f"recover  generation {following.number} by {following.rung} ({because})")
+            generation, standing = following, fallen.standing
+
+    def _end(self, outcome: Outcome) -> Outcome:
+        """Have those that stand by end too, and return the outcome."""
+        self._control.dismiss()
+        return outcome
+
+    # ---- one generation --------------------------------------------------------------------------------------------
+
+    def _one(self, generation: Generation, standing: Mapping[int, Standing]) -> Fallen:
+        """Run one world, made of the ranks that stand by and of new ones, and return how it ended.
+
+        None of its processes runs afterwards but those that stand by again.
+        """
+        folder = self._folder / f"generation-{generation.number}"
         folder.mkdir()
         kills = memory_kills()
-        self._crew = crew = Crew()
-        decisions = self._starter.decisions()
-        told = dataclasses.replace(generation, decisions=(*generation.decisions, *decisions)).write(folder)
-        try:
-            for place in places(folder, self._ranks, self._environ):
-                crew.processes.append(self._starter({**place, **told}))
-            watch(crew, Patience(float("inf")), supervisor.GRACE_SECONDS, self._is_known(folder))
-            noticed = time.time()
+        before, self._crew = self._crew, Crew()
+        generation = replace(generation, decisions=(*generation.decisions, *self._starter.decisions()))
+        told = {**generation.write(folder), **self._elastic.environ(folder)}
+        told |= self._control.environ() if self._policy.reform else {}
+        answers: dict[int, dict[str, Any]] = {}
+        ranks = self._plan.layout.devices
+        seats = seats_of(standing, ranks)
+        for rank, place in enumerate(places(folder, ranks, self._environ)):
+            if rank in seats:
+                answers[seats[rank]] = {"place": {**place, **told}, "generation": generation.number}
+                self._crew.processes.append(before.processes[seats[rank]])
+            else:
+                self._crew.processes.append(self._starter({**place, **told}))
+        self._control.dismiss(answers)
+        collect([before.processes[rank] for rank in standing if rank not in answers])
+        return self._attended(generation.number, folder, kills)
+
+    def _attended(self, number: int, folder: Path, kills: int | None) -> Fallen:
+        """Return how the world of this number ended, when it has."""
+        crew = self._crew
+
+        def standing() -> Mapping[int, Standing]:
+            return {rank: each for rank, each in self._control.look(number).items() if rank not in crew.endings}
+
+        attend(crew, Patience(float("inf")), supervisor.GRACE_SECONDS, self._settled(folder, standing), standing)
+        left = standing()
+        if not (left and len(left) + len(crew.endings) == len(crew.processes)):
+            left = {}
+            self._control.dismiss()
             while not crew.is_over:
                 crew.kill()
                 crew.look()
-            outcome = outcome_of(crew.ended(), crew.killed, folder, kills)
-        finally:
-            collect(crew.processes)
-        moments = {"fault": _fault_moment(crew.ended()), "noticed": noticed, "ended": time.time()}
-        return Fallen(outcome, moments, kills is not None and (memory_kills() or 0) > kills)
+        outcome = outcome_of(crew.ended(), crew.killed, folder, kills, len(crew.processes))
+        collect([process for rank, process in enumerate(crew.processes) if rank not in left])
+        moments = {**_moments(crew.ended()), "ended": time.time()}
+        is_called = bool(left) and not crew.endings
+        return Fallen(outcome, moments, kills is not None and (memory_kills() or 0) > kills, left, is_called)
 
-    def _is_known(self, folder: Path) -> Callable[[], bool]:
-        """Return what says whether it is known which rank failed first, and its peers have had a moment."""
+    def _settled(self, folder: Path, standing: Callable[[], Collection[int]]) -> Callable[[], bool]:
+        """Return what says whether nothing more is to be waited for.
+
+        That is when all that run stand by; or, where none may, when it is known which rank failed first, and its peers
+        have had a moment. It also calls the ranks where the run is to go on with more devices.
+        """
+        crew, peers = self._crew, Patience(float("inf"))
         if not self._policy.may_go_on:
             return lambda: False
-        crew, since = self._crew, Patience(float("inf"))
 
-        def known() -> bool:
-            nonlocal since
-            if since.left_seconds() == float("inf") and cause_is_known(crew.ended(), folder):
-                since = Patience(PEERS_SECONDS)
-            return since.is_over
+        def settled() -> bool:
+            nonlocal peers
+            if not crew.has_failed:
+                if self._policy.reform and self._elastic.pays(lambda: reached_by(self._lock.run_dir).step):
+                    (folder / CALL_NAME).touch()
+                return len(standing()) == len(crew.processes)
+            (folder / ABORT_NAME).touch()
+            if self._policy.reform:
+                return len(standing()) + len(crew.endings) == len(crew.processes)
+            if peers.left_seconds() == float("inf") and cause_is_known(crew.ended(), folder):
+                peers = Patience(PEERS_SECONDS)
+            return peers.is_over
 
-        return known
+        return settled
 
-    def _after(self, before: Generation, fallen: Fallen, step: int) -> Generation | None:
+    # ---- from one to the next --------------------------------------------------------------------------------------
+
+    def _after(self, before: Generation, fallen: Fallen) -> Generation | None:
         """Return the generation that follows a fallen one, its fault on record; None where the run is another's."""
         error: dict[str, Any] = dict(fallen.outcome.error or {})
-        with contextlib.suppress(OSError):  # a full disk is told by whoever writes next
-            mark_fault(self._lock.run_dir, error, self._redactor)
+        if error and 0 not in fallen.standing:  # whose journal it is
+            with contextlib.suppress(OSError):  # a full disk is told by whoever writes next
+                mark_fault(self._lock.run_dir, error, self._redactor)
+        reached = reached_by(self._lock.run_dir).step
         try:
             number = self._lock.next_generation()
         except RunInUse:
             return None
+        held = step_held(self._plan, {rank: each.step for rank, each in fallen.standing.items()})
+        self._plan, decisions = self._elastic.take(self._say)
+        if fallen.is_called:
+            error = {
+                "what": "the number of devices has changed",
+                "because": "the run goes on with those that are there",
+            }
         return Generation(
             number=number,
-            rung=RESTARTED,
+            rung=REFORMED if fallen.standing else self._starter.rung(),
             from_world=before.to_world,
-            to_world=self._ranks,
-            reached=step,
+            to_world=self._plan.layout.devices,
+            reached=reached,
             fault={name: error.get(name) for name in ("what", "because", "rank")},
             moments=fallen.moments,
+            decisions=decisions,
+            is_called=fallen.is_called,
+            rescue="" if held is None else str(rescue_folder(self._lock, number)),
+            rescue_step=held or 0,
         )
 
 
-def _fault_moment(endings: list[Ending]) -> float:
-    """Return when the first of the processes that ended badly was last seen to be well."""
-    return min((ending.after for ending in endings if ending.code), default=time.time())
+def seats_of(standing: Collection[int], ranks: int) -> dict[int, int]:
+    """Return which survivor takes which rank of the next world: its own where that is left, else the first free one."""
+    seats = {rank: rank for rank in standing if rank < ranks}
+    free = iter([rank for rank in range(ranks) if rank not in seats])
+    return seats | dict(zip(free, sorted(rank for rank in standing if rank >= ranks), strict=False))
+
+
+def _moments(endings: list[Ending]) -> dict[str, float]:
+    """Return when all processes were last seen to be well, and when the first of them was seen to have failed."""
+    failed = [ending for ending in endings if ending.code] or [Ending(0, 0, time.time(), time.time())]
+    return {"fault": min(ending.after for ending in failed), "noticed": min(ending.by for ending in failed)}
 
 
 def _and(outcome: Outcome, because: str) -> Outcome:

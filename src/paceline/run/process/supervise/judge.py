@@ -51,7 +51,7 @@ class Reached:
 
 
 @dataclass(frozen=True)
-class Verdict:
+class Ruling:
     """Whether a run goes on after a failure, and why, or why not."""
 
     goes_on: bool
@@ -68,35 +68,35 @@ class Judge:
         self._has_made_steps = False
         self._last_failure: tuple[str, int] | None = None
 
-    def judge(self, outcome: Outcome, reached: Reached, out_of_memory: bool = False) -> Verdict:
+    def judge(self, outcome: Outcome, reached: Reached, out_of_memory: bool = False) -> Ruling:
         """Return whether the run goes on after this end of a world, which had come so far."""
         error = outcome.error
         if outcome.exit_code in FINAL or error is None:
-            return Verdict(False, "")
+            return Ruling(False, "")
         self._has_made_steps |= reached.made and reached.starts > self._began.starts
         self._fruitless = 0 if reached.step > self._furthest else self._fruitless + 1
         self._furthest = max(self._furthest, reached.step)
         if self._fruitless >= FRUITLESS:
-            return Verdict(False, f"{FRUITLESS} generations in a row have not come beyond step {self._furthest}")
+            return Ruling(False, f"{FRUITLESS} generations in a row have not come beyond step {self._furthest}")
         if is_lost(outcome) and not out_of_memory:
             self._lost += 1
             return _within(self._lost, self._policy.preemption_retries, "run.recovery.preemption_retries")
         failure = (place_of(error), reached.step)
         again, self._last_failure = failure == self._last_failure, failure
         if not self._policy.retries:
-            return Verdict(False, "")
+            return Ruling(False, "")
         if again:
-            return Verdict(False, f"it has failed twice in the step after {reached.step}, at the same place")
+            return Ruling(False, f"it has failed twice in the step after {reached.step}, at the same place")
         if not self._has_made_steps:
-            return Verdict(False, "no step was made before it, so the next start would meet it too")
+            return Ruling(False, "no step was made before it, so the next start would meet it too")
         self._failed += 1
         return _within(self._failed, self._policy.retries, "run.recovery.retries")
 
 
-def _within(count: int, budget: int, option: str) -> Verdict:
+def _within(count: int, budget: int, option: str) -> Ruling:
     if count > budget:
-        return Verdict(False, f"{option} = {budget} is used up" if budget else "")
-    return Verdict(True, f"{count} of {option} = {budget}")
+        return Ruling(False, f"{option} = {budget} is used up" if budget else "")
+    return Ruling(True, f"{count} of {option} = {budget}")
 
 
 def is_lost(outcome: Outcome) -> bool:

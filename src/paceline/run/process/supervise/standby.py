@@ -7,7 +7,6 @@ which imports no torch. Both talk over a pair of sockets, a line of JSON each.
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import select
 import signal
@@ -15,41 +14,11 @@ import socket
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from paceline.lock import RunLock
 from paceline.run.process.supervise.groups import collect
+from paceline.run.process.supervise.lines import Lines
 from paceline.run.process.supervise.parent import PARENT_VARIABLE
-
-CHUNK_BYTES = 1 << 16
-
-
-class Lines:
-    """One end of a pair of sockets: sends and takes lines of JSON."""
-
-    def __init__(self, end: socket.socket) -> None:
-        self.end = end
-        self._rest = b""
-        self._taken: list[dict[str, Any]] = []
-
-    def send(self, message: Mapping[str, Any]) -> None:
-        """Send one message. Raises OSError where the other end is gone."""
-        self.end.sendall(json.dumps(message).encode() + b"\n")
-
-    def take(self, timeout_seconds: float | None = None) -> dict[str, Any] | None:
-        """Return the next message, or None where none comes in time. Raises EOFError where the other end is gone."""
-        while not self._taken:
-            if not select.select([self.end], [], [], timeout_seconds)[0]:
-                return None
-            try:
-                found = self.end.recv(CHUNK_BYTES)
-            except ConnectionError as error:
-                raise EOFError from error
-            if not found:
-                raise EOFError
-            *lines, self._rest = (self._rest + found).split(b"\n")
-            self._taken += [json.loads(line) for line in lines]
-        return self._taken.pop(0)
 
 
 class Lent:

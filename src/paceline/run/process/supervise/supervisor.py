@@ -21,7 +21,7 @@ from paceline.errors import PacelineError
 from paceline.lock import RunLock
 from paceline.patience import Patience
 from paceline.run.process.supervise.blame import UNFINISHED, Outcome, outcome_of
-from paceline.run.process.supervise.crew import Crew, watch
+from paceline.run.process.supervise.crew import Crew, attend
 from paceline.run.process.supervise.groups import Process, collect
 from paceline.run.process.supervise.memory_kills import memory_kills
 from paceline.run.process.supervise.parent import PARENT_VARIABLE
@@ -71,7 +71,7 @@ def supervise_started(start: Start, ranks: int, environ: Mapping[str, str], limi
         try:
             for place in places(Path(folder), ranks, environ):
                 crew.processes.append(start(place))
-            watch(crew, Patience(limit_seconds), GRACE_SECONDS)
+            attend(crew, Patience(limit_seconds), GRACE_SECONDS)
             if not crew.is_over:
                 because = f"{ranks} process(es) ran for more than {limit_seconds:.0f} s and were killed"
                 return Outcome(1, PacelineError("it took too long", because, "try on an idle machine").as_dict())

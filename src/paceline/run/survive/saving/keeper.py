@@ -60,6 +60,7 @@ class CheckpointKeeper:
         self._held_out: dict[str, Any] = {}
         self._flight: SaveInFlight | None = None
         self._is_told = False  # of what became of that
+        self._save_seconds = 0.0  # of the last one that was written
         self._stall_seconds = self._copy_seconds = 0.0  # of that, on the host; the second without waiting for another
         self._beside = {"on": True, "off": False}.get(self._spec.asynchronous)
         self._failures, self._is_pressed = 0, False
@@ -128,6 +129,12 @@ class CheckpointKeeper:
 
     def save_or_keep(self, built: Assembled, plan: Plan, world: World, progress: Progress) -> Path:
         """Return `save_now`, or the newest checkpoint there is where that fails. Raises StorageError without one."""
+        notice = self._run.spec.run.recovery.notice
+        if notice is not None and self.good is not None and world.maximum([self._save_seconds])[0] > notice:
+            took = format_seconds(self._save_seconds)
+            because = f"the last one took {took}, and the machine goes {format_seconds(notice)} after a notice"
+            self._record.decided("stop", "a checkpoint of this moment", str(self.good), because)
+            return self.good
         try:
             return self.save_now(built, plan, world, progress)
         except RunInUse:
@@ -157,6 +164,7 @@ class CheckpointKeeper:
             )  # fmt: skip
         except StorageError as error:
             return SaveOutcome(to, time.perf_counter() - began, error=error)
+        self._save_seconds = info.seconds
         self._record.checkpoint(progress.step, info.path, info.bytes, info.seconds, info.seconds, tier.told)
         self._pace.saved(tier.name, info.seconds, info.seconds)
         self._on_disk(tier, info.path, progress.step, last)
@@ -186,6 +194,7 @@ class CheckpointKeeper:
         for outcome in flight.outcomes:
             if outcome.info is not None:
                 info, tier = outcome.info, self.tiers.of(outcome.to)
+                self._save_seconds = outcome.seconds
                 self._record.checkpoint(flight.step, info.path, info.bytes, outcome.seconds, stall, tier.told)
                 self._pace.saved(tier.name, self._copy_seconds + flight.staged.device_seconds, outcome.seconds)
                 self._on_disk(tier, info.path, flight.step)

@@ -1,0 +1,225 @@
+"""Seconds from SIGKILL of a rank to the next optimizer step: Paceline's three rungs, and torchrun with a loop by hand.
+
+    python benchmarks/recovery.py [--quick] [--rounds 5] [--ranks 4] [--json OUT] [--save]
+
+Contenders take turns. Paceline's seconds are those of its journal, in which every phase is apart; they count from the
+moment at which the supervisor last saw all ranks well. The loop by hand is a DDP model of the same size in order of
+magnitude that saves a checkpoint after every step and notes the time of each; torchrun starts its workers again. It
+runs as torchrun comes, and with TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1, without which a restart over gloo meets the dead
+workers' addresses (torch 2.13). A contender that has made no step after its limit is told as such.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from common import RESULTS, machine, median_of
+
+from paceline.patience import Patience
+from paceline.spec.journal.reading import read_journal
+
+PHASES = ("detect", "end", "start", "restore", "step")
+RUNGS = {
+    "reform, copies": ("dp_replicate", ()),
+    "reform, shards": ("dp_shard", ()),
+    "standby": ("dp_shard", ("run.recovery.reform=false",)),
+    "restart": ("dp_shard", ("run.recovery.reform=false", "run.recovery.standby=false")),
+}
+LIMIT_SECONDS = 90.0  # of an idle machine
+SPEC = """
+[task]
+name = "recovery"
+model = {{ name = "llama-1m" }}
+data = {{ source = "{corpus}", seq_len = 64, cache_dir = "{folder}/cache" }}
+global_batch = "16 samples"
+stop = "100000 steps"
+[cluster]
+device = "cpu"
+devices = {ranks}
+probe = false
+[plan]
+{axis} = {ranks}
+[run]
+dir = "{run_dir}"
+verify = false
+checkpoint_every = "5 steps"
+evaluate_every = "none"
+"""
+BY_HAND = """
+import os, sys, time
+from pathlib import Path
+import torch, torch.distributed as dist
+from torch import nn
+folder = Path(sys.argv[1])
+dist.init_process_group("gloo")
+rank = dist.get_rank()
+(folder / f"rank-{rank}").write_text(str(os.getpid()))
+torch.manual_seed(0)
+torch.set_num_threads(1)
+net = nn.Sequential(*[layer for _ in range(4) for layer in (nn.Linear(512, 512), nn.Tanh())])
+optimizer = torch.optim.AdamW(net.parameters())
+path, step = folder / "state.pt", 0
+if path.exists():
+    state = torch.load(path, weights_only=True)
+    net.load_state_dict(state["net"])
+    optimizer.load_state_dict(state["optimizer"])
+    step = state["step"]
+model = nn.parallel.DistributedDataParallel(net)
+while True:
+    optimizer.zero_grad()
+    model(torch.randn(16, 512)).square().mean().backward()
+    optimizer.step()
+    step += 1
+    if rank == 0:
+        torch.save({"net": net.state_dict(), "optimizer": optimizer.state_dict(), "step": step}, folder / "new.pt")
+        os.replace(folder / "new.pt", path)
+        with open(folder / "steps", "a") as file:
+            file.write(f"{time.time()}\\n")
+"""
+
+
+def wait_for(found: Callable[[], Any], process: subprocess.Popen[bytes]) -> Any:
+    """Return what `found()` returns once that is something; None where it never is, or the process ends."""
+    patience = Patience(LIMIT_SECONDS)
+    while not patience.is_over and process.poll() is None:
+        result = found()
+        if result:
+            return result
+        time.sleep(0.01)
+    return None
+
+
+def end(process: subprocess.Popen[bytes]) -> None:
+    """End a process and wait for it; its own children end with it."""
+    process.send_signal(signal.SIGTERM)
+    try:
+        process.wait(60)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+
+
+def rank_of(supervisor: int, rank: int) -> int:
+    """Return the process of a rank: a child of the supervisor, or of its standby."""
+
+    def parent(pid: int) -> int:
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1]) if pid else 0
+
+    for entry in Path("/proc").glob("[0-9]*"):
+        try:
+            above = parent(int(entry.name))
+            if (entry / "comm").read_text().startswith(f"rank {rank} ") and supervisor in (above, parent(above)):
+                return int(entry.name)
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+    return 0
+
+
+def paceline(rung: str, ranks: int, folder: Path) -> dict[str, float] | None:
+    """Return the seconds of one recovery by its phases, and the steps that were made again."""
+    axis, options = RUNGS[rung]
+    corpus, run_dir = folder / "corpus", folder / "run"
+    corpus.mkdir()
+    (corpus / "text.txt").write_text(" ".join(str(number * number % 9973) for number in range(20000)))
+    spec = folder / "spec.toml"
+    spec.write_text(SPEC.format(corpus=corpus, folder=folder, ranks=ranks, axis=axis, run_dir=run_dir))
+    changes = [word for option in options for word in ("--set", option)]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "paceline", "train", str(spec), *changes],
+        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+    try:
+
+        def of(kind: str) -> list[dict[str, Any]]:
+            return [record for record in read_journal(run_dir) if record["kind"] == kind]
+
+        if not wait_for(lambda: [each for each in of("step") if each["step"] >= 12], process):
+            return None
+        os.kill(rank_of(process.pid, ranks - 1), signal.SIGKILL)
+        (record,) = wait_for(lambda: of("recovery"), process) or [None]
+        return {**record["seconds"], "steps_lost": record["steps_lost"]} if record else None
+    finally:
+        end(process)
+
+
+def torchrun(ranks: int, folder: Path, **environ: str) -> dict[str, float] | None:
+    """Return the seconds from the kill of a worker to the next step on record."""
+    script, steps = folder / "by_hand.py", folder / "steps"
+    script.write_text(BY_HAND)
+    command = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}", "--max-restarts=3"]
+    process = subprocess.Popen(
+        [sys.executable, *command, str(script), str(folder)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+        env={**os.environ, "OMP_NUM_THREADS": "1", **environ},
+    )  # fmt: skip
+
+    def times() -> list[float]:
+        return [float(line) for line in steps.read_text().split()] if steps.exists() else []
+
+    try:
+        if not wait_for(lambda: len(times()) >= 12, process):
+            return None
+        os.kill(int((folder / f"rank-{ranks - 1}").read_text()), signal.SIGKILL)
+        killed = time.time()
+        # A step may be on its way when the worker dies; the next one comes after the restart.
+        after = wait_for(lambda: [moment for moment in times() if moment > killed + 0.5], process)
+        return {"total": after[0] - killed} if after else None
+    finally:
+        end(process)
+
+
+def main() -> None:
+    """Run every contender in turn, print the table, and keep the figures if asked."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="one round with two ranks")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--ranks", type=int, default=4)
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--save", action="store_true")
+    chosen = parser.parse_args()
+    rounds, ranks = (1, 2) if chosen.quick else (chosen.rounds, chosen.ranks)
+    contenders: dict[str, Callable[[Path], dict[str, float] | None]] = {
+        **{name: (lambda folder, name=name: paceline(name, ranks, folder)) for name in RUNGS},
+        "torchrun": lambda folder: torchrun(ranks, folder),
+        "torchrun, own store": lambda folder: torchrun(ranks, folder, TORCH_DISABLE_SHARE_RDZV_TCP_STORE="1"),
+    }
+    found: dict[str, list[dict[str, float] | None]] = {name: [] for name in contenders}
+    for _ in range(rounds):
+        for name, contender in contenders.items():
+            with tempfile.TemporaryDirectory() as folder:
+                found[name].append(contender(Path(folder)))
+    print(f"{'':22}{'seconds':>9}{'95 %':>16}  " + "".join(f"{phase:>9}" for phase in PHASES) + "  never")
+    rows = {}
+    for name, results in found.items():
+        made = [result for result in results if result]
+        rows[name] = {"rounds": len(results), "never": len(results) - len(made)}
+        if made:
+            total = median_of([result["total"] for result in made])
+            parts = {
+                phase: median_of([result[phase] for result in made]).median for phase in PHASES if phase in made[0]
+            }
+            rows[name] |= {"total": asdict(total), "phases": parts, "results": made}
+            shown = "".join(f"{parts[phase]:9.3f}" if phase in parts else f"{'':9}" for phase in PHASES)
+            print(f"{name:22}{total.median:9.3f}{f'{total.low:.2f} to {total.high:.2f}':>16}  {shown}"
+                  f"{rows[name]['never']:7}")  # fmt: skip
+        else:
+            print(f"{name:22}{'never':>9}")
+    report = {"machine": machine(), "ranks": ranks, "contenders": rows}
+    if chosen.json:
+        chosen.json.write_text(json.dumps(report, indent=1))
+    if chosen.save:
+        (RESULTS / "recovery.json").write_text(json.dumps(report, indent=1))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,113 @@
+"""Elastic: how many devices the next world has, under which plan, and whether more of them would pay.
+
+The task stays what it is, with its global batch, its samples and its schedule; the plan alone changes.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from paceline.errors import PacelineError
+from paceline.run.process.brief import BRIEF_VARIABLE, Brief
+from paceline.spec.journal.kinds import DecisionRecord
+from paceline.spec.plan import Plan
+from paceline.spec.survive.recovery import RecoverySpec
+
+LOOK_SECONDS = 1.0  # between two looks at the file
+
+
+@dataclass(frozen=True)
+class Replanned:
+    """A plan for another number of devices: the brief of its ranks, and the decision for the journal."""
+
+    brief: Brief
+    decision: DecisionRecord
+
+
+# Given the devices and the brief so far; raises a PacelineError where there is no plan for so many devices.
+Replan = Callable[[int, Brief], Replanned]
+
+
+class Elastic:
+    """The number of devices of a run, which follows the file that says how many there are."""
+
+    def __init__(self, policy: RecoverySpec, brief: Brief, replan: Replan | None) -> None:
+        self._policy, self._first, self._brief, self._replan = policy, brief, brief, replan
+        self._most = policy.max_devices or brief.plan.layout.devices
+        self._next: Replanned | None = None
+        self._looked, self._refused = -math.inf, 0
+        self.because = ""  # why the run cannot go on
+
+    def environ(self, folder: Path) -> dict[str, str]:
+        """Return what the environment of a generation's ranks says of their plan, left in its folder."""
+        if self._brief is self._first:  # which they have
+            return {}
+        path = folder / "brief.json"
+        path.write_text(self._brief.to_json())
+        return {BRIEF_VARIABLE: str(path)}
+
+    def next_plan(self) -> bool:
+        """Find the plan of the next world; return False where there are too few devices for any."""
+        devices, now = self._wanted(), self._brief.plan.layout.devices
+        self._next = None
+        if devices == now:
+            return True
+        while devices >= self._policy.min_devices and devices != now:
+            try:
+                self._next = self._replan_for(devices)
+                return True
+            except PacelineError as error:  # 3 devices may have no plan where 2 have one
+                self.because = f"no plan for {devices} device(s): {error.what}: {error.because}"
+            devices -= 1
+        if devices == now:
+            return True
+        self.because = self.because or f"{devices} device(s) are left, and run.recovery.min_devices is " + str(
+            self._policy.min_devices
+        )
+        return False
+
+    def take(self, say: Callable[[str], None]) -> tuple[Plan, tuple[DecisionRecord, ...]]:
+        """Return the plan of the next world, from now on this one's, and what was decided on the way."""
+        if self._next is None:
+            return self._brief.plan, ()
+        self._brief, decision = self._next.brief, self._next.decision
+        self._next, self._refused = None, 0
+        say(f"replan   {decision.after}: {decision.because}")
+        return self._brief.plan, (decision,)
+
+    def pays(self, done: Callable[[], int]) -> bool:
+        """Return whether more devices are there than the run uses, and the steps that are left pay for the change."""
+        if not self._policy.devices_file or time.monotonic() - self._looked < LOOK_SECONDS:
+            return False
+        self._looked = time.monotonic()
+        devices = self._wanted()
+        if devices <= self._brief.plan.layout.devices or devices == self._refused:
+            return False
+        try:
+            found = self._replan_for(devices)
+        except PacelineError:
+            found = None
+        if found is not None:
+            saved = (self._brief.step_seconds - found.brief.step_seconds) * (found.brief.steps - done())
+            if saved > self._policy.worth:
+                return True
+        self._refused = devices  # until another number of devices is there
+        return False
+
+    def _replan_for(self, devices: int) -> Replanned:
+        assert self._replan is not None, "who makes a run elastic says how it is planned"
+        return self._replan(devices, self._brief)
+
+    def _wanted(self) -> int:
+        """Return how many devices the next world is to have."""
+        if not self._policy.devices_file or self._replan is None:
+            return self._brief.plan.layout.devices
+        try:
+            there = int(Path(self._policy.devices_file).read_text())
+        except (OSError, ValueError):  # it is being written, or says nothing yet
+            return self._brief.plan.layout.devices
+        return min(there, self._most)

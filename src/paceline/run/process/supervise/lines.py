@@ -1,0 +1,39 @@
+"""Lines of JSON over a socket, between a supervisor and its processes."""
+
+from __future__ import annotations
+
+import json
+import select
+import socket
+from collections.abc import Mapping
+from typing import Any
+
+CHUNK_BYTES = 1 << 16
+
+
+class Lines:
+    """One end of a pair of sockets: sends and takes lines of JSON."""
+
+    def __init__(self, end: socket.socket) -> None:
+        self.end = end
+        self._rest = b""
+        self._taken: list[dict[str, Any]] = []
+
+    def send(self, message: Mapping[str, Any]) -> None:
+        """Send one message. Raises OSError where the other end is gone."""
+        self.end.sendall(json.dumps(message).encode() + b"\n")
+
+    def take(self, timeout_seconds: float | None = None) -> dict[str, Any] | None:
+        """Return the next message, or None where none comes in time. Raises EOFError where the other end is gone."""
+        while not self._taken:
+            if not select.select([self.end], [], [], timeout_seconds)[0]:
+                return None
+            try:
+                found = self.end.recv(CHUNK_BYTES)
+            except ConnectionError as error:
+                raise EOFError from error
+            if not found:
+                raise EOFError
+            *lines, self._rest = (self._rest + found).split(b"\n")
+            self._taken += [json.loads(line) for line in lines]
+        return self._taken.pop(0)

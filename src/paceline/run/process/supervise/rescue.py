@@ -1,0 +1,31 @@
+"""Where survivors bring their state together: a folder in the node's memory where there is one, else in the run's."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+from paceline.lock import RunLock
+
+MEMORY = Path("/dev/shm")
+
+
+def rescue_folder(lock: RunLock, generation: int) -> Path:
+    """Return the folder of a generation's rescue, which nobody else uses. Only its user can read it."""
+    clear_rescues(lock)
+    parent = MEMORY if MEMORY.is_dir() and os.access(MEMORY, os.W_OK) else lock.run_dir
+    folder = parent / f"{_name(lock)}{generation}"
+    folder.mkdir(mode=0o700)
+    return folder
+
+
+def clear_rescues(lock: RunLock) -> None:
+    """Remove what is left of a run's rescues."""
+    for parent in (MEMORY, lock.run_dir):
+        for folder in parent.glob(f"{_name(lock)}*"):
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _name(lock: RunLock) -> str:
+    return f"paceline-rescue-{lock.token}-"

@@ -1,0 +1,69 @@
+"""Notices that a run is to end soon: a file that appears, a URL that answers, time or money that is used up.
+
+They take the way of a stop signal: a flag, which the ranks agree on at a step boundary.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable
+from pathlib import Path
+
+from paceline.spec.run import RunSpec
+from paceline.units import format_seconds
+
+LOOK_SECONDS = 1.0
+URL_SECONDS = 5.0  # between two questions, and for an answer
+NOTHING = ("", "NONE")  # answers that announce no end
+
+
+class Notices:
+    """Looks for notices beside training, on the first rank; `because` says what has come, or is empty."""
+
+    def __init__(self, run: RunSpec, usd_per_second: float, is_first: bool) -> None:
+        self.because = ""
+        self._run, self._usd_per_second, self._began = run, usd_per_second, time.monotonic()
+        self._ended = threading.Event()
+        policy = run.recovery
+        if is_first and policy.notice_file:
+            self._watch(lambda: _file_says(Path(policy.notice_file)), LOOK_SECONDS)
+        if is_first and policy.notice_url:
+            self._watch(lambda: _url_says(policy.notice_url), URL_SECONDS)
+
+    def look(self) -> str:
+        """Return why the run is to stop, or "". It waits for nothing."""
+        limit, passed = self._run.time_limit, time.monotonic() - self._began
+        if limit is not None and passed > limit:
+            return f"the time limit of {format_seconds(limit)} is reached"
+        most = self._run.usd_limit
+        if most is not None and passed * self._usd_per_second > most:
+            return f"the money limit of ${most:g} is reached"
+        return self.because
+
+    def close(self) -> None:
+        """Look no further."""
+        self._ended.set()
+
+    def _watch(self, ask: Callable[[], str], every_seconds: float) -> None:
+        def work() -> None:
+            while not self.because and not self._ended.wait(every_seconds):
+                self.because = self.because or ask()
+
+        threading.Thread(target=work, name="paceline-notice", daemon=True).start()
+
+
+def _file_says(path: Path) -> str:
+    return f"the notice {path} has appeared" if path.exists() else ""
+
+
+def _url_says(url: str) -> str:
+    """Return what a URL announces; one that does not answer announces nothing."""
+    try:
+        with urllib.request.urlopen(url, timeout=URL_SECONDS) as answer:
+            text = answer.read(200).decode(errors="replace").strip()
+    except (urllib.error.URLError, OSError, ValueError):
+        return ""
+    return "" if text.upper() in NOTHING else f"a notice came from {url}: {text}"

@@ -1,0 +1,170 @@
+"""A rank that outlives a peer: it keeps its state, leaves the broken world, and joins the next one in its own process.
+
+What survivors hold between them is brought together as a checkpoint in memory, which the next world restores as it
+would any other, under whatever plan it has.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import threading
+import time
+import traceback
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+from torch.distributed.fsdp import FSDPModule
+
+from paceline.checkpoint import Snapshot, publish, take_snapshot, write
+from paceline.errors import ConfigError, StorageError
+from paceline.lock import adopt_generation
+from paceline.run.assemble import Assembled
+from paceline.run.loop.resume import Progress, RunIdentity, saved_state
+from paceline.run.loop.step import StepStats
+from paceline.run.loop.under_plan import refuse_replan
+from paceline.run.process.generation import GENERATION_VARIABLE, Generation, take_generation
+from paceline.run.process.groups import abort_groups
+from paceline.run.process.place import Place
+from paceline.run.process.supervise.control import ABORT_NAME, CALL_NAME, CONTROL_VARIABLE, stand_by
+from paceline.run.process.supervise.parent import name_process
+from paceline.run.process.supervise.supervisor import ERROR_FOLDER
+from paceline.run.process.world import World, join_next
+from paceline.run.record.recorder import is_echo
+from paceline.spec.plan import Plan
+from paceline.spec.task import Task
+
+LOOK_SECONDS = (
+    0.2  # between two looks for the supervisor's word, on a device whose collectives do not end by themselves
+)
+
+
+@dataclass(frozen=True)
+class Brought:
+    """What a survivor brings: its state after a step, if that is whole, what the step did, and if its duties are done.
+
+    Duties are what follows a step: its record, an evaluation, a checkpoint.
+    """
+
+    snapshot: Snapshot | None
+    stats: StepStats | None
+    is_done: bool
+
+
+@dataclass(frozen=True)
+class Together:
+    """What the ranks of a new world have brought together, what the last step did, and whether its duties are done."""
+
+    root: Path
+    stats: StepStats | None
+    is_done: bool
+
+
+def is_lost_peer(error: BaseException | None) -> bool:
+    """Return whether an error only says that a peer has gone, by itself or as the cause of what it says."""
+    while error is not None:
+        if is_echo(error):
+            return True
+        error = error.__cause__ if isinstance(error, StorageError) else None
+    return False
+
+
+def without_frames(error: BaseException) -> BaseException:
+    """Return an error that holds on to nothing: its frames know the groups of a world that is to be given up."""
+    known: BaseException | None = error
+    while known is not None:
+        traceback.clear_frames(known.__traceback__)
+        known.__traceback__ = None
+        known = known.__cause__ or known.__context__
+    return error
+
+
+def why_not_reformed(task: Task, plan: Plan) -> str:
+    """Return why this process cannot go on in another world, or ""."""
+    if CONTROL_VARIABLE not in os.environ:
+        return "no supervisor of ours has started it"
+    try:
+        refuse_replan(task, plan, plan)
+    except ConfigError as error:
+        return f"{error.what}: {error.because}"
+    return ""
+
+
+def call_of_supervisor() -> Path | None:
+    """Return the file by which the supervisor calls ranks to another world; None where there is no supervisor."""
+    folder = os.environ.get(ERROR_FOLDER)
+    return Path(folder) / CALL_NAME if folder and CONTROL_VARIABLE in os.environ else None
+
+
+def hold(run: RunIdentity, built: Assembled, plan: Plan, progress: Progress, stats: StepStats | None, is_done: bool,
+         ) -> Brought:  # fmt: skip
+    """Leave the broken world and return what this rank holds. Nobody is waited for."""
+    abort_groups()
+    if not built.stepper.is_whole:
+        return Brought(None, None, False)
+    for module in built.model.modules():
+        if isinstance(module, FSDPModule):  # weights may lie gathered, in the middle of a pass
+            module.set_reshard_after_forward(True, recurse=False)
+            module.reshard()
+    tensors, extra = saved_state(run, built, plan, progress)
+    return Brought(take_snapshot(progress.step, tensors, extra), stats, is_done)
+
+
+def next_place(world: World, generation: int, held: Brought) -> tuple[World, Generation] | None:
+    """Stand by until the supervisor has a next world, join it and return it; None where this rank does not go on."""
+    answer = stand_by(world.rank, generation, held.snapshot.step if held.snapshot else -1)
+    if not answer:
+        return None
+    os.environ.update(answer["place"])
+    adopt_generation(answer["generation"])
+    following = take_generation()
+    rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    name_process(f"rank {rank} paceline")
+    place = Place(rank, size, world.local_rank, size, os.environ["PACELINE_RENDEZVOUS"])
+    return join_next(world, place), following
+
+
+def bring_together(world: World, generation: Generation, held: Brought | None) -> Together | None:
+    """Write what survivors hold as a checkpoint that the new world restores. Every rank calls it.
+
+    A rank that is new holds nothing. Returns None where the generation restores an older checkpoint instead.
+    """
+    if not generation.rescue:
+        return None
+    root, step = Path(generation.rescue), generation.rescue_step
+    mine = held if held and held.snapshot and held.snapshot.step == step else None
+    brought = world.gather((mine.snapshot.extra, mine.stats, mine.is_done) if mine and mine.snapshot else None)
+    extra, stats, _ = next(item for item in brought if item)
+    is_done = all(done for _, _, done in filter(None, brought))
+    taken = mine.snapshot if mine and mine.snapshot else Snapshot(step, {}, extra)
+    publish(write(root, replace(taken, extra=extra), alone=world.size == 1), keep_last=1)
+    return Together(root, stats, is_done)
+
+
+def let_go(together: Together | None, world: World) -> None:
+    """Remove what was brought together, when every rank has restored it."""
+    if together is not None:
+        world.wait()
+        if world.is_first:
+            shutil.rmtree(together.root, ignore_errors=True)
+
+
+def listen_for_abort(device: torch.device) -> None:
+    """Have collectives end when the supervisor says that a peer has gone, where they do not see it by themselves.
+
+    Gloo's do. NCCL's wait for the time-out; a thread looks for the supervisor's word, and aborts them.
+    """
+    folder = os.environ.get(GENERATION_VARIABLE)
+    if device.type != "cuda" or not folder or CONTROL_VARIABLE not in os.environ:
+        return
+    word = Path(folder).with_name(ABORT_NAME)
+
+    def listen() -> None:
+        while word.parent.is_dir():
+            if word.exists():
+                abort_groups()
+                return
+            time.sleep(LOOK_SECONDS)
+
+    threading.Thread(target=listen, name="paceline-abort", daemon=True).start()

@@ -1,0 +1,63 @@
+"""The plan of a run that goes on with another number of devices: the same task, planned and proven anew."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+
+from paceline.errors import ConfigError, DoesNotFit
+from paceline.plan.planned import Planned, plan_task
+from paceline.run.process.brief import Brief, make_brief
+from paceline.run.process.supervise.elastic import Replanned
+from paceline.session.prove import Proven, prove
+from paceline.spec.journal.kinds import DecisionRecord
+from paceline.spec.layout import Layout
+from paceline.spec.load import Spec
+from paceline.spec.plan import PlanSpec
+from paceline.units import format_seconds
+
+Say = Callable[[str], None]
+WITH_LAYOUT = ("zero", "micro_batch", "stages", "virtual_stages")  # constraints that a layout's own follow from
+
+
+class Replanner:
+    """Plans a task for other numbers of devices than it began with, each once."""
+
+    def __init__(self, spec: Spec, say: Say) -> None:
+        self._spec, self._say = spec, say
+        self._made: dict[int, tuple[Planned, bool, Proven]] = {}
+
+    def __call__(self, devices: int, now: Brief) -> Replanned:
+        """Return the plan for so many devices. It is proven first, as any plan before it trains.
+
+        A proof that was made before is remembered; one that is made now delays the run by its seconds, since a run that
+        recovers into wrong numbers would not have recovered. Raises DoesNotFit and VerificationFailed.
+        """
+        if devices not in self._made:
+            planned, is_relaxed = self._planned(devices, now.plan.precision)
+            self._made[devices] = planned, is_relaxed, prove(planned, self._say)
+        planned, is_relaxed, proven = self._made[devices]
+        before, after = now.step_seconds, planned.forecast.step_seconds.value
+        evidence = {
+            "devices": devices,
+            "step_seconds": {"from": before, "to": after},
+            "usd": planned.forecast.usd.value,
+            "proof": proven.record.text if proven.record else "none",
+        }
+        because = f"{devices} device(s) are there; a step takes {format_seconds(after)} by forecast, where it took "
+        because += format_seconds(before)
+        because += "; the layout that the spec asks for needs another number" if is_relaxed else ""
+        decision = DecisionRecord("replan", str(now.plan.layout), str(planned.plan.layout), because, evidence)
+        return Replanned(make_brief(planned, proven.record, (*proven.decisions, decision)), decision)
+
+    def _planned(self, devices: int, precision: str) -> tuple[Planned, bool]:
+        """Return a plan, and whether the spec's constraints on the layout had to be given up for it."""
+        asked = dataclasses.replace(self._spec.plan, precision=precision)
+        cluster = dataclasses.replace(self._spec.cluster, devices=devices, devices_per_node=0)
+        spec = dataclasses.replace(self._spec, cluster=cluster, plan=asked)
+        try:
+            return plan_task(spec), False
+        except (ConfigError, DoesNotFit):
+            open_ones = (*(field.name for field in dataclasses.fields(Layout)), *WITH_LAYOUT)
+            free = {name: getattr(PlanSpec(), name) for name in open_ones}
+            return plan_task(dataclasses.replace(spec, plan=dataclasses.replace(asked, **free))), True

@@ -1,0 +1,148 @@
+"""Which failures are tried again, what survivors hold, and which notices end a run: the rules by themselves."""
+
+from __future__ import annotations
+
+import dataclasses
+import http.server
+import threading
+from pathlib import Path
+
+import pytest
+from runs import wait_until
+
+from paceline.errors import RunInUse
+from paceline.lock import take
+from paceline.run.process.supervise.blame import Outcome
+from paceline.run.process.supervise.generations import seats_of
+from paceline.run.process.supervise.judge import FRUITLESS, Judge, Reached
+from paceline.run.process.supervise.survivors import step_held
+from paceline.run.survive.notice import Notices
+from paceline.spec.layout import Layout
+from paceline.spec.plan import Plan
+from paceline.spec.run import RunSpec
+from paceline.spec.survive.recovery import RecoverySpec
+from paceline.spec.sync import Sync
+
+
+def failure(line: int = 1, code: int = 1) -> Outcome:
+    trace = f'Traceback\n  File "loop.py", line 9\n  File "model.py", line {line}\nKeyError'
+    return Outcome(code, {"error": "KeyError", "what": "w", "because": "b", "try": "t", "traceback": trace})
+
+
+def death(code: int) -> Outcome:
+    return Outcome(code, {"error": "WorkerDied", "what": "rank 1 was ended", "because": "b", "try": "t"})
+
+
+def at(step: int, starts: int = 1) -> Reached:
+    return Reached(starts, step, made=True)
+
+
+def judge(**changes: int) -> Judge:
+    return Judge(dataclasses.replace(RecoverySpec(), **changes), Reached())
+
+
+@pytest.mark.parametrize("code", [2, 3, 4, 5, 6, 74, 75, 130])
+def test_what_would_fail_again_for_certain_is_not_tried_again(code: int) -> None:
+    assert not judge().judge(failure(code=code), at(5)).goes_on
+
+
+def test_an_error_at_another_place_or_step_is_another_error() -> None:
+    for second, reached in ((failure(2), at(5)), (failure(1), at(6))):
+        one = judge()
+        assert one.judge(failure(1), at(5)).goes_on and one.judge(second, reached).goes_on
+    one = judge()
+    assert one.judge(failure(), at(5)).goes_on and not one.judge(failure(), at(5)).goes_on
+
+
+def test_budgets_are_apart() -> None:
+    one = judge(retries=1, preemption_retries=2)
+    assert one.judge(failure(1), at(1)).goes_on and not one.judge(failure(2), at(2)).goes_on
+    assert [one.judge(death(137), at(step)).goes_on for step in (3, 4, 5)] == [True, True, False]
+
+
+def test_a_crash_of_its_own_is_a_failure_of_the_program_and_so_is_memory_that_is_out() -> None:
+    assert not judge(retries=0).judge(death(139), at(5)).goes_on
+    assert not judge(retries=0).judge(death(137), at(5), out_of_memory=True).goes_on
+    assert judge(retries=0).judge(death(137), at(5)).goes_on
+
+
+def test_a_failure_before_the_first_step_is_final_and_kills_without_progress_end() -> None:
+    assert not judge().judge(failure(), Reached(1, 0, made=False)).goes_on
+    one = judge()
+    assert one.judge(death(137), at(5)).goes_on
+    tries = [one.judge(death(137), at(5)).goes_on for _ in range(FRUITLESS)]
+    assert tries == [True] * (FRUITLESS - 1) + [False]
+
+
+COPIES = Plan(Layout(dp_replicate=3))
+MIXED = Plan(Layout(dp_replicate=2, dp_shard=2))  # ranks 0 and 2 hold the same, and 1 and 3
+
+
+@pytest.mark.parametrize(
+    ("plan", "steps", "held"),
+    [
+        (COPIES, {0: 7, 2: 7}, 7),
+        (COPIES, {0: 6, 2: 7}, 7),
+        (COPIES, {0: -1, 2: 6}, 6),
+        (COPIES, {0: -1, 2: -1}, None),
+        (MIXED, {0: 7, 1: 7, 3: 7}, 7),
+        (MIXED, {0: 7, 2: 7}, None),
+        (MIXED, {0: 7, 1: 6, 2: 6}, 6),
+        (Plan(Layout(dp_shard=2)), {0: 7}, None),
+        (dataclasses.replace(COPIES, sync=Sync(kind="outer", every=2)), {0: 7, 2: 7}, None),
+    ],
+)
+def test_survivors_hold_a_step_where_every_part_of_it_is_left(plan: Plan, steps: dict[int, int], held: int) -> None:
+    assert step_held(plan, steps) == held
+
+
+def test_survivors_keep_their_seats_where_there_are_any() -> None:
+    assert seats_of([0, 2], 3) == {0: 0, 2: 2}
+    assert seats_of([0, 2], 2) == {0: 0, 1: 2}
+    assert seats_of([1, 2, 3], 2) == {1: 1, 0: 2}
+
+
+def test_an_older_generation_may_write_nothing(tmp_path: Path) -> None:
+    with take(tmp_path) as lock:
+        lock.check()
+        older = lock.generation
+        assert lock.next_generation() == older + 1
+        lock.check()
+        lock.generation = older
+        with pytest.raises(RunInUse, match=r"generation 1 of the run in .* is over"):
+            lock.check()
+
+
+def test_money_and_a_file_end_a_run_and_nothing_does_where_there_is_none(tmp_path: Path) -> None:
+    spec = dataclasses.replace(RunSpec(), usd_limit=1e-9)
+    assert "money limit" in Notices(spec, 1.0, True).look()
+    assert Notices(spec, float("nan"), True).look() == ""
+    recovery = dataclasses.replace(RecoverySpec(), notice_file=str(tmp_path / "notice"))
+    notices = Notices(dataclasses.replace(RunSpec(), recovery=recovery), 1.0, True)
+    assert notices.look() == ""
+    (tmp_path / "notice").touch()
+    wait_until(lambda: "has appeared" in notices.look())
+
+
+def test_a_url_announces_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("paceline.run.survive.notice.URL_SECONDS", 0.05)
+    says = [b"NONE"]
+
+    class Answer(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(says[0])
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with http.server.HTTPServer(("127.0.0.1", 0), Answer) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        url = f"http://127.0.0.1:{server.server_address[1]}/notice"
+        recovery = dataclasses.replace(RecoverySpec(), notice_url=url)
+        notices = Notices(dataclasses.replace(RunSpec(), recovery=recovery), 1.0, True)
+        assert notices.look() == ""
+        says[0] = b"TERMINATE at noon"
+        wait_until(lambda: "TERMINATE at noon" in notices.look())
+        server.shutdown()
