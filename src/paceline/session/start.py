@@ -91,7 +91,13 @@ def _run(spec: Spec, planned: Planned, proven: Proven, lock: RunLock) -> Outcome
         return _here(spec, brief, lock)
     with tempfile.TemporaryDirectory(prefix="paceline-spec-") as folder, brief.file() as path:
         command = [sys.executable, "-m", "paceline.launch.worker", str(hand_over(spec, Path(folder)))]
-        return supervise(command, planned.plan.layout.devices, {**os.environ, BRIEF_VARIABLE: path}, lock=lock)
+        return supervise(
+            command,
+            planned.plan.layout.devices,
+            {**os.environ, BRIEF_VARIABLE: path},
+            lock=lock,
+            health=spec.run.health,
+        )
 
 
 def _here(spec: Spec, brief: Any, lock: RunLock) -> Outcome:

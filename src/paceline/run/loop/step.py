@@ -30,6 +30,7 @@ from paceline.run.numerics.precision import LossScaler
 from paceline.run.parallel.apply import Gradients
 from paceline.run.process.world import World
 from paceline.run.replicas.copy_sync import CopySync, StepTotals
+from paceline.run.survive.points import nowhere
 from paceline.spec.plan import Plan
 
 CLIP_EPS = 1e-6  # as in torch.nn.utils.clip_grad_norm_, so that clipping equals torch's to the last digits
@@ -94,6 +95,8 @@ class Stepper:
     # Called with the complete gradients' factor before they are scaled; `verify` looks at gradients here.
     observe: Callable[[float], None] | None = None
     routing: RouterWatch | None = None
+    # Called with each phase and the step's number as a step comes to it; run/survive/points.py has who is told.
+    reached: Callable[[str, int], None] = nowhere
     # Parameters that more than one pipeline stage holds, and how many do.
     stages_holding: Mapping[nn.Parameter, int] = field(default_factory=dict)
 
@@ -154,9 +157,11 @@ class Stepper:
     ) -> _Made:
         """Make the update of one turn."""
         self.gradients.zero()
+        self.reached("forward", batch.step)
         expected = 2.0 ** round(math.log2(batch.samples * self.items_per_sample))  # of the weight: keeps sums in range
         down = (self.scaler.scale if self.scaler else 1.0) / expected
         loss_sum, weight = turn.passes.accumulate(batch.micro_batches, down)
+        self.reached("reduce", batch.step)
         self._clock.mark("forward_backward")
         self.gradients.finish()
         self._keep_own(turn)
@@ -183,6 +188,7 @@ class Stepper:
             )
         loss = seen.loss / seen.weight
         updated = self._may_update(turn, batch.step, loss, seen.grad_norm)
+        self.reached("update", batch.step)
         if updated:
             self._update(turn, norm, correction, lr)
         router = self.routing.finish(sums[len(local) :], routed, weight_total, updated) if self.routing else None

@@ -32,6 +32,7 @@ from paceline.run.record.journal import Journal
 from paceline.run.record.recorder import Recorder, SilentRecorder
 from paceline.run.record.sink import OpenSink, Sink
 from paceline.run.record.status import StatusLine
+from paceline.run.survive.points import points_of
 from paceline.spec.amounts import in_steps
 from paceline.spec.load import Spec
 from paceline.spec.plan import Plan
@@ -66,6 +67,7 @@ class Training:
         self._began = time.monotonic()
         task = spec.task
         self._meter = MemoryMeter(world.device)
+        self._points = points_of(spec.run, run_dir, world.rank, world.size)
         self.source, self.held_out = open_together(task.data, task.seed, world)
         self._data_seconds = 0.0
         self._stop, self._save_plan = StopFlag(), KeptPlan()
@@ -91,6 +93,7 @@ class Training:
             self._record = Recorder(run_dir, journal.attempt, spec, brief, world, self._meter, every)
         bar = unigram_bar(self.source, self.held_out, spec.run.evaluate_samples) if world.is_first else None
         self._record.started(self.progress, restored, bar)
+        self._points.tell(self._record)
         for remark in self._under.built.remarks:
             self._record.remark(remark)
         # Until the first step has said what the built-in decoder does not read; a survey has said it of other models.
@@ -101,7 +104,10 @@ class Training:
     # ---- under a plan ----------------------------------------------------------------------------------------------
 
     def _build(self, plan: Plan, world: World) -> UnderPlan:
-        return UnderPlan(self._run, plan, world, self.source, self.brief.items_per_sample)
+        self._points.starting("load", self.dir)
+        under = UnderPlan(self._run, plan, world, self.source, self.brief.items_per_sample)
+        self._points.bind(under.built.stepper)
+        return under
 
     @property
     def model(self) -> nn.Module:
@@ -153,11 +159,13 @@ class Training:
         try:
             while self.progress.step < self.brief.steps:
                 before = self.progress.step
+                self._points.reached("data", before + 1)
                 began = time.perf_counter()
                 batch = self._under.batches.take(self.progress.position, before + 1)
                 if batch.step < self.brief.steps:
                     self._under.batches.begin(batch.position + batch.samples, batch.step + 1)
                 self._data_seconds = time.perf_counter() - began
+                self._points.reached("loop", before + 1)
                 yield batch
                 if self.progress.step == before:
                     raise ConfigError(
@@ -165,6 +173,7 @@ class Training:
                         "the loop body did not call run.step(batch)",
                         "call stats = run.step(batch) once for every batch",
                     )
+            self._points.reached("ended", self.progress.step)
             self._ended("complete")
         except GeneratorExit:
             self._left(left_at(sys._getframe().f_back))
@@ -236,15 +245,18 @@ class Training:
         scaler, step, last = self._stepper.scaler, stats.step, stats.step == self.brief.steps
         ids = self._ids_read(batch) if self.spec.run.record_samples else None
         self._record.step(stats, scaler.scale if scaler else None, ids)
+        self._points.tell(self._record)
         for remark in remarks_on_batch(self._objective, batch.micro_batches[0].data) if self._objective else ():
             self._record.remark(remark)
         self._objective = None
         if last or batch.position == 0:
             self._measure_memory()
+        self._points.reached("check", step)
         if self._check_every and (is_due(step, self._first_step, self._check_every) or last):
             numbers, apart = numbers_of(stats, scaler.scale if scaler else None), self._stepper.sync.apart_after(step)
             check_agreement(self.model, numbers, step, self.world, self.brief.plan.layout, apart)
         if self._evaluate_every and (step % self._evaluate_every == 0 or last):
+            self._points.reached("evaluate", step)
             self.evaluate()
         if stats.stop_requested and not last:
             because = self._stop.because or "another rank was asked to stop"
@@ -287,6 +299,7 @@ class Training:
         return path
 
     def _save(self) -> Path:
+        self._points.reached("save", self.progress.step)
         with self._stop.saving():
             built, plan = self._under.built, self.brief.plan
             info = save(self._run, built, plan, self.world, self.progress, self._fence, self._save_plan)
@@ -302,4 +315,5 @@ class Training:
         self._ended("requeue" if isinstance(error, Requeue) else "failed", error)
 
     def _ended(self, status: str, error: BaseException | None = None) -> None:
+        self._points.tell(self._record)
         self._record.ended(status, self.progress.step, time.monotonic() - self._began, error)

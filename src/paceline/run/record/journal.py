@@ -93,7 +93,11 @@ def mark_end(run_dir: Path, exit_code: int, error: dict[str, Any], redactor: Red
     if newest is None or b'"kind":"run_ended"' in newest.read_bytes()[-65536:]:
         return
     step = max((record.step or 0 for record in read_records(run_dir) if isinstance(record, StepRecord)), default=0)
-    fault = FaultRecord(what=str(error.get("what", "")), because=str(error.get("because", "")))
+    evidence, rank = error.pop("evidence", None), error.get("rank")
+    fault = FaultRecord(
+        what=str(error.get("what", "")), because=str(error.get("because", "")),
+        rank=rank if isinstance(rank, int) else None, evidence=evidence if isinstance(evidence, dict) else None,
+    )  # fmt: skip
     ended = RunEnded(status="failed", exit_code=exit_code, error=error, step=step)
     with newest.open("ab") as file:
         if newest.read_bytes()[-1:] not in (b"\n", b""):

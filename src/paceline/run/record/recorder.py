@@ -23,11 +23,13 @@ from paceline.run.process.brief import Brief
 from paceline.run.process.supervise.supervisor import is_supervised
 from paceline.run.process.world import World
 from paceline.run.record.sink import Sink
+from paceline.run.survive.faults.ledger import Strike
 from paceline.spec.journal.kinds import (
     CheckpointRecord,
     DecisionRecord,
     EvaluationRecord,
     FaultRecord,
+    InjectedRecord,
     MemoryRecord,
     RunEnded,
     RunStarted,
@@ -144,6 +146,13 @@ class Recorder:
         because = f"resharded from layout {before.layout} to {plan.layout} after step {step}"
         self._decided("replan", str(before.layout), str(plan.layout), because)
         self.say(f"replan   {because}")
+
+    def injected(self, strikes: Sequence[Strike]) -> None:
+        """Record and say that faults have struck that were made on purpose."""
+        for each in strikes:
+            self._write(InjectedRecord(each.fault, each.kind, each.step, each.phase, each.rank, each.time))
+            where = f"in {each.phase} of step {each.step}" if each.phase else f"in step {each.step}"
+            self.say(f"fault    {each.fault} ({each.kind}) has struck rank {each.rank} {where}, as planned")
 
     def ended(self, status: str, step: int, seconds: float, error: BaseException | None = None) -> None:
         """Record how this start ended. Only the first call counts.

@@ -236,6 +236,29 @@ class FaultRecord(Record):
     because: Annotated[str, Told("because of what")]
     rank: Annotated[int | None, Told("the rank it happened on, where it is known", if_any=True)] = None
     signal: Annotated[int | None, Told("the signal that ended a process", if_any=True)] = None
+    evidence: Annotated[
+        Table | None,
+        Told(
+            "of a rank that hung: `silent_seconds`, `limit_seconds`, `median_step_seconds`, the folder of all `stacks`,"
+            " and of each of `ranks` its `step`, `phase`, `state` (of /proc), `collective` and the innermost frames of"
+            " its `stack`",
+            if_any=True,
+        ),
+    ] = None
+
+
+@dataclass(frozen=True)
+class InjectedRecord(Record):
+    """A fault that was made on purpose (`run.faults`) and has struck."""
+
+    KIND: ClassVar[str] = "injected"
+
+    fault: Annotated[int | None, Told("its number in the plan of faults, from 1")]
+    what: Annotated[str, Told("its kind")]
+    step: Annotated[int | None, Told("the step in which it struck; of `rendezvous` and `load` the number of the start")]
+    phase: Annotated[str, Told("where in the step")]
+    rank: Annotated[int | None, Told("the rank that it struck")]
+    struck: Annotated[float | None, Told("when, in seconds since the epoch: some are recorded by the next start", "s")]
 
 
 @dataclass(frozen=True)
@@ -264,7 +287,7 @@ class RunEnded(Record):
 
 RECORDS: tuple[type[Record], ...] = (
     RunStarted, StepRecord, EvaluationRecord, MemoryRecord, VerifyRecord, DecisionRecord, CheckpointRecord, FaultRecord,
-    RunEnded,
+    InjectedRecord, RunEnded,
 )  # fmt: skip
 BY_KIND = {kind.KIND: kind for kind in RECORDS}
 

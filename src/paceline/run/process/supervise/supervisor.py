@@ -7,7 +7,6 @@ started: nothing hangs, and nothing is left behind.
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import subprocess
@@ -20,11 +19,14 @@ from pathlib import Path
 from paceline.errors import PacelineError
 from paceline.lock import RunLock
 from paceline.patience import Patience
-from paceline.run.process.supervise.blame import UNFINISHED, Ending, Outcome, outcome_of
+from paceline.run.process.supervise.blame import Ending, Outcome, leave_error, outcome_of
 from paceline.run.process.supervise.groups import POLL_SECONDS, Process, collect, ending_of, kill_group, signal_process
 from paceline.run.process.supervise.memory_kills import memory_kills
 from paceline.run.process.supervise.parent import PARENT_VARIABLE
 from paceline.run.process.supervise.signals import forward_signals
+from paceline.run.survive.health.pulse import PULSE_FOLDER
+from paceline.run.survive.health.watch import Watch
+from paceline.spec.survive.health import HealthSpec
 
 GRACE_SECONDS = 15.0
 ERROR_FOLDER = "PACELINE_ERRORS"
@@ -36,8 +38,11 @@ def supervise(
     environ: dict[str, str],
     limit_seconds: float = math.inf,
     lock: RunLock | None = None,
+    health: HealthSpec | None = None,
 ) -> Outcome:
     """Run `command` once per rank and return how they ended. After `limit_seconds` they are killed.
+
+    With `health`, ranks that hang are found and ended.
 
     Each process gets RANK, LOCAL_RANK, WORLD_SIZE and a rendezvous; SIGTERM, SIGINT and SIGUSR1 are passed on to all.
     Rank 0 shares the lock of the run's directory, so that it lives as long as either of the two.
@@ -51,11 +56,16 @@ def supervise(
             pass_fds=(keeps.descriptor,) if keeps else (),
         )  # fmt: skip
 
-    return supervise_started(start, ranks, environ, limit_seconds)
+    return supervise_started(start, ranks, environ, limit_seconds, health, lock.run_dir if lock else None)
 
 
 def supervise_started(
-    start: Callable[[dict[str, str]], Process], ranks: int, environ: Mapping[str, str], limit_seconds: float = math.inf
+    start: Callable[[dict[str, str]], Process],
+    ranks: int,
+    environ: Mapping[str, str],
+    limit_seconds: float = math.inf,
+    health: HealthSpec | None = None,
+    run_dir: Path | None = None,
 ) -> Outcome:
     """Start one process per rank, `start(what its environment has besides)`, and return how they ended."""
     with tempfile.TemporaryDirectory(prefix="paceline-") as folder:
@@ -66,6 +76,10 @@ def supervise_started(
             PARENT_VARIABLE: str(os.getpid()),
             "GLOO_SOCKET_IFNAME": environ.get("GLOO_SOCKET_IFNAME", "lo"),
         }
+        watch = None
+        if health is not None and health.hangs:
+            watch = Watch(Path(folder), ranks, health, run_dir)
+            shared[PULSE_FOLDER] = folder
         processes: list[Process] = []
 
         def send(number: int) -> None:
@@ -76,7 +90,7 @@ def supervise_started(
         try:
             for rank in range(ranks):
                 processes.append(start({**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)}))
-            endings, killed = _wait(processes, Patience(limit_seconds))
+            endings, killed = _wait(processes, Patience(limit_seconds), watch)
             if len(endings) < ranks:
                 because = f"{ranks} process(es) ran for more than {limit_seconds:.0f} s and were killed"
                 return Outcome(1, PacelineError("it took too long", because, "try on an idle machine").as_dict())
@@ -86,7 +100,7 @@ def supervise_started(
             flag.release()
 
 
-def _wait(processes: Sequence[Process], limit: Patience) -> tuple[list[Ending], set[int]]:
+def _wait(processes: Sequence[Process], limit: Patience, watch: Watch | None = None) -> tuple[list[Ending], set[int]]:
     """Return how the processes ended, in order, and which of them were killed because a peer had failed before.
 
     Some are missing where they were still running when `limit` was over.
@@ -101,6 +115,10 @@ def _wait(processes: Sequence[Process], limit: Patience) -> tuple[list[Ending], 
             if code is not None:
                 endings[rank] = Ending(rank, code, looked, now)
         looked = now
+        if watch is not None and (suspect := watch.look(time.monotonic(), endings)) is not None:
+            watch.tell(suspect)
+            for rank in suspect.ranks:
+                kill_group(processes[rank])
         if grace is None and any(ending.code for ending in endings.values()):
             grace = Patience(GRACE_SECONDS)
         if grace is not None and grace.is_over:
@@ -134,8 +152,4 @@ def report_error(details: dict[str, object], cause: bool) -> None:
     """Leave a rank's error where the supervisor finds it; `cause` is False for what a peer's end brought about."""
     folder = os.environ.get(ERROR_FOLDER)
     if folder:
-        rank = int(os.environ.get("RANK", "0"))
-        path = Path(folder) / f"error-{rank}.json"
-        unfinished = path.with_name(path.name + UNFINISHED)
-        unfinished.write_text(json.dumps({**details, "rank": rank, "cause": cause, "time": time.time()}))
-        unfinished.replace(path)
+        leave_error(Path(folder), int(os.environ.get("RANK", "0")), details, cause)
