@@ -20,7 +20,7 @@ from paceline.spec.survive.phases import PHASES
 PULSE_FOLDER = "PACELINE_PULSES"  # set by a supervisor that listens
 HEAD = struct.Struct("<QQ")  # process, whether it answers STACK_SIGNAL
 BEAT = struct.Struct("<QQQQ")  # beats, step, phase, nanoseconds of the system's monotonic clock
-STEP = struct.Struct("<Q")  # nanoseconds that the last step took
+STEP = struct.Struct("<QQ")  # whole steps made by this process, nanoseconds that the last one took
 SIZE = HEAD.size + BEAT.size + STEP.size
 # Of the real-time signals, which no program is sent by accident: it writes all stacks into a file.
 STACK_SIGNAL = signal.SIGRTMIN + 5 if hasattr(signal, "SIGRTMIN") else None
@@ -38,7 +38,8 @@ class Pulse:
     step: int
     phase: str
     since: float
-    step_seconds: float  # of its last whole step, 0 where there was none
+    steps_made: int  # whole steps of this process
+    step_seconds: float  # of the last of them
 
     @property
     def order(self) -> tuple[int, int]:
@@ -64,7 +65,7 @@ class Heart:
         path.write_bytes(bytes(SIZE))
         with path.open("r+b") as file:
             self._memory = mmap.mmap(file.fileno(), SIZE)
-        self._beats, self._step_began, self._step = 0, 0, -1
+        self._beats, self._made, self._step_began, self._step = 0, 0, 0, -1
         answers = STACK_SIGNAL is not None
         if STACK_SIGNAL is not None:
             self._stacks = stack_path(folder, rank).open("w")
@@ -78,7 +79,8 @@ class Heart:
         self._beats += 1
         if phase == "data":
             if step == self._step + 1:
-                STEP.pack_into(self._memory, HEAD.size + BEAT.size, now - self._step_began)
+                self._made += 1
+                STEP.pack_into(self._memory, HEAD.size + BEAT.size, self._made, now - self._step_began)
             self._step, self._step_began = step, now
         BEAT.pack_into(self._memory, HEAD.size, self._beats, step, _NUMBER[phase], now)
 
@@ -99,7 +101,7 @@ def read_pulse(folder: Path, rank: int) -> Pulse | None:
         return None
     process, answers = HEAD.unpack_from(content)
     beats, step, phase, since = BEAT.unpack_from(content, HEAD.size)
-    (last,) = STEP.unpack_from(content, HEAD.size + BEAT.size)
+    made, last = STEP.unpack_from(content, HEAD.size + BEAT.size)
     if not beats or phase >= len(PHASES):
         return None
-    return Pulse(rank, process, bool(answers), beats, step, PHASES[phase], since / 1e9, last / 1e9)
+    return Pulse(rank, process, bool(answers), beats, step, PHASES[phase], since / 1e9, made, last / 1e9)

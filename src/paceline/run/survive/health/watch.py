@@ -71,6 +71,7 @@ class Watch:
         self._seen_steps: dict[int, int] = {}
         self._looked = -float("inf")
         self._asked: float | None = None
+        self._is_told = False
 
     def look(self, now: float, ended: Collection[int] = ()) -> Suspect | None:
         """Return who hangs, or None. `now` is of the system's monotonic clock; `ended` are ranks that run no more.
@@ -83,7 +84,7 @@ class Watch:
         self._looked = now
         pulses = {rank: read_pulse(self._folder, rank) for rank in range(self._ranks) if rank not in ended}
         known = {rank: pulse for rank, pulse in pulses.items() if pulse is not None}
-        if ended or len(known) < self._ranks:
+        if ended or self._is_told or len(known) < self._ranks:
             self._asked = None
             return None  # what a peer's end brings about is no hang
         for pulse in known.values():
@@ -100,7 +101,11 @@ class Watch:
         return self._blamed(known, behind, now)
 
     def tell(self, suspect: Suspect) -> None:
-        """Leave what is known of ranks that hang as their errors, where the supervisor looks for the first failure."""
+        """Leave what is known of ranks that hang as their errors, where the supervisor looks for the first failure.
+
+        They are to be ended then. This watch suspects nobody further: who goes on makes another.
+        """
+        self._is_told = True
         for rank in suspect.ranks:
             hung = WorkerDied(
                 suspect.what, suspect.because, "start the same command again: it resumes from the last checkpoint",
@@ -119,8 +124,8 @@ class Watch:
             self._silences[pulse.rank] = silence
         else:
             silence.seconds += passed
-        if pulse.step_seconds and self._seen_steps.get(pulse.rank) != pulse.step:
-            self._seen_steps[pulse.rank] = pulse.step
+        if self._seen_steps.get(pulse.rank, 0) != pulse.steps_made:
+            self._seen_steps[pulse.rank] = pulse.steps_made
             self._steps.append(pulse.step_seconds)
 
     def limit_seconds(self, pulse: Pulse, now: float) -> float:
@@ -128,7 +133,7 @@ class Watch:
         health, silence = self._health, self._silences[pulse.rank]
         if state_of(pulse.process) in STOPPED:
             return health.hang_minimum
-        if pulse.phase not in IN_A_STEP or len(self._steps) < STEPS_NEEDED * self._ranks:
+        if pulse.phase not in IN_A_STEP or pulse.steps_made < STEPS_NEEDED:
             return health.hang_elsewhere
         limit = max(health.hang_minimum, health.hang_factor * statistics.median(self._steps))
         spent = cpu_seconds(pulse.process) - silence.cpu_before
