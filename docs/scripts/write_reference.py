@@ -1,4 +1,4 @@
-"""Writes the reference pages that the code itself states: docs/reference/cli.md, spec.md and exit-codes.md.
+"""Writes the reference pages that the code itself states: docs/reference/cli.md, spec.md, resume.md and exit-codes.md.
 
 `python docs/scripts/write_reference.py` writes them; a test compares them with what the code says now.
 """
@@ -15,6 +15,7 @@ from paceline.cli.parser import EXIT_CODES, Parser, add_common_arguments
 from paceline.config.shape import Option, Table
 from paceline.config.values import UNSET, literal, plain
 from paceline.spec.load import table
+from paceline.spec.survive.contract import CLAUSES
 
 REFERENCE = Path(__file__).parents[1] / "reference"
 NOTE = "<!-- Written by docs/scripts/write_reference.py from the code; edit the code instead. -->"
@@ -47,6 +48,24 @@ command line, `--set KEY=VALUE` replaces one value: `--set task.optimizer.lr=1e-
 [Spec files](../guide/spec-files.md) tells how they are read.
 """
 
+RESUME_HEAD = """
+A run that is started again goes on from its newest sound checkpoint. The machines may change, and so may the plan; the
+experiment may not. This is the whole contract: for each option of a [spec](spec.md) whether its change is
+
+- **free**: nothing is said of it,
+- **notice**: the run goes on, and the change is a decision in the [journal](journal.md),
+- **refused**: nothing is trained, the error names the option, and the exit code is 2.
+
+A row for a table holds for its options that have none of their own. The content of the data is compared by its
+fingerprint, wherever they are now. A learning rate that would take another course though nothing in the spec says so
+ends the resume with exit code 4.
+"""
+
+RESUME_TAIL = """
+What a checkpoint holds for this is told in [checkpoints](checkpoint.md). Where the journal has the step that comes
+next, that step is held against it: see [training](../guide/training.md#stopping-and-going-on).
+"""
+
 KIND_TEXT = {
     "text": "text", "texts": "list of texts", "whole": "whole number", "number": "number", "flag": "true or false",
     "amount": "amount", "duration": 'duration, "2 h"', "bytes": 'size, "24 GiB"', "free": "table of your own",
@@ -56,7 +75,9 @@ KIND_TEXT = {
 
 def pages() -> dict[str, str]:
     """Return file name to content of every page that is written from the code."""
-    return {"cli.md": cli_page(), "spec.md": spec_page(), "exit-codes.md": exit_codes_page()}
+    return {
+        "cli.md": cli_page(), "spec.md": spec_page(), "resume.md": resume_page(), "exit-codes.md": exit_codes_page(),
+    }  # fmt: skip
 
 
 def cli_page() -> str:
@@ -97,6 +118,13 @@ def exit_codes_page() -> str:
     """Return the reference of exit codes."""
     rows = [f"| {code} | {meaning} |" for code, meaning in sorted(EXIT_CODES.items())]
     return "\n".join([NOTE, "", "# Exit codes", EXIT_HEAD, "| code | meaning |", "|---:|---|", *rows, EXIT_TAIL])
+
+
+def resume_page() -> str:
+    """Return the reference of what may change between two starts of a run."""
+    rows = [f"| `{clause.of}` | {clause.on_resume} | {cell(clause.because)} |" for clause in CLAUSES]
+    head = ["| option or table | its change is | because |", "|---|---|---|"]
+    return "\n".join([NOTE, "", "# Resume contract", RESUME_HEAD, *head, *rows, RESUME_TAIL])
 
 
 def spec_page() -> str:

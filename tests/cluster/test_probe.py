@@ -63,7 +63,7 @@ def test_the_slowest_rank_counts():
             "runtime_bytes": 100 * scale,
             "blocks": [timed],
             "core_share": 1 / scale,
-            "collectives": {"latency": timed, "sizes": sizes},
+            "collectives": {"latency": timed, "sizes": sizes, "groups": {}},
         }
 
     record = combine([result(1.0), result(2.0)])

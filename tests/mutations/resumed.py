@@ -23,6 +23,7 @@ from paceline.run.loop.training import Training
 from paceline.run.numerics.precision import LossScaler
 from paceline.run.process.brief import Brief
 from paceline.run.process.world import World, join_world
+from paceline.spec.journal.planned import PlannedRecord
 from paceline.spec.journal.reading import read_journal
 from paceline.spec.layout import Layout
 from paceline.spec.load import Spec
@@ -58,7 +59,7 @@ PLANS: dict[str, Plan] = {
 
 def brief_of(plan: Plan) -> Brief:
     """Return what a planner would hand over, without a forecast."""
-    return Brief(plan, STEPS, SEQ_LEN, "tokens", "cpu", 1, 1.0, math.nan, 1.0, math.nan, {"facts": {}})
+    return Brief(plan, STEPS, SEQ_LEN, "tokens", "cpu", 1, 1.0, math.nan, 1.0, math.nan, PlannedRecord())
 
 
 def history(case: str, stops: tuple[int, ...], plant: Plant, world: World, folder: Path) -> History:

@@ -11,7 +11,7 @@ from paceline.report.build import build_report
 from paceline.run.record.journal import Journal, mark_end
 from paceline.spec.journal.kinds import RunStarted, parse
 from paceline.spec.journal.reading import read_journal
-from paceline.spec.journal.record import made_now
+from paceline.spec.journal.record import now, read
 
 
 def write_start(run_dir: Path) -> Journal:
@@ -41,7 +41,7 @@ def test_stray_files_change_neither_report_nor_resume(tmp_path: Path) -> None:
     assert list(read_journal(tmp_path)) == records
     assert build_report(tmp_path).status == "complete"
     again = Journal(tmp_path)
-    again.write(made_now(RunStarted, {"attempt": again.attempt}))
+    again.write(now(read(RunStarted, {"attempt": again.attempt})))
     again.close()
     assert again.path.name == "0003.jsonl"
     mark_end(tmp_path, 137, {"what": "rank 1 was ended", "because": "SIGKILL"})

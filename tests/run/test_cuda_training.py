@@ -17,6 +17,7 @@ from paceline.run.process.brief import Brief
 from paceline.run.process.world import World, join_world
 from paceline.spec.cluster import ClusterSpec
 from paceline.spec.journal.kinds import DecisionRecord, StepRecord
+from paceline.spec.journal.planned import PlannedRecord
 from paceline.spec.journal.reading import read_journal
 from paceline.spec.layout import Layout
 from paceline.spec.load import Spec
@@ -42,7 +43,7 @@ def trained(folder: Path, device: str, **plan: Any) -> list[dict[str, Any]]:
         spec = Spec(task=task, cluster=ClusterSpec(learn=False), run=RunSpec(evaluate_every=None))
         brief = Brief(
             plan_of(Layout(), precision="fp64", **plan), steps, SEQ_LEN, "tokens", device, 1, 1.0, math.nan, 1.0,
-            math.nan, {"facts": {}},
+            math.nan, PlannedRecord(),
         )  # fmt: skip
         training = Training(spec, brief, world, folder)
         for batch in training:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
-from typing import Any
 
 from paceline.cluster.catalog.assumed import (
     CPU_LINK,
@@ -29,6 +28,7 @@ from paceline.cluster.catalog.devices import (
 from paceline.cluster.machine import Machine, read_machine, torch_without_cuda, visible_gpus
 from paceline.cluster.override import with_overrides
 from paceline.cluster.probe.probe import disturbed_text, is_disturbed, threads_per_device
+from paceline.cluster.probe.records import ProbeRecord
 from paceline.cluster.store import probe_path, read_probe
 from paceline.errors import ConfigError
 from paceline.spec.cluster import (
@@ -188,32 +188,39 @@ def _with_probe(
     return apply_probe(cluster, record)
 
 
-def apply_probe(cluster: Cluster, record: dict[str, Any]) -> Cluster:
+def apply_probe(cluster: Cluster, record: ProbeRecord) -> Cluster:
     """Return the cluster with a probe's figures, tagged as measured, in place of published and assumed ones."""
 
     def measured(value: float, note: str = "") -> Figure:
         return Figure(float(value), "measured", note)
 
-    def points(name: str) -> dict[str, tuple[tuple[int, float], ...]]:
-        return {
-            precision: tuple((int(size), float(flops)) for size, flops in row)
-            for precision, row in record[name].items()
-        }
+    def points(rows: dict[str, list[list[float]]]) -> dict[str, tuple[tuple[int, float], ...]]:
+        return {precision: tuple((int(size), float(flops)) for size, flops in row) for precision, row in rows.items()}
 
-    fields = {field.name for field in dataclasses.fields(CalibrationStep)} - {"relative_spread"}
     device: Device = dataclasses.replace(
         cluster.device,
         memory_bytes_per_second=measured(record["memory"]["triad"], "triad, all devices at once"),
-        matmul_flops=points("matmul"),
+        matmul_flops=points(record["matmul"]),
         matmul_source="measured",
-        attention_flops=points("attention"),
+        attention_flops=points(record["attention"]),
         launch_seconds=measured(record["launch_seconds"], "a third of forward and backward of a tiny operator"),
         runtime_bytes=measured(record["runtime_bytes"], "resident memory before any tensor of ours"),
         optimizer_bytes_per_second=measured(
             record["optimizer_bytes_per_second"], f"fused AdamW, {FUSED_ADAMW_BYTES} B per parameter"
         ),
         calibration=tuple(
-            CalibrationStep(**{key: step[key] for key in fields}, relative_spread=step["spread"])
+            CalibrationStep(
+                step["precision"],
+                step["width"],
+                step["sequence"],
+                step["seconds"],
+                step["spread"],
+                step["parameters"],
+                step["matmul_flops"],
+                step["attention_flops"],
+                step["moved_elements"],
+                step["operators"],
+            )
             for step in record["calibration"]
         ),
     )

@@ -9,9 +9,11 @@ import json
 import os
 import re
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
+from paceline.cluster.probe.records import ProbeRecord
 from paceline.errors import StorageError
 
 SCHEMA = 3
@@ -33,12 +35,12 @@ def safe_name(name: str) -> str:
     return re.sub(r"[^A-Za-z0-9._-]", "-", name) or "host"
 
 
-def write_probe(record: dict[str, Any], path: Path) -> None:
+def write_probe(record: Mapping[str, Any], path: Path) -> None:
     """Write a probe atomically. Raises StorageError where the folder cannot be written."""
     write_json(record, path)
 
 
-def write_json(record: dict[str, Any], path: Path) -> None:
+def write_json(record: Mapping[str, Any], path: Path) -> None:
     """Write what was measured here as JSON, whole or not at all. Raises StorageError where it cannot be written."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -52,7 +54,7 @@ def write_json(record: dict[str, Any], path: Path) -> None:
         ) from error  # fmt: skip
 
 
-def read_probe(path: Path, processor: str) -> tuple[dict[str, Any] | None, str]:
+def read_probe(path: Path, processor: str) -> tuple[ProbeRecord | None, str]:
     """Return the stored probe, or None and the reason why the file is not used (empty: there is none)."""
     try:
         record = json.loads(path.read_text("utf-8"))
@@ -64,4 +66,4 @@ def read_probe(path: Path, processor: str) -> tuple[dict[str, Any] | None, str]:
         return None, f"the stored probe {path.name} has another format: run `paceline probe` again"
     if record.get("processor") != processor:
         return None, f"the stored probe is of another processor ({record.get('processor')}): run `paceline probe` again"
-    return record, ""
+    return cast(ProbeRecord, record), ""

@@ -25,6 +25,7 @@ from paceline.run.process.brief import Brief
 from paceline.run.process.groups import COLLECTIVE_TIMEOUT
 from paceline.run.process.world import World, build_mesh
 from paceline.spec.cluster import ClusterSpec
+from paceline.spec.journal.planned import PlannedRecord
 from paceline.spec.journal.reading import read_journal
 from paceline.spec.layout import Layout
 from paceline.spec.load import Spec
@@ -43,7 +44,7 @@ def fp64(layout: Layout) -> Plan:
 def training(world: World, plan: Plan, run_dir: Path) -> Training:
     task = decoder_task(stop=Amount(STEPS, "steps"))
     run = RunSpec(checkpoint_every=None, evaluate_every=None, check_every=None)
-    brief = Brief(plan, STEPS, SEQ_LEN, "tokens", "cpu", 1, 1.0, math.nan, 1.0, math.nan, {"facts": {}})
+    brief = Brief(plan, STEPS, SEQ_LEN, "tokens", "cpu", 1, 1.0, math.nan, 1.0, math.nan, PlannedRecord())
     return Training(Spec(task=task, cluster=ClusterSpec(learn=False), run=run), brief, world, run_dir)
 
 

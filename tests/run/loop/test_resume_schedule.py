@@ -17,6 +17,7 @@ from paceline.run.loop.training import Training
 from paceline.run.process.brief import Brief
 from paceline.run.process.world import World
 from paceline.spec.cluster import ClusterSpec
+from paceline.spec.journal.planned import PlannedRecord
 from paceline.spec.journal.reading import read_journal
 from paceline.spec.layout import Layout
 from paceline.spec.load import Spec
@@ -36,7 +37,7 @@ def start(run_dir: Path, stop: int, steps: int = STEPS, **changes: Any) -> list[
         cluster=ClusterSpec(learn=False),
         run=RunSpec(checkpoint_every=None, evaluate_every=None),
     )
-    brief = Brief(plan_of(Layout()), steps, SEQ_LEN, "tokens", "cpu", 1, 1.0, math.nan, 1.0, math.nan, {"facts": {}})
+    brief = Brief(plan_of(Layout()), steps, SEQ_LEN, "tokens", "cpu", 1, 1.0, math.nan, 1.0, math.nan, PlannedRecord())
     run = Training(spec, brief, World(0, 1, 0, torch.device("cpu")), run_dir)
     rates = []
     for batch in run:

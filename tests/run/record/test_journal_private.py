@@ -22,9 +22,10 @@ from paceline.run.process.world import World
 from paceline.run.record.journal import Journal, mark_end
 from paceline.run.record.tensorboard import asked_sinks
 from paceline.spec.cluster import ClusterSpec
-from paceline.spec.journal.kinds import RunStarted
+from paceline.spec.journal.kinds import DecisionRecord, RunStarted
+from paceline.spec.journal.planned import PlannedRecord
 from paceline.spec.journal.reading import read_journal
-from paceline.spec.journal.record import made_now
+from paceline.spec.journal.record import now, read
 from paceline.spec.journal.redact import MARK, Redactor
 from paceline.spec.layout import Layout
 from paceline.spec.load import Spec
@@ -54,7 +55,7 @@ def umask(request: pytest.FixtureRequest) -> Iterator[int]:
 def test_a_journal_is_the_users_alone(tmp_path: Path, umask: int) -> None:
     for group_read, mode in ((False, 0o600), (True, 0o640), (False, 0o600)):
         journal = Journal(tmp_path, group_read=group_read)
-        journal.write(made_now(RunStarted, {"attempt": journal.attempt}))
+        journal.write(now(read(RunStarted, {"attempt": journal.attempt})))
         journal.close()
         mark_end(tmp_path, 1, {"what": "w", "because": "b"})
         assert mode_of(journal.path) == mode
@@ -67,9 +68,9 @@ def test_no_secret_of_a_run_is_in_its_journal(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setattr(sys, "argv", words)
     task = dataclasses.replace(decoder_task(stop=Amount(STEPS, "steps")), name="tiny")
     run = RunSpec(checkpoint_every=None, evaluate_every=None, redact=(r"ACME-\d+",), tensorboard=True)
-    record = {"facts": {"description": f"text of {words[-2]}"}, "decisions": [
-        {"what": "plan", "before": {"arguments": {"auth_token": SECRETS["an option"]}}, "after": words[1],
-         "because": f"of {SECRETS['an own shape']}"}]}  # fmt: skip
+    arguments, because = {"arguments": {"auth_token": SECRETS["an option"]}}, f"of {SECRETS['an own shape']}"
+    decision = DecisionRecord("plan", arguments, words[1], because, None)
+    record = PlannedRecord(facts={"description": f"text of {words[-2]}"}, decisions=(decision,))
     brief = Brief(plan_of(Layout()), STEPS, SEQ_LEN, "tokens", "cpu", 1, 1.0, math.nan, 1.0, math.nan, record)
     spec = Spec(task=task, cluster=ClusterSpec(learn=False), run=run)
     training = Training(spec, brief, World(0, 1, 0, torch.device("cpu")), tmp_path, asked_sinks(run))
@@ -93,7 +94,7 @@ def test_no_secret_of_a_run_is_in_its_journal(tmp_path: Path, monkeypatch: pytes
 
 def test_an_end_that_a_supervisor_adds_holds_no_secret(tmp_path: Path) -> None:
     journal = Journal(tmp_path)
-    journal.write(made_now(RunStarted, {"attempt": 1}))
+    journal.write(now(read(RunStarted, {"attempt": 1})))
     journal.close()
     error = {
         "what": f"died of {SECRETS['a token']}",

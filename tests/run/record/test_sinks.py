@@ -17,6 +17,7 @@ from paceline.run.record.sink import Sink
 from paceline.run.record.tensorboard import TensorBoardWriter, asked_sinks
 from paceline.spec.cluster import ClusterSpec
 from paceline.spec.journal.kinds import StepRecord
+from paceline.spec.journal.planned import PlannedRecord
 from paceline.spec.journal.reading import read_journal
 from paceline.spec.journal.record import Record, plain
 from paceline.spec.layout import Layout
@@ -53,7 +54,7 @@ def train(run_dir: Path, *sinks: Sink) -> None:
     task = decoder_task(stop=Amount(2, "steps"))
     run = RunSpec(checkpoint_every=None, evaluate_every=None, record_samples=True)
     spec = Spec(task=task, cluster=ClusterSpec(learn=False), run=run)
-    brief = Brief(plan_of(Layout()), 2, SEQ_LEN, "tokens", "cpu", 1, 1.0, math.nan, 1.0, math.nan, {"facts": {}})
+    brief = Brief(plan_of(Layout()), 2, SEQ_LEN, "tokens", "cpu", 1, 1.0, math.nan, 1.0, math.nan, PlannedRecord())
     opened = [lambda folder, sink=sink: sink for sink in sinks]  # type: ignore[misc]
     training = Training(spec, brief, World(0, 1, 0, torch.device("cpu")), run_dir, opened)
     for batch in training:

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from paceline.cluster.probe.rank import Rank
+from paceline.cluster.probe.records import TimedBlock
 
 
 def build_block(hidden: int, ffn: int, heads: int, layers: int, device: torch.device) -> nn.Module:
@@ -81,11 +82,11 @@ def count_operators(module: nn.Module, inputs: torch.Tensor) -> tuple[int, int]:
 
 def block_times(
     rank: Rank, blocks: tuple[tuple[int, int, int, int, int], ...], layers: int, dtypes: dict[str, str]
-) -> list[dict[str, Any]]:
+) -> list[TimedBlock]:
     """Return one record per precision and size: seconds of a training step and the counts that explain it."""
     import torch
 
-    records = []
+    records: list[TimedBlock] = []
     for hidden, ffn, heads, rows, sequence in blocks:
         for precision, dtype in dtypes.items():
             module = build_block(hidden, ffn, heads, layers, rank.device)

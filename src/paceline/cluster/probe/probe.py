@@ -15,9 +15,19 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from paceline.cluster.machine import read_machine, torch_without_cuda, visible_gpus
+from paceline.cluster.probe.records import (
+    CollectiveRates,
+    GroupRates,
+    GroupTimes,
+    LinkRates,
+    MeasuredMachine,
+    ProbeRecord,
+    ProbeRequest,
+    RankProbe,
+    TimedRate,
+)
 from paceline.cluster.store import SCHEMA, probe_path, write_probe
 from paceline.errors import ConfigError, PacelineError
 from paceline.patience import Patience
@@ -28,7 +38,7 @@ LEAST_CORE_SHARE = 0.85
 
 def probe_machine(
     devices: int, kind: str = "cpu", say: Callable[[str], object] = print, seconds_budget: float = 15.0
-) -> dict[str, Any]:
+) -> ProbeRecord:
     """Measure `devices` devices of one kind at once, store the record in the user's cache and return it.
 
     Takes about `seconds_budget` seconds, the import of torch included, on an idle machine. `kind` is "cpu" or "cuda".
@@ -45,12 +55,12 @@ def probe_machine(
     say(f"probing  {devices} x {kind} on {host.name}, about {seconds_budget:.0f} s; all devices measure at once")
     begin = time.monotonic()
     fair_share = min(1.0, host.cores / devices) if kind == "cpu" else 1.0  # of a core for each thread
-    request = {
+    request: ProbeRequest = {
         "devices": devices, "kind": kind, "threads": threads or 1, "seconds_budget": seconds_budget,
         "fair_share": fair_share,
     }  # fmt: skip
     results = _run_workers(request, timeout_seconds=120 + 6 * seconds_budget)
-    record = {
+    record: ProbeRecord = {
         "schema": SCHEMA,
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "host": host.name,
@@ -74,7 +84,7 @@ def threads_per_device(cores: int, devices: int) -> int:
     return max(1, cores // devices)
 
 
-def _run_workers(request: dict[str, Any], timeout_seconds: float) -> list[dict[str, Any]]:
+def _run_workers(request: ProbeRequest, timeout_seconds: float) -> list[RankProbe]:
     with tempfile.TemporaryDirectory(prefix="paceline-probe-") as name:
         folder = Path(name)
         (folder / "request.json").write_text(json.dumps(request), "utf-8")
@@ -125,10 +135,10 @@ def _wait(workers: list[subprocess.Popen[bytes]], folder: Path, timeout_seconds:
         )
 
 
-def combine(results: list[dict[str, Any]]) -> dict[str, Any]:
+def combine(results: list[RankProbe]) -> MeasuredMachine:
     """Return one record from all ranks' results: the slowest rank counts, since the others wait for it."""
     ranks = len(results)
-    record: dict[str, Any] = {
+    record: MeasuredMachine = {
         "torch": results[0]["torch"],
         "matmul": _slowest_points([result["matmul"] for result in results]),
         "attention": _slowest_points([result["attention"] for result in results]),
@@ -149,13 +159,13 @@ def combine(results: list[dict[str, Any]]) -> dict[str, Any]:
     }
     if ranks > 1:
         record["link"] = _link(results, ranks)
-    for key in ("device_name", "device_memory_bytes"):
-        if key in results[0]:
-            record[key] = results[0][key]
+    if "device_name" in results[0]:
+        record["device_name"] = results[0]["device_name"]
+        record["device_memory_bytes"] = results[0]["device_memory_bytes"]
     return record
 
 
-def _slowest_points(ranks: list[dict[str, list[dict[str, float]]]]) -> dict[str, list[list[float]]]:
+def _slowest_points(ranks: list[dict[str, list[TimedRate]]]) -> dict[str, list[list[float]]]:
     """Return per precision the points (size, FLOP/s) of the slowest rank."""
     return {
         precision: [
@@ -165,16 +175,17 @@ def _slowest_points(ranks: list[dict[str, list[dict[str, float]]]]) -> dict[str,
     }
 
 
-def _link(results: list[dict[str, Any]], ranks: int) -> dict[str, Any]:
+def _link(results: list[RankProbe], ranks: int) -> LinkRates:
     """Return what collectives over all ranks gave, and those of smaller groups."""
-    groups = [
-        {"size": int(size), **_rates([result["collectives"]["groups"][size] for result in results], int(size))}
-        for size in results[0]["collectives"].get("groups", {})
+    found = [result["collectives"] for result in results if result["collectives"]]
+    groups: list[GroupRates] = [
+        {"size": int(size), **_rates([of_rank["groups"][size] for of_rank in found], int(size))}
+        for size in found[0]["groups"]
     ]
-    return {**_rates([result["collectives"] for result in results], ranks), "groups": groups}
+    return {**_rates([*found], ranks), "groups": groups}
 
 
-def _rates(results: list[dict[str, Any]], ranks: int) -> dict[str, Any]:
+def _rates(results: list[GroupTimes], ranks: int) -> CollectiveRates:
     """Return latency per ring hop and bytes per second per collective, in the terms of ring algorithms.
 
     A ring all-reduce moves 2 (n - 1) / n of the buffer; gather and scatter half of that. What all three wait for is to
@@ -197,12 +208,12 @@ def _rates(results: list[dict[str, Any]], ranks: int) -> dict[str, Any]:
     }
 
 
-def is_disturbed(record: dict[str, Any]) -> bool:
+def is_disturbed(record: ProbeRecord) -> bool:
     """Return whether other processes took cores from a CPU probe, which makes its figures too low."""
     return record["kind"] == "cpu" and record["core_share"] < LEAST_CORE_SHARE
 
 
-def disturbed_text(record: dict[str, Any]) -> str:
+def disturbed_text(record: ProbeRecord) -> str:
     """Return what to tell of a disturbed probe."""
     return (
         f"the probe got only {record['core_share']:.0%} of its cores, so other processes were running: "
@@ -210,11 +221,12 @@ def disturbed_text(record: dict[str, Any]) -> str:
     )
 
 
-def probe_lines(record: dict[str, Any]) -> list[str]:
+def probe_lines(record: ProbeRecord) -> list[str]:
     """Return the record as a table for people."""
     lines = []
-    for key, name, unit in (("matmul", "matrix products", "width"), ("attention", "causal attention", "sequence")):
-        for precision, points in record[key].items():
+    matmul, attention = record["matmul"], record["attention"]
+    for rates, name, unit in ((matmul, "matrix products", "width"), (attention, "causal attention", "sequence")):
+        for precision, points in rates.items():
             cells = "  ".join(f"{size:.0f}: {flops / 1e9:,.1f}" for size, flops in points)
             lines.append(f"  {name} {precision}  GFLOP/s by {unit}  {cells}")
     memory = record["memory"]
@@ -244,7 +256,7 @@ def probe_lines(record: dict[str, Any]) -> list[str]:
     return lines
 
 
-def _collectives_text(link: dict[str, Any]) -> str:
+def _collectives_text(link: CollectiveRates) -> str:
     rates = (f"{name.replace('_', '-')} {format_rate(rate, 'B')}" for name, rate in link["bytes_per_second"].items())
     latency = format_seconds(link["all_reduce_latency_seconds"])
     return f"{latency} all-reduce of one number · {' · '.join(rates)}"

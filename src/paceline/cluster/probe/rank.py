@@ -9,8 +9,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from paceline.cluster.probe.records import ProbeRequest, Timed
 
-def summary(samples: list[float]) -> dict[str, float]:
+
+def summary(samples: list[float]) -> Timed:
     """Return the lower quartile of seconds per call, and the relative spread, (90th - 10th percentile) / median.
 
     The quartile and not the median: whatever else runs on the machine can only make a call slower.
@@ -26,7 +28,7 @@ def summary(samples: list[float]) -> dict[str, float]:
 class Rank:
     """One rank's device, process group and clock."""
 
-    def __init__(self, request: dict[str, Any], rank: int, folder: Path) -> None:
+    def __init__(self, request: ProbeRequest, rank: int, folder: Path) -> None:
         import torch
         import torch.distributed as dist
 
@@ -62,7 +64,7 @@ class Rank:
         dist.all_reduce(flag)
         return flag.item() > 0
 
-    def time(self, call: Callable[[], Any], repeats: int = 0) -> dict[str, float]:
+    def time(self, call: Callable[[], Any], repeats: int = 0) -> Timed:
         """Return the seconds per call while all ranks do the same; `repeats` fixes the number of calls.
 
         Collectives need the same number of calls on every rank; what is local fills a slot of time instead.

@@ -16,6 +16,15 @@ from typing import Any
 
 from paceline.cluster.probe.block import block_times
 from paceline.cluster.probe.rank import Rank
+from paceline.cluster.probe.records import (
+    CollectiveTimes,
+    GroupTimes,
+    ProbeRequest,
+    RankProbe,
+    Timed,
+    TimedBytes,
+    TimedRate,
+)
 from paceline.spec.cluster import FUSED_ADAMW_BYTES
 
 DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16", "fp64": "float64"}
@@ -68,16 +77,16 @@ def time_in_step(rank: Rank, call: Callable[[], Any], repeats: int) -> float:
     return max(1e-6, mean(work_and_call) - alone)
 
 
-def matmul_rates(rank: Rank) -> dict[str, list[dict[str, float]]]:
+def matmul_rates(rank: Rank) -> dict[str, list[TimedRate]]:
     """Return per precision the rate of [rows, width] x [width, width] products, forward and backward."""
     import torch
     from torch.nn.functional import linear
 
     rows, all_widths = (CPU_ROWS, CPU_WIDTHS) if rank.kind == "cpu" else (CUDA_ROWS, CUDA_WIDTHS)
-    rates: dict[str, list[dict[str, float]]] = {}
+    rates: dict[str, list[TimedRate]] = {}
     widths = all_widths[:2] if rank.trial else all_widths
     for precision, name in DTYPES.items():
-        points: list[dict[str, float]] = []
+        points: list[TimedRate] = []
         for width in widths:
             factory = {"dtype": getattr(torch, name), "device": rank.device}
             inputs, weight, gradient = (torch.ones(size, width, **factory) for size in (rows, width, rows))
@@ -95,7 +104,7 @@ def matmul_rates(rank: Rank) -> dict[str, list[dict[str, float]]]:
     return rates
 
 
-def attention_rates(rank: Rank, dtypes: dict[str, str]) -> dict[str, list[dict[str, float]]]:
+def attention_rates(rank: Rank, dtypes: dict[str, str]) -> dict[str, list[TimedRate]]:
     """Return per precision the rate of causal attention, forward and backward, at several sequence lengths.
 
     The backward pass is counted as 2.5 times the forward's 2 s^2 h (causal half), as FlashAttention-2 does it (Dao
@@ -106,7 +115,7 @@ def attention_rates(rank: Rank, dtypes: dict[str, str]) -> dict[str, list[dict[s
 
     tokens, sequences = (CPU_ROWS, CPU_SEQUENCES) if rank.kind == "cpu" else (2 * CUDA_ROWS, CUDA_SEQUENCES)
     heads, head_width = (4, 64) if rank.kind == "cpu" else (16, 128)
-    rates: dict[str, list[dict[str, float]]] = {}
+    rates: dict[str, list[TimedRate]] = {}
     for precision, name in dtypes.items():
         rates[precision] = []
         for sequence in sequences[:1] if rank.trial else sequences:
@@ -127,7 +136,7 @@ def attention_rates(rank: Rank, dtypes: dict[str, str]) -> dict[str, list[dict[s
     return rates
 
 
-def memory_rates(rank: Rank) -> dict[str, dict[str, float]]:
+def memory_rates(rank: Rank) -> dict[str, TimedBytes]:
     """Return bytes per second of a triad and of one elementwise operator with a new output, far beyond the caches."""
     import torch
 
@@ -142,7 +151,7 @@ def memory_rates(rank: Rank) -> dict[str, dict[str, float]]:
     }
 
 
-def launch_times(rank: Rank) -> dict[str, dict[str, float]]:
+def launch_times(rank: Rank) -> dict[str, Timed]:
     """Return host seconds per tiny operator, without autograd and as a third of its forward and backward."""
     import torch
 
@@ -162,14 +171,14 @@ def launch_times(rank: Rank) -> dict[str, dict[str, float]]:
     return {"plain": plain, "autograd": {**trained, "seconds": trained["seconds"] / chain / 3}}
 
 
-def collective_times(rank: Rank) -> dict[str, Any]:
+def collective_times(rank: Rank) -> CollectiveTimes | None:
     """Return what collectives over all ranks take, and over smaller groups of 2, 4, ... ranks, all groups at once."""
     import torch.distributed as dist
 
     if rank.ranks == 1:
-        return {}
-    result, size = _group_times(rank, dist.group.WORLD, rank.ranks), 2
-    result["groups"] = {}
+        return None
+    result: CollectiveTimes = {**_group_times(rank, dist.group.WORLD, rank.ranks), "groups": {}}
+    size = 2
     while size < rank.ranks and rank.ranks % size == 0:
         groups = [dist.new_group(list(range(first, first + size))) for first in range(0, rank.ranks, size)]
         result["groups"][str(size)] = _group_times(rank, groups[rank.rank // size], size)
@@ -177,7 +186,7 @@ def collective_times(rank: Rank) -> dict[str, Any]:
     return result
 
 
-def _group_times(rank: Rank, group: Any, ranks: int) -> dict[str, Any]:
+def _group_times(rank: Rank, group: Any, ranks: int) -> GroupTimes:
     """Return the latency of a one-element all-reduce and the time of three collectives at two sizes, as in a step."""
     import torch
     import torch.distributed as dist
@@ -185,7 +194,7 @@ def _group_times(rank: Rank, group: Any, ranks: int) -> dict[str, Any]:
     one = torch.ones(1, device=rank.device)
     often, seldom = (10, 3) if rank.trial else (60, 12)
     latency = time_in_step(rank, lambda: dist.all_reduce(one, group=group), often)
-    result: dict[str, Any] = {"latency": {"seconds": latency}, "sizes": []}
+    result: GroupTimes = {"latency": {"seconds": latency}, "sizes": []}
     sizes = (4, 16) if rank.kind == "cpu" else (16, 256)
     for mebibytes in sizes[:1] if rank.trial else sizes:
         elements = mebibytes * 2**18 // ranks * ranks
@@ -203,7 +212,7 @@ def _group_times(rank: Rank, group: Any, ranks: int) -> dict[str, Any]:
     return result
 
 
-def optimizer_rate(rank: Rank) -> dict[str, float]:
+def optimizer_rate(rank: Rank) -> TimedBytes:
     """Return bytes per second of a fused AdamW step: FUSED_ADAMW_BYTES for each parameter."""
     import torch
 
@@ -246,34 +255,32 @@ def resident_bytes(kind: str) -> int:
     return 0
 
 
-def measure(request: dict[str, Any], rank: int, folder: Path) -> dict[str, Any]:
+def measure(request: ProbeRequest, rank: int, folder: Path) -> RankProbe:
     """Return all of one rank's measurements."""
     import torch
     import torch.distributed as dist
 
     here = Rank(request, rank, folder)
-    result: dict[str, Any] = {"torch": torch.__version__, "launch": launch_times(here)}
+    launch = launch_times(here)
     begin_wall, begin_cpu = time.perf_counter(), time.process_time()
     warm_libraries(here)
-    result["runtime_bytes"] = resident_bytes(here.kind)
-    result["collectives"] = collective_times(here)
-    result["matmul"] = matmul_rates(here)
+    runtime_bytes = resident_bytes(here.kind)
+    collectives, matmul = collective_times(here), matmul_rates(here)
     blocks = (CPU_BLOCKS if here.kind == "cpu" else CUDA_BLOCKS)[: 1 if here.trial else 2]
     # A precision slower than fp32 (fp16 on most CPUs) is not worth timing; the forecaster takes fp32's calibration.
-    rates = {
-        name: points[-1]["flops"]
-        for name, points in result["matmul"].items()
-        if len(points) == len(result["matmul"]["fp32"])
-    }
+    rates = {name: points[-1]["flops"] for name, points in matmul.items() if len(points) == len(matmul["fp32"])}
     usable = [name for name in ("fp32", "bf16", "fp16") if not here.any(rates.get(name, 0.0) < rates["fp32"] / 1.5)]
-    result["attention"] = attention_rates(here, {name: DTYPES[name] for name in [*usable, "fp64"]})
-    result["blocks"] = block_times(here, blocks, BLOCK_LAYERS, {name: DTYPES[name] for name in usable})
-    result["optimizer"] = optimizer_rate(here)
-    result["memory"] = memory_rates(here)
+    attention = attention_rates(here, {name: DTYPES[name] for name in [*usable, "fp64"]})
+    timed_blocks = block_times(here, blocks, BLOCK_LAYERS, {name: DTYPES[name] for name in usable})
+    optimizer, memory = optimizer_rate(here), memory_rates(here)
     # Waiting for peers takes little, so on CPUs a rank that got less than its cores shared them with somebody else.
     cpu_seconds = time.process_time() - begin_cpu
     fair_seconds = (time.perf_counter() - begin_wall) * request["threads"] * request["fair_share"]
-    result["core_share"] = cpu_seconds / fair_seconds
+    result: RankProbe = {
+        "torch": torch.__version__, "launch": launch, "runtime_bytes": runtime_bytes, "collectives": collectives,
+        "matmul": matmul, "attention": attention, "blocks": timed_blocks, "optimizer": optimizer, "memory": memory,
+        "core_share": cpu_seconds / fair_seconds,
+    }  # fmt: skip
     if here.kind == "cuda":
         result["device_name"] = torch.cuda.get_device_name()
         result["device_memory_bytes"] = torch.cuda.get_device_properties(rank).total_memory

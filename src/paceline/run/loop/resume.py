@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -35,18 +35,12 @@ from paceline.run.updates.optimizer import named_parameters
 from paceline.spec.layout import Layout
 from paceline.spec.load import Spec, spec_to_dict
 from paceline.spec.plan import Plan
+from paceline.spec.survive.contract import check_contract
 from paceline.spec.sync import refuse_resync
 from paceline.task.optimizer.schedule import Course
 from paceline.version import __version__
 
-# The parts of a Task that make it another experiment when they change. The data may move: their content is compared.
-FIXED = (
-    "model.", "objective", "turns", "global_batch", "seed", "optimizer.name", "data.tokenizer", "data.seq_len",
-    "data.vocab", "data.validation_fraction", "data.cross_documents", "data.collate",
-)  # fmt: skip
-
-
-RATE = ("schedule.", "optimizer.lr", "stop")  # the parts of a Task that the learning rate depends on
+RATE = ("task.schedule.", "task.optimizer.lr", "task.stop")  # what the learning rate depends on
 LOOK_AHEAD = 10_000  # steps in which another course must show
 
 
@@ -135,6 +129,7 @@ def restore(run: RunIdentity, built: Assembled, plan: Plan, world: World) -> Res
     changes = _check_same_experiment(run, json.loads(written)) if written else []
     if written:
         refuse_resync(json.loads(written)["plan"], plan.sync, plan.layout.dp_replicate)
+        changes += _precision_changed(json.loads(written)["plan"], plan)
         changes += _check_same_course(run.course, json.loads(written), changes)
     materialise_optimizer_state(optimizer)
     if isinstance(optimizer, JoinedOptimizer):  # of others' rules the state is known by what was saved
@@ -162,19 +157,8 @@ def _state(built: Assembled) -> dict[str, torch.Tensor]:
 
 
 def _check_same_experiment(run: RunIdentity, extra: dict[str, Any]) -> list[str]:
-    """Return the task's changes that a resume allows; raise ConfigError naming one that a resume does not allow."""
-    now, then = dict(_flat(spec_to_dict(run.spec)["task"])), dict(_flat(extra["spec"]["task"]))
-    then.setdefault("turns", [])  # an earlier release knew none
-    changes = []
-    for key in [key for key in {**then, **now} if now.get(key) != then.get(key)]:
-        change = f"task.{key} was {then.get(key)!r} and is now {now.get(key)!r}"
-        if key.startswith(FIXED):
-            raise ConfigError(
-                f"{run.dir} holds a run of another task: task.{key} differs",
-                change,
-                "undo the change, or start a new run in another run.dir",
-            )
-        changes.append(change)
+    """Return the changes of the spec that a resume tells; raise ConfigError naming one that it does not allow."""
+    changes = check_contract(extra["spec"], spec_to_dict(run.spec), run.dir)
     if run.fingerprint != extra["data_fingerprint"]:
         raise ConfigError(
             f"{run.dir} was trained on other data",
@@ -182,6 +166,13 @@ def _check_same_experiment(run: RunIdentity, extra: dict[str, Any]) -> list[str]
             "restore the data, or start a new run in another run.dir",
         )
     return changes
+
+
+def _precision_changed(written: dict[str, Any], plan: Plan) -> list[str]:
+    """Return what is to be told where a plan rounds otherwise than the one before, chosen or not."""
+    if written["precision"] == plan.precision:
+        return []
+    return [f"the plan's precision was {written['precision']} and is now {plan.precision}: numbers round otherwise"]
 
 
 def _check_same_course(course: Course, extra: dict[str, Any], changes: list[str]) -> list[str]:
@@ -195,7 +186,7 @@ def _check_same_course(course: Course, extra: dict[str, Any], changes: list[str]
     if step is None:
         return []
     now = f"the learning rate of step {step} is {course.at(step):.6g}, where it was to be {before.at(step):.6g}"
-    if any(change.startswith(tuple(f"task.{key}" for key in RATE)) for change in changes):
+    if any(change.startswith(RATE) for change in changes):
         return [f"{now}: the task says so"]
     pairs = [(name, old, getattr(course, name)) for name, old in vars(before).items()]
     differing = [f"its {name} was {old} and is {new}" for name, old, new in pairs if old != new]
@@ -204,12 +195,3 @@ def _check_same_course(course: Course, extra: dict[str, Any], changes: list[str]
         f"{', '.join(differing)}, though the task is the same: the plan or the number of devices must not change it",
         "report this; an earlier release or the former number of devices goes on with the right schedule",
     )
-
-
-def _flat(values: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield (dotted key, value) of nested tables."""
-    for key, value in values.items():
-        if isinstance(value, dict):
-            yield from _flat(value, f"{prefix}{key}.")
-        else:
-            yield prefix + key, value

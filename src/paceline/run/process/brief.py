@@ -11,12 +11,11 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from paceline.plan.explain.explain import headline_lines
 from paceline.plan.planned import Planned
 from paceline.spec.journal.kinds import DecisionRecord, VerifyRecord
-from paceline.spec.journal.record import own_fields
+from paceline.spec.journal.planned import PlannedRecord, planned_from_dict
 from paceline.spec.optimizers import optimizer_key
 from paceline.spec.plan import Plan, plan_from_dict
 from paceline.task.profile.plain import pack_profile
@@ -38,7 +37,7 @@ class Brief:
     usd_per_second: float  # of all devices together; NaN where no price is known
     model_flops_per_step: float
     peak_flops: float  # of all devices together, at the plan's precision; NaN where unknown
-    record: dict[str, Any]  # goes into the journal: cluster, forecast, facts, headline, parameters, decisions
+    record: PlannedRecord  # goes into the journal
 
     def to_json(self) -> str:
         """Return the brief as JSON text."""
@@ -76,26 +75,26 @@ def make_brief(
         usd_per_second=price * cluster.devices / 3600 if math.isfinite(price) else math.nan,
         model_flops_per_step=forecast.model_flops_per_step,
         peak_flops=peak,
-        record={
-            "cluster": dataclasses.asdict(cluster),
-            "forecast": dataclasses.asdict(forecast),
-            "placement": dataclasses.asdict(planned.placement),
-            "facts": dataclasses.asdict(planned.facts),
-            "parameters": planned.profile.parameters,
-            "profile": pack_profile(planned.profile),
-            "optimizer": optimizer_key(planned.spec.task.optimizer),
-            "headline": headline_lines(planned),
-            "provenance": {key: str(origin) for key, origin in planned.spec.provenance.items()},
-            "decisions": [own_fields(each) for each in (decision, *decisions)],
-            "verify": verified and own_fields(verified),
-        },
+        record=PlannedRecord(
+            cluster=dataclasses.asdict(cluster),
+            forecast=dataclasses.asdict(forecast),
+            placement=dataclasses.asdict(planned.placement),
+            facts=dataclasses.asdict(planned.facts),
+            parameters=planned.profile.parameters,
+            profile=pack_profile(planned.profile),
+            optimizer=optimizer_key(planned.spec.task.optimizer),
+            headline=tuple(headline_lines(planned)),
+            provenance={key: str(origin) for key, origin in planned.spec.provenance.items()},
+            decisions=(decision, *decisions),
+            verify=verified,
+        ),
     )
 
 
 def brief_from_json(text: str) -> Brief:
     """Return the brief that `to_json` wrote."""
     data = json.loads(text)
-    return Brief(**{**data, "plan": plan_from_dict(data["plan"])})
+    return Brief(**{**data, "plan": plan_from_dict(data["plan"]), "record": planned_from_dict(data["record"])})
 
 
 def take_brief() -> Brief | None:

@@ -34,9 +34,8 @@ from paceline.spec.journal.kinds import (
     RunEnded,
     RunStarted,
     StepRecord,
-    VerifyRecord,
 )
-from paceline.spec.journal.record import Record, made_now
+from paceline.spec.journal.record import Record, now
 from paceline.spec.journal.redact import Redactor
 from paceline.spec.load import Spec, spec_to_dict
 from paceline.spec.plan import Plan
@@ -68,27 +67,35 @@ class Recorder:
     def started(self, progress: Progress, restored: Restored | None, unigram_loss: float | None) -> None:
         """Record what runs, on what, as planned, and from where it goes on."""
         known = self._brief.record
-        here = {
-            "attempt": self._attempt,
-            "resumed_from": str(restored.path) if restored else None,
-            "step": progress.step,
-            "position": progress.position,
-            "spec": spec_to_dict(self._spec),
-            "plan": dataclasses.asdict(self._brief.plan),
-            "plan_text": str(self._brief.plan),
-            "world_size": self._world.size,
-            "versions": {"paceline": __version__, "torch": str(torch.__version__), "python": platform.python_version()},
-            "host": platform.node(),
-            "command": sys.argv,
-            "facts": {**known["facts"], "unigram_loss": unigram_loss},
-        }
-        self._write(made_now(RunStarted, {**known, **here}))
-        for decision in known.get("decisions", ()):
-            self._write(made_now(DecisionRecord, decision))
+        started = RunStarted(
+            attempt=self._attempt,
+            resumed_from=str(restored.path) if restored else None,
+            step=progress.step,
+            position=progress.position,
+            spec=spec_to_dict(self._spec),
+            plan=dataclasses.asdict(self._brief.plan),
+            plan_text=str(self._brief.plan),
+            world_size=self._world.size,
+            versions={"paceline": __version__, "torch": str(torch.__version__), "python": platform.python_version()},
+            host=platform.node(),
+            command=tuple(sys.argv),
+            cluster=known.cluster,
+            forecast=known.forecast,
+            placement=known.placement,
+            facts={**known.facts, "unigram_loss": unigram_loss},
+            parameters=known.parameters,
+            profile=known.profile,
+            optimizer=known.optimizer,
+            headline=known.headline,
+            provenance=known.provenance,
+        )
+        self._write(started)
+        for decision in known.decisions:
+            self._write(now(decision))
         for switched in self._world.switched:
             self._decided(**vars(switched))
-        if verify := known.get("verify"):
-            self._write(made_now(VerifyRecord, verify))
+        if known.verify is not None:
+            self._write(now(known.verify))
         if restored is not None:
             for note in restored.notes:
                 self._decided("resume", None, str(restored.path), note)

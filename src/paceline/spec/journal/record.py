@@ -101,9 +101,9 @@ def read(kind: type[Some], line: Mapping[str, Any]) -> Some:
     return kind(**values, time=number(line.get("time")), attempt=whole(line.get("attempt")))
 
 
-def made_now(kind: type[Some], line: Mapping[str, Any]) -> Some:
-    """Return plain data as a record of this kind, made now."""
-    return dataclasses.replace(read(kind, line), time=time.time())
+def now(record: Some) -> Some:
+    """Return a record as one that was made now."""
+    return dataclasses.replace(record, time=time.time())
 
 
 def number(value: Any) -> float | None:

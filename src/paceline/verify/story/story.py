@@ -24,6 +24,7 @@ from paceline.run.loop.training import Training
 from paceline.run.process.brief import Brief
 from paceline.run.process.world import World
 from paceline.spec.cluster import ClusterSpec
+from paceline.spec.journal.planned import PlannedRecord
 from paceline.spec.load import Spec
 from paceline.spec.plan import Plan
 from paceline.spec.proof.records import CheckProof, FirstDifference, Rounding
@@ -138,7 +139,7 @@ def _play(act: Act, spec: Spec, run_dir: Path, expected: Unbroken) -> list[Diffe
     """
     spec = dataclasses.replace(spec, task=with_own_model(spec.task))
     items, unit = spec.task.data[0].items_per_sample, spec.task.data[0].unit
-    brief = Brief(act.plan, LENGTH, items, unit, "cpu", 1, 1.0, math.nan, 1.0, math.nan, {"facts": {}})
+    brief = Brief(act.plan, LENGTH, items, unit, "cpu", 1, 1.0, math.nan, 1.0, math.nan, PlannedRecord())
     training = Training(spec, brief, act.world, run_dir)
     found: list[Difference] = []
     if act.resumed:

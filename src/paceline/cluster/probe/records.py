@@ -1,0 +1,145 @@
+"""What a probe asks of its ranks, what each of them finds, and the record that is kept: JSON, field by field."""
+
+from __future__ import annotations
+
+from typing import NotRequired, TypedDict
+
+
+class ProbeRequest(TypedDict):
+    """What every rank measures, and how long it may take."""
+
+    devices: int
+    kind: str  # "cpu" or "cuda"
+    threads: int  # of each rank
+    seconds_budget: float
+    fair_share: float  # of a core for each thread
+
+
+class Timed(TypedDict):
+    """Seconds of one call, the relative spread, and how many calls were timed."""
+
+    seconds: float
+    spread: float
+    repeats: int
+
+
+class TimedRate(Timed):
+    """A timed call that computes: FLOP/s at a width or a sequence length."""
+
+    at: int
+    flops: float
+
+
+class TimedBytes(Timed):
+    """A timed call that moves memory."""
+
+    bytes_per_second: float
+
+
+class TimedBlock(Timed):
+    """A training step of some layers, with the counts that explain its seconds."""
+
+    precision: str
+    width: int
+    sequence: int
+    parameters: int
+    matmul_flops: float
+    attention_flops: float
+    moved_elements: int
+    operators: int
+
+
+class Latency(TypedDict):
+    """Seconds of an all-reduce of one number."""
+
+    seconds: float
+
+
+class TimedCollective(TypedDict):
+    """Seconds that a collective over so many bytes adds to a step."""
+
+    collective: str
+    bytes: int
+    seconds: float
+
+
+class GroupTimes(TypedDict):
+    """What collectives of one group take."""
+
+    latency: Latency
+    sizes: list[TimedCollective]
+
+
+class CollectiveTimes(GroupTimes):
+    """What collectives over all ranks take, and those of smaller groups by their size as text."""
+
+    groups: dict[str, GroupTimes]
+
+
+class RankProbe(TypedDict):
+    """All that one rank measured. Rates of products and attention are by precision."""
+
+    torch: str
+    launch: dict[str, Timed]
+    runtime_bytes: int
+    collectives: CollectiveTimes | None  # None of a rank without peers
+    matmul: dict[str, list[TimedRate]]
+    attention: dict[str, list[TimedRate]]
+    blocks: list[TimedBlock]
+    optimizer: TimedBytes
+    memory: dict[str, TimedBytes]
+    core_share: float
+    device_name: NotRequired[str]
+    device_memory_bytes: NotRequired[int]
+
+
+class CollectiveRates(TypedDict):
+    """Latency per ring hop and bytes per second of each collective, in the terms of ring algorithms."""
+
+    all_reduce_latency_seconds: float
+    hop_seconds: float
+    bytes_per_second: dict[str, float]
+
+
+class GroupRates(CollectiveRates):
+    """The rates of groups of so many ranks."""
+
+    size: int
+
+
+class LinkRates(CollectiveRates):
+    """The rates of collectives over all ranks, and of smaller groups."""
+
+    groups: list[GroupRates]
+
+
+class MeasuredMachine(TypedDict):
+    """What all ranks' results come to: the slowest rank counts."""
+
+    torch: str
+    matmul: dict[str, list[list[float]]]  # points (width, FLOP/s) by precision
+    attention: dict[str, list[list[float]]]  # points (sequence, FLOP/s) by precision
+    memory: dict[str, float]  # bytes per second
+    launch_seconds: float
+    launch_plain_seconds: float
+    optimizer_bytes_per_second: float
+    runtime_bytes: int
+    calibration: list[TimedBlock]
+    core_share: float
+    relative_spread: float
+    link: NotRequired[LinkRates]
+    device_name: NotRequired[str]
+    device_memory_bytes: NotRequired[int]
+
+
+class ProbeRecord(MeasuredMachine):
+    """A probe as it is kept in the user's cache."""
+
+    schema: int
+    date: str
+    host: str
+    processor: str
+    kind: str
+    devices: int
+    threads: int
+    seconds: float

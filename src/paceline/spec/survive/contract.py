@@ -1,0 +1,114 @@
+"""The resume contract: what of a spec may change between two starts of one run, option by option.
+
+The machines may change, and so may the plan; the experiment may not. A clause holds for an option or a whole table; of
+two that match, the longer one counts. An option of a Task without a clause is a mistake that a test finds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from paceline.errors import ConfigError
+from paceline.spec.load import Spec, spec_to_dict
+
+
+class OnResume(StrEnum):
+    """What happens where an option is not what it was at the start before."""
+
+    FREE = "free"  # nothing is said
+    NOTICE = "notice"  # the run goes on, and the change is a decision in the journal
+    REFUSED = "refused"  # ConfigError, exit code 2
+
+
+FREE, NOTICE, REFUSED = OnResume.FREE, OnResume.NOTICE, OnResume.REFUSED
+
+
+@dataclass(frozen=True)
+class Clause:
+    """What a change of one option, or of any option of a table, means."""
+
+    of: str
+    on_resume: OnResume
+    because: str
+
+
+EXPERIMENT = "it makes another experiment"
+RATE = "the learning rate takes another course from here on; the first step that it changes is named"
+CONTENT = "the data may move: their fingerprint is compared instead, and other content is refused"
+UPDATES = "the coming updates differ; the weights and the optimizer's state are kept"
+ROUNDS = "the same experiment, rounded otherwise"
+
+CLAUSES = (
+    Clause("task.name", FREE, "a name"),
+    Clause("task.model", REFUSED, EXPERIMENT),
+    Clause("task.data", NOTICE, CONTENT),
+    Clause("task.data.tokenizer", REFUSED, EXPERIMENT),
+    Clause("task.data.vocab", REFUSED, EXPERIMENT),
+    Clause("task.data.seq_len", REFUSED, EXPERIMENT),
+    Clause("task.data.cross_documents", REFUSED, EXPERIMENT),
+    Clause("task.data.validation_fraction", REFUSED, "samples would move between training and validation"),
+    Clause("task.data.collate", REFUSED, EXPERIMENT),
+    Clause("task.data.cache_dir", FREE, "where tokens are kept, not which"),
+    Clause("task.objective", REFUSED, EXPERIMENT),
+    Clause("task.turns", REFUSED, EXPERIMENT),
+    Clause("task.optimizer", NOTICE, UPDATES),
+    Clause("task.optimizer.name", REFUSED, "the state of one optimizer is not another's"),
+    Clause("task.optimizer.lr", NOTICE, RATE),
+    Clause("task.schedule", NOTICE, RATE),
+    Clause("task.global_batch", REFUSED, EXPERIMENT),
+    Clause("task.stop", NOTICE, "the run becomes longer or shorter, and a schedule that follows its length with it"),
+    Clause("task.seed", REFUSED, "the order of samples and all random numbers follow from it"),
+    Clause("cluster", FREE, "the machines may change"),
+    Clause("plan", FREE, "the plan may change: the state is resharded, and the journal names both layouts"),
+    Clause("plan.precision", NOTICE, ROUNDS),
+    Clause("plan.sync", REFUSED, "copies have state of their own, or are summed otherwise"),
+    Clause("run", FREE, "what is written, how often, and when the run stops"),
+    Clause("run.tf32", NOTICE, ROUNDS),
+    Clause("run.cudnn_benchmark", NOTICE, ROUNDS),
+    Clause("run.deterministic", NOTICE, ROUNDS),
+)
+
+
+def clause_of(option: str) -> Clause | None:
+    """Return the clause that holds for an option, by its dotted name from `task`, `cluster`, `plan` or `run` on."""
+    matching = [clause for clause in CLAUSES if option == clause.of or option.startswith(clause.of + ".")]
+    return max(matching, key=lambda clause: len(clause.of), default=None)
+
+
+def check_contract(then: Mapping[str, Any], now: Mapping[str, Any], run_dir: object) -> list[str]:
+    """Return the changes between two specs as data that are to be told; raise ConfigError naming all refused ones.
+
+    An option that an earlier release did not know had its default then.
+    """
+    defaults = dict(_flat(spec_to_dict(Spec())))
+    before, after = {**defaults, **dict(_flat(then))}, {**defaults, **dict(_flat(now))}
+    told, refused = [], {}
+    for option in {**before, **after}:
+        clause = clause_of(option)
+        if clause is None or before.get(option) == after.get(option):
+            continue
+        change = f"{option} was {before.get(option)!r} and is now {after.get(option)!r}"
+        if clause.on_resume == REFUSED:
+            refused[option] = f"{change}: {clause.because}"
+        elif clause.on_resume == NOTICE:
+            told.append(change)
+    if refused:
+        names = ", ".join(refused)
+        raise ConfigError(
+            f"{run_dir} holds a run of another task: {names} {'differs' if len(refused) == 1 else 'differ'}",
+            "; ".join(refused.values()),
+            "undo the change, or start a new run in another run.dir",
+        )
+    return told
+
+
+def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield (dotted key, value) of nested tables."""
+    for key, value in values.items():
+        if isinstance(value, Mapping) and value:
+            yield from _flat(value, f"{prefix}{key}.")
+        else:
+            yield prefix + key, value
