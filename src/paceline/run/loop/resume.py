@@ -94,6 +94,7 @@ def save(
     extra = {
         "progress": dataclasses.asdict(progress),
         "scaler": scaler.state() if scaler else None,
+        "guard": built.stepper.guard.state() if built.stepper.guard else None,
         "schedule": dataclasses.asdict(run.course),
         "data_fingerprint": run.fingerprint,
         "spec": spec_to_dict(run.spec),
@@ -142,6 +143,8 @@ def restore(run: RunIdentity, built: Assembled, plan: Plan, world: World) -> Res
     path, extra, skipped, unchecked = found
     if scaler is not None and extra["scaler"]:
         scaler.load(extra["scaler"])
+    if built.stepper.guard is not None:
+        built.stepper.guard.load(extra.get("guard"))
     notes = [*(f"skipped {reason}" for reason in skipped), *changes]
     if unchecked:
         also = f" and {len(unchecked) - 1} more" if len(unchecked) > 1 else ""

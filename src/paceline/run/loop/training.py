@@ -16,6 +16,7 @@ from paceline.checkpoint import KeptPlan
 from paceline.errors import ConfigError, Requeue
 from paceline.lock import RunLock
 from paceline.run.loop.evaluate import evaluate, unigram_bar
+from paceline.run.loop.go_back import go_back
 from paceline.run.loop.left_loop import LeftLoop, left_at, record_left
 from paceline.run.loop.loader import StepBatch
 from paceline.run.loop.remarks import remarks_on_batch
@@ -32,6 +33,8 @@ from paceline.run.record.journal import Journal
 from paceline.run.record.recorder import Recorder, SilentRecorder
 from paceline.run.record.sink import OpenSink, Sink
 from paceline.run.record.status import StatusLine
+from paceline.run.survive.health.guard import RollBack
+from paceline.run.survive.health.passed_over import PassedOver
 from paceline.run.survive.points import points_of
 from paceline.spec.amounts import in_steps
 from paceline.spec.load import Spec
@@ -85,6 +88,8 @@ class Training:
         restored = self._under.restored
         self.progress = restored.progress if restored else Progress(0, 0)
         self._first_step = self.progress.step + 1
+        self._passed_over = PassedOver(run_dir, world)
+        self._position, self._went_back = self._passed_over.position_from(self.progress.position), False
         self._record: Recorder | SilentRecorder = SilentRecorder()
         if world.is_first:
             journal = Journal(run_dir, self._fence, spec.run.group_read)
@@ -159,15 +164,18 @@ class Training:
         try:
             while self.progress.step < self.brief.steps:
                 before = self.progress.step
+                self._went_back = False
                 self._points.reached("data", before + 1)
                 began = time.perf_counter()
-                batch = self._under.batches.take(self.progress.position, before + 1)
+                self._position = self._passed_over.position_from(self.progress.position)
+                batch = self._under.batches.take(self._position, before + 1)
                 if batch.step < self.brief.steps:
-                    self._under.batches.begin(batch.position + batch.samples, batch.step + 1)
+                    following = self._passed_over.position_from(batch.position + batch.samples)
+                    self._under.batches.begin(following, batch.step + 1)
                 self._data_seconds = time.perf_counter() - began
                 self._points.reached("loop", before + 1)
                 yield batch
-                if self.progress.step == before:
+                if self.progress.step == before and not self._went_back:
                     raise ConfigError(
                         "a batch was taken and no step was made with it",
                         "the loop body did not call run.step(batch)",
@@ -199,7 +207,10 @@ class Training:
         ranks have agreed to stop and saved, NumericalStop (6) where the loss is no longer a number.
         """
         try:
-            stats = self._update(batch)
+            try:
+                stats = self._update(batch)
+            except RollBack as spike:
+                return self._go_back(batch, spike)
             self._after(stats, batch)
         except Requeue:
             raise
@@ -209,7 +220,7 @@ class Training:
         return stats
 
     def _update(self, batch: StepBatch) -> StepStats:
-        if batch.position != self.progress.position:
+        if batch.position != self._position:
             raise ConfigError(
                 f"the batch of step {batch.step} is not the next one",
                 f"step {self.progress.step + 1} comes next",
@@ -233,6 +244,13 @@ class Training:
         seconds["total"] = total
         return stats
 
+    def _go_back(self, batch: StepBatch, spike: RollBack) -> StepStats:
+        """Go on from the newest checkpoint and pass over the batch from now on; without one, leave out its update."""
+        begun = go_back(batch, spike, self._under, self._run, self._passed_over, self.progress)
+        self._record.decided(begun.decisions)
+        self.progress, self._went_back = begun.progress, True
+        return begun.stats
+
     def _wants_to_stop(self) -> bool:
         limit = self.spec.run.time_limit
         if limit is not None and time.monotonic() - self._began > limit and not self._stop.because:
@@ -245,6 +263,7 @@ class Training:
         scaler, step, last = self._stepper.scaler, stats.step, stats.step == self.brief.steps
         ids = self._ids_read(batch) if self.spec.run.record_samples else None
         self._record.step(stats, scaler.scale if scaler else None, ids)
+        self._record.decided(self._stepper.guard.take() if self._stepper.guard else ())
         self._points.tell(self._record)
         for remark in remarks_on_batch(self._objective, batch.micro_batches[0].data) if self._objective else ():
             self._record.remark(remark)

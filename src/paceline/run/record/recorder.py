@@ -123,7 +123,7 @@ class Recorder:
                 tokens_per_second=stats.weight / stats.seconds["total"],
                 peak_bytes=self._meter.peak_bytes(),
                 loss_scale=loss_scale,
-                updated=None if loss_scale is None else stats.updated,
+                updated=None if loss_scale is None and stats.updated else stats.updated,
                 waiting_seconds=stats.waiting_seconds,
                 router=stats.router.as_dict() if stats.router else None,
                 turns=turns or None,
@@ -153,6 +153,12 @@ class Recorder:
         because = f"resharded from layout {before.layout} to {plan.layout} after step {step}"
         self._decided("replan", str(before.layout), str(plan.layout), because)
         self.say(f"replan   {because}")
+
+    def decided(self, decisions: Sequence[DecisionRecord]) -> None:
+        """Record and say what was decided on the way."""
+        for each in decisions:
+            self._write(each)
+            self.say(f"{each.what:<8} {each.because}: {each.after}")
 
     def injected(self, strikes: Sequence[Strike]) -> None:
         """Record and say that faults have struck that were made on purpose."""

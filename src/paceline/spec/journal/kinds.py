@@ -105,7 +105,9 @@ class StepRecord(Record):
         ),
     ]
     loss_scale: Annotated[float | None, Told("with fp16: the loss scale of this step", if_any=True)] = None
-    updated: Annotated[bool | None, Told("with fp16: whether the update was applied", if_any=True)] = None
+    updated: Annotated[
+        bool | None, Told("whether the update was made; with fp16, and where it was left out", if_any=True)
+    ] = None
     waiting_seconds: Annotated[
         float | None,
         Told(
