@@ -165,3 +165,20 @@ def is_running(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
     except (FileNotFoundError, ProcessLookupError):
         return False
+
+
+def ranks_of(supervisor: int) -> dict[int, int]:
+    """Return the process of each rank that a supervisor has, started by itself or forked by its standby."""
+    found = {}
+    for entry in Path("/proc").glob("[0-9]*"):
+        try:
+            name, parent = (entry / "comm").read_text(), _parent(int(entry.name))
+            if name.startswith("rank ") and supervisor in (parent, _parent(parent)) and is_running(int(entry.name)):
+                found[int(name.split()[1])] = int(entry.name)
+        except (FileNotFoundError, ProcessLookupError):
+            continue  # it ended meanwhile
+    return found
+
+
+def _parent(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1]) if pid else 0

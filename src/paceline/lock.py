@@ -1,12 +1,13 @@
 """One run directory, one run: a lock for as long as a run lives, and a fence for who lost it without noticing.
 
-`RUN/lock` is locked (flock) by the process that begins a run, and by rank 0, which inherits the lock from it: the
-system takes it away when both are gone, however they died, on whichever machine. The file's content only names them.
+`RUN/lock` is locked (flock) by the process that begins a run, and by its ranks, which inherit the lock from it: the
+system takes it away when all are gone, however they died, on whichever machine. The file's content only names them.
 
 A run may lose its lock all the same: the file is deleted, a file server forgets a machine that was silent, the same
 process begins the run anew, or the file system has no locks at all. So whoever takes the directory writes a token of
 its own into the file, and a run looks for its token before every record and every checkpoint that it publishes: the
-older one's writes fail, and nothing is interleaved. Without locks the processes named in the file decide instead; those
+older one's writes fail, and nothing is interleaved. A run that starts its processes again counts its generations there,
+which fences off those of an older generation. Without locks the processes named in the file decide instead; those
 of another machine count as alive. Torch-free.
 """
 
@@ -29,7 +30,7 @@ from typing import Any
 from paceline.errors import RunInUse, StorageError
 
 NAME = "lock"
-LOCK_VARIABLE = "PACELINE_LOCK"  # "DESCRIPTOR:TOKEN", for rank 0 of a supervisor that holds the lock
+LOCK_VARIABLE = "PACELINE_LOCK"  # "DESCRIPTOR:TOKEN:GENERATION", for ranks of a supervisor that holds the lock
 RECORD_BYTES = 512  # one write, which readers see whole
 NO_LOCKS = (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK, errno.EINVAL)
 
@@ -41,9 +42,9 @@ _INHERITED: list[RunLock] = []  # held until the process ends, as by its supervi
 class RunLock:
     """A run directory that this process holds: until the `with` block is left, `release` is called or it ends."""
 
-    def __init__(self, run_dir: Path, descriptor: int, token: str, made: bool = False) -> None:
+    def __init__(self, run_dir: Path, descriptor: int, token: str, made: bool = False, generation: int = 1) -> None:
         """A directory that was `made` for the run goes with the lock where the run has kept nothing in it."""
-        self.run_dir, self.descriptor, self.token = run_dir, descriptor, token
+        self.run_dir, self.descriptor, self.token, self.generation = run_dir, descriptor, token, generation
         _HELD[_identity(descriptor)] = self
         self._let_go = weakref.finalize(self, _release, run_dir / NAME, descriptor, token, os.getpid(), made)
         # A worker that is forked from this process must not hold the directory for longer than this process does.
@@ -58,6 +59,20 @@ class RunLock:
                 f"{_who(holder)}; this one writes nothing more",
                 "let one run at a time use a directory, and leave its file `lock` alone",
             )
+        if holder and holder.get("generation", 1) > self.generation:
+            raise RunInUse(
+                f"generation {self.generation} of the run in {self.run_dir} is over",
+                f"its supervisor has begun generation {holder['generation']}; this one writes nothing more",
+                "nothing: the run goes on in the newer generation",
+            )
+
+    def next_generation(self) -> int:
+        """Begin a new generation of the run's processes and return its number: no older one can write any more."""
+        self.check()
+        self.generation += 1
+        holder = _read(self.run_dir / NAME) or {"token": self.token, **_this_process()}
+        _write(self.descriptor, {**holder, "generation": self.generation, "processes": holder["processes"][:1]})
+        return self.generation
 
     @property
     def is_lost(self) -> bool:
@@ -69,8 +84,8 @@ class RunLock:
         return False
 
     def for_first_rank(self) -> dict[str, str]:
-        """Return what the environment of a rank 0 says that inherits the descriptor."""
-        return {LOCK_VARIABLE: f"{self.descriptor}:{self.token}"}
+        """Return what the environment of a rank says that inherits the descriptor. Rank 0 takes the lock by it."""
+        return {LOCK_VARIABLE: f"{self.descriptor}:{self.token}:{self.generation}"}
 
     def release(self) -> None:
         """Free the directory. A lock that was inherited stays with the supervisor."""
@@ -104,6 +119,15 @@ def take(run_dir: Path) -> RunLock:
             f"cannot lock the run's directory {run_dir}", str(error), "free space or choose another run.dir"
         ) from error
     return lock
+
+
+def adopt_generation(number: int) -> None:
+    """Go over to a new generation of this process's run, in the process: what it inherits of the lock stays good."""
+    for lock in _INHERITED:
+        lock.generation = number
+    descriptor, _, rest = os.environ.get(LOCK_VARIABLE, "").partition(":")
+    if rest:
+        os.environ[LOCK_VARIABLE] = f"{descriptor}:{rest.partition(':')[0]}:{number}"
 
 
 def try_lock(descriptor: int) -> bool | None:
@@ -147,7 +171,8 @@ def _locked(run_dir: Path) -> int:
 
 def _inherited(run_dir: Path) -> RunLock | None:
     """Return the lock that this process's supervisor has handed on, where it is this directory's."""
-    descriptor, _, token = os.environ.pop(LOCK_VARIABLE, "").partition(":")
+    descriptor, _, rest = os.environ.pop(LOCK_VARIABLE, "").partition(":")
+    token, _, generation = rest.partition(":")
     try:
         status = (run_dir / NAME).stat()
         there = (status.st_dev, status.st_ino)
@@ -159,7 +184,7 @@ def _inherited(run_dir: Path) -> RunLock | None:
         os.set_inheritable(int(descriptor), False)
     except (OSError, ValueError):
         return None
-    lock = RunLock(run_dir, int(descriptor), token)
+    lock = RunLock(run_dir, int(descriptor), token, generation=int(generation or 1))
     _INHERITED.append(lock)
     holder = _read(run_dir / NAME)
     if holder and holder["token"] == token:

@@ -1,4 +1,4 @@
-"""Runs whose storage fails: exit code 74, words instead of a traceback, and nothing that was saved is lost."""
+"""Runs whose storage fails: warnings, then exit code 74, words and no traceback, and nothing that was saved is lost."""
 
 from __future__ import annotations
 
@@ -48,13 +48,15 @@ def test_a_full_disk_loses_nothing_that_was_saved(folder: Path, devices: int, pl
     failed = paceline("train", spec, preexec_fn=disk_of_limited_size)
     assert failed.returncode == 74, failed.stderr
     assert_told(failed.stderr)
-    assert "the checkpoint of step 8 was not saved" in failed.stderr and "File too large" in failed.stderr
+    assert "warning  the checkpoint of step 8 was not saved" in failed.stdout, "training goes on without it"
+    assert "step-00000004 is kept" in failed.stdout
+    assert "the checkpoint of step 10 was not saved" in failed.stderr and "File too large" in failed.stderr
     root = run_dir / "checkpoints"
     assert [path.name for path in root.iterdir()] == ["step-00000004"], "no partial folder is left"
     (found,) = list_checkpoints(root).complete
     assert verify_checkpoint(found.path).step == 4
     end = records_of(run_dir, "run_ended")[-1]
-    assert (end["status"], end["exit_code"], end["step"]) == ("failed", 74, 8)
+    assert (end["status"], end["exit_code"], end["step"]) == ("failed", 74, 10)
     assert records_of(run_dir, "fault")
     again = paceline("train", spec)
     assert again.returncode == 0, again.stderr

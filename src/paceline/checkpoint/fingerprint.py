@@ -28,7 +28,7 @@ Parts = dict[str, dict[Box, int]]
 
 def parts_held(tensors: Mapping[str, torch.Tensor]) -> Parts:
     """Return the sums of the parts that this rank holds, by tensor and place."""
-    weights = _Weights()
+    weights = PlaceWeights()
     return {name: dict(_part(tensor.detach(), weights)) for name, tensor in tensors.items()}
 
 
@@ -64,15 +64,15 @@ def local_part(tensor: torch.Tensor) -> tuple[torch.Tensor, list[Box]]:
     return tensor.to_local(), [(tuple(chunk.offsets), tuple(chunk.sizes)) for chunk in chunks]
 
 
-def _part(tensor: torch.Tensor, weights: _Weights) -> Iterable[tuple[Box, int]]:
+def _part(tensor: torch.Tensor, weights: PlaceWeights) -> Iterable[tuple[Box, int]]:
     """Yield (place, sum) of this rank's part of a tensor, if it holds any."""
     local, places = local_part(tensor)
     for offsets, sizes in places:
         if math.prod(sizes):
-            yield (offsets, sizes), _sum(local, offsets, weights)
+            yield (offsets, sizes), part_sum(local, offsets, weights)
 
 
-def _sum(local: torch.Tensor, offsets: Sequence[int], weights: _Weights) -> int:
+def part_sum(local: torch.Tensor, offsets: Sequence[int], weights: PlaceWeights) -> int:
     """Return the weighted sum of the words of a part that lies at `offsets`, modulo 2^64."""
     words = _words(local)  # [..., words of an element]
     places = (*offsets, 0)
@@ -106,7 +106,7 @@ def _row_dimensions(shape: Sequence[int]) -> int:
     return at
 
 
-class _Weights:
+class PlaceWeights:
     """The weights of coordinates, odd 64-bit numbers by dimension; each is computed once."""
 
     def __init__(self) -> None:

@@ -107,7 +107,7 @@ def save_checkpoint(
     """
     started = time.perf_counter()
     written = Written(Path(root), step, Ranks(process_group, alone))
-    with _giving_up(written):
+    with giving_up(written):
         taken = written.ranks.attempt(written.what, lambda: take_snapshot(step, tensors, extra, copy=False))
     written = write(Path(root), taken, process_group=process_group, kept=kept, alone=alone)
     info = publish(written, keep_last=keep_last, fence=fence)
@@ -127,7 +127,7 @@ def write(
     Every rank of the group calls it, with its own snapshot of one step. Raises as `save_checkpoint` does.
     """
     written = Written(Path(root), taken.step, Ranks(process_group, alone), taken.extra)
-    with _giving_up(written):
+    with giving_up(written):
         ranks, what = written.ranks, written.what
         plan = (kept or KeptPlan()).for_save(what, taken, ranks)
         unfinished = ranks.from_first(what, partial(_begin, written, plan))
@@ -144,13 +144,13 @@ def publish(written: Written, *, keep_last: int, fence: Callable[[], None] | Non
     Before that rank 0 reads manifest and table back and looks for every file: what cannot be read is not published.
     """
     assert keep_last >= 1, keep_last
-    with _giving_up(written):
+    with giving_up(written):
         written.ranks.any_of([True])  # nothing has its name before every rank has called this
         return written.ranks.from_first(written.what, partial(_finish, written, keep_last, fence))
 
 
 @contextmanager
-def _giving_up(written: Written) -> Iterator[None]:
+def giving_up(written: Written) -> Iterator[None]:
     """Abandon what was written where something fails; say so where a collective fails for the lack of a peer."""
     try:
         with torch.no_grad():

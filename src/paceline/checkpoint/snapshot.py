@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
 from paceline.checkpoint.boxes import Box
-from paceline.checkpoint.fingerprint import local_part, parts_held
+from paceline.checkpoint.fingerprint import PlaceWeights, local_part, part_sum, parts_held
 from paceline.checkpoint.shards import DTYPES, dtype_name
 from paceline.errors import StorageError
 
@@ -66,13 +66,32 @@ def take_snapshot(
     checked = {name: _checked(name, tensor) for name, tensor in tensors.items()}
     fingerprints = parts_held(checked)  # of the live tensors: what a copy or a writer gets wrong is to be seen
     values = {}
-    for name, tensor in checked.items():
+    for part, local in _parts(checked):
+        known = fingerprints[part.name].get(part.box)
+        values[replace(part, fingerprint=known)] = local.to("cpu", copy=True) if copy else local
+    return Snapshot(step, values, plain_json(extra))
+
+
+def live_parts(tensors: Mapping[str, torch.Tensor]) -> Iterator[tuple[Part, torch.Tensor]]:
+    """Yield this rank's parts of tensors with their live values. Raises StorageError as `take_snapshot` does."""
+    return _parts({name: _checked(name, tensor) for name, tensor in tensors.items()})
+
+
+def fingerprinted(taken: Snapshot) -> Snapshot:
+    """Return the snapshot with the fingerprints of its parts, from the values that it has."""
+    weights = PlaceWeights()
+    values = {
+        replace(part, fingerprint=part_sum(held, part.offsets, weights) if part.bytes else None): held
+        for part, held in taken.values.items()
+    }
+    return replace(taken, values=values)
+
+
+def _parts(tensors: Mapping[str, torch.Tensor]) -> Iterator[tuple[Part, torch.Tensor]]:
+    for name, tensor in tensors.items():
         local, places = local_part(tensor)
         for offsets, sizes in places:
-            known = fingerprints[name].get((offsets, sizes))
-            part = Part(name, dtype_name(tensor.dtype), tuple(tensor.shape), offsets, sizes, known)
-            values[part] = local.to("cpu", copy=True) if copy else local
-    return Snapshot(step, values, _plain(extra))
+            yield Part(name, dtype_name(tensor.dtype), tuple(tensor.shape), offsets, sizes), local
 
 
 def _checked(name: str, tensor: torch.Tensor) -> torch.Tensor:
@@ -84,7 +103,7 @@ def _checked(name: str, tensor: torch.Tensor) -> torch.Tensor:
     return tensor.detach()
 
 
-def _plain(extra: Mapping[str, Any]) -> dict[str, Any]:
+def plain_json(extra: Mapping[str, Any]) -> dict[str, Any]:
     """Return a copy of `extra` as JSON has it."""
     try:
         return dict(json.loads(json.dumps(dict(extra), allow_nan=False)))

@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 
+CGROUP_MEMORY = (("memory.max", "memory.current"), ("memory.limit_in_bytes", "memory.usage_in_bytes"))
+
 
 @dataclass(frozen=True)
 class Machine:
@@ -64,6 +66,20 @@ def usable_memory_bytes() -> int:
             if limit.isdigit():
                 total = min(total, int(limit))
     return total
+
+
+def available_memory_bytes() -> int:
+    """Return the memory that is free for this process, or could be at once: the machine's, cut by a cgroup's limit."""
+    free = usable_memory_bytes()
+    for line in _read(Path("/proc/meminfo")).splitlines():
+        if line.startswith("MemAvailable:"):
+            free = min(free, int(line.split()[1]) * 1024)
+    for folder in _cgroup_folders():
+        for limit_name, used_name in CGROUP_MEMORY:
+            limit, used = (_read(folder / name).strip() for name in (limit_name, used_name))
+            if limit.isdigit() and used.isdigit():
+                free = min(free, max(0, int(limit) - int(used)))
+    return free
 
 
 def visible_gpus() -> list[Gpu]:

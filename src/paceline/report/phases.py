@@ -111,15 +111,16 @@ def _verify_seconds(records: Records) -> float:
     return total
 
 
-def _seconds_of(records: Sequence[EvaluationRecord | CheckpointRecord]) -> float:
+def _seconds_of(records: Sequence[EvaluationRecord]) -> float:
     return sum(number(record.seconds) or 0.0 for record in records)
 
 
-def phases_of(records: Records, attempts: tuple[Start, ...]) -> tuple[Phase, ...]:
-    """Return the wall time by phase; the phases add up to the time from the first record to the last.
+def _stalls_of(records: Sequence[CheckpointRecord]) -> float:
+    return sum(number(record.cost_seconds) or 0.0 for record in records)
 
-    Only where checkpoints are written while training goes on can they add up to more: the remainder stays at zero.
-    """
+
+def phases_of(records: Records, attempts: tuple[Start, ...]) -> tuple[Phase, ...]:
+    """Return the wall time by phase; the phases add up to the time from the first record to the last."""
     lost = lost_mask(records)
     total = np.nan_to_num(records.steps.column("total"))
     data = np.nan_to_num(records.steps.column("data"))
@@ -128,7 +129,7 @@ def phases_of(records: Records, attempts: tuple[Start, ...]) -> tuple[Phase, ...
         "data": (float(data[~lost].sum()), "waiting for the next batch"),
         "lost work": (float(total[lost].sum()), "steps undone by an interruption and run again"),
         "evaluation": (_seconds_of(records.of(EvaluationRecord)), "held-out loss"),
-        "checkpoints": (_seconds_of(records.of(CheckpointRecord)), "writing and publishing"),
+        "checkpoints": (_stalls_of(records.of(CheckpointRecord)), "waiting for checkpoints"),
         "verification": (_verify_seconds(records), "proving the plan equal to one device"),
     }
     running = sum(attempt.seconds for attempt in attempts)

@@ -21,13 +21,14 @@ from paceline.lock import RunLock, take
 from paceline.run.loop.training import Training
 from paceline.run.process.brief import BRIEF_VARIABLE, Brief, take_brief
 from paceline.run.process.supervise.parent import end_with_parent
-from paceline.run.process.supervise.supervisor import explain, supervise
+from paceline.run.process.supervise.supervisor import explain
 from paceline.run.process.world import join_world, leave_world
 from paceline.run.record.journal import mark_end
 from paceline.run.record.tensorboard import asked_sinks
 from paceline.run.survive.points import points_of
 from paceline.session.begin import join_peers, planned_brief
 from paceline.session.extras import check_extras
+from paceline.session.survive import survive
 from paceline.session.uncaught import end_with_own_code
 from paceline.spec.arguments import make_spec, run_directory
 from paceline.spec.cluster import ClusterSpec
@@ -104,10 +105,7 @@ def start_script_again(brief: Brief, spec: Spec, lock: RunLock) -> None:
             "paceline.fit(task, ...), which starts processes of its own, or cluster=1",
         )
     with brief.file() as path:
-        outcome = supervise(
-            [sys.executable, *sys.orig_argv[1:]], brief.plan.layout.devices, {**os.environ, BRIEF_VARIABLE: path},
-            lock=lock, health=spec.run.health,
-        )  # fmt: skip
+        outcome = survive(sys.orig_argv[1:], spec, brief, {**os.environ, BRIEF_VARIABLE: path}, lock)
     if outcome.error is not None and not lock.is_lost:
         with contextlib.suppress(OSError):  # the disk may be full: what ended the run is told all the same
             mark_end(run_directory(spec), outcome.exit_code, outcome.error, Redactor(spec.run.redact))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -21,10 +20,12 @@ from paceline.report.build import build_report, report_lines, write_report
 from paceline.run.process.brief import BRIEF_VARIABLE, make_brief
 from paceline.run.process.handover import hand_over
 from paceline.run.process.place import Place
-from paceline.run.process.supervise.supervisor import Outcome, explain, supervise
+from paceline.run.process.supervise.blame import Outcome
+from paceline.run.process.supervise.supervisor import explain
 from paceline.run.record.journal import mark_end
 from paceline.session.extras import check_extras
 from paceline.session.prove import Proven, prove
+from paceline.session.survive import WORKER, survive
 from paceline.spec.arguments import run_directory
 from paceline.spec.journal.redact import Redactor
 from paceline.spec.load import Spec
@@ -49,7 +50,7 @@ def train(spec: Spec, say: Say = print) -> int:
         planned = _plan(spec, say)
         for line in headline_lines(planned):
             say(line)
-        outcome = _run(spec, planned, prove(planned, say), lock)
+        outcome = _run(planned, prove(planned, say), lock, say)
         if not lock.is_lost:
             if outcome.error is not None:
                 _mark_end(run_dir, outcome, Redactor(spec.run.redact), say)
@@ -84,20 +85,14 @@ def check_writable(run_dir: Path) -> None:
         ) from error
 
 
-def _run(spec: Spec, planned: Planned, proven: Proven, lock: RunLock) -> Outcome:
+def _run(planned: Planned, proven: Proven, lock: RunLock, say: Say) -> Outcome:
     """Train in this process on one device, in processes of their own on several."""
-    brief = make_brief(planned, proven.record, proven.decisions)
+    spec, brief = planned.spec, make_brief(planned, proven.record, proven.decisions)
     if planned.plan.layout.devices == 1:
         return _here(spec, brief, lock)
     with tempfile.TemporaryDirectory(prefix="paceline-spec-") as folder, brief.file() as path:
-        command = [sys.executable, "-m", "paceline.launch.worker", str(hand_over(spec, Path(folder)))]
-        return supervise(
-            command,
-            planned.plan.layout.devices,
-            {**os.environ, BRIEF_VARIABLE: path},
-            lock=lock,
-            health=spec.run.health,
-        )
+        words = ["-m", WORKER, str(hand_over(spec, Path(folder)))]
+        return survive(words, spec, brief, {**os.environ, BRIEF_VARIABLE: path}, lock, say)
 
 
 def _here(spec: Spec, brief: Any, lock: RunLock) -> Outcome:

@@ -7,8 +7,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from paceline.config.fields import option
+from paceline.spec.survive.checkpoints import CheckpointsSpec
 from paceline.spec.survive.faults import FaultPlan, read_faults
 from paceline.spec.survive.health import HealthSpec
+from paceline.spec.survive.recovery import RecoverySpec
 from paceline.units import Amount
 
 
@@ -25,6 +27,7 @@ class RunSpec:
         units=("steps", "samples", "tokens"),
     )
     keep_last: int = option(3, "how many checkpoints are kept", minimum=1)
+    checkpoints: CheckpointsSpec = option(factory=CheckpointsSpec, doc="how checkpoints are written and kept")
     evaluate_every: Amount | None = option(
         Amount(50, "steps"),
         "steps, samples or tokens between evaluations on held-out data",
@@ -44,7 +47,13 @@ class RunSpec:
         quantity="duration",
         above=0.0,
     )
+    usd_limit: float | None = option(
+        None, "money that one start may cost, at the cluster's price; then it ends as at the time limit", above=0.0
+    )
     verify: bool = option(True, "prove the layout equal to one device before training, where it has more than one")
+    replay: bool = option(
+        True, "hold the first step after a resume against the journal's record of it, and stop where it is another"
+    )
     record_samples: bool = option(False, "write the sample ids of every step to the journal")
     redact: tuple[str, ...] = option(
         (), "regular expressions of what the journal must not hold, besides secrets of known shapes"
@@ -71,6 +80,7 @@ class RunSpec:
     health: HealthSpec = option(factory=HealthSpec, doc="what is looked for while a run trains")
     faults: FaultPlan = option(factory=FaultPlan, doc="faults that are made on purpose, to rehearse them")
     tensorboard: bool = option(False, "also write TensorBoard event files (needs the extra 'tensorboard')")
+    recovery: RecoverySpec = option(factory=RecoverySpec, doc="what is tried when processes of the run are lost")
 
 
 def with_faults(run: RunSpec, given: Any) -> RunSpec:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import random
@@ -11,7 +12,7 @@ from pathlib import Path
 import pytest
 import runs
 from rounding import assert_curves_close
-from runs import as_json, ending, paceline, records_of, start, steps_of, wait_for_step
+from runs import as_json, ending, paceline, ranks_of, records_of, start, steps_of, wait_for_step, wait_until
 
 write_spec = functools.partial(runs.write_spec, precision="fp64")  # losses of different layouts are compared
 LAYOUTS = {1: "", 2: "dp_shard = 2"}
@@ -57,9 +58,12 @@ def test_sigkill_at_a_random_step_then_start_again(
     run_dir = folder / f"killed-{before}-{after}"
     process = start("train", write_spec(folder, run_dir, before, LAYOUTS[before]))
     wait_for_step(run_dir, random.Random(os.urandom(8)).randint(5, 11), process)
+    wait_until(lambda: bool(records_of(run_dir, "checkpoint")))  # it is written beside the steps
+    ranks = ranks_of(process.pid)
     os.killpg(process.pid, signal.SIGKILL)  # the supervisor; its ranks are told to stop by the system
-    for rank in children_of(process.pid):
-        os.kill(rank, signal.SIGKILL)
+    for rank in ranks.values():
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(rank, signal.SIGKILL)
     process.wait()
     wait_until_quiet(run_dir)
     again = paceline("train", write_spec(folder, run_dir, after, LAYOUTS[after]))
@@ -72,19 +76,6 @@ def test_sigkill_at_a_random_step_then_start_again(
         assert_curves_close(curve(run_dir), curve(undisturbed[1]))
         notes = [r["because"] for r in records_of(run_dir, "decision") if r["what"] == "resume"]
         assert any("resharded" in note for note in notes)
-
-
-def children_of(pid: int) -> list[int]:
-    """Return the processes whose supervisor is `pid`, from their environment."""
-    found = []
-    for entry in Path("/proc").glob("[0-9]*"):
-        try:
-            environ = (entry / "environ").read_bytes()
-        except OSError:
-            continue  # it ended meanwhile, or is not ours
-        if f"PACELINE_PARENT={pid}\0".encode() in environ:
-            found.append(int(entry.name))
-    return found
 
 
 def wait_until_quiet(run_dir: Path) -> None:
@@ -104,9 +95,10 @@ def wait_until_quiet(run_dir: Path) -> None:
 
 def test_a_killed_rank_ends_the_run_with_its_signal_and_a_report(folder: Path) -> None:
     run_dir = folder / "rank-killed"
-    process = start("train", write_spec(folder, run_dir, 2, "dp_replicate = 2", steps=5000))
+    once = ("--set", "run.recovery.preemption_retries=0")
+    process = start("train", write_spec(folder, run_dir, 2, "dp_replicate = 2", steps=5000), *once)
     wait_for_step(run_dir, 5, process)
-    os.kill(children_of(process.pid)[1], signal.SIGKILL)
+    os.kill(ranks_of(process.pid)[1], signal.SIGKILL)
     _, stderr = ending(process, 60)
     assert process.returncode == 128 + signal.SIGKILL
     assert "SIGKILL" in stderr and "Traceback" not in stderr

@@ -60,7 +60,9 @@ def test_an_interrupt_tears_no_checkpoint(
     devices = 2 if name == "twice" else 1
     steps = 9 if "last" in name else 16
     spec = write_spec(tmp_path, run_dir, devices, "micro_batch = 14" if devices == 1 else "dp_shard = 2", steps)
-    ended = paceline("train", spec, "--set", "task.objective=interrupts:objective")
+    ended = paceline(
+        "train", spec, "--set", "task.objective=interrupts:objective", "--set", "run.checkpoints.asynchronous=off"
+    )
     assert ended.returncode == code, ended.stderr
     assert "Traceback" not in ended.stderr
     listing = list_checkpoints(run_dir / "checkpoints")

@@ -19,13 +19,13 @@ from pathlib import Path
 from paceline.cluster.machine import read_machine, torch_without_cuda, visible_gpus
 from paceline.cluster.probe.records import (
     CollectiveRates,
-    GroupRates,
     GroupTimes,
     LinkRates,
     MeasuredMachine,
     ProbeRecord,
     ProbeRequest,
     RankProbe,
+    SubgroupRates,
     TimedRate,
 )
 from paceline.cluster.store import SCHEMA, probe_path, write_probe
@@ -178,7 +178,7 @@ def _slowest_points(ranks: list[dict[str, list[TimedRate]]]) -> dict[str, list[l
 def _link(results: list[RankProbe], ranks: int) -> LinkRates:
     """Return what collectives over all ranks gave, and those of smaller groups."""
     found = [result["collectives"] for result in results if result["collectives"]]
-    groups: list[GroupRates] = [
+    groups: list[SubgroupRates] = [
         {"size": int(size), **_rates([of_rank["groups"][size] for of_rank in found], int(size))}
         for size in found[0]["groups"]
     ]

@@ -101,7 +101,7 @@ class CollectiveRates(TypedDict):
     bytes_per_second: dict[str, float]
 
 
-class GroupRates(CollectiveRates):
+class SubgroupRates(CollectiveRates):
     """The rates of groups of so many ranks."""
 
     size: int
@@ -110,7 +110,7 @@ class GroupRates(CollectiveRates):
 class LinkRates(CollectiveRates):
     """The rates of collectives over all ranks, and of smaller groups."""
 
-    groups: list[GroupRates]
+    groups: list[SubgroupRates]
 
 
 class MeasuredMachine(TypedDict):

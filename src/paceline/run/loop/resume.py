@@ -89,6 +89,23 @@ def save(
 
     `kept` is the plan of the last save, for the next one.
     """
+    tensors, extra = saved_state(run, built, plan, progress)
+    return save_checkpoint(
+        checkpoint_root(run.dir),
+        progress.step,
+        tensors,
+        extra,
+        keep_last=run.spec.run.keep_last,
+        fence=fence,
+        kept=kept,
+        alone=world.size == 1,
+    )
+
+
+def saved_state(
+    run: RunIdentity, built: Assembled, plan: Plan, progress: Progress
+) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
+    """Return what a checkpoint of this moment holds on this rank: the live tensors by name, and what the run adds."""
     scaler = built.stepper.scaler
     materialise_optimizer_state(built.optimizer)
     extra = {
@@ -101,16 +118,7 @@ def save(
         "plan": dataclasses.asdict(plan),
         "versions": {"paceline": __version__, "torch": str(torch.__version__)},
     }
-    return save_checkpoint(
-        checkpoint_root(run.dir),
-        progress.step,
-        _state(built),
-        extra,
-        keep_last=run.spec.run.keep_last,
-        fence=fence,
-        kept=kept,
-        alone=world.size == 1,
-    )
+    return _state(built), extra
 
 
 def restore(run: RunIdentity, built: Assembled, plan: Plan, world: World) -> Restored | None:

@@ -12,7 +12,6 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from paceline.checkpoint import KeptPlan
 from paceline.errors import ConfigError, Requeue
 from paceline.lock import RunLock
 from paceline.run.loop.evaluate import evaluate, unigram_bar
@@ -20,22 +19,26 @@ from paceline.run.loop.go_back import go_back
 from paceline.run.loop.left_loop import LeftLoop, left_at, record_left
 from paceline.run.loop.loader import StepBatch
 from paceline.run.loop.remarks import remarks_on_batch
-from paceline.run.loop.resume import Progress, RunIdentity, save
+from paceline.run.loop.resume import Progress, RunIdentity
 from paceline.run.loop.sources import open_together
 from paceline.run.loop.step import Stepper, StepStats
 from paceline.run.loop.under_plan import UnderPlan, refuse_replan
 from paceline.run.memory.spent import MemoryMeter, spent_on
 from paceline.run.numerics.invariants import check_agreement, is_due, numbers_of
 from paceline.run.process.brief import Brief
+from paceline.run.process.generation import take_generation
 from paceline.run.process.supervise.signals import StopFlag
 from paceline.run.process.world import World, build_mesh
 from paceline.run.record.journal import Journal
-from paceline.run.record.recorder import Recorder, SilentRecorder
+from paceline.run.record.recorder import Recorder, SilentRecorder, is_echo
 from paceline.run.record.sink import OpenSink, Sink
 from paceline.run.record.status import StatusLine
 from paceline.run.survive.health.guard import RollBack
 from paceline.run.survive.health.passed_over import PassedOver
+from paceline.run.survive.keeper import CheckpointKeeper
 from paceline.run.survive.points import points_of
+from paceline.run.survive.recovered import Recovered
+from paceline.run.survive.replay import SWITCHES, StepBefore, expected_step, hold_against
 from paceline.spec.amounts import in_steps
 from paceline.spec.load import Spec
 from paceline.spec.plan import Plan
@@ -67,13 +70,13 @@ class Training:
         """
         self.spec, self.brief, self.world, self.dir = spec, brief, world, run_dir
         self._fence = lock.check if lock else None
-        self._began = time.monotonic()
+        self._began, self._recovered = time.monotonic(), Recovered(take_generation())
         task = spec.task
         self._meter = MemoryMeter(world.device)
         self._points = points_of(spec.run, run_dir, world.rank, world.size)
         self.source, self.held_out = open_together(task.data, task.seed, world)
         self._data_seconds = 0.0
-        self._stop, self._save_plan = StopFlag(), KeptPlan()
+        self._stop = StopFlag()
         self._unended: weakref.finalize[..., Training] | None = None  # an end that waits for its reason
         self._warmup = self._steps(task.schedule.warmup) or 0
         self._decay = self._steps(task.schedule.decay) or max(1, brief.steps // 10)
@@ -86,18 +89,22 @@ class Training:
         refuse_between(brief.plan.sync, {"task.stop": brief.steps, "run.evaluate_every": self._evaluate_every})
         self._under = self._build(brief.plan, world)
         restored = self._under.restored
+        self._recovered.built(restored)
         self.progress = restored.progress if restored else Progress(0, 0)
         self._first_step = self.progress.step + 1
         self._passed_over = PassedOver(run_dir, world)
         self._position, self._went_back = self._passed_over.position_from(self.progress.position), False
+        self._expected: StepBefore | None = self._step_before() if restored else None
         self._record: Recorder | SilentRecorder = SilentRecorder()
         if world.is_first:
             journal = Journal(run_dir, self._fence, spec.run.group_read)
             status = StatusLine(brief, self._steps(spec.run.log_every) or 1)
             every: list[Sink] = [journal, status, *(open_sink(run_dir) for open_sink in sinks)]
             self._record = Recorder(run_dir, journal.attempt, spec, brief, world, self._meter, every)
+        self._keeper = CheckpointKeeper(self._run, self._record, self._fence, restored.path if restored else None)
         bar = unigram_bar(self.source, self.held_out, spec.run.evaluate_samples) if world.is_first else None
         self._record.started(self.progress, restored, bar)
+        self._record.decided_before(self._recovered.decisions)
         self._points.tell(self._record)
         for remark in self._under.built.remarks:
             self._record.remark(remark)
@@ -194,6 +201,7 @@ class Training:
 
     def _left(self, loop: LeftLoop | None) -> None:
         """Record that the loop was left before its end: at once, or as soon as it shows whether an error was why."""
+        self._keeper.finish()
         seconds = time.monotonic() - self._began
         if loop is None or loop.on_purpose:
             self._record.ended("stopped", self.progress.step, seconds)
@@ -212,8 +220,6 @@ class Training:
             except RollBack as spike:
                 return self._go_back(batch, spike)
             self._after(stats, batch)
-        except Requeue:
-            raise
         except BaseException as error:
             self.failed(error)
             raise
@@ -246,10 +252,21 @@ class Training:
 
     def _go_back(self, batch: StepBatch, spike: RollBack) -> StepStats:
         """Go on from the newest checkpoint and pass over the batch from now on; without one, leave out its update."""
+        self._keeper.finish()
         begun = go_back(batch, spike, self._under, self._run, self._passed_over, self.progress)
-        self._record.decided(begun.decisions)
+        self._record.decided_now(begun.decisions)
         self.progress, self._went_back = begun.progress, True
         return begun.stats
+
+    def _step_before(self) -> StepBefore | None:
+        """Return what the journal says of the step that comes next, on all ranks."""
+        run = self.spec.run
+        if not run.replay:
+            return None
+        switches = [getattr(run, name) for name in SWITCHES]
+        found = expected_step(self.dir, self.progress, self.brief.plan, switches) if self.world.is_first else None
+        shared: StepBefore | None = self.world.share(found)
+        return shared
 
     def _wants_to_stop(self) -> bool:
         limit = self.spec.run.time_limit
@@ -261,9 +278,14 @@ class Training:
 
     def _after(self, stats: StepStats, batch: StepBatch) -> None:
         scaler, step, last = self._stepper.scaler, stats.step, stats.step == self.brief.steps
+        self._keeper.poll()
         ids = self._ids_read(batch) if self.spec.run.record_samples else None
+        if self._expected is not None:
+            self._record.replayed(hold_against(self._expected, stats, ids, self.brief.plan.precision))
+            self._expected = None
         self._record.step(stats, scaler.scale if scaler else None, ids)
-        self._record.decided(self._stepper.guard.take() if self._stepper.guard else ())
+        self._record.recovered(self._recovered.stepped())
+        self._record.decided_now(self._stepper.guard.take() if self._stepper.guard else ())
         self._points.tell(self._record)
         for remark in remarks_on_batch(self._objective, batch.micro_batches[0].data) if self._objective else ():
             self._record.remark(remark)
@@ -279,13 +301,18 @@ class Training:
             self.evaluate()
         if stats.stop_requested and not last:
             because = self._stop.because or "another rank was asked to stop"
-            self._record.stopped(step, because, self._save())
-            self._ended("requeue", Requeue(because))
+            self._points.reached("save", step)
+            with self._stop.saving():
+                path = self._keeper.save_or_keep(self._under.built, self.brief.plan, self.world, self.progress)
+            self._record.stopped(step, because, path)
             raise Requeue(because)
         if last:
             self._save()  # as above: a second SIGINT that waits has nothing left to end
         elif self._checkpoint_every and step % self._checkpoint_every == 0:
-            self.save()
+            self._points.reached("save", step)
+            with self._stop.saving():
+                self._keeper.save(self._under.built, self.brief.plan, self.world, self.progress)
+            self._stop.interrupt_if_asked()
 
     def _ids_read(self, batch: StepBatch) -> list[int]:
         """Return the sample ids that the ranks really read in this step, in order of position."""
@@ -320,17 +347,18 @@ class Training:
     def _save(self) -> Path:
         self._points.reached("save", self.progress.step)
         with self._stop.saving():
-            built, plan = self._under.built, self.brief.plan
-            info = save(self._run, built, plan, self.world, self.progress, self._fence, self._save_plan)
-        self._record.checkpoint(self.progress.step, info.path, info.bytes, info.seconds)
-        return info.path
+            return self._keeper.save_now(self._under.built, self.brief.plan, self.world, self.progress)
 
     def _measure_memory(self) -> None:
         components, peak = spent_on(self.model, self.optimizer, self._meter, self.world.maximum)
         self._record.memory(self.progress.step, components, peak)
 
     def failed(self, error: BaseException) -> None:
-        """Record that the run ends with an error."""
+        """Record that the run ends with an error, after a save under way; a dead peer is not waited for."""
+        try:
+            self._keeper.abandon() if is_echo(error) else self._keeper.finish()
+        except KeyboardInterrupt:
+            self._keeper.abandon()
         self._ended("requeue" if isinstance(error, Requeue) else "failed", error)
 
     def _ended(self, status: str, error: BaseException | None = None) -> None:

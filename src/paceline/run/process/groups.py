@@ -29,6 +29,7 @@ class Groups:
     def __init__(self) -> None:
         self._made: dict[Part, dist.ProcessGroup] = {}
         self._meshes: dict[tuple[Layout, str], Mesh] = {}
+        self._beside: dist.ProcessGroup | None = None
 
     def of(self, part: Part) -> dist.ProcessGroup:
         """Return the group of these ranks, this one among them; the world's own where they are all."""
@@ -41,6 +42,24 @@ class Groups:
             assert isinstance(group, dist.ProcessGroup)
             self._made[part] = group
         return self._made[part]
+
+    def beside(self, timeout: timedelta) -> dist.ProcessGroup:
+        """Return a gloo group of all ranks for what goes on beside training. Every rank asks for it at one moment.
+
+        What shared a group with training would wait for training, and training for it. It connects every rank to every
+        other, a descriptor each; nothing else does so beside NCCL.
+        """
+        if self._beside is None:
+            made = dist.new_group(backend="gloo", timeout=max(timeout, COLLECTIVE_TIMEOUT))
+            assert isinstance(made, dist.ProcessGroup)
+            self._beside = made
+        return self._beside
+
+    def drop_beside(self) -> None:
+        """Forget the group of `beside`, in which a rank failed: who asks next gets a new one. Every rank calls it."""
+        if self._beside is not None:
+            self._beside.abort()
+            self._beside = None
 
     def has_mesh(self, layout: Layout, device: str) -> bool:
         """Return whether the mesh of a layout is made."""
@@ -58,8 +77,11 @@ class Groups:
         Nor can groups be made: torch would give them the names, and the addresses, of those that are gone.
         """
         self._meshes.clear()
-        if self._made:
+        if self._made or self._beside is not None:
             dist.barrier()  # a peer may still be connecting to a group that this rank has long made
+        if self._beside is not None:
+            dist.destroy_process_group(self._beside)
+            self._beside = None
         while self._made:
             dist.destroy_process_group(self._made.popitem()[1])
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -88,18 +88,34 @@ def mark_end(run_dir: Path, exit_code: int, error: dict[str, Any], redactor: Red
     Only for a supervisor whose processes have all ended.
     """
     error = (redactor or Redactor()).data(error)
+    newest = _unended(run_dir)
+    if newest is not None:
+        step = max((record.step or 0 for record in read_records(run_dir) if isinstance(record, StepRecord)), default=0)
+        ended = RunEnded(status="failed", exit_code=exit_code, error=error, step=step)
+        _append(newest, [_fault(error), ended])
+
+
+def mark_fault(run_dir: Path, error: dict[str, Any], redactor: Redactor | None = None) -> None:
+    """Append a fault to the newest start, which the run survives. For whom `mark_end` is for."""
+    newest = _unended(run_dir)
+    if newest is not None:
+        _append(newest, [_fault((redactor or Redactor()).data(error))])
+
+
+def _unended(run_dir: Path) -> Path | None:
+    """Return the file of the newest start where that has no end on record."""
     starts = starts_of(run_dir)
     newest = starts[-1][1] if starts else None
-    if newest is None or b'"kind":"run_ended"' in newest.read_bytes()[-65536:]:
-        return
-    step = max((record.step or 0 for record in read_records(run_dir) if isinstance(record, StepRecord)), default=0)
-    evidence, rank = error.pop("evidence", None), error.get("rank")
-    fault = FaultRecord(
-        what=str(error.get("what", "")), because=str(error.get("because", "")),
-        rank=rank if isinstance(rank, int) else None, evidence=evidence if isinstance(evidence, dict) else None,
-    )  # fmt: skip
-    ended = RunEnded(status="failed", exit_code=exit_code, error=error, step=step)
-    with newest.open("ab") as file:
-        if newest.read_bytes()[-1:] not in (b"\n", b""):
+    return None if newest is None or b'"kind":"run_ended"' in newest.read_bytes()[-65536:] else newest
+
+
+def _fault(error: dict[str, Any]) -> FaultRecord:
+    what, because = str(error.get("what", "")), str(error.get("because", ""))
+    return FaultRecord(what, because, error.get("rank"), evidence=error.get("evidence"))
+
+
+def _append(path: Path, records: Sequence[Record]) -> None:
+    with path.open("ab") as file:
+        if path.read_bytes()[-1:] not in (b"\n", b""):
             file.write(b"\n")
-        file.write(_line(fault) + _line(ended))
+        file.write(b"".join(map(_line, records)))

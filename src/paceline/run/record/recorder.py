@@ -31,6 +31,8 @@ from paceline.spec.journal.kinds import (
     FaultRecord,
     InjectedRecord,
     MemoryRecord,
+    RecoveryRecord,
+    ReplayRecord,
     RunEnded,
     RunStarted,
     StepRecord,
@@ -39,6 +41,7 @@ from paceline.spec.journal.record import Record, now
 from paceline.spec.journal.redact import Redactor
 from paceline.spec.load import Spec, spec_to_dict
 from paceline.spec.plan import Plan
+from paceline.units import format_seconds
 from paceline.version import __version__
 
 
@@ -102,6 +105,13 @@ class Recorder:
                 self.say(f"resume   {note}")
             self.say(f"resume   step {progress.step} from {restored.path}")
 
+    def replayed(self, record: ReplayRecord) -> None:
+        """Record and say how the first step after a resume stands to the one of an earlier start."""
+        self._write(record)
+        off = ", ".join(f"{name.replace('_', ' ')} {value:.0e}" for name, value in record.differences.items() if value)
+        found = f"equal to rounding: {off}" if off else "bit for bit the same"
+        self.say(f"resume   step {record.step} made again, {found}")
+
     def remark(self, text: str) -> None:
         """Say and record what has no part in training."""
         self._decided("left out", None, None, text)
@@ -135,18 +145,40 @@ class Recorder:
         """Record an evaluation."""
         self._write(EvaluationRecord(step, result["loss"], result["weight"], result["seconds"]))
 
-    def checkpoint(self, step: int, path: Path, size: int, seconds: float) -> None:
+    def checkpoint(self, step: int, path: Path, size: int, seconds: float, stall_seconds: float) -> None:
         """Record a published checkpoint."""
-        self._write(CheckpointRecord(step, str(path), size, seconds))
+        self._write(CheckpointRecord(step, str(path), size, seconds, stall_seconds))
+
+    def decided(self, what: str, before: Any, after: Any, because: str, evidence: Any = None) -> None:
+        """Say and record an automatic choice."""
+        self._decided(what, before, after, because, evidence)
+        self.say(f"{what:<8} {because}")
+
+    def fault(self, what: str, because: str) -> None:
+        """Say and record what went wrong and does not end the run."""
+        self._write(FaultRecord(what, because))
+        self.say(f"warning  {what}: {because}")
 
     def memory(self, step: int, components: dict[str, float], peak: float) -> None:
         """Record what memory is spent on, on the fullest rank."""
         self._write(MemoryRecord(step, components, peak))
 
     def stopped(self, step: int, because: str, path: Path) -> None:
-        """Record the decision to stop early."""
+        """Record the decision to stop early, with the newest checkpoint that there is."""
         self._decided("stop", "training", "requeue", because, {"step": step, "checkpoint": str(path)})
-        self.say(f"stop     {because}: step {step} is saved in {path}")
+        self.say(f"stop     {because}: after step {step} the newest checkpoint is {path}")
+
+    def decided_before(self, decisions: Sequence[DecisionRecord]) -> None:
+        """Record what others have decided."""
+        for decision in decisions:
+            self._write(decision)
+
+    def recovered(self, record: RecoveryRecord | None) -> None:
+        """Record that the run goes on after a fault, where it has just done so."""
+        if record is not None:
+            self._write(record)
+            took, lost = format_seconds(record.seconds["total"]), record.steps_lost
+            self.say(f"recover  {took} by {record.rung}, {lost} step(s) made again: {record.because}")
 
     def replanned(self, step: int, before: Plan, plan: Plan) -> None:
         """Record that the run goes on under another plan."""
@@ -154,7 +186,7 @@ class Recorder:
         self._decided("replan", str(before.layout), str(plan.layout), because)
         self.say(f"replan   {because}")
 
-    def decided(self, decisions: Sequence[DecisionRecord]) -> None:
+    def decided_now(self, decisions: Sequence[DecisionRecord]) -> None:
         """Record and say what was decided on the way."""
         for each in decisions:
             self._write(each)

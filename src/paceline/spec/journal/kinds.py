@@ -225,7 +225,31 @@ class CheckpointRecord(Record):
     step: Annotated[int | None, Told("steps done")]
     path: Annotated[str, Told("its folder")]
     bytes: Annotated[int | None, Told("its size on disk", "bytes")]
-    seconds: Annotated[float | None, Told("what it cost the run", "s")]
+    seconds: Annotated[float | None, Told("from the moment that it holds until it was published", "s")]
+    stall_seconds: Annotated[
+        float | None,
+        Told(
+            "in which training waited for it; without it all of `seconds`, as in journals of earlier releases",
+            "s",
+            if_any=True,
+        ),
+    ] = None
+
+    @property
+    def cost_seconds(self) -> float | None:
+        """What the checkpoint cost the run."""
+        return self.seconds if self.stall_seconds is None else self.stall_seconds
+
+
+@dataclass(frozen=True)
+class ReplayRecord(Record):
+    """The first step after a resume, held against the same step of an earlier start."""
+
+    KIND: ClassVar[str] = "replay"
+
+    step: Annotated[int | None, Told("number of the step")]
+    of_attempt: Annotated[int | None, Told("the start whose record of the step it was held against")]
+    differences: Annotated[Numbers, Told("of `loss` and `grad_norm`; 0 is bit for bit", "relative")]
 
 
 @dataclass(frozen=True)
@@ -264,6 +288,38 @@ class InjectedRecord(Record):
 
 
 @dataclass(frozen=True)
+class RecoveryRecord(Record):
+    """The run goes on after a fault: written when the first step after it is made."""
+
+    KIND: ClassVar[str] = "recovery"
+
+    generation: Annotated[int | None, Told("number of the world that goes on; a call begins with 1")]
+    rung: Annotated[
+        str,
+        Told(
+            "how that world came about: `reform` (in the processes that were left), `standby` (forked from a process"
+            " that had imported torch) or `restart` (new processes)"
+        ),
+    ]
+    because: Annotated[str, Told("the fault")]
+    rank: Annotated[int | None, Told("the rank that failed first, where it is known")]
+    from_world: Annotated[int | None, Told("ranks before", "devices")]
+    to_world: Annotated[int | None, Told("ranks now", "devices")]
+    resumed_from: Annotated[str | None, Told("where the state is from; null where the run begins anew")]
+    step: Annotated[int | None, Told("steps done before the first step after the fault")]
+    steps_lost: Annotated[int | None, Told("steps on record that are made again", "steps")]
+    seconds: Annotated[
+        Numbers,
+        Told(
+            "`total` and its parts: `detect` (from when all ranks were last seen to be well), `end` (until nothing of"
+            " the old world ran, or was ready to go on), `start` (until rank 0 of the new world began to build),"
+            " `restore` (building and loading), `step` (the first step)",
+            "s",
+        ),
+    ]
+
+
+@dataclass(frozen=True)
 class RunEnded(Record):
     """The last record of a start that came to an end."""
 
@@ -288,8 +344,8 @@ class RunEnded(Record):
 
 
 RECORDS: tuple[type[Record], ...] = (
-    RunStarted, StepRecord, EvaluationRecord, MemoryRecord, VerifyRecord, DecisionRecord, CheckpointRecord, FaultRecord,
-    InjectedRecord, RunEnded,
+    RunStarted, StepRecord, EvaluationRecord, MemoryRecord, VerifyRecord, DecisionRecord, CheckpointRecord,
+    ReplayRecord, FaultRecord, RecoveryRecord, InjectedRecord, RunEnded,
 )  # fmt: skip
 BY_KIND = {kind.KIND: kind for kind in RECORDS}
 

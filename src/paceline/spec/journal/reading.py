@@ -31,14 +31,24 @@ def starts_of(run_dir: Path) -> list[tuple[int, Path]]:
 def read_journal(run_dir: Path) -> Iterator[dict[str, Any]]:
     """Yield every record of a run, oldest start first, each with `attempt` set to its start's number."""
     for number, path in starts_of(run_dir):
-        for line in path.read_bytes().split(b"\n"):
-            try:
-                record = json.loads(line)
-            except ValueError:
-                continue  # an empty line, or the last line of a process that was killed while writing
-            if isinstance(record, dict) and "kind" in record:
-                record.setdefault("attempt", number)
-                yield record
+        for record in records_in(path):
+            record.setdefault("attempt", number)
+            yield record
+
+
+def records_in(path: Path, last_bytes: int | None = None) -> Iterator[dict[str, Any]]:
+    """Yield every record of one start's file, or those within its last bytes."""
+    with path.open("rb") as file:
+        if last_bytes is not None:
+            file.seek(max(0, path.stat().st_size - last_bytes))
+        lines = file.read().split(b"\n")
+    for line in lines:
+        try:
+            record = json.loads(line)
+        except ValueError:
+            continue  # an empty line, or the last line of a process that was killed while writing
+        if isinstance(record, dict) and "kind" in record:
+            yield record
 
 
 def read_records(run_dir: Path) -> Iterator[Record]:

@@ -67,6 +67,7 @@ CLAUSES = (
     Clause("plan.sync", REFUSED, "copies have state of their own, or are summed otherwise"),
     Clause("run", FREE, "what is written, how often, and when the run stops"),
     Clause("run.tf32", NOTICE, ROUNDS),
+    Clause("run.replay", NOTICE, "whether a resume is held against the journal is on record"),
     Clause("run.cudnn_benchmark", NOTICE, ROUNDS),
     Clause("run.deterministic", NOTICE, ROUNDS),
 )

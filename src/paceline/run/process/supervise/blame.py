@@ -61,6 +61,13 @@ def outcome_of(endings: Sequence[Ending], killed: Collection[int], folder: Path,
     return _died(first, len(endings), kills_before) if first.code < 0 else _left(first, len(endings))
 
 
+def cause_is_known(endings: Sequence[Ending], folder: Path) -> bool:
+    """Return whether somebody has failed by itself already: others that fail later are not to be blamed."""
+    if any(ending.code < 0 for ending in endings):
+        return True
+    return any(error["cause"] for error in _told(folder))
+
+
 def _has_said_why(ending: Ending, spoke: Collection[int]) -> bool:
     return ending.rank in spoke or ending.code == Requeue.exit_code
 

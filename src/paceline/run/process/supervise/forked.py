@@ -43,9 +43,23 @@ class Forked:
 
 
 def fork(work: Callable[[], int], environ: Mapping[str, str]) -> Forked:
-    """Start a process that calls `work()` with additions to the environment, and ends with the code it returns.
+    """Start a process that calls `work()` with additions to the environment, and ends with the code it returns."""
+    child = split(environ, signal.SIGKILL)
+    if child is not None:
+        return child
+    code = 1
+    try:
+        code = work()
+    finally:
+        leave(code)
+    raise AssertionError("a forked process has left")
 
-    It has a process group of its own, the default reaction to stop signals, and is killed when this process dies.
+
+def split(environ: Mapping[str, str], number: int) -> Forked | None:
+    """Fork, and return the new process here and None in it, which has these additions to its environment.
+
+    It has a process group of its own, the default reaction to stop signals, and gets the signal `number` when this
+    process dies.
     """
     parent = os.getpid()
     # A signal between the fork and the child's own handlers would run this process's handlers there.
@@ -58,18 +72,16 @@ def fork(work: Callable[[], int], environ: Mapping[str, str]) -> Forked:
             os.setpgid(child, child)
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
         return Forked(child)
-    code = 1
     try:
         os.setpgid(0, 0)
-        for number in STOP_SIGNALS:
-            signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
+        for stop in STOP_SIGNALS:
+            signal.signal(stop, signal.default_int_handler if stop == signal.SIGINT else signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
-        end_with_parent(parent, signal.SIGKILL)
+        end_with_parent(parent, number)
         os.environ.update(environ)
-        code = work()
-    finally:
-        leave(code)
-    raise AssertionError("a forked process has left")
+    except BaseException:
+        leave(1)
+    return None
 
 
 def leave(code: int) -> None:

@@ -35,7 +35,7 @@ def ending_of(process: Process) -> int | None:
 
     Until it is collected, its number and its group's are nobody else's.
     """
-    if process.returncode is not None or not hasattr(os, "waitid"):
+    if process.returncode is not None or not hasattr(os, "waitid") or not getattr(process, "is_child", True):
         return process.poll()
     found = os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
     if found is None:

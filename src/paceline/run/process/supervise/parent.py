@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import signal
 import sys
+from pathlib import Path
 
 PARENT_VARIABLE = "PACELINE_PARENT"
 PR_SET_PDEATHSIG = 1
@@ -17,6 +19,8 @@ def end_with_parent(parent: int | None = None, number: int = signal.SIGTERM) -> 
     `parent` is the process that started this one, by default the supervisor that the environment names; a parent that
     is already gone counts as dying now. A fork forgets the wish: the child states its own.
     """
+    if "RANK" in os.environ:
+        name_process(f"rank {os.environ['RANK']} paceline")
     named = os.environ.pop(PARENT_VARIABLE, None)  # what this process starts has another parent
     expected = int(named) if parent is None and named else parent
     if expected is None or sys.platform != "linux":
@@ -24,3 +28,9 @@ def end_with_parent(parent: int | None = None, number: int = signal.SIGTERM) -> 
     ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, number)
     if os.getppid() != expected:
         os.kill(os.getpid(), number)
+
+
+def name_process(name: str) -> None:
+    """Give this process a name of up to 15 characters, which `ps` and `top` show, where the system offers that."""
+    with contextlib.suppress(OSError):
+        Path("/proc/self/comm").write_text(name[:15])

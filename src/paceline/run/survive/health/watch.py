@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import signal
 import statistics
 import time
 from collections import deque
@@ -18,10 +17,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from paceline.errors import WorkerDied
+from paceline.errors import RankHung
 from paceline.patience import programs_per_core
 from paceline.run.process.supervise.blame import leave_error
-from paceline.run.survive.health.pulse import STACK_SIGNAL, Pulse, read_pulse, stack_path
+from paceline.run.survive.health.pulse import PULSE_FOLDER, STACK_SIGNAL, Pulse, read_pulse, stack_path
 from paceline.run.survive.health.stacks import collective_in, main_thread, save_stacks
 from paceline.run.survive.health.system import cpu_seconds, state_of
 from paceline.spec.survive.health import HealthSpec
@@ -73,6 +72,15 @@ class Watch:
         self._asked: float | None = None
         self._is_told = False
 
+    @staticmethod
+    def of(health: HealthSpec | None, folder: Path, ranks: int, run_dir: Path | None) -> Watch | None:
+        """Return the watch over a world's ranks, None where hangs are not looked for."""
+        return Watch(folder, ranks, health, run_dir) if health is not None and health.hangs else None
+
+    def for_ranks(self) -> dict[str, str]:
+        """Return what the environment of the ranks says: where their pulses are listened to."""
+        return {PULSE_FOLDER: str(self._folder)}
+
     def look(self, now: float, ended: Collection[int] = ()) -> Suspect | None:
         """Return who hangs, or None. `now` is of the system's monotonic clock; `ended` are ranks that run no more.
 
@@ -107,9 +115,8 @@ class Watch:
         """
         self._is_told = True
         for rank in suspect.ranks:
-            hung = WorkerDied(
+            hung = RankHung(
                 suspect.what, suspect.because, "start the same command again: it resumes from the last checkpoint",
-                exit_code=128 + signal.SIGKILL,
             )  # fmt: skip
             details = {**hung.as_dict(), "evidence": dict(suspect.evidence)}
             leave_error(self._folder, rank, details, cause=True, moment=suspect.since)

@@ -1,0 +1,61 @@
+"""Generation: one world of a run's processes, from its start to its end, and how it came about.
+
+A run that loses a process goes on in the next generation: a world with a number, a rendezvous and a fence of its own.
+Plain data, as the supervisor leaves it for the ranks.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from paceline.spec.journal.kinds import DecisionRecord
+
+GENERATION_VARIABLE = "PACELINE_GENERATION"
+
+# How a generation comes about, the cheapest first.
+REFORMED, FORKED, RESTARTED, FIRST = "reform", "standby", "restart", "start"
+
+
+@dataclass(frozen=True)
+class Generation:
+    """A generation's number, the rung by which it came about, and what its first rank records of that.
+
+    `moments` are seconds since the epoch, of: `fault` (when every rank was last known to be well), `noticed` and
+    `ended` (when nothing of the old world was left, or it was ready to go on). `reached` is the last step on record.
+    """
+
+    number: int = 1
+    rung: str = FIRST
+    from_world: int = 0
+    to_world: int = 0
+    reached: int = 0
+    fault: Mapping[str, Any] = field(default_factory=dict)  # `what`, `because`, and `rank` where it is known
+    moments: Mapping[str, float] = field(default_factory=dict)
+    decisions: tuple[DecisionRecord, ...] = ()  # of the supervisor
+
+    def write(self, folder: Path) -> dict[str, str]:
+        """Leave the generation in a file and return what the environment of its ranks says of it."""
+        path = folder / "generation.json"
+        path.write_text(json.dumps(dataclasses.asdict(self), default=str))
+        return {GENERATION_VARIABLE: str(path)}
+
+
+def read_generation(path: Path) -> Generation:
+    """Return the generation that `write` left."""
+    data = json.loads(path.read_text())
+    return Generation(**{**data, "decisions": tuple(DecisionRecord(**each) for each in data["decisions"])})
+
+
+def take_generation() -> Generation:
+    """Return the generation that a supervisor left for this process; a first one where there is none.
+
+    It is given once: a second run of the process was not interrupted by what the first was.
+    """
+    path = os.environ.pop(GENERATION_VARIABLE, None)
+    return read_generation(Path(path)) if path else Generation()

@@ -1,0 +1,84 @@
+"""The crew: the processes of one world on this machine, one for each rank, and how each of them ended."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+
+from paceline.patience import Patience
+from paceline.run.process.supervise.blame import Ending
+from paceline.run.process.supervise.groups import POLL_SECONDS, Process, ending_of, kill_group, signal_process
+from paceline.run.survive.health.watch import Watch
+
+
+class Crew:
+    """The processes of a world in the order of ranks, and what is known of how they ended."""
+
+    def __init__(self, processes: Sequence[Process] = ()) -> None:
+        self.processes = list(processes)
+        self.endings: dict[int, Ending] = {}
+        self.killed: set[int] = set()  # by the supervisor, because a peer had failed before
+        self._looked = time.time()
+
+    def look(self) -> None:
+        """Note which processes have ended since the last look."""
+        now = time.time()
+        for rank, process in enumerate(self.processes):
+            code = ending_of(process) if rank not in self.endings else None
+            if code is not None:
+                self.endings[rank] = Ending(rank, code, self._looked, now)
+        self._looked = now
+
+    def send(self, number: int) -> None:
+        """Send a signal to every process that runs."""
+        for process in self.processes:
+            signal_process(process, number)
+
+    def kill(self, ranks: Sequence[int] | None = None) -> None:
+        """End those that still run by force: all of them, or some ranks'."""
+        for rank in range(len(self.processes)) if ranks is None else ranks:
+            if rank not in self.endings:
+                self.killed.add(rank)
+                kill_group(self.processes[rank])
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether a process has ended badly."""
+        return any(ending.code for ending in self.endings.values())
+
+    @property
+    def is_over(self) -> bool:
+        """Whether all have ended."""
+        return len(self.endings) == len(self.processes)
+
+    def ended(self) -> list[Ending]:
+        """Return how they ended, in the order in which that was seen."""
+        return list(self.endings.values())
+
+
+def watch(
+    crew: Crew,
+    limit: Patience,
+    grace_seconds: float,
+    is_settled: Callable[[], bool] = lambda: False,
+    pulses: Watch | None = None,
+) -> None:
+    """Return when all processes have ended or the limit is over, or, once one has failed, when things are settled.
+
+    Ranks that hang, as their `pulses` tell, are ended: that is their failure.
+    After a failure the others have a grace; who has not ended then, by itself or as asked, is killed.
+    """
+    grace: Patience | None = None
+    while not crew.is_over and not limit.is_over:
+        crew.look()
+        if pulses is not None and (suspect := pulses.look(time.monotonic(), crew.endings)) is not None:
+            pulses.tell(suspect)
+            for rank in suspect.ranks:
+                kill_group(crew.processes[rank])
+        if grace is None and crew.has_failed:
+            grace = Patience(grace_seconds)
+        if grace is not None and is_settled():
+            return
+        if grace is not None and grace.is_over:
+            crew.kill()
+        time.sleep(POLL_SECONDS)  # a wait for several processes at once, not a synchronisation

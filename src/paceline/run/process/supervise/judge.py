@@ -1,0 +1,123 @@
+"""Whether a run whose processes have failed goes on: which failures are tried again, how often, and what ends it.
+
+A rank that was killed from outside, or whose machine was lost, says nothing of the program: that has a budget of its
+own. A failure of the program has another, and the same one in the same step is not met a third time. What would fail
+again for certain is never tried again: a wrong spec, wrong data, a proof that failed, numbers that are none, storage
+that cannot be written, a stop that was asked for.
+"""
+
+from __future__ import annotations
+
+import re
+import signal
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from paceline.errors import (
+    ConfigError,
+    DataError,
+    DoesNotFit,
+    NumericalStop,
+    Requeue,
+    StorageError,
+    VerificationFailed,
+    WorkerDied,
+)
+from paceline.run.process.supervise.blame import Outcome
+from paceline.spec.journal.kinds import RunStarted, StepRecord, parse
+from paceline.spec.journal.reading import records_in, starts_of
+from paceline.spec.survive.recovery import RecoverySpec
+
+INTERRUPTED = 128 + signal.SIGINT
+FINAL = {
+    *(kind.exit_code for kind in (ConfigError, DoesNotFit, VerificationFailed, DataError, NumericalStop, StorageError)),
+    Requeue.exit_code,
+    INTERRUPTED,
+}
+OWN_SIGNALS = {signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGTRAP}
+TAIL_BYTES = 4 << 20  # of a start's journal: many records, whatever they hold
+FRUITLESS = 10  # generations in a row that train no further than those before: kills alone do not do that
+
+
+@dataclass(frozen=True)
+class Reached:
+    """How far a run has come, as its journal says: its starts, the last step, and whether the last start made one."""
+
+    starts: int = 0
+    step: int = 0
+    made: bool = False
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Whether a run goes on after a failure, and why, or why not."""
+
+    goes_on: bool
+    because: str
+
+
+class Judge:
+    """Counts the failures of one call against its budgets."""
+
+    def __init__(self, policy: RecoverySpec, reached: Reached) -> None:
+        self._policy = policy
+        self._began, self._furthest, self._fruitless = reached, reached.step, 0
+        self._lost = self._failed = 0
+        self._has_made_steps = False
+        self._last_failure: tuple[str, int] | None = None
+
+    def judge(self, outcome: Outcome, reached: Reached, out_of_memory: bool = False) -> Verdict:
+        """Return whether the run goes on after this end of a world, which had come so far."""
+        error = outcome.error
+        if outcome.exit_code in FINAL or error is None:
+            return Verdict(False, "")
+        self._has_made_steps |= reached.made and reached.starts > self._began.starts
+        self._fruitless = 0 if reached.step > self._furthest else self._fruitless + 1
+        self._furthest = max(self._furthest, reached.step)
+        if self._fruitless >= FRUITLESS:
+            return Verdict(False, f"{FRUITLESS} generations in a row have not come beyond step {self._furthest}")
+        if is_lost(outcome) and not out_of_memory:
+            self._lost += 1
+            return _within(self._lost, self._policy.preemption_retries, "run.recovery.preemption_retries")
+        failure = (place_of(error), reached.step)
+        again, self._last_failure = failure == self._last_failure, failure
+        if not self._policy.retries:
+            return Verdict(False, "")
+        if again:
+            return Verdict(False, f"it has failed twice in the step after {reached.step}, at the same place")
+        if not self._has_made_steps:
+            return Verdict(False, "no step was made before it, so the next start would meet it too")
+        self._failed += 1
+        return _within(self._failed, self._policy.retries, "run.recovery.retries")
+
+
+def _within(count: int, budget: int, option: str) -> Verdict:
+    if count > budget:
+        return Verdict(False, f"{option} = {budget} is used up" if budget else "")
+    return Verdict(True, f"{count} of {option} = {budget}")
+
+
+def is_lost(outcome: Outcome) -> bool:
+    """Return whether a process was ended from outside, as by a scheduler: no failure of the program."""
+    died = outcome.error is not None and outcome.error.get("error") == WorkerDied.__name__
+    return died and outcome.exit_code - 128 not in OWN_SIGNALS
+
+
+def place_of(error: Mapping[str, Any]) -> str:
+    """Return where an error struck: the innermost line of its traceback, or what it says."""
+    lines = re.findall(r'File "[^"]+", line \d+', str(error.get("traceback", "")))
+    return f"{error.get('error', '')} {lines[-1] if lines else error['what']}"
+
+
+def reached_by(run_dir: Path) -> Reached:
+    """Return how far a run has come, from the end of its journal."""
+    starts = starts_of(run_dir)
+    if not starts:
+        return Reached()
+    number, path = starts[-1]
+    known = [parse(record) for record in records_in(path, TAIL_BYTES)]
+    made = [record.step or 0 for record in known if isinstance(record, StepRecord)]
+    begun = [record.step or 0 for record in known if isinstance(record, RunStarted)]
+    return Reached(number, (made or begun or [0])[-1], bool(made))

@@ -1,0 +1,145 @@
+"""Standby: a process that has imported torch, asked to fork ranks. Each starts in milliseconds, also to replace one.
+
+The process is `python -m paceline.session.standby` (there it is told what it does). Here is the side of the supervisor,
+which imports no torch. Both talk over a pair of sockets, a line of JSON each.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from paceline.lock import RunLock
+from paceline.run.process.supervise.groups import collect
+from paceline.run.process.supervise.parent import PARENT_VARIABLE
+
+CHUNK_BYTES = 1 << 16
+
+
+class Lines:
+    """One end of a pair of sockets: sends and takes lines of JSON."""
+
+    def __init__(self, end: socket.socket) -> None:
+        self.end = end
+        self._rest = b""
+        self._taken: list[dict[str, Any]] = []
+
+    def send(self, message: Mapping[str, Any]) -> None:
+        """Send one message. Raises OSError where the other end is gone."""
+        self.end.sendall(json.dumps(message).encode() + b"\n")
+
+    def take(self, timeout_seconds: float | None = None) -> dict[str, Any] | None:
+        """Return the next message, or None where none comes in time. Raises EOFError where the other end is gone."""
+        while not self._taken:
+            if not select.select([self.end], [], [], timeout_seconds)[0]:
+                return None
+            try:
+                found = self.end.recv(CHUNK_BYTES)
+            except ConnectionError as error:
+                raise EOFError from error
+            if not found:
+                raise EOFError
+            *lines, self._rest = (self._rest + found).split(b"\n")
+            self._taken += [json.loads(line) for line in lines]
+        return self._taken.pop(0)
+
+
+class Lent:
+    """A rank that the standby has forked: its child, and not this process's."""
+
+    is_child = False
+
+    def __init__(self, standby: Standby, pid: int) -> None:
+        self.pid = pid
+        self.returncode: int | None = None  # set once it is collected: until then its number is nobody else's
+        self._standby = standby
+
+    def poll(self) -> int | None:
+        """Return how the process ended, or None while it runs."""
+        return self._standby.ending_of(self.pid) if self.returncode is None else self.returncode
+
+    def wait(self) -> int:
+        """Return how the process ended, when it has."""
+        if self.returncode is None:
+            self.returncode = self._standby.collect(self.pid)
+        return self.returncode
+
+
+class Standby:
+    """The supervisor's hold on a process that forks ranks. `because` says why there is none, where there is none."""
+
+    def __init__(self, work: Sequence[str], environ: Mapping[str, str], lock: RunLock | None = None) -> None:
+        """Begin to prepare it. `work` is what each rank does, as session/standby.py takes it."""
+        ours, theirs = socket.socketpair()
+        self._lines, self._endings, self._lock = Lines(ours), dict[int, int](), lock
+        self._is_ready = False
+        self.because = ""
+        with theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "paceline.session.standby", str(theirs.fileno()), *work],
+                env={**environ, PARENT_VARIABLE: str(os.getpid())}, process_group=0,
+                pass_fds=(theirs.fileno(), *((lock.descriptor,) if lock else ())),
+            )  # fmt: skip
+
+    def is_ready(self) -> bool:
+        """Return whether it can fork, when that is known; `because` says why not."""
+        if not self._is_ready and not self.because:
+            try:
+                told = self._lines.take()
+                assert told is not None
+                self.because, self._is_ready = told["because"], not told["because"]
+            except EOFError:
+                self._is_gone()
+        return self._is_ready
+
+    def start(self, place: Mapping[str, str]) -> Lent:
+        """Fork a rank with these additions to its environment. Raises OSError where the standby is gone."""
+        held = self._lock.for_first_rank() if self._lock else {}
+        try:
+            self._lines.send({"fork": {**place, **held, PARENT_VARIABLE: str(self._process.pid)}})
+            while True:
+                told = self._lines.take()
+                assert told is not None
+                if "forked" in told:
+                    return Lent(self, int(told["forked"]))
+                self._endings[told["ended"]] = told["code"]
+        except EOFError as error:
+            self._is_gone()
+            raise ConnectionError("the standby process has ended") from error
+
+    def ending_of(self, pid: int) -> int | None:
+        """Return how a rank ended (minus the signal that ended it), or None while it runs."""
+        try:
+            while pid not in self._endings and (told := self._lines.take(0.0)) is not None:
+                self._endings[told["ended"]] = told["code"]
+        except EOFError:
+            self._is_gone()
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(pid, signal.SIGKILL)  # its parent can no longer say how it ended
+            return self._endings.setdefault(pid, -signal.SIGKILL)
+        return self._endings.get(pid)
+
+    def collect(self, pid: int) -> int:
+        """Have the standby forget a rank that has ended, and return how it did."""
+        while (code := self.ending_of(pid)) is None:
+            select.select([self._lines.end], [], [], 1.0)
+        with contextlib.suppress(OSError):
+            self._lines.send({"collect": pid})
+        return code
+
+    def close(self) -> None:
+        """End the process, and whatever it has forked with it."""
+        self._lines.end.close()
+        collect([self._process])
+
+    def _is_gone(self) -> None:
+        self._is_ready = False
+        self.because = self.because or "the process that forks ranks has ended"

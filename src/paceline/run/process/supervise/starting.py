@@ -1,0 +1,50 @@
+"""How the ranks of a world are started: forked from the standby where there is one, or each as a process of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from paceline.run.process.generation import FORKED, RESTARTED
+from paceline.run.process.supervise.groups import Process
+from paceline.run.process.supervise.standby import Standby
+from paceline.run.process.supervise.supervisor import Start
+from paceline.spec.journal.kinds import DecisionRecord
+
+
+class Starter:
+    """Starts ranks in the quickest way that works, and says once why the quicker one does not."""
+
+    def __init__(self, cold: Start, standby: Standby | None, say: Callable[[str], None], because: str = "") -> None:
+        """`because` says why there is no standby, where that is not as the spec asks."""
+        self._cold, self._standby, self._say, self._because = cold, standby, say, because
+        self._is_told = False
+
+    def rung(self) -> str:
+        """Return how the next ranks will be started. Waits until that is known."""
+        if self._standby is not None and self._standby.is_ready():
+            return FORKED
+        self._because = self._standby.because if self._standby else self._because
+        if self._because and not self._is_told:
+            self._is_told = True
+            self._say(f"standby  off: {self._because}; each rank imports torch by itself")
+        return RESTARTED
+
+    def decisions(self) -> tuple[DecisionRecord, ...]:
+        """Return what was decided on that the spec has not asked for."""
+        if not self._because:
+            return ()
+        return (DecisionRecord("standby", "ranks forked from a process", "each imports torch", self._because, None),)
+
+    def __call__(self, place: dict[str, str]) -> Process:
+        """Start a rank with these additions to its environment."""
+        if self._standby is not None and self.rung() == FORKED:
+            try:
+                return self._standby.start(place)
+            except OSError:  # it has ended meanwhile, and says so
+                self.rung()
+        return self._cold(place)
+
+    def close(self) -> None:
+        """End the standby."""
+        if self._standby is not None:
+            self._standby.close()

@@ -1,0 +1,54 @@
+"""What a recovery took: told by the first rank when the first step after a fault is made."""
+
+from __future__ import annotations
+
+import time
+
+from paceline.run.loop.resume import Progress, Restored
+from paceline.run.process.generation import Generation
+from paceline.spec.journal.kinds import DecisionRecord, RecoveryRecord
+from paceline.spec.journal.record import now
+
+MOMENTS = ("fault", "noticed", "ended", "begun", "built", "stepped")
+PHASES = ("detect", "end", "start", "restore", "step")  # between two moments
+
+
+class Recovered:
+    """Follows one generation from its fault to its first step."""
+
+    def __init__(self, generation: Generation) -> None:
+        self._generation = generation
+        self._moments = {**generation.moments, "begun": time.time()}
+        self._progress, self._from = Progress(0, 0), ""
+        self._is_told = not generation.fault
+
+    @property
+    def decisions(self) -> list[DecisionRecord]:
+        """Return what the supervisor has decided for this generation."""
+        return [now(decision) for decision in self._generation.decisions]
+
+    def built(self, restored: Restored | None) -> None:
+        """Note that the state is in place."""
+        self._moments["built"] = time.time()
+        if restored is not None:
+            self._progress, self._from = restored.progress, str(restored.path)
+
+    def stepped(self) -> RecoveryRecord | None:
+        """Return the record of the recovery after its first step; None before, after, and where there was no fault."""
+        if self._is_told:
+            return None
+        self._is_told, self._moments["stepped"] = True, time.time()
+        generation, moments = self._generation, [self._moments[name] for name in MOMENTS]
+        parts = {name: moments[at + 1] - moments[at] for at, name in enumerate(PHASES)}
+        return RecoveryRecord(
+            generation=generation.number,
+            rung=generation.rung,
+            because=str(generation.fault.get("what", "")),
+            rank=generation.fault.get("rank"),
+            from_world=generation.from_world,
+            to_world=generation.to_world,
+            resumed_from=self._from or None,
+            step=self._progress.step,
+            steps_lost=max(0, generation.reached - self._progress.step),
+            seconds={"total": moments[-1] - moments[0], **parts},
+        )

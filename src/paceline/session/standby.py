@@ -1,0 +1,146 @@
+"""The standby process: `python -m paceline.session.standby DESCRIPTOR worker SPEC`, or `... script FILE ARGUMENTS`.
+
+It imports what a rank needs, which takes seconds, says so over the descriptor, and forks a rank whenever it is asked
+to. A rank goes on here as the process would that it stands for: as `launch.worker`, or as the user's script.
+
+A fork copies only the thread that calls it, so the process must have started none, and a device that it had used could
+not be used by its children. Both are looked at before it says that it is ready.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+import select
+import signal
+import socket
+import sys
+import threading
+import types
+from pathlib import Path
+from typing import Any
+
+from paceline.run.process.supervise.forked import leave, split
+from paceline.run.process.supervise.parent import end_with_parent, name_process
+from paceline.run.process.supervise.standby import Lines
+
+
+def main() -> int:
+    """Fork ranks until the supervisor is gone; in a rank, do its work and return its exit code."""
+    end_with_parent(number=signal.SIGKILL)
+    name_process("paceline standby")
+    lines = Lines(socket.socket(fileno=int(sys.argv[1])))
+    kind, *words = sys.argv[2:]
+    because = prepare()
+    lines.send({"because": because})
+    if because or not serve(lines):
+        return 0
+    lines.end.close()
+    if kind == "worker":
+        _as_worker(words)
+    return as_script(words)
+
+
+def prepare() -> str:
+    """Import what ranks need without starting a thread, and return why this process must not fork, or ""."""
+    import torch
+    import torch._dynamo  # of which DTensor's first use would import it
+
+    import paceline.session.run  # noqa: F401
+
+    gc.collect()
+    gc.freeze()  # or every rank's collections would go through, and so copy, all that this process holds
+    tasks = Path("/proc/self/task")
+    threads = len(list(tasks.iterdir())) if tasks.is_dir() else threading.active_count()
+    if threads > 1:
+        return f"{threads - 1} thread(s) run in the process that has imported torch, and a fork would lose them"
+    if torch.cuda.is_initialized():
+        return "importing torch has used CUDA, and a fork could not use it again"
+    return ""
+
+
+def serve(lines: Lines) -> bool:
+    """Fork ranks as asked and tell how they end, until the supervisor is gone; return True in a rank."""
+    running: dict[int, bool] = {}  # whether a rank's end is told
+    wake, woken = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+    signal.set_wakeup_fd(woken)
+    signal.signal(signal.SIGCHLD, lambda number, frame: None)
+    while True:
+        _tell_ends(running, lines)
+        try:
+            if lines.end.fileno() not in select.select([lines.end.fileno(), wake], [], [])[0]:
+                with contextlib.suppress(BlockingIOError):
+                    os.read(wake, 4096)
+                continue
+            asked = lines.take(0.0)
+        except EOFError:
+            return False
+        if asked is not None and "fork" in asked:
+            child = split(asked["fork"], signal.SIGTERM)
+            if child is None:
+                signal.set_wakeup_fd(-1)
+                signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+                os.close(wake)
+                os.close(woken)
+                return True
+            running[child.pid] = False
+            lines.send({"forked": child.pid})
+        elif asked is not None:
+            os.waitpid(asked["collect"], 0)
+            del running[asked["collect"]]
+
+
+def _tell_ends(running: dict[int, bool], lines: Lines) -> None:
+    """Tell of ranks that have ended. They are not collected: their numbers stay theirs until the supervisor says so."""
+    for pid, is_told in running.items():
+        found = None if is_told else os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        if found is not None:
+            code = found.si_status if found.si_code == os.CLD_EXITED else -found.si_status
+            lines.send({"ended": pid, "code": code})
+            running[pid] = True
+
+
+def _as_worker(words: list[str]) -> None:
+    from paceline.launch.worker import main as work
+    from paceline.run.process.supervise.groups import end_own_group
+
+    _own_random_numbers()
+    sys.argv = ["paceline.launch.worker", *words]
+    supervisor = os.getppid()
+    code = work()
+    sys.stdout.flush()
+    end_own_group(supervisor)
+    leave(code)
+
+
+def as_script(words: list[str]) -> int:
+    """Run a script as `python FILE ARGUMENTS` would, and return 0; it ends as it would by itself."""
+    _own_random_numbers()
+    path = words[0]
+    sys.argv = list(words)
+    sys.path[0] = str(Path(path).resolve().parent)
+    name_process(f"rank {os.environ['RANK']} paceline")
+    script = types.ModuleType("__main__")
+    script.__dict__.update(__file__=path, __builtins__=__builtins__)
+    sys.modules["__main__"] = script
+    try:
+        exec(compile(Path(path).read_bytes(), path, "exec"), script.__dict__)
+    except SystemExit:
+        raise
+    except BaseException as error:
+        trace: Any = error.__traceback__
+        error.__traceback__ = trace.tb_next  # without this file's own line
+        sys.excepthook(type(error), error, error.__traceback__)  # which may end the process with a code of its own
+        return 1
+    return 0
+
+
+def _own_random_numbers() -> None:
+    """Seed what is seeded from the system when it is imported, which the forks would share. Python's own is."""
+    if "numpy" in sys.modules:
+        sys.modules["numpy"].random.seed()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

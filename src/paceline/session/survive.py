@@ -1,0 +1,53 @@
+"""A run in processes of its own, which survives what happens to them: `train`, `fit` and `Run` have it in common."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping, Sequence
+
+from paceline.lock import RunLock
+from paceline.run.process.brief import Brief
+from paceline.run.process.supervise.blame import Outcome
+from paceline.run.process.supervise.generations import Generations
+from paceline.run.process.supervise.standby import Standby
+from paceline.run.process.supervise.starting import Starter
+from paceline.run.process.supervise.supervisor import starter
+from paceline.spec.journal.redact import Redactor
+from paceline.spec.load import Spec
+
+Say = Callable[[str], None]
+WORKER = "paceline.launch.worker"
+
+
+def survive(
+    words: Sequence[str], spec: Spec, brief: Brief, environ: Mapping[str, str], lock: RunLock, say: Say = print
+) -> Outcome:
+    """Run `python WORDS` for each device of the plan, again after a fault that may pass, and return how it ended."""
+    policy = spec.run.recovery
+    standby, because = None, ""
+    if policy.standby:
+        work, because = forkable(words)
+        standby = Standby(work, environ, lock) if work else None
+    cold = starter([sys.executable, *words], environ, lock)
+    generations = Generations(
+        Starter(cold, standby, say, because),
+        brief.plan.layout.devices,
+        lock,
+        environ,
+        policy,
+        say,
+        Redactor(spec.run.redact),
+        spec.run.health,
+    )
+    return generations.run()
+
+
+def forkable(words: Sequence[str]) -> tuple[list[str], str]:
+    """Return what a standby's ranks do in the place of `python WORDS`, and why none can, one of them empty."""
+    if list(words[:2]) == ["-m", WORKER]:
+        return ["worker", *words[2:]], ""
+    if sys.platform != "linux":
+        return [], "forking a process that has imported torch is tried on Linux alone"
+    if not words or words[0].startswith("-"):
+        return [], f"the script was started with options of the interpreter ({' '.join(words[:2])})"
+    return ["script", *words], ""

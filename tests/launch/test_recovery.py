@@ -1,0 +1,148 @@
+"""Runs whose processes are killed go on by themselves in the same call, and compute what an undisturbed run does."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+from runs import (
+    ending,
+    is_running,
+    paceline,
+    ranks_of,
+    records_of,
+    start,
+    steps_of,
+    wait_for_step,
+    wait_until,
+    write_spec,
+)
+
+LAYOUT = "dp_shard = 2"
+STEPS = 16
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("recovery")
+
+
+@pytest.fixture(scope="module")
+def undisturbed(folder: Path) -> Path:
+    run_dir = folder / "undisturbed"
+    ended = paceline("train", write_spec(folder, run_dir, 2, LAYOUT, steps=STEPS))
+    assert ended.returncode == 0, ended.stderr
+    return run_dir
+
+
+def told(run_dir: Path) -> list[tuple[float, list[int]]]:
+    return [(record["loss"], record["sample_ids"]) for record in steps_of(run_dir)]
+
+
+def changes(*options: str) -> list[str]:
+    return [word for option in options for word in ("--set", option)]
+
+
+COLD = changes("run.recovery.standby=false", "run.recovery.reform=false")
+
+
+STANDBY = changes("run.recovery.reform=false")
+
+
+@pytest.mark.parametrize(("rank", "rung", "options"), [(0, "standby", STANDBY), (1, "restart", COLD)])
+def test_a_killed_rank_costs_steps_since_the_checkpoint_and_nothing_else(
+    folder: Path, undisturbed: Path, rank: int, rung: str, options: list[str]
+) -> None:
+    run_dir = folder / f"killed-{rank}"
+    process = start("train", write_spec(folder, run_dir, 2, LAYOUT, steps=STEPS), *options)
+    wait_for_step(run_dir, 6, process)
+    before = ranks_of(process.pid)
+    os.kill(before[rank], signal.SIGKILL)
+    stdout, stderr = ending(process, 120)
+    assert process.returncode == 0, stderr
+    assert told(run_dir) == told(undisturbed), "bit for bit, every sample once"
+    assert not any(map(is_running, before.values()))
+    (fault,) = records_of(run_dir, "fault")
+    assert f"rank {rank} of 2 was ended by SIGKILL" in fault["what"] and fault["attempt"] == 1
+    (recovery,) = records_of(run_dir, "recovery")
+    assert (recovery["generation"], recovery["rung"], recovery["rank"]) == (2, rung, rank)
+    assert (recovery["from_world"], recovery["to_world"], recovery["attempt"]) == (2, 2, 2)
+    assert recovery["step"] % 4 == 0 and recovery["steps_lost"] >= 6 - recovery["step"]
+    parts = {name: seconds for name, seconds in recovery["seconds"].items() if name != "total"}
+    assert set(parts) == {"detect", "end", "start", "restore", "step"} and min(parts.values()) >= 0
+    assert recovery["seconds"]["total"] == pytest.approx(sum(parts.values()))
+    assert "recover  generation 2 starts (1 of run.recovery.preemption_retries = 100)" in stdout
+    assert [end["status"] for end in records_of(run_dir, "run_ended")] == ["complete"]
+
+
+BROKEN = """
+import os
+
+from paceline.task.objective import next_token
+
+calls = [0]
+
+
+def broken(model, batch):
+    calls[0] += model.training
+    if os.environ.get("RANK") == "1" and calls[0] > 5:
+        raise LookupError("the sixth pass of a process")
+    return next_token(model, batch)
+"""
+
+
+def test_a_crash_that_comes_again_in_the_same_step_is_not_met_a_third_time(folder: Path) -> None:
+    """Each process fails in its sixth pass, and without a checkpoint that is step 6 each time."""
+    run_dir = folder / "crash"
+    (folder / "crash.py").write_text(BROKEN)
+    spec = write_spec(folder, run_dir, 2, f"{LAYOUT}\nmicro_batch = 7", steps=STEPS)
+    ended = paceline("train", spec, *changes("task.objective=crash:broken", "run.checkpoint_every=none"), *COLD)
+    assert ended.returncode == 1, ended.stderr
+    assert "it has failed twice in the step after 5, at the same place" in ended.stderr
+    assert ended.stderr.count("LookupError: the sixth pass") == 2, "in the traceback, and last as the error"
+    assert ended.stdout.count("recover  generation") == 1
+    assert len(records_of(run_dir, "run_started")) == 2 and len(records_of(run_dir, "fault")) == 2
+    (end,) = records_of(run_dir, "run_ended")
+    assert (end["status"], end["exit_code"], end["error"]["rank"]) == ("failed", 1, 1)
+
+
+def test_a_crash_that_moves_on_is_survived_as_often_as_the_budget_says(folder: Path, undisturbed: Path) -> None:
+    """As above with a checkpoint after every fourth step: step 6, then 10, then 14."""
+    run_dir = folder / "moving"
+    (folder / "crash.py").write_text(BROKEN)
+    spec = write_spec(folder, run_dir, 2, f"{LAYOUT}\nmicro_batch = 7", steps=STEPS)
+    options = changes("task.objective=crash:broken", "run.recovery.retries=2")
+    ended = paceline("train", spec, *options, *COLD)
+    assert ended.returncode == 1 and "run.recovery.retries = 2 is used up" in ended.stderr, ended.stderr
+    assert [record["step"] for record in records_of(run_dir, "recovery")] == [4, 8]
+    again = paceline("train", spec, *options, *COLD)  # five steps are left
+    assert again.returncode == 0, again.stderr
+    assert told(run_dir) == told(undisturbed)
+
+
+def test_without_retries_a_killed_rank_ends_the_run(folder: Path) -> None:
+    run_dir = folder / "none"
+    options = changes("run.recovery.retries=0", "run.recovery.preemption_retries=0")
+    process = start("train", write_spec(folder, run_dir, 2, LAYOUT, steps=5000), *options)
+    wait_for_step(run_dir, 3, process)
+    os.kill(ranks_of(process.pid)[1], signal.SIGKILL)
+    stdout, stderr = ending(process, 60)
+    assert process.returncode == 137 and "SIGKILL" in stderr and "recover" not in stdout
+    assert [end["exit_code"] for end in records_of(run_dir, "run_ended")] == [137]
+
+
+def test_a_stop_during_a_recovery_is_a_stop(folder: Path) -> None:
+    """SIGTERM while the second generation starts: it is not started a third time, and nothing is left behind."""
+    run_dir = folder / "stopped"
+    process = start("train", write_spec(folder, run_dir, 2, LAYOUT, steps=5000), *COLD)
+    wait_for_step(run_dir, 5, process)
+    first = ranks_of(process.pid)
+    os.kill(first[0], signal.SIGKILL)
+    wait_until(lambda: len(set(ranks_of(process.pid).values()) - set(first.values())) == 2)
+    second = ranks_of(process.pid)
+    process.send_signal(signal.SIGTERM)
+    _, stderr = ending(process, 60)
+    assert process.returncode in (75, 143), stderr
+    assert not any(map(is_running, [*first.values(), *second.values()]))

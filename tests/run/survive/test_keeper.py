@@ -1,0 +1,235 @@
+"""Checkpoints beside training: they hold the state of their step, and cost a warning where they fail."""
+
+from __future__ import annotations
+
+import errno
+import math
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from distributed import run_ranks
+from tests_shared import SEQ_LEN, decoder_task, plan_of
+
+from paceline.checkpoint import list_checkpoints, save, verify_checkpoint
+from paceline.checkpoint.beside.flight import SaveInFlight
+from paceline.checkpoint.beside.stage import HostStage
+from paceline.errors import Requeue, StorageError
+from paceline.run.loop.training import Training
+from paceline.run.process.brief import Brief
+from paceline.run.process.world import World
+from paceline.spec.cluster import ClusterSpec
+from paceline.spec.journal.reading import read_journal
+from paceline.spec.layout import Layout
+from paceline.spec.load import Spec
+from paceline.spec.run import RunSpec
+from paceline.spec.survive.checkpoints import CheckpointsSpec
+from paceline.units import Amount
+
+STEPS = 8
+ALONE = World(0, 1, 0, torch.device("cpu"))
+
+
+def here() -> World:
+    if not dist.is_initialized():
+        return ALONE
+    return World(dist.get_rank(), dist.get_world_size(), dist.get_rank(), torch.device("cpu"))
+
+
+def training(run_dir: Path, every: int = 2, **checkpoints: Any) -> Training:
+    world = here()
+    plan = plan_of(Layout(dp_shard=world.size), batch=6)
+    spec = CheckpointsSpec(**{"asynchronous": "on", **checkpoints})
+    run = RunSpec(
+        checkpoint_every=Amount(every, "steps"), evaluate_every=None, check_every=None, keep_last=9, checkpoints=spec
+    )
+    task = decoder_task(stop=Amount(STEPS, "steps"))
+    brief = Brief(plan, STEPS, SEQ_LEN, "tokens", "cpu", 1, 1.0, math.nan, 1.0, math.nan, {"facts": {}})
+    return Training(Spec(task=task, cluster=ClusterSpec(learn=False), run=run), brief, world, run_dir)
+
+
+def through(run: Training, after: Callable[[int], None] = lambda step: None) -> None:
+    for batch in run:
+        after(run.step(batch).step)
+
+
+def records(run_dir: Path, kind: str) -> list[dict[str, Any]]:
+    return [record for record in read_journal(run_dir) if record["kind"] == kind]
+
+
+def values_of(run_dir: Path) -> dict[int, dict[str, str]]:
+    """Return the digests of the files with values, by step."""
+    found = {}
+    for each in list_checkpoints(run_dir / "checkpoints").complete:
+        verify_checkpoint(each.path)
+        files = each.manifest.files
+        found[each.manifest.step] = {name: files[name].sha256 for name in files if name != "manifest.json"}
+    return found
+
+
+class Gate:
+    """Has shards of some saves wait, in the thread that writes them, until it is opened; for hooks of a test."""
+
+    def __init__(self, patch: pytest.MonkeyPatch, saves: range = range(99)) -> None:
+        self.is_open, self.reached, self._number, self._saves = threading.Event(), threading.Event(), -1, saves
+        self._write = save.write_shard
+        patch.setattr(save, "write_shard", self.write)
+
+    def write(self, *given: Any) -> Any:
+        self._number += 1
+        if self._number in self._saves:
+            self.reached.set()
+            self.is_open.wait()
+        return self._write(*given)
+
+
+def _saved_late(folder: str) -> None:
+    """Write each checkpoint when the weights have already changed."""
+    with pytest.MonkeyPatch.context() as patch:
+        gate, take, wait = Gate(patch), HostStage.take, SaveInFlight.wait
+        patch.setattr(HostStage, "take", lambda *given: (gate.is_open.clear(), take(*given))[1])
+        patch.setattr(SaveInFlight, "wait", lambda flight: (gate.is_open.set(), wait(flight))[1])
+        through(training(Path(folder)), lambda step: gate.is_open.set() if step % 2 else None)
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_what_is_written_beside_training_is_the_state_of_its_step_bit_for_bit(tmp_path: Path, ranks: int) -> None:
+    run_ranks(_saved_late, ranks, str(tmp_path / "beside"))
+    run_ranks(_saved_at_once, ranks, str(tmp_path / "at-once"))
+    beside, at_once = values_of(tmp_path / "beside"), values_of(tmp_path / "at-once")
+    assert sorted(beside) == [2, 4, 6, 8]
+    assert beside == at_once
+    assert len({str(values) for values in beside.values()}) == 4, "the weights do change"
+    told = records(tmp_path / "beside", "checkpoint")
+    assert [record["step"] for record in told] == [2, 4, 6, 8]
+    assert all(record["stall_seconds"] < record["seconds"] for record in told[:3])
+
+
+def _saved_at_once(folder: str) -> None:
+    through(training(Path(folder), asynchronous="off"))
+
+
+def _under_pressure(folder: str) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        gate, wait = Gate(patch), SaveInFlight.wait
+
+        def opened(flight: SaveInFlight) -> bool:
+            assert flight.is_running, "it cannot have ended"
+            threading.Timer(0.05, gate.is_open.set).start()  # so long does the save that is due wait
+            return wait(flight)
+
+        patch.setattr(SaveInFlight, "wait", opened)
+        run = training(Path(folder))
+        for batch in run:
+            if run.step(batch).step == 4:
+                break
+
+
+def test_a_save_that_is_due_waits_for_the_one_before_and_says_so_once(tmp_path: Path) -> None:
+    _under_pressure(str(tmp_path))
+    (told,) = [record for record in records(tmp_path, "decision") if record["what"] == "checkpoint"]
+    assert "the save of step 2 took" in told["because"] and told["evidence"]["waited_seconds"] > 0.01
+    assert [record["step"] for record in records(tmp_path, "checkpoint")] == [2, 4]
+
+
+def _full_disk(folder: str, failing: range, most_failures: int) -> str:
+    """Have the last rank fail to write in some saves; return how training ended."""
+    number, last = [-1], here().rank == here().size - 1
+    with pytest.MonkeyPatch.context() as patch:
+        original = save.write_shard
+
+        def write(*given: Any) -> Any:
+            number[0] += 1
+            if last and number[0] in failing:
+                raise OSError(errno.ENOSPC, "No space left on device")
+            return original(*given)
+
+        patch.setattr(save, "write_shard", write)
+        try:
+            through(training(Path(folder), most_failures=most_failures))
+        except (Requeue, StorageError) as error:
+            return type(error).__name__
+    return "complete"
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_full_disk_is_a_warning_and_the_next_save_is_tried(tmp_path: Path, ranks: int) -> None:
+    assert set(run_ranks(_full_disk, ranks, str(tmp_path), range(1, 3), 5)) == {"complete"}
+    assert sorted(values_of(tmp_path)) == [2, 8]
+    faults = records(tmp_path, "fault")
+    assert [f"step {step} was not saved" in fault["what"] for step, fault in zip((4, 6), faults, strict=True)]
+    assert all("No space left on device" in fault["because"] for fault in faults)
+    assert all("step-00000002 is kept" in fault["because"] for fault in faults)
+    assert not list((tmp_path / "checkpoints").glob(".partial*")), "nothing is left of them"
+
+
+@pytest.mark.parametrize(("failing", "ends"), [(range(1, 9), "Requeue"), (range(9), "StorageError")])
+def test_too_many_failures_in_a_row_end_the_run(tmp_path: Path, failing: range, ends: str) -> None:
+    assert run_ranks(_full_disk, 2, str(tmp_path), failing, 2) == [ends] * 2
+    end = records(tmp_path, "run_ended")[-1]
+    assert (end["exit_code"], end["step"]) == ((75, 8) if ends == "Requeue" else (74, 6))
+
+
+def _hanging(folder: str) -> tuple[str, list[int]]:
+    """Have the last rank's second save hang for good; return how training ended, and after which step."""
+    steps: list[int] = []
+    with pytest.MonkeyPatch.context() as patch:
+        saves = range(1, 2) if here().rank == here().size - 1 else range(0)
+        gate = Gate(patch, saves)
+        try:
+            through(training(Path(folder), hanging_after=0.2), steps.append)
+        except StorageError as error:
+            return f"{error.what}: {error.because}", steps
+        finally:
+            gate.is_open.set()
+    return "complete", steps
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_storage_that_hangs_holds_up_neither_training_nor_its_end(tmp_path: Path, ranks: int) -> None:
+    for ended, steps in run_ranks(_hanging, ranks, str(tmp_path)):
+        assert steps == list(range(1, STEPS)), "the last save fails, nothing else"
+        assert "step 8 was not saved" in ended and "hangs" in ended
+    assert 2 in values_of(tmp_path)
+    faults = records(tmp_path, "fault")
+    assert "step 4 is not written after" in faults[0]["what"] and "step 6 is left out" in faults[0]["because"]
+    assert records(tmp_path, "run_ended")[-1]["exit_code"] == 74
+
+
+def _abandoned(folder: str) -> list[str]:
+    """Give a save up while a peer hangs in it; then save again, on a new group."""
+    with pytest.MonkeyPatch.context() as patch:
+        gate = Gate(patch, range(1) if here().rank else range(0))
+        run = training(Path(folder))
+        for batch in run:
+            run.step(batch)
+            if run.progress.step == 2:
+                if here().rank:
+                    gate.reached.wait()
+                    gate.is_open.set()
+                run._keeper.abandon()
+                run.world.groups.drop_beside()
+    return sorted(path.name for path in (Path(folder) / "checkpoints").iterdir())
+
+
+def test_a_save_that_is_given_up_leaves_nothing_and_the_next_one_is_whole(tmp_path: Path) -> None:
+    for names in run_ranks(_abandoned, 2, str(tmp_path)):
+        assert set(names) >= {"step-00000004", "step-00000006", "step-00000008"}
+    assert set(values_of(tmp_path)) >= {4, 6, 8}
+
+
+def _staged_twice(folder: str) -> bool:
+    run = training(Path(folder))
+    places = []
+    for batch in run:
+        run.step(batch)
+        places.append({part.key: held.data_ptr() for part, held in run._keeper._stage._held.items()})
+    return places[2] == places[4] == places[6] and len(places[2]) > 10
+
+
+def test_host_memory_is_used_again(tmp_path: Path) -> None:
+    assert run_ranks(_staged_twice, 2, str(tmp_path)) == [True, True]

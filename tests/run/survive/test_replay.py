@@ -1,0 +1,144 @@
+"""A resume that is not the run it goes on with stops at its first step, with the first quantity that differs."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tests_shared import SEQ_LEN, decoder_task, plan_of
+
+from paceline.errors import VerificationFailed
+from paceline.run.loop.step import StepStats
+from paceline.run.loop.training import Training
+from paceline.run.process.brief import Brief
+from paceline.run.process.world import World
+from paceline.run.survive.replay import StepBefore, hold_against, relative
+from paceline.spec.cluster import ClusterSpec
+from paceline.spec.journal.planned import PlannedRecord
+from paceline.spec.journal.reading import read_journal, starts_of
+from paceline.spec.layout import Layout
+from paceline.spec.load import Spec
+from paceline.spec.run import RunSpec
+from paceline.units import Amount
+
+STEPS, SAVED, KILLED = 8, 4, 6  # a run of so many steps, saved after the fourth, killed after the sixth
+
+
+def begin(run_dir: Path, precision: str = "fp32", **run: Any) -> Training:
+    """Return a start of the run."""
+    options = {"checkpoint_every": Amount(SAVED, "steps"), "evaluate_every": None, "record_samples": True, **run}
+    spec = Spec(
+        task=decoder_task(stop=Amount(STEPS, "steps")), cluster=ClusterSpec(learn=False), run=RunSpec(**options)
+    )
+    plan = plan_of(Layout(), precision=precision)
+    brief = Brief(plan, STEPS, SEQ_LEN, "tokens", "cpu", 1, 1.0, math.nan, 1.0, math.nan, PlannedRecord())
+    return Training(spec, brief, World(0, 1, 0, torch.device("cpu")), run_dir)
+
+
+@pytest.fixture
+def killed(tmp_path: Path) -> Path:
+    """A run whose journal goes two steps beyond its checkpoint."""
+    training = begin(tmp_path)
+    for batch in training:
+        training.step(batch)
+        if training.progress.step == KILLED:
+            break
+    return tmp_path
+
+
+def records(run_dir: Path, kind: str) -> list[dict[str, Any]]:
+    return [record for record in read_journal(run_dir) if record["kind"] == kind]
+
+
+def go_on(training: Training) -> None:
+    for batch in training:
+        training.step(batch)
+
+
+def test_the_same_step_is_found_bit_for_bit(killed: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    go_on(begin(killed))
+    (record,) = records(killed, "replay")
+    assert record["step"] == SAVED + 1 and record["of_attempt"] == 1
+    assert record["differences"] == {"loss": 0.0, "grad_norm": 0.0}
+    assert "step 5 made again, bit for bit the same" in capsys.readouterr().out
+
+
+def test_weights_that_are_not_those_of_the_checkpoint_stop_the_run(killed: Path) -> None:
+    training = begin(killed)
+    with torch.no_grad():
+        next(training.model.parameters()).mul_(1.01)
+    with pytest.raises(VerificationFailed, match=r"step 5 is not the one that start 1") as stopped:
+        go_on(training)
+    assert stopped.value.because.startswith("its loss was") and stopped.value.exit_code == 4
+    assert records(killed, "run_ended")[-1]["exit_code"] == 4
+    assert [record["step"] for record in records(killed, "checkpoint")] == [SAVED], "nothing of it was saved"
+
+
+def test_other_samples_stop_the_run_by_their_place(killed: Path) -> None:
+    _, journal = starts_of(killed)[0]
+    lines = [json.loads(line) for line in journal.read_text().splitlines()]
+    step = next(line for line in lines if line["kind"] == "step" and line["step"] == SAVED + 1)
+    step["sample_ids"][1] += 1
+    journal.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    with pytest.raises(VerificationFailed) as stopped:
+        go_on(begin(killed))
+    assert f"the sample at position {step['position_before'] + 1} is another one" in stopped.value.because
+
+
+@pytest.mark.parametrize(
+    "changes", [{"precision": "bf16"}, {"tf32": True}, {"replay": False}], ids=["precision", "tf32", "off"]
+)
+def test_nothing_is_held_to_a_step_that_is_to_round_otherwise(killed: Path, changes: dict[str, Any]) -> None:
+    begun = begin(killed, **changes)
+    try:
+        go_on(begun)
+    finally:
+        torch.set_float32_matmul_precision("highest")
+    assert records(killed, "replay") == [] and begun.progress.step == STEPS
+
+
+def test_a_run_that_stopped_at_its_checkpoint_has_nothing_to_hold_to(tmp_path: Path) -> None:
+    training = begin(tmp_path)
+    for batch in training:
+        training.step(batch)
+        if training.progress.step == SAVED:
+            break
+    go_on(begin(tmp_path))
+    assert records(tmp_path, "replay") == []
+
+
+STATS = StepStats(5, 32, 40, loss=2.5, weight=8.0, grad_norm=1.5, lr=1e-3, seconds={}, updated=True,
+                  stop_requested=False)  # fmt: skip
+THEN = StepBefore(5, 32, 40, 2.5, 1.5, 3, (1, 2))
+
+
+@pytest.mark.parametrize(
+    ("change", "because"),
+    [
+        (lambda stats: dataclasses.replace(stats, position_before=31), "position 32 to 40, and are 31"),
+        (lambda stats: dataclasses.replace(stats, loss=2.5 * (1 + 3e-4)), "its loss was 2.5"),
+        (lambda stats: dataclasses.replace(stats, loss=math.nan), "its loss was 2.5 and is nan"),
+        (lambda stats: dataclasses.replace(stats, grad_norm=1.5 * (1 + 3e-3)), "its grad_norm was 1.5"),
+    ],
+)
+def test_the_first_quantity_that_differs_is_named(change: Callable[[StepStats], StepStats], because: str) -> None:
+    assert hold_against(THEN, STATS, [1, 2], "fp32").differences == {"loss": 0.0, "grad_norm": 0.0}
+    with pytest.raises(VerificationFailed) as stopped:
+        hold_against(THEN, change(STATS), [1, 2], "fp32")
+    assert because in stopped.value.because
+
+
+def test_rounding_of_another_layout_is_no_other_step() -> None:
+    near = dataclasses.replace(STATS, loss=2.5 * (1 + 1e-6), grad_norm=1.5 * (1 - 1e-6))
+    found = hold_against(THEN, near, None, "fp32").differences
+    assert found["loss"] == pytest.approx(1e-6, rel=1e-3)
+    with pytest.raises(VerificationFailed):
+        hold_against(THEN, near, None, "fp64")
+    assert relative(math.inf, math.inf) == 0.0 and relative(math.nan, math.nan) == 0.0
+    assert relative(math.inf, -math.inf) == math.inf or math.isnan(relative(math.inf, -math.inf))
