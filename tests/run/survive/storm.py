@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 TESTS = Path(__file__).parents[2]
-COMPLETE = "complete"
+ONE_WORLD, SURVIVES = "one world", "survives"  # one start is one world, or goes on by itself as `paceline train` does
 
 
 @dataclass(frozen=True)
@@ -33,6 +33,7 @@ class Story:
     seed: int = 0
     most_starts: int = 12
     only_once: bool = False  # start once, however that ends
+    how: str = ONE_WORLD
 
 
 @dataclass(frozen=True)
@@ -89,6 +90,11 @@ def one_start(story: Story, run_dir: Path) -> tuple[int, tuple[str, str]]:
     from paceline.spec.layout import Layout
 
     spec, layout = spec_of(story, run_dir), Layout(**story.layout)
+    if story.how == SURVIVES:
+        outcome = _survive(spec, layout, story.steps, run_dir)
+        if outcome.error is not None:
+            mark_end(run_dir, outcome.exit_code, outcome.error)
+        return outcome.exit_code, _told(outcome)
     work = functools.partial(guarded, functools.partial(_train, spec, layout, story.steps))
     outcome = supervise_started(
         functools.partial(fork, work), layout.devices, os.environ, health=spec.run.health, run_dir=run_dir
@@ -96,7 +102,35 @@ def one_start(story: Story, run_dir: Path) -> tuple[int, tuple[str, str]]:
     error = outcome.error
     if error is not None:
         mark_end(run_dir, outcome.exit_code, error)
-    return outcome.exit_code, (str(error["what"]), str(error["because"])) if error else ("", "")
+    return outcome.exit_code, _told(outcome)
+
+
+def _survive(spec: Any, layout: Any, steps: int, run_dir: Path) -> Any:
+    """Return how a run ended that goes on by itself, in forks of this process."""
+    from paceline.launch.worker import guarded
+    from paceline.lock import LOCK_VARIABLE, take
+    from paceline.run.process.supervise.forked import fork
+    from paceline.run.process.supervise.generations import Generations
+    from paceline.run.process.supervise.starting import Starter
+
+    with take(run_dir) as lock:
+        work = functools.partial(guarded, functools.partial(_train, spec, layout, steps))
+        held = os.dup(lock.descriptor)  # a fork gives up the lock's own
+
+        def start(place: dict[str, str]) -> Any:
+            token = lock.for_first_rank()[LOCK_VARIABLE].partition(":")[2]
+            return fork(work, {**place, LOCK_VARIABLE: f"{held}:{token}"})
+
+        starter = Starter(start, None, print)
+        ranks, policy = layout.devices, spec.run.recovery
+        try:
+            return Generations(starter, ranks, lock, os.environ, policy, health=spec.run.health).run()
+        finally:
+            os.close(held)
+
+
+def _told(outcome: Any) -> tuple[str, str]:
+    return (str(outcome.error["what"]), str(outcome.error["because"])) if outcome.error else ("", "")
 
 
 def spec_of(story: Story, run_dir: Path) -> Any:

@@ -21,6 +21,7 @@ from paceline.spec.load import parse_spec, spec_from_dict, spec_to_dict
 from paceline.spec.survive.faults import KINDS, FaultSpec, read_faults
 
 TWO, STEPS = {"dp_replicate": 2}, 8
+AT_ONCE = {"checkpoints": {"asynchronous": "off"}}  # so that it is known which checkpoint is the newest in a step
 
 # What is planned, with which code the first start ends, and what is told of it. 0: the run goes through it.
 KINDS_TRIED: dict[str, tuple[dict[str, object], int, str]] = {
@@ -72,7 +73,7 @@ def test_a_fault_strikes_once_and_the_run_ends_as_if_it_had_not(
     assert [start.code for start in rest] == ([0] if code else [])
     (strike,) = records_of(folder / name, "injected")
     assert (strike["fault"], strike["what"], strike["rank"]) == (1, fault["kind"], 1)
-    if code not in (0, 75):
+    if code not in (0, 75) and fault.get("phase") not in ("rendezvous", "load"):  # before there is a journal
         assert records_of(folder / name, "fault") and records_of(folder / name, "run_ended")[0]["exit_code"] == code
     undisturbed, found = steps_of(folder / "none"), steps_of(folder / name)
     assert [step["loss"].hex() for step in found] == [step["loss"].hex() for step in undisturbed]
@@ -104,7 +105,7 @@ def test_storage_that_fails_and_files_that_are_damaged_cost_no_sample(tmp_path: 
     stories = [
         Story("none", TWO),
         *(Story(kind, TWO, [{"kind": kind, "step": 4, "rank": 0}]) for kind in ("disk_full", "read_only")),
-        *(Story(str(each["kind"]), TWO, [each, then]) for each in damaged),
+        *(Story(str(each["kind"]), TWO, [each, then], AT_ONCE) for each in damaged),
     ]
     ended = told(tmp_path, stories)
     for story in stories:
@@ -192,7 +193,7 @@ def test_a_plan_is_one_thing_in_a_file_in_python_and_in_a_spec(tmp_path: Path) -
         ({"kind": "disk_full", "step": 1, "phase": "update"}, "its place is a save"),
         ({"kind": "delay", "step": 1}, "its seconds are 0"),
         ({"kind": "explode", "step": 1}, "it takes one of"),
-        ({"kind": "kill", "step": 1, "moment": 2}, "has no such option"),
+        ({"kind": "kill", "step": 1, "moment": 2}, "unknown key 'moment'"),
     ],
 )
 def test_a_fault_that_would_never_strike_is_refused(fault: dict[str, object], because: str) -> None:
