@@ -46,7 +46,7 @@ def storm(count: int, seed: int) -> tuple[list[dict[str, Any]], int]:
     A checkpoint is damaged only where older ones are there, and lethal faults follow it.
     """
     drawn = random.Random(seed)
-    kinds = [each for each in itertools.islice(itertools.cycle([*LETHAL, *MILD]), max(0, count - count // 10))]
+    kinds = list(itertools.islice(itertools.cycle([*LETHAL, *MILD]), max(0, count - count // 10)))
     drawn.shuffle(kinds)
     for at in range(count // 10):
         kinds.insert(4 + 9 * at + drawn.randrange(3), DAMAGE[at % 2])
