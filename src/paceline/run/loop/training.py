@@ -35,6 +35,8 @@ from paceline.run.record.sink import OpenSink, Sink
 from paceline.run.record.status import StatusLine
 from paceline.run.survive.health.guard import RollBack
 from paceline.run.survive.health.passed_over import PassedOver
+from paceline.run.survive.health.second_look import SecondLook
+from paceline.run.survive.health.stragglers import Stragglers
 from paceline.run.survive.keeper import CheckpointKeeper
 from paceline.run.survive.points import points_of
 from paceline.run.survive.recovered import Recovered
@@ -73,6 +75,8 @@ class Training:
         self._began, self._recovered = time.monotonic(), Recovered(take_generation())
         task = spec.task
         self._meter = MemoryMeter(world.device)
+        self._step_seconds, self._stragglers = 0.0, Stragglers(spec.run.health, world)
+        self._second_look: SecondLook | None = None
         self._points = points_of(spec.run, run_dir, world.rank, world.size)
         self.source, self.held_out = open_together(task.data, task.seed, world)
         self._data_seconds = 0.0
@@ -80,6 +84,9 @@ class Training:
         self._unended: weakref.finalize[..., Training] | None = None  # an end that waits for its reason
         self._warmup = self._steps(task.schedule.warmup) or 0
         self._decay = self._steps(task.schedule.decay) or max(1, brief.steps // 10)
+        looks_every = self._steps(spec.run.health.recompute_every)
+        if looks_every:
+            self._second_look = SecondLook(looks_every, brief.plan, world, spec.run.deterministic)
         self._checkpoint_every = self._steps(spec.run.checkpoint_every)
         self._check_every = self._steps(spec.run.check_every)
         self._evaluate_every = self._steps(spec.run.evaluate_every) if self.held_out else None
@@ -235,6 +242,8 @@ class Training:
         began = time.perf_counter()
         task = self.spec.task
         lr = learning_rate(task.schedule, task.optimizer.lr, batch.step, self.brief.steps, self._warmup, self._decay)
+        if self._second_look is not None:
+            self._record.decided_now(self._second_look.check(self._stepper, batch, self._step_seconds))
         on_cuda = self.world.device.type == "cuda"
         stats = self._stepper.step(
             batch,
@@ -247,7 +256,7 @@ class Training:
         total = time.perf_counter() - began + self._data_seconds
         seconds["data"] = self._data_seconds
         seconds["other"] = max(0.0, total - sum(seconds.values()))
-        seconds["total"] = total
+        seconds["total"] = self._step_seconds = total
         return stats
 
     def _go_back(self, batch: StepBatch, spike: RollBack) -> StepStats:
@@ -293,9 +302,11 @@ class Training:
         if last or batch.position == 0:
             self._measure_memory()
         self._points.reached("check", step)
+        self._stragglers.add(stats)
         if self._check_every and (is_due(step, self._first_step, self._check_every) or last):
             numbers, apart = numbers_of(stats, scaler.scale if scaler else None), self._stepper.sync.apart_after(step)
             check_agreement(self.model, numbers, step, self.world, self.brief.plan.layout, apart)
+            self._record.decided_now(self._stragglers.compare(step))
         if self._evaluate_every and (step % self._evaluate_every == 0 or last):
             self._points.reached("evaluate", step)
             self.evaluate()
