@@ -75,8 +75,7 @@ class Training:
         self._began, self._recovered = time.monotonic(), Recovered(take_generation())
         task = spec.task
         self._meter = MemoryMeter(world.device)
-        self._step_seconds, self._stragglers = 0.0, Stragglers(spec.run.health, world)
-        self._second_look: SecondLook | None = None
+        self._step_seconds = 0.0
         self._points = points_of(spec.run, run_dir, world.rank, world.size)
         self.source, self.held_out = open_together(task.data, task.seed, world)
         self._data_seconds = 0.0
@@ -84,9 +83,6 @@ class Training:
         self._unended: weakref.finalize[..., Training] | None = None  # an end that waits for its reason
         self._warmup = self._steps(task.schedule.warmup) or 0
         self._decay = self._steps(task.schedule.decay) or max(1, brief.steps // 10)
-        looks_every = self._steps(spec.run.health.recompute_every)
-        if looks_every:
-            self._second_look = SecondLook(looks_every, brief.plan, world, spec.run.deterministic)
         self._checkpoint_every = self._steps(spec.run.checkpoint_every)
         self._check_every = self._steps(spec.run.check_every)
         self._evaluate_every = self._steps(spec.run.evaluate_every) if self.held_out else None
@@ -126,6 +122,10 @@ class Training:
         self._points.starting("load", self.dir)
         under = UnderPlan(self._run, plan, world, self.source, self.brief.items_per_sample)
         self._points.bind(under.built.stepper)
+        run = self.spec.run
+        looks_every = self._steps(run.health.recompute_every)
+        self._second_look = SecondLook(looks_every, plan, world, run.deterministic) if looks_every else None
+        self._stragglers = Stragglers(run.health, world)
         return under
 
     @property
