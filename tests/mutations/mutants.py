@@ -36,6 +36,10 @@ LIMIT_SECONDS = 900.0  # of one file of tests, several times the longest; a loop
 # room -> tests that drive all of it, and every test that looks after it; those that name the mutated module come first
 ROOMS = {
     "plan/cost": (["tests/plan"], ["tests/plan"]),
+    "checkpoint": (
+        ["tests/checkpoint", "tests/run/loop/test_resume.py"],
+        ["tests/checkpoint", "tests/run/loop"],
+    ),
     "run": (
         [
             "tests/run/loop/test_step.py",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,7 @@ from paceline.errors import ConfigError
 from paceline.run.assemble import assemble
 from paceline.run.loop.evaluate import evaluate
 from paceline.run.loop.loader import BatchStream
-from paceline.run.parallel.context import sequence_attention
+from paceline.run.parallel.context import exchange, sequence_attention
 from paceline.run.process.world import join_world
 from paceline.spec.layout import Layout
 from paceline.spec.plan import Plan
@@ -346,3 +347,15 @@ def test_verify_catches(mistake: str, quantity: str) -> None:
     result = run_ranks(planted, 2, mistake)[0]
     assert not result.equal
     assert result.first_difference.quantity == quantity
+
+
+@pytest.mark.parametrize(("rank", "ranks"), [(0, 2), (1, 2), (0, 3), (1, 3), (2, 3), (0, 5)])
+def test_a_ring_takes_from_the_rank_before_and_no_other(monkeypatch: pytest.MonkeyPatch, rank: int, ranks: int) -> None:
+    """Gloo takes whatever comes with the tag, so that ranks over gloo do not show whom a receive names."""
+    asked: list[tuple[Any, int]] = []
+    monkeypatch.setattr(exchange.dist, "P2POp", lambda call, tensor, group, tag, group_peer: (call, group_peer))
+    monkeypatch.setattr(exchange.dist, "batch_isend_irecv", lambda calls: asked.extend(calls) or [])
+    group: Any = SimpleNamespace(rank=lambda: rank, size=lambda: ranks)
+    exchange._Passed(torch.zeros(1), group, 0)
+    after, before = (rank + 1 if rank + 1 < ranks else 0), (rank - 1 if rank else ranks - 1)
+    assert asked == [(exchange.dist.isend, after), (exchange.dist.irecv, before)]

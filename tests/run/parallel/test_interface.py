@@ -54,6 +54,11 @@ def test_three_ranks_share_sequences() -> None:
     assert_equal([*cases, (hf_task("Qwen3", 18), fp64(three)), (hf_task("Mistral", 5), fp64(three, batch=3))])
 
 
+def test_a_loss_in_chunks_is_shared_too() -> None:
+    """The parts are compared by their logits, which training never has: its head computes the loss."""
+    assert_equal([(hf_task("Llama", 13), fp64(Layout(cp=2), logits_elements=64))])
+
+
 def test_scales_widths_and_learnt_positions() -> None:
     """Granite has its own scale, DeepSeek's keys are wider than its values, GPT-2 learns its positions."""
     assert_equal([(hf_task(family, 13), fp64(Layout(cp=2))) for family in ("Granite", "DeepseekV3", "GPT2")])

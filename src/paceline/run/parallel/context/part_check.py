@@ -20,6 +20,7 @@ from paceline.run.parallel.context.zigzag import SequencePart, places_of
 from paceline.run.parallel.split_check import RELATIVE, quiet
 from paceline.run.process.groups import Mesh
 from paceline.spec.plan import Plan
+from paceline.task.models.huggingface.head import whole_logits
 from paceline.task.models.huggingface.interface import why_unshared
 
 TOKENS_OF_A_RANK = 64  # of the row that is tried, at most
@@ -72,7 +73,7 @@ def _outputs(model: nn.Module, forward: Callable[[], object]) -> Tensor:
 
     handle = model.register_forward_hook(keep)
     try:
-        with quiet(model), torch.random.fork_rng(), torch.no_grad():
+        with quiet(model), whole_logits(model), torch.random.fork_rng(), torch.no_grad():
             torch.manual_seed(0)
             forward()
     finally:

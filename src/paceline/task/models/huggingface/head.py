@@ -6,7 +6,8 @@ whole. Whether it does is seen by one forward pass on tensors without values.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import contextlib
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -33,6 +34,18 @@ def limit_logits(model: nn.Module, elements: int, tokens: int) -> bool:
         return False
     setattr(model, LIMIT, elements)
     return True
+
+
+@contextlib.contextmanager
+def whole_logits(model: nn.Module) -> Iterator[None]:
+    """Have `next_token` return the model's own outputs meanwhile, however many its logits are."""
+    own = vars(model)
+    limit = own.pop(LIMIT, None)
+    try:
+        yield
+    finally:
+        if limit is not None:
+            own[LIMIT] = limit
 
 
 def chunked_loss(
