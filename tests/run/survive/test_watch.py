@@ -22,7 +22,7 @@ from paceline.run.survive.health import watch as watching
 from paceline.run.survive.health.pulse import BEAT, HEAD, SIZE, STEP, Heart, pulse_path, read_pulse, stack_path
 from paceline.run.survive.health.stacks import collective_in, main_thread
 from paceline.run.survive.health.system import state_of
-from paceline.run.survive.health.watch import COMPUTING_FACTOR, Watch
+from paceline.run.survive.health.watch import COMPUTING_FACTOR, PulseWatch
 from paceline.spec.survive.health import HealthSpec
 from paceline.spec.survive.phases import PHASES
 
@@ -36,7 +36,7 @@ class Ranks:
 
     def __init__(self, folder: Path, process: int, ranks: int = 3, load: float = 1.0) -> None:
         self.folder, self.process, self.ranks, self.now = folder, process, ranks, 100.0
-        self.watch = Watch(folder, ranks, HEALTH, folder / "run", load=lambda: load)
+        self.watch = PulseWatch(folder, ranks, HEALTH, folder / "run", load=lambda: load)
         self.beats = 0
 
     def beat(self, rank: int, phase: str, step: int) -> None:

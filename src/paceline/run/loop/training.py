@@ -15,7 +15,6 @@ from torch import nn
 from paceline.errors import ConfigError, Requeue
 from paceline.lock import RunLock
 from paceline.run.loop.evaluate import evaluate, unigram_bar
-from paceline.run.loop.go_back import go_back
 from paceline.run.loop.left_loop import LeftLoop, left_at, record_left
 from paceline.run.loop.loader import StepBatch
 from paceline.run.loop.remarks import remarks_on_batch
@@ -33,6 +32,7 @@ from paceline.run.record.journal import Journal
 from paceline.run.record.recorder import Recorder, SilentRecorder, is_echo
 from paceline.run.record.sink import OpenSink, Sink
 from paceline.run.record.status import StatusLine
+from paceline.run.survive.health.go_back import go_back
 from paceline.run.survive.health.guard import RollBack
 from paceline.run.survive.health.passed_over import PassedOver
 from paceline.run.survive.health.second_look import SecondLook

@@ -23,7 +23,7 @@ from paceline.run.process.brief import Brief
 from paceline.run.process.supervise.supervisor import is_supervised
 from paceline.run.process.world import World
 from paceline.run.record.sink import Sink
-from paceline.run.survive.faults.ledger import Strike
+from paceline.run.survive.faults.ledger import StruckFault
 from paceline.spec.journal.kinds import (
     CheckpointRecord,
     DecisionRecord,
@@ -192,7 +192,7 @@ class Recorder:
             self._write(each)
             self.say(f"{each.what:<8} {each.because}: {each.after}")
 
-    def injected(self, strikes: Sequence[Strike]) -> None:
+    def injected(self, strikes: Sequence[StruckFault]) -> None:
         """Record and say that faults have struck that were made on purpose."""
         for each in strikes:
             self._write(InjectedRecord(each.fault, each.kind, each.step, each.phase, each.rank, each.time))

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from paceline.patience import Patience
 from paceline.run.process.supervise.blame import Ending
 from paceline.run.process.supervise.groups import POLL_SECONDS, Process, ending_of, kill_group, signal_process
-from paceline.run.survive.health.watch import Watch
+from paceline.run.survive.health.watch import PulseWatch
 
 
 class Crew:
@@ -61,7 +61,7 @@ def watch(
     limit: Patience,
     grace_seconds: float,
     is_settled: Callable[[], bool] = lambda: False,
-    pulses: Watch | None = None,
+    pulses: PulseWatch | None = None,
 ) -> None:
     """Return when all processes have ended or the limit is over, or, once one has failed, when things are settled.
 

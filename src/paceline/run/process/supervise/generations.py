@@ -28,7 +28,7 @@ from paceline.run.process.supervise.signals import forward_signals
 from paceline.run.process.supervise.starting import Starter
 from paceline.run.process.supervise.supervisor import places
 from paceline.run.record.journal import mark_fault
-from paceline.run.survive.health.watch import Watch
+from paceline.run.survive.health.watch import PulseWatch
 from paceline.spec.journal.redact import Redactor
 from paceline.spec.survive.health import HealthSpec
 from paceline.spec.survive.recovery import RecoverySpec
@@ -100,7 +100,7 @@ class Generations:
         kills = memory_kills()
         self._crew = crew = Crew()
         decisions = self._starter.decisions()
-        pulses = Watch.of(self._health, folder, self._ranks, self._lock.run_dir)
+        pulses = PulseWatch.of(self._health, folder, self._ranks, self._lock.run_dir)
         told = dataclasses.replace(generation, decisions=(*generation.decisions, *decisions)).write(folder)
         try:
             for place in places(folder, self._ranks, self._environ):

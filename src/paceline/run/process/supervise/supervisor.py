@@ -24,7 +24,7 @@ from paceline.run.process.supervise.groups import Process, collect
 from paceline.run.process.supervise.memory_kills import memory_kills
 from paceline.run.process.supervise.parent import PARENT_VARIABLE
 from paceline.run.process.supervise.signals import forward_signals
-from paceline.run.survive.health.watch import Watch
+from paceline.run.survive.health.watch import PulseWatch
 from paceline.spec.survive.health import HealthSpec
 
 GRACE_SECONDS = 15.0
@@ -76,7 +76,7 @@ def supervise_started(
     With `health`, ranks that hang are found and ended, and the stacks of all are kept in `run_dir`.
     """
     with tempfile.TemporaryDirectory(prefix="paceline-") as folder:
-        crew, pulses = Crew(), Watch.of(health, Path(folder), ranks, run_dir)
+        crew, pulses = Crew(), PulseWatch.of(health, Path(folder), ranks, run_dir)
         flag, kills = forward_signals(crew.send), memory_kills()
         try:
             for place in places(Path(folder), ranks, environ):

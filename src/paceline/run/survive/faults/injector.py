@@ -16,7 +16,7 @@ from torch.distributed.tensor import DTensor
 
 from paceline.run.survive.faults.acts import act, keep_busy
 from paceline.run.survive.faults.draws import LASTING, draw, is_due, is_struck
-from paceline.run.survive.faults.ledger import Ledger, Strike
+from paceline.run.survive.faults.ledger import Ledger, StruckFault
 from paceline.run.survive.faults.storage import damage, newest_file, refuse_writes
 from paceline.run.survive.faults.values import spoil, spoiled
 from paceline.spec.journal.kinds import InjectedRecord
@@ -69,7 +69,7 @@ class Injector:
             if fault.kind not in REFUSED:  # those strike as a file is opened
                 self._strike(number, fault, step, phase)
 
-    def news(self) -> list[Strike]:
+    def news(self) -> list[StruckFault]:
         """Return the strikes, of all ranks and starts, that are neither in the journal nor told before; on rank 0."""
         if self._rank:
             return []

@@ -20,7 +20,7 @@ FOLDER = "faults"
 
 
 @dataclass(frozen=True)
-class Strike:
+class StruckFault:
     """A fault that has struck, or was about to: its number in the plan from 1, what it was, and where."""
 
     fault: int
@@ -53,7 +53,7 @@ class Ledger:
             return False
         self.folder.mkdir(parents=True, exist_ok=True)
         path = self.folder / f"{number:03d}-{step:08d}-{rank:04d}.{len(mine)}.json"
-        strike = Strike(number, fault.kind, rank, step, phase, time.time())
+        strike = StruckFault(number, fault.kind, rank, step, phase, time.time())
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         try:
             os.write(descriptor, json.dumps(asdict(strike)).encode())
@@ -63,14 +63,14 @@ class Ledger:
         sync_folder(self.folder)
         return True
 
-    def strikes(self) -> list[Strike]:
+    def strikes(self) -> list[StruckFault]:
         """Return all strikes so far, in order of time."""
         return sorted(self._read(), key=lambda strike: (strike.time, strike.key))
 
-    def _read(self) -> Iterator[Strike]:
+    def _read(self) -> Iterator[StruckFault]:
         for path in self.folder.glob("*.json"):
             try:
-                yield Strike(**json.loads(path.read_text()))
+                yield StruckFault(**json.loads(path.read_text()))
             except (ValueError, TypeError):  # killed while it wrote: the name says what counts
                 number, step, rest = path.name.split("-")
-                yield Strike(int(number), "", int(rest.split(".")[0]), int(step), "", path.stat().st_mtime)
+                yield StruckFault(int(number), "", int(rest.split(".")[0]), int(step), "", path.stat().st_mtime)

@@ -56,7 +56,7 @@ class _Silence:
     clock_before: float = 0.0
 
 
-class Watch:
+class PulseWatch:
     """Looks at the pulses of `ranks` ranks in a supervisor's folder."""
 
     def __init__(
@@ -73,9 +73,9 @@ class Watch:
         self._is_told = False
 
     @staticmethod
-    def of(health: HealthSpec | None, folder: Path, ranks: int, run_dir: Path | None) -> Watch | None:
+    def of(health: HealthSpec | None, folder: Path, ranks: int, run_dir: Path | None) -> PulseWatch | None:
         """Return the watch over a world's ranks, None where hangs are not looked for."""
-        return Watch(folder, ranks, health, run_dir) if health is not None and health.hangs else None
+        return PulseWatch(folder, ranks, health, run_dir) if health is not None and health.hangs else None
 
     def for_ranks(self) -> dict[str, str]:
         """Return what the environment of the ranks says: where their pulses are listened to."""
