@@ -70,7 +70,11 @@ def _decision(
 def device_facts() -> dict[str, Any]:
     """Return what the machine tells of its temperature and clocks, as far as it does."""
     found: dict[str, Any] = {}
-    temperatures = [value / 1000 for path in THERMAL.glob("thermal_zone*/temp") if (value := _number(path)) is not None]
+    try:
+        zones = list(THERMAL.glob("thermal_zone*/temp"))
+    except OSError:  # no descriptor may be left: what is told beside the numbers must not end a run
+        zones = []
+    temperatures = [value / 1000 for path in zones if (value := _number(path)) is not None]
     if temperatures:
         found["hottest_celsius"] = max(temperatures)
     clocks = Path("/sys/devices/system/cpu/cpu0/cpufreq")
