@@ -187,3 +187,11 @@ def test_costs_against_the_number_of_ranks(tmp_path: Path) -> None:
     for what in ("joining the world", "a step", "a check that copies agree", "a save like the last", "a load"):
         assert real[what, "ms of CPU"] > 0 and real[what, "s"] > 0
     assert printed.count("exponent |") == 2
+
+
+@pytest.mark.deep
+def test_what_checkpoints_cost(tmp_path: Path) -> None:
+    result, printed = run_script("checkpoint_stall.py", tmp_path, "--quick", "--dir", str(tmp_path))
+    assert all(run["stall_seconds"] > 0 for run in result["runs"].values())
+    assert all(rate > 0 for rate in result["rates"].values())
+    assert "| beside training |" in printed and "| load |" in printed

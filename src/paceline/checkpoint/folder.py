@@ -12,6 +12,7 @@ process, on whichever machine that runs; a partial folder that nobody has locked
 from __future__ import annotations
 
 import contextlib
+import datetime
 import errno
 import hashlib
 import os
@@ -24,6 +25,7 @@ from pathlib import Path
 
 from paceline.checkpoint.index import read_index
 from paceline.checkpoint.manifest import FileEntry, Manifest, read_manifest
+from paceline.checkpoint.tiers.retention import Retention
 from paceline.durable import sync_folder
 from paceline.errors import StorageError
 from paceline.lock import try_lock
@@ -186,23 +188,24 @@ def clear_partials(root: Path) -> list[str]:
     return kept
 
 
-def remove_old(root: Path, keep_last: int, newest: Path) -> tuple[list[str], list[str]]:
-    """Remove complete checkpoints beyond the `keep_last` newest, never `newest`; return (names, why others stay).
+def remove_old(root: Path, retention: Retention, newest: Path) -> tuple[list[str], list[str]]:
+    """Remove the complete checkpoints that need not stay, never `newest`; return (names, why others stay).
 
     Each is renamed out of sight before it is deleted, so a removal cut short leaves no half checkpoint behind.
     Folders that are not sound checkpoints are neither counted nor removed.
     """
     removed, kept = [], []
-    for found in list_checkpoints(root).complete[keep_last:]:
-        if found.path == newest:
+    complete = [(found.path, found.manifest) for found in list_checkpoints(root).complete]
+    for path in retention.doomed(complete, datetime.datetime.now(datetime.UTC)):
+        if path == newest:
             continue
-        doomed = root / f"{_PARTIAL}{found.path.name}-{secrets.token_hex(4)}"
+        doomed = root / f"{_PARTIAL}{path.name}-{secrets.token_hex(4)}"
         try:
-            found.path.rename(doomed)
+            path.rename(doomed)
             _remove(doomed)
-            removed.append(found.path.name)
+            removed.append(path.name)
         except OSError as error:
-            kept.append(f"{found.path} stays: {error}")
+            kept.append(f"{path} stays: {error}")
     return removed, kept
 
 

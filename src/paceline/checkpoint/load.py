@@ -6,7 +6,7 @@ Each rank works out by itself which part of which stored chunk its own shards ne
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,11 +15,12 @@ import torch.distributed as dist
 
 from paceline.checkpoint.boxes import overlap
 from paceline.checkpoint.fingerprint import Parts, local_part, parts_held, whole_fingerprints
-from paceline.checkpoint.folder import check_lengths, list_checkpoints, verify_files
+from paceline.checkpoint.folder import check_lengths, verify_files
 from paceline.checkpoint.index import Chunks, IndexReader, TensorKind
 from paceline.checkpoint.manifest import Manifest, read_manifest
 from paceline.checkpoint.ranks import Ranks
 from paceline.checkpoint.shards import ShardReader, dtype_name
+from paceline.checkpoint.tiers.newest import newest_first
 from paceline.errors import ConfigError, StorageError, suggestion
 
 Kinds = Mapping[str, TensorKind]
@@ -35,7 +36,7 @@ class Loaded(NamedTuple):
 
 
 def load_latest(
-    root: Path,
+    root: Path | Sequence[Path],
     tensors: Mapping[str, torch.Tensor],
     *,
     may_skip: tuple[str, ...] = (),
@@ -44,20 +45,21 @@ def load_latest(
 ) -> Loaded | None:
     """Load the newest checkpoint under `root` that is sound in every byte; return None where there is none at all.
 
-    Every rank calls it; rank 0 decides the order and all take the same one. A process that is `alone` loads for itself,
-    whatever group it is in. Raises StorageError where there are checkpoints and none is sound, and ConfigError where
-    the newest sound one does not hold these tensors.
+    Of several roots the newest of all is taken, of one state in several the one of the first root. Every rank calls it;
+    rank 0 decides the order and all take the same one. A process that is `alone` loads for itself, whatever group it is
+    in. Raises StorageError where there are checkpoints and none is sound, and ConfigError where the newest sound one
+    does not hold these tensors.
     """
-    root = Path(root)
+    roots = [Path(root)] if isinstance(root, str | Path) else list(root)
     ranks = Ranks(process_group, alone)
 
-    def names_and_reasons() -> tuple[list[str], list[str]]:
-        listing = list_checkpoints(root)
-        return [found.path.name for found in listing.complete], list(listing.skipped)
+    def paths_and_reasons() -> tuple[list[Path], list[str]]:
+        listing = newest_first(roots)
+        return [found.path for found in listing.complete], list(listing.skipped)
 
-    names, skipped = ranks.from_first(f"cannot list {root}", names_and_reasons)
-    for name in names:
-        path = root / name
+    places = " or ".join(map(str, roots))
+    paths, skipped = ranks.from_first(f"cannot list {places}", paths_and_reasons)
+    for path in paths:
         try:
             extra, unchecked = _load(path, tensors, may_skip=may_skip, ranks=ranks)
         except StorageError as error:
@@ -66,7 +68,7 @@ def load_latest(
             return Loaded(path, extra, skipped, unchecked)
     if skipped:
         raise StorageError(
-            f"no checkpoint in {root} is sound",
+            f"no checkpoint in {places} is sound",
             "; ".join(skipped),
             "restore one, or start a new run in another run.dir",
         )

@@ -1,7 +1,7 @@
 """The manifest of a checkpoint: its step, its files with their digests, and what the run adds.
 
 `manifest.json` is written last and makes a checkpoint complete. It is plain JSON and small: it grows with the number of
-files, two for each rank that saved, and with nothing else.
+files, up to three for each rank that saved, and with nothing else.
 
     {"format": "paceline-checkpoint", "version": 2, "sha256": HEX, "body": {
         "step": 100, "sequence": 3, "created": "2026-01-31T12:00:00+00:00", "world_size": 2,
@@ -33,7 +33,7 @@ FORMAT = "paceline-checkpoint"
 VERSION = 2
 READABLE = (1, VERSION)
 
-_FILE_NAME = re.compile(r"shard-[0-9]{5,}-of-[0-9]{5,}\.(safetensors|json)")
+_FILE_NAME = re.compile(r"shard-[0-9]{5,}-of-[0-9]{5,}(\.(safetensors|json)|-unchanged\.safetensors)")
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 
 
@@ -65,6 +65,11 @@ class Manifest:
 def shard_name(rank: int, world_size: int) -> str:
     """Return the name of the file that holds the tensors' values which a rank wrote."""
     return f"shard-{rank:05d}-of-{world_size:05d}.safetensors"
+
+
+def unchanged_name(rank: int, world_size: int) -> str:
+    """Return the name of the file with those values of a rank that the checkpoint before had too."""
+    return f"shard-{rank:05d}-of-{world_size:05d}-unchanged.safetensors"
 
 
 def part_name(rank: int, world_size: int) -> str:

@@ -33,11 +33,15 @@ from paceline.checkpoint.manifest import (
     part_name,
     read_manifest,
     shard_name,
+    unchanged_name,
 )
 from paceline.checkpoint.ranks import Ranks
 from paceline.checkpoint.save_plan import KeptPlan, SavePlan
 from paceline.checkpoint.shards import Chunk, TensorToWrite, write_file, write_shard
 from paceline.checkpoint.snapshot import Part, Snapshot, take_snapshot
+from paceline.checkpoint.tiers.newest import next_sequence
+from paceline.checkpoint.tiers.retention import Retention
+from paceline.checkpoint.tiers.unchanged import Unchanged
 from paceline.checkpoint.untrusted import content, refusal
 from paceline.errors import StorageError
 
@@ -68,6 +72,7 @@ class Written:
     extra: Mapping[str, Any] = field(default_factory=dict)
     files: dict[str, FileEntry] = field(default_factory=dict)
     partial: folder.Partial | None = None
+    unchanged: Unchanged = field(default_factory=Unchanged)
 
     @property
     def what(self) -> str:
@@ -87,11 +92,13 @@ def save_checkpoint(
     tensors: Mapping[str, torch.Tensor],
     extra: Mapping[str, Any],
     *,
-    keep_last: int,
+    keep_last: int | Retention,
     process_group: dist.ProcessGroup | None = None,
     fence: Callable[[], None] | None = None,
     kept: KeptPlan | None = None,
     alone: bool = False,
+    beside: Sequence[Path] = (),
+    unchanged: Unchanged | None = None,
 ) -> CheckpointInfo:
     """Save `tensors` (plain or DTensor, on any device) and `extra` (JSON; rank 0's counts) as a checkpoint of `step`.
 
@@ -99,7 +106,8 @@ def save_checkpoint(
     hold one copy is written, by whichever rank has least to write. Old checkpoints beyond `keep_last` are removed
     after publication. A step that exists already is left alone: the new one is published beside it and is newer.
     `fence`, if given, is called on rank 0 just before publication and raises where this world has been replaced.
-    `kept`, the same for each save of a training, spares the work of planning one like the last. A process that is
+    `kept` and `unchanged`, the same for each save of a training (to this root), spare the work of planning one like the
+    last, and writing again what it holds. A process that is
     `alone` saves for itself, whatever group it is in.
 
     Raises the same StorageError on all ranks where any of them fails; earlier checkpoints are then untouched. A rank
@@ -109,8 +117,8 @@ def save_checkpoint(
     written = Written(Path(root), step, Ranks(process_group, alone))
     with giving_up(written):
         taken = written.ranks.attempt(written.what, lambda: take_snapshot(step, tensors, extra, copy=False))
-    written = write(Path(root), taken, process_group=process_group, kept=kept, alone=alone)
-    info = publish(written, keep_last=keep_last, fence=fence)
+    written = write(Path(root), taken, process_group=process_group, kept=kept, alone=alone, unchanged=unchanged)
+    info = publish(written, keep_last=keep_last, fence=fence, beside=beside)
     return replace(info, seconds=time.perf_counter() - started)
 
 
@@ -121,32 +129,45 @@ def write(
     process_group: dist.ProcessGroup | None = None,
     kept: KeptPlan | None = None,
     alone: bool = False,
+    unchanged: Unchanged | None = None,
 ) -> Written:
     """Write each rank's shard and its part of the index into a new partial folder, and read both back.
 
-    Every rank of the group calls it, with its own snapshot of one step. Raises as `save_checkpoint` does.
+    Every rank of the group calls it, with its own snapshot of one step. `unchanged`, the same for each save of a
+    training to this root, spares what the checkpoint before holds. Raises as `save_checkpoint` does.
     """
     written = Written(Path(root), taken.step, Ranks(process_group, alone), taken.extra)
+    written.unchanged = unchanged or Unchanged()
     with giving_up(written):
         ranks, what = written.ranks, written.what
         plan = (kept or KeptPlan()).for_save(what, taken, ranks)
         unfinished = ranks.from_first(what, partial(_begin, written, plan))
-        files = ranks.attempt(what, partial(_write_share, unfinished, plan, taken, ranks.rank))
+        files = ranks.attempt(what, partial(_write_share, unfinished, plan, taken, ranks.rank, written.unchanged))
         fingerprints = plan.fingerprints(taken, ranks)
         rows = ranks.rows(b"".join(_row(files.get(name)) for name in _names_of(ranks.rank, ranks.size)))
         ranks.from_first(what, partial(_collect, written, plan, fingerprints, rows))
     return written
 
 
-def publish(written: Written, *, keep_last: int, fence: Callable[[], None] | None = None) -> CheckpointInfo:
+def publish(
+    written: Written,
+    *,
+    keep_last: int | Retention,
+    fence: Callable[[], None] | None = None,
+    beside: Sequence[Path] = (),
+) -> CheckpointInfo:
     """Give what was written its final name, and remove old checkpoints beyond `keep_last`. Every rank calls it.
 
-    Before that rank 0 reads manifest and table back and looks for every file: what cannot be read is not published.
+    It becomes the newest of its root and of the roots `beside`. Before that rank 0 reads manifest and table back and
+    looks for every file: what cannot be read is not published.
     """
-    assert keep_last >= 1, keep_last
+    retention = keep_last if isinstance(keep_last, Retention) else Retention(keep_last)
+    assert retention.last >= 1, retention
     with giving_up(written):
         written.ranks.any_of([True])  # nothing has its name before every rank has called this
-        return written.ranks.from_first(written.what, partial(_finish, written, keep_last, fence))
+        info = written.ranks.from_first(written.what, partial(_finish, written, retention, fence, beside))
+    written.unchanged.published(info.path)
+    return info
 
 
 @contextmanager
@@ -174,20 +195,30 @@ def _begin(written: Written, plan: SavePlan) -> Path:
     return written.partial.folder
 
 
-def _write_share(unfinished: Path, plan: SavePlan, taken: Snapshot, rank: int) -> dict[str, FileEntry]:
+def _write_share(
+    unfinished: Path, plan: SavePlan, taken: Snapshot, rank: int, unchanged: Unchanged
+) -> dict[str, FileEntry]:
     """Write this rank's shard, if it has anything to write, and its part of the index; return them, read back."""
     chunks: dict[str, list[Chunk]] = {}
-    entries = []
+    entries: list[TensorToWrite] = []
+    own: list[TensorToWrite] = []
+    own_parts: list[Part] = []
+    still = unchanged.since_last(taken.values)
     for (part, values), writer in zip(taken.values.items(), plan.writers, strict=True):
         if writer >= 0:
-            chunk = Chunk(part.offsets, part.sizes, shard_name(writer, plan.size), part.key)
-            chunks.setdefault(part.name, []).append(chunk)
+            name = unchanged_name(writer, plan.size) if part in still else shard_name(writer, plan.size)
+            chunks.setdefault(part.name, []).append(Chunk(part.offsets, part.sizes, name, part.key))
         if writer == rank:
-            entries.append(_entry(part, values))
-    shard, index = _names_of(rank, plan.size)
+            (own if part in still else entries).append(_entry(part, values))
+            own_parts += [part] if part in still else []
+    shard, index, kept = _names_of(rank, plan.size)
     files = {}
     if entries:
         files[shard] = write_shard(unfinished / shard, entries)
+    if own:
+        linked = unchanged.link(frozenset(own_parts), unfinished / kept)
+        files[kept] = linked or write_shard(unfinished / kept, own)
+    unchanged.wrote(taken.values, frozenset(own_parts), kept, files.get(kept))
     if chunks:
         files[index] = write_file(unfinished / index, encode_part(chunks))
         with refusal(unfinished, index):
@@ -200,9 +231,9 @@ def _entry(part: Part, values: torch.Tensor) -> TensorToWrite:
     return TensorToWrite(part.key, part.dtype, part.sizes, lambda: values)
 
 
-def _names_of(rank: int, size: int) -> tuple[str, str]:
-    """Return the names of a rank's shard and of its part of the index."""
-    return shard_name(rank, size), part_name(rank, size)
+def _names_of(rank: int, size: int) -> tuple[str, str, str]:
+    """Return the names of a rank's shard, of its part of the index, and of the file of what has not changed."""
+    return shard_name(rank, size), part_name(rank, size), unchanged_name(rank, size)
 
 
 def _row(entry: FileEntry | None) -> bytes:
@@ -222,12 +253,13 @@ def _collect(written: Written, plan: SavePlan, fingerprints: Mapping[str, str], 
     written.files[TABLE_NAME] = write_file(written.partial.folder / TABLE_NAME, encode_kinds(kinds))
 
 
-def _finish(written: Written, keep_last: int, fence: Callable[[], None] | None) -> CheckpointInfo:
+def _finish(
+    written: Written, retention: Retention, fence: Callable[[], None] | None, beside: Sequence[Path]
+) -> CheckpointInfo:
     """Write the manifest, read it back with the table, publish, remove old checkpoints. Called on rank 0."""
     assert written.partial is not None
     unfinished = written.partial.folder
-    complete = folder.list_checkpoints(written.root).complete
-    sequence = 1 + max((found.manifest.sequence for found in complete), default=0)
+    sequence = next_sequence([written.root, *beside])
     created = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
     manifest = Manifest(written.step, sequence, created, written.ranks.size, written.files, written.extra)
     folder.check_lengths(unfinished, manifest)  # finds machines that do not share the folder
@@ -237,7 +269,7 @@ def _finish(written: Written, keep_last: int, fence: Callable[[], None] | None) 
         fence()
     path = written.partial.publish(written.step)
     written.partial = None
-    removed, kept = folder.remove_old(written.root, keep_last, path)
+    removed, kept = folder.remove_old(written.root, retention, path)
     kept += folder.clear_partials(written.root)
     return CheckpointInfo(path, manifest.total_bytes, 0.0, tuple(removed), tuple(kept))
 

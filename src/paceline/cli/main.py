@@ -29,6 +29,7 @@ VERBS = {
     "train": "plan, verify, train, report; resumes by itself",
     "report": "what a run took against what was forecast",
     "export": "a run's weights as safetensors, for transformers where the model is built in",
+    "checkpoint": "a run's checkpoints: list, show, verify, compare, convert",
     "backtest": "forecasts against measured tables, published ones or your own",
     "probe": "measure this machine: compute, memory, links",
     "schema": "the JSON schema of spec files, for editors",
@@ -95,7 +96,7 @@ def _verb_parser(verb: str, module: ModuleType) -> Parser:
 def _overview() -> Parser:
     from paceline.version import __version__
 
-    verbs = "\n".join(f"  {verb:<9}{purpose}" for verb, purpose in VERBS.items())
+    verbs = "\n".join(f"  {verb:<11}{purpose}" for verb, purpose in VERBS.items())
     parser = Parser(
         prog="paceline", usage="paceline VERB [SPEC] [options]",
         description="Plan, price, prove and run the training of PyTorch models on however many devices there are.\n\n"

@@ -139,7 +139,7 @@ def _status(end: RunEnded | None, done: int, planned: int | None, wall_seconds: 
 
 
 def _checkpoints(records: Records) -> Checkpoints:
-    written = records.of(CheckpointRecord)
+    written = [record for record in records.of(CheckpointRecord) if record.tier is None]
     last = written[-1] if written else None
     return Checkpoints(
         count=len(written),

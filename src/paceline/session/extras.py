@@ -12,6 +12,11 @@ from paceline.spec.run import RunSpec
 def check_extras(run: RunSpec) -> None:
     """Raise MissingExtra where an option needs a package that is not installed, ConfigError where one is wrong."""
     Redactor(run.redact)
+    if run.checkpoints.remote:
+        try:
+            import_module("fsspec")
+        except ImportError as error:
+            raise MissingExtra("fsspec", "remote", "run.checkpoints.remote") from error
     if run.tensorboard:
         try:
             import_module("tensorboard.summary.writer.event_file_writer")

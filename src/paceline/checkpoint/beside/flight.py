@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import torch.distributed as dist
@@ -14,6 +15,9 @@ from paceline.checkpoint.beside.stage import Staged
 from paceline.checkpoint.ranks import Ranks
 from paceline.checkpoint.save import CheckpointInfo, Written, giving_up, publish, write
 from paceline.checkpoint.save_plan import KeptPlan
+from paceline.checkpoint.snapshot import Snapshot
+from paceline.checkpoint.tiers.retention import Retention
+from paceline.checkpoint.tiers.unchanged import Unchanged
 from paceline.errors import StorageError
 from paceline.patience import Patience
 
@@ -25,25 +29,42 @@ class SaveTo:
     """Where a save goes and what belongs to it: the same for every save of a training."""
 
     root: Path
-    keep_last: int
+    keep_last: int | Retention
     kept: KeptPlan = field(default_factory=KeptPlan)
     fence: Callable[[], None] | None = None
+    beside: tuple[Path, ...] = ()  # roots of the other tiers
+    unchanged: Unchanged = field(default_factory=Unchanged)
+
+
+@dataclass(frozen=True)
+class SaveOutcome:
+    """What became of a save to one place: the checkpoint or the error, and the seconds from the snapshot on."""
+
+    to: SaveTo
+    seconds: float
+    info: CheckpointInfo | None = None
+    error: BaseException | None = None
+
+    @property
+    def has_lost_a_peer(self) -> bool:
+        """Whether it failed because a rank stopped answering: the group cannot be used again."""
+        return isinstance(getattr(self.error, "__cause__", None), RuntimeError)
 
 
 class SaveInFlight:
-    """A save under way. `info` is the checkpoint when it is published, `error` why there is none.
+    """A save under way, to one place after the other; `outcomes` has what became of it where it has ended.
 
     Every rank starts one, with its own staged snapshot of one step, and no other save runs on their group meanwhile.
     The thread ends with the process, wherever it hangs.
     """
 
-    def __init__(self, to: SaveTo, staged: Staged, group: dist.ProcessGroup | None, limit_seconds: float) -> None:
+    def __init__(
+        self, to: Sequence[SaveTo], staged: Staged, group: dist.ProcessGroup | None, limit_seconds: float
+    ) -> None:
         self.step, self.staged, self.group = staged.taken.step, staged, group
-        self.info: CheckpointInfo | None = None
-        self.error: BaseException | None = None
-        self.abandoned = False
-        self.began, self.seconds = time.perf_counter(), 0.0
+        self.outcomes: list[SaveOutcome] = []
         self._to, self._patience = to, Patience(limit_seconds)
+        self._abandoned, self._began = False, time.perf_counter()
         self._thread = threading.Thread(target=self._run, name="paceline-save", daemon=True)
         self._thread.start()
 
@@ -55,7 +76,7 @@ class SaveInFlight:
     @property
     def age_seconds(self) -> float:
         """How long ago the save began."""
-        return time.perf_counter() - self.began
+        return time.perf_counter() - self._began
 
     def wait(self) -> bool:
         """Return whether the save ended within its limit; wait for it until then."""
@@ -65,7 +86,7 @@ class SaveInFlight:
 
     def abandon(self, seconds: float) -> None:
         """Have the save end without a checkpoint: peers that may be dead are waited for no longer."""
-        self.abandoned = True
+        self._abandoned = True
         if self.is_running and self.group is not None:
             self.group.abort()
         patience = Patience(seconds)
@@ -73,23 +94,27 @@ class SaveInFlight:
             self._thread.join(LOOK_SECONDS)
 
     def _run(self) -> None:
-        try:
-            self.info = self._save()
-        except BaseException as error:  # whoever asks for the outcome gets it
-            self.error = error
-        self.seconds = time.perf_counter() - self.began
+        taken: Snapshot | None = None
+        for to in self._to:
+            try:
+                taken = taken or self._arrived(to)
+                self.outcomes.append(SaveOutcome(to, self.age_seconds, self._save(to, taken)))
+            except BaseException as error:  # whoever asks for the outcome gets it
+                self.outcomes.append(SaveOutcome(to, self.age_seconds, error=error))
 
-    def _save(self) -> CheckpointInfo:
-        to, alone = self._to, self.group is None
-        waiting = Written(to.root, self.step, Ranks(self.group, alone))
+    def _arrived(self, to: SaveTo) -> Snapshot:
+        waiting = Written(to.root, self.step, Ranks(self.group, self.group is None))
         with giving_up(waiting):
-            taken = waiting.ranks.attempt(waiting.what, self.staged.arrived)
-        written = write(to.root, taken, process_group=self.group, kept=to.kept, alone=alone)
-        return publish(written, keep_last=to.keep_last, fence=self._check)
+            return waiting.ranks.attempt(waiting.what, self.staged.arrived)
 
-    def _check(self) -> None:
+    def _save(self, to: SaveTo, taken: Snapshot) -> CheckpointInfo:
+        alone = self.group is None
+        written = write(to.root, taken, process_group=self.group, kept=to.kept, alone=alone, unchanged=to.unchanged)
+        return publish(written, keep_last=to.keep_last, fence=partial(self._check, to), beside=to.beside)
+
+    def _check(self, to: SaveTo) -> None:
         """Raise where the save must not be published any more."""
-        if self.abandoned:
+        if self._abandoned:
             raise StorageError(f"the save of step {self.step} was given up", "the ranks that made it part")
-        if self._to.fence is not None:
-            self._to.fence()
+        if to.fence is not None:
+            to.fence()

@@ -20,16 +20,19 @@ from paceline.checkpoint import (
     CheckpointInfo,
     IndexReader,
     KeptPlan,
-    find_latest,
     load_latest,
     materialise_optimizer_state,
     read_manifest,
     save_checkpoint,
     training_state,
 )
+from paceline.checkpoint.ranks import Ranks
+from paceline.checkpoint.tiers.newest import newest_first
+from paceline.checkpoint.tiers.remote import fetch_newer
 from paceline.errors import ConfigError, VerificationFailed
 from paceline.run.assemble import Assembled
 from paceline.run.process.world import World
+from paceline.run.survive.saving.memory_tier import memory_root
 from paceline.run.updates.joined import JoinedOptimizer
 from paceline.run.updates.optimizer import named_parameters
 from paceline.spec.layout import Layout
@@ -128,8 +131,12 @@ def restore(run: RunIdentity, built: Assembled, plan: Plan, world: World) -> Res
     another way, and VerificationFailed where the learning rate would take another course though nothing in the task
     says so.
     """
-    root, sync, optimizer, scaler = checkpoint_root(run.dir), built.stepper.sync, built.optimizer, built.stepper.scaler
-    newest = find_latest(root) if world.is_first and root.is_dir() else None
+    sync, optimizer, scaler = built.stepper.sync, built.optimizer, built.stepper.scaler
+    in_memory = world.share(memory_root(run.dir))
+    roots = [root for root in (in_memory, checkpoint_root(run.dir)) if root is not None]
+    url, ranks = run.spec.run.checkpoints.remote, Ranks(alone=world.size == 1)
+    fetched = ranks.from_first(f"{url} was not read", lambda: fetch_newer(url, roots, roots[-1])) if url else []
+    newest = next((found.path for found in newest_first(roots).complete), None) if world.is_first else None
     manifest = read_manifest(newest) if newest else None
     written = world.share(json.dumps(dict(manifest.extra)) if manifest else "")
     stored = json.loads(
@@ -145,7 +152,7 @@ def restore(run: RunIdentity, built: Assembled, plan: Plan, world: World) -> Res
         prefix = sync.optimizer_prefix
         reached = {name.rpartition(".")[0].removeprefix(prefix) for name in stored if name.startswith(prefix)}
         optimizer.begin([weight for name, weight in named_parameters(built.model) if name in reached])
-    found = load_latest(root, _state(built), alone=world.size == 1)
+    found = load_latest(roots, _state(built), alone=world.size == 1)
     if found is None:
         return None
     path, extra, skipped, unchecked = found
@@ -153,7 +160,9 @@ def restore(run: RunIdentity, built: Assembled, plan: Plan, world: World) -> Res
         scaler.load(extra["scaler"])
     if built.stepper.guard is not None:
         built.stepper.guard.load(extra.get("guard"))
-    notes = [*(f"skipped {reason}" for reason in skipped), *changes]
+    notes = [*fetched, *(f"skipped {reason}" for reason in skipped), *changes]
+    if path.parent == in_memory:
+        notes.append(f"the memory of this machine has the newest checkpoint, of step {extra['progress']['step']}")
     if unchecked:
         also = f" and {len(unchecked) - 1} more" if len(unchecked) > 1 else ""
         notes.append(f"the values of {unchecked[0]}{also} were not checked: the checkpoint has no fingerprint of them")

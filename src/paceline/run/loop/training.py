@@ -37,10 +37,10 @@ from paceline.run.survive.health.guard import RollBack
 from paceline.run.survive.health.passed_over import PassedOver
 from paceline.run.survive.health.second_look import SecondLook
 from paceline.run.survive.health.stragglers import Stragglers
-from paceline.run.survive.keeper import CheckpointKeeper
 from paceline.run.survive.points import points_of
 from paceline.run.survive.recovered import Recovered
 from paceline.run.survive.replay import SWITCHES, StepBefore, expected_step, hold_against
+from paceline.run.survive.saving.keeper import CheckpointKeeper
 from paceline.spec.amounts import in_steps
 from paceline.spec.load import Spec
 from paceline.spec.plan import Plan
@@ -83,7 +83,6 @@ class Training:
         self._unended: weakref.finalize[..., Training] | None = None  # an end that waits for its reason
         self._warmup = self._steps(task.schedule.warmup) or 0
         self._decay = self._steps(task.schedule.decay) or max(1, brief.steps // 10)
-        self._checkpoint_every = self._steps(spec.run.checkpoint_every)
         self._check_every = self._steps(spec.run.check_every)
         self._evaluate_every = self._steps(spec.run.evaluate_every) if self.held_out else None
         peak, schedule = task.optimizer.lr, task.schedule
@@ -102,9 +101,13 @@ class Training:
         if world.is_first:
             journal = Journal(run_dir, self._fence, spec.run.group_read)
             status = StatusLine(brief, self._steps(spec.run.log_every) or 1)
-            every: list[Sink] = [journal, status, *(open_sink(run_dir) for open_sink in sinks)]
-            self._record = Recorder(run_dir, journal.attempt, spec, brief, world, self._meter, every)
-        self._keeper = CheckpointKeeper(self._run, self._record, self._fence, restored.path if restored else None)
+            sunk: list[Sink] = [journal, status, *(open_sink(run_dir) for open_sink in sinks)]
+            self._record = Recorder(run_dir, journal.attempt, spec, brief, world, self._meter, sunk)
+        saved = spec.run.checkpoints
+        often = (spec.run.checkpoint_every, saved.memory_every, saved.remote_every)
+        every = tuple(self._steps(amount) for amount in often)
+        good = restored.path if restored else None
+        self._keeper = CheckpointKeeper(self._run, self._record, self._fence, every, good, self.progress.step)
         bar = unigram_bar(self.source, self.held_out, spec.run.evaluate_samples) if world.is_first else None
         self._record.started(self.progress, restored, bar)
         self._record.decided_before(self._recovered.decisions)
@@ -195,6 +198,7 @@ class Training:
                         "the loop body did not call run.step(batch)",
                         "call stats = run.step(batch) once for every batch",
                     )
+            self._keeper.close(self.world)
             self._points.reached("ended", self.progress.step)
             self._ended("complete")
         except GeneratorExit:
@@ -319,11 +323,13 @@ class Training:
             raise Requeue(because)
         if last:
             self._save()  # as above: a second SIGINT that waits has nothing left to end
-        elif self._checkpoint_every and step % self._checkpoint_every == 0:
-            self._points.reached("save", step)
+        else:
+            if self._keeper.tiers.due(step):
+                self._points.reached("save", step)
             with self._stop.saving():
-                self._keeper.save(self._under.built, self.brief.plan, self.world, self.progress)
-            self._stop.interrupt_if_asked()
+                saved = self._keeper.save_if_due(self._under.built, self.brief.plan, self.world, self.progress)
+            if saved:
+                self._stop.interrupt_if_asked()
 
     def _ids_read(self, batch: StepBatch) -> list[int]:
         """Return the sample ids that the ranks really read in this step, in order of position."""
@@ -344,6 +350,7 @@ class Training:
         held_out = for_device(self.held_out, self.world.device.type, self.spec.task.model)
         result = evaluate(self._stepper, held_out, self.spec.run.evaluate_samples, self._under.data_rank)
         self._record.evaluation(self.progress.step, result)
+        self._keeper.evaluated(self.progress.step, result["loss"])
         return result["loss"]
 
     def save(self) -> Path:

@@ -145,9 +145,11 @@ class Recorder:
         """Record an evaluation."""
         self._write(EvaluationRecord(step, result["loss"], result["weight"], result["seconds"]))
 
-    def checkpoint(self, step: int, path: Path, size: int, seconds: float, stall_seconds: float) -> None:
+    def checkpoint(
+        self, step: int, path: Path | str, size: int, seconds: float, stall_seconds: float, tier: str | None = None
+    ) -> None:
         """Record a published checkpoint."""
-        self._write(CheckpointRecord(step, str(path), size, seconds, stall_seconds))
+        self._write(CheckpointRecord(step, str(path), size, seconds, stall_seconds, tier))
 
     def decided(self, what: str, before: Any, after: Any, because: str, evidence: Any = None) -> None:
         """Say and record an automatic choice."""

@@ -234,6 +234,7 @@ class CheckpointRecord(Record):
             if_any=True,
         ),
     ] = None
+    tier: Annotated[str | None, Told("`memory` or `remote` where it is not in the run's directory", if_any=True)] = None
 
     @property
     def cost_seconds(self) -> float | None:

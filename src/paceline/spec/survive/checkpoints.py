@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from paceline.config.fields import option
+from paceline.units import Amount
 
 
 @dataclass(frozen=True)
@@ -17,6 +18,38 @@ class CheckpointsSpec:
         " (auto: where that has room for the copy)",
         choices=("auto", "on", "off"),
     )
+    interval: str = option(
+        "fixed",
+        "auto: as often as costs the least, from measured costs and the cluster's failure rate; checkpoint_every and"
+        " memory_every are then the longest intervals",
+        choices=("fixed", "auto"),
+    )
+    memory_every: Amount | None = option(
+        None,
+        "steps, samples or tokens between copies in the memory of the machine, which a killed process does not take"
+        " along",
+        quantity="amount",
+        units=("steps", "samples", "tokens"),
+    )
+    keep_for: float | None = option(
+        None,
+        "how long the run.keep_last newest stay on disk; the newest always does",
+        quantity="duration",
+        above=0.0,
+    )
+    keep_best: int = option(
+        0,
+        "how many more stay on disk for the least held-out loss, of those saved after an evaluation",
+        minimum=0,
+    )
+    remote: str = option("", "a URL of fsspec, such as s3://bucket/run, to which checkpoints are copied as well")
+    remote_every: Amount | None = option(
+        None,
+        "steps, samples or tokens between checkpoints that are copied to `remote`; unset means every one on disk",
+        quantity="amount",
+        units=("steps", "samples", "tokens"),
+    )
+    remote_keep: int = option(3, "how many checkpoints are kept in `remote`", minimum=1)
     hanging_after: float = option(
         600.0,
         "a save that takes longer counts as hanging: training goes on without it, and the process ends without it",

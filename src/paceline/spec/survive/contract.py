@@ -106,6 +106,17 @@ def check_contract(then: Mapping[str, Any], now: Mapping[str, Any], run_dir: obj
     return told
 
 
+def changes_between(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """Return every option in which two specs as data differ, with what a resume would make of that."""
+    before, after = dict(_flat(then)), dict(_flat(now))
+    clauses = {option: clause_of(option) for option in {**before, **after} if before.get(option) != after.get(option)}
+    return [
+        f"{option}: {before.get(option)!r} and {after.get(option)!r} ({clause.on_resume} on resume)"
+        for option, clause in clauses.items()
+        if clause is not None
+    ]
+
+
 def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
     """Yield (dotted key, value) of nested tables."""
     for key, value in values.items():

@@ -1,0 +1,144 @@
+"""What checkpoints cost: the stall against the step, and the rate of saves and loads against the disk's own.
+
+    python benchmarks/checkpoint_stall.py [--quick] [--model llama-11m] [--devices 2] [--dir DIR] [--json OUT] [--save]
+
+The same run is made with checkpoints beside training and with training waiting for them. The disk's own rate is that of
+as many bytes, written to the same folder in one piece and flushed, and read again; it is measured in the same minutes.
+A file that was just written is read from memory: the load is of that kind too.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from common import RESULTS, machine
+
+from paceline.checkpoint import list_checkpoints, load_checkpoint, read_index, save_checkpoint
+from paceline.spec.journal.reading import read_journal
+
+PIECE_BYTES = 2**26
+ROUNDS = 3
+
+
+def train(options: argparse.Namespace, run_dir: Path, asynchronous: str) -> dict[str, float]:
+    """Train and return seconds of a step, of a stall and of a whole save, and a checkpoint's bytes (medians)."""
+    settings = {
+        "task.model.name": options.model, "task.data.source": "stdlib", "task.data.max_bytes": "1 MB",
+        "task.data.seq_len": 128, "task.global_batch": f"{options.samples} samples",
+        "task.stop": f"{options.steps} steps",
+        "cluster.device": "cpu", "cluster.devices": options.devices, "cluster.probe": False,
+        "run.checkpoint_every": f"{options.every} steps", "run.evaluate_every": "none", "run.verify": False,
+        "run.checkpoints.asynchronous": asynchronous, "run.dir": str(run_dir),
+    }  # fmt: skip
+    words = [sys.executable, "-m", "paceline", "train"]
+    for key, value in settings.items():
+        words += ["--set", f"{key}={json.dumps(value) if isinstance(value, bool) else value}"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(words, capture_output=True, text=True, env=environment, check=False)
+    if done.returncode:
+        raise SystemExit(done.stdout + done.stderr)
+    journal = list(read_journal(run_dir))
+    steps = [line["seconds"]["total"] for line in journal if line["kind"] == "step" and line["step"] > 1]
+    saves = [line for line in journal if line["kind"] == "checkpoint"][:-1]  # the last one is waited for in any case
+    return {
+        "step_seconds": statistics.median(steps),
+        "stall_seconds": statistics.median(line["stall_seconds"] for line in saves),
+        "save_seconds": statistics.median(line["seconds"] for line in saves),
+        "bytes": saves[-1]["bytes"],
+    }
+
+
+def seconds_of(work: Callable[[], object]) -> float:
+    """Return the median time of a few calls."""
+    taken = []
+    for _ in range(ROUNDS):
+        began = time.perf_counter()
+        work()
+        taken.append(time.perf_counter() - began)
+    return statistics.median(taken)
+
+
+def disk_rates(folder: Path, size: int) -> tuple[float, float]:
+    """Return bytes per second written and flushed, and read, in pieces of one file of that size."""
+    path, piece = folder / "raw", os.urandom(PIECE_BYTES)
+
+    def write() -> None:
+        with path.open("wb") as file:
+            for begin in range(0, size, PIECE_BYTES):
+                file.write(piece[: size - begin])
+            file.flush()
+            os.fsync(file.fileno())
+
+    def read() -> None:
+        buffer = bytearray(PIECE_BYTES)
+        with path.open("rb", buffering=0) as file:
+            while file.readinto(buffer):
+                pass
+
+    written, read_in = seconds_of(write), seconds_of(read)
+    path.unlink()
+    return size / written, size / read_in
+
+
+def own_rates(run_dir: Path) -> tuple[float, float]:
+    """Return bytes per second of a save and of a load of the newest checkpoint's state, by one process."""
+    newest = list_checkpoints(run_dir / "checkpoints").complete[0]
+    index = read_index(newest.path, newest.manifest)
+    state = {name: torch.empty(entry.shape, dtype=getattr(torch, entry.dtype)) for name, entry in index.items()}
+    size = newest.manifest.total_bytes
+    loaded = seconds_of(lambda: load_checkpoint(newest.path, state))
+    root = run_dir / "again"
+    saved = seconds_of(lambda: save_checkpoint(root, 1, state, {}, keep_last=1))
+    return size / saved, size / loaded
+
+
+def main() -> None:
+    """Print the tables."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--model", default="llama-11m")
+    parser.add_argument("--devices", type=int, default=2)
+    parser.add_argument("--samples", type=int, default=16)
+    parser.add_argument("--steps", type=int, default=24)
+    parser.add_argument("--every", type=int, default=6)
+    parser.add_argument("--dir", type=Path, help="a folder on the disk that is measured")
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--save", action="store_true")
+    options = parser.parse_args()
+    if options.quick:
+        options.model, options.devices, options.samples, options.steps, options.every = "llama-1m", 1, 2, 6, 2
+    with tempfile.TemporaryDirectory(prefix="checkpoint-stall-", dir=options.dir) as folder:
+        runs = {name: train(options, Path(folder, name), name) for name in ("on", "off")}
+        written, read = disk_rates(Path(folder), int(runs["on"]["bytes"]))
+        saved, loaded = own_rates(Path(folder, "on"))
+    result: dict[str, Any] = {"machine": machine(), "model": options.model, "devices": options.devices, "runs": runs}
+    result["rates"] = {"disk_write": written, "save": saved, "disk_read": read, "load": loaded}
+    print(f"{options.model} on {options.devices} processes, {runs['on']['bytes'] / 1e6:.0f} MB a checkpoint\n")
+    print("| checkpoints | step | stall | stall over step | whole save |\n|---|---|---|---|---|")
+    for name, title in (("on", "beside training"), ("off", "training waits")):
+        one = runs[name]
+        ratio = one["stall_seconds"] / one["step_seconds"]
+        print(f"| {title} | {one['step_seconds']:.3f} s | {one['stall_seconds'] * 1e3:.1f} ms | {ratio:.1%} |"
+              f" {one['save_seconds']:.3f} s |")  # fmt: skip
+    print("\n| one process | MB/s | over the disk's own |\n|---|---|---|")
+    for name, of in (("save", "disk_write"), ("load", "disk_read")):
+        rates = result["rates"]
+        print(f"| {name} | {rates[name] / 1e6:.0f} | {rates[name] / rates[of]:.0%} |")
+    for path in [options.json, RESULTS / "checkpoint_stall.json" if options.save else None]:
+        if path:
+            path.write_text(json.dumps(result, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

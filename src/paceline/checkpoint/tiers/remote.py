@@ -1,0 +1,165 @@
+"""Checkpoints in remote storage that fsspec reaches: copied file by file, the manifest last, and read back.
+
+An object store has no rename, so what has no manifest there is no checkpoint. What is fetched is checked like any other
+checkpoint before it is used.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from paceline.checkpoint.folder import create_partial, verify_checkpoint
+from paceline.checkpoint.manifest import MANIFEST_NAME, Manifest, read_manifest
+from paceline.checkpoint.tiers.newest import next_sequence
+from paceline.errors import MissingExtra, StorageError
+
+PIECE_BYTES = 2**22
+ATTEMPTS = 1000  # names that are tried for a checkpoint of one step
+
+
+@dataclass(frozen=True)
+class Copied:
+    """A checkpoint in remote storage, what it is long, and the older ones that went after it."""
+
+    url: str
+    bytes: int
+    removed: tuple[str, ...] = ()
+
+
+class RemoteStore:
+    """The checkpoints below a URL. Every method raises StorageError for whatever the storage answers."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+        try:
+            from fsspec.core import url_to_fs
+        except ImportError as error:
+            raise MissingExtra("fsspec", "remote", "a checkpoint in remote storage") from error
+        with self._told("cannot be reached"):
+            found: tuple[Any, str] = url_to_fs(url)
+            self._files, root = found
+            self._root = root.rstrip("/")
+
+    def copy(self, folder: Path, keep_last: int) -> Copied:
+        """Copy a published checkpoint, read the copy back, and remove older ones beyond `keep_last`."""
+        manifest = read_manifest(folder)
+        with self._told(f"did not take {folder.name}"):
+            target = self._free_name(folder)
+            self._files.makedirs(target, exist_ok=True)
+            for name, entry in manifest.files.items():
+                self._files.put_file(str(folder / name), f"{target}/{name}")
+                if self._digest(f"{target}/{name}") != (entry.bytes, entry.sha256):
+                    raise StorageError(f"{self.url} did not take {folder.name}", f"{name} reads back otherwise")
+            self._files.put_file(str(folder / MANIFEST_NAME), f"{target}/{MANIFEST_NAME}")
+            if self._files.cat_file(f"{target}/{MANIFEST_NAME}") != (folder / MANIFEST_NAME).read_bytes():
+                raise StorageError(f"{self.url} did not take {folder.name}", f"{MANIFEST_NAME} reads back otherwise")
+            removed = self._remove_old(keep_last, target)
+        return Copied(self._files.unstrip_protocol(target), manifest.total_bytes, removed)
+
+    def fetch_newest(self, root: Path, newer_than: int) -> Path | None:
+        """Return a checkpoint copied into the folder `root`, the newest sound one whose sequence number is higher.
+
+        None where there is none. One that arrives damaged is passed over.
+        """
+        for name, manifest in self._complete():
+            if manifest.sequence <= newer_than:
+                return None
+            try:
+                return self._fetch(name, manifest, root)
+            except StorageError:
+                continue
+        return None
+
+    def names(self) -> list[str]:
+        """Return the names of the complete checkpoints, newest first."""
+        return [name for name, _ in self._complete()]
+
+    def _fetch(self, name: str, manifest: Manifest, root: Path) -> Path:
+        partial = create_partial(root, manifest.step)
+        try:
+            with self._told(f"did not give {name}"):
+                for file in (*manifest.files, MANIFEST_NAME):
+                    self._files.get_file(f"{self._root}/{name}/{file}", str(partial.folder / file))
+            verify_checkpoint(partial.folder)
+            return partial.publish(manifest.step)
+        except BaseException:
+            partial.discard()
+            raise
+
+    def _complete(self) -> list[tuple[str, Manifest]]:
+        """Return names and manifests, newest first; what has no sound manifest is none."""
+        found: list[tuple[str, Manifest]] = []
+        with self._told("cannot be listed"), tempfile.TemporaryDirectory(prefix="paceline-remote-") as folder:
+            paths = self._files.ls(self._root, detail=False) if self._files.exists(self._root) else []
+            for path in paths:
+                name = path.rstrip("/").rpartition("/")[2]
+                if not name.startswith("step-") or not self._files.exists(f"{self._root}/{name}/{MANIFEST_NAME}"):
+                    continue
+                here = Path(folder, str(len(found)))
+                here.mkdir()
+                self._files.get_file(f"{self._root}/{name}/{MANIFEST_NAME}", str(here / MANIFEST_NAME))
+                try:
+                    found.append((name, read_manifest(here)))
+                except StorageError:
+                    shutil.rmtree(here)
+        return sorted(found, key=lambda pair: (pair[1].sequence, pair[1].step), reverse=True)
+
+    def _free_name(self, folder: Path) -> str:
+        """Return where a checkpoint goes: beside one of another run or another past that has its name."""
+        for attempt in range(ATTEMPTS):
+            target = f"{self._root}/{folder.name}" + (f".{attempt}" if attempt else "")
+            path = f"{target}/{MANIFEST_NAME}"
+            if not self._files.exists(path) or self._files.cat_file(path) == (folder / MANIFEST_NAME).read_bytes():
+                return target
+        raise StorageError(f"{self.url} did not take {folder.name}", f"it holds {ATTEMPTS} of that name", "another URL")
+
+    def _remove_old(self, keep_last: int, newest: str) -> tuple[str, ...]:
+        doomed = [name for name, _ in self._complete()[keep_last:] if f"{self._root}/{name}" != newest]
+        for name in doomed:
+            self._files.rm_file(f"{self._root}/{name}/{MANIFEST_NAME}")  # it is no checkpoint from here on
+            self._files.rm(f"{self._root}/{name}", recursive=True)
+        return tuple(doomed)
+
+    def _digest(self, path: str) -> tuple[int, str]:
+        """Return length and digest of what the storage gives for a file."""
+        digest, length = hashlib.sha256(), 0
+        with self._files.open(path, "rb") as file:
+            while piece := file.read(PIECE_BYTES):
+                digest.update(piece)
+                length += len(piece)
+        return length, digest.hexdigest()
+
+    @contextmanager
+    def _told(self, what: str) -> Iterator[None]:
+        try:
+            yield
+        except StorageError:
+            raise
+        except Exception as error:  # each storage has errors of its own, with no common type
+            because = f"{type(error).__name__}: {error}"
+            raise StorageError(f"{self.url} {what}", because, "check the URL and the right to write to it") from error
+
+
+def fetch_newer(url: str, roots: list[Path], into: Path) -> list[str]:
+    """Fetch the newest checkpoint of a URL where it is newer than all in the roots; return what happened, in words.
+
+    Storage that cannot be reached is told and costs nothing where there are checkpoints here. Raises StorageError where
+    there are none: a run that had progress must not begin anew because a network is down.
+    """
+    if not url:
+        return []
+    newest = next_sequence(roots) - 1
+    try:
+        path = RemoteStore(url).fetch_newest(into, newest)
+    except StorageError as error:
+        if not newest:
+            raise
+        return [f"{error.what}: {error.because}"]
+    return [] if path is None else [f"fetched {path.name} from {url}, which is newer than all that is here"]

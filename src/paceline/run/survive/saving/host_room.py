@@ -1,0 +1,27 @@
+"""Room in the host's memory: whether a copy of a run's state fits there, for all ranks of a machine."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Mapping
+
+import torch
+
+from paceline.checkpoint.beside.stage import bytes_to_stage
+from paceline.cluster.machine import available_memory_bytes
+from paceline.run.process.world import World
+from paceline.units import format_bytes
+
+SPARE = 2  # so many times the room that a copy takes must be free for one that nobody asked for
+
+
+def why_not_beside(tensors: Mapping[str, torch.Tensor], world: World) -> str:
+    """Return why checkpoints had better not be written beside training, or "". Every rank calls it, and they agree."""
+    of_ranks = world.gather((platform.node(), bytes_to_stage(tensors)))
+    needed = sum(size for machine, size in of_ranks if machine == platform.node())
+    free = available_memory_bytes()
+    short = [each for each in world.gather((needed, free)) if SPARE * each[0] > each[1]]
+    if not short:
+        return ""
+    size, room = (format_bytes(number) for number in short[0])
+    return f"the copies of a machine's ranks take {size} of host memory, of which {room} are free"

@@ -1,0 +1,280 @@
+"""The keeper of a run's checkpoints: saves beside training, one at a time, and goes on where storage fails.
+
+What became of a save is agreed on by all ranks when the next one begins. Until then only the journal hears of it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from paceline.checkpoint import save_checkpoint
+from paceline.checkpoint.beside.flight import SaveInFlight, SaveOutcome
+from paceline.checkpoint.beside.stage import HostStage
+from paceline.checkpoint.tiers.retention import HELD_OUT
+from paceline.errors import Requeue, RunInUse, StorageError
+from paceline.run.assemble import Assembled
+from paceline.run.loop.resume import Progress, RunIdentity, saved_state
+from paceline.run.process.world import World
+from paceline.run.record.recorder import Recorder, SilentRecorder
+from paceline.run.survive.saving.host_room import why_not_beside
+from paceline.run.survive.saving.pace import SavingPace
+from paceline.run.survive.saving.remote_copies import RemoteCopies
+from paceline.run.survive.saving.tiers import DISK, MEMORY, Tier, Tiers
+from paceline.spec.plan import Plan
+from paceline.units import format_seconds
+
+ABANDON_SECONDS = 2.0  # for a thread that has lost its peers to end
+PRESSURE_SECONDS = 0.01  # a shorter wait for the save before is none
+
+
+class CheckpointKeeper:
+    """Saves a run's state. Every rank has one and calls the same in the same order.
+
+    A save that fails costs the run nothing but a warning: the next one is tried when it is due. `good` is the newest
+    checkpoint in the run's directory that is known to be whole, if there is one.
+    """
+
+    def __init__(
+        self,
+        run: RunIdentity,
+        record: Recorder | SilentRecorder,
+        fence: Callable[[], None] | None,
+        every_steps: Sequence[int | None],
+        good: Path | None = None,
+        begun_step: int = 0,
+    ) -> None:
+        """`every_steps` are the steps between checkpoints on disk, in memory and in remote storage."""
+        self.good = good
+        self._run, self._record, self._spec = run, record, run.spec.run.checkpoints
+        self._pace = SavingPace(run.spec, dict(zip((DISK, MEMORY), every_steps, strict=False)), begun_step)
+        self.tiers = Tiers(run, record, fence, self._pace.cadences)
+        self._remote = RemoteCopies(self._spec, every_steps[2], record)
+        self._is_first = isinstance(record, Recorder)
+        self._stage = HostStage()
+        self._held_out: dict[str, Any] = {}
+        self._flight: SaveInFlight | None = None
+        self._is_told = False  # of what became of that
+        self._stall_seconds = self._copy_seconds = 0.0  # of that, on the host; the second without waiting for another
+        self._beside = {"on": True, "off": False}.get(self._spec.asynchronous)
+        self._failures, self._is_pressed = 0, False
+
+    # ---- saving ----------------------------------------------------------------------------------------------------
+
+    def save_if_due(self, built: Assembled, plan: Plan, world: World, progress: Progress) -> bool:
+        """Begin the checkpoints that are due after this step, or make them where the run saves so; return if any was.
+
+        What fails is a warning. Raises Requeue, or StorageError where there is no checkpoint, after too many failures.
+        """
+        self._pace.stepped()
+        if self._pace.adapts and not self._pace.is_chosen:
+            tensors, _ = saved_state(self._run, built, plan, progress)
+            self._pace.assume(tensors, world)
+            self._pace.choose(world, self._record)
+        if not self.tiers.due(progress.step):
+            return False
+        try:
+            return self._save_due(built, plan, world, progress)
+        finally:
+            self._pace.saves_ended()
+
+    def _save_due(self, built: Assembled, plan: Plan, world: World, progress: Progress) -> bool:
+        """Begin the checkpoints that are due, or make them; return whether there was any."""
+        tensors, extra = self._state(built, plan, progress)
+        if self._beside is None:
+            because = why_not_beside(tensors, world)
+            self._beside = not because
+            if because:
+                self._record.decided("checkpoint", "beside training", "while training waits", because)
+        tiers = self.tiers.ready(progress.step, tensors, world)
+        began = time.perf_counter()
+        self._pace.saved_at(progress.step, [tier.name for tier in tiers])
+        if not tiers or not self._settled(world, progress.step):
+            return bool(tiers)
+        if self._pace.adapts:
+            self._pace.choose(world, self._record)
+        if self._beside:
+            copied = time.perf_counter()
+            staged = self._stage.take(progress.step, tensors, extra)
+            self._copy_seconds = time.perf_counter() - copied
+            limit = self._spec.hanging_after
+            group = world.groups.beside(timedelta(seconds=limit)) if world.size > 1 else None
+            self._is_told = False
+            self._flight = SaveInFlight([tier.to for tier in tiers], staged, group, limit)
+            self._stall_seconds = time.perf_counter() - began
+        else:
+            self._count([self._save_here(tier, built, plan, world, progress) for tier in tiers], world)
+        return True
+
+    def save_now(self, built: Assembled, plan: Plan, world: World, progress: Progress) -> Path:
+        """Return the folder of a checkpoint of this moment on disk, which is there by then. Raises StorageError."""
+        if not self._settled(world, progress.step):
+            raise StorageError(
+                f"the checkpoint of step {progress.step} was not saved in {self.tiers.disk.to.root}",
+                "the save before it hangs",
+                "look after the storage, or choose another run.dir",
+            )
+        made = self._save_here(self.tiers.disk, built, plan, world, progress, last=True)
+        if made.error is not None:
+            raise made.error
+        assert made.info is not None
+        self.good, self._failures = made.info.path, 0
+        return made.info.path
+
+    def save_or_keep(self, built: Assembled, plan: Plan, world: World, progress: Progress) -> Path:
+        """Return `save_now`, or the newest checkpoint there is where that fails. Raises StorageError without one."""
+        try:
+            return self.save_now(built, plan, world, progress)
+        except RunInUse:
+            raise
+        except StorageError as error:
+            if self.good is None:
+                raise
+            self._tell_failure(error)
+            return self.good
+
+    def close(self, world: World) -> None:
+        """Finish remote copies, and give the memory tier back: the newest state is on disk. Every rank calls it."""
+        self._remote.finish()
+        if self._settled(world, 0) and world.is_first:
+            self.tiers.close()
+
+    def _save_here(
+        self, tier: Tier, built: Assembled, plan: Plan, world: World, progress: Progress, last: bool = False
+    ) -> SaveOutcome:
+        """Save to one tier while training waits, and record what is published; the `last` one is copied in any case."""
+        to, began = tier.to, time.perf_counter()
+        tensors, extra = self._state(built, plan, progress)
+        try:
+            info = save_checkpoint(
+                to.root, progress.step, tensors, extra, keep_last=to.keep_last, fence=to.fence, kept=to.kept,
+                alone=world.size == 1, beside=to.beside, unchanged=to.unchanged,
+            )  # fmt: skip
+        except StorageError as error:
+            return SaveOutcome(to, time.perf_counter() - began, error=error)
+        self._record.checkpoint(progress.step, info.path, info.bytes, info.seconds, info.seconds, tier.told)
+        self._pace.saved(tier.name, info.seconds, info.seconds)
+        self._on_disk(tier, info.path, progress.step, last)
+        return SaveOutcome(to, info.seconds, info)
+
+    def evaluated(self, step: int, loss: float) -> None:
+        """Take note of the held-out loss after a step: a checkpoint of that step has it, and may stay for it."""
+        self._held_out = {"step": step, "loss": loss}
+
+    def _state(
+        self, built: Assembled, plan: Plan, progress: Progress
+    ) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
+        tensors, extra = saved_state(self._run, built, plan, progress)
+        known = self._held_out.get("step") == progress.step
+        return tensors, {**extra, HELD_OUT: self._held_out} if known else extra
+
+    # ---- what became of it -----------------------------------------------------------------------------------------
+
+    def poll(self) -> None:
+        """Record a save that has ended since the last look. It waits for nothing."""
+        self._remote.poll()
+        flight = self._flight
+        if flight is None or flight.is_running or self._is_told:
+            return
+        self._is_told = True
+        stall = self._stall_seconds + flight.staged.device_seconds
+        for outcome in flight.outcomes:
+            if outcome.info is not None:
+                info, tier = outcome.info, self.tiers.of(outcome.to)
+                self._record.checkpoint(flight.step, info.path, info.bytes, outcome.seconds, stall, tier.told)
+                self._pace.saved(tier.name, self._copy_seconds + flight.staged.device_seconds, outcome.seconds)
+                self._on_disk(tier, info.path, flight.step)
+                stall = 0.0  # it is one stall for all tiers
+            elif outcome.error is not None:
+                self._tell_failure(outcome.error)
+
+    def _on_disk(self, tier: Tier, path: Path, step: int, last: bool = False) -> None:
+        """Have a checkpoint that was published copied to remote storage, where rank 0 does so."""
+        if tier.name == DISK and self._is_first:
+            self._remote.published(path, step, last)
+
+    def finish(self) -> None:
+        """Wait for the save under way and for remote copies, on this rank alone. One that hangs is given up."""
+        if self._flight is not None:
+            if self._flight.wait():
+                self.poll()
+            else:
+                self.abandon()
+        self._remote.finish()
+
+    def abandon(self) -> None:
+        """Give up the save under way: nothing waits for peers, which may be dead. Their group cannot be used again."""
+        if self._flight is not None:
+            self._flight.abandon(ABANDON_SECONDS)
+            self._flight = None
+
+    def _settled(self, world: World, step: int) -> bool:
+        """Return whether no save is under way; every rank waits for its own and they agree on what became of it."""
+        flight = self._flight
+        if flight is None:
+            return True
+        began, was_running = time.perf_counter(), flight.is_running
+        hangs = not flight.wait()
+        waited = time.perf_counter() - began if was_running else 0.0
+        lost = any(outcome.has_lost_a_peer for outcome in flight.outcomes)
+        agreed = world.maximum([float(hangs), float(lost)])
+        self.poll()
+        if agreed[0]:
+            what = f"the checkpoint of step {flight.step} is not written after {format_seconds(flight.age_seconds)}"
+            error = StorageError(what, f"that of step {step} is left out: the storage hangs")
+            self._tell_failure(error)
+            self._count([SaveOutcome(self.tiers.disk.to, flight.age_seconds, error=error)], world)
+            return False
+        self._flight = None
+        self._tell_pressure(flight, step, waited)
+        if agreed[1]:
+            world.groups.drop_beside()
+        self._count(flight.outcomes, world, told=True)
+        return True
+
+    def _count(self, outcomes: Sequence[SaveOutcome], world: World, told: bool = False) -> None:
+        """Count the saves to disk that failed one after another. Every rank calls it, and stops where it is pointless.
+
+        Raises Requeue where there is a checkpoint to go on from, StorageError where there is none.
+        """
+        for outcome in outcomes:
+            if isinstance(outcome.error, RunInUse):
+                raise outcome.error
+            if outcome.error is not None and not told and outcome.info is None:
+                self._tell_failure(outcome.error)
+        mine = [outcome for outcome in outcomes if self.tiers.of(outcome.to).name == DISK]
+        if not mine:
+            return
+        failed = world.maximum([float(any(outcome.error is not None for outcome in mine))]) != [0.0]
+        self.good = next((outcome.info.path for outcome in mine if outcome.info is not None), self.good)
+        self._failures = self._failures + 1 if failed else 0
+        if self._failures < self._spec.most_failures:
+            return
+        because = f"{self._failures} checkpoints in a row could not be saved"
+        if world.maximum([float(self.good is None)]) != [0.0]:
+            last = next((str(outcome.error) for outcome in mine if outcome.error is not None), "another rank could not")
+            raise StorageError(because, last, "mend the storage, or choose another run.dir")
+        raise Requeue(because)
+
+    def _tell_pressure(self, flight: SaveInFlight, step: int, waited: float) -> None:
+        if waited > PRESSURE_SECONDS and not self._is_pressed:
+            self._is_pressed = True
+            seconds = max((outcome.seconds for outcome in flight.outcomes), default=0.0)
+            self._record.decided(
+                "checkpoint",
+                f"step {flight.step} beside training",
+                f"step {step} waits",
+                f"the save of step {flight.step} took {format_seconds(seconds)}, and that of step {step} was due:"
+                f" training waited {format_seconds(waited)}, and will again, since one save is under way at a time",
+                {"write_seconds": seconds, "waited_seconds": waited},
+            )
+
+    def _tell_failure(self, error: BaseException) -> None:
+        what, because = (error.what, error.because) if isinstance(error, StorageError) else (str(error), "")
+        kept = f"; {self.good} is kept" if self.good else ""
+        self._record.fault(what, f"{because}{kept}")

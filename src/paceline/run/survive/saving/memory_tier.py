@@ -1,0 +1,85 @@
+"""The memory tier: checkpoints in the machine's own memory, which a killed process leaves and a lost machine does not.
+
+They have the format of those on disk, in a folder of the RAM disk that is the user's alone. The run's directory holds
+the folder's name, drawn at random: a run that is begun anew in a directory of the same name finds none.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import secrets
+import shutil
+import stat
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+
+from paceline.checkpoint.beside.stage import bytes_to_stage
+from paceline.cluster.machine import available_memory_bytes
+from paceline.durable import publish
+from paceline.errors import StorageError
+from paceline.run.process.world import World
+from paceline.units import format_bytes
+
+RAM_DISK = Path("/dev/shm")
+NAME = "memory-tier.json"  # in the run's directory
+PREFIX = "paceline-"
+HELD = 2  # checkpoints that are there at once: the newest, and the one that is being written
+
+
+def memory_root(run_dir: Path) -> Path | None:
+    """Return the folder in memory that holds checkpoints of the run, or None where this machine has none of it.
+
+    A folder that is not this user's own, or that others may write to, is none.
+    """
+    try:
+        known = json.loads((run_dir / NAME).read_text())
+        name = known["folder"]
+        folder = RAM_DISK / name
+        status = folder.lstat()
+    except (OSError, ValueError, TypeError, KeyError):
+        return None
+    is_name = isinstance(name, str) and name.startswith(PREFIX) and Path(name).name == name
+    is_private = stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid() and not status.st_mode & 0o077
+    return folder if is_name and is_private else None
+
+
+def make_memory_root(run_dir: Path) -> Path:
+    """Return the run's folder in memory, made if need be. Raises StorageError where it cannot be made."""
+    known = memory_root(run_dir)
+    if known is not None:
+        return known
+    folder = RAM_DISK / f"{PREFIX}{os.getuid()}-{secrets.token_hex(8)}"
+    unfinished = run_dir / f".{NAME}-{os.getpid()}"
+    try:
+        folder.mkdir(mode=0o700)
+        unfinished.write_text(json.dumps({"folder": folder.name, "host": platform.node()}))
+        publish(unfinished, run_dir / NAME)
+    except OSError as error:
+        raise StorageError(f"cannot keep checkpoints in {RAM_DISK}", str(error), "the disk alone") from error
+    return folder
+
+
+def remove_memory_root(run_dir: Path) -> None:
+    """Give back the memory of the run's folder, if there is one."""
+    known = memory_root(run_dir)
+    if known is not None:
+        shutil.rmtree(known, ignore_errors=True)
+        (run_dir / NAME).unlink(missing_ok=True)
+
+
+def why_no_memory_tier(tensors: Mapping[str, torch.Tensor], world: World) -> str:
+    """Return why a run of this state cannot keep checkpoints in memory, or "". Every rank calls it."""
+    size = int(world.sum([float(bytes_to_stage(tensors))])[0])  # copies count, of which one is written: an upper bound
+    machines = sorted(set(world.gather(platform.node())))
+    if len(machines) > 1:
+        return f"the ranks are on {len(machines)} machines, and each would hold a part only"
+    if not RAM_DISK.is_dir():
+        return f"there is no {RAM_DISK}"
+    free = min(available_memory_bytes(), shutil.disk_usage(RAM_DISK).free)
+    if world.share(free) < HELD * size:
+        return f"{HELD} checkpoints of up to {format_bytes(size)} do not fit into {format_bytes(free)} of free memory"
+    return ""

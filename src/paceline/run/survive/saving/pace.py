@@ -1,0 +1,94 @@
+"""The pace of a run's checkpoints: the cadence of each tier, as the spec says or as measured costs make it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+
+import torch
+
+from paceline.checkpoint.beside.stage import bytes_to_stage
+from paceline.run.process.world import World
+from paceline.run.record.recorder import Recorder, SilentRecorder
+from paceline.run.survive.saving.intervals import (
+    Cadence,
+    ChosenInterval,
+    Measured,
+    choose,
+    is_worth_a_change,
+    mtbf_seconds,
+)
+from paceline.run.survive.saving.tiers import MEMORY
+from paceline.simulate.defaults import rates_of
+from paceline.spec.load import Spec
+
+
+class SavingPace:
+    """When checkpoints are due. Rank 0 measures and chooses, and all ranks take what it chose."""
+
+    def __init__(self, spec: Spec, every_steps: Mapping[str, int | None], begun_step: int) -> None:
+        """`every_steps` are the spec's steps between checkpoints of each tier; an automatic choice stays below."""
+        self.adapts = spec.run.checkpoints.interval == "auto"
+        self.is_chosen = False
+        self._reliability, self._longest = spec.cluster.reliability, every_steps
+        self.cadences = {name: Cadence(every, self.adapts, begun_step) for name, every in every_steps.items()}
+        self._measured: dict[str, Measured] = {}
+        self._since = time.perf_counter()
+
+    # ---- what happens ----------------------------------------------------------------------------------------------
+
+    def stepped(self) -> None:
+        """Take note that a step has ended."""
+        now = time.perf_counter()
+        for measured in self._measured.values():
+            measured.stepped(now - self._since)
+        self._step_seconds, self._since = now - self._since, now
+
+    def saves_ended(self) -> None:
+        """Take note that training goes on after saves: the next step begins here."""
+        self._since = time.perf_counter()
+
+    def saved_at(self, step: int, tiers: Sequence[str]) -> None:
+        """Take note that these tiers have a checkpoint of the step, or have failed to make one."""
+        for name in tiers:
+            self.cadences[name].last = step
+
+    def saved(self, tier: str, stall_seconds: float, write_seconds: float) -> None:
+        """Take note of what a save to the tier took."""
+        if tier in self._measured:
+            self._measured[tier].saved(stall_seconds, write_seconds)
+
+    # ---- what is chosen --------------------------------------------------------------------------------------------
+
+    def assume(self, tensors: Mapping[str, torch.Tensor], world: World) -> None:
+        """Begin with what the spec assumes of the machines' rates. Every rank calls it after its first step."""
+        size = bytes_to_stage(tensors)
+        total = world.sum([float(size)])[0]
+        copy = size / self._reliability.host_bytes_per_second_per_device
+        write = {MEMORY: copy}
+        for name in self.cadences:
+            seconds = write.get(name, total / self._reliability.storage_bytes_per_second_per_node)
+            self._measured[name] = Measured(self._step_seconds, copy, seconds)
+
+    def choose(self, world: World, record: Recorder | SilentRecorder) -> None:
+        """Take the intervals that cost the least by now, where they differ enough. Every rank calls it."""
+        chosen: dict[str, ChosenInterval] = world.share(self._choices(world) if world.is_first else {})
+        for name, choice in chosen.items():
+            cadence = self.cadences[name]
+            if not self.is_chosen or is_worth_a_change(cadence.every_steps, choice.every_steps):
+                record.decided(
+                    f"{name} checkpoints", cadence.every_steps, choice.every_steps, choice.because, choice.evidence
+                )
+                cadence.every_steps = choice.every_steps
+        self.is_chosen = True
+
+    def _choices(self, world: World) -> dict[str, ChosenInterval]:
+        device = torch.cuda.get_device_name() if world.device.type == "cuda" else "cpu"
+        rates = rates_of(device, self._reliability)
+        found = {}
+        for name, longest in self._longest.items():
+            if longest and self.cadences[name].every_steps:
+                # What the memory keeps is lost with its machine alone.
+                spared = name != MEMORY and bool(self.cadences[MEMORY].every_steps)
+                found[name] = choose(self._measured[name], mtbf_seconds(rates, world.size, spared), longest)
+        return found

@@ -1,0 +1,69 @@
+"""Checkpoints in remote storage: read back, kept by number, fetched where they are newest, checked when they arrive."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+from checkpoint_samples import load_sample, save_sample
+
+from paceline.checkpoint import list_checkpoints
+from paceline.checkpoint.manifest import MANIFEST_NAME
+from paceline.checkpoint.tiers.remote import RemoteStore
+from paceline.errors import StorageError
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> RemoteStore:
+    """A store that holds checkpoints 1 and 2."""
+    store = RemoteStore(f"file://{tmp_path}/far")
+    for step in (1, 2):
+        store.copy(save_sample(tmp_path / "here", step).path, keep_last=2)
+    return store
+
+
+def test_older_copies_go_and_a_name_is_never_taken_twice(tmp_path: Path, store: RemoteStore) -> None:
+    copied = store.copy(save_sample(tmp_path / "here", 3).path, keep_last=2)
+    assert copied.removed == ("step-00000001",) and store.names() == ["step-00000003", "step-00000002"]
+    again = store.copy(tmp_path / "here" / "step-00000003", keep_last=2)
+    assert again.url == copied.url, "the same one is not copied twice"
+    other = store.copy(save_sample(tmp_path / "another", 3).path, keep_last=9)
+    assert other.url.endswith("step-00000003.1")
+
+
+@pytest.mark.parametrize("damage", ["cut", "lost", "manifest"])
+def test_a_damaged_copy_is_passed_over(tmp_path: Path, store: RemoteStore, damage: str) -> None:
+    (shard,) = (tmp_path / "far" / "step-00000002").glob("*.safetensors")
+    if damage == "cut":
+        shard.write_bytes(shard.read_bytes()[:-1])
+    elif damage == "lost":
+        shard.unlink()
+    else:
+        (shard.parent / MANIFEST_NAME).write_text("{}")
+    path = store.fetch_newest(tmp_path / "new", 0)
+    assert path is not None and path.name == "step-00000001"
+    load_sample(path)
+    assert [found.path for found in list_checkpoints(tmp_path / "new").complete] == [path]
+    assert not list((tmp_path / "new").glob(".partial*"))
+
+
+def test_nothing_older_is_fetched(tmp_path: Path, store: RemoteStore) -> None:
+    assert store.fetch_newest(tmp_path / "new", 2) is None
+    shutil.rmtree(tmp_path / "far")
+    assert store.names() == [] and store.fetch_newest(tmp_path / "new", 0) is None
+
+
+def test_what_reads_back_otherwise_is_no_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = RemoteStore(f"file://{tmp_path}/far")
+    put = store._files.put_file
+
+    def cut(source: str, target: str) -> None:
+        put(source, target)
+        if target.endswith(".safetensors"):
+            Path(target).write_bytes(Path(target).read_bytes()[:-1])
+
+    monkeypatch.setattr(store._files, "put_file", cut)
+    with pytest.raises(StorageError, match="reads back otherwise"):
+        store.copy(save_sample(tmp_path / "here", 1).path, keep_last=2)
+    assert store.names() == []

@@ -1,0 +1,162 @@
+"""`paceline checkpoint`: lists, shows, verifies, compares and converts what real runs have left."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+from runs import as_json, paceline, write_spec
+from safetensors.torch import load_file
+
+from paceline.checkpoint import WholeTensors
+from paceline.checkpoint.foreign.distcp import DistributedTensors
+from paceline.errors import StorageError
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two runs of one task: on one device, and two steps longer on two."""
+    folder = tmp_path_factory.mktemp("checkpoints")
+    for name, devices, steps in (("one", 1, 8), ("two", 2, 10)):
+        ended = paceline("train", write_spec(folder, folder / name, devices, steps=steps, precision="fp64"))
+        assert ended.returncode == 0, ended.stderr
+    return folder
+
+
+def checkpoint(folder: Path, run: str, step: int) -> Path:
+    return folder / run / "checkpoints" / f"step-{step:08d}"
+
+
+def test_a_run_is_listed_newest_first(folder: Path) -> None:
+    listed = as_json(paceline("checkpoint", "ls", folder / "two", "--json").stdout)
+    assert [one["step"] for one in listed["checkpoints"]] == [10, 8, 4] and listed["skipped"] == []
+    assert listed["checkpoints"][0]["ranks"] == 2
+    text = paceline("checkpoint", "ls", folder / "one").stdout
+    assert text.splitlines()[0].startswith("step-00000008") and "1 rank " in text
+
+
+def test_what_a_checkpoint_holds_is_shown(folder: Path) -> None:
+    found = as_json(paceline("checkpoint", "show", folder / "one", "--json").stdout)
+    assert found["listed"]["step"] == 8 and found["position"] == 8 * 14 and found["task"] == "tiny"
+    whole = WholeTensors(checkpoint(folder, "one", 8))
+    assert found["bytes_of"]["model"] == sum(tensor.nbytes for tensor in whole.values())
+    assert found["tensors"]["model.embed_tokens.weight"] == f"float64{[*whole['embed_tokens.weight'].shape]}"
+    text = paceline("checkpoint", "show", folder / "one", "--step", "4", "--tensors").stdout
+    assert "step 4 " in text and "model.embed_tokens.weight  float64" in text
+
+
+def test_every_byte_and_value_is_verified(folder: Path, tmp_path: Path) -> None:
+    ended = paceline("checkpoint", "verify", folder / "two")
+    assert ended.returncode == 0 and ended.stdout.count("sound ") == 3, ended.stdout + ended.stderr
+    damaged = tmp_path / "run" / "checkpoints" / "step-00000010"
+    shutil.copytree(checkpoint(folder, "two", 10), damaged)
+    shard = next(damaged.glob("*.safetensors"))
+    content = bytearray(shard.read_bytes())
+    content[-1] ^= 1
+    shard.write_bytes(content)
+    ended = paceline("checkpoint", "verify", tmp_path / "run")
+    assert ended.returncode == 74 and "damaged " in ended.stdout and shard.name in ended.stdout
+    told = as_json(paceline("checkpoint", "verify", damaged, "--json").stdout)["checkpoints"]
+    assert [one["sound"] for one in told] == [False] and "sha256" in told[0]["because"]
+
+
+def test_a_value_that_was_written_wrongly_is_found_though_every_digest_fits(folder: Path, tmp_path: Path) -> None:
+    wrong = tmp_path / "step-00000008"
+    shutil.copytree(checkpoint(folder, "one", 8), wrong)
+    table = wrong / "tensors.json"
+    kinds = json.loads(table.read_text())
+    kinds["model.embed_tokens.weight"]["fingerprint"] = "0123456789abcdef"
+    table.write_text(json.dumps(kinds))
+    seal(wrong)
+    ended = paceline("checkpoint", "verify", wrong)
+    assert ended.returncode == 74 and "the values of 'model.embed_tokens.weight'" in ended.stdout
+
+
+def seal(path: Path) -> None:
+    """Give the manifest of a checkpoint that was changed the digests of its files."""
+    import hashlib
+
+    from paceline.checkpoint.untrusted import digest
+
+    document = json.loads((path / "manifest.json").read_text())
+    for name, entry in document["body"]["files"].items():
+        content = (path / name).read_bytes()
+        entry.update(bytes=len(content), sha256=hashlib.sha256(content).hexdigest())
+    document["sha256"] = digest(document["body"])
+    (path / "manifest.json").write_text(json.dumps(document))
+
+
+def test_two_checkpoints_are_compared_by_value_whatever_their_layouts(folder: Path) -> None:
+    same = paceline("checkpoint", "diff", checkpoint(folder, "one", 4), checkpoint(folder, "one", 4), "--equal")
+    assert same.returncode == 0 and " 0 differ" in same.stdout
+    older_one = checkpoint(folder, "one", 4)
+    steps = as_json(paceline("checkpoint", "diff", folder / "one", older_one, "--prefix", "model.", "--json").stdout)
+    newer, older = (WholeTensors(checkpoint(folder, "one", step)) for step in (8, 4))
+    for change in steps["tensors"]["changed"]:
+        name = change["name"].removeprefix("model.")
+        expected = (older[name] - newer[name]).norm() / newer[name].norm()
+        assert change["relative"] == pytest.approx(float(expected))
+    assert steps["tensors"]["changed"] and not steps["options"]
+    layouts = paceline("checkpoint", "diff", folder / "one", folder / "two", "--step", "8", "--equal", "--json")
+    found = as_json(layouts.stdout)
+    assert layouts.returncode == 4, "two layouts are equal up to rounding, and not bit for bit"
+    assert all(change["relative"] < 1e-9 for change in found["tensors"]["changed"])
+    assert any(option.startswith("task.stop") and "(notice on resume)" in option for option in found["options"])
+
+
+def test_torchs_own_loader_reads_what_was_converted_and_back(folder: Path, tmp_path: Path) -> None:
+    ended = paceline("checkpoint", "convert", folder / "two", tmp_path / "dcp", "--to", "distributed")
+    assert ended.returncode == 0 and "warning" in ended.stderr, ended.stderr
+    whole = WholeTensors(checkpoint(folder, "two", 10), prefix="")
+    theirs = {name: torch.zeros_like(tensor) for name, tensor in whole.items()}
+    dcp.load(theirs, checkpoint_id=tmp_path / "dcp", no_dist=True)
+    assert all(torch.equal(theirs[name], tensor) for name, tensor in whole.items())
+    back = paceline("checkpoint", "convert", tmp_path / "dcp", tmp_path / "back", "--to", "safetensors")
+    assert back.returncode == 0, back.stderr
+    stored = load_file(tmp_path / "back" / "model.safetensors")
+    assert set(stored) == set(whole) and all(torch.equal(stored[name], tensor) for name, tensor in whole.items())
+
+
+def test_weights_are_those_of_the_export(folder: Path, tmp_path: Path) -> None:
+    assert paceline("checkpoint", "convert", folder / "one", tmp_path / "a", "--step", "4").returncode == 0
+    assert paceline("export", folder / "one", tmp_path / "b", "--step", "4").returncode == 0
+    assert (tmp_path / "a" / "model.safetensors").read_bytes() == (tmp_path / "b" / "model.safetensors").read_bytes()
+
+
+class Planted:
+    """Runs code where it is unpickled."""
+
+    def __init__(self, proof: Path) -> None:
+        self.proof = proof
+
+    def __reduce__(self) -> object:
+        return (Path.touch, (self.proof,))
+
+
+def test_a_pickle_that_is_no_metadata_runs_nothing(tmp_path: Path) -> None:
+    folder, proof = tmp_path / "planted", tmp_path / "ran"
+    folder.mkdir()
+    (folder / ".metadata").write_bytes(pickle.dumps(Planted(proof)))
+    with pytest.raises(StorageError, match="is refused"):
+        DistributedTensors(folder)
+    assert not proof.exists()
+    ended = paceline("checkpoint", "convert", folder, tmp_path / "out", "--to", "safetensors")
+    assert ended.returncode == 74 and not proof.exists() and "Traceback" not in ended.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "code"),
+    [(("ls", "nowhere"), 2), (("diff", "one"), 2), (("show", "one", "--step", "5"), 2), (("look", "one"), 2),
+     (("convert", "one", "two"), 2)],
+)  # fmt: skip
+def test_bad_input_is_told_and_nothing_is_overwritten(folder: Path, words: tuple[str, ...], code: int) -> None:
+    action, *others = words
+    paths = [folder / word if word in ("one", "two", "nowhere") else word for word in others]
+    ended = paceline("checkpoint", action, *paths)
+    assert ended.returncode == code and "try" in ended.stderr and "Traceback" not in ended.stderr
+    assert (folder / "two" / "checkpoints").is_dir()

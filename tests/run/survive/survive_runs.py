@@ -1,0 +1,74 @@
+"""Runs of a tiny decoder that save, for tests: in this process, on however many ranks there are."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from tests_shared import SEQ_LEN, decoder_task, plan_of
+
+from paceline.checkpoint import list_checkpoints, verify_checkpoint
+from paceline.run.loop.training import Training
+from paceline.run.process.brief import Brief
+from paceline.run.process.world import World
+from paceline.spec.cluster import ClusterSpec
+from paceline.spec.journal.planned import PlannedRecord
+from paceline.spec.journal.reading import read_journal
+from paceline.spec.layout import Layout
+from paceline.spec.load import Spec
+from paceline.spec.run import RunSpec
+from paceline.spec.survive.checkpoints import CheckpointsSpec
+from paceline.units import Amount
+
+STEPS = 8
+ALONE = World(0, 1, 0, torch.device("cpu"))
+
+
+def here() -> World:
+    if not dist.is_initialized():
+        return ALONE
+    return World(dist.get_rank(), dist.get_world_size(), dist.get_rank(), torch.device("cpu"))
+
+
+def training(
+    run_dir: Path,
+    every: int = 2,
+    layout: Layout | None = None,
+    world: World | None = None,
+    cluster: ClusterSpec | None = None,
+    **checkpoints: Any,
+) -> Training:
+    world = world or here()
+    plan = plan_of(layout or Layout(dp_shard=world.size), batch=6)
+    memory_every = checkpoints.pop("memory_every", None)
+    in_memory = Amount(memory_every, "steps") if memory_every else None
+    spec = CheckpointsSpec(**{"asynchronous": "on", "memory_every": in_memory, **checkpoints})
+    run = RunSpec(
+        checkpoint_every=Amount(every, "steps"), evaluate_every=None, check_every=None, keep_last=9, checkpoints=spec
+    )
+    task = decoder_task(stop=Amount(STEPS, "steps"))
+    brief = Brief(plan, STEPS, SEQ_LEN, "tokens", "cpu", 1, 1.0, math.nan, 1.0, math.nan, PlannedRecord())
+    return Training(Spec(task=task, cluster=cluster or ClusterSpec(learn=False), run=run), brief, world, run_dir)
+
+
+def through(run: Training, after: Callable[[int], None] = lambda step: None) -> None:
+    for batch in run:
+        after(run.step(batch).step)
+
+
+def records(run_dir: Path, kind: str) -> list[dict[str, Any]]:
+    return [record for record in read_journal(run_dir) if record["kind"] == kind]
+
+
+def values_of(run_dir: Path) -> dict[int, dict[str, str]]:
+    """Return the digests of the files with values, by step."""
+    found = {}
+    for each in list_checkpoints(run_dir / "checkpoints").complete:
+        verify_checkpoint(each.path)
+        files = each.manifest.files
+        found[each.manifest.step] = {name: files[name].sha256 for name in files if name != "manifest.json"}
+    return found

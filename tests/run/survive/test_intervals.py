@@ -1,0 +1,71 @@
+"""Intervals between checkpoints: Daly's, in whole steps, within bounds, adapted as costs are learnt, and recorded."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+from distributed import run_ranks
+from survive_runs import records, through, training, values_of
+
+from paceline.run.survive.saving.intervals import Cadence, Measured, choose, is_worth_a_change, mtbf_seconds
+from paceline.simulate.failures import failure_rates
+from paceline.simulate.interval import daly_interval
+from paceline.spec.cluster import ClusterSpec
+from paceline.spec.reliability import ReliabilitySpec
+
+
+def test_the_interval_is_dalys_in_whole_steps() -> None:
+    found = choose(Measured(step_seconds=2.0, stall_seconds=0.5, write_seconds=4.0), 3600.0, 10_000)
+    assert found.every_steps == math.ceil(daly_interval(0.5, 3600.0) / 2.0) == 30
+    assert "a failure every 1h 00m" in found.because and "(assumed)" in found.because
+
+
+@pytest.mark.parametrize(
+    ("step", "stall", "write", "mtbf", "longest", "steps"),
+    [
+        (1.0, 0.1, 300.0, 60.0, 10_000, 300),  # no shorter than a save takes
+        (1e6, 0.1, 1.0, 60.0, 10_000, 1),  # no shorter than a step
+        (1.0, 0.1, 1.0, math.inf, 500, 500),  # nothing is known to fail
+        (1.0, 1.0, 1.0, 1e9, 500, 500),  # no longer than the spec says
+    ],
+)
+def test_the_interval_keeps_its_bounds(
+    step: float, stall: float, write: float, mtbf: float, longest: int, steps: int
+) -> None:
+    assert choose(Measured(step, stall, write), mtbf, longest).every_steps == steps
+
+
+def test_what_was_measured_takes_the_place_of_what_was_assumed() -> None:
+    measured = Measured(step_seconds=1.0, stall_seconds=9.0, write_seconds=9.0)
+    for seconds in (0.1, 0.2, 7.0):
+        measured.saved(seconds, 2 * seconds)
+    assert (measured.stall_seconds, measured.write_seconds, measured.source) == (0.2, 0.4, "measured")
+    assert not is_worth_a_change(100, 120) and is_worth_a_change(100, 125) and is_worth_a_change(100, 79)
+
+
+def test_memory_spares_the_disk_the_failures_that_leave_the_machine() -> None:
+    rates = failure_rates("NVIDIA H100")
+    assert mtbf_seconds(rates, 8, machine_lost=True) > mtbf_seconds(rates, 8) > 0
+    assert math.isinf(mtbf_seconds(failure_rates("cpu"), 8))
+
+
+def test_an_adapted_cadence_counts_from_the_checkpoint_before() -> None:
+    cadence = Cadence(4, adapts=True, last=3)
+    assert [step for step in range(4, 9) if cadence.is_due(step)] == [7, 8]
+    assert [step for step in range(1, 9) if Cadence(4).is_due(step)] == [4, 8]
+
+
+def _trained(folder: str) -> None:
+    reliable = ClusterSpec(learn=False, reliability=ReliabilitySpec(mtbf_hours_per_device=1e-7))
+    through(training(Path(folder), every=6, cluster=reliable, interval="auto"))
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_run_chooses_at_its_start_and_all_ranks_save_alike(tmp_path: Path, ranks: int) -> None:
+    run_ranks(_trained, ranks, str(tmp_path))
+    told = [record for record in records(tmp_path, "decision") if record["what"] == "disk checkpoints"]
+    assert told and told[0]["from"] == 6 and told[0]["evidence"]["source"] == "assumed"
+    assert all(1 <= record["to"] <= 6 and "a failure every" in record["because"] for record in told)
+    assert 8 in values_of(tmp_path), "the ranks have agreed to the end"

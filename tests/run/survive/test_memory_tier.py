@@ -1,0 +1,117 @@
+"""Checkpoints in the machine's memory: private, newer than the disk's, refused where damaged, given back at the end."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from distributed import run_ranks
+from survive_runs import here, records, through, training, values_of
+
+from paceline.checkpoint import list_checkpoints
+from paceline.run.survive.saving import memory_tier
+from paceline.run.survive.saving.memory_tier import NAME, make_memory_root, memory_root, remove_memory_root
+
+pytestmark = pytest.mark.skipif(not memory_tier.RAM_DISK.is_dir(), reason="no RAM disk")
+
+
+def _killed_after(folder: str, steps: int, checkpoints: dict[str, Any]) -> dict[str, torch.Tensor]:
+    """Train so many steps and stop without a word, as a killed process; return the weights."""
+    run = training(Path(folder), **checkpoints)
+    batches = iter(run)
+    for _ in range(steps):
+        run.step(next(batches))
+    run._keeper.finish()
+    return {name: value.detach().clone() for name, value in run.model.named_parameters() if here().size == 1}
+
+
+def _resumed(folder: str) -> tuple[int, str, dict[str, torch.Tensor]]:
+    run = training(Path(folder))
+    restored = run._under.restored
+    assert restored is not None
+    weights = {name: value.detach().clone() for name, value in run.model.named_parameters() if here().size == 1}
+    return run.progress.step, str(restored.path.parent), weights
+
+
+EVERY_STEP = {"every": 4, "memory_every": 1}
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_the_newest_tier_is_restored_bit_for_bit(tmp_path: Path, ranks: int) -> None:
+    trained = run_ranks(_killed_after, ranks, str(tmp_path), 7, EVERY_STEP)
+    root = memory_root(tmp_path)
+    assert root is not None and stat.S_IMODE(root.stat().st_mode) == 0o700
+    assert [found.manifest.step for found in list_checkpoints(root).complete] == [7], "one is kept in memory"
+    assert sorted(values_of(tmp_path)) == [4]
+    for (step, place, weights), before in zip(run_ranks(_resumed, ranks, str(tmp_path)), trained, strict=True):
+        assert (step, place) == (7, str(root))
+        assert all(torch.equal(weights[name], before[name]) for name in before)
+    told = records(tmp_path, "checkpoint")
+    assert {record.get("tier") for record in told} == {"memory", None}
+    remove_memory_root(tmp_path)
+
+
+def test_a_damaged_copy_in_memory_is_passed_over_and_the_next_newest_taken(tmp_path: Path) -> None:
+    run_ranks(_killed_after, 1, str(tmp_path), 7, EVERY_STEP)
+    root = memory_root(tmp_path)
+    assert root is not None
+    (shard,) = root.glob("step-*/*.safetensors")
+    content = bytearray(shard.read_bytes())
+    content[-5] ^= 1
+    shard.write_bytes(content)
+    ((step, place, _),) = run_ranks(_resumed, 1, str(tmp_path))
+    assert (step, place) == (4, str(tmp_path / "checkpoints"))
+    remove_memory_root(tmp_path)
+
+
+def _completed(folder: str) -> None:
+    through(training(Path(folder), **EVERY_STEP))
+
+
+def test_a_run_that_is_complete_gives_the_memory_back(tmp_path: Path) -> None:
+    before = set(memory_tier.RAM_DISK.iterdir())
+    run_ranks(_completed, 2, str(tmp_path))
+    assert not [path for path in set(memory_tier.RAM_DISK.iterdir()) - before if str(os.getuid()) in path.name]
+    assert memory_root(tmp_path) is None and not (tmp_path / NAME).exists()
+    assert 8 in values_of(tmp_path)
+
+
+def test_a_save_on_disk_is_newer_than_the_memory_of_a_start_before(tmp_path: Path) -> None:
+    """The run went back: what memory holds is of a later step and older."""
+    run_ranks(_killed_after, 1, str(tmp_path), 3, {"every": 9, "memory_every": 3})
+    run_ranks(_killed_after, 1, str(tmp_path), 1, {"every": 4})
+    ((step, place, _),) = run_ranks(_resumed, 1, str(tmp_path))
+    assert (step, place) == (4, str(tmp_path / "checkpoints"))
+    remove_memory_root(tmp_path)
+
+
+def _without_room(folder: str) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(memory_tier, "available_memory_bytes", lambda: 1000)
+        through(training(Path(folder), **EVERY_STEP))
+
+
+def test_too_little_memory_leaves_the_disk_alone_by_decision(tmp_path: Path) -> None:
+    run_ranks(_without_room, 2, str(tmp_path))
+    (told,) = [record for record in records(tmp_path, "decision") if record["to"] == "disk alone"]
+    assert "do not fit into 1000 B" in told["because"]
+    assert sorted(values_of(tmp_path)) == [4, 8] and memory_root(tmp_path) is None
+
+
+@pytest.mark.parametrize("folder", ["../etc", "paceline-x/../../etc", "", "/etc", 7, None])
+def test_a_folder_of_others_is_not_the_runs(tmp_path: Path, folder: object) -> None:
+    (tmp_path / NAME).write_text(json.dumps({"folder": folder}))
+    assert memory_root(tmp_path) is None
+
+
+def test_a_folder_that_others_may_write_to_is_not_the_runs(tmp_path: Path) -> None:
+    root = make_memory_root(tmp_path)
+    assert memory_root(tmp_path) == root
+    root.chmod(0o777)
+    assert memory_root(tmp_path) is None
+    root.rmdir()
