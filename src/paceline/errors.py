@@ -92,6 +92,12 @@ class WorkerDied(PacelineError):
         self.exit_code = exit_code
 
 
+class RankHung(PacelineError):
+    """A training process stood still and was ended by its supervisor (137 is 128 + SIGKILL)."""
+
+    exit_code = 137
+
+
 class Requeue(SystemExit):
     """The run stopped early with a checkpoint and wants to be started again (75 is EX_TEMPFAIL of sysexits.h)."""
 

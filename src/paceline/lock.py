@@ -92,6 +92,11 @@ class RunLock:
         if self not in _INHERITED:
             self._let_go()
 
+    @property
+    def is_held(self) -> bool:
+        """Whether this process has not freed the directory since."""
+        return self._let_go.alive
+
     def __enter__(self) -> RunLock:
         return self
 
@@ -155,7 +160,7 @@ def _locked(run_dir: Path) -> int:
         try:
             free, own = try_lock(descriptor), _HELD.get(_identity(descriptor))
             holder = _read(path)
-            if own is not None:
+            if own is not None and own.is_held:
                 own_descriptor = os.dup(own.descriptor)
                 os.close(descriptor)
                 return own_descriptor

@@ -47,6 +47,13 @@ def test_overhead_against_the_loop_by_hand(tmp_path: Path) -> None:
     assert printed.count("\n| 1 process |") == 3
 
 
+def test_deterministic_mode_gives_the_same_bits_and_its_price_is_shown(tmp_path: Path) -> None:
+    result, printed = run_script("deterministic.py", tmp_path, "--quick")
+    assert result["equal"]["deterministic"] and "two runs with deterministic kernels: the same bits" in printed
+    ratios = {row["loop"]: row["ratio"]["median"] for row in result["rows"]}
+    assert ratios["usual"] == 1.0 and all(ratio > 0 for ratio in ratios.values()) and len(ratios) == 4
+
+
 @pytest.mark.deep
 def test_overhead_of_all_libraries_in_all_settings(tmp_path: Path) -> None:
     for library in ("accelerate", "lightning", "transformers"):

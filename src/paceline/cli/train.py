@@ -7,6 +7,7 @@ the same command again.
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import os
 
 from paceline.cli.output import print_json, stdout_to_stderr
@@ -23,6 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     steps_help = "stop after N steps, short for --set 'task.stop=N steps'"
     parser.add_argument("--steps", metavar="N", type=whole, help=steps_help)
     parser.add_argument("--no-verify", action="store_true", help="skip the proof, short for --set run.verify=false")
+    parser.add_argument("--faults", metavar="FILE", help="rehearse the faults of a TOML file (run.faults, as a file)")
     parser.add_argument(
         "--record-samples", action="store_true",
         help="write the sample ids of every step to the journal, short for --set run.record_samples=true",
@@ -34,6 +36,7 @@ def execute(options: argparse.Namespace) -> int:
     from paceline.config.build import Override
     from paceline.config.values import toml
     from paceline.spec.load import load_spec
+    from paceline.spec.run import with_faults
 
     short: list[str | Override] = []
     if options.run_dir is not None:
@@ -45,6 +48,8 @@ def execute(options: argparse.Namespace) -> int:
     if options.record_samples:
         short.append(Override("run.record_samples", "true", "--record-samples"))
     spec = load_spec(options.spec, [*options.overrides, *short])
+    if options.faults is not None:
+        spec = dataclasses.replace(spec, run=with_faults(spec.run, options.faults))
     from paceline.session.start import train
 
     if not options.json:

@@ -8,6 +8,7 @@ from paceline.run.process.brief import Brief
 from paceline.run.process.place import Place
 from paceline.run.process.world import World, join_world, leave_world
 from paceline.run.record.tensorboard import asked_sinks
+from paceline.run.survive.points import points_of
 from paceline.spec.arguments import run_directory
 from paceline.spec.load import Spec
 
@@ -19,8 +20,10 @@ def train_here(
 
     `lock` is the run directory's; rank 0 takes it where its caller has not. `world` is this process's, if it has one.
     """
-    world = world or join_world(brief.device, brief.threads, place, spec.run)
     run_dir = run_directory(spec)
+    if world is None and place is not None:
+        points_of(spec.run, run_dir, place.rank, place.world_size).starting("rendezvous", run_dir)
+    world = world or join_world(brief.device, brief.threads, place, spec.run)
     if lock is None and world.is_first:
         lock = take(run_dir)
     training = Training(spec, brief, world, run_dir, asked_sinks(spec.run), lock)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 from paceline.errors import PacelineError, Requeue
@@ -12,6 +13,7 @@ from paceline.spec.arguments import make_spec, run_directory
 from paceline.spec.cluster import ClusterSpec
 from paceline.spec.plan import Plan, PlanSpec
 from paceline.spec.run import RunSpec
+from paceline.spec.survive.faults import FaultPlan
 from paceline.spec.task import Task
 
 
@@ -22,15 +24,16 @@ def fit(
     cluster: str | int | dict[str, Any] | ClusterSpec = "auto",
     run: dict[str, Any] | RunSpec | None = None,
     verify: bool | None = None,
+    faults: str | Path | list[dict[str, Any]] | FaultPlan | None = None,
 ) -> Summary:
     """Plan, prove and train the task to its end and return the report.
 
     On several devices it starts fresh processes, which get the task by value: models, data sets and objectives
     may be defined in a notebook cell (that needs the extra 'notebook'). Raises a PacelineError where the run failed,
     and Requeue where it was stopped early with a checkpoint; calling it again goes on from there. `verify=False` leaves
-    the proof out, on record.
+    the proof out, on record. `faults` are made on purpose, to rehearse them: a TOML file, or its tables.
     """
-    spec = make_spec(task, plan, cluster, run, verify)
+    spec = make_spec(task, plan, cluster, run, verify, faults)
     code = train(spec)
     summary = build_report(run_directory(spec))
     if code == Requeue.exit_code:

@@ -25,6 +25,7 @@ from paceline.run.process.supervise.supervisor import explain
 from paceline.run.process.world import join_world, leave_world
 from paceline.run.record.journal import mark_end
 from paceline.run.record.tensorboard import asked_sinks
+from paceline.run.survive.points import points_of
 from paceline.session.begin import join_peers, planned_brief
 from paceline.session.extras import check_extras
 from paceline.session.survive import survive
@@ -35,6 +36,7 @@ from paceline.spec.journal.redact import Redactor
 from paceline.spec.load import Spec
 from paceline.spec.plan import Plan, PlanSpec
 from paceline.spec.run import RunSpec
+from paceline.spec.survive.faults import FaultPlan
 from paceline.spec.task import Task
 
 
@@ -44,6 +46,7 @@ class Run(Training):
     Started as a plain script with a plan of several devices, the script is started again once per device and this
     process only supervises; under torchrun or srun it joins the processes that are there. A layout of more than one
     device is proven equal to one device first, as `paceline train` does; `verify=False` leaves that out, on record.
+    `faults` are made on purpose, to rehearse them: a TOML file, or its tables.
     An error that nobody catches ends a script with the exit code of the command line.
     """
 
@@ -55,10 +58,11 @@ class Run(Training):
         cluster: str | int | dict[str, Any] | ClusterSpec = "auto",
         run: dict[str, Any] | RunSpec | None = None,
         verify: bool | None = None,
+        faults: str | Path | list[dict[str, Any]] | FaultPlan | None = None,
     ) -> None:
         end_with_parent()
         first = end_with_own_code()
-        spec = make_spec(task, plan, cluster, run, verify)
+        spec = make_spec(task, plan, cluster, run, verify, faults)
         check_extras(spec.run)
         run_dir, brief = run_directory(spec), take_brief()
         lock, place = None, place_here(os.environ)
@@ -71,6 +75,8 @@ class Run(Training):
             assert place is not None, "else there is a brief"
             world, brief, lock = join_peers(spec, place)
         else:
+            if place is not None:
+                points_of(spec.run, run_dir, place.rank, place.world_size).starting("rendezvous", run_dir)
             world = join_world(brief.device, brief.threads, place, spec.run)
             lock = lock or (take(run_dir) if world.is_first else None)
         self._lock = lock

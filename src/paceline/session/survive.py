@@ -39,6 +39,7 @@ def survive(
         say,
         Redactor(spec.run.redact),
         Replanner(spec, say),
+        spec.run.health,
     )
     return generations.run()
 

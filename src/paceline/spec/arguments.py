@@ -15,18 +15,23 @@ from paceline.errors import ConfigError, suggestion
 from paceline.spec.cluster import ClusterSpec
 from paceline.spec.load import Spec, table
 from paceline.spec.plan import Plan, PlanSpec
-from paceline.spec.run import RunSpec
+from paceline.spec.run import RunSpec, with_faults
 from paceline.spec.sync import Sync, sync_of
 from paceline.spec.task import Task
 
 
 def make_spec(
-    task: Task, plan: Any = "auto", cluster: Any = "auto", run: Any = None, verify: bool | None = None
+    task: Task,
+    plan: Any = "auto",
+    cluster: Any = "auto",
+    run: Any = None,
+    verify: bool | None = None,
+    faults: Any = None,
 ) -> Spec:
     """Return the spec that Python arguments describe; each takes the typed spec, a dict of it, or a shorthand.
 
     A dict may hold what a spec file would: {"checkpoint_every": "2 steps", "time_limit": "2 h"}. `verify` replaces
-    `run.verify` where it is not None.
+    `run.verify` where it is not None, and `faults` (a file, or the tables of one) `run.faults`.
     """
     if isinstance(plan, Plan):
         layout = dataclasses.asdict(plan.layout)
@@ -48,6 +53,8 @@ def make_spec(
     run = _from_dict("run", run) if isinstance(run, dict) else run or RunSpec()
     if verify is not None:
         run = dataclasses.replace(run, verify=verify)
+    if faults is not None:
+        run = with_faults(run, faults)
     return Spec(task=task, cluster=cluster, plan=plan, run=run)
 
 

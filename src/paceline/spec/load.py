@@ -27,6 +27,7 @@ from paceline.spec.import_paths import is_import_path, make_importable
 from paceline.spec.optimizers import names_of
 from paceline.spec.plan import PlanSpec
 from paceline.spec.run import RunSpec
+from paceline.spec.survive.faults import check_faults
 from paceline.spec.task import DataSpec, Task
 from paceline.spec.turns import check_turns
 
@@ -166,6 +167,7 @@ def _exists(path: Path) -> bool:
 
 def check(spec: Spec) -> None:
     """Raise ConfigError, with the origin of the value, for options that contradict each other."""
+    check_faults(spec.run.faults)
     task, schedule = spec.task, spec.task.schedule
     if not re.fullmatch(r"[\w][\w .+-]*", task.name):
         _refuse(spec, "task.name", literal(task.name), "it names a folder", "letters, digits, '.', '_' and '-'")

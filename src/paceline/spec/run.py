@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
+from typing import Any
 
 from paceline.config.fields import option
 from paceline.spec.survive.checkpoints import CheckpointsSpec
+from paceline.spec.survive.faults import FaultPlan, read_faults
+from paceline.spec.survive.health import HealthSpec
 from paceline.spec.survive.recovery import RecoverySpec
 from paceline.units import Amount
 
@@ -73,5 +77,12 @@ class RunSpec:
         "give each rank on a GPU its part of the cores, near its device (auto: unless the launcher has given it some)",
         choices=("auto", "on", "off"),
     )
+    health: HealthSpec = option(factory=HealthSpec, doc="what is looked for while a run trains")
+    faults: FaultPlan = option(factory=FaultPlan, doc="faults that are made on purpose, to rehearse them")
     tensorboard: bool = option(False, "also write TensorBoard event files (needs the extra 'tensorboard')")
     recovery: RecoverySpec = option(factory=RecoverySpec, doc="what is tried when processes of the run are lost")
+
+
+def with_faults(run: RunSpec, given: Any) -> RunSpec:
+    """Return the table with a plan of faults: a TOML file's, or as `read_faults` takes it. Raises ConfigError."""
+    return dataclasses.replace(run, faults=read_faults(given))

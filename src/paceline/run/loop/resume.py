@@ -119,6 +119,7 @@ def saved_state(
     extra = {
         "progress": dataclasses.asdict(progress),
         "scaler": scaler.state() if scaler else None,
+        "guard": built.stepper.guard.state() if built.stepper.guard else None,
         "schedule": dataclasses.asdict(run.course),
         "data_fingerprint": run.fingerprint,
         "spec": dict(run.stated),
@@ -164,6 +165,8 @@ def restore(run: RunIdentity, built: Assembled, plan: Plan, world: World, root: 
     path, extra, skipped, unchecked = found
     if scaler is not None and extra["scaler"]:
         scaler.load(extra["scaler"])
+    if built.stepper.guard is not None:
+        built.stepper.guard.load(extra.get("guard"))
     notes = [*fetched, *(f"skipped {reason}" for reason in skipped), *changes]
     if in_memory is not None and path.parent == in_memory:
         notes.append(f"the memory of this machine has the newest checkpoint, of step {extra['progress']['step']}")

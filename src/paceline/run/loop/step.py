@@ -30,6 +30,8 @@ from paceline.run.numerics.precision import LossScaler
 from paceline.run.parallel.apply import Gradients
 from paceline.run.process.world import World
 from paceline.run.replicas.copy_sync import CopySync, StepTotals
+from paceline.run.survive.health.guard import UpdateGuard
+from paceline.run.survive.points import nowhere
 from paceline.spec.plan import Plan
 
 CLIP_EPS = 1e-6  # as in torch.nn.utils.clip_grad_norm_, so that clipping equals torch's to the last digits
@@ -58,7 +60,7 @@ class StepStats:
     lr: float
     # Phases of rank 0; `total` is their sum. On CUDA `optimizer` is the last step's: nobody waits for this one's.
     seconds: dict[str, float]
-    updated: bool  # False where an fp16 overflow skipped the update
+    updated: bool  # False where an fp16 overflow, or the run's policy, left the update out
     stop_requested: bool  # any rank asked to stop
     router: RouterStats | None = None  # of a model with experts
     # Of `forward_backward` and `reduce`, what rank 0 waited in: for peers, or for its core. None where unknown (CUDA).
@@ -94,6 +96,9 @@ class Stepper:
     # Called with the complete gradients' factor before they are scaled; `verify` looks at gradients here.
     observe: Callable[[float], None] | None = None
     routing: RouterWatch | None = None
+    # Called with each phase and the step's number as a step comes to it; run/survive/points.py has who is told.
+    reached: Callable[[str, int], None] = nowhere
+    guard: UpdateGuard | None = None  # decides on updates, where a run's policy is not to stop at once
     # Parameters that more than one pipeline stage holds, and how many do.
     stages_holding: Mapping[nn.Parameter, int] = field(default_factory=dict)
 
@@ -156,9 +161,11 @@ class Stepper:
     ) -> _Made:
         """Make the update of one turn."""
         self.gradients.zero()
+        self.reached("forward", batch.step)
         expected = 2.0 ** round(math.log2(batch.samples * self.items_per_sample))  # of the weight: keeps sums in range
         down = (self.scaler.scale if self.scaler else 1.0) / expected
         loss_sum, weight = turn.passes.accumulate(batch.micro_batches, down)
+        self.reached("reduce", batch.step)
         self._clock.mark("forward_backward")
         self.gradients.finish()
         self._keep_own(turn)
@@ -186,6 +193,7 @@ class Stepper:
         loss = seen.loss / seen.weight
         self.is_whole = False
         updated = self._may_update(turn, batch.step, loss, seen.grad_norm)
+        self.reached("update", batch.step)
         if updated:
             self._update(turn, norm, correction, lr)
         router = self.routing.finish(sums[len(local) :], routed, weight_total, updated) if self.routing else None
@@ -225,11 +233,15 @@ class Stepper:
 
     def _may_update(self, turn: StepTurn, step: int, loss: float, norm: float) -> bool:
         """Return whether weights are to change; raise NumericalStop where a number over all copies is not finite."""
-        if math.isfinite(norm) and math.isfinite(loss):
+        is_finite = math.isfinite(norm) and math.isfinite(loss)
+        if is_finite and self.guard is None:
             return True
-        if self.scaler and math.isfinite(loss) and self.scaler.scale > self.scaler.smallest:
+        if not is_finite and self.scaler and math.isfinite(loss) and self.scaler.scale > self.scaler.smallest:
             self.scaler.update(overflowed=True)
             return False
+        may = self.guard.may_update(step, _place(step, turn), turn.turn.name, loss, norm) if self.guard else None
+        if may is not None:
+            return may
         raise NumericalStop(
             f"{_place(step, turn)}: loss {loss}, gradient norm {norm}",
             f"they are not finite numbers; no weight was changed by this {'turn' if turn.turn.name else 'step'}",

@@ -33,7 +33,13 @@ from paceline.run.record.journal import Journal
 from paceline.run.record.recorder import Recorder, SilentRecorder, is_echo
 from paceline.run.record.sink import OpenSink, Sink
 from paceline.run.record.status import StatusLine
+from paceline.run.survive.health.go_back import go_back
+from paceline.run.survive.health.guard import RollBack
+from paceline.run.survive.health.passed_over import PassedOver
+from paceline.run.survive.health.second_look import SecondLook
+from paceline.run.survive.health.stragglers import Stragglers
 from paceline.run.survive.notice import Notices
+from paceline.run.survive.points import points_of
 from paceline.run.survive.recovered import Recovered
 from paceline.run.survive.replay import SWITCHES, StepBefore, expected_step, hold_against
 from paceline.run.survive.saving.keeper import CheckpointKeeper
@@ -87,6 +93,7 @@ class Training:
         listen_for_abort(world.device)
         task = spec.task
         self._meter = MemoryMeter(world.device)
+        self._step_seconds = 0.0
         self.source, self.held_out = open_together(task.data, task.seed, world)
         self._data_seconds = 0.0
         self._stop, self._notices = StopFlag(), Notices(spec.run, brief.usd_per_second, world.is_first)
@@ -117,6 +124,7 @@ class Training:
 
         `held` is what this rank brings from the generation before. Where a step's duties were cut short, they are done.
         """
+        self._points = points_of(self.spec.run, self.dir, self.world.rank, self.world.size)
         together = bring_together(self.world, self._generation, held)
         self._under = self._build(self.brief.plan, self.world, together.root if together else None)
         let_go(together, self.world)
@@ -124,6 +132,8 @@ class Training:
         self._recovered.built(restored)
         self.progress = restored.progress if restored else Progress(0, 0)
         self._first_step = self.progress.step + 1
+        self._passed_over = PassedOver(self.dir, self.world)
+        self._position, self._went_back = self._passed_over.position_from(self.progress.position), False
         self._expected: StepBefore | None = self._step_before() if restored else None
         is_new = self.world.is_first and isinstance(self._record, SilentRecorder)
         if is_new:
@@ -140,6 +150,7 @@ class Training:
         elif held and not self._generation.is_called:
             self._record.fault(*self._recovered.fault)
         self._record.decided_before(self._recovered.decisions)
+        self._points.tell(self._record)
         for remark in self._under.built.remarks if not held else ():
             self._record.remark(remark)
         self._done_step = self.progress.step
@@ -160,7 +171,14 @@ class Training:
         return Recorder(self.dir, journal.attempt, self.spec, self.brief, self.world, self._meter, every)
 
     def _build(self, plan: Plan, world: World, root: Path | None = None) -> UnderPlan:
-        return UnderPlan(self._run, plan, world, self.source, self.brief.items_per_sample, root)
+        self._points.starting("load", self.dir)
+        under = UnderPlan(self._run, plan, world, self.source, self.brief.items_per_sample, root)
+        self._points.bind(under.built.stepper)
+        run = self.spec.run
+        looks_every = self._steps(run.health.recompute_every)
+        self._second_look = SecondLook(looks_every, plan, world, run.deterministic) if looks_every else None
+        self._stragglers = Stragglers(run.health, world)
+        return under
 
     @property
     def model(self) -> nn.Module:
@@ -212,19 +230,25 @@ class Training:
         try:
             while self.progress.step < self.brief.steps:
                 before = self.progress.step
+                self._went_back = False
+                self._points.reached("data", before + 1)
                 began = time.perf_counter()
-                batch = self._under.batches.take(self.progress.position, before + 1)
+                self._position = self._passed_over.position_from(self.progress.position)
+                batch = self._under.batches.take(self._position, before + 1)
                 if batch.step < self.brief.steps:
-                    self._under.batches.begin(batch.position + batch.samples, batch.step + 1)
+                    following = self._passed_over.position_from(batch.position + batch.samples)
+                    self._under.batches.begin(following, batch.step + 1)
                 self._data_seconds = time.perf_counter() - began
+                self._points.reached("loop", before + 1)
                 yield batch
-                if self.progress.step == before:
+                if self.progress.step == before and not self._went_back:
                     raise ConfigError(
                         "a batch was taken and no step was made with it",
                         "the loop body did not call run.step(batch)",
                         "call stats = run.step(batch) once for every batch",
                     )
             self._keeper.close(self.world)
+            self._points.reached("ended", self.progress.step)
             self._ended("complete")
         except GeneratorExit:
             self._left(left_at(sys._getframe().f_back))
@@ -251,7 +275,7 @@ class Training:
         ranks have agreed to stop and saved, NumericalStop (6) where the loss is no longer a number.
         """
         try:
-            if batch.position != self.progress.position:
+            if batch.position != self._position:
                 raise ConfigError(
                     f"the batch of step {batch.step} is not the next one",
                     f"step {self.progress.step + 1} comes next",
@@ -271,8 +295,11 @@ class Training:
         while self.progress.step < wanted or self._done_step < wanted:
             lost: BaseException | None = None
             try:
-                following = following or self._batch(self.progress.position, self.progress.step + 1)
-                self._made = made = self._update(following)
+                following = following or self._next_batch()
+                try:
+                    self._made = made = self._update(following)
+                except RollBack as spike:
+                    return self._go_back(following, spike)
                 self._after(made, following)
                 if self._called_away and not self._reformed():
                     raise Requeue("the supervisor has no further world for this rank")
@@ -316,6 +343,11 @@ class Training:
             abort_groups()
             self.world.groups.forget()
 
+    def _next_batch(self) -> StepBatch:
+        """Return this rank's part of the batch of the next step."""
+        self._position = self._passed_over.position_from(self.progress.position)
+        return self._batch(self._position, self.progress.step + 1)
+
     def _batch(self, position: int, step: int) -> StepBatch:
         """Return this rank's part of the batch of a step."""
         return self._under.batches.take(position, step)
@@ -324,6 +356,8 @@ class Training:
         began = time.perf_counter()
         task = self.spec.task
         lr = learning_rate(task.schedule, task.optimizer.lr, batch.step, self.brief.steps, self._warmup, self._decay)
+        if self._second_look is not None:
+            self._record.decided_now(self._second_look.check(self._stepper, batch, self._step_seconds))
         on_cuda = self.world.device.type == "cuda"
         stats = self._stepper.step(
             batch,
@@ -336,8 +370,17 @@ class Training:
         total = time.perf_counter() - began + self._data_seconds
         seconds["data"] = self._data_seconds
         seconds["other"] = max(0.0, total - sum(seconds.values()))
-        seconds["total"] = total
+        seconds["total"] = self._step_seconds = total
         return stats
+
+    def _go_back(self, batch: StepBatch, spike: RollBack) -> StepStats:
+        """Go on from the newest checkpoint and pass over the batch from now on; without one, leave out its update."""
+        self._keeper.finish()
+        begun = go_back(batch, spike, self._under, self._run, self._passed_over, self.progress)
+        self._record.decided_now(begun.decisions)
+        self.progress, self._went_back = begun.progress, True
+        self._done_step = begun.progress.step
+        return begun.stats
 
     def _step_before(self) -> StepBefore | None:
         """Return what the journal says of the step that comes next, on all ranks."""
@@ -368,19 +411,26 @@ class Training:
             self._expected = None
         self._record.step(stats, scaler.scale if scaler else None, ids)
         self._record.recovered(self._recovered.stepped())
+        self._record.decided_now(self._stepper.guard.take() if self._stepper.guard else ())
+        self._points.tell(self._record)
         for remark in remarks_on_batch(self._objective, batch.micro_batches[0].data) if self._objective else ():
             self._record.remark(remark)
         self._objective = None
         if last or batch.position == 0:
             self._measure_memory()
+        self._points.reached("check", step)
+        self._stragglers.add(stats)
         if self._check_every and (is_due(step, self._first_step, self._check_every) or last):
             numbers, apart = numbers_of(stats, scaler.scale if scaler else None), self._stepper.sync.apart_after(step)
             check_agreement(self.model, numbers, step, self.world, self.brief.plan.layout, apart)
+            self._record.decided_now(self._stragglers.compare(step))
         if self._evaluate_every and (step % self._evaluate_every == 0 or last):
+            self._points.reached("evaluate", step)
             self.evaluate()
         self._called_away = stats.stop_requested and not last and self._is_called()
         if stats.stop_requested and not last and not self._called_away:
             because = self._stop.because or "another rank was asked to stop"
+            self._points.reached("save", step)
             with self._stop.saving():
                 path = self._keeper.save_or_keep(self._under.built, self.brief.plan, self.world, self.progress)
             self._record.stopped(step, because, path)
@@ -388,6 +438,8 @@ class Training:
         if last:
             self._save()  # as above: a second SIGINT that waits has nothing left to end
         else:
+            if self._keeper.tiers.due(step):
+                self._points.reached("save", step)
             with self._stop.saving():
                 saved = self._keeper.save_if_due(self._under.built, self.brief.plan, self.world, self.progress)
             if saved:
@@ -426,6 +478,7 @@ class Training:
         return path
 
     def _save(self) -> Path:
+        self._points.reached("save", self.progress.step)
         with self._stop.saving():
             return self._keeper.save_now(self._under.built, self.brief.plan, self.world, self.progress)
 
@@ -443,4 +496,5 @@ class Training:
 
     def _ended(self, status: str, error: BaseException | None = None) -> None:
         self._notices.close()
+        self._points.tell(self._record)
         self._record.ended(status, self.progress.step, time.monotonic() - self._began, error)

@@ -13,8 +13,9 @@ from torch import nn
 from paceline.errors import ConfigError
 from paceline.run.assemble import assemble
 from paceline.run.loop.loader import BatchStream
-from paceline.run.loop.resume import RunIdentity, restore
+from paceline.run.loop.resume import Restored, RunIdentity, restore
 from paceline.run.process.world import World
+from paceline.run.survive.health.guard import guard_of
 from paceline.spec.import_paths import is_import_path, load_object
 from paceline.spec.plan import Plan
 from paceline.spec.sync import refuse_resync
@@ -43,13 +44,20 @@ class UnderPlan:
         task, device = run.spec.task, world.device
         self.plan, self.world = plan, world
         self.built = assemble(task, plan, world, source, items_per_sample)
+        self.built.stepper.guard = guard_of(run.spec.run.health, plan)
         self.data_rank = plan.layout.data_rank(world.rank)
         source = for_device(source, device.type, task.model)
+        self.samples = source.samples
         self._stream = BatchStream(source, task.seed, plan, self.data_rank, device)
         on_cuda = device.type == "cuda"  # a CPU computes on all its cores
         prepare = partial(torch.cuda.set_device, device) if on_cuda and may_read_in_a_thread(source) else None
         self.batches = ReadAhead(self._stream.at, prepare)
         self.restored = restore(run, self.built, plan, world, root)
+
+    def go_back(self, run: RunIdentity) -> Restored | None:
+        """Put model and optimizer into the state of the run's newest checkpoint, where there is one. All ranks do."""
+        self.batches.forget()
+        return restore(run, self.built, self.plan, self.world)
 
     def take_down(self) -> None:
         """Let go of all that the plan made, device memory included."""

@@ -110,7 +110,8 @@ def _unended(run_dir: Path) -> Path | None:
 
 
 def _fault(error: dict[str, Any]) -> FaultRecord:
-    return FaultRecord(str(error.get("what", "")), str(error.get("because", "")), error.get("rank"))
+    what, because = str(error.get("what", "")), str(error.get("because", ""))
+    return FaultRecord(what, because, error.get("rank"), evidence=error.get("evidence"))
 
 
 def _append(path: Path, records: Sequence[Record]) -> None:

@@ -23,11 +23,13 @@ from paceline.run.process.brief import Brief
 from paceline.run.process.supervise.supervisor import is_supervised
 from paceline.run.process.world import World
 from paceline.run.record.sink import Sink
+from paceline.run.survive.faults.ledger import StruckFault
 from paceline.spec.journal.kinds import (
     CheckpointRecord,
     DecisionRecord,
     EvaluationRecord,
     FaultRecord,
+    InjectedRecord,
     MemoryRecord,
     RecoveryRecord,
     ReplayRecord,
@@ -131,7 +133,7 @@ class Recorder:
                 tokens_per_second=stats.weight / stats.seconds["total"],
                 peak_bytes=self._meter.peak_bytes(),
                 loss_scale=loss_scale,
-                updated=None if loss_scale is None else stats.updated,
+                updated=None if loss_scale is None and stats.updated else stats.updated,
                 waiting_seconds=stats.waiting_seconds,
                 router=stats.router.as_dict() if stats.router else None,
                 turns=turns or None,
@@ -185,6 +187,19 @@ class Recorder:
         because = f"resharded from layout {before.layout} to {plan.layout} after step {step}"
         self._decided("replan", str(before.layout), str(plan.layout), because)
         self.say(f"replan   {because}")
+
+    def decided_now(self, decisions: Sequence[DecisionRecord]) -> None:
+        """Record and say what was decided on the way."""
+        for each in decisions:
+            self._write(each)
+            self.say(f"{each.what:<8} {each.because}: {each.after}")
+
+    def injected(self, strikes: Sequence[StruckFault]) -> None:
+        """Record and say that faults have struck that were made on purpose."""
+        for each in strikes:
+            self._write(InjectedRecord(each.fault, each.kind, each.step, each.phase, each.rank, each.time))
+            where = f"in {each.phase} of step {each.step}" if each.phase else f"in step {each.step}"
+            self.say(f"fault    {each.fault} ({each.kind}) has struck rank {each.rank} {where}, as planned")
 
     def ended(self, status: str, step: int, seconds: float, error: BaseException | None = None) -> None:
         """Record how this start ended. Only the first call counts.

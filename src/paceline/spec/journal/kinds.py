@@ -105,7 +105,9 @@ class StepRecord(Record):
         ),
     ]
     loss_scale: Annotated[float | None, Told("with fp16: the loss scale of this step", if_any=True)] = None
-    updated: Annotated[bool | None, Told("with fp16: whether the update was applied", if_any=True)] = None
+    updated: Annotated[
+        bool | None, Told("whether the update was made; with fp16, and where it was left out", if_any=True)
+    ] = None
     waiting_seconds: Annotated[
         float | None,
         Told(
@@ -261,6 +263,29 @@ class FaultRecord(Record):
     because: Annotated[str, Told("because of what")]
     rank: Annotated[int | None, Told("the rank it happened on, where it is known", if_any=True)] = None
     signal: Annotated[int | None, Told("the signal that ended a process", if_any=True)] = None
+    evidence: Annotated[
+        Table | None,
+        Told(
+            "of a rank that hung: `silent_seconds`, `limit_seconds`, `median_step_seconds`, the folder of all `stacks`,"
+            " and of each of `ranks` its `step`, `phase`, `state` (of /proc), `collective` and the innermost frames of"
+            " its `stack`",
+            if_any=True,
+        ),
+    ] = None
+
+
+@dataclass(frozen=True)
+class InjectedRecord(Record):
+    """A fault that was made on purpose (`run.faults`) and has struck."""
+
+    KIND: ClassVar[str] = "injected"
+
+    fault: Annotated[int | None, Told("its number in the plan of faults, from 1")]
+    what: Annotated[str, Told("its kind")]
+    step: Annotated[int | None, Told("the step in which it struck; of `rendezvous` and `load` the number of the start")]
+    phase: Annotated[str, Told("where in the step")]
+    rank: Annotated[int | None, Told("the rank that it struck")]
+    struck: Annotated[float | None, Told("when, in seconds since the epoch: some are recorded by the next start", "s")]
 
 
 @dataclass(frozen=True)
@@ -321,7 +346,7 @@ class RunEnded(Record):
 
 RECORDS: tuple[type[Record], ...] = (
     RunStarted, StepRecord, EvaluationRecord, MemoryRecord, VerifyRecord, DecisionRecord, CheckpointRecord,
-    ReplayRecord, FaultRecord, RecoveryRecord, RunEnded,
+    ReplayRecord, FaultRecord, RecoveryRecord, InjectedRecord, RunEnded,
 )  # fmt: skip
 BY_KIND = {kind.KIND: kind for kind in RECORDS}
 

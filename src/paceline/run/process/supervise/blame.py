@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import signal
-from collections.abc import Collection, Sequence
+import time
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -103,6 +104,14 @@ def _left(ending: Ending, ranks: int) -> Outcome:
     )
     left.exit_code = ending.code
     return Outcome(ending.code, {**left.as_dict(), "rank": ending.rank})
+
+
+def leave_error(folder: Path, rank: int, details: Mapping[str, object], cause: bool, moment: float = 0.0) -> None:
+    """Leave a rank's error in its supervisor's folder; `moment` is when it came about, now where it is 0."""
+    path = folder / f"error-{rank}.json"
+    unfinished = path.with_name(path.name + UNFINISHED)
+    unfinished.write_text(json.dumps({**details, "rank": rank, "cause": cause, "time": moment or time.time()}))
+    unfinished.replace(path)
 
 
 def _told(folder: Path) -> list[dict[str, Any]]:

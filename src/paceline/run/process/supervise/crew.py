@@ -8,6 +8,7 @@ from collections.abc import Callable, Collection, Sequence
 from paceline.patience import Patience
 from paceline.run.process.supervise.blame import Ending
 from paceline.run.process.supervise.groups import POLL_SECONDS, Process, ending_of, kill_group, signal_process
+from paceline.run.survive.health.watch import PulseWatch
 
 
 class Crew:
@@ -61,14 +62,20 @@ def attend(
     grace_seconds: float,
     is_settled: Callable[[], bool] = lambda: False,
     spared: Callable[[], Collection[int]] = tuple,
+    pulses: PulseWatch | None = None,
 ) -> None:
     """Return when all processes have ended, the limit is over, or things are settled.
 
+    Ranks that hang, as their `pulses` tell, are ended: that is their failure.
     After a failure the others have a grace; who has not ended by then, by itself or as asked, is killed if not spared.
     """
     grace: Patience | None = None
     while not crew.is_over and not limit.is_over:
         crew.look()
+        if pulses is not None and (suspect := pulses.look(time.monotonic(), crew.endings)) is not None:
+            pulses.tell(suspect)
+            for rank in suspect.ranks:
+                kill_group(crew.processes[rank])
         if grace is None and crew.has_failed:
             grace = Patience(grace_seconds)
         if is_settled():

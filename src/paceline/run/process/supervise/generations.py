@@ -34,7 +34,9 @@ from paceline.run.process.supervise.starting import Starter
 from paceline.run.process.supervise.supervisor import places
 from paceline.run.process.supervise.survivors import step_held
 from paceline.run.record.journal import mark_fault
+from paceline.run.survive.health.watch import PulseWatch
 from paceline.spec.journal.redact import Redactor
+from paceline.spec.survive.health import HealthSpec
 from paceline.spec.survive.recovery import RecoverySpec
 
 PEERS_SECONDS = 1.0  # that the peers of a rank have whose failure is known: what they would tell is an echo of it
@@ -64,12 +66,13 @@ class Generations:
         say: Callable[[str], None] = print,
         redactor: Redactor | None = None,
         replan: Replan | None = None,
+        health: HealthSpec | None = None,
     ) -> None:
         """`replan` makes a plan for another number of devices, where a run may go on with one."""
         self._starter, self._plan, self._lock, self._environ = starter, brief.plan, lock, environ
         self._policy, self._say, self._redactor = policy, say, redactor
         self._elastic = Elastic(policy, brief, replan)
-        self._crew = Crew()
+        self._health, self._crew = health, Crew()
 
     def run(self) -> Outcome:
         """Run one generation after the other and return how the last one ended. No process is left."""
@@ -133,6 +136,8 @@ class Generations:
         told |= self._control.environ() if self._policy.reform else {}
         answers: dict[int, dict[str, Any]] = {}
         ranks = self._plan.layout.devices
+        pulses = PulseWatch.of(self._health, folder, ranks, self._lock.run_dir)
+        told |= pulses.for_ranks() if pulses else {}
         seats = seats_of(standing, ranks)
         for rank, place in enumerate(places(folder, ranks, self._environ)):
             if rank in seats:
@@ -142,16 +147,18 @@ class Generations:
                 self._crew.processes.append(self._starter({**place, **told}))
         self._control.dismiss(answers)
         collect([before.processes[rank] for rank in standing if rank not in answers])
-        return self._attended(generation.number, folder, kills)
+        return self._attended(generation.number, folder, kills, pulses)
 
-    def _attended(self, number: int, folder: Path, kills: int | None) -> Fallen:
+    def _attended(self, number: int, folder: Path, kills: int | None, pulses: PulseWatch | None) -> Fallen:
         """Return how the world of this number ended, when it has."""
         crew = self._crew
 
         def standing() -> Mapping[int, Standing]:
             return {rank: each for rank, each in self._control.look(number).items() if rank not in crew.endings}
 
-        attend(crew, Patience(float("inf")), supervisor.GRACE_SECONDS, self._settled(folder, standing), standing)
+        attend(
+            crew, Patience(float("inf")), supervisor.GRACE_SECONDS, self._settled(folder, standing), standing, pulses
+        )
         left = standing()
         if not (left and len(left) + len(crew.endings) == len(crew.processes)):
             left = {}

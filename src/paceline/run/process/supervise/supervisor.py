@@ -7,25 +7,25 @@ started: nothing hangs, and nothing is left behind. Runs go on after that, in fu
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from paceline.errors import PacelineError
 from paceline.lock import RunLock
 from paceline.patience import Patience
-from paceline.run.process.supervise.blame import UNFINISHED, Outcome, outcome_of
+from paceline.run.process.supervise.blame import Outcome, leave_error, outcome_of
 from paceline.run.process.supervise.crew import Crew, attend
 from paceline.run.process.supervise.groups import Process, collect
 from paceline.run.process.supervise.memory_kills import memory_kills
 from paceline.run.process.supervise.parent import PARENT_VARIABLE
 from paceline.run.process.supervise.signals import forward_signals
+from paceline.run.survive.health.watch import PulseWatch
+from paceline.spec.survive.health import HealthSpec
 
 GRACE_SECONDS = 15.0
 ERROR_FOLDER = "PACELINE_ERRORS"
@@ -63,15 +63,25 @@ def starter(command: Sequence[str], environ: Mapping[str, str], lock: RunLock | 
     return start
 
 
-def supervise_started(start: Start, ranks: int, environ: Mapping[str, str], limit_seconds: float = math.inf) -> Outcome:
-    """Start one process per rank, `start(what its environment has besides)`, and return how they ended."""
+def supervise_started(
+    start: Start,
+    ranks: int,
+    environ: Mapping[str, str],
+    limit_seconds: float = math.inf,
+    health: HealthSpec | None = None,
+    run_dir: Path | None = None,
+) -> Outcome:
+    """Start one process per rank, `start(what its environment has besides)`, and return how they ended.
+
+    With `health`, ranks that hang are found and ended, and the stacks of all are kept in `run_dir`.
+    """
     with tempfile.TemporaryDirectory(prefix="paceline-") as folder:
-        crew = Crew()
+        crew, pulses = Crew(), PulseWatch.of(health, Path(folder), ranks, run_dir)
         flag, kills = forward_signals(crew.send), memory_kills()
         try:
             for place in places(Path(folder), ranks, environ):
-                crew.processes.append(start(place))
-            attend(crew, Patience(limit_seconds), GRACE_SECONDS)
+                crew.processes.append(start({**place, **(pulses.for_ranks() if pulses else {})}))
+            attend(crew, Patience(limit_seconds), GRACE_SECONDS, pulses=pulses)
             if not crew.is_over:
                 because = f"{ranks} process(es) ran for more than {limit_seconds:.0f} s and were killed"
                 return Outcome(1, PacelineError("it took too long", because, "try on an idle machine").as_dict())
@@ -116,8 +126,4 @@ def report_error(details: dict[str, object], cause: bool) -> None:
     """Leave a rank's error where the supervisor finds it; `cause` is False for what a peer's end brought about."""
     folder = os.environ.get(ERROR_FOLDER)
     if folder:
-        rank = int(os.environ.get("RANK", "0"))
-        path = Path(folder) / f"error-{rank}.json"
-        unfinished = path.with_name(path.name + UNFINISHED)
-        unfinished.write_text(json.dumps({**details, "rank": rank, "cause": cause, "time": time.time()}))
-        unfinished.replace(path)
+        leave_error(Path(folder), int(os.environ.get("RANK", "0")), details, cause)

@@ -1,0 +1,71 @@
+"""What faults do to the process in which they strike, or to its supervisor."""
+
+from __future__ import annotations
+
+import os
+import resource
+import signal
+import subprocess
+import threading
+import time
+
+from paceline.errors import ConfigError
+from paceline.run.process.supervise.supervisor import is_supervised
+from paceline.spec.survive.faults import FaultSpec
+
+
+def act(fault: FaultSpec, number: int) -> None:
+    """Do to this process, or to its supervisor, what a fault does; returns where the process survives it."""
+    told = f"fault {number} ({fault.kind}) was made on purpose"
+    if fault.kind in ("kill", "stop", "signal"):
+        _send(fault, told)
+    elif fault.kind == "delay":
+        _late(fault.seconds)
+    elif fault.kind == "descriptors":
+        _without_descriptors(fault.seconds)
+    elif fault.kind == "error":
+        raise RuntimeError(told)
+    else:
+        assert fault.kind == "oom", fault.kind
+        import torch
+
+        raise torch.OutOfMemoryError(f"out of memory: {told}")
+
+
+def keep_busy(seconds: float) -> None:
+    """Compute for so long, as a rank does whose device is slow."""
+    until = time.perf_counter() + seconds
+    while time.perf_counter() < until:
+        pass
+
+
+def _send(fault: FaultSpec, told: str) -> None:
+    target = os.getpid()
+    if fault.whom == "supervisor":
+        if not is_supervised():
+            raise ConfigError(
+                f"{told} for the supervisor, and this process has none",
+                "a run on one device trains in the process that was started",
+                'whom = "rank", or a plan of several devices',
+            )
+        target = os.getppid()
+    names = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP}
+    if fault.kind == "stop" and fault.seconds:
+        # Who stands still cannot wake up by itself. The waker is in this rank's process group, and ends with it.
+        subprocess.Popen(["sh", "-c", f"sleep {fault.seconds}; kill -CONT {target}"], close_fds=True)
+    os.kill(target, names.get(fault.kind) or signal.Signals[fault.signal])
+
+
+def _late(seconds: float) -> None:
+    time.sleep(seconds)  # the fault itself, and no synchronisation
+
+
+def _without_descriptors(seconds: float) -> None:
+    """Let this process open no further file for some seconds."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    probe = os.open(os.devnull, os.O_RDONLY)  # the lowest number that is free
+    os.close(probe)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (probe, hard))
+    timer = threading.Timer(seconds, resource.setrlimit, (resource.RLIMIT_NOFILE, (soft, hard)))
+    timer.daemon = True
+    timer.start()

@@ -1,0 +1,67 @@
+"""Faults of storage: writes of checkpoints that fail as on a full disk, and published files that are damaged.
+
+Failing writes come from an audit hook of the interpreter, which may refuse to open a file: whoever writes a checkpoint
+meets a real OSError where it would, and no code of checkpoints knows of faults.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+ERRORS = {"disk_full": errno.ENOSPC, "read_only": errno.EROFS}
+SMALLEST_BYTES = 512  # of a file that is damaged: weights, and not a note beside them
+WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT
+
+
+def refuse_writes(below: Path, refused: Callable[[], str]) -> None:
+    """Fail each opening of a file below a folder for writing with the error whose kind `refused()` names, if any.
+
+    It lasts as long as the process: an audit hook cannot be taken away.
+    """
+    prefix = os.fspath(below.absolute()) + os.sep
+
+    def hook(event: str, arguments: tuple[object, ...]) -> None:
+        if event != "open":
+            return
+        path, _, flags = arguments
+        if isinstance(path, str | os.PathLike) and isinstance(flags, int) and flags & WRITES:
+            name = os.path.abspath(path)  # noqa: PTH100 (a Path would be made for every file that is opened)
+            if name.startswith(prefix) and not name.endswith(".lock") and (kind := refused()):
+                raise OSError(ERRORS[kind], f"{os.strerror(ERRORS[kind])} (a fault made on purpose)", name)
+
+    sys.addaudithook(hook)
+
+
+def newest_file(below: Path) -> Path | None:
+    """Return the newest published file of a checkpoint that holds weights, None where there is none yet."""
+    found = []
+    for path in below.rglob("*"):
+        if any(part.startswith(".") for part in path.relative_to(below).parts):
+            continue  # a save under way
+        try:
+            status = path.lstat()
+        except FileNotFoundError:
+            continue
+        if path.is_file() and status.st_size >= SMALLEST_BYTES and path.suffix != ".json":
+            found.append((status.st_mtime_ns, status.st_size, path))
+    return max(found)[2] if found else None
+
+
+def damage(path: Path, kind: str, drawn: float) -> None:
+    """Flip one bit of a file (`corrupt`), or cut off its second half (`truncate`), and make that durable."""
+    with path.open("r+b") as file:
+        size = path.stat().st_size
+        if kind == "truncate":
+            file.truncate(size // 2)
+        else:
+            bit = int(drawn * size * 8)
+            file.seek(bit // 8)
+            byte = file.read(1)[0]
+            file.seek(bit // 8)
+            file.write(bytes([byte ^ 1 << bit % 8]))
+        file.flush()
+        os.fsync(file.fileno())

@@ -1,0 +1,48 @@
+"""The stacks that ranks write when they are asked for them: read, and kept in the run's directory. Torch-free."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+FOLDER = "hangs"
+_FRAME = re.compile(r'^  File "(?P<file>.*)", line (?P<line>\d+) in (?P<name>.*)$', re.MULTILINE)
+_THREAD = re.compile(r"^(?:Current thread|Thread) 0x.*$", re.MULTILINE)
+# Code whose innermost frame says that a thread waits for peers.
+WAITING = ("torch/distributed/", "paceline/run/replicas/", "paceline/run/process/")
+INNERMOST = 3  # frames in which a wait shows
+NO_COLLECTIVES = ("wrapper", "_fn", "wait", "__call__")
+
+
+def main_thread(text: str) -> list[str]:
+    """Return the main thread's frames, the innermost first, as `function (file:line)`; none where there is no stack."""
+    return [f"{found['name']} ({found['file']}:{found['line']})" for found in _frames(text)]
+
+
+def collective_in(text: str) -> str:
+    """Return the name of the collective that a thread waits in, as its stack tells; empty where none does."""
+    frames = _frames(text)
+    inside = [found for found in frames[:INNERMOST] if any(part in found["file"] for part in WAITING)]
+    named = [found["name"] for found in inside if found["name"] not in NO_COLLECTIVES]
+    return named[0] if named else "a wait" if inside else ""
+
+
+def save_stacks(run_dir: Path, stacks: Mapping[int, str], states: Mapping[int, str], step: int) -> Path | None:
+    """Keep the stacks of all ranks in a folder of the run, and return it; None where the disk takes none."""
+    folder = run_dir / FOLDER / f"step-{step:08d}-{time.time_ns() // 10**6}"
+    try:
+        folder.mkdir(parents=True)
+        for rank, text in stacks.items():
+            answered = text or "no stack: it did not answer, as one that is stopped cannot\n"
+            (folder / f"rank-{rank}.txt").write_text(f"state {states[rank]} (of /proc)\n{answered}")
+    except OSError:  # a full disk may be why they hang: what is told without the files is told all the same
+        return None
+    return folder
+
+
+def _frames(text: str) -> list[re.Match[str]]:
+    """Return the frames of the thread that is written last: threads are told newest first, so it is the main one."""
+    threads = list(_THREAD.finditer(text))
+    return list(_FRAME.finditer(text, threads[-1].start())) if threads else []

@@ -1,0 +1,74 @@
+"""Points of a run: the places that a process tells when it comes to them. Pulses are beaten there, and faults strike.
+
+Without a supervisor and without a plan of faults a point costs a call of an empty function.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from paceline.run.survive.health.pulse import Heart, heart_here, listened_to
+from paceline.spec.journal.reading import starts_of
+from paceline.spec.run import RunSpec
+
+if TYPE_CHECKING:
+    from paceline.run.survive.faults.injector import Injector
+
+Reached = Callable[[str, int], None]
+_HEARTS: list[Heart] = []  # at most one: a process has one pulse, whatever runs it makes one after the other
+
+
+def nowhere(phase: str, step: int) -> None:
+    """Do nothing: nobody is told."""
+
+
+class Points:
+    """Who is told where this process is. `reached(phase, step)` is called at each point."""
+
+    def __init__(self, heart: Heart | None, injector: Injector | None) -> None:
+        self._heart, self.injector = heart, injector
+        told: list[Reached] = [heart.beat] if heart is not None else []
+        told += [injector.reached] if injector is not None else []
+        self.reached: Reached = told[0] if len(told) == 1 else _in_turn(told) if told else nowhere
+
+    def starting(self, phase: str, run_dir: Path) -> None:
+        """Tell a phase before the first step, in which faults strike by the number of the start."""
+        if self._heart is not None:
+            self._heart.beat(phase, 0)
+        if self.injector is not None:
+            self.injector.reached(phase, 1 + len(starts_of(run_dir)))
+
+    def tell(self, record: Any) -> None:
+        """Have a recorder record the faults that have struck since the last call, on whichever rank."""
+        if self.injector is not None:
+            record.injected(self.injector.news())
+
+    def bind(self, stepper: Any) -> None:
+        """Have a step tell its phases."""
+        stepper.reached = self.reached
+        if self.injector is not None:
+            self.injector.bind(stepper)
+
+
+def points_of(run: RunSpec, run_dir: Path, rank: int, world_size: int) -> Points:
+    """Return the points of a process of a run: its rank's, of so many."""
+    if run.health.hangs and listened_to() not in (None, *(heart.place for heart in _HEARTS)):
+        _HEARTS[:] = filter(None, [heart_here()])  # this process's first, or its first in another world
+    injector = None
+    if run.faults.each:
+        from paceline.run.survive.faults.injector import Injector
+
+        injector = Injector(run.faults, run_dir, rank, world_size)
+    return Points(_HEARTS[0] if _HEARTS else None, injector)
+
+
+def _in_turn(told: list[Reached]) -> Reached:
+    first, second = told
+
+    def reached(phase: str, step: int) -> None:
+        first(phase, step)
+        second(phase, step)
+
+    return reached

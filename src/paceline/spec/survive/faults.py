@@ -1,0 +1,110 @@
+"""FaultPlan: the `[run.faults]` table of a spec. Faults that are made on purpose, as declared data.
+
+A file for `paceline train --faults` holds the same table: a seed, and `[[each]]` for every fault.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from paceline.config.build import build, document_layer, mapping_layer
+from paceline.config.document import read_document
+from paceline.config.fields import option
+from paceline.config.shape import table_of
+from paceline.errors import ConfigError
+
+# What each kind does, and the phase in which it strikes where the plan names none.
+KINDS = {
+    "kill": ("SIGKILL: the process is gone at once", "forward"),
+    "stop": ("SIGSTOP for `seconds` (0: for ever): the process stands still and answers nobody", "forward"),
+    "signal": ("`signal` is delivered, as a scheduler would", "data"),
+    "slow": ("the rank's passes take `factor` times as long, for `steps` steps", "reduce"),
+    "delay": ("the rank comes to the reduction `seconds` late", "reduce"),
+    "error": ("an exception that nobody expects", "forward"),
+    "oom": ("the device's memory is exhausted: torch.OutOfMemoryError", "forward"),
+    "nan": ("NaN in `target`", "backward"),
+    "flip": ("one bit of `target` is flipped", "backward"),
+    "disk_full": ("the next file of a checkpoint cannot be written: no space is left", "save"),
+    "read_only": ("the next file of a checkpoint cannot be written: the file system is read-only", "save"),
+    "corrupt": ("one bit of the newest published checkpoint is flipped", "data"),
+    "truncate": ("a file of the newest published checkpoint loses its second half", "data"),
+    "descriptors": ("no further file can be opened for `seconds`", "data"),
+}
+FAULT_PHASES = ("rendezvous", "load", "data", "forward", "backward", "reduce", "update", "save")
+SUPERVISED = ("kill", "stop", "signal")  # those that can be aimed at the supervisor
+
+
+@dataclass(frozen=True)
+class FaultSpec:
+    """One fault that is made on purpose: what, on which rank, where, and how often."""
+
+    kind: str = option("kill", "what happens", choices=tuple(KINDS))
+    rank: int = option(-1, "the rank that it strikes; -1 draws one by the seed", minimum=-1)
+    everywhere: bool = option(False, "strike every rank, and not one")
+    step: int = option(0, "the step in which it strikes; 0 draws steps with `rate`", minimum=0)
+    rate: float = option(0.0, "how likely it strikes in any one step, drawn by the seed", minimum=0.0, maximum=1.0)
+    phase: str = option("", "where in the step it strikes; empty for the usual place of its kind",
+                        choices=("", *FAULT_PHASES))  # fmt: skip
+    times: int = option(1, "how often it strikes at most, over all starts of the run; 0 for no limit", minimum=0)
+    again: bool = option(False, "strike again in the same step after a restart, as a bug does and an accident does not")
+    seconds: float = option(0.0, "how long it lasts (stop, delay, descriptors)", quantity="duration", minimum=0.0)
+    factor: float = option(3.0, "how many times as long a slow rank takes", minimum=1.0)
+    steps: int = option(1, "for how many steps a slow rank is slow", minimum=1)
+    target: str = option("gradient", "what gets a NaN or a flipped bit", choices=("gradient", "weight", "optimizer"))
+    bit: int = option(-1, "which bit of a number is flipped, from the lowest; -1 draws one by the seed", minimum=-1)
+    signal: str = option("SIGTERM", "the signal of kind `signal`", choices=("SIGTERM", "SIGUSR1", "SIGINT"))
+    whom: str = option("rank", "who is struck by kill, stop and signal: a rank, or the process that supervises it",
+                       choices=("rank", "supervisor"))  # fmt: skip
+
+    @property
+    def place(self) -> str:
+        """The phase in which the fault strikes."""
+        return self.phase or KINDS[self.kind][1]
+
+
+@dataclass(frozen=True)
+class FaultPlan:
+    """Faults that a run is to live through, to rehearse them. Without any, nothing of this exists in a run."""
+
+    seed: int = option(0, "seed of what is drawn: ranks, steps, bits", minimum=0)
+    each: tuple[FaultSpec, ...] = option((), "the faults, as tables")
+
+
+def read_faults(given: Any) -> FaultPlan:
+    """Return the fault plan of a TOML file (its path), of plain data as the file has it, or a plan as it is.
+
+    Raises ConfigError for what is none, and for a fault that would never strike.
+    """
+    shape = table_of(FaultPlan, "faults")
+    if isinstance(given, FaultPlan):
+        plan = given
+    elif isinstance(given, str | Path):
+        plan, _ = build(shape, document_layer(shape, read_document(given)))
+    else:
+        values = {"each": given} if isinstance(given, list | tuple) else given
+        plan, _ = build(shape, mapping_layer(shape, values, lambda key: "faults"))
+    check_faults(plan)
+    return plan
+
+
+def check_faults(plan: FaultPlan) -> None:
+    """Raise ConfigError for the first fault of a plan that can never strike as it is written."""
+    for number, fault in enumerate(plan.each, 1):
+        where = f"fault {number} ({fault.kind})"
+        needs_step = fault.place not in ("rendezvous", "load")
+        if needs_step and not fault.step and not fault.rate:
+            raise ConfigError(f"{where} would never strike", "it has neither a step nor a rate", "step = 5")
+        if fault.whom == "supervisor" and fault.kind not in SUPERVISED:
+            raise ConfigError(
+                f"{where} is aimed at the supervisor", f"only {', '.join(SUPERVISED)} can be", 'whom = "rank"'
+            )
+        if fault.kind in ("slow", "delay") and fault.place != KINDS[fault.kind][1]:
+            raise ConfigError(
+                f"{where} strikes in {fault.place}", f"its place is {KINDS[fault.kind][1]}", "leave out `phase`"
+            )
+        if fault.kind in ("disk_full", "read_only") and fault.place != "save":
+            raise ConfigError(f"{where} strikes in {fault.place}", "its place is a save", "leave out `phase`")
+        if fault.kind in ("delay", "descriptors") and not fault.seconds:
+            raise ConfigError(f"{where} lasts no time", "its seconds are 0", 'seconds = "2 s"')

@@ -1,0 +1,44 @@
+"""HealthSpec: the `[run.health]` table of a spec. What is looked for while a run trains, and what is done about it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from paceline.config.fields import option
+from paceline.units import Amount
+
+
+@dataclass(frozen=True)
+class HealthSpec:
+    """When a rank counts as hung, a number as wrong, a device as slow."""
+
+    hangs: bool = option(True, "look for ranks that hang, save the stacks of all, and end those that hang")
+    hang_factor: float = option(8.0, "a rank hangs that stands still for so many median steps", above=1.0)
+    hang_minimum: float = option(10.0, "and for so long at least", quantity="duration", above=0.0)
+    hang_elsewhere: float = option(
+        600.0, "the same outside of steps (loading, saving, evaluating, the loop's own code) and before three steps",
+        quantity="duration", above=0.0,
+    )  # fmt: skip
+    on_nonfinite: str = option(
+        "stop", "what a loss or gradient norm that is no finite number does: stop the run, or skip the update",
+        choices=("stop", "skip"),
+    )  # fmt: skip
+    on_spike: str = option(
+        "off", "what a spike of the loss or of the gradient norm does: nothing is looked for (off), it is told (warn), "
+        "the update is left out (skip), or the run goes back to the newest checkpoint and passes over the step's "
+        "samples (rollback)",
+        choices=("off", "warn", "skip", "rollback"),
+    )  # fmt: skip
+    spike_window: int = option(64, "steps that a spike is told from", minimum=8)
+    spike_deviations: float = option(
+        10.0, "a spike is so many times the window's median absolute deviation above its median", above=0.0
+    )
+    most_skips: int = option(3, "updates left out, or rollbacks, at most in `skips_window` steps; then the run stops",
+                             minimum=0)  # fmt: skip
+    skips_window: int = option(1000, "steps in which `most_skips` are counted", minimum=1)
+    recompute_every: Amount | None = option(
+        None, "steps, samples or tokens between recomputations of a micro-batch, whose bits must be equal",
+        quantity="amount", units=("steps", "samples", "tokens"),
+    )  # fmt: skip
+    straggler_factor: float = option(1.3, "a rank is slow that computes so many times as long as the median", above=1.0)
+    straggler_checks: int = option(3, "checks in a row in which it must be slow before it is named", minimum=1)

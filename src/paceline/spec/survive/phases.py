@@ -1,0 +1,27 @@
+"""The phases of a run's process: where it is at a moment. Heartbeats tell them, and faults strike in them."""
+
+from __future__ import annotations
+
+# In the order in which a process comes through them; a number in a heartbeat is a place in this list.
+PHASES = (
+    "starting", "rendezvous", "load", "data", "loop", "forward", "backward", "reduce", "update", "check", "evaluate",
+    "save", "ended",
+)  # fmt: skip
+
+TOLD = {
+    "starting": "starting its process",
+    "rendezvous": "meeting its peers",
+    "load": "building the model and loading its state",
+    "data": "reading a batch",
+    "loop": "in the loop's own code, between two steps",
+    "forward": "in the forward and backward passes",
+    "backward": "in a backward pass",
+    "reduce": "reducing gradients over the ranks",
+    "update": "updating the weights",
+    "check": "checking that ranks agree",
+    "evaluate": "evaluating",
+    "save": "saving a checkpoint",
+    "ended": "after its last step",
+}
+
+IN_A_STEP = ("data", "forward", "backward", "reduce", "update")  # what every step does, so that its time is known

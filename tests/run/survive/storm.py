@@ -1,0 +1,168 @@
+"""Runs that live through faults: started again until they are complete, by the real supervisor, in forked ranks.
+
+`python storm.py FOLDER` makes the runs of FOLDER/stories.json, one after the other, and appends a line for each start
+to FOLDER/starts.jsonl. Torch is imported once, and ranks are forks that start in milliseconds. A story that has ended
+is not told again: where a fault kills the supervisor, which is this script, the script is started again.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import math
+import os
+import sys
+import time
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+TESTS = Path(__file__).parents[2]
+ONE_WORLD, SURVIVES = "one world", "survives"  # one start is one world, or goes on by itself as `paceline train` does
+
+
+@dataclass(frozen=True)
+class Story:
+    """A run on some ranks with faults, as `[run]` and `[[run.faults.each]]` have them."""
+
+    name: str
+    layout: dict[str, int]
+    faults: list[dict[str, Any]] = field(default_factory=list)
+    run: dict[str, Any] = field(default_factory=dict)
+    steps: int = 8
+    seed: int = 0
+    most_starts: int = 12
+    only_once: bool = False  # start once, however that ends
+    how: str = ONE_WORLD
+
+
+@dataclass(frozen=True)
+class Start:
+    """How one start of a story ended, and how long it took."""
+
+    story: str
+    code: int
+    what: str
+    because: str
+    seconds: float
+
+
+def told(folder: Path, stories: list[Story], timeout: float = 120) -> dict[str, list[Start]]:
+    """Make the runs of the stories in processes of their own; return how the starts of each ended."""
+    from runs import environment, run_patiently
+
+    (folder / "stories.json").write_text(json.dumps([asdict(story) for story in stories]))
+    environ = {**environment(), "PYTHONPATH": os.pathsep.join(map(str, [TESTS, TESTS / "run", *sys.path]))}
+    for _ in range(1 + sum(each.get("whom") == "supervisor" for story in stories for each in story.faults)):
+        ran = run_patiently([sys.executable, __file__, folder], timeout, env=environ)
+        if ran.returncode == 0:
+            break
+    assert ran.returncode == 0, ran.stdout[-3000:] + ran.stderr[-3000:]
+    lines = [Start(**json.loads(line)) for line in (folder / "starts.jsonl").read_text().splitlines()]
+    return {story.name: [line for line in lines if line.story == story.name] for story in stories}
+
+
+def main(folder: Path) -> None:
+    """Make the runs."""
+    import warm  # noqa: F401 (what ranks share)
+
+    log = folder / "starts.jsonl"
+    for values in json.loads((folder / "stories.json").read_text()):
+        story = Story(**values)
+        for _ in range(story.most_starts):
+            done = [json.loads(line) for line in log.read_text().splitlines()] if log.exists() else []
+            mine = [line for line in done if line["story"] == story.name]
+            if any(line["code"] == 0 for line in mine) or (mine and story.only_once):
+                break
+            began = time.monotonic()
+            code, error = one_start(story, folder / story.name)
+            start = Start(story.name, code, *error, time.monotonic() - began)
+            with log.open("a") as file:
+                file.write(json.dumps(asdict(start)) + "\n")
+
+
+def one_start(story: Story, run_dir: Path) -> tuple[int, tuple[str, str]]:
+    """Start a story once; return its exit code, and what ended it because of what."""
+    from paceline.launch.worker import guarded
+    from paceline.run.process.supervise.forked import fork
+    from paceline.run.process.supervise.supervisor import supervise_started
+    from paceline.run.record.journal import mark_end
+    from paceline.spec.layout import Layout
+
+    spec, layout = spec_of(story, run_dir), Layout(**story.layout)
+    if story.how == SURVIVES:
+        outcome = _survive(spec, layout, story.steps, run_dir)
+        if outcome.error is not None:
+            mark_end(run_dir, outcome.exit_code, outcome.error)
+        return outcome.exit_code, _told(outcome)
+    work = functools.partial(guarded, functools.partial(_train, spec, layout, story.steps))
+    outcome = supervise_started(
+        functools.partial(fork, work), layout.devices, os.environ, health=spec.run.health, run_dir=run_dir
+    )
+    error = outcome.error
+    if error is not None:
+        mark_end(run_dir, outcome.exit_code, error)
+    return outcome.exit_code, _told(outcome)
+
+
+def _survive(spec: Any, layout: Any, steps: int, run_dir: Path) -> Any:
+    """Return how a run ended that goes on by itself, in forks of this process."""
+    from paceline.launch.worker import guarded
+    from paceline.lock import LOCK_VARIABLE, take
+    from paceline.run.process.supervise.forked import fork
+    from paceline.run.process.supervise.generations import Generations
+    from paceline.run.process.supervise.starting import Starter
+
+    with take(run_dir) as lock:
+        work = functools.partial(guarded, functools.partial(_train, spec, layout, steps))
+        held = os.dup(lock.descriptor)  # a fork gives up the lock's own
+
+        def start(place: dict[str, str]) -> Any:
+            token = lock.for_first_rank()[LOCK_VARIABLE].partition(":")[2]
+            return fork(work, {**place, LOCK_VARIABLE: f"{held}:{token}"})
+
+        starter = Starter(start, None, print)
+        ranks, policy = layout.devices, spec.run.recovery
+        try:
+            return Generations(starter, ranks, lock, os.environ, policy, health=spec.run.health).run()
+        finally:
+            os.close(held)
+
+
+def _told(outcome: Any) -> tuple[str, str]:
+    return (str(outcome.error["what"]), str(outcome.error["because"])) if outcome.error else ("", "")
+
+
+def spec_of(story: Story, run_dir: Path) -> Any:
+    """Return the spec of a story: a tiny decoder on tokens of this repository's own making."""
+    import dataclasses
+
+    from tests_shared import decoder_task
+
+    from paceline.spec.arguments import make_spec
+    from paceline.spec.cluster import ClusterSpec
+    from paceline.units import Amount
+
+    task = decoder_task(stop=Amount(story.steps, "steps"))
+    run = {"dir": str(run_dir), "checkpoint_every": "2 steps", "check_every": "1 steps", "evaluate_every": "none",
+           "record_samples": True, "verify": False, "deterministic": True, **story.run}  # fmt: skip
+    faults = {"seed": story.seed, "each": story.faults}
+    spec = make_spec(task, cluster=ClusterSpec(learn=False), run=run, faults=faults)
+    return dataclasses.replace(spec, path=None)
+
+
+def _train(spec: Any, layout: Any, steps: int) -> None:
+    from tests_shared import SEQ_LEN, plan_of
+
+    from paceline.launch.here import place_here
+    from paceline.launch.run import train_here
+    from paceline.run.process.brief import Brief
+    from paceline.spec.journal.planned import PlannedRecord
+
+    plan = plan_of(layout)
+    brief = Brief(plan, steps, SEQ_LEN, "tokens", "cpu", 1, 1.0, math.nan, 1.0, math.nan, PlannedRecord())
+    train_here(spec, brief, place_here(os.environ))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

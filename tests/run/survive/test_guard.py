@@ -1,0 +1,175 @@
+"""Numbers that are not finite, and spikes: what is left out, what is passed over, and that nothing else is."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+from runs import records_of, steps_of
+from storm import Start, Story, told
+
+from paceline.errors import ConfigError, NumericalStop
+from paceline.run.survive.health.guard import RollBack, UpdateGuard, guard_of
+from paceline.spec.layout import Layout
+from paceline.spec.plan import Plan
+from paceline.spec.survive.health import HealthSpec
+from paceline.spec.sync import Sync
+
+TWO, STEPS, BATCH = {"dp_shard": 2}, 12, 13
+
+
+def decided(run_dir: Path, *what: str) -> list[dict[str, Any]]:
+    return [record for record in records_of(run_dir, "decision") if record["what"] in what]
+
+
+# ---- the rule -------------------------------------------------------------------------------------------------------
+
+
+def curve(count: int = 40) -> list[tuple[float, float]]:
+    """A falling loss with some noise, and a noisy norm."""
+    return [(4.0 - 0.03 * n + 0.05 * math.sin(7 * n), 1.0 + 0.3 * math.cos(5 * n)) for n in range(count)]
+
+
+def verdicts(guard: UpdateGuard, numbers: list[tuple[float, float]]) -> list[bool | None]:
+    return [guard.may_update(step, f"step {step}", "", *pair) for step, pair in enumerate(numbers, 1)]
+
+
+def test_a_healthy_curve_has_no_spike() -> None:
+    guard = UpdateGuard(HealthSpec(on_spike="skip", spike_window=16))
+    assert all(verdicts(guard, curve())) and guard.take() == []
+    flat = UpdateGuard(HealthSpec(on_spike="skip", spike_window=16))
+    assert all(verdicts(flat, [(2.0, 1.0), (2.0001, 1.0)] * 20))
+
+
+@pytest.mark.parametrize(("spike", "what"), [((9.0, 1.0), "the loss"), ((3.0, 30.0), "the gradient norm")])
+def test_a_spike_is_left_out_and_later_ones_are_told_from_what_was_before_it(
+    spike: tuple[float, float], what: str
+) -> None:
+    guard = UpdateGuard(HealthSpec(on_spike="skip", spike_window=16))
+    assert verdicts(guard, [*curve(20), spike, spike, *curve(40)[20:]]).count(False) == 2
+    first, second = guard.take()
+    assert first.what == "skip" and what in first.because and first.evidence == second.evidence
+    assert guard.take() == []
+
+
+def test_what_is_not_finite_is_left_out_a_bounded_number_of_times() -> None:
+    guard = UpdateGuard(HealthSpec(on_nonfinite="skip", most_skips=2, skips_window=10))
+    assert guard.may_update(1, "step 1", "", math.nan, 1.0) is False
+    assert guard.may_update(5, "step 5", "", 1.0, math.inf) is False
+    with pytest.raises(NumericalStop, match=r"2 updates were left out within 10 steps"):
+        guard.may_update(10, "step 10", "", math.nan, 1.0)
+    assert guard.may_update(12, "step 12", "", math.nan, 1.0) is False  # step 1 is long ago
+
+
+def test_a_guard_that_goes_on_from_a_checkpoint_decides_as_one_that_never_stopped() -> None:
+    health, numbers = HealthSpec(on_spike="rollback", spike_window=16), curve()
+    straight, first, second = UpdateGuard(health), UpdateGuard(health), UpdateGuard(health)
+    verdicts(straight, numbers[:30])
+    verdicts(first, numbers[:20])
+    second.load(first.state())
+    verdicts(second, numbers[20:30])
+    assert second.state() == straight.state()
+    for loss in (2.0, 3.2, 3.5, 4.0, 5.0, 9.0):
+        found = []
+        for guard in (straight, second):
+            try:
+                found.append(guard.may_update(31, "step 31", "", loss, 1.0))
+            except RollBack as spike:
+                found.append(spike.because)
+        assert found[0] == found[1]
+
+
+def test_without_a_policy_there_is_no_guard() -> None:
+    plan = Plan(layout=Layout(), micro_batch=1, accumulation=1, batch_samples=1)
+    assert guard_of(HealthSpec(), plan) is None
+    assert guard_of(HealthSpec(on_spike="warn"), plan) is not None
+    two = Plan(Layout(dp_replicate=2), micro_batch=1, accumulation=1, batch_samples=2, sync=Sync(wire="bf16"))
+    with pytest.raises(ConfigError, match="a gradient that is left out would come back"):
+        guard_of(HealthSpec(on_nonfinite="skip"), two)
+
+
+# ---- whole runs -----------------------------------------------------------------------------------------------------
+
+NAN = {"kind": "nan", "step": 6, "rank": 1}
+BURST = {"kind": "flip", "bit": 26, "step": 10, "rank": 1}  # of the exponent: a gradient 256 times as large
+KILL = {"kind": "kill", "step": 11, "rank": 0}
+SKIPS = {"health": {"on_nonfinite": "skip"}}
+BACK = {"health": {"on_spike": "rollback", "spike_window": 8, "spike_deviations": 20.0}}
+STORIES = [
+    Story("plain", TWO, steps=STEPS),
+    Story("watched", TWO, steps=STEPS, run={"health": {**SKIPS["health"], **BACK["health"]}}),
+    Story("skips", TWO, [NAN], SKIPS, STEPS),
+    Story("skips again", TWO, [NAN], SKIPS, STEPS),
+    Story("too many", TWO, [{**NAN, "rate": 1.0, "times": 0, "step": 3}], SKIPS, STEPS, only_once=True),
+    Story("back", TWO, [BURST], BACK, STEPS),
+    Story("back and killed", TWO, [BURST, KILL], BACK, STEPS),
+]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("guard")
+
+
+@pytest.fixture(scope="module")
+def starts(folder: Path) -> dict[str, list[Start]]:
+    return told(folder, STORIES)
+
+
+def losses(run_dir: Path) -> list[str]:
+    return [step["loss"].hex() if isinstance(step["loss"], float) else step["loss"] for step in steps_of(run_dir)]
+
+
+def test_a_policy_that_finds_nothing_changes_nothing(folder: Path, starts: dict[str, list[Start]]) -> None:
+    assert [start.code for start in starts["watched"]] == [0] and losses(folder / "watched") == losses(folder / "plain")
+    assert not decided(folder / "watched", "skip", "spike", "rollback")
+    assert not (folder / "watched" / "passed_over.json").exists()
+
+
+def test_a_nan_is_left_out_and_teaches_nothing(folder: Path, starts: dict[str, list[Start]]) -> None:
+    assert [start.code for start in starts["skips"]] == [0], starts["skips"]
+    (decision,) = decided(folder / "skips", "skip")
+    assert "step 6: loss" in decision["because"] and "gradient norm nan" in decision["because"]
+    steps = steps_of(folder / "skips")
+    assert [step["step"] for step in steps if step.get("updated") is False] == [6]
+    assert losses(folder / "skips")[:6] == losses(folder / "plain")[:6]  # the loss itself was sound
+    assert losses(folder / "skips")[6:] != losses(folder / "plain")[6:]
+    assert [step["sample_ids"] for step in steps] == [step["sample_ids"] for step in steps_of(folder / "plain")]
+    assert losses(folder / "skips again") == losses(folder / "skips")
+
+
+def test_nan_after_nan_stops_the_run(folder: Path, starts: dict[str, list[Start]]) -> None:
+    (start,) = starts["too many"]
+    assert start.code == 6 and "step 6: loss" in start.what and "most_skips is 3" in start.because
+    assert len(decided(folder / "too many", "skip")) == 3
+
+
+def test_a_spike_sends_the_run_back_and_its_samples_are_passed_over(
+    folder: Path, starts: dict[str, list[Start]]
+) -> None:
+    assert [start.code for start in starts["back"]] == [0], starts["back"]
+    (decision,) = decided(folder / "back", "rollback")
+    assert decision["evidence"]["passed_over"] == {"step": 10, "position": 9 * BATCH, "samples": BATCH}
+    assert "back to step 8" in decision["to"] and "the gradient norm" in decision["because"]
+    steps, plain = steps_of(folder / "back"), steps_of(folder / "plain")
+    read = list(itertools.chain.from_iterable(step["sample_ids"] for step in steps))
+    left_out = decision["evidence"]["sample_ids"]
+    assert len(set(read)) == len(read) == STEPS * BATCH and len(left_out) == BATCH
+    assert not set(read) & set(left_out)  # nothing twice, and what is passed over is named
+    assert set(itertools.chain.from_iterable(step["sample_ids"] for step in plain[:9])) <= set(read)
+    assert left_out == plain[9]["sample_ids"]
+    assert [step["position_before"] for step in steps] == [n * BATCH for n in (*range(9), *range(10, STEPS + 1))]
+    assert losses(folder / "back")[:9] == losses(folder / "plain")[:9]
+
+
+def test_a_run_that_is_killed_after_it_went_back_passes_over_the_same(
+    folder: Path, starts: dict[str, list[Start]]
+) -> None:
+    assert [start.code for start in starts["back and killed"]] == [137, 0], starts["back and killed"]
+    assert losses(folder / "back and killed") == losses(folder / "back")
+    assert [s["sample_ids"] for s in steps_of(folder / "back and killed")] == [
+        s["sample_ids"] for s in steps_of(folder / "back")
+    ]

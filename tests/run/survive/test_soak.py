@@ -1,0 +1,104 @@
+"""The soak: one run through a storm of faults of every kind, which must end as the run that met none."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+from runs import records_of, steps_of
+from storm import SURVIVES, Story, told
+
+from paceline.checkpoint import find_latest, read_manifest
+from paceline.spec.survive.faults import KINDS
+
+FOUR = {"dp_replicate": 2, "dp_shard": 2}
+RANKS, BATCH = 4, 13
+RUN = {
+    "keep_last": 8, "checkpoint_every": "2 steps", "redact": [],
+    "health": {"hang_minimum": "500 ms", "hang_factor": 4.0},
+    "recovery": {"retries": 1000, "preemption_retries": 1000},
+}  # fmt: skip
+# What ends a start: the supervisor goes on by itself after some, and the run is started again after the others.
+LETHAL: list[dict[str, Any]] = [
+    *({"kind": "kill", "phase": phase} for phase in ("data", "forward", "backward", "reduce", "update", "save")),
+    *({"kind": "stop", "phase": phase} for phase in ("forward", "reduce")),
+    *({"kind": "error", "phase": phase} for phase in ("forward", "update", "save")),
+    {"kind": "oom"}, {"kind": "signal"}, {"kind": "signal", "signal": "SIGUSR1"}, {"kind": "nan"},
+    {"kind": "nan", "target": "weight", "phase": "data"},
+    {"kind": "flip", "target": "weight", "phase": "data", "bit": 12},
+    {"kind": "flip", "phase": "update", "bit": 20},
+]  # fmt: skip
+MILD: list[dict[str, Any]] = [
+    {"kind": "delay", "seconds": "50 ms"}, {"kind": "slow", "factor": 2.0, "steps": 2},
+    {"kind": "stop", "seconds": "100 ms"}, {"kind": "disk_full"}, {"kind": "read_only"},
+    {"kind": "descriptors", "seconds": "50 ms"},
+]  # fmt: skip
+DAMAGE: list[dict[str, Any]] = [{"kind": "corrupt"}, {"kind": "truncate"}]
+
+
+def storm(count: int, seed: int) -> tuple[list[dict[str, Any]], int]:
+    """Return so many faults, one in every second step or fewer, and the steps of a run that meets all of them.
+
+    A checkpoint is damaged only where older ones are there, and lethal faults follow it.
+    """
+    drawn = random.Random(seed)
+    kinds = list(itertools.islice(itertools.cycle([*LETHAL, *MILD]), max(0, count - count // 10)))
+    drawn.shuffle(kinds)
+    for at in range(count // 10):
+        kinds.insert(4 + 9 * at + drawn.randrange(3), DAMAGE[at % 2])
+    faults = [  # a checkpoint is made in even steps
+        {**each, "step": 5 + 2 * number + (each.get("phase") == "save"), "rank": drawn.randrange(RANKS)}
+        for number, each in enumerate(kinds)
+    ]
+    return faults, 5 + 2 * len(faults) + 4
+
+
+def state_of(run_dir: Path) -> list[tuple[str, str]]:
+    """Return the digests of all that the last checkpoint holds: weights and the optimizer's state."""
+    newest = find_latest(run_dir / "checkpoints")
+    assert newest is not None
+    files = read_manifest(newest).files
+    return sorted((name, entry.sha256) for name, entry in files.items() if name.endswith(".safetensors"))
+
+
+def check(folder: Path, count: int, seed: int) -> None:
+    """Hold a run through a storm against one through none."""
+    faults, steps = storm(count, seed)
+    stories = [Story("calm", FOUR, run=RUN, steps=steps),
+               Story("storm", FOUR, faults, RUN, steps, seed, most_starts=4 * count, how=SURVIVES)]  # fmt: skip
+    ended = told(folder, stories, timeout=60 + 12 * count)
+    assert [start.code for start in ended["calm"]] == [0]
+    assert ended["storm"][-1].code == 0, ended["storm"][-3:]
+    calm, stormy = steps_of(folder / "calm"), steps_of(folder / "storm")
+    assert [step["loss"].hex() for step in stormy] == [step["loss"].hex() for step in calm]
+    assert state_of(folder / "storm") == state_of(folder / "calm")
+    read = list(itertools.chain.from_iterable(step["sample_ids"] for step in stormy))
+    assert len(set(read)) == len(read) == steps * BATCH or steps * BATCH > 1000  # an epoch has 1,000 samples
+    assert [step["sample_ids"] for step in stormy] == [step["sample_ids"] for step in calm]
+    struck = Counter((record["fault"], record["what"]) for record in records_of(folder / "storm", "injected"))
+    assert struck == Counter({(number, str(each["kind"])): 1 for number, each in enumerate(faults, 1)})
+    named = records_of(folder / "storm", "fault")
+    hangs = [each for each in faults if each["kind"] == "stop" and "seconds" not in each]
+    assert sum("hung" in fault["what"] for fault in named) == len(hangs)
+    ends = len(records_of(folder / "storm", "run_started")) - 1
+    lethal = [each for each in faults if {k: v for k, v in each.items() if k not in ("step", "rank")} in LETHAL]
+    print(f"{len(faults)} faults of {len({each['kind'] for each in faults})} kinds, {ends} worlds after the first,",
+          f"{len(ended['storm'])} calls, {sum(start.seconds for start in ended['storm']):.0f} s")  # fmt: skip
+    assert ends == len(lethal)
+
+
+def test_a_run_comes_through_a_storm_as_through_a_calm(tmp_path: Path) -> None:
+    check(tmp_path, 26, seed=1)
+
+
+@pytest.mark.deep
+def test_a_run_comes_through_three_hundred_faults(tmp_path: Path) -> None:
+    check(tmp_path, 300, seed=2)
+
+
+def test_a_storm_has_faults_of_every_kind() -> None:
+    assert {each["kind"] for each in storm(26, 1)[0]} == set(KINDS)

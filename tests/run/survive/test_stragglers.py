@@ -1,0 +1,39 @@
+"""A rank that computes longer than the others is named, and no other."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from runs import records_of
+from storm import Story, told
+
+from paceline.run.process.world import World
+from paceline.run.survive.health.stragglers import Stragglers
+from paceline.spec.survive.health import HealthSpec
+
+
+def named(curves: list[list[float]]) -> list[tuple[int, str]]:
+    stragglers = Stragglers(HealthSpec(straggler_checks=3), World(0, len(curves[0]), 0, torch.device("cpu")))
+    decisions = [each for step, seconds in enumerate(curves) for each in stragglers.judged(step, seconds, [{}] * 9)]
+    return [(each.evidence["rank"], each.after.partition(";")[0]) for each in decisions]
+
+
+def test_a_rank_is_named_once_that_stays_slow_and_again_when_it_no_longer_is() -> None:
+    healthy, slow = [1.0, 1.1, 0.9, 1.05], [1.0, 1.1, 1.6, 1.05]
+    assert named([healthy] * 20) == []
+    assert named([slow] * 2 + [healthy] + [slow] * 2) == []  # a moment is none
+    assert named([slow] * 9) == [(2, "slow")]
+    assert named([slow] * 5 + [healthy] * 5 + [slow] * 3) == [(2, "slow"), (2, "as fast as the others"), (2, "slow")]
+    assert named([[1.0, 1.5]] * 3) == [(1, "slow")]
+
+
+def test_a_run_whose_rank_is_slow_goes_on_and_names_it(tmp_path: Path) -> None:
+    run = {"health": {"straggler_checks": 1, "straggler_factor": 2.0}}
+    slow = {"kind": "slow", "rank": 1, "step": 1, "steps": 8, "factor": 6.0}
+    ended = told(tmp_path, [Story("slow", {"dp_shard": 2}, [slow], run)])
+    assert [start.code for start in ended["slow"]] == [0]
+    found = [each for each in records_of(tmp_path / "slow", "decision") if each["what"] == "straggler"]
+    assert found and {each["evidence"]["rank"] for each in found} == {1}
+    seconds = found[0]["evidence"]["compute_seconds"]
+    assert seconds[1] > 2 * seconds[0]

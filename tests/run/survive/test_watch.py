@@ -1,0 +1,267 @@
+"""Who hangs, and who is merely slow: a watch over pulses, with real processes where the system is asked of them."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from runs import environment, wait_until
+
+from paceline.run.process.supervise import supervisor
+from paceline.run.process.supervise.blame import Outcome
+from paceline.run.process.supervise.supervisor import supervise_started
+from paceline.run.survive.health import pulse as pulses
+from paceline.run.survive.health import watch as watching
+from paceline.run.survive.health.pulse import BEAT, HEAD, SIZE, STEP, Heart, pulse_path, read_pulse, stack_path
+from paceline.run.survive.health.stacks import collective_in, main_thread
+from paceline.run.survive.health.system import state_of
+from paceline.run.survive.health.watch import COMPUTING_FACTOR, PulseWatch
+from paceline.spec.survive.health import HealthSpec
+from paceline.spec.survive.phases import PHASES
+
+HEALTH = HealthSpec(hang_factor=5.0, hang_minimum=2.0, hang_elsewhere=60.0)
+STEP_SECONDS = 0.1
+LATE = 20.0
+
+
+class Ranks:
+    """Pulses of ranks that this test writes, all of one process that sleeps, and a clock that this test moves."""
+
+    def __init__(self, folder: Path, process: int, ranks: int = 3, load: float = 1.0) -> None:
+        self.folder, self.process, self.ranks, self.now = folder, process, ranks, 100.0
+        self.watch = PulseWatch(folder, ranks, HEALTH, folder / "run", load=lambda: load)
+        self.beats = 0
+
+    def beat(self, rank: int, phase: str, step: int) -> None:
+        self.beats += 1
+        content = bytearray(SIZE)
+        HEAD.pack_into(content, 0, self.process, 0)
+        BEAT.pack_into(content, HEAD.size, self.beats, step, PHASES.index(phase), int(self.now * 1e9))
+        STEP.pack_into(content, HEAD.size + BEAT.size, step, int(STEP_SECONDS * 1e9))
+        pulse_path(self.folder, rank).write_bytes(content)
+
+    def steps(self, count: int = 4) -> None:
+        """Take all ranks through some whole steps."""
+        for step in range(1, count + 1):
+            for rank in range(self.ranks):
+                self.beat(rank, "data", step)
+            self.pass_by(STEP_SECONDS * 3)
+
+    def pass_by(self, seconds: float) -> watching.Suspect | None:
+        """Let time pass in which the watch looks often; return its first suspect."""
+        until = self.now + seconds
+        while self.now < until:
+            self.now += 0.25
+            if (found := self.watch.look(self.now)) is not None:
+                return found
+        return None
+
+
+@pytest.fixture
+def sleeper() -> Iterator[int]:
+    with subprocess.Popen(["sleep", "1000"]) as process:
+        yield process.pid
+        process.kill()
+
+
+def test_the_rank_that_is_behind_is_named_and_not_those_that_wait_for_it(tmp_path: Path, sleeper: int) -> None:
+    ranks = Ranks(tmp_path, sleeper)
+    ranks.steps()
+    for rank, phase in enumerate(["reduce", "forward", "reduce"]):
+        ranks.beat(rank, phase, 5)
+    assert ranks.pass_by(HEALTH.hang_minimum * 0.9) is None
+    suspect = ranks.pass_by(LATE)
+    assert suspect is not None and suspect.ranks == (1,)
+    assert suspect.what == "rank 1 of 3 hung in the forward and backward passes of step 5"
+    assert 2.0 < suspect.evidence["silent_seconds"] < 4.0  # found within two limits
+    assert {each["phase"] for each in suspect.evidence["ranks"]} == {"forward", "reduce"}
+
+
+def test_one_that_is_stopped_is_named_wherever_it_is(tmp_path: Path, sleeper: int) -> None:
+    """In a save, in which nothing says how long it may take: the system says that the process is stopped."""
+    ranks = Ranks(tmp_path, sleeper)
+    for rank in range(3):
+        ranks.beat(rank, "save", 1)
+    with subprocess.Popen(["sleep", "1000"]) as stopped:
+        stopped.send_signal(signal.SIGSTOP)
+        wait_until(lambda: state_of(stopped.pid) == "T")
+        ranks.process = stopped.pid
+        ranks.beat(2, "save", 1)
+        suspect = ranks.pass_by(LATE)
+        stopped.kill()
+    assert suspect is not None and suspect.ranks == (2,)
+    assert f"process {stopped.pid} is stopped by a signal" in suspect.because
+
+
+def test_where_no_rank_is_behind_all_are_named(tmp_path: Path, sleeper: int) -> None:
+    ranks = Ranks(tmp_path, sleeper)
+    ranks.steps()
+    for rank in range(3):
+        ranks.beat(rank, "reduce", 5)
+    suspect = ranks.pass_by(LATE)
+    assert suspect is not None and suspect.ranks == (0, 1, 2) and "suspect what is between them" in suspect.because
+
+
+# ---- negative controls: what is slow is not hung --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("phase", ["save", "evaluate", "loop", "load", "check"])
+def test_what_is_no_part_of_a_step_may_take_long(tmp_path: Path, sleeper: int, phase: str) -> None:
+    ranks = Ranks(tmp_path, sleeper)
+    ranks.steps()
+    ranks.beat(1, phase, 5)
+    for rank in (0, 2):
+        ranks.beat(rank, "reduce", 6)
+    assert ranks.pass_by(HEALTH.hang_elsewhere * 0.9) is None
+    assert ranks.pass_by(LATE) is not None  # but not for ever
+
+
+def test_the_first_steps_may_take_long(tmp_path: Path, sleeper: int) -> None:
+    ranks = Ranks(tmp_path, sleeper)
+    for rank in range(3):
+        ranks.beat(rank, "forward", 1)
+    assert ranks.pass_by(HEALTH.hang_elsewhere * 0.9) is None
+
+
+def test_a_loaded_machine_is_no_hang(tmp_path: Path, sleeper: int) -> None:
+    ranks = Ranks(tmp_path, sleeper, load=10.0)
+    ranks.steps()
+    for rank in range(3):
+        ranks.beat(rank, "reduce", 5)
+    assert ranks.pass_by(9 * HEALTH.hang_minimum) is None
+
+
+def test_a_slow_run_that_goes_on_is_no_hang(tmp_path: Path, sleeper: int) -> None:
+    """Steps that take 19 times the median, each phase just within the limit."""
+    ranks = Ranks(tmp_path, sleeper)
+    ranks.steps()
+    for step in range(5, 20):
+        for phase in ("data", "forward", "reduce", "update"):
+            for rank in range(3):
+                ranks.beat(rank, phase, step)
+            assert ranks.pass_by(HEALTH.hang_minimum * 0.9) is None
+
+
+def test_a_rank_that_computes_may_say_nothing_for_longer(
+    tmp_path: Path, sleeper: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A compiler, or a collection of garbage: the processor's time goes on. An endless loop is found too, later."""
+    ranks = Ranks(tmp_path, sleeper)
+    monkeypatch.setattr(watching, "cpu_seconds", lambda process: ranks.now)
+    ranks.steps()
+    ranks.beat(1, "forward", 5)
+    for rank in (0, 2):
+        ranks.beat(rank, "reduce", 5)
+    assert ranks.pass_by(COMPUTING_FACTOR * HEALTH.hang_minimum * 0.9) is None
+    suspect = ranks.pass_by(LATE)
+    assert suspect is not None and suspect.ranks == (1,)
+
+
+def test_ranks_that_end_are_not_watched(tmp_path: Path, sleeper: int) -> None:
+    ranks = Ranks(tmp_path, sleeper)
+    ranks.steps()
+    for step in range(100):
+        ranks.now += 1
+        assert ranks.watch.look(ranks.now, ended={step % 3}) is None
+
+
+# ---- pulses and stacks ----------------------------------------------------------------------------------------------
+
+
+def test_a_pulse_tells_where_a_process_is(tmp_path: Path) -> None:
+    heart = Heart(tmp_path, 3)
+    heart.beat("data", 7)
+    heart.beat("forward", 7)
+    heart.beat("data", 8)
+    found = read_pulse(tmp_path, 3)
+    assert found is not None and found.answers and found.process == os.getpid()
+    assert (found.step, found.phase, found.beats) == (8, "data", 4)
+    assert found.steps_made == 1 and found.step_seconds > 0
+    assert read_pulse(tmp_path, 4) is None
+
+
+STACKS = """Thread 0x00007f00 (most recent call first):
+  File "/lib/threading.py", line 1 in wait
+  File "/lib/threading.py", line 2 in run
+
+Current thread 0x00007f01 (most recent call first):
+  File "/site-packages/torch/distributed/distributed_c10d.py", line 3252 in all_reduce
+  File "/site-packages/torch/distributed/c10d_logger.py", line 83 in wrapper
+  File "/home/me/train.py", line 9 in <module>
+"""
+
+
+def test_a_stack_tells_the_collective() -> None:
+    assert collective_in(STACKS) == "all_reduce"
+    assert main_thread(STACKS)[-1] == "<module> (/home/me/train.py:9)"
+    assert collective_in(STACKS.replace("torch/distributed/", "mine/")) == ""
+    assert collective_in("") == "" and main_thread("") == []
+
+
+RANK = """
+import os, signal, sys, threading
+from paceline.run.survive.health.pulse import heart_here
+
+rank, heart = int(os.environ["RANK"]), heart_here()
+assert (heart is None) == (sys.argv[1] == "unheard")
+
+def waits_for_a_peer():
+    threading.Event().wait()
+
+if heart is not None:
+    for step in range(1, 6):
+        heart.beat("data", step)
+        heart.beat("forward", step)
+    if rank == 1 and sys.argv[1] == "stops":
+        os.kill(os.getpid(), signal.SIGSTOP)
+    if sys.argv[1] != "ends":
+        heart.beat("reduce", 5) if rank == 0 else None
+        waits_for_a_peer()
+"""
+
+
+def run(folder: Path, what: str, health: HealthSpec) -> Outcome:
+    script = folder / "rank.py"
+    script.write_text(textwrap.dedent(RANK))
+
+    def start(place: dict[str, str]) -> subprocess.Popen[bytes]:
+        environ = {**environment(), **place}
+        return subprocess.Popen([sys.executable, str(script), what], env=environ, process_group=0)
+
+    return supervise_started(start, 2, environment(), health=health, run_dir=folder / "run")
+
+
+@pytest.mark.parametrize("what", ["stops", "hangs"])
+def test_a_supervisor_ends_a_run_that_hangs(tmp_path: Path, what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(supervisor, "GRACE_SECONDS", 0.1)  # rank 0 hears nothing of its peer's end
+    outcome = run(tmp_path, what, HealthSpec(hang_minimum=0.5, hang_factor=2.0))
+    assert outcome.exit_code == 137 and outcome.error is not None and outcome.error["rank"] == 1
+    assert "rank 1 of 2 hung in the forward and backward passes of step 5" in str(outcome.error["what"])
+    (folder,) = (tmp_path / "run" / "hangs").iterdir()
+    stacks = [(folder / f"rank-{rank}.txt").read_text() for rank in (0, 1)]
+    assert "in waits_for_a_peer" in stacks[0]
+    if what == "stops":
+        assert "state T" in stacks[1] and "no stack" in stacks[1] and "stopped by a signal" in str(outcome.error)
+    else:
+        assert "in waits_for_a_peer" in stacks[1] and "it is at wait (" in str(outcome.error["because"])
+    assert json.dumps(outcome.error["evidence"])
+
+
+def test_a_run_that_ends_is_no_hang(tmp_path: Path) -> None:
+    assert run(tmp_path, "ends", HealthSpec(hang_minimum=0.01, hang_factor=1.1)) == Outcome(0)
+    assert run(tmp_path, "unheard", HealthSpec(hangs=False)) == Outcome(0)
+    assert not (tmp_path / "run").exists()
+
+
+def test_stacks_are_asked_for_by_a_signal_that_only_those_get_who_expect_it(tmp_path: Path) -> None:
+    assert pulses.STACK_SIGNAL is not None and pulses.STACK_SIGNAL not in (signal.SIGUSR1, signal.SIGUSR2)
+    Heart(tmp_path, 0)
+    os.kill(os.getpid(), pulses.STACK_SIGNAL)  # kills a process that has not registered for it
+    wait_until(lambda: "test_stacks_are_asked" in stack_path(tmp_path, 0).read_text())
