@@ -8,7 +8,7 @@ from collections.abc import Callable
 from paceline.errors import ConfigError, DoesNotFit
 from paceline.plan.planned import Planned, plan_task
 from paceline.run.process.brief import Brief, make_brief
-from paceline.run.process.supervise.elastic import Replanned
+from paceline.run.process.supervise.again.elastic import Replanned
 from paceline.session.prove import Proven, prove
 from paceline.spec.journal.kinds import DecisionRecord
 from paceline.spec.layout import Layout

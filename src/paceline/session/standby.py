@@ -70,7 +70,7 @@ def serve(lines: Lines) -> bool:
     while True:
         _tell_ends(running, lines)
         try:
-            if lines.end.fileno() not in select.select([lines.end.fileno(), wake], [], [])[0]:
+            if not lines.has_more and lines.end.fileno() not in select.select([lines.end.fileno(), wake], [], [])[0]:
                 with contextlib.suppress(BlockingIOError):
                     os.read(wake, 4096)
                 continue

@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 
 from paceline.lock import RunLock
 from paceline.run.process.brief import Brief
+from paceline.run.process.supervise.again.generations import Generations
 from paceline.run.process.supervise.blame import Outcome
-from paceline.run.process.supervise.generations import Generations
 from paceline.run.process.supervise.standby import Standby
 from paceline.run.process.supervise.starting import Starter
 from paceline.run.process.supervise.supervisor import starter

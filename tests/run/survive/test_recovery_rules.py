@@ -12,10 +12,10 @@ from runs import wait_until
 
 from paceline.errors import RunInUse
 from paceline.lock import take
+from paceline.run.process.supervise.again.generations import seats_of
+from paceline.run.process.supervise.again.judge import FRUITLESS, Judge, Reached
+from paceline.run.process.supervise.again.survivors import step_held
 from paceline.run.process.supervise.blame import Outcome
-from paceline.run.process.supervise.generations import seats_of
-from paceline.run.process.supervise.judge import FRUITLESS, Judge, Reached
-from paceline.run.process.supervise.survivors import step_held
 from paceline.run.survive.notice import Notices
 from paceline.spec.layout import Layout
 from paceline.spec.plan import Plan

@@ -19,6 +19,11 @@ class Lines:
         self._rest = b""
         self._taken: list[dict[str, Any]] = []
 
+    @property
+    def has_more(self) -> bool:
+        """Whether a message has come that is not taken: nothing more of it is to be seen at the socket."""
+        return bool(self._taken)
+
     def send(self, message: Mapping[str, Any]) -> None:
         """Send one message. Raises OSError where the other end is gone."""
         self.end.sendall(json.dumps(message).encode() + b"\n")

@@ -2,7 +2,7 @@
 
 It never imports torch. Ranks find each other through a file, so there is no port that two runs could fight over.
 When one rank ends badly, its peers are given a moment to end themselves and are then killed, with all that they have
-started: nothing hangs, and nothing is left behind. Runs go on after that, in further generations (generations.py).
+started: nothing hangs, and nothing is left behind. Runs go on after that (again/generations.py).
 """
 
 from __future__ import annotations
