@@ -87,7 +87,7 @@ class Heart:
 
 
 def listened_to() -> tuple[Path, int] | None:
-    """Return the folder in which a supervisor of ours looks for this process's pulse, and its rank; None without one."""
+    """Return the folder in which a supervisor looks for this process's pulse, and its rank; None without one."""
     folder = os.environ.get(PULSE_FOLDER)
     return (Path(folder), int(os.environ.get("RANK", "0"))) if folder else None
 
