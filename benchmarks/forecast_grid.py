@@ -36,9 +36,9 @@ from paceline.plan.learn.observation import Observation, machine_key
 from paceline.plan.learn.recall import forecast_runs
 from paceline.plan.planned import Planned, plan_task
 from paceline.run.process.handover import hand_over
-from paceline.run.process.supervise.supervisor import supervise
 from paceline.spec.load import load_spec
 from paceline.spec.plan import Plan
+from paceline.supervise.supervisor import supervise
 
 HERE = Path(__file__).parent
 TASKS = {

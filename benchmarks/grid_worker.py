@@ -22,9 +22,9 @@ from paceline.launch.worker import guarded
 from paceline.run.assemble import assemble
 from paceline.run.loop.loader import BatchStream
 from paceline.run.process.handover import take_over
-from paceline.run.process.supervise.parent import end_with_parent
 from paceline.run.process.world import World, join_world
 from paceline.spec.plan import plan_from_dict
+from paceline.supervise.parent import end_with_parent
 from paceline.task.data.source import open_sources
 
 STATUS, RESET = Path("/proc/self/status"), Path("/proc/self/clear_refs")

@@ -203,8 +203,8 @@ def start_processes(ranks: int, out: Path) -> int:
 
     import paceline.run.assemble  # noqa: F401
     from paceline.launch.worker import guarded
-    from paceline.run.process.supervise.forked import fork
-    from paceline.run.process.supervise.supervisor import explain, supervise_started
+    from paceline.supervise.forked import fork
+    from paceline.supervise.supervisor import explain, supervise_started
 
     torch.set_num_threads(1)
     work = functools.partial(guarded, functools.partial(be_a_rank, out, time.time()))

@@ -47,6 +47,7 @@ FLOORS: dict[str, float] = {
     # doing it
     "paceline.checkpoint": 3.5,
     "paceline.run": 4,
+    "paceline.supervise": 4,
     # what is built on a run
     "paceline.report": 5,
     "paceline.verify": 5,
@@ -58,8 +59,9 @@ FLOORS: dict[str, float] = {
 
 # Rooms whose modules import no torch while they are being imported: whoever plans or asks for help does not wait.
 TORCH_FREE = ("paceline.config", "paceline.errors", "paceline.units", "paceline.spec", "paceline.plan",
-              "paceline.simulate", "paceline.backtest", "paceline.cluster", "paceline.cli", "paceline.session.start",
-              "paceline.session.measure", "paceline.session.verbs", "paceline.report")  # fmt: skip
+              "paceline.simulate", "paceline.backtest", "paceline.cluster", "paceline.cli", "paceline.supervise",
+              "paceline.session.start", "paceline.session.measure", "paceline.session.verbs",
+              "paceline.report")  # fmt: skip
 
 
 @dataclass(frozen=True)

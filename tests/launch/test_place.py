@@ -14,8 +14,8 @@ from paceline.errors import ConfigError
 from paceline.launch.here import LAUNCHERS, place_here, without_place
 from paceline.launch.slurm import first_host
 from paceline.run.process.place import Place
-from paceline.run.process.supervise.signals import STOP_SIGNALS
 from paceline.run.process.world import join_world
+from paceline.supervise.signals import STOP_SIGNALS
 
 LOCAL = {"RANK": "1", "WORLD_SIZE": "3", "LOCAL_RANK": "1", "PACELINE_RENDEZVOUS": "file:///x"}
 TORCHRUN = {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4", "MASTER_ADDR": "a",

@@ -15,7 +15,6 @@ from runs import as_json, environment, is_running, paceline, wait_until, write_s
 from tests_shared import SEQ_LEN, decoder_task, plan_of
 
 from paceline.errors import PacelineError
-from paceline.run.process.supervise.supervisor import Outcome, supervise
 from paceline.run.process.world import World
 from paceline.spec.layout import MESH_ORDER, Layout
 from paceline.spec.load import Spec, load_spec
@@ -24,6 +23,7 @@ from paceline.spec.profile import ModelProfile
 from paceline.spec.proof.plain import from_plain
 from paceline.spec.proof.records import CheckProof, Proof
 from paceline.spec.task import ModelSpec
+from paceline.supervise.supervisor import Outcome, supervise
 from paceline.task.models.sizes import resolve_decoder
 from paceline.task.profile.decoder import profile_decoder
 from paceline.verify.compare.layout import compare

@@ -1,4 +1,4 @@
-"""Ranks on this machine, started by Paceline's own supervisor (run/process/supervise/supervisor.py)."""
+"""Ranks on this machine, started by Paceline's own supervisor (supervise/supervisor.py)."""
 
 from __future__ import annotations
 

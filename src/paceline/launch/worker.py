@@ -14,10 +14,10 @@ from paceline.errors import PacelineError, Requeue
 from paceline.launch.here import place_here
 from paceline.run.process.brief import take_brief
 from paceline.run.process.handover import take_over
-from paceline.run.process.supervise.forked import leave
-from paceline.run.process.supervise.groups import end_own_group
-from paceline.run.process.supervise.parent import end_with_parent
-from paceline.run.process.supervise.supervisor import report_error
+from paceline.supervise.forked import leave
+from paceline.supervise.groups import end_own_group
+from paceline.supervise.parent import end_with_parent
+from paceline.supervise.supervisor import report_error
 
 
 def guarded(work: object) -> int:

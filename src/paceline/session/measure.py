@@ -28,12 +28,12 @@ from paceline.plan.learn.task_measurement import (
 )
 from paceline.plan.planned import Planned
 from paceline.run.process.handover import hand_over
-from paceline.run.process.supervise.supervisor import supervise
 from paceline.session.measure_device import request_of
 from paceline.spec.load import Spec
 from paceline.spec.optimizers import optimizer_key
 from paceline.spec.profile import ModelProfile
 from paceline.spec.task import ModelSpec
+from paceline.supervise.supervisor import supervise
 from paceline.task.models.sizes import is_named
 from paceline.task.profile.plain import task_key
 from paceline.units import format_bytes

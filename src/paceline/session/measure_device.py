@@ -21,7 +21,7 @@ from typing import Any
 from paceline.launch.here import place_here
 from paceline.launch.worker import guarded
 from paceline.run.process.handover import take_over
-from paceline.run.process.supervise.parent import end_with_parent
+from paceline.supervise.parent import end_with_parent
 
 LEAST, MOST = 5, 40  # repeats of anything that is timed
 

@@ -8,12 +8,12 @@ from collections.abc import Callable
 from paceline.errors import ConfigError, DoesNotFit
 from paceline.plan.planned import Planned, plan_task
 from paceline.run.process.brief import Brief, make_brief
-from paceline.run.process.supervise.again.elastic import Replanned
 from paceline.session.prove import Proven, prove
 from paceline.spec.journal.kinds import DecisionRecord
 from paceline.spec.layout import Layout
 from paceline.spec.load import Spec
 from paceline.spec.plan import PlanSpec
+from paceline.supervise.again.elastic import Replanned
 from paceline.units import format_seconds
 
 Say = Callable[[str], None]

@@ -20,8 +20,6 @@ from paceline.launch.here import place_here
 from paceline.lock import RunLock, take
 from paceline.run.loop.training import Training
 from paceline.run.process.brief import BRIEF_VARIABLE, Brief, take_brief
-from paceline.run.process.supervise.parent import end_with_parent
-from paceline.run.process.supervise.supervisor import explain
 from paceline.run.process.world import join_world, leave_world
 from paceline.run.record.journal import mark_end
 from paceline.run.record.tensorboard import asked_sinks
@@ -38,6 +36,8 @@ from paceline.spec.plan import Plan, PlanSpec
 from paceline.spec.run import RunSpec
 from paceline.spec.survive.faults import FaultPlan
 from paceline.spec.task import Task
+from paceline.supervise.parent import end_with_parent
+from paceline.supervise.supervisor import explain
 
 
 class Run(Training):

@@ -21,9 +21,9 @@ import types
 from pathlib import Path
 from typing import Any
 
-from paceline.run.process.supervise.forked import leave, split
-from paceline.run.process.supervise.lines import Lines
-from paceline.run.process.supervise.parent import end_with_parent, name_process
+from paceline.supervise.forked import leave, split
+from paceline.supervise.lines import Lines
+from paceline.supervise.parent import end_with_parent, name_process
 
 
 def main() -> int:
@@ -104,7 +104,7 @@ def _tell_ends(running: dict[int, bool], lines: Lines) -> None:
 
 def _as_worker(words: list[str]) -> None:
     from paceline.launch.worker import main as work
-    from paceline.run.process.supervise.groups import end_own_group
+    from paceline.supervise.groups import end_own_group
 
     _own_random_numbers()
     sys.argv = ["paceline.launch.worker", *words]

@@ -20,8 +20,6 @@ from paceline.report.build import build_report, report_lines, write_report
 from paceline.run.process.brief import BRIEF_VARIABLE, make_brief
 from paceline.run.process.handover import hand_over
 from paceline.run.process.place import Place
-from paceline.run.process.supervise.blame import Outcome
-from paceline.run.process.supervise.supervisor import explain
 from paceline.run.record.journal import mark_end
 from paceline.session.extras import check_extras
 from paceline.session.prove import Proven, prove
@@ -29,6 +27,8 @@ from paceline.session.survive import WORKER, survive
 from paceline.spec.arguments import run_directory
 from paceline.spec.journal.redact import Redactor
 from paceline.spec.load import Spec
+from paceline.supervise.blame import Outcome
+from paceline.supervise.supervisor import explain
 
 Say = Callable[[str], None]
 

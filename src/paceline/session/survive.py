@@ -7,14 +7,14 @@ from collections.abc import Callable, Mapping, Sequence
 
 from paceline.lock import RunLock
 from paceline.run.process.brief import Brief
-from paceline.run.process.supervise.again.generations import Generations
-from paceline.run.process.supervise.blame import Outcome
-from paceline.run.process.supervise.standby import Standby
-from paceline.run.process.supervise.starting import Starter
-from paceline.run.process.supervise.supervisor import starter
 from paceline.session.replanner import Replanner
 from paceline.spec.journal.redact import Redactor
 from paceline.spec.load import Spec
+from paceline.supervise.again.generations import Generations
+from paceline.supervise.blame import Outcome
+from paceline.supervise.standby import Standby
+from paceline.supervise.starting import Starter
+from paceline.supervise.supervisor import starter
 
 Say = Callable[[str], None]
 WORKER = "paceline.launch.worker"

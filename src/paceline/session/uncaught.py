@@ -13,8 +13,8 @@ from types import TracebackType
 from typing import Any
 
 from paceline.errors import PacelineError
-from paceline.run.process.supervise.supervisor import is_supervised, report_error
 from paceline.run.record.recorder import describe, is_echo
+from paceline.supervise.supervisor import is_supervised, report_error
 
 
 class Uncaught:

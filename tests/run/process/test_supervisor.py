@@ -12,15 +12,15 @@ from pathlib import Path
 import pytest
 from runs import environment, is_running, wait_until
 
-from paceline.run.process.supervise import supervisor
-from paceline.run.process.supervise.blame import Ending, Outcome, outcome_of
-from paceline.run.process.supervise.memory_kills import USUAL, memory_kills, why_killed
-from paceline.run.process.supervise.supervisor import report_error, supervise
+from paceline.supervise import supervisor
+from paceline.supervise.blame import Ending, Outcome, outcome_of
+from paceline.supervise.memory_kills import USUAL, memory_kills, why_killed
+from paceline.supervise.supervisor import report_error, supervise
 
 RANK = """
 import os, signal, subprocess, sys, time
 from pathlib import Path
-from paceline.run.process.supervise.supervisor import report_error
+from paceline.supervise.supervisor import report_error
 
 rank, folder = int(os.environ["RANK"]), Path(sys.argv[1])
 
@@ -198,8 +198,8 @@ def test_grandchildren_end_with_a_rank_whose_supervisor_was_killed(tmp_path: Pat
     (tmp_path / "rank.py").write_text(
         RANK
         + textwrap.dedent(f"""
-        from paceline.run.process.supervise.groups import end_own_group
-        from paceline.run.process.supervise.parent import end_with_parent
+        from paceline.supervise.groups import end_own_group
+        from paceline.supervise.parent import end_with_parent
 
         stopped = []
         signal.signal(signal.SIGTERM, lambda *_: stopped.append(True))
@@ -213,7 +213,7 @@ def test_grandchildren_end_with_a_rank_whose_supervisor_was_killed(tmp_path: Pat
         """)
     )
     command = f"supervise([sys.executable, {str(tmp_path / 'rank.py')!r}, {str(tmp_path)!r}], 1, dict(os.environ))"
-    code = f"import os, sys; from paceline.run.process.supervise.supervisor import supervise; {command}"
+    code = f"import os, sys; from paceline.supervise.supervisor import supervise; {command}"
     parent = subprocess.Popen([sys.executable, "-c", code], env=environment())
     try:
         wait_until(lambda: bool(list(tmp_path.glob("ready-*"))) or parent.poll() is not None)
@@ -226,7 +226,7 @@ def test_grandchildren_end_with_a_rank_whose_supervisor_was_killed(tmp_path: Pat
 
 
 def test_memory_is_named_as_far_as_it_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
-    from paceline.run.process.supervise import memory_kills as module
+    from paceline.supervise import memory_kills as module
 
     monkeypatch.setattr(module, "memory_kills", lambda: 5)
     assert "out of memory: the kernel has killed 2" in why_killed(3)
@@ -237,7 +237,7 @@ def test_memory_is_named_as_far_as_it_is_known(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_the_kernels_count_is_read_where_there_is_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from paceline.run.process.supervise import memory_kills as module
+    from paceline.supervise import memory_kills as module
 
     own = Path("/proc/self/cgroup").read_text().partition("0::")[2].split("\n")[0].lstrip("/")
     monkeypatch.setattr(module, "ROOT", tmp_path)

@@ -84,10 +84,10 @@ def main(folder: Path) -> None:
 def one_start(story: Story, run_dir: Path) -> tuple[int, tuple[str, str]]:
     """Start a story once; return its exit code, and what ended it because of what."""
     from paceline.launch.worker import guarded
-    from paceline.run.process.supervise.forked import fork
-    from paceline.run.process.supervise.supervisor import supervise_started
     from paceline.run.record.journal import mark_end
     from paceline.spec.layout import Layout
+    from paceline.supervise.forked import fork
+    from paceline.supervise.supervisor import supervise_started
 
     spec, layout = spec_of(story, run_dir), Layout(**story.layout)
     if story.how == SURVIVES:
@@ -107,11 +107,12 @@ def one_start(story: Story, run_dir: Path) -> tuple[int, tuple[str, str]]:
 
 def _survive(spec: Any, layout: Any, steps: int, run_dir: Path) -> Any:
     """Return how a run ended that goes on by itself, in forks of this process."""
+    from paceline.supervise.generations import Generations
+
     from paceline.launch.worker import guarded
     from paceline.lock import LOCK_VARIABLE, take
-    from paceline.run.process.supervise.forked import fork
-    from paceline.run.process.supervise.generations import Generations
-    from paceline.run.process.supervise.starting import Starter
+    from paceline.supervise.forked import fork
+    from paceline.supervise.starting import Starter
 
     with take(run_dir) as lock:
         work = functools.partial(guarded, functools.partial(_train, spec, layout, steps))

@@ -12,16 +12,16 @@ from runs import wait_until
 
 from paceline.errors import RunInUse
 from paceline.lock import take
-from paceline.run.process.supervise.again.generations import seats_of
-from paceline.run.process.supervise.again.judge import FRUITLESS, Judge, Reached
-from paceline.run.process.supervise.again.survivors import step_held
-from paceline.run.process.supervise.blame import Outcome
 from paceline.run.survive.notice import Notices
 from paceline.spec.layout import Layout
 from paceline.spec.plan import Plan
 from paceline.spec.run import RunSpec
 from paceline.spec.survive.recovery import RecoverySpec
 from paceline.spec.sync import Sync
+from paceline.supervise.again.generations import seats_of
+from paceline.supervise.again.judge import FRUITLESS, Judge, Reached
+from paceline.supervise.again.survivors import step_held
+from paceline.supervise.blame import Outcome
 
 
 def failure(line: int = 1, code: int = 1) -> Outcome:

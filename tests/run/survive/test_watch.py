@@ -14,9 +14,6 @@ from pathlib import Path
 import pytest
 from runs import environment, wait_until
 
-from paceline.run.process.supervise import supervisor
-from paceline.run.process.supervise.blame import Outcome
-from paceline.run.process.supervise.supervisor import supervise_started
 from paceline.run.survive.health import pulse as pulses
 from paceline.run.survive.health import watch as watching
 from paceline.run.survive.health.pulse import BEAT, HEAD, SIZE, STEP, Heart, pulse_path, read_pulse, stack_path
@@ -25,6 +22,9 @@ from paceline.run.survive.health.system import state_of
 from paceline.run.survive.health.watch import COMPUTING_FACTOR, PulseWatch
 from paceline.spec.survive.health import HealthSpec
 from paceline.spec.survive.phases import PHASES
+from paceline.supervise import supervisor
+from paceline.supervise.blame import Outcome
+from paceline.supervise.supervisor import supervise_started
 
 HEALTH = HealthSpec(hang_factor=5.0, hang_minimum=2.0, hang_elsewhere=60.0)
 STEP_SECONDS = 0.1

@@ -27,7 +27,6 @@ from paceline.run.numerics.invariants import check_agreement, is_due, numbers_of
 from paceline.run.process.brief import Brief, take_brief
 from paceline.run.process.generation import take_generation
 from paceline.run.process.groups import abort_groups
-from paceline.run.process.supervise.signals import StopFlag
 from paceline.run.process.world import World, build_mesh
 from paceline.run.record.journal import Journal
 from paceline.run.record.recorder import Recorder, SilentRecorder, is_echo
@@ -60,6 +59,7 @@ from paceline.spec.load import Spec
 from paceline.spec.plan import Plan
 from paceline.spec.sync import refuse_between
 from paceline.spec.task import ModelSpec
+from paceline.supervise.signals import StopFlag
 from paceline.task.data.packed import for_device
 from paceline.task.models.sizes import is_named
 from paceline.task.objective import Objective

@@ -20,7 +20,6 @@ from paceline.run.loop.resume import Progress, Restored
 from paceline.run.loop.step import StepStats
 from paceline.run.memory.spent import MemoryMeter
 from paceline.run.process.brief import Brief
-from paceline.run.process.supervise.supervisor import is_supervised
 from paceline.run.process.world import World
 from paceline.run.record.sink import Sink
 from paceline.run.survive.faults.ledger import StruckFault
@@ -41,6 +40,7 @@ from paceline.spec.journal.record import Record, now
 from paceline.spec.journal.redact import Redactor
 from paceline.spec.load import Spec, spec_to_dict
 from paceline.spec.plan import Plan
+from paceline.supervise.supervisor import is_supervised
 from paceline.units import format_seconds
 from paceline.version import __version__
 

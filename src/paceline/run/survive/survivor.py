@@ -27,13 +27,13 @@ from paceline.run.loop.under_plan import refuse_replan
 from paceline.run.process.generation import GENERATION_VARIABLE, Generation, take_generation
 from paceline.run.process.groups import abort_groups
 from paceline.run.process.place import Place
-from paceline.run.process.supervise.control import ABORT_NAME, CALL_NAME, CONTROL_VARIABLE, stand_by
-from paceline.run.process.supervise.parent import name_process
-from paceline.run.process.supervise.supervisor import ERROR_FOLDER
 from paceline.run.process.world import World, join_next
 from paceline.run.record.recorder import is_echo
 from paceline.spec.plan import Plan
 from paceline.spec.task import Task
+from paceline.supervise.control import ABORT_NAME, CALL_NAME, CONTROL_VARIABLE, stand_by
+from paceline.supervise.parent import name_process
+from paceline.supervise.supervisor import ERROR_FOLDER
 
 LOOK_SECONDS = (
     0.2  # between two looks for the supervisor's word, on a device whose collectives do not end by themselves

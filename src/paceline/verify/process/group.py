@@ -19,11 +19,11 @@ from pathlib import Path
 from paceline.errors import PacelineError
 from paceline.launch.here import without_place
 from paceline.run.process.handover import hand_over
-from paceline.run.process.supervise.supervisor import Outcome, supervise
 from paceline.spec.load import Spec
 from paceline.spec.plan import Plan
 from paceline.spec.proof.plain import from_plain
 from paceline.spec.proof.records import CheckProof
+from paceline.supervise.supervisor import Outcome, supervise
 from paceline.verify.process.worker import STOPPED
 
 FOLLOW_SECONDS = 0.2  # between two looks for new results, for those who watch

@@ -28,11 +28,11 @@ from typing import Any
 from paceline.launch.here import place_here
 from paceline.launch.worker import guarded
 from paceline.run.process.handover import take_over
-from paceline.run.process.supervise.forked import fork, leave
-from paceline.run.process.supervise.parent import end_with_parent
-from paceline.run.process.supervise.supervisor import Outcome, supervise_started
 from paceline.spec.plan import Plan, plan_from_dict
 from paceline.spec.task import Task
+from paceline.supervise.forked import fork, leave
+from paceline.supervise.parent import end_with_parent
+from paceline.supervise.supervisor import Outcome, supervise_started
 
 JOBS_PER_FORK = 6
 STOPPED = (129, 130, 143)  # ended by SIGHUP, SIGINT or SIGTERM: somebody wants the whole proof to end

@@ -10,8 +10,8 @@ import threading
 import time
 
 from paceline.errors import ConfigError
-from paceline.run.process.supervise.supervisor import is_supervised
 from paceline.spec.survive.faults import FaultSpec
+from paceline.supervise.supervisor import is_supervised
 
 
 def act(fault: FaultSpec, number: int) -> None:

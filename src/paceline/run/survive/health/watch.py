@@ -19,12 +19,12 @@ from typing import Any
 
 from paceline.errors import RankHung
 from paceline.patience import programs_per_core
-from paceline.run.process.supervise.blame import leave_error
 from paceline.run.survive.health.pulse import PULSE_FOLDER, STACK_SIGNAL, Pulse, read_pulse, stack_path
 from paceline.run.survive.health.stacks import collective_in, main_thread, save_stacks
 from paceline.run.survive.health.system import cpu_seconds, state_of
 from paceline.spec.survive.health import HealthSpec
 from paceline.spec.survive.phases import IN_A_STEP, TOLD
+from paceline.supervise.blame import leave_error
 
 LOOK_SECONDS = 0.2
 STACKS_SECONDS = 1.0  # to write them, on a machine with free cores

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from paceline.run.process.supervise.lines import Lines
+from paceline.supervise.lines import Lines
 
 CALL_NAME = "call"  # a file in a generation's folder: ranks are to stand by at the next step boundary
 ABORT_NAME = "abort"  # another: those that wait for a dead peer are to wait no longer

@@ -18,14 +18,14 @@ from pathlib import Path
 from paceline.errors import PacelineError
 from paceline.lock import RunLock
 from paceline.patience import Patience
-from paceline.run.process.supervise.blame import Outcome, leave_error, outcome_of
-from paceline.run.process.supervise.crew import Crew, attend
-from paceline.run.process.supervise.groups import Process, collect
-from paceline.run.process.supervise.memory_kills import memory_kills
-from paceline.run.process.supervise.parent import PARENT_VARIABLE
-from paceline.run.process.supervise.signals import forward_signals
 from paceline.run.survive.health.watch import PulseWatch
 from paceline.spec.survive.health import HealthSpec
+from paceline.supervise.blame import Outcome, leave_error, outcome_of
+from paceline.supervise.crew import Crew, attend
+from paceline.supervise.groups import Process, collect
+from paceline.supervise.memory_kills import memory_kills
+from paceline.supervise.parent import PARENT_VARIABLE
+from paceline.supervise.signals import forward_signals
 
 GRACE_SECONDS = 15.0
 ERROR_FOLDER = "PACELINE_ERRORS"

@@ -25,10 +25,10 @@ from paceline.errors import (
     VerificationFailed,
     WorkerDied,
 )
-from paceline.run.process.supervise.blame import Outcome
 from paceline.spec.journal.kinds import RunStarted, StepRecord, parse
 from paceline.spec.journal.reading import records_in, starts_of
 from paceline.spec.survive.recovery import RecoverySpec
+from paceline.supervise.blame import Outcome
 
 INTERRUPTED = 128 + signal.SIGINT
 FINAL = {

@@ -20,24 +20,24 @@ from paceline.lock import RunLock
 from paceline.patience import Patience
 from paceline.run.process.brief import Brief
 from paceline.run.process.generation import FIRST, REFORMED, Generation
-from paceline.run.process.supervise import supervisor
-from paceline.run.process.supervise.again.elastic import Elastic, Replan
-from paceline.run.process.supervise.again.judge import Judge, reached_by
-from paceline.run.process.supervise.again.rescue import clear_rescues, rescue_folder
-from paceline.run.process.supervise.again.survivors import step_held
-from paceline.run.process.supervise.blame import Ending, Outcome, cause_is_known, outcome_of
-from paceline.run.process.supervise.control import ABORT_NAME, CALL_NAME, Control, Standing
-from paceline.run.process.supervise.crew import Crew, attend
-from paceline.run.process.supervise.groups import collect
-from paceline.run.process.supervise.memory_kills import memory_kills
-from paceline.run.process.supervise.signals import forward_signals
-from paceline.run.process.supervise.starting import Starter
-from paceline.run.process.supervise.supervisor import places
 from paceline.run.record.journal import mark_fault
 from paceline.run.survive.health.watch import PulseWatch
 from paceline.spec.journal.redact import Redactor
 from paceline.spec.survive.health import HealthSpec
 from paceline.spec.survive.recovery import RecoverySpec
+from paceline.supervise import supervisor
+from paceline.supervise.again.elastic import Elastic, Replan
+from paceline.supervise.again.judge import Judge, reached_by
+from paceline.supervise.again.rescue import clear_rescues, rescue_folder
+from paceline.supervise.again.survivors import step_held
+from paceline.supervise.blame import Ending, Outcome, cause_is_known, outcome_of
+from paceline.supervise.control import ABORT_NAME, CALL_NAME, Control, Standing
+from paceline.supervise.crew import Crew, attend
+from paceline.supervise.groups import collect
+from paceline.supervise.memory_kills import memory_kills
+from paceline.supervise.signals import forward_signals
+from paceline.supervise.starting import Starter
+from paceline.supervise.supervisor import places
 
 PEERS_SECONDS = 1.0  # that the peers of a rank have whose failure is known: what they would tell is an echo of it
 

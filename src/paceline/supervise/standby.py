@@ -16,9 +16,9 @@ import sys
 from collections.abc import Mapping, Sequence
 
 from paceline.lock import RunLock
-from paceline.run.process.supervise.groups import collect
-from paceline.run.process.supervise.lines import Lines
-from paceline.run.process.supervise.parent import PARENT_VARIABLE
+from paceline.supervise.groups import collect
+from paceline.supervise.lines import Lines
+from paceline.supervise.parent import PARENT_VARIABLE
 
 
 class Lent:

@@ -6,9 +6,9 @@ import time
 from collections.abc import Callable, Collection, Sequence
 
 from paceline.patience import Patience
-from paceline.run.process.supervise.blame import Ending
-from paceline.run.process.supervise.groups import POLL_SECONDS, Process, ending_of, kill_group, signal_process
 from paceline.run.survive.health.watch import PulseWatch
+from paceline.supervise.blame import Ending
+from paceline.supervise.groups import POLL_SECONDS, Process, ending_of, kill_group, signal_process
 
 
 class Crew:

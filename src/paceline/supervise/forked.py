@@ -12,8 +12,8 @@ import signal
 import sys
 from collections.abc import Callable, Mapping
 
-from paceline.run.process.supervise.parent import end_with_parent
-from paceline.run.process.supervise.signals import STOP_SIGNALS
+from paceline.supervise.parent import end_with_parent
+from paceline.supervise.signals import STOP_SIGNALS
 
 
 class Forked:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.errors import PacelineError, Requeue, WorkerDied
-from paceline.run.process.supervise.memory_kills import why_killed
+from paceline.supervise.memory_kills import why_killed
 
 ERROR_GLOB = "error-*.json"
 UNFINISHED = ".part"

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from paceline.run.process.generation import FORKED, RESTARTED
-from paceline.run.process.supervise.groups import Process
-from paceline.run.process.supervise.standby import Standby
-from paceline.run.process.supervise.supervisor import Start
 from paceline.spec.journal.kinds import DecisionRecord
+from paceline.supervise.groups import Process
+from paceline.supervise.standby import Standby
+from paceline.supervise.supervisor import Start
 
 
 class Starter:
