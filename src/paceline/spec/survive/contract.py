@@ -67,6 +67,8 @@ CLAUSES = (
     Clause("plan.sync", REFUSED, "copies have state of their own, or are summed otherwise"),
     Clause("run", FREE, "what is written, how often, and when the run stops"),
     Clause("run.tf32", NOTICE, ROUNDS),
+    Clause("run.health.on_nonfinite", NOTICE, "it decides which updates are made"),
+    Clause("run.health.on_spike", NOTICE, "it decides which updates are made"),
     Clause("run.replay", NOTICE, "whether a resume is held against the journal is on record"),
     Clause("run.cudnn_benchmark", NOTICE, ROUNDS),
     Clause("run.deterministic", NOTICE, ROUNDS),
