@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from runs import ending, environment, paceline, records_of, start, wait_for_step, write_spec
+from runs import ending, environment, paceline, records_of, start, wait_for_step, wait_until, write_spec
 
 from paceline.lock import NAME, take
 
@@ -28,6 +28,7 @@ def test_a_second_run_ends_at_once_and_touches_nothing(tmp_path: Path, devices: 
     first = start("train", spec, "--set", "run.keep_last=1000000")
     try:
         wait_for_step(run_dir, 5, first)
+        wait_until(lambda: bool(records_of(run_dir, "checkpoint")))  # it is written beside the steps
         manifest = run_dir / "checkpoints" / "step-00000004" / "manifest.json"
         saved = manifest.read_bytes()
         second = paceline("train", spec, "--set", "run.keep_last=1", "--set", "run.checkpoint_every=1 steps")

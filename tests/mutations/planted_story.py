@@ -18,10 +18,11 @@ from torch.distributed.tensor import DTensor
 from paceline.checkpoint import load
 from paceline.run.assemble import Assembled
 from paceline.run.loop import evaluate as evaluate_module
-from paceline.run.loop import loader, passes, resume, training, under_plan
+from paceline.run.loop import loader, passes, training, under_plan
 from paceline.run.loop.resume import Progress, Restored
 from paceline.run.process.world import World
 from paceline.run.record import recorder
+from paceline.run.survive.saving import keeper
 
 # ---- the learning rate -----------------------------------------------------------------------------------------------
 
@@ -124,12 +125,13 @@ def optimizer_not_restored(patch: Patch, world: World) -> None:
 
 def saved_changed_by(patch: Patch, change: Callable[[dict[str, torch.Tensor]], Mapping[str, torch.Tensor]]) -> None:
     """Have a checkpoint made of other tensors than those that were trained."""
-    write = resume.save_checkpoint
+    held = keeper.saved_state
 
-    def changed(root: Any, step: int, tensors: Mapping[str, torch.Tensor], *rest: Any, **options: Any) -> Any:
-        return write(root, step, change(dict(tensors)), *rest, **options)
+    def changed(*arguments: Any) -> Any:
+        tensors, extra = held(*arguments)
+        return change(dict(tensors)), extra
 
-    patch.setattr(resume, "save_checkpoint", changed)
+    patch.setattr(keeper, "saved_state", changed)
 
 
 def on_local(tensor: torch.Tensor, change: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
@@ -188,15 +190,15 @@ def shards_read_from_the_wrong_place(patch: Patch, world: World) -> None:
 
 
 def position_one_batch_ahead(patch: Patch, world: World) -> None:
-    save = training.save
+    held = keeper.saved_state
 
-    def ahead(*arguments: Any, **options: Any) -> Any:
+    def ahead(*arguments: Any) -> Any:
         read = [each for each in arguments if isinstance(each, Progress)]
         assert len(read) == 1
         later = Progress(read[0].step, read[0].position + 7)
-        return save(*(later if each is read[0] else each for each in arguments), **options)
+        return held(*(later if each is read[0] else each for each in arguments))
 
-    patch.setattr(training, "save", ahead)
+    patch.setattr(keeper, "saved_state", ahead)
 
 
 # ---- the loop and what it says ---------------------------------------------------------------------------------------

@@ -228,7 +228,8 @@ def test_how_a_loop_ended_is_on_record(tmp_path: Path, kind: str, code: int, sta
 
 
 ON_ONE_RANK = """
-run = paceline.Run(task_of(), "dp_replicate=2", cluster=cluster(2), run={"dir": folder + "/run"}, verify=False)
+once = {"dir": folder + "/run", "recovery": {"retries": RETRIES}}
+run = paceline.Run(task_of(), "dp_replicate=2", cluster=cluster(2), run=once, verify=False)
 for batch in run:
     run.step(batch)
     if run.progress.step == 2 and run.world.rank == 1:
@@ -237,12 +238,20 @@ for batch in run:
 
 
 def test_an_error_on_one_rank_is_the_runs_end(tmp_path: Path) -> None:
-    ended = run(tmp_path, ON_ONE_RANK)
+    ended = run(tmp_path, ON_ONE_RANK.replace("RETRIES", "0"))
     assert ended.returncode == 1, ended.stderr
     assert ended.stderr.count("LookupError: on rank 1 alone") >= 1 and "rank 1" in ended.stderr
     end = end_of(tmp_path / "run")
     assert end["status"] == "failed" and "LookupError: on rank 1 alone" in end["error"]["what"]
     assert "script.py" in end["error"]["traceback"] and end["error"]["rank"] == 1
+
+
+def test_an_error_on_one_rank_is_gone_on_from_where_it_does_not_come_back(tmp_path: Path) -> None:
+    ended = run(tmp_path, ON_ONE_RANK.replace("RETRIES", "3"))
+    assert ended.returncode == 0 and "recover  LookupError: on rank 1 alone" in ended.stdout, ended.stderr
+    run_dir = tmp_path / "run"
+    assert [each["what"] for each in records_of(run_dir, "fault")] == ["LookupError: on rank 1 alone"]
+    assert [each["step"] for each in records_of(run_dir, "step")] == [1, 2, 3, 4, 5, 6], "each step once"
 
 
 def test_a_run_over_more_devices_after_one_on_a_single_one_says_what_to_do(tmp_path: Path) -> None:

@@ -107,10 +107,9 @@ def one_start(story: Story, run_dir: Path) -> tuple[int, tuple[str, str]]:
 
 def _survive(spec: Any, layout: Any, steps: int, run_dir: Path) -> Any:
     """Return how a run ended that goes on by itself, in forks of this process."""
-    from paceline.supervise.generations import Generations
-
     from paceline.launch.worker import guarded
     from paceline.lock import LOCK_VARIABLE, take
+    from paceline.supervise.again.generations import Generations
     from paceline.supervise.forked import fork
     from paceline.supervise.starting import Starter
 

@@ -133,7 +133,8 @@ class Generations:
         before, self._crew = self._crew, Crew()
         generation = replace(generation, decisions=(*generation.decisions, *self._starter.decisions()))
         told = {**generation.write(folder), **self._elastic.environ(folder)}
-        told |= self._control.environ() if self._policy.reform else {}
+        # Where the run may not go on nobody waits for those that stand by, so nobody does.
+        told |= self._control.environ() if self._policy.reform and self._policy.may_go_on else {}
         answers: dict[int, dict[str, Any]] = {}
         ranks = self._plan.layout.devices
         pulses = PulseWatch.of(self._health, folder, ranks, self._lock.run_dir)

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 FOLDER = "hangs"
-_FRAME = re.compile(r'^  File "(?P<file>.*)", line (?P<line>\d+) in (?P<name>.*)$', re.MULTILINE)
+_FRAME = re.compile(r'^  File "(?P<file>.*)", line (?P<at>\d+) in (?P<name>.*)$', re.MULTILINE)
 _THREAD = re.compile(r"^(?:Current thread|Thread) 0x.*$", re.MULTILINE)
 # Code whose innermost frame says that a thread waits for peers.
 WAITING = ("torch/distributed/", "paceline/run/replicas/", "paceline/run/process/")
@@ -18,7 +18,7 @@ NO_COLLECTIVES = ("wrapper", "_fn", "wait", "__call__")
 
 def main_thread(text: str) -> list[str]:
     """Return the main thread's frames, the innermost first, as `function (file:line)`; none where there is no stack."""
-    return [f"{found['name']} ({found['file']}:{found['line']})" for found in _frames(text)]
+    return [f"{found['name']} ({found['file']}:{found['at']})" for found in _frames(text)]
 
 
 def collective_in(text: str) -> str:
