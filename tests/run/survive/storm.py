@@ -122,9 +122,9 @@ def _survive(spec: Any, layout: Any, steps: int, run_dir: Path) -> Any:
             return fork(work, {**place, LOCK_VARIABLE: f"{held}:{token}"})
 
         starter = Starter(start, None, print)
-        ranks, policy = layout.devices, spec.run.recovery
+        brief, policy = _brief(layout, steps), spec.run.recovery
         try:
-            return Generations(starter, ranks, lock, os.environ, policy, health=spec.run.health).run()
+            return Generations(starter, brief, lock, os.environ, policy, health=spec.run.health).run()
         finally:
             os.close(held)
 
@@ -152,16 +152,20 @@ def spec_of(story: Story, run_dir: Path) -> Any:
 
 
 def _train(spec: Any, layout: Any, steps: int) -> None:
-    from tests_shared import SEQ_LEN, plan_of
-
     from paceline.launch.here import place_here
     from paceline.launch.run import train_here
+
+    train_here(spec, _brief(layout, steps), place_here(os.environ))
+
+
+def _brief(layout: Any, steps: int) -> Any:
+    from tests_shared import SEQ_LEN, plan_of
+
     from paceline.run.process.brief import Brief
     from paceline.spec.journal.planned import PlannedRecord
 
     plan = plan_of(layout)
-    brief = Brief(plan, steps, SEQ_LEN, "tokens", "cpu", 1, 1.0, math.nan, 1.0, math.nan, PlannedRecord())
-    train_here(spec, brief, place_here(os.environ))
+    return Brief(plan, steps, SEQ_LEN, "tokens", "cpu", 1, 1.0, math.nan, 1.0, math.nan, PlannedRecord())
 
 
 if __name__ == "__main__":

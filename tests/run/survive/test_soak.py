@@ -84,9 +84,11 @@ def check(folder: Path, count: int, seed: int) -> None:
     named = records_of(folder / "storm", "fault")
     hangs = [each for each in faults if each["kind"] == "stop" and "seconds" not in each]
     assert sum("hung" in fault["what"] for fault in named) == len(hangs)
-    ends = len(records_of(folder / "storm", "run_started")) - 1
+    recoveries = Counter(record["rung"] for record in records_of(folder / "storm", "recovery"))
+    ends = recoveries.total() + len(ended["storm"]) - 1
     lethal = [each for each in faults if {k: v for k, v in each.items() if k not in ("step", "rank")} in LETHAL]
-    print(f"{len(faults)} faults of {len({each['kind'] for each in faults})} kinds, {ends} worlds after the first,",
+    print(f"{len(faults)} faults of {len({each['kind'] for each in faults})} kinds, {ends} worlds after the first",
+          f"({', '.join(f'{rung} {number}' for rung, number in recoveries.items())}),",
           f"{len(ended['storm'])} calls, {sum(start.seconds for start in ended['storm']):.0f} s")  # fmt: skip
     assert ends == len(lethal)
 
