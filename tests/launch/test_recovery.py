@@ -114,6 +114,7 @@ def test_a_crash_that_comes_again_in_the_same_step_is_not_met_a_third_time(folde
     assert (end["status"], end["exit_code"], end["error"]["rank"]) == ("failed", 1, 1)
 
 
+@pytest.mark.deep
 def test_a_crash_that_moves_on_is_survived_as_often_as_the_budget_says(folder: Path, undisturbed: Path) -> None:
     """As above with a checkpoint after every fourth step: step 6, then 10, then 14."""
     run_dir = folder / "moving"
