@@ -42,6 +42,10 @@ class Lent:
         return self.returncode
 
 
+# NumPy's matrix library starts a thread for each core when it is loaded, which a fork would lose; torch has its own.
+NO_THREADS = {"OPENBLAS_NUM_THREADS": "1"}
+
+
 class Standby:
     """The supervisor's hold on a process that forks ranks. `because` says why there is none, where there is none."""
 
@@ -54,7 +58,7 @@ class Standby:
         with theirs:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "paceline.session.standby", str(theirs.fileno()), *work],
-                env={**environ, PARENT_VARIABLE: str(os.getpid())}, process_group=0,
+                env={**NO_THREADS, **environ, PARENT_VARIABLE: str(os.getpid())}, process_group=0,
                 pass_fds=(theirs.fileno(), *((lock.descriptor,) if lock else ())),
             )  # fmt: skip
 
