@@ -29,7 +29,7 @@ from paceline.checkpoint.manifest import (
 )
 from paceline.checkpoint.shards import Chunk, write_file
 from paceline.checkpoint.snapshot import Part
-from paceline.checkpoint.spread import kinds_of, spread
+from paceline.checkpoint.writers.spread import kinds_of, spread
 
 ROWS = 4096
 
