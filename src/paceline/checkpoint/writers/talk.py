@@ -117,9 +117,9 @@ def carry(talks: Sequence[Talk[T]]) -> tuple[list[T], list[int]]:
             letters[rank, turn.to].append(turn.content)
         if turn.source is None:
             ready.append((rank, b""))
-        for to in {rank, turn.to} - {None}:  # who may go on now
-            source = turns[to].source if to in turns else None
-            if source is not None and letters[source, to]:
+        for to in (rank, turn.to):  # who may go on now
+            source = turns[to].source if to is not None and to in turns else None
+            if to is not None and source is not None and letters[source, to]:
                 ready.append((to, letters[source, to].popleft()))
                 turns[to] = turns[to]._replace(source=None)
     return [results[rank] for rank in range(len(talks))], heard
