@@ -74,7 +74,8 @@ class Columns:
     @cached_property
     def device_samples(self) -> Ints:
         """Samples per step on the device with the largest part of the batch."""
-        return -(-self.common.batch_samples // self.data_degree)
+        batch = self.common.batch_samples
+        return np.full(len(self), max(self.common.rows)) if self.common.rows else -(-batch // self.data_degree)
 
     def group(self, axis: str) -> tuple[Ints, Ints]:
         """Return (size, ranks from one member to the next) of every plan's groups along an axis."""
@@ -133,7 +134,8 @@ class Columns:
 
 
 ARRAYS = tuple(field.name for field in fields(Columns) if field.name not in ("splits", "blocks", "common"))
-COMMON = ("precision", "compile", "batch_samples", "cp_method", "recompute_save", "offload", "sync")
+COMMON = ("precision", "compile", "batch_samples", "cp_method", "recompute_save", "offload", "sync",
+          "rows")  # fmt: skip
 
 
 def columns_of(plans: Sequence[Plan]) -> Columns:
