@@ -32,14 +32,14 @@ def recut(
 
     `row_seconds` is what each data rank takes for a row. The cut of `base`, the run's plan, is left only where
     `may_leave` says so, and for a forecast gain of `least_gain`; so is one other cut for another. The run comes back to
-    `base` when no other cut has that gain over it, and it is faster than the one of `now`. `same_passes` says that the
+    `base` when no other cut has that gain over it, and it is no slower than that of `now`. `same_passes` says that the
     number of passes must stay.
     """
     best = min(_cuts(base, row_seconds, same_passes), key=lambda plan: computing_seconds(plan, row_seconds))
     at_base, at_best, at_now = (computing_seconds(plan, row_seconds) for plan in (base, best, now))
     is_base = rows_of_ranks(now) == rows_of_ranks(base)
     if at_base <= at_best * (1 + least_gain):
-        return None if is_base or at_base >= at_now else Recut(base, at_base, at_now)
+        return None if is_base or at_base > at_now else Recut(base, at_base, at_now)
     if (is_base and not may_leave) or at_now <= at_best * (1 + least_gain):
         return None
     return Recut(best, at_best, at_now)
@@ -67,7 +67,7 @@ def computing_seconds(plan: Plan, row_seconds: Sequence[float]) -> float:
 
 
 def _cuts(base: Plan, row_seconds: Sequence[float], same_passes: bool) -> list[Plan]:
-    """Return the cut in proportion to the ranks' speeds, and the same with fewer passes, which bound what a rank has."""
+    """Return the cut in proportion to the ranks' speeds, and those in which fewer passes bound what a rank has."""
     speeds = [1 / seconds for seconds in row_seconds]
     free = _passes(base, share_out(base.batch_samples, speeds, least=1))
     most = base.accumulation if same_passes else max(base.accumulation, free)

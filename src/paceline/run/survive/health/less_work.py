@@ -72,11 +72,11 @@ class LessWork:
     def _record(
         self, step: int, before: tuple[int, ...], change: Recut, each: list[float], slow: Collection[int], cost: float
     ) -> DecisionRecord:
-        now, plan = rows_of_ranks(self._base) if not before else before, change.plan
+        now, plan = before or rows_of_ranks(self._base), change.plan
         is_base = plan is self._base
         who = f"rank {', '.join(map(str, sorted(slow)))} is slow" if slow else "no rank is slow any more"
-        because = f"after step {step} {who}; a step computes for {format_seconds(change.seconds)} by forecast, where it "
-        because += f"computes for {format_seconds(change.now_seconds)}"
+        because = f"after step {step} {who}; a step computes for {format_seconds(change.seconds)} by forecast, and "
+        because += f"{format_seconds(change.now_seconds)} as it is"
         rows = rows_of_ranks(plan)
         evidence = {
             "step": step,

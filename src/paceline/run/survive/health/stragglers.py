@@ -8,6 +8,7 @@ the run's option: the rank is named, it gets less work, or another process takes
 from __future__ import annotations
 
 import statistics
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -33,13 +34,13 @@ class Stragglers:
     def __init__(
         self, health: HealthSpec, world: World, under: UnderPlan | None = None, run_dir: Path | None = None
     ) -> None:
-        """`under` is what trains, whose rows a slow rank may lose; `run_dir` has the journal of what was done before."""
+        """`under` is what trains, whose rows a slow rank may lose; `run_dir` has the journal of what was done."""
         self._factor, self._checks, self._world = health.straggler_factor, health.straggler_checks, world
         self._seconds, self._rows, self._steps = 0.0, 0, 0
         self._slow: dict[int, int] = {}  # rank -> comparisons in a row in which it was slow
         self._under, self._run_dir, self._replaces = under, run_dir, health.on_straggler == "replace"
         self._less_work = LessWork.of(health, under)
-        self.leaving: int | None = None  # the rank whose place another process is to take
+        self._leaving: int | None = None  # the rank whose place another process is to take
 
     def add(self, stats: StepStats, batch: StepBatch) -> None:
         """Add a step of this rank's, where it is known for how long it computed."""
@@ -83,16 +84,18 @@ class Stragglers:
             if self._slow[rank] == self._checks:
                 done, more = self._done_about(rank)
                 after = f"slow; {done}"
-                found.append(
-                    DecisionRecord("straggler", "as fast as the others", after, because, {**evidence, **more})
-                )
+                found.append(DecisionRecord("straggler", "as fast as the others", after, because, {**evidence, **more}))
         return found
 
-    def leave(self) -> None:
-        """Raise RankReplaced on the rank whose place another process is to take; elsewhere do nothing."""
-        if self.leaving == self._world.rank:
+    def leave(self, save: Callable[[], Any]) -> None:
+        """Have all ranks save where the place of one is to be taken, and end that one by RankReplaced."""
+        if self._leaving is None:
+            return
+        save()
+        leaving, self._leaving = self._leaving, None
+        if leaving == self._world.rank:
             raise RankReplaced(
-                f"rank {self.leaving} of {self._world.size} was slow, and another process takes its place",
+                f"rank {leaving} of {self._world.size} was slow, and another process takes its place",
                 "run.health.on_straggler is 'replace'",
             )
 
@@ -117,7 +120,7 @@ class Stragglers:
             return f"{NOTHING}: no supervisor of ours can replace it", {}
         if self._world.share(self._was_replaced(rank)):
             return f"{NOTHING}: the process before it was slow too, so its device is; less work would help", {}
-        self.leaving = rank
+        self._leaving = rank
         return "another process takes its place", {"replaced": rank}
 
     def _was_replaced(self, rank: int) -> bool:
