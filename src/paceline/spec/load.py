@@ -192,10 +192,6 @@ def check(spec: Spec) -> None:
                 f"{copies}, and the number of copies is a part of what is computed: the planner does not choose it",
                 "plan.dp_replicate = 2, or more copies")  # fmt: skip
     parse_rows(spec.plan.rows)
-    if spec.run.deterministic and spec.run.health.on_straggler == "less_work":
-        _refuse(spec, "run.health.on_straggler", "'less_work'",
-                "run.deterministic is set, and who is slow differs from run to run: rows would be summed in another "
-                "order", "on_straggler = 'tell', or 'replace'")  # fmt: skip
     if schedule.decay is not None and schedule.kind != "wsd":
         _refuse(spec, "task.schedule.decay", literal(str(schedule.decay)),
                 f"the schedule '{schedule.kind}' has no separate decay", 'task.schedule.kind = "wsd"')  # fmt: skip
