@@ -13,7 +13,6 @@ from paceline.errors import ConfigError, Requeue, StorageError
 from paceline.lock import RunLock
 from paceline.run.loop.evaluate import evaluate
 from paceline.run.loop.in_world import InWorld
-from paceline.run.loop.left_loop import LeftLoop, left_at, record_left
 from paceline.run.loop.loader import StepBatch
 from paceline.run.loop.remarks import remarks_on_batch
 from paceline.run.loop.resume import Progress
@@ -23,6 +22,7 @@ from paceline.run.memory.spent import spent_on
 from paceline.run.numerics.invariants import check_agreement, is_due, numbers_of
 from paceline.run.process.brief import Brief
 from paceline.run.process.world import World, build_mesh
+from paceline.run.record.left_loop import LeftLoop, left_at, record_left
 from paceline.run.record.recorder import is_echo
 from paceline.run.record.sink import OpenSink
 from paceline.run.survive.health.go_back import go_back
