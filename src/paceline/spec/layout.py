@@ -153,6 +153,14 @@ def rows_of(batch_samples: int, data_degree: int, data_rank: int, shares: Sequen
     return range(batch_samples * before // whole, batch_samples * (before + shares[data_rank]) // whole)
 
 
+def data_rank_paces(layout: Layout, paces: Sequence[float]) -> tuple[float, ...]:
+    """Return how long each data rank takes for the same work, from what its ranks do: its slowest rank's pace."""
+    found = [0.0] * layout.data_degree
+    for rank, pace in enumerate(paces[: layout.devices]):
+        found[layout.data_rank(rank)] = max(found[layout.data_rank(rank)], pace)
+    return tuple(found)
+
+
 def largest_part(batch_samples: int, data_degree: int, shares: Sequence[int] = ()) -> int:
     """Return the most rows of a global batch that a data rank reads; `shares` as in `rows_of`."""
     if not shares:

@@ -242,6 +242,7 @@ class Space:
             splits=tuple(self.splits),
             blocks=(),
             common=self.base,
+            paces=self.context.cluster.paces,
         )
 
     def _of_layout(self, layout: Layout) -> Ints:

@@ -8,6 +8,7 @@ from typing import Any
 from paceline.run.loop.loader import StepBatch
 from paceline.run.loop.step import StepStats
 from paceline.run.loop.under_plan import UnderPlan
+from paceline.spec.plan import Plan
 
 PHASES = ("forward_backward", "reduce")  # whose waiting is known on a CPU
 THERMAL = Path("/sys/class/thermal")
@@ -29,6 +30,12 @@ def computed_seconds(stats: StepStats, under: UnderPlan | None) -> float | None:
 def rows_computed(batch: StepBatch) -> int:
     """Return how many rows this rank's passes had, with those that only stood in."""
     return sum(max(1, len(micro.ids)) for micro in batch.micro_batches)
+
+
+def planned_rows(plan: Plan) -> list[float]:
+    """Return how many rows every rank's passes have under a plan, with those that only stand in."""
+    parts = [len(plan.rows_of(plan.layout.data_rank(rank))) for rank in range(plan.layout.devices)]
+    return [float(max(rows, plan.accumulation)) for rows in parts]
 
 
 def device_facts() -> dict[str, Any]:

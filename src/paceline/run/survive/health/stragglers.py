@@ -17,7 +17,7 @@ from paceline.run.loop.loader import StepBatch
 from paceline.run.loop.step import StepStats
 from paceline.run.loop.under_plan import UnderPlan
 from paceline.run.process.world import World
-from paceline.run.survive.health.computing import computed_seconds, device_facts, rows_computed
+from paceline.run.survive.health.computing import computed_seconds, device_facts, planned_rows, rows_computed
 from paceline.run.survive.health.less_work import LessWork
 from paceline.spec.journal.kinds import DecisionRecord
 from paceline.spec.journal.reading import read_records
@@ -39,6 +39,7 @@ class Stragglers:
         self._seconds, self._rows, self._steps = 0.0, 0, 0
         self._slow: dict[int, int] = {}  # rank -> comparisons in a row in which it was slow
         self._under, self._run_dir, self._replaces = under, run_dir, health.on_straggler == "replace"
+        self._planned = planned_rows(under.plan) if under is not None else [1.0] * world.size
         self._less_work = LessWork.of(health, under)
         self._leaving: int | None = None  # the rank whose place another process is to take
 
@@ -57,24 +58,28 @@ class Stragglers:
         told = self._world.gather((self._seconds / self._steps, self._rows / self._steps, device_facts()))
         self._seconds, self._rows, self._steps = 0.0, 0, 0
         seconds, rows = [each[0] for each in told], [each[1] for each in told]
-        found = self.judged(step, seconds, [each[2] for each in told], rows)
+        parts = [count / planned for count, planned in zip(rows, self._planned, strict=True)]
+        found = self.judged(step, seconds, [each[2] for each in told], parts)
         if self._less_work is not None:
             found += self._less_work.decided(step, seconds, rows, self._named())
         return found
 
     def judged(
-        self, step: int, seconds: list[float], facts: list[dict[str, Any]], rows: list[float] | None = None
+        self, step: int, seconds: list[float], facts: list[dict[str, Any]], parts: list[float] | None = None
     ) -> list[DecisionRecord]:
-        """Return the decisions that follow from the seconds that each rank computed in a step, and from its rows."""
-        rows = rows or [1.0] * len(seconds)
-        each = [own / count for own, count in zip(seconds, rows, strict=True)]
+        """Return the decisions that follow from the seconds that each rank computed in a step.
+
+        `parts` is what each rank had of the rows that the run's plan gives it; all of them where it is not given.
+        """
+        parts = parts or [1.0] * len(seconds)
+        each = [own / part for own, part in zip(seconds, parts, strict=True)]
         found = []
         for rank, own in enumerate(each):
             others = statistics.median(self._peers(rank, each))
             times, known = own / max(others, 1e-9), rank in self._named()
-            evidence = {"rank": rank, "step": step, "times": times, "compute_seconds": seconds, "rows": rows,
+            evidence = {"rank": rank, "step": step, "times": times, "compute_seconds": seconds, "parts": parts,
                         "device": facts[rank]}  # fmt: skip
-            because = f"rank {rank} computes {times:.2f} times as long for a row as the others in the median"
+            because = f"rank {rank} computes {times:.2f} times as long for its part as the others in the median"
             if times < self._factor:
                 if known:
                     found.append(DecisionRecord("straggler", "slow", "as fast as the others", because, evidence))
