@@ -11,6 +11,8 @@
 from __future__ import annotations
 
 import functools
+import gc
+import math
 from dataclasses import dataclass, field
 
 import torch
@@ -88,6 +90,7 @@ class LateModel(WholeModel):
         """Read this rank's parts of the weights, or have rank 0 send each and keep them."""
         assert self.world is not None
         self._looked_at = None
+        gc.collect()  # what looks left in circles goes before weights come
         for part in parts:
             materialise(part, self.world.device)
         if isinstance(self.given, ModelSpec) and self.given.weights:
@@ -106,18 +109,15 @@ class LateModel(WholeModel):
             )  # fmt: skip
         targets: dict[str, Tensor] = {self._names[name]: p for name, p in named_parameters(model, every=True)}
         targets |= dict(model.named_buffers())
-        for name, kind in self._kinds.items():
-            value = _sent(whole.pop(name, None), *kind, self.world)
+        largest = max((math.prod(shape) * dtype.itemsize for shape, dtype in self._kinds.values()), default=0)
+        room = torch.empty(largest, dtype=torch.uint8, device=self.world.device)  # what gloo still holds is no more
+        for name, (shape, dtype) in self._kinds.items():
+            value = room[: math.prod(shape) * dtype.itemsize].view(dtype).view(shape)
+            if self.world.is_first:
+                value.copy_(whole.pop(name))
+            dist.broadcast(value, src=0)
             if name in targets:
                 fill(targets[name], functools.partial(_part, value))
-            del value  # before the next one comes
-
-
-def _sent(value: Tensor | None, shape: tuple[int, ...], dtype: torch.dtype, world: World) -> Tensor:
-    """Return a tensor of rank 0, whole, on every rank's device."""
-    sent = torch.empty(shape, dtype=dtype, device=world.device) if value is None else value.to(world.device)
-    dist.broadcast(sent, src=0)
-    return sent
 
 
 def start_model(task: Task, plan: Plan, world: World, source: Source, items_per_sample: int) -> WholeModel:
