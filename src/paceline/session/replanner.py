@@ -23,8 +23,9 @@ WITH_LAYOUT = ("zero", "micro_batch", "stages", "virtual_stages")  # constraints
 class Replanner:
     """Plans a task for other numbers of devices than it began with, each once."""
 
-    def __init__(self, spec: Spec, say: Say) -> None:
-        self._spec, self._say = spec, say
+    def __init__(self, spec: Spec, say: Say, devices_per_node: int = 0) -> None:
+        """`devices_per_node` is 0 where all are on this machine."""
+        self._spec, self._say, self._per_node = spec, say, devices_per_node
         self._made: dict[int, tuple[Planned, bool, Proven]] = {}
 
     def __call__(self, devices: int, now: Brief) -> Replanned:
@@ -53,7 +54,7 @@ class Replanner:
     def _planned(self, devices: int, precision: str) -> tuple[Planned, bool]:
         """Return a plan, and whether the spec's constraints on the layout had to be given up for it."""
         asked = dataclasses.replace(self._spec.plan, precision=precision)
-        cluster = dataclasses.replace(self._spec.cluster, devices=devices, devices_per_node=0)
+        cluster = dataclasses.replace(self._spec.cluster, devices=devices, devices_per_node=self._per_node)
         spec = dataclasses.replace(self._spec, cluster=cluster, plan=asked)
         try:
             return plan_task(spec), False

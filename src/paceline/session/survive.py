@@ -11,6 +11,7 @@ from paceline.session.replanner import Replanner
 from paceline.spec.journal.redact import Redactor
 from paceline.spec.load import Spec
 from paceline.supervise.again.generations import Generations
+from paceline.supervise.again.machines import OneMachine
 from paceline.supervise.blame import Outcome
 from paceline.supervise.standby import Standby
 from paceline.supervise.starting import Starter
@@ -31,10 +32,9 @@ def survive(
         standby = Standby(work, environ, lock) if work else None
     cold = starter([sys.executable, *words], environ, lock)
     generations = Generations(
-        Starter(cold, standby, say, because),
+        OneMachine(Starter(cold, standby, say, because), environ),
         brief,
         lock,
-        environ,
         policy,
         say,
         Redactor(spec.run.redact),

@@ -18,8 +18,8 @@ from paceline.spec.plan import Plan
 from paceline.spec.run import RunSpec
 from paceline.spec.survive.recovery import RecoverySpec
 from paceline.spec.sync import Sync
-from paceline.supervise.again.generations import seats_of
 from paceline.supervise.again.judge import FRUITLESS, Judge, Reached
+from paceline.supervise.again.machines import seats_of
 from paceline.supervise.again.survivors import step_held
 from paceline.supervise.blame import Outcome
 
@@ -97,9 +97,9 @@ def test_survivors_hold_a_step_where_every_part_of_it_is_left(plan: Plan, steps:
 
 
 def test_survivors_keep_their_seats_where_there_are_any() -> None:
-    assert seats_of([0, 2], 3) == {0: 0, 2: 2}
-    assert seats_of([0, 2], 2) == {0: 0, 1: 2}
-    assert seats_of([1, 2, 3], 2) == {1: 1, 0: 2}
+    assert seats_of([0, 2], range(3)) == {0: 0, 2: 2}
+    assert seats_of([0, 2], range(2)) == {0: 0, 1: 2}
+    assert seats_of([1, 2, 3], range(2)) == {1: 1, 0: 2}
 
 
 def test_an_older_generation_may_write_nothing(tmp_path: Path) -> None:

@@ -8,13 +8,10 @@ from __future__ import annotations
 
 import os
 import shutil
-import threading
-import time
 import traceback
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import torch
 from torch.distributed.fsdp import FSDPModule
 
 from paceline.checkpoint import Snapshot, publish, take_snapshot, write
@@ -24,20 +21,18 @@ from paceline.run.assemble import Assembled
 from paceline.run.loop.resume import Progress, RunIdentity, saved_state
 from paceline.run.loop.step import StepStats
 from paceline.run.loop.under_plan import refuse_replan
-from paceline.run.process.generation import GENERATION_VARIABLE, Generation, take_generation
+from paceline.run.process.generation import Generation, take_generation
 from paceline.run.process.groups import abort_groups
 from paceline.run.process.place import Place
 from paceline.run.process.world import World, join_next
 from paceline.run.record.recorder import is_echo
+from paceline.run.survive.listener import listen_for_abort as listen_for_abort
+from paceline.run.survive.listener import stop_listening
 from paceline.spec.plan import Plan
 from paceline.spec.task import Task
-from paceline.supervise.control import ABORT_NAME, CALL_NAME, CONTROL_VARIABLE, stand_by
+from paceline.supervise.control import CALL_NAME, CONTROL_VARIABLE, stand_by
 from paceline.supervise.parent import name_process
 from paceline.supervise.supervisor import ERROR_FOLDER
-
-LOOK_SECONDS = (
-    0.2  # between two looks for the supervisor's word, on a device whose collectives do not end by themselves
-)
 
 
 @dataclass(frozen=True)
@@ -100,6 +95,7 @@ def call_of_supervisor() -> Path | None:
 def hold(run: RunIdentity, built: Assembled, plan: Plan, progress: Progress, stats: StepStats | None, is_done: bool,
          ) -> Brought:  # fmt: skip
     """Leave the broken world and return what this rank holds. Nobody is waited for."""
+    stop_listening()
     abort_groups()
     if not built.stepper.is_whole:
         return Brought(None, None, False)
@@ -121,7 +117,8 @@ def next_place(world: World, generation: int, held: Brought) -> tuple[World, Gen
     following = take_generation()
     rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     name_process(f"rank {rank} paceline")
-    place = Place(rank, size, world.local_rank, size, os.environ["PACELINE_RENDEZVOUS"])
+    on_node = int(os.environ.get("LOCAL_WORLD_SIZE", size))
+    place = Place(rank, size, world.local_rank, on_node, os.environ["PACELINE_RENDEZVOUS"])
     return join_next(world, place), following
 
 
@@ -148,23 +145,3 @@ def let_go(together: Together | None, world: World) -> None:
         world.wait()
         if world.is_first:
             shutil.rmtree(together.root, ignore_errors=True)
-
-
-def listen_for_abort(device: torch.device) -> None:
-    """Have collectives end when the supervisor says that a peer has gone, where they do not see it by themselves.
-
-    Gloo's do. NCCL's wait for the time-out; a thread looks for the supervisor's word, and aborts them.
-    """
-    folder = os.environ.get(GENERATION_VARIABLE)
-    if device.type != "cuda" or not folder or CONTROL_VARIABLE not in os.environ:
-        return
-    word = Path(folder).with_name(ABORT_NAME)
-
-    def listen() -> None:
-        while word.parent.is_dir():
-            if word.exists():
-                abort_groups()
-                return
-            time.sleep(LOOK_SECONDS)
-
-    threading.Thread(target=listen, name="paceline-abort", daemon=True).start()

@@ -11,10 +11,10 @@ from paceline.lock import RunLock
 MEMORY = Path("/dev/shm")
 
 
-def rescue_folder(lock: RunLock, generation: int) -> Path:
+def rescue_folder(lock: RunLock, generation: int, in_memory: bool = True) -> Path:
     """Return the folder of a generation's rescue, which nobody else uses. Only its user can read it."""
     clear_rescues(lock)
-    parent = MEMORY if MEMORY.is_dir() and os.access(MEMORY, os.W_OK) else lock.run_dir
+    parent = MEMORY if in_memory and MEMORY.is_dir() and os.access(MEMORY, os.W_OK) else lock.run_dir
     folder = parent / f"{_name(lock)}{generation}"
     folder.mkdir(mode=0o700)
     return folder

@@ -24,7 +24,8 @@ class FarRank:
 
     def __init__(self, node: int, pid: int, send: Send, poll: Callable[[], None]) -> None:
         """`pid` is the number by which coordinator and node know it."""
-        self.node, self.pid, self.returncode = node, pid, None
+        self.node, self.pid = node, pid
+        self.returncode: int | None = None
         self.code: int | None = None  # how it ended
         self.is_collected = False
         self._send, self._poll = send, poll
@@ -69,7 +70,7 @@ class FarSight:
         self._ask = ask
 
     def told(self, node: int, load: float, pulses: list[Mapping[str, Any]]) -> None:
-        """Take what a node tells of its ranks: their pulses, of which `since` is an age in seconds, and their states."""
+        """Take what a node tells of its ranks: their pulses, of which `since` is an age, and their states."""
         self._loads[node] = load
         for each in pulses:
             pulse = Pulse(**{**each["pulse"], "since": time.monotonic() - each["pulse"]["since"]})

@@ -125,5 +125,3 @@ def _answer(lines: Lines, seconds: float) -> dict[str, Any]:
 
 def _proof(secret: str, text: str) -> str:
     return hmac.new(secret.encode(), text.encode(), "sha256").hexdigest()
-
-
