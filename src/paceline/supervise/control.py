@@ -20,7 +20,6 @@ from paceline.supervise.lines import Lines
 CALL_NAME = "call"  # a file in a generation's folder: ranks are to stand by at the next step boundary
 ABORT_NAME = "abort"  # another: those that wait for a dead peer are to wait no longer
 CONTROL_VARIABLE = "PACELINE_CONTROL"
-NODE_VARIABLE = "PACELINE_NODE"  # the number of the node that a rank runs on, where a run has several
 LONGEST_PATH = 100  # the system's limit for the name of a socket is some bytes more
 
 

@@ -13,7 +13,8 @@ from pathlib import Path
 import torch
 
 from paceline.run.process.groups import abort_groups
-from paceline.supervise.control import ABORT_NAME, CONTROL_VARIABLE, NODE_VARIABLE
+from paceline.supervise.control import ABORT_NAME, CONTROL_VARIABLE
+from paceline.supervise.parent import NODE_VARIABLE
 from paceline.supervise.supervisor import ERROR_FOLDER
 
 LOOK_SECONDS = 0.2  # between two looks for the word

@@ -20,11 +20,11 @@ from paceline.patience import Patience, programs_per_core
 from paceline.run.survive.health.sight import NearSight
 from paceline.supervise import supervisor
 from paceline.supervise.blame import errors_told
-from paceline.supervise.control import ABORT_NAME, CALL_NAME, NODE_VARIABLE, Control
+from paceline.supervise.control import ABORT_NAME, CALL_NAME, Control
 from paceline.supervise.groups import Process, collect, ending_of, kill_group, signal_group, signal_process
 from paceline.supervise.nodes.interface import interface_of
 from paceline.supervise.nodes.link import Link
-from paceline.supervise.parent import PARENT_VARIABLE
+from paceline.supervise.parent import NODE_VARIABLE, PARENT_VARIABLE
 from paceline.supervise.starting import Starter
 
 HERE = "@folder@"  # stands for the folder of whoever reads a message

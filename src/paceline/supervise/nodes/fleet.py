@@ -36,6 +36,7 @@ from paceline.supervise.supervisor import ERROR_FOLDER
 
 KILLED = -9
 LOOK_SECONDS = 0.01
+SEEN_SECONDS = 1.0  # more than between two looks at a process
 KNOCK_SECONDS = 1.0  # that who connects has to say who it is
 FILES = ("generation.json", "brief.json")
 
@@ -108,7 +109,9 @@ class Fleet:
                 "look after the node; started again there, the same command joins the run",
                 exit_code=128 - KILLED,
             )
-            leave_error(self._world, min(lost), died.as_dict(), cause=True)
+            # Its ranks are not seen to end: they were well when it was heard last, which was before any of them fails.
+            moment = member.link.heard_at - SEEN_SECONDS
+            leave_error(self._world, min(lost), died.as_dict(), cause=True, moment=moment)
         member.lost()
         left = [number for number in self._in_world if number in self.members]
         if self._in_world and 2 * len(left) < len(self._in_world):

@@ -10,6 +10,7 @@ import hmac
 import secrets
 import socket
 import threading
+import time
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -30,6 +31,7 @@ class Link:
     def __init__(self, lines: Lines, lost_after: float) -> None:
         self._lines, self._lost_after = lines, lost_after
         self._heard, self._sending = Patience(lost_after), threading.Lock()
+        self.heard_at = time.time()  # seconds since the epoch
         self._closed = threading.Event()
         self.because = ""  # why it is lost
         lines.end.settimeout(lost_after)  # for sending: an end that reads nothing must not stop this one
@@ -60,7 +62,7 @@ class Link:
         """Yield the messages that are there, or come first within some seconds."""
         try:
             while (message := self._lines.take(timeout_seconds)) is not None:
-                self._heard, timeout_seconds = Patience(self._lost_after), 0.0
+                self._heard, self.heard_at, timeout_seconds = Patience(self._lost_after), time.time(), 0.0
                 if message:
                     yield message
         except (EOFError, OSError, ValueError):
