@@ -28,7 +28,8 @@ def end_with_parent(parent: int | None = None, number: int = 0) -> None:
     """Have the system send this process a signal when its parent dies, where the system offers that (Linux).
 
     `parent` is the process that started this one, by default the supervisor that the environment names; a parent that
-    is already gone counts as dying now. The signal is what `ends_by` says, where no `number` is given. A fork forgets the wish: the child states its own.
+    is already gone counts as dying now. The signal is what `ends_by` says, where no `number` is given. A fork forgets
+    the wish: the child states its own.
     """
     if "RANK" in os.environ:
         name_process(f"rank {os.environ['RANK']} paceline")
