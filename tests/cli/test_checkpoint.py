@@ -125,7 +125,14 @@ def test_torchs_own_loader_reads_what_was_converted_and_back(folder: Path, tmp_p
 def test_weights_are_those_of_the_export(folder: Path, tmp_path: Path) -> None:
     assert paceline("checkpoint", "convert", folder / "one", tmp_path / "a", "--step", "4").returncode == 0
     assert paceline("export", folder / "one", tmp_path / "b", "--step", "4").returncode == 0
-    assert (tmp_path / "a" / "model.safetensors").read_bytes() == (tmp_path / "b" / "model.safetensors").read_bytes()
+    exported = (tmp_path / "b" / "model.safetensors").read_bytes()
+    assert (tmp_path / "a" / "model.safetensors").read_bytes() == exported
+    alone = tmp_path / "elsewhere" / "step-00000004.1"  # outside of a run, and of a name that another save has given it
+    shutil.copytree(checkpoint(folder, "one", 4), alone)
+    assert paceline("checkpoint", "convert", alone, tmp_path / "c").returncode == 0
+    assert (tmp_path / "c" / "model.safetensors").read_bytes() == exported
+    refused = paceline("checkpoint", "convert", alone, tmp_path / "d", "--step", "8")
+    assert refused.returncode == 2 and "that is one checkpoint" in refused.stderr and not (tmp_path / "d").exists()
 
 
 class Planted:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -24,6 +25,7 @@ from runs import (
 
 LAYOUT = "dp_shard = 2"
 STEPS = 16
+LONG = 100_000  # steps of a run that is stopped when it has shown what it is to show, however slow the machine is
 
 
 @pytest.fixture(scope="module")
@@ -41,6 +43,16 @@ def undisturbed(folder: Path) -> Path:
 
 def told(run_dir: Path) -> list[tuple[float, list[int]]]:
     return [(record["loss"], record["sample_ids"]) for record in steps_of(run_dir)]
+
+
+def stopped_after(process: subprocess.Popen[str], run_dir: Path) -> str:
+    """Stop a run that has recovered once and made the steps that are compared; return what it has printed."""
+    wait_until(lambda: bool(records_of(run_dir, "recovery")) or process.poll() is not None)
+    wait_for_step(run_dir, STEPS, process)
+    process.send_signal(signal.SIGTERM)
+    stdout, stderr = ending(process, 120)
+    assert process.returncode == 75, stderr
+    return stdout
 
 
 def changes(*options: str) -> list[str]:
@@ -61,13 +73,12 @@ def test_a_killed_rank_costs_steps_since_the_checkpoint_and_nothing_else(
     folder: Path, undisturbed: Path, rank: int, rung: str, options: list[str]
 ) -> None:
     run_dir = folder / f"killed-{rank}-{rung}"
-    process = start("train", write_spec(folder, run_dir, 2, LAYOUT, steps=STEPS), *options)
+    process = start("train", write_spec(folder, run_dir, 2, LAYOUT, steps=LONG), *options)
     wait_for_step(run_dir, 6, process)
     before = ranks_of(process.pid)
     os.kill(before[rank], signal.SIGKILL)
-    stdout, stderr = ending(process, 120)
-    assert process.returncode == 0, stderr
-    assert told(run_dir) == told(undisturbed), "bit for bit, every sample once"
+    stdout = stopped_after(process, run_dir)
+    assert told(run_dir)[:STEPS] == told(undisturbed), "bit for bit, every sample once"
     assert not any(map(is_running, before.values()))
     (fault,) = records_of(run_dir, "fault")
     assert f"rank {rank} of 2 was ended by SIGKILL" in fault["what"] and fault["attempt"] == 1
@@ -80,7 +91,7 @@ def test_a_killed_rank_costs_steps_since_the_checkpoint_and_nothing_else(
     assert set(parts) == {"detect", "end", "start", "restore", "step"} and min(parts.values()) >= 0
     assert recovery["seconds"]["total"] == pytest.approx(sum(parts.values()))
     assert f"recover  generation 2 by {rung} (1 of run.recovery.preemption_retries = 100)" in stdout
-    assert [end["status"] for end in records_of(run_dir, "run_ended")] == ["complete"]
+    assert [end["status"] for end in records_of(run_dir, "run_ended")] == ["requeue"]
 
 
 BROKEN = """
@@ -132,7 +143,7 @@ def test_a_crash_that_moves_on_is_survived_as_often_as_the_budget_says(folder: P
 def test_without_retries_a_killed_rank_ends_the_run(folder: Path) -> None:
     run_dir = folder / "none"
     options = changes("run.recovery.retries=0", "run.recovery.preemption_retries=0")
-    process = start("train", write_spec(folder, run_dir, 2, LAYOUT, steps=5000), *options)
+    process = start("train", write_spec(folder, run_dir, 2, LAYOUT, steps=LONG), *options)
     wait_for_step(run_dir, 3, process)
     os.kill(ranks_of(process.pid)[1], signal.SIGKILL)
     stdout, stderr = ending(process, 60)
@@ -143,7 +154,7 @@ def test_without_retries_a_killed_rank_ends_the_run(folder: Path) -> None:
 def test_a_stop_during_a_recovery_is_a_stop(folder: Path) -> None:
     """SIGTERM while the second generation starts: it is not started a third time, and nothing is left behind."""
     run_dir = folder / "stopped"
-    process = start("train", write_spec(folder, run_dir, 2, LAYOUT, steps=5000), *COLD)
+    process = start("train", write_spec(folder, run_dir, 2, LAYOUT, steps=LONG), *COLD)
     wait_for_step(run_dir, 5, process)
     first = ranks_of(process.pid)
     os.kill(first[0], signal.SIGKILL)
@@ -166,15 +177,14 @@ def test_survivors_that_hold_a_whole_copy_lose_a_step_at_most_and_need_no_checkp
         assert ended.returncode == 0, ended.stderr
     run_dir = folder / f"copy-{rank}"
     options = changes("run.checkpoint_every=none")
-    process = start("train", write_spec(folder, run_dir, 3, COPIES, steps=STEPS), *options)
+    process = start("train", write_spec(folder, run_dir, 3, COPIES, steps=LONG), *options)
     wait_for_step(run_dir, 6, process)
     before = ranks_of(process.pid)
     os.kill(before[rank], signal.SIGKILL)
     wait_until(lambda: bool(records_of(run_dir, "recovery")) or process.poll() is not None)
     after = ranks_of(process.pid)
-    _, stderr = ending(process, 120)
-    assert process.returncode == 0, stderr
-    assert told(run_dir) == told(straight), "bit for bit, every sample once"
+    stopped_after(process, run_dir)
+    assert told(run_dir)[:STEPS] == told(straight), "bit for bit, every sample once"
     (recovery,) = records_of(run_dir, "recovery")
     assert recovery["rung"] == "reform" and recovery["step"] >= 5 and recovery["steps_lost"] <= 1
     assert "paceline-rescue" in recovery["resumed_from"] and not Path(recovery["resumed_from"]).parent.exists()
@@ -196,7 +206,7 @@ def test_a_lost_device_makes_the_world_smaller_and_one_that_is_back_larger(
     """Three ranks, of which one is killed and its device gone; later the device is back. One experiment throughout."""
     run_dir, devices = folder / f"elastic-{layout[:6]}", folder / f"devices-{layout[:6]}"
     devices.write_text("3")
-    options = changes(f"run.recovery.devices_file={devices}", "run.recovery.worth=0 s", "task.stop=400 steps")
+    options = changes(f"run.recovery.devices_file={devices}", "run.recovery.worth=0 s", f"task.stop={LONG} steps")
     process = start("train", runs.write_spec(folder, run_dir, 3, layout, precision="fp64"), *options)
     wait_for_step(run_dir, 5, process)
     devices.write_text("2")
@@ -224,7 +234,7 @@ def test_a_lost_device_makes_the_world_smaller_and_one_that_is_back_larger(
 def test_worlds_that_are_formed_again_and_again_leave_no_thread_and_no_descriptor(folder: Path, kills: int) -> None:
     run_dir = folder / f"often-{kills}"
     options = changes("run.checkpoint_every=none", "run.record_samples=false")
-    process = start("train", write_spec(folder, run_dir, 3, COPIES, steps=100000), *options)
+    process = start("train", write_spec(folder, run_dir, 3, COPIES, steps=LONG), *options)
     wait_for_step(run_dir, 2, process)
     survivor, counts = ranks_of(process.pid)[0], []
     for done in range(kills):

@@ -17,7 +17,7 @@ from pathlib import Path
 from paceline.errors import PacelineError, RunInUse, StorageError
 from paceline.lock import RunLock, take
 from paceline.plan.explain.explain import headline_lines
-from paceline.plan.planned import plan_task
+from paceline.plan.planned import Planned, plan_task
 from paceline.run.process.brief import make_brief
 from paceline.run.process.handover import take_over
 from paceline.session.nodes import NOT_ELECTED, STEPPED_DOWN
@@ -27,7 +27,7 @@ from paceline.session.start import mark_ended, tell_report
 from paceline.spec.arguments import run_directory
 from paceline.spec.journal.redact import Redactor
 from paceline.spec.load import Spec
-from paceline.supervise.again.generations import Generations
+from paceline.supervise.again.generations import Generations, TakenOver
 from paceline.supervise.blame import Outcome
 from paceline.supervise.nodes.fleet import Fleet
 from paceline.supervise.nodes.meeting import announce
@@ -88,8 +88,7 @@ def _run(spec: Spec, fleet: Fleet, lock: RunLock, say: Say) -> Outcome:
     taken, per_node, most = fleet.take_over(), fleet.per_node, fleet.per_node * spec.run.nodes.count
     if taken is not None:
         lock.continue_from(taken.number)
-    cluster = dataclasses.replace(spec.cluster, devices=fleet.devices() or 0, devices_per_node=per_node)
-    planned = plan_task(dataclasses.replace(spec, cluster=cluster), say=say)
+    planned = _planned(spec, fleet, taken, per_node, say)
     for line in headline_lines(planned):
         say(line)
     proven = prove(planned, say)
@@ -100,6 +99,23 @@ def _run(spec: Spec, fleet: Fleet, lock: RunLock, say: Say) -> Outcome:
         fleet, brief, lock, policy, say, Redactor(spec.run.redact), replanner, spec.run.health
     )  # fmt: skip
     return generations.run(taken)
+
+
+def _planned(spec: Spec, fleet: Fleet, taken: TakenOver | None, per_node: int, say: Say) -> Planned:
+    """Return the plan for the nodes that are there."""
+    devices = fleet.devices() or 0
+    if len(fleet.members) == spec.run.nodes.count:
+        cluster = dataclasses.replace(spec.cluster, devices=devices, devices_per_node=per_node)
+        return plan_task(dataclasses.replace(spec, cluster=cluster), say=say)
+    say(f"nodes    {len(fleet.members)} of {spec.run.nodes.count} nodes are there: {devices} device(s)")
+    if devices < spec.run.recovery.min_devices:
+        raise PacelineError(
+            f"{devices} device(s) are there, and run.recovery.min_devices is {spec.run.recovery.min_devices}",
+            f"{spec.run.nodes.count - len(fleet.members)} node(s) did not come in {spec.run.nodes.wait:g} s",
+            "start the other nodes, or a longer run.nodes.wait",
+        )
+    precision = taken.plan.precision if taken is not None else spec.plan.precision
+    return Replanner(spec, say, per_node).planned(devices, precision)[0]
 
 
 def _gather(spec: Spec, fleet: Fleet) -> None:

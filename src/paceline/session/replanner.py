@@ -35,7 +35,7 @@ class Replanner:
         recovers into wrong numbers would not have recovered. Raises DoesNotFit and VerificationFailed.
         """
         if devices not in self._made:
-            planned, is_relaxed = self._planned(devices, now.plan.precision)
+            planned, is_relaxed = self.planned(devices, now.plan.precision)
             self._made[devices] = planned, is_relaxed, prove(planned, self._say)
         planned, is_relaxed, proven = self._made[devices]
         before, after = now.step_seconds, planned.forecast.step_seconds.value
@@ -51,8 +51,8 @@ class Replanner:
         decision = DecisionRecord("replan", str(now.plan.layout), str(planned.plan.layout), because, evidence)
         return Replanned(make_brief(planned, proven.record, (*proven.decisions, decision)), decision)
 
-    def _planned(self, devices: int, precision: str) -> tuple[Planned, bool]:
-        """Return a plan, and whether the spec's constraints on the layout had to be given up for it."""
+    def planned(self, devices: int, precision: str) -> tuple[Planned, bool]:
+        """Return a plan for so many devices, and whether the spec's constraints on the layout had to be given up for it."""
         asked = dataclasses.replace(self._spec.plan, precision=precision)
         cluster = dataclasses.replace(self._spec.cluster, devices=devices, devices_per_node=self._per_node)
         spec = dataclasses.replace(self._spec, cluster=cluster, plan=asked)

@@ -14,11 +14,12 @@ import torch
 from tests_shared import SEQ_LEN, decoder_task, plan_of
 
 from paceline.errors import VerificationFailed
+from paceline.run.loop.resume import Progress
 from paceline.run.loop.step import StepStats
 from paceline.run.loop.training import Training
 from paceline.run.process.brief import Brief
 from paceline.run.process.world import World
-from paceline.run.survive.replay import StepBefore, hold_against, relative
+from paceline.run.survive.replay import StepBefore, expected_step, hold_against, relative
 from paceline.spec.cluster import ClusterSpec
 from paceline.spec.journal.planned import PlannedRecord
 from paceline.spec.journal.reading import read_journal, starts_of
@@ -111,6 +112,28 @@ def test_a_run_that_stopped_at_its_checkpoint_has_nothing_to_hold_to(tmp_path: P
             break
     go_on(begin(tmp_path))
     assert records(tmp_path, "replay") == []
+
+
+def test_a_step_of_an_older_start_counts_and_long_journals_are_read_from_their_ends(
+    killed: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The start between has no step. With a small window, the journals are read in several goes."""
+    begin(killed).take_down()
+    monkeypatch.setattr("paceline.spec.journal.reading.TAIL_BYTES", 400)
+    parsed = []
+    whole = json.loads
+    monkeypatch.setattr(json, "loads", lambda text, **options: parsed.append(text) or whole(text, **options))
+    found = expected_step(killed, Progress(KILLED - 1, 40), plan_of(Layout()), [False, False])
+    assert found is not None and (found.step, found.attempt) == (KILLED, 1)
+    assert not any(b'"step": 1,' in text for text in parsed if isinstance(text, bytes)), "the beginning is left alone"
+    assert expected_step(killed, Progress(KILLED, 48), plan_of(Layout()), [False, False]) is None
+
+
+def test_a_step_that_was_rolled_back_later_is_not_held_to(killed: Path) -> None:
+    _, journal = starts_of(killed)[-1]
+    with journal.open("a") as file:
+        file.write(json.dumps({"kind": "decision", "what": "rollback"}) + "\n")
+    assert expected_step(killed, Progress(SAVED, 32), plan_of(Layout()), [False, False]) is None
 
 
 STATS = StepStats(5, 32, 40, loss=2.5, weight=8.0, grad_norm=1.5, lr=1e-3, seconds={}, updated=True,

@@ -38,12 +38,11 @@ from paceline.run.updates.optimizer import named_parameters
 from paceline.spec.layout import Layout
 from paceline.spec.load import Spec, spec_to_dict
 from paceline.spec.plan import Plan
-from paceline.spec.survive.contract import check_contract
+from paceline.spec.survive.contract import Change, check_contract
 from paceline.spec.sync import refuse_resync
 from paceline.task.optimizer.schedule import Course
 from paceline.version import __version__
 
-RATE = ("task.schedule.", "task.optimizer.lr", "task.stop")  # what the learning rate depends on
 LOOK_AHEAD = 10_000  # steps in which another course must show
 
 
@@ -149,11 +148,7 @@ def restore(run: RunIdentity, built: Assembled, plan: Plan, world: World, root: 
     stored = json.loads(
         world.share(json.dumps(sorted(IndexReader(newest, manifest).kinds) if newest and manifest else []))
     )
-    changes = _check_same_experiment(run, json.loads(written)) if written else []
-    if written:
-        refuse_resync(json.loads(written)["plan"], plan.sync, plan.layout.dp_replicate)
-        changes += _precision_changed(json.loads(written)["plan"], plan)
-        changes += _check_same_course(run.course, json.loads(written), changes)
+    changes = _changes(run, json.loads(written), plan) if written else []
     materialise_optimizer_state(optimizer)
     if isinstance(optimizer, JoinedOptimizer):  # of others' rules the state is known by what was saved
         prefix = sync.optimizer_prefix
@@ -183,7 +178,16 @@ def _state(built: Assembled) -> dict[str, torch.Tensor]:
     return built.stepper.sync.named(training_state(built.model, built.optimizer))
 
 
-def _check_same_experiment(run: RunIdentity, extra: dict[str, Any]) -> list[str]:
+def _changes(run: RunIdentity, extra: dict[str, Any], plan: Plan) -> list[str]:
+    """Return what is to be told of a resume under `plan`; raise ConfigError or VerificationFailed where none may be."""
+    changes = _check_same_experiment(run, extra)
+    refuse_resync(extra["plan"], plan.sync, plan.layout.dp_replicate)
+    moves_rate = any(change.clause.moves_rate for change in changes)
+    course = _check_same_course(run.course, extra, moves_rate)
+    return [*map(str, changes), *_precision_changed(extra["plan"], plan), *course]
+
+
+def _check_same_experiment(run: RunIdentity, extra: dict[str, Any]) -> list[Change]:
     """Return the changes of the spec that a resume tells; raise ConfigError naming one that it does not allow."""
     changes = check_contract(extra["spec"], dict(run.stated), run.dir)
     if run.fingerprint != extra["data_fingerprint"]:
@@ -202,7 +206,7 @@ def _precision_changed(written: dict[str, Any], plan: Plan) -> list[str]:
     return [f"the plan's precision was {written['precision']} and is now {plan.precision}: numbers round otherwise"]
 
 
-def _check_same_course(course: Course, extra: dict[str, Any], changes: list[str]) -> list[str]:
+def _check_same_course(course: Course, extra: dict[str, Any], moves_rate: bool) -> list[str]:
     """Return what a changed task does to the learning rate; raise VerificationFailed where no change explains it."""
     if "schedule" not in extra:  # an earlier release wrote it
         return []
@@ -213,7 +217,7 @@ def _check_same_course(course: Course, extra: dict[str, Any], changes: list[str]
     if step is None:
         return []
     now = f"the learning rate of step {step} is {course.at(step):.6g}, where it was to be {before.at(step):.6g}"
-    if any(change.startswith(RATE) for change in changes):
+    if moves_rate:
         return [f"{now}: the task says so"]
     pairs = [(name, old, getattr(course, name)) for name, old in vars(before).items()]
     differing = [f"its {name} was {old} and is {new}" for name, old, new in pairs if old != new]

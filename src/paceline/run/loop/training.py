@@ -9,52 +9,27 @@ import weakref
 from collections.abc import Generator, Sequence
 from pathlib import Path
 
-import torch
-from torch import nn
-
 from paceline.errors import ConfigError, Requeue, StorageError
-from paceline.lock import RunLock, take
-from paceline.run.loop.evaluate import evaluate, unigram_bar
-from paceline.run.loop.left_loop import LeftLoop, left_at, record_left
+from paceline.lock import RunLock
+from paceline.run.loop.evaluate import evaluate
+from paceline.run.loop.in_world import InWorld
 from paceline.run.loop.loader import StepBatch
 from paceline.run.loop.remarks import remarks_on_batch
-from paceline.run.loop.resume import Progress, RunIdentity
-from paceline.run.loop.sources import open_together
-from paceline.run.loop.step import Stepper, StepStats
-from paceline.run.loop.under_plan import UnderPlan, refuse_replan
-from paceline.run.memory.spent import MemoryMeter, spent_on
+from paceline.run.loop.resume import Progress
+from paceline.run.loop.step import StepStats
+from paceline.run.loop.under_plan import refuse_replan
+from paceline.run.memory.spent import spent_on
 from paceline.run.numerics.invariants import check_agreement, is_due, numbers_of
-from paceline.run.process.brief import Brief, take_brief
-from paceline.run.process.generation import take_generation
-from paceline.run.process.groups import abort_groups
+from paceline.run.process.brief import Brief
 from paceline.run.process.world import World, build_mesh
-from paceline.run.record.journal import Journal
-from paceline.run.record.recorder import Recorder, SilentRecorder, is_echo
-from paceline.run.record.sink import OpenSink, Sink
-from paceline.run.record.status import StatusLine
+from paceline.run.record.left_loop import LeftLoop, left_at, record_left
+from paceline.run.record.recorder import is_echo
+from paceline.run.record.sink import OpenSink
 from paceline.run.survive.health.go_back import go_back
 from paceline.run.survive.health.guard import RollBack
-from paceline.run.survive.health.passed_over import PassedOver
-from paceline.run.survive.health.second_look import SecondLook
-from paceline.run.survive.health.stragglers import Stragglers
 from paceline.run.survive.notice import Notices
-from paceline.run.survive.points import points_of
-from paceline.run.survive.recovered import Recovered
-from paceline.run.survive.replay import SWITCHES, StepBefore, expected_step, hold_against
-from paceline.run.survive.saving.keeper import CheckpointKeeper
-from paceline.run.survive.survivor import (
-    Brought,
-    bring_together,
-    call_of_supervisor,
-    hold,
-    is_lost_peer,
-    let_go,
-    listen_for_abort,
-    next_place,
-    why_not_reformed,
-    without_frames,
-)
-from paceline.spec.amounts import in_steps
+from paceline.run.survive.replay import hold_against
+from paceline.run.survive.survivor import is_lost_peer, without_frames
 from paceline.spec.load import Spec
 from paceline.spec.plan import Plan
 from paceline.spec.sync import refuse_between
@@ -63,12 +38,11 @@ from paceline.supervise.signals import StopFlag
 from paceline.task.data.packed import for_device
 from paceline.task.models.sizes import is_named
 from paceline.task.objective import Objective
-from paceline.task.optimizer.schedule import Course, learning_rate
+from paceline.task.optimizer.schedule import learning_rate
 from paceline.task.turns import objective_of
-from paceline.units import Amount
 
 
-class Training:
+class Training(InWorld):
     """Iterates over the global batches of a task and makes one update with each."""
 
     def __init__(
@@ -80,119 +54,16 @@ class Training:
         sinks: Sequence[OpenSink] = (),
         lock: RunLock | None = None,
     ) -> None:
-        """`sinks` take rank 0's records beside the journal and the status line; they are opened as the start begins.
-
-        `lock` is rank 0's hold on the run's directory: nothing is written once another start has taken it.
-        """
-        self.spec, self.brief, self.world, self.dir = spec, brief, world, run_dir
-        self._fence = lock.check if lock else None
-        self._began, self._lock = time.monotonic(), lock
-        self._call, self._called_away = call_of_supervisor(), False
-        self._generation = take_generation()
-        self._recovered = Recovered(self._generation)
-        listen_for_abort(world.device)
-        task = spec.task
-        self._meter = MemoryMeter(world.device)
-        self._step_seconds = 0.0
-        self.source, self.held_out = open_together(task.data, task.seed, world)
-        self._data_seconds = 0.0
+        """Every rank makes one, with the arguments of `InWorld`."""
+        super().__init__(spec, brief, world, run_dir, sinks, lock)
+        self._step_seconds = self._data_seconds = 0.0
         self._stop, self._notices = StopFlag(), Notices(spec.run, brief.usd_per_second, world.is_first)
         self._unended: weakref.finalize[..., Training] | None = None  # an end that waits for its reason
-        self._warmup = self._steps(task.schedule.warmup) or 0
-        self._decay = self._steps(task.schedule.decay) or max(1, brief.steps // 10)
-        self._check_every = self._steps(spec.run.check_every)
-        self._evaluate_every = self._steps(spec.run.evaluate_every) if self.held_out else None
-        peak, schedule = task.optimizer.lr, task.schedule
-        course = Course(schedule.kind, peak, schedule.final, brief.steps, self._warmup, self._decay)
-        self._run = RunIdentity(run_dir, spec, self.source.fingerprint, course)
-        refuse_between(brief.plan.sync, {"task.stop": brief.steps, "run.evaluate_every": self._evaluate_every})
-        self._sinks = sinks
-        self._good: Path | None = None  # the newest checkpoint that is known to be whole
-        self._made: StepStats | None = None  # what the last step did
-        self._done_step = 0  # the last step of which all that follows is done
-        self._record: Recorder | SilentRecorder = SilentRecorder()
         # Until the first step has said what the built-in decoder does not read; a survey has said it of other models.
         self._objective: Objective | None = None
-        if isinstance(task.model, ModelSpec) and is_named(task.model.name):
-            self._objective = objective_of(task, self.source.unit)
-        self._enter(None)
-
-    # ---- under a plan ----------------------------------------------------------------------------------------------
-
-    def _enter(self, held: Brought | None) -> None:
-        """Build under the plan in this generation's world, and go on from the newest state. Every rank calls it.
-
-        `held` is what this rank brings from the generation before. Where a step's duties were cut short, they are done.
-        """
-        self._points = points_of(self.spec.run, self.dir, self.world.rank, self.world.size)
-        together = bring_together(self.world, self._generation, held)
-        self._under = self._build(self.brief.plan, self.world, together.root if together else None)
-        let_go(together, self.world)
-        restored = self._under.restored
-        self._recovered.built(restored)
-        self.progress = restored.progress if restored else Progress(0, 0)
-        self._first_step = self.progress.step + 1
-        self._passed_over = PassedOver(self.dir, self.world)
-        self._position, self._went_back = self._passed_over.position_from(self.progress.position), False
-        self._expected: StepBefore | None = self._step_before() if restored else None
-        is_new = self.world.is_first and isinstance(self._record, SilentRecorder)
-        if is_new:
-            self._record = self._open_record()
-        saved = self.spec.run.checkpoints
-        often = (self.spec.run.checkpoint_every, saved.memory_every, saved.remote_every)
-        every = tuple(self._steps(amount) for amount in often)
-        if restored and not together:
-            self._good = restored.path
-        self._keeper = CheckpointKeeper(self._run, self._record, self._fence, every, self._good, self.progress.step)
-        if is_new:
-            bar = unigram_bar(self.source, self.held_out, self.spec.run.evaluate_samples)
-            self._record.started(self.progress, restored, bar)
-        elif held and not self._generation.is_called:
-            self._record.fault(*self._recovered.fault)
-        self._record.decided_before(self._recovered.decisions)
-        self._points.tell(self._record)
-        for remark in self._under.built.remarks if not held else ():
-            self._record.remark(remark)
-        self._done_step = self.progress.step
-        if together and together.stats:
-            self._made = together.stats
-            if not together.is_done:
-                self._done_step -= 1
-                self._after(together.stats, self._batch(together.stats.position_before, together.stats.step))
-
-    def _open_record(self) -> Recorder:
-        """Return what rank 0 records by."""
-        if self._lock is None:  # this process was not the first rank so far
-            self._lock = take(self.dir)
-        self._fence = self._lock.check
-        journal = Journal(self.dir, self._fence, self.spec.run.group_read)
-        status = StatusLine(self.brief, self._steps(self.spec.run.log_every) or 1)
-        every: list[Sink] = [journal, status, *(open_sink(self.dir) for open_sink in self._sinks)]
-        return Recorder(self.dir, journal.attempt, self.spec, self.brief, self.world, self._meter, every)
-
-    def _build(self, plan: Plan, world: World, root: Path | None = None) -> UnderPlan:
-        self._points.starting("load", self.dir)
-        under = UnderPlan(self._run, plan, world, self.source, self.brief.items_per_sample, root)
-        self._points.bind(under.built.stepper)
-        run = self.spec.run
-        looks_every = self._steps(run.health.recompute_every)
-        self._second_look = SecondLook(looks_every, plan, world, run.deterministic) if looks_every else None
-        self._stragglers = Stragglers(run.health, world)
-        return under
-
-    @property
-    def model(self) -> nn.Module:
-        """The model on this rank, laid out as the plan says."""
-        return self._under.built.model
-
-    @property
-    def optimizer(self) -> torch.optim.Optimizer:
-        """What updates the model."""
-        return self._under.built.optimizer
-
-    @property
-    def _stepper(self) -> Stepper:
-        return self._under.built.stepper
+        if isinstance(spec.task.model, ModelSpec) and is_named(spec.task.model.name):
+            self._objective = objective_of(spec.task, self.source.unit)
+        self._make_up()
 
     def replan(self, plan: Plan, world: World | None = None) -> None:
         """Go on under another plan from this moment. Every rank calls it between two steps.
@@ -211,15 +82,6 @@ class Training:
         assert self._under.restored is not None
         self.progress = self._under.restored.progress
         self._record.replanned(self.progress.step, before, plan)
-
-    def take_down(self) -> None:
-        """Let go of all that the plan made, device memory included. The run's directory and its journal stay."""
-        self._under.take_down()
-
-    def _steps(self, amount: Amount | None) -> int | None:
-        if amount is None:
-            return None
-        return in_steps(amount, self.brief.plan.batch_samples, self.brief.items_per_sample, self.source.samples)
 
     # ---- the loop --------------------------------------------------------------------------------------------------
 
@@ -295,6 +157,8 @@ class Training:
         while self.progress.step < wanted or self._done_step < wanted:
             lost: BaseException | None = None
             try:
+                if self._make_up():
+                    continue
                 following = following or self._next_batch()
                 try:
                     self._made = made = self._update(following)
@@ -313,35 +177,13 @@ class Training:
         assert self._made is not None
         return self._made
 
-    def _reformed(self) -> bool:
-        """Go on in the next world with what is left of this one; return False where this process has no part in it."""
-        if why_not_reformed(self.spec.task, self.brief.plan):
+    def _make_up(self) -> bool:
+        """Do the duties of the last step where they were cut short in the world before; return whether they were."""
+        if self._done_step == self.progress.step:
             return False
-        is_done = self._done_step >= self.progress.step
-        held = hold(self._run, self._under.built, self.brief.plan, self.progress, self._made, is_done)
-        self._keeper.abandon()
-        self._good = self._keeper.good
-        self.world.groups.forget()
-        self.take_down()
-        while True:
-            try:
-                joined = next_place(self.world, self._generation.number, held)
-                if joined is None:
-                    return False
-                self.world, self._generation = joined
-                self.brief = take_brief() or self.brief
-                self._recovered = Recovered(self._generation)
-                self._call, self._called_away = call_of_supervisor(), False
-                listen_for_abort(self.world.device)
-                self.source, self.held_out = open_together(self.spec.task.data, self.spec.task.seed, self.world)
-                self._enter(held)
-                return True
-            except (RuntimeError, StorageError) as error:  # another one was lost meanwhile
-                if not is_lost_peer(error):
-                    raise
-                without_frames(error)
-            abort_groups()
-            self.world.groups.forget()
+        assert self._made is not None
+        self._after(self._made, self._batch(self._made.position_before, self._made.step))
+        return True
 
     def _next_batch(self) -> StepBatch:
         """Return this rank's part of the batch of the next step."""
@@ -381,16 +223,6 @@ class Training:
         self.progress, self._went_back = begun.progress, True
         self._done_step = begun.progress.step
         return begun.stats
-
-    def _step_before(self) -> StepBefore | None:
-        """Return what the journal says of the step that comes next, on all ranks."""
-        run = self.spec.run
-        if not run.replay:
-            return None
-        switches = [getattr(run, name) for name in SWITCHES]
-        found = expected_step(self.dir, self.progress, self.brief.plan, switches) if self.world.is_first else None
-        shared: StepBefore | None = self.world.share(found)
-        return shared
 
     def _wants_to_stop(self) -> bool:
         self._stop.because = self._stop.because or self._notices.look()

@@ -7,15 +7,16 @@ journal of a run that was killed goes beyond its newest checkpoint, so both are 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from paceline.errors import StorageError, VerificationFailed
 from paceline.run.loop.resume import Progress
 from paceline.run.loop.step import StepStats
-from paceline.spec.journal.kinds import DecisionRecord, ReplayRecord, RunStarted, StepRecord
-from paceline.spec.journal.reading import read_records
+from paceline.spec.journal.kinds import DecisionRecord, ReplayRecord, RunStarted, StepRecord, parse
+from paceline.spec.journal.reading import records_back_to, records_of_kind, starts_of
 from paceline.spec.plan import Plan
 
 SWITCHES = ("tf32", "cudnn_benchmark")
@@ -46,22 +47,36 @@ def expected_step(run_dir: Path, progress: Progress, plan: Plan, switches: Seque
     """Return what the newest record of the step after `progress` says, or None where the journal has none to hold to.
 
     `switches` are the run's options that change how numbers are rounded; a start that had others is passed over.
+    Starts are read newest first, and each from its end.
     """
-    found, alike = None, False
+    step = progress.step + 1
     try:
-        for record in read_records(run_dir):
-            if isinstance(record, RunStarted):
-                run = record.spec.get("run", {})
-                alike = record.plan.get("precision") == plan.precision
-                alike = alike and [run.get(name) for name in SWITCHES] == [*switches]
-            elif isinstance(record, StepRecord) and record.step == progress.step + 1:
+        for attempt, path in reversed(starts_of(run_dir)):
+            said = [record for record in records_back_to(path, step) if _is_about(record, step)]
+            if said:
+                last = parse({"attempt": attempt, **said[-1]})
                 # An update that was left out was so for what may not come again.
-                found = _expected(record) if alike and record.updated is not False else None
-            elif isinstance(record, DecisionRecord) and record.what in PASSED_OVER:
-                found = None  # the step was made, and is to be another one
+                if isinstance(last, StepRecord) and last.updated is not False and _is_alike(path, plan, switches):
+                    return _expected(last)
+                return None
     except OSError as error:
         raise StorageError(f"the journal of {run_dir} cannot be read", str(error), "check run.dir") from error
-    return found
+    return None
+
+
+def _is_about(record: Mapping[str, Any], step: int) -> bool:
+    """Return whether a record is of the step, or says that steps before it are to be made with other samples."""
+    if record["kind"] == StepRecord.KIND:
+        return bool(record.get("step") == step)
+    return record["kind"] == DecisionRecord.KIND and record.get("what") in PASSED_OVER
+
+
+def _is_alike(path: Path, plan: Plan, switches: Sequence[object]) -> bool:
+    """Return whether a start rounded its numbers as `plan` and `switches` do."""
+    started = next(records_of_kind(path, RunStarted.KIND), {})
+    run = started.get("spec", {}).get("run", {})
+    as_planned = started.get("plan", {}).get("precision") == plan.precision
+    return as_planned and [run.get(name) for name in SWITCHES] == [*switches]
 
 
 def _expected(record: StepRecord) -> StepBefore | None:

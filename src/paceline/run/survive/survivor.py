@@ -26,7 +26,6 @@ from paceline.run.process.groups import abort_groups
 from paceline.run.process.place import Place
 from paceline.run.process.world import World, join_next
 from paceline.run.record.recorder import is_echo
-from paceline.run.survive.listener import listen_for_abort as listen_for_abort
 from paceline.run.survive.listener import stop_listening
 from paceline.spec.plan import Plan
 from paceline.spec.task import Task

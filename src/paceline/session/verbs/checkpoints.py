@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from paceline.errors import ConfigError, StorageError
-from paceline.session.verbs.weights import choose_checkpoint, write_weights
+from paceline.session.verbs.weights import Chosen, choose_checkpoint, write_weights
 from paceline.spec.layout import Layout
 from paceline.spec.plan import plan_from_dict
-from paceline.spec.survive.contract import changes_between
+from paceline.spec.survive.contract import Change, changes_between
 
 if TYPE_CHECKING:
     from paceline.checkpoint import Manifest, TensorKind
@@ -95,8 +95,16 @@ def checkpoint_at(path: Path, step: int | None = None) -> Path:
     Raises ConfigError where there is none, and StorageError where none is sound.
     """
     if _is_checkpoint(path):
+        _refuse_step(path, step)
         return path
     return choose_checkpoint(path, step).path
+
+
+def _refuse_step(path: Path, step: int | None) -> None:
+    if step is not None:
+        raise ConfigError(
+            f"--step {step} of '{path}'", "that is one checkpoint", "give the run's directory, or no --step"
+        )
 
 
 def show(path: Path) -> Shown:
@@ -130,7 +138,9 @@ def check(path: Path, step: int | None = None) -> list[tuple[Path, Soundness | S
     from paceline.checkpoint.inspect.sound import check_sound
 
     paths, passed_over = [path], list[str]()
-    if not _is_checkpoint(path):
+    if _is_checkpoint(path):
+        _refuse_step(path, step)
+    else:
         listed, passed_over = list_at(path)
         paths = [one.path for one in listed if step in (None, one.step)]
     if not paths and not passed_over:
@@ -151,7 +161,9 @@ def compare(first: Path, second: Path, prefix: str = "") -> CheckpointPair:
     from paceline.checkpoint.inspect.differ import compare_checkpoints
 
     specs = [read_manifest(path).extra.get("spec", {}) for path in (first, second)]
-    return CheckpointPair(first, second, tuple(changes_between(*specs)), compare_checkpoints(first, second, prefix))
+    return CheckpointPair(
+        first, second, tuple(map(_told, changes_between(*specs))), compare_checkpoints(first, second, prefix)
+    )
 
 
 def convert(source: Path, out: Path, to: str, step: int | None = None) -> Converted:
@@ -165,16 +177,15 @@ def convert(source: Path, out: Path, to: str, step: int | None = None) -> Conver
         raise ConfigError(f"'{out}' is there already", "a conversion writes a new folder", "another OUT")
     if to == "safetensors":
         return _from_distributed(source, out)
-    path = checkpoint_at(source, step)
-    if to == "weights":
-        run_dir = path.parent.parent
-        return Converted(
-            path, out, tuple(write_weights(run_dir, choose_checkpoint(run_dir, _step_of(path)), out)[1]), ()
-        )
     from paceline.checkpoint import IndexReader, WholeTensors, verify_checkpoint
     from paceline.checkpoint.foreign.distcp import write_distributed
 
-    kinds = IndexReader(path, verify_checkpoint(path)).kinds
+    path = checkpoint_at(source, step)
+    manifest = verify_checkpoint(path)
+    if to == "weights":
+        run_dir = path.parent.parent
+        return Converted(path, out, tuple(write_weights(run_dir, Chosen(path, manifest, ()), out)[1]), ())
+    kinds = IndexReader(path, manifest).kinds
     if out.is_dir():
         out.rmdir()
     files = write_distributed(WholeTensors(path, prefix=""), kinds, out)
@@ -204,6 +215,10 @@ def _from_distributed(source: Path, out: Path) -> Converted:
     return Converted(source, out, (out / "model.safetensors",), tensors.others, WARNING)
 
 
+def _told(change: Change) -> str:
+    return f"{change.option}: {change.before!r} and {change.after!r} ({change.clause.on_resume} on resume)"
+
+
 def _is_checkpoint(path: Path) -> bool:
     return (path / "manifest.json").is_file() or path.name.startswith("step-")
 
@@ -220,9 +235,3 @@ def _bytes_of(kind: TensorKind) -> int:
     from paceline.checkpoint.shards import DTYPES
 
     return math.prod(kind.shape) * DTYPES[kind.dtype][1]
-
-
-def _step_of(path: Path) -> int:
-    from paceline.checkpoint import read_manifest
-
-    return read_manifest(path).step

@@ -14,6 +14,8 @@ from typing import Any
 from paceline.spec.journal.kinds import parse
 from paceline.spec.journal.record import Record
 
+TAIL_BYTES = 1 << 20  # of a journal that are read first, from its end
+
 _NAME = re.compile(r"([0-9]{4,})\.jsonl")
 
 
@@ -42,13 +44,39 @@ def records_in(path: Path, last_bytes: int | None = None) -> Iterator[dict[str, 
         if last_bytes is not None:
             file.seek(max(0, path.stat().st_size - last_bytes))
         lines = file.read().split(b"\n")
-    for line in lines:
-        try:
-            record = json.loads(line)
-        except ValueError:
-            continue  # an empty line, or the last line of a process that was killed while writing
-        if isinstance(record, dict) and "kind" in record:
-            yield record
+    yield from filter(None, map(_parsed, lines))
+
+
+def _parsed(line: bytes) -> dict[str, Any] | None:
+    """Return a line's record; None for an empty line, or the last one of a process that was killed while writing."""
+    try:
+        record = json.loads(line)
+    except ValueError:
+        return None
+    return record if isinstance(record, dict) and "kind" in record else None
+
+
+def records_of_kind(path: Path, kind: str) -> Iterator[dict[str, Any]]:
+    """Yield the records of one kind in a start's file, of which no other line is parsed."""
+    word = f'"{kind}"'.encode()
+    with path.open("rb") as file:
+        for line in file:
+            if word in line and (record := _parsed(line)) and record["kind"] == kind:
+                yield record
+
+
+def records_back_to(path: Path, step: int) -> list[dict[str, Any]]:
+    """Return the last records of one start's file, from a step on that is not after `step`, or else all.
+
+    A long run's journal is read from its end.
+    """
+    size, last_bytes = path.stat().st_size, TAIL_BYTES
+    while True:
+        records = list(records_in(path, last_bytes))
+        steps = [record.get("step", 0) for record in records if record["kind"] == "step"]
+        if last_bytes >= size or (steps and min(steps) <= step):
+            return records
+        last_bytes *= 4
 
 
 def read_records(run_dir: Path) -> Iterator[Record]:

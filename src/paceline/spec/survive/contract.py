@@ -33,10 +33,25 @@ class Clause:
     of: str
     on_resume: OnResume
     because: str
+    moves_rate: bool = False  # whether the learning rate follows from it
+
+
+@dataclass(frozen=True)
+class Change:
+    """An option that is not what it was, and the clause that holds for it."""
+
+    option: str
+    before: object
+    after: object
+    clause: Clause
+
+    def __str__(self) -> str:
+        return f"{self.option} was {self.before!r} and is now {self.after!r}"
 
 
 EXPERIMENT = "it makes another experiment"
 RATE = "the learning rate takes another course from here on; the first step that it changes is named"
+LENGTH = "the run becomes longer or shorter, and a schedule that follows its length with it"
 CONTENT = "the data may move: their fingerprint is compared instead, and other content is refused"
 UPDATES = "the coming updates differ; the weights and the optimizer's state are kept"
 ROUNDS = "the same experiment, rounded otherwise"
@@ -56,10 +71,10 @@ CLAUSES = (
     Clause("task.turns", REFUSED, EXPERIMENT),
     Clause("task.optimizer", NOTICE, UPDATES),
     Clause("task.optimizer.name", REFUSED, "the state of one optimizer is not another's"),
-    Clause("task.optimizer.lr", NOTICE, RATE),
-    Clause("task.schedule", NOTICE, RATE),
+    Clause("task.optimizer.lr", NOTICE, RATE, moves_rate=True),
+    Clause("task.schedule", NOTICE, RATE, moves_rate=True),
     Clause("task.global_batch", REFUSED, EXPERIMENT),
-    Clause("task.stop", NOTICE, "the run becomes longer or shorter, and a schedule that follows its length with it"),
+    Clause("task.stop", NOTICE, LENGTH, moves_rate=True),
     Clause("task.seed", REFUSED, "the order of samples and all random numbers follow from it"),
     Clause("cluster", FREE, "the machines may change"),
     Clause("plan", FREE, "the plan may change: the state is resharded, and the journal names both layouts"),
@@ -81,42 +96,34 @@ def clause_of(option: str) -> Clause | None:
     return max(matching, key=lambda clause: len(clause.of), default=None)
 
 
-def check_contract(then: Mapping[str, Any], now: Mapping[str, Any], run_dir: object) -> list[str]:
-    """Return the changes between two specs as data that are to be told; raise ConfigError naming all refused ones.
+def changes_between(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[Change]:
+    """Return every option for which there is a clause and in which two specs as data differ.
 
     An option that an earlier release did not know had its default then.
     """
     defaults = dict(_flat(spec_to_dict(Spec())))
     before, after = {**defaults, **dict(_flat(then))}, {**defaults, **dict(_flat(now))}
-    told, refused = [], {}
-    for option in {**before, **after}:
-        clause = clause_of(option)
-        if clause is None or before.get(option) == after.get(option):
-            continue
-        change = f"{option} was {before.get(option)!r} and is now {after.get(option)!r}"
-        if clause.on_resume == REFUSED:
-            refused[option] = f"{change}: {clause.because}"
-        elif clause.on_resume == NOTICE:
-            told.append(change)
-    if refused:
-        names = ", ".join(refused)
-        raise ConfigError(
-            f"{run_dir} holds a run of another task: {names} {'differs' if len(refused) == 1 else 'differ'}",
-            "; ".join(refused.values()),
-            "undo the change, or start a new run in another run.dir",
-        )
-    return told
-
-
-def changes_between(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """Return every option in which two specs as data differ, with what a resume would make of that."""
-    before, after = dict(_flat(then)), dict(_flat(now))
-    clauses = {option: clause_of(option) for option in {**before, **after} if before.get(option) != after.get(option)}
+    differing = [option for option in {**before, **after} if before.get(option) != after.get(option)]
+    clauses = {option: clause_of(option) for option in differing}
     return [
-        f"{option}: {before.get(option)!r} and {after.get(option)!r} ({clause.on_resume} on resume)"
+        Change(option, before.get(option), after.get(option), clause)
         for option, clause in clauses.items()
         if clause is not None
     ]
+
+
+def check_contract(then: Mapping[str, Any], now: Mapping[str, Any], run_dir: object) -> list[Change]:
+    """Return the changes between two specs as data that are to be told; raise ConfigError naming all refused ones."""
+    changes = changes_between(then, now)
+    refused = [change for change in changes if change.clause.on_resume == REFUSED]
+    if refused:
+        names = ", ".join(change.option for change in refused)
+        raise ConfigError(
+            f"{run_dir} holds a run of another task: {names} {'differs' if len(refused) == 1 else 'differ'}",
+            "; ".join(f"{change}: {change.clause.because}" for change in refused),
+            "undo the change, or start a new run in another run.dir",
+        )
+    return [change for change in changes if change.clause.on_resume == NOTICE]
 
 
 def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

@@ -208,14 +208,15 @@ class Generations:
         That is when all that run stand by; or, where none may, when it is known which rank failed first, and its peers
         have had a moment. It also calls the ranks where the run is to go on with more devices.
         """
-        crew, peers = self._crew, Patience(float("inf"))
+        crew, peers, call = self._crew, Patience(float("inf")), folder / CALL_NAME
         if not self._policy.may_go_on:
             return lambda: False
 
         def settled() -> bool:
             nonlocal peers
             if not crew.has_failed:
-                if self._policy.reform and self._elastic.pays(lambda: reached_by(self._lock.run_dir).step):
+                may_grow = self._policy.reform and not call.exists()
+                if may_grow and self._elastic.pays(lambda: reached_by(self._lock.run_dir).step):
                     self._machines.word(folder, CALL_NAME)
                 return len(standing()) == len(crew.processes)
             self._machines.word(folder, ABORT_NAME)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import shutil
 from pathlib import Path
@@ -28,4 +29,5 @@ def clear_rescues(lock: RunLock) -> None:
 
 
 def _name(lock: RunLock) -> str:
-    return f"paceline-rescue-{lock.token}-"
+    # By the directory and not by the lock's token: who takes a run over removes what is left of its rescues.
+    return f"paceline-rescue-{hashlib.blake2b(os.fsencode(lock.run_dir.resolve()), digest_size=8).hexdigest()}-"

@@ -58,7 +58,6 @@ class Fleet:
         self._blocks: dict[int, range] = {}  # and the ranks of each of them
         self._given: set[int] = set()  # nodes that have the files of this world
         self._sight = FarSight(self._ask)
-        self._words: set[Path] = set()
         self.steps_down: Callable[[], None] = lambda: None  # where the greater part of the nodes is lost
 
     # ---- who is there ----------------------------------------------------------------------------------------------
@@ -185,7 +184,7 @@ class Fleet:
     def places(self, folder: Path, ranks: int) -> list[dict[str, str]]:
         """Return what the environment of each rank of the next world has besides."""
         self.poll()
-        self._world, self._given, self._words = folder, set(), set()
+        self._world, self._given = folder, set()
         self._in_world = list(self._blocks)
         first = self.members.get(min(self._blocks, default=-1))
         meet = f"{first.host}:{first.free_port()}" if first is not None else "nobody:1"
@@ -253,8 +252,8 @@ class Fleet:
 
     def word(self, folder: Path, name: str) -> None:
         """Leave a word for the ranks of a generation, of which `folder` is the folder."""
-        if folder / name not in self._words:
-            self._words.add(folder / name)
+        if not (folder / name).exists():
+            (folder / name).touch()
             for member in self.members.values():
                 member.link.send({"word": str((folder / name).relative_to(self._folder))})
 

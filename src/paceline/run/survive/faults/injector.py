@@ -20,7 +20,7 @@ from paceline.run.survive.faults.ledger import Ledger, StruckFault
 from paceline.run.survive.faults.storage import damage, newest_file, refuse_writes
 from paceline.run.survive.faults.values import spoil, spoiled
 from paceline.spec.journal.kinds import InjectedRecord
-from paceline.spec.journal.reading import read_records
+from paceline.spec.journal.reading import records_of_kind, starts_of
 from paceline.spec.survive.faults import FaultPlan, FaultSpec
 
 Numbered = tuple[int, FaultSpec]
@@ -73,11 +73,15 @@ class Injector:
         """Return the strikes, of all ranks and starts, that are neither in the journal nor told before; on rank 0."""
         if self._rank:
             return []
-        if self._told is None:
-            injected = [each for each in read_records(self._run_dir) if isinstance(each, InjectedRecord)]
-            self._told = {(each.fault, each.step, each.rank, each.struck) for each in injected}
-        new = [strike for strike in self._ledger.strikes() if (*strike.key, strike.time) not in self._told]
-        self._told |= {(*strike.key, strike.time) for strike in new}
+        strikes = self._ledger.strikes()
+        if self._told is None and strikes:
+            files = [path for _, path in starts_of(self._run_dir)]
+            injected = [each for path in files for each in records_of_kind(path, InjectedRecord.KIND)]
+            self._told = {(each["fault"], each["step"], each["rank"], each["struck"]) for each in injected}
+        told = self._told or set()
+        new = [strike for strike in strikes if (*strike.key, strike.time) not in told]
+        if strikes:
+            self._told = told | {(*strike.key, strike.time) for strike in new}
         return new
 
     # ---- whether ---------------------------------------------------------------------------------------------------

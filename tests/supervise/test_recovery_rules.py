@@ -6,6 +6,7 @@ import dataclasses
 import http.server
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from runs import wait_until
@@ -18,10 +19,15 @@ from paceline.spec.plan import Plan
 from paceline.spec.run import RunSpec
 from paceline.spec.survive.recovery import RecoverySpec
 from paceline.spec.sync import Sync
+from paceline.supervise.again.generations import Generations
 from paceline.supervise.again.judge import FRUITLESS, Judge, Reached
-from paceline.supervise.again.machines import seats_of
+from paceline.supervise.again.machines import OneMachine, seats_of
 from paceline.supervise.again.survivors import step_held
 from paceline.supervise.blame import Outcome
+from paceline.supervise.control import CALL_NAME
+from paceline.supervise.crew import Crew
+from paceline.supervise.forked import Forked
+from paceline.supervise.starting import Starter
 
 
 def failure(line: int = 1, code: int = 1) -> Outcome:
@@ -111,6 +117,21 @@ def test_an_older_generation_may_write_nothing(tmp_path: Path) -> None:
         lock.generation = older
         with pytest.raises(RunInUse, match=r"generation 1 of the run in .* is over"):
             lock.check()
+
+
+def test_whether_more_devices_pay_is_asked_until_the_ranks_are_called(tmp_path: Path) -> None:
+    asked: list[int] = []
+
+    def start(place: dict[str, str]) -> Forked:
+        raise AssertionError("nobody is started")
+
+    one = object.__new__(Generations)
+    one._crew, one._policy, one._machines = Crew(), RecoverySpec(), OneMachine(Starter(start, None, print), {})
+    one._elastic = SimpleNamespace(pays=lambda done: asked.append(1) or len(asked) == 2)
+    settled = one._settled(tmp_path, lambda: ())
+    for _ in range(5):
+        settled()
+    assert len(asked) == 2 and (tmp_path / CALL_NAME).exists()
 
 
 def test_money_and_a_file_end_a_run_and_nothing_does_where_there_is_none(tmp_path: Path) -> None:

@@ -1,0 +1,217 @@
+"""A run on this rank in the world it is in: built under its plan, taken down, and built again in the next world."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from paceline.errors import StorageError
+from paceline.lock import RunLock, take
+from paceline.run.loop.evaluate import unigram_bar
+from paceline.run.loop.resume import Progress, RunIdentity
+from paceline.run.loop.sources import open_together
+from paceline.run.loop.step import Stepper, StepStats
+from paceline.run.loop.under_plan import UnderPlan
+from paceline.run.memory.spent import MemoryMeter
+from paceline.run.process.brief import Brief, take_brief
+from paceline.run.process.generation import Generation, take_generation
+from paceline.run.process.groups import abort_groups
+from paceline.run.process.world import World
+from paceline.run.record.journal import Journal
+from paceline.run.record.recorder import Recorder, SilentRecorder
+from paceline.run.record.sink import OpenSink, Sink
+from paceline.run.record.status import StatusLine
+from paceline.run.survive.health.passed_over import PassedOver
+from paceline.run.survive.health.second_look import SecondLook
+from paceline.run.survive.health.stragglers import Stragglers
+from paceline.run.survive.listener import listen_for_abort
+from paceline.run.survive.points import points_of
+from paceline.run.survive.recovered import Recovered
+from paceline.run.survive.replay import SWITCHES, StepBefore, expected_step
+from paceline.run.survive.saving.keeper import CheckpointKeeper
+from paceline.run.survive.survivor import (
+    Brought,
+    bring_together,
+    call_of_supervisor,
+    hold,
+    is_lost_peer,
+    let_go,
+    next_place,
+    why_not_reformed,
+    without_frames,
+)
+from paceline.spec.amounts import in_steps
+from paceline.spec.load import Spec
+from paceline.spec.plan import Plan
+from paceline.spec.sync import refuse_between
+from paceline.task.optimizer.schedule import Course
+from paceline.units import Amount
+
+
+class InWorld:
+    """What a run has on this rank, in one world after the other. The training loop stands on it."""
+
+    def __init__(
+        self,
+        spec: Spec,
+        brief: Brief,
+        world: World,
+        run_dir: Path,
+        sinks: Sequence[OpenSink] = (),
+        lock: RunLock | None = None,
+    ) -> None:
+        """`sinks` take rank 0's records beside the journal and the status line; they are opened as the start begins.
+
+        `lock` is rank 0's hold on the run's directory: nothing is written once another start has taken it.
+        """
+        self.spec, self.brief, self.world, self.dir = spec, brief, world, run_dir
+        self._fence = lock.check if lock else None
+        self._began, self._lock, self._sinks = time.monotonic(), lock, sinks
+        self._take_place(take_generation())
+        task = spec.task
+        self._meter = MemoryMeter(world.device)
+        self.source, self.held_out = open_together(task.data, task.seed, world)
+        self._warmup = self._steps(task.schedule.warmup) or 0
+        self._decay = self._steps(task.schedule.decay) or max(1, brief.steps // 10)
+        self._check_every = self._steps(spec.run.check_every)
+        self._evaluate_every = self._steps(spec.run.evaluate_every) if self.held_out else None
+        refuse_between(brief.plan.sync, {"task.stop": brief.steps, "run.evaluate_every": self._evaluate_every})
+        peak, schedule = task.optimizer.lr, task.schedule
+        course = Course(schedule.kind, peak, schedule.final, brief.steps, self._warmup, self._decay)
+        self._run = RunIdentity(run_dir, spec, self.source.fingerprint, course)
+        self._good: Path | None = None  # the newest checkpoint that is known to be whole
+        self._made: StepStats | None = None  # what the last step did
+        self._done_step = 0  # the last step of which all that follows is done
+        self._record: Recorder | SilentRecorder = SilentRecorder()
+        self._enter(None)
+
+    def _take_place(self, generation: Generation) -> None:
+        """Note which generation's world this is, and how the supervisor would call this rank out of it."""
+        self._generation, self._recovered = generation, Recovered(generation)
+        may_leave = not why_not_reformed(self.spec.task, self.brief.plan)
+        self._call, self._called_away = call_of_supervisor() if may_leave else None, False
+        listen_for_abort(self.world.device)
+
+    def _enter(self, held: Brought | None) -> None:
+        """Build under the plan in this generation's world, and go on from the newest state. Every rank calls it.
+
+        `held` is what this rank brings from the generation before. Where the duties of the last step were cut short,
+        `_done_step` is the step before it.
+        """
+        self._points = points_of(self.spec.run, self.dir, self.world.rank, self.world.size)
+        together = bring_together(self.world, self._generation, held)
+        self._under = self._build(self.brief.plan, self.world, together.root if together else None)
+        let_go(together, self.world)
+        restored = self._under.restored
+        self._recovered.built(restored)
+        self.progress = restored.progress if restored else Progress(0, 0)
+        self._first_step = self.progress.step + 1
+        self._passed_over = PassedOver(self.dir, self.world)
+        self._position, self._went_back = self._passed_over.position_from(self.progress.position), False
+        self._expected: StepBefore | None = self._step_before() if restored else None
+        is_new = self.world.is_first and isinstance(self._record, SilentRecorder)
+        if is_new:
+            self._record = self._open_record()
+        saved = self.spec.run.checkpoints
+        often = (self.spec.run.checkpoint_every, saved.memory_every, saved.remote_every)
+        every = tuple(self._steps(amount) for amount in often)
+        if restored and not together:
+            self._good = restored.path
+        self._keeper = CheckpointKeeper(self._run, self._record, self._fence, every, self._good, self.progress.step)
+        if is_new:
+            bar = unigram_bar(self.source, self.held_out, self.spec.run.evaluate_samples)
+            self._record.started(self.progress, restored, bar)
+        elif held and not self._generation.is_called:
+            self._record.fault(*self._recovered.fault)
+        self._record.decided_before(self._recovered.decisions)
+        self._points.tell(self._record)
+        for remark in self._under.built.remarks if not held else ():
+            self._record.remark(remark)
+        self._done_step = self.progress.step
+        self._made = together.stats if together and together.stats else self._made
+        if together and together.stats and not together.is_done:
+            self._done_step -= 1
+
+    def _step_before(self) -> StepBefore | None:
+        """Return what the journal says of the step that comes next, on all ranks."""
+        run = self.spec.run
+        if not run.replay:
+            return None
+        switches = [getattr(run, name) for name in SWITCHES]
+        found = expected_step(self.dir, self.progress, self.brief.plan, switches) if self.world.is_first else None
+        shared: StepBefore | None = self.world.share(found)
+        return shared
+
+    def _open_record(self) -> Recorder:
+        """Return what rank 0 records by."""
+        if self._lock is None:  # this process was not the first rank so far
+            self._lock = take(self.dir)
+        self._fence = self._lock.check
+        journal = Journal(self.dir, self._fence, self.spec.run.group_read)
+        status = StatusLine(self.brief, self._steps(self.spec.run.log_every) or 1)
+        every: list[Sink] = [journal, status, *(open_sink(self.dir) for open_sink in self._sinks)]
+        return Recorder(self.dir, journal.attempt, self.spec, self.brief, self.world, self._meter, every)
+
+    def _build(self, plan: Plan, world: World, root: Path | None = None) -> UnderPlan:
+        self._points.starting("load", self.dir)
+        under = UnderPlan(self._run, plan, world, self.source, self.brief.items_per_sample, root)
+        self._points.bind(under.built.stepper)
+        run = self.spec.run
+        looks_every = self._steps(run.health.recompute_every)
+        self._second_look = SecondLook(looks_every, plan, world, run.deterministic) if looks_every else None
+        self._stragglers = Stragglers(run.health, world)
+        return under
+
+    @property
+    def model(self) -> nn.Module:
+        """The model on this rank, laid out as the plan says."""
+        return self._under.built.model
+
+    @property
+    def optimizer(self) -> torch.optim.Optimizer:
+        """What updates the model."""
+        return self._under.built.optimizer
+
+    @property
+    def _stepper(self) -> Stepper:
+        return self._under.built.stepper
+
+    def take_down(self) -> None:
+        """Let go of all that the plan made, device memory included. The run's directory and its journal stay."""
+        self._under.take_down()
+
+    def _steps(self, amount: Amount | None) -> int | None:
+        if amount is None:
+            return None
+        return in_steps(amount, self.brief.plan.batch_samples, self.brief.items_per_sample, self.source.samples)
+
+    def _reformed(self) -> bool:
+        """Go on in the next world with what is left of this one; return False where this process has no part in it."""
+        if why_not_reformed(self.spec.task, self.brief.plan):
+            return False
+        is_done = self._done_step >= self.progress.step
+        held = hold(self._run, self._under.built, self.brief.plan, self.progress, self._made, is_done)
+        self._keeper.abandon()
+        self._good = self._keeper.good
+        self.world.groups.forget()
+        self.take_down()
+        while True:
+            try:
+                joined = next_place(self.world, self._generation.number, held)
+                if joined is None:
+                    return False
+                self.world, self.brief = joined[0], take_brief() or self.brief
+                self._take_place(joined[1])
+                self.source, self.held_out = open_together(self.spec.task.data, self.spec.task.seed, self.world)
+                self._enter(held)
+                return True
+            except (RuntimeError, StorageError) as error:  # another one was lost meanwhile
+                if not is_lost_peer(error):
+                    raise
+                without_frames(error)
+            abort_groups()
+            self.world.groups.forget()
