@@ -36,6 +36,7 @@ from paceline.supervise.supervisor import explain
 
 Say = Callable[[str], None]
 BACKLOG = 128
+BACK_SECONDS = 2.0  # that the nodes of a world have to come to the coordinator that takes over; later ones join a world
 
 
 def main() -> int:
@@ -124,7 +125,7 @@ def _gather(spec: Spec, fleet: Fleet) -> None:
     fleet.gather(lambda: 1, nodes.wait)
     before = {number for member in fleet.members.values() for number in member.was.get("members", ())}
     if before:
-        fleet.gather(lambda: len(before), nodes.lost_after)
+        fleet.gather(lambda: len(before), min(nodes.lost_after, BACK_SECONDS))
     else:
         fleet.gather(lambda: nodes.count, nodes.wait)
 

@@ -52,7 +52,7 @@ class Replanner:
         return Replanned(make_brief(planned, proven.record, (*proven.decisions, decision)), decision)
 
     def planned(self, devices: int, precision: str) -> tuple[Planned, bool]:
-        """Return a plan for so many devices, and whether the spec's constraints on the layout had to be given up for it."""
+        """Return a plan for so many devices, and whether the spec's constraints on the layout were given up for it."""
         asked = dataclasses.replace(self._spec.plan, precision=precision)
         cluster = dataclasses.replace(self._spec.cluster, devices=devices, devices_per_node=self._per_node)
         spec = dataclasses.replace(self._spec, cluster=cluster, plan=asked)

@@ -254,7 +254,7 @@ class Fleet:
         """Leave a word for the ranks of a generation, of which `folder` is the folder."""
         if not (folder / name).exists():
             (folder / name).touch()
-            for member in self.members.values():
+            for member in (self.members[number] for number in self._given if number in self.members):
                 member.link.send({"word": str((folder / name).relative_to(self._folder))})
 
     def watch(self, health: HealthSpec | None, folder: Path, ranks: int, run_dir: Path) -> PulseWatch | None:

@@ -1,0 +1,82 @@
+"""Runs on several nodes: what is lost of them, what comes back, and that it is one experiment throughout."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from nodes import Nodes
+from rounding import assert_curves_close
+from runs import paceline, records_of, steps_of, wait_for_step, wait_until, write_spec
+
+STEPS = 16
+OPTIONS = [
+    word
+    for option in ("run.recovery.worth=0 s", "task.stop=100000 steps", "run.recovery.standby=false")
+    for word in ("--set", option)
+]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("nodes")
+
+
+@pytest.fixture(scope="module")
+def one_device(folder: Path) -> Path:
+    run_dir = folder / "one"
+    ended = paceline("train", write_spec(folder, run_dir, 1, steps=STEPS, precision="fp64"))
+    assert ended.returncode == 0, ended.stderr
+    return run_dir
+
+
+@pytest.fixture
+def three(folder: Path, one_device: Path) -> Iterator[tuple[Nodes, Path]]:
+    run_dir = folder / "three"
+    nodes = Nodes(write_spec(folder, run_dir, 3, "dp_replicate = 3", precision="fp64"), 3, *OPTIONS)
+    try:
+        yield nodes, run_dir
+    finally:
+        nodes.close()
+
+
+def test_nodes_and_coordinators_come_and_go_and_the_experiment_stays(
+    three: tuple[Nodes, Path], one_device: Path
+) -> None:
+    nodes, run_dir = three
+    nodes.start()
+
+    def recovered(count: int) -> None:
+        staying = [nodes.processes[number] for number in (0, 1)]
+        wait_until(
+            lambda: len(records_of(run_dir, "recovery")) == count or any(one.poll() is not None for one in staying)
+        )
+
+    wait_for_step(run_dir, 3, nodes.processes[0])
+    nodes.processes[2].kill()  # the supervisor alone: its rank must not outlive it
+    recovered(1)
+    wait_until(lambda: not nodes.running(2))
+    nodes.ended(2)
+    nodes.start(2)
+    recovered(2)
+    os.kill(nodes.coordinator(), signal.SIGKILL)
+    recovered(3)
+    wait_for_step(run_dir, STEPS, nodes.processes[1])
+    nodes.processes[1].send_signal(signal.SIGTERM)
+    told = [nodes.ended(number) for number in range(3)]
+    assert [code for code, _ in told] == [75, 75, 75], told
+    assert not nodes.running()
+
+    smaller, larger, taken = records_of(run_dir, "recovery")
+    assert (smaller["from_world"], smaller["to_world"], smaller["rung"]) == (3, 2, "reform")
+    assert "node 2 (127.0.0.1) is lost with rank 2" in smaller["because"]
+    assert (larger["from_world"], larger["to_world"], larger["steps_lost"]) == (2, 3, 0)
+    assert (taken["from_world"], taken["to_world"], taken["rung"]) == (3, 3, "reform")
+    assert taken["because"] == "the coordinator was lost" and taken["steps_lost"] == 0
+    found, expected = steps_of(run_dir), steps_of(one_device)
+    assert [step["step"] for step in found] == list(range(1, len(found) + 1))
+    assert [step["sample_ids"] for step in found[:STEPS]] == [step["sample_ids"] for step in expected]
+    assert_curves_close([step["loss"] for step in found[:STEPS]], [step["loss"] for step in expected])
