@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 import os
 import subprocess
@@ -11,6 +13,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from paceline.cli.main import main
 from paceline.patience import Patience
 from paceline.spec.journal.reading import final_steps, read_journal
 
@@ -86,6 +89,14 @@ def paceline(*arguments: Any, timeout: float = 120, **options: Any) -> subproces
     """Run the command line to its end and return how it ended."""
     options.setdefault("env", environment())
     return run_patiently([sys.executable, "-m", "paceline", *map(str, arguments)], timeout, **options)
+
+
+def in_process(*arguments: Any) -> subprocess.CompletedProcess[str]:
+    """Run a command that starts no ranks in this process, which has imported all it needs, and return how it ended."""
+    words, stdout, stderr = [str(argument) for argument in arguments], io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(stdout), contextlib.redirect_stderr(stderr):
+        code = main(words)
+    return subprocess.CompletedProcess(words, code, stdout.getvalue(), stderr.getvalue())
 
 
 def run_patiently(

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
-from runs import as_json, paceline, write_spec
+from runs import as_json, in_process, paceline, write_spec
 from safetensors.torch import load_file
 
 from paceline.checkpoint import WholeTensors
@@ -33,20 +33,20 @@ def checkpoint(folder: Path, run: str, step: int) -> Path:
 
 
 def test_a_run_is_listed_newest_first(folder: Path) -> None:
-    listed = as_json(paceline("checkpoint", "ls", folder / "two", "--json").stdout)
+    listed = as_json(in_process("checkpoint", "ls", folder / "two", "--json").stdout)
     assert [one["step"] for one in listed["checkpoints"]] == [10, 8, 4] and listed["skipped"] == []
     assert listed["checkpoints"][0]["ranks"] == 2
-    text = paceline("checkpoint", "ls", folder / "one").stdout
+    text = in_process("checkpoint", "ls", folder / "one").stdout
     assert text.splitlines()[0].startswith("step-00000008") and "1 rank " in text
 
 
 def test_what_a_checkpoint_holds_is_shown(folder: Path) -> None:
-    found = as_json(paceline("checkpoint", "show", folder / "one", "--json").stdout)
+    found = as_json(in_process("checkpoint", "show", folder / "one", "--json").stdout)
     assert found["listed"]["step"] == 8 and found["position"] == 8 * 14 and found["task"] == "tiny"
     whole = WholeTensors(checkpoint(folder, "one", 8))
     assert found["bytes_of"]["model"] == sum(tensor.nbytes for tensor in whole.values())
     assert found["tensors"]["model.embed_tokens.weight"] == f"float64{[*whole['embed_tokens.weight'].shape]}"
-    text = paceline("checkpoint", "show", folder / "one", "--step", "4", "--tensors").stdout
+    text = in_process("checkpoint", "show", folder / "one", "--step", "4", "--tensors").stdout
     assert "step 4 " in text and "model.embed_tokens.weight  float64" in text
 
 
@@ -59,9 +59,9 @@ def test_every_byte_and_value_is_verified(folder: Path, tmp_path: Path) -> None:
     content = bytearray(shard.read_bytes())
     content[-1] ^= 1
     shard.write_bytes(content)
-    ended = paceline("checkpoint", "verify", tmp_path / "run")
+    ended = in_process("checkpoint", "verify", tmp_path / "run")
     assert ended.returncode == 74 and "damaged " in ended.stdout and shard.name in ended.stdout
-    told = as_json(paceline("checkpoint", "verify", damaged, "--json").stdout)["checkpoints"]
+    told = as_json(in_process("checkpoint", "verify", damaged, "--json").stdout)["checkpoints"]
     assert [one["sound"] for one in told] == [False] and "sha256" in told[0]["because"]
 
 
@@ -73,7 +73,7 @@ def test_a_value_that_was_written_wrongly_is_found_though_every_digest_fits(fold
     kinds["model.embed_tokens.weight"]["fingerprint"] = "0123456789abcdef"
     table.write_text(json.dumps(kinds))
     seal(wrong)
-    ended = paceline("checkpoint", "verify", wrong)
+    ended = in_process("checkpoint", "verify", wrong)
     assert ended.returncode == 74 and "the values of 'model.embed_tokens.weight'" in ended.stdout
 
 
@@ -92,17 +92,17 @@ def seal(path: Path) -> None:
 
 
 def test_two_checkpoints_are_compared_by_value_whatever_their_layouts(folder: Path) -> None:
-    same = paceline("checkpoint", "diff", checkpoint(folder, "one", 4), checkpoint(folder, "one", 4), "--equal")
+    same = in_process("checkpoint", "diff", checkpoint(folder, "one", 4), checkpoint(folder, "one", 4), "--equal")
     assert same.returncode == 0 and " 0 differ" in same.stdout
     older_one = checkpoint(folder, "one", 4)
-    steps = as_json(paceline("checkpoint", "diff", folder / "one", older_one, "--prefix", "model.", "--json").stdout)
+    steps = as_json(in_process("checkpoint", "diff", folder / "one", older_one, "--prefix", "model.", "--json").stdout)
     newer, older = (WholeTensors(checkpoint(folder, "one", step)) for step in (8, 4))
     for change in steps["tensors"]["changed"]:
         name = change["name"].removeprefix("model.")
         expected = (older[name] - newer[name]).norm() / newer[name].norm()
         assert change["relative"] == pytest.approx(float(expected))
     assert steps["tensors"]["changed"] and not steps["options"]
-    layouts = paceline("checkpoint", "diff", folder / "one", folder / "two", "--step", "8", "--equal", "--json")
+    layouts = in_process("checkpoint", "diff", folder / "one", folder / "two", "--step", "8", "--equal", "--json")
     found = as_json(layouts.stdout)
     assert layouts.returncode == 4, "two layouts are equal up to rounding, and not bit for bit"
     assert all(change["relative"] < 1e-9 for change in found["tensors"]["changed"])
@@ -110,28 +110,28 @@ def test_two_checkpoints_are_compared_by_value_whatever_their_layouts(folder: Pa
 
 
 def test_torchs_own_loader_reads_what_was_converted_and_back(folder: Path, tmp_path: Path) -> None:
-    ended = paceline("checkpoint", "convert", folder / "two", tmp_path / "dcp", "--to", "distributed")
+    ended = in_process("checkpoint", "convert", folder / "two", tmp_path / "dcp", "--to", "distributed")
     assert ended.returncode == 0 and "warning" in ended.stderr, ended.stderr
     whole = WholeTensors(checkpoint(folder, "two", 10), prefix="")
     theirs = {name: torch.zeros_like(tensor) for name, tensor in whole.items()}
     dcp.load(theirs, checkpoint_id=tmp_path / "dcp", no_dist=True)
     assert all(torch.equal(theirs[name], tensor) for name, tensor in whole.items())
-    back = paceline("checkpoint", "convert", tmp_path / "dcp", tmp_path / "back", "--to", "safetensors")
+    back = in_process("checkpoint", "convert", tmp_path / "dcp", tmp_path / "back", "--to", "safetensors")
     assert back.returncode == 0, back.stderr
     stored = load_file(tmp_path / "back" / "model.safetensors")
     assert set(stored) == set(whole) and all(torch.equal(stored[name], tensor) for name, tensor in whole.items())
 
 
 def test_weights_are_those_of_the_export(folder: Path, tmp_path: Path) -> None:
-    assert paceline("checkpoint", "convert", folder / "one", tmp_path / "a", "--step", "4").returncode == 0
-    assert paceline("export", folder / "one", tmp_path / "b", "--step", "4").returncode == 0
+    assert in_process("checkpoint", "convert", folder / "one", tmp_path / "a", "--step", "4").returncode == 0
+    assert in_process("export", folder / "one", tmp_path / "b", "--step", "4").returncode == 0
     exported = (tmp_path / "b" / "model.safetensors").read_bytes()
     assert (tmp_path / "a" / "model.safetensors").read_bytes() == exported
     alone = tmp_path / "elsewhere" / "step-00000004.1"  # outside of a run, and of a name that another save has given it
     shutil.copytree(checkpoint(folder, "one", 4), alone)
-    assert paceline("checkpoint", "convert", alone, tmp_path / "c").returncode == 0
+    assert in_process("checkpoint", "convert", alone, tmp_path / "c").returncode == 0
     assert (tmp_path / "c" / "model.safetensors").read_bytes() == exported
-    refused = paceline("checkpoint", "convert", alone, tmp_path / "d", "--step", "8")
+    refused = in_process("checkpoint", "convert", alone, tmp_path / "d", "--step", "8")
     assert refused.returncode == 2 and "that is one checkpoint" in refused.stderr and not (tmp_path / "d").exists()
 
 
@@ -164,6 +164,6 @@ def test_a_pickle_that_is_no_metadata_runs_nothing(tmp_path: Path) -> None:
 def test_bad_input_is_told_and_nothing_is_overwritten(folder: Path, words: tuple[str, ...], code: int) -> None:
     action, *others = words
     paths = [folder / word if word in ("one", "two", "nowhere") else word for word in others]
-    ended = paceline("checkpoint", action, *paths)
+    ended = in_process("checkpoint", action, *paths)
     assert ended.returncode == code and "try" in ended.stderr and "Traceback" not in ended.stderr
     assert (folder / "two" / "checkpoints").is_dir()

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from runs import paceline, records_of, write_spec
+from runs import in_process, paceline, records_of, write_spec
 from safetensors.torch import load_file
 
 from paceline import load_run
@@ -88,11 +88,11 @@ def test_python_reads_the_same_weights(folder: Path, trained: Path) -> None:
 
 
 def test_an_earlier_step_has_other_weights(folder: Path, trained: Path) -> None:
-    done = paceline("export", trained, folder / "earlier", "--step", "4")
+    done = in_process("export", trained, folder / "earlier", "--step", "4")
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("export   step 4 to ")
     earlier = load_file(folder / "earlier" / "model.safetensors")
-    assert paceline("export", trained, folder / "latest").returncode == 0
+    assert in_process("export", trained, folder / "latest").returncode == 0
     latest = load_file(folder / "latest" / "model.safetensors")
     assert earlier.keys() == latest.keys()
     assert all(not torch.equal(earlier[name], latest[name]) for name in earlier)
@@ -105,9 +105,9 @@ def test_a_damaged_checkpoint_is_passed_over_and_said(folder: Path, trained: Pat
     content = bytearray(shard.read_bytes())
     content[-1] ^= 1
     shard.write_bytes(content)
-    told = json.loads(paceline("export", run_dir, folder / "sound", "--json").stdout)
+    told = json.loads(in_process("export", run_dir, folder / "sound", "--json").stdout)
     assert told["step"] == 4 and "damaged" in told["skipped"][0]
-    asked = paceline("export", run_dir, folder / "asked", "--step", "8")
+    asked = in_process("export", run_dir, folder / "asked", "--step", "8")
     assert asked.returncode == 74 and "no checkpoint" in asked.stderr and "damaged" in asked.stderr
     assert not (folder / "asked").exists()
 
@@ -121,7 +121,7 @@ def test_a_users_module_keeps_its_names_and_loads_with_them(folder: Path) -> Non
     spec.write_text(text)
     ended = paceline("train", spec)
     assert ended.returncode == 0, ended.stderr
-    done = paceline("export", folder / "own", folder / "own-weights", "--json")
+    done = in_process("export", folder / "own", folder / "own-weights", "--json")
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["format"] == "safetensors"
     weights = load_file(folder / "own-weights" / "model.safetensors")
@@ -141,7 +141,7 @@ def test_a_users_module_keeps_its_names_and_loads_with_them(folder: Path) -> Non
      (["{run}", "/proc/nowhere"], 74, "cannot export weights")],
 )  # fmt: skip
 def test_errors(trained: Path, tmp_path: Path, words: list[str], code: int, says: str) -> None:
-    done = paceline("export", *(word.format(run=trained, out=tmp_path / "out") for word in words))
+    done = in_process("export", *(word.format(run=trained, out=tmp_path / "out") for word in words))
     assert done.returncode == code and says in done.stderr
     assert "Traceback" not in done.stderr and "\n  because  " in done.stderr
 

@@ -206,7 +206,7 @@ def test_a_lost_device_makes_the_world_smaller_and_one_that_is_back_larger(
     """Three ranks, of which one is killed and its device gone; later the device is back. One experiment throughout."""
     run_dir, devices = folder / f"elastic-{layout[:6]}", folder / f"devices-{layout[:6]}"
     devices.write_text("3")
-    options = changes(f"run.recovery.devices_file={devices}", "run.recovery.worth=0 s", f"task.stop={LONG} steps")
+    options = changes(f"run.recovery.devices_file={devices}", "run.recovery.worth=none", f"task.stop={LONG} steps")
     process = start("train", runs.write_spec(folder, run_dir, 3, layout, precision="fp64"), *options)
     wait_for_step(run_dir, 5, process)
     devices.write_text("2")

@@ -34,8 +34,11 @@ class RecoverySpec:
     max_devices: int = option(
         0, "most devices that the run uses when more are there; 0 is as many as it began with", minimum=0
     )
-    worth: float = option(
-        10.0, "forecast saving from which more devices are worth the change to them", quantity="duration", minimum=0.0
+    worth: float | None = option(
+        10.0,
+        "forecast saving from which more devices are worth the change to them; none takes whatever device is there",
+        quantity="duration",
+        minimum=0.0,
     )
     notice: float | None = option(
         None,

@@ -95,6 +95,8 @@ class Elastic:
         except PacelineError:
             found = None
         if found is not None:
+            if self._policy.worth is None:
+                return True
             saved = (self._brief.step_seconds - found.brief.step_seconds) * (found.brief.steps - done())
             if saved > self._policy.worth:
                 return True
