@@ -47,7 +47,7 @@ def train(spec: Spec, say: Say = print) -> int:
     if place is not None:
         return _as_one_rank(spec, place, run_dir, say)
     if spec.run.nodes.count > 1:
-        from paceline.session.nodes import train_on_nodes
+        from paceline.session.nodes.attendance import train_on_nodes
 
         return train_on_nodes(spec, say)
     with take(run_dir) as lock:

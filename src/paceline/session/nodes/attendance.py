@@ -32,7 +32,7 @@ from paceline.supervise.starting import Starter
 from paceline.supervise.supervisor import starter
 
 Say = Callable[[str], None]
-COORDINATOR = "paceline.session.coordinate"
+COORDINATOR = "paceline.session.nodes.coordinate"
 NOT_ELECTED, STEPPED_DOWN = 77, 78  # a coordinator's exit codes: another has the lock; it lost the most of its nodes
 LOOK_SECONDS = 0.02
 

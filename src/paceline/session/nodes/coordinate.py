@@ -1,4 +1,4 @@
-"""The coordinator of a run on several nodes: `python -m paceline.session.coordinate SPEC HOST PORT NODE`.
+"""The coordinator of a run on several nodes: `python -m paceline.session.nodes.coordinate SPEC HOST PORT NODE`.
 
 A node's supervisor starts it. It holds the lock of the run's directory, plans, proves, forms one world of the nodes'
 ranks after the other, and reports. Where it ends by a signal another one takes its place.
@@ -20,7 +20,7 @@ from paceline.plan.explain.explain import headline_lines
 from paceline.plan.planned import Planned, plan_task
 from paceline.run.process.brief import make_brief
 from paceline.run.process.handover import take_over
-from paceline.session.nodes import NOT_ELECTED, STEPPED_DOWN
+from paceline.session.nodes.attendance import NOT_ELECTED, STEPPED_DOWN
 from paceline.session.prove import prove
 from paceline.session.replanner import Replanner
 from paceline.session.start import mark_ended, tell_report
