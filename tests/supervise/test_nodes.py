@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from networks import networks
 from nodes import Nodes
 from rounding import assert_curves_close
 from runs import paceline, records_of, steps_of, wait_for_step, wait_until, write_spec
@@ -80,3 +81,45 @@ def test_nodes_and_coordinators_come_and_go_and_the_experiment_stays(
     assert [step["step"] for step in found] == list(range(1, len(found) + 1))
     assert [step["sample_ids"] for step in found[:STEPS]] == [step["sample_ids"] for step in expected]
     assert_curves_close([step["loss"] for step in found[:STEPS]], [step["loss"] for step in expected])
+
+
+CUT = """
+[[each]]
+kind = "cut"
+rank = 0
+step = 5
+seconds = "{seconds} s"
+"""
+
+
+def test_the_part_of_a_cut_network_that_has_fewer_nodes_neither_trains_nor_publishes(
+    folder: Path, one_device: Path, tmp_path: Path
+) -> None:
+    """Node 0 is cut off with the coordinator. Both parts live; the other two nodes go on, and it joins them later."""
+    run_dir, faults = folder / "cut", tmp_path / "faults.toml"
+    faults.write_text(CUT.format(seconds=20))
+    spec = write_spec(folder, run_dir, 3, "dp_replicate = 3", precision="fp64")
+    with networks(3) as net:
+        nodes = Nodes(spec, 3, *OPTIONS, "--faults", str(faults), "--set", "run.nodes.lost_after=1.5 s",
+                      within=net.within)  # fmt: skip
+        nodes.host = net.addresses[0]
+        try:
+            nodes.start()
+            others = [nodes.processes[1], nodes.processes[2]]
+            wait_until(
+                lambda: len(records_of(run_dir, "recovery")) == 2 or any(one.poll() is not None for one in others)
+            )
+            nodes.processes[1].send_signal(signal.SIGTERM)
+            told = [nodes.ended(number) for number in range(3)]
+        finally:
+            nodes.close()
+    assert [code for code, _ in told] == [75, 75, 75], told
+    assert "this coordinator steps down" in told[0][1]
+    smaller, larger = records_of(run_dir, "recovery")
+    assert (smaller["from_world"], smaller["to_world"], smaller["because"]) == (3, 2, "the coordinator was lost")
+    assert (larger["from_world"], larger["to_world"]) == (2, 3)
+    found, expected = steps_of(run_dir), steps_of(one_device)
+    assert [step["step"] for step in found] == list(range(1, len(found) + 1))
+    compared = min(len(found), STEPS)
+    assert [step["sample_ids"] for step in found[:compared]] == [step["sample_ids"] for step in expected[:compared]]
+    assert_curves_close([step["loss"] for step in found[:compared]], [step["loss"] for step in expected[:compared]])

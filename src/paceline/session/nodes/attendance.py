@@ -35,6 +35,7 @@ Say = Callable[[str], None]
 COORDINATOR = "paceline.session.nodes.coordinate"
 NOT_ELECTED, STEPPED_DOWN = 77, 78  # a coordinator's exit codes: another has the lock; it lost the most of its nodes
 LOOK_SECONDS = 0.02
+BACK_SECONDS = 5.0
 
 
 def train_on_nodes(spec: Spec, say: Say = print) -> int:
@@ -118,7 +119,7 @@ class Attendance:
             if over is not None and over >= 0 and over not in (NOT_ELECTED, STEPPED_DOWN):
                 return over  # it has said why
             if over is not None:
-                turn = time.monotonic() + (0.0 if over < 0 else 2 * nodes.lost_after)
+                turn = time.monotonic() + (0.0 if over < 0 else self._back_after(over))
             link = self._connected()
             if link is not None:
                 return link
@@ -134,6 +135,11 @@ class Attendance:
                     "start node 0; run.dir must be storage that all nodes share, and node 0 be reached from here",
                 )
             time.sleep(LOOK_SECONDS)  # until somebody is there
+
+    def _back_after(self, code: int) -> float:
+        """Return after how many seconds this node tries again: the greater part of the nodes goes before it."""
+        lost = self._nodes.lost_after
+        return BACK_SECONDS + 4 * lost if code == STEPPED_DOWN else min(lost, 1.0)
 
     def _delay(self) -> float:
         """Return after how many seconds this node is to try: the others' turn comes first, node by node."""
@@ -160,6 +166,9 @@ class Attendance:
             lines = knock(meeting.address, meeting.secret, self._agent.hello(), seconds)
         except NoPeer:
             return None
+        if self._coordinator is not None and meeting.node != self._nodes.node:
+            collect([self._coordinator])  # it has come too late
+            self._coordinator = None
         return Link(lines, self._nodes.lost_after)
 
     def _start(self) -> subprocess.Popen[bytes]:

@@ -11,11 +11,13 @@ import os
 import signal
 import socket
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
 from paceline.errors import PacelineError, RunInUse, StorageError
 from paceline.lock import RunLock, take
+from paceline.patience import Patience
 from paceline.plan.explain.explain import headline_lines
 from paceline.plan.planned import Planned, plan_task
 from paceline.run.process.brief import make_brief
@@ -35,6 +37,7 @@ from paceline.supervise.parent import end_with_parent, name_process
 from paceline.supervise.supervisor import explain
 
 Say = Callable[[str], None]
+LOOK_SECONDS = 0.05
 BACKLOG = 128
 BACK_SECONDS = 2.0  # that the nodes of a world have to come to the coordinator that takes over; later ones join a world
 
@@ -50,9 +53,8 @@ def main() -> int:
 def coordinate(spec: Spec, host: str, port: int, node: int, say: Say = print) -> int:
     """Coordinate a run at an address of this node; return the run's exit code, or `NOT_ELECTED`."""
     run_dir = run_directory(spec)
-    try:
-        lock = take(run_dir)
-    except RunInUse:
+    lock = _elected(run_dir, spec.run.nodes.lost_after)
+    if lock is None:
         return NOT_ELECTED
     with lock, _server(host, port) as server:
         server.setblocking(False)
@@ -72,6 +74,18 @@ def coordinate(spec: Spec, host: str, port: int, node: int, say: Say = print) ->
         finally:
             fleet.end(code)
     return code
+
+
+def _elected(run_dir: Path, seconds: float) -> RunLock | None:
+    """Return the lock of the run's directory, None where somebody else keeps it."""
+    patience = Patience(seconds)
+    while True:
+        try:
+            return take(run_dir)
+        except RunInUse:
+            if patience.is_over:
+                return None
+        time.sleep(LOOK_SECONDS)  # for the coordinator before to be gone
 
 
 def _outcome(spec: Spec, fleet: Fleet, lock: RunLock, say: Say) -> Outcome:

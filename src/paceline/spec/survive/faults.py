@@ -31,6 +31,8 @@ KINDS = {
     "corrupt": ("one bit of the newest published checkpoint is flipped", "data"),
     "truncate": ("a file of the newest published checkpoint loses its second half", "data"),
     "descriptors": ("no further file can be opened for `seconds`", "data"),
+    "cut": ("the rank's node is cut off: what it sends is lost, for `seconds` (0: for ever)", "forward"),
+    "slow_network": ("what the rank's node sends goes at `bandwidth`, for `seconds` (0: for ever)", "forward"),
 }
 FAULT_PHASES = ("rendezvous", "load", "data", "forward", "backward", "reduce", "update", "save")
 SUPERVISED = ("kill", "stop", "signal")  # those that can be aimed at the supervisor
@@ -49,7 +51,10 @@ class FaultSpec:
                         choices=("", *FAULT_PHASES))  # fmt: skip
     times: int = option(1, "how often it strikes at most, over all starts of the run; 0 for no limit", minimum=0)
     again: bool = option(False, "strike again in the same step after a restart, as a bug does and an accident does not")
-    seconds: float = option(0.0, "how long it lasts (stop, delay, descriptors)", quantity="duration", minimum=0.0)
+    seconds: float = option(
+        0.0, "how long it lasts (stop, delay, descriptors, cut, slow_network)", quantity="duration", minimum=0.0
+    )
+    bandwidth: int = option(1_000_000, "bytes per second that a slow network takes", quantity="bytes", minimum=1000)
     factor: float = option(3.0, "how many times as long a slow rank takes", minimum=1.0)
     steps: int = option(1, "for how many steps a slow rank is slow", minimum=1)
     target: str = option("gradient", "what gets a NaN or a flipped bit", choices=("gradient", "weight", "optimizer"))

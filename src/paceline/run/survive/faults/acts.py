@@ -10,6 +10,7 @@ import threading
 import time
 
 from paceline.errors import ConfigError
+from paceline.run.survive.faults.network import disturb
 from paceline.spec.survive.faults import FaultSpec
 from paceline.supervise.supervisor import is_supervised
 
@@ -23,6 +24,8 @@ def act(fault: FaultSpec, number: int) -> None:
         _late(fault.seconds)
     elif fault.kind == "descriptors":
         _without_descriptors(fault.seconds)
+    elif fault.kind in ("cut", "slow_network"):
+        disturb(fault, told)
     elif fault.kind == "error":
         raise RuntimeError(told)
     else:
