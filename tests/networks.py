@@ -26,6 +26,11 @@ class Networks:
         alone = 'mount -t tmpfs tmpfs /dev/shm && exec "$@"'
         return [["ip", "netns", "exec", name, "unshare", "-m", "sh", "-c", alone, "sh"] for name in self.names]
 
+    def mend(self, number: int) -> None:
+        """Let a node's packets through again."""
+        words = ["ip", "netns", "exec", self.names[number], "tc", "qdisc", "del", "dev", "eth0", "root"]
+        subprocess.run(words, check=True, capture_output=True)
+
 
 def _ip(*words: str) -> None:
     subprocess.run(["ip", *words], check=True, capture_output=True, text=True)

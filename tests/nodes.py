@@ -32,16 +32,20 @@ class Nodes:
                 *(self.within[number] if self.within else ()), sys.executable, "-m", "paceline", "train", self.spec,
                 "--nodes", self.count, "--node", number, "--rendezvous", f"{self.host}:{self.port}", *self.options,
             ]  # fmt: skip
-            self.processes[number] = subprocess.Popen(
-                [str(word) for word in words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-                env=environment(**{MARK: f"{self.mark}-{number}"}), process_group=0,
-            )  # fmt: skip
+            with self._said(number).open("a") as said:  # not a pipe, which would be full some day
+                self.processes[number] = subprocess.Popen(
+                    [str(word) for word in words], stdout=said, stderr=said, text=True,
+                    env=environment(**{MARK: f"{self.mark}-{number}"}), process_group=0,
+                )  # fmt: skip
 
     def ended(self, number: int, timeout: float = 120) -> tuple[int, str]:
         """Return the exit code of a node's supervisor and what it has printed, when it has ended."""
         process = self.processes[number]
-        stdout, stderr = ending(process, timeout)
-        return process.returncode, stdout + stderr
+        ending(process, timeout)
+        return process.returncode, self._said(number).read_text()
+
+    def _said(self, number: int) -> Path:
+        return self.spec.with_name(f"{self.spec.stem}-{self.mark}-{number}.txt")
 
     def running(self, number: int | None = None) -> dict[int, str]:
         """Return the processes of a node, or of all, that run: their names by number."""

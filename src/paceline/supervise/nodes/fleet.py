@@ -92,6 +92,8 @@ class Fleet:
             before.link.because = before.link.because or "its supervisor has been started again"
             self._lose(before)
         self.members[member.number] = member
+        if self._in_world:  # what it has is of a world that others went on from
+            member.forget()
         self._say(f"nodes    node {member.number} is there: {member.devices} device(s) at {member.host}")
 
     def _lose(self, member: Member) -> None:
@@ -275,6 +277,8 @@ class Fleet:
             return None
         newest = max(told["generation"] for told in was.values())
         known = [number for number, told in was.items() if told["generation"] == newest]
+        for number in was.keys() - set(known):
+            self.members[number].forget()
         plan = brief_from_json(was[known[0]]["brief"]).plan
         standing: dict[int, FarStanding] = {}
         for number in known:

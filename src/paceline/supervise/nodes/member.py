@@ -77,6 +77,13 @@ class Member:
             far.code = message["code"] if far.code is None else far.code
             far.is_collected, far.returncode = True, far.code
 
+    def forget(self) -> None:
+        """Have the node end the ranks that it has: they are of a world that is over."""
+        self.link.send({"answers": {}})
+        for number in self.processes:
+            self.link.send({"collect": number})
+        self.generation, self.was, self.standing, self.processes = 0, {}, {}, {}
+
     def lost(self) -> None:
         """Note that the node is lost: nothing of it can be asked any more."""
         self.link.close()
