@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import secrets
+import shutil
 import signal
 import subprocess
 import sys
@@ -67,9 +68,11 @@ class Nodes:
         return found
 
     def lose(self, number: int) -> None:
-        """End all that runs on a node at once, as when its power fails."""
+        """End all that runs on a node at once, and empty its memory, as when its power fails."""
         for process in self.running(number):
             os.kill(process, signal.SIGKILL)
+        for folder in Path("/dev/shm").glob(f"paceline-pieces-{number}-*"):
+            shutil.rmtree(folder)
 
     def close(self) -> None:
         """End what is left."""

@@ -131,3 +131,31 @@ def test_the_part_of_a_cut_network_that_has_fewer_nodes_neither_trains_nor_publi
     compared = min(len(found), STEPS)
     assert [step["sample_ids"] for step in found[:compared]] == [step["sample_ids"] for step in expected[:compared]]
     assert_curves_close([step["loss"] for step in found[:compared]], [step["loss"] for step in expected[:compared]])
+
+
+def test_a_node_that_is_lost_with_its_memory_is_restored_from_its_peers(folder: Path, one_device: Path) -> None:
+    """Shards on two nodes, and no checkpoint on disk: what the lost node held is in the memory of the other."""
+    run_dir = folder / "pieces"
+    spec = write_spec(folder, run_dir, 2, "dp_shard = 2", precision="fp64")
+    nodes = Nodes(spec, 2, *OPTIONS, "--set", "run.checkpoint_every=none", "--set",
+                  "run.checkpoints.memory_every=2 steps")  # fmt: skip
+    try:
+        nodes.start()
+        wait_for_step(run_dir, 7, nodes.processes[0])
+        nodes.lose(1)
+        wait_until(lambda: bool(records_of(run_dir, "recovery")) or nodes.processes[0].poll() is not None)
+        wait_for_step(run_dir, STEPS, nodes.processes[0])
+        assert not list((run_dir / "checkpoints").glob("step-*")), "no disk was needed"
+        nodes.processes[0].send_signal(signal.SIGTERM)
+        code, told = nodes.ended(0)
+    finally:
+        nodes.close()
+    assert code == 75, told
+    (recovery,) = records_of(run_dir, "recovery")
+    assert (recovery["from_world"], recovery["to_world"]) == (2, 1)
+    assert recovery["step"] >= 4 and recovery["step"] % 2 == 0 and recovery["steps_lost"] <= 4
+    assert [record["to"] for record in records_of(run_dir, "decision") if record["what"] == "restore"]
+    found, expected = steps_of(run_dir), steps_of(one_device)
+    assert [step["step"] for step in found] == list(range(1, len(found) + 1))
+    assert [step["sample_ids"] for step in found[:STEPS]] == [step["sample_ids"] for step in expected]
+    assert_curves_close([step["loss"] for step in found[:STEPS]], [step["loss"] for step in expected])

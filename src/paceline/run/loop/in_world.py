@@ -113,6 +113,7 @@ class InWorld:
         self._passed_over = PassedOver(self.dir, self.world)
         self._position, self._went_back = self._passed_over.position_from(self.progress.position), False
         self._expected: StepBefore | None = self._step_before() if restored else None
+        assert self.world.is_first or isinstance(self._record, SilentRecorder), "one rank records, and goes on doing so"
         is_new = self.world.is_first and isinstance(self._record, SilentRecorder)
         if is_new:
             self._record = self._open_record()

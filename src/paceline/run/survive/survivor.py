@@ -15,6 +15,7 @@ from pathlib import Path
 from torch.distributed.fsdp import FSDPModule
 
 from paceline.checkpoint import Snapshot, publish, take_snapshot, write
+from paceline.checkpoint.ranks import Ranks
 from paceline.errors import ConfigError, StorageError
 from paceline.lock import adopt_generation
 from paceline.run.assemble import Assembled
@@ -27,6 +28,7 @@ from paceline.run.process.place import Place
 from paceline.run.process.world import World, join_next
 from paceline.run.record.recorder import is_echo
 from paceline.run.survive.listener import stop_listening
+from paceline.run.survive.saving.peers import read_pieces
 from paceline.spec.plan import Plan
 from paceline.spec.task import Task
 from paceline.supervise.control import CALL_NAME, CONTROL_VARIABLE, stand_by
@@ -130,6 +132,11 @@ def bring_together(world: World, generation: Generation, held: Brought | None) -
         return None
     root, step = Path(generation.rescue), generation.rescue_step
     mine = held if held and held.snapshot and held.snapshot.step == step else None
+    if generation.pieces:  # what living ranks hold is not whole, or older
+        files = generation.pieces.get(str(world.rank))
+        what = f"the state after step {step} was not read from the nodes' memory"
+        read = Ranks(alone=world.size == 1).attempt(what, lambda: read_pieces(files) if files else None)
+        mine = Brought(read, None, True) if read else None
     brought = world.gather((mine.snapshot.extra, mine.stats, mine.is_done) if mine and mine.snapshot else None)
     extra, stats, _ = next(item for item in brought if item)
     is_done = all(done for _, _, done in filter(None, brought))

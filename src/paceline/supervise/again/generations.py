@@ -22,6 +22,7 @@ from paceline.run.process.brief import Brief
 from paceline.run.process.generation import FIRST, REFORMED, Generation
 from paceline.run.record.journal import mark_fault
 from paceline.run.survive.health.watch import PulseWatch
+from paceline.spec.journal.kinds import DecisionRecord
 from paceline.spec.journal.redact import Redactor
 from paceline.spec.plan import Plan
 from paceline.spec.survive.health import HealthSpec
@@ -37,6 +38,7 @@ from paceline.supervise.control import ABORT_NAME, CALL_NAME
 from paceline.supervise.crew import Crew, attend
 from paceline.supervise.groups import Process, collect
 from paceline.supervise.memory_kills import memory_kills
+from paceline.supervise.nodes.held import Held
 from paceline.supervise.signals import forward_signals
 
 PEERS_SECONDS = 1.0  # that the peers of a rank have whose failure is known: what they would tell is an echo of it
@@ -243,6 +245,10 @@ class Generations:
             return None
         held = step_held(self._plan, {rank: each.step for rank, each in fallen.standing.items()})
         self._plan, decisions = self._elastic.take(self._say)
+        kept = None if held is not None else self._held_in_memory()
+        if kept is not None:
+            because = "the ranks that are left do not hold the whole state, and the memory of their nodes does"
+            decisions += (DecisionRecord("restore", "the newest checkpoint", f"step {kept.step}", because, None),)
         if fallen.called:
             error = {"what": fallen.called, "because": "the run goes on with the devices that are there"}
         return Generation(
@@ -255,9 +261,17 @@ class Generations:
             moments=fallen.moments,
             decisions=decisions,
             is_called=bool(fallen.called),
-            rescue="" if held is None else str(self._machines.rescue(self._lock, number)),
-            rescue_step=held or 0,
+            rescue="" if held is None and kept is None else str(self._machines.rescue(self._lock, number)),
+            rescue_step=kept.step if kept is not None else held or 0,
+            pieces={str(rank): tuple(files) for rank, files in kept.files.items()} if kept is not None else {},
         )
+
+    def _held_in_memory(self) -> Held | None:
+        """Return what the machines' memory holds of the state, where that is not older than what is on disk."""
+        found = self._machines.held(self._plan.layout.devices)
+        names = (self._lock.run_dir / "checkpoints").glob("step-*")
+        steps = [int(name) for path in names if (name := path.name.partition("-")[2].partition(".")[0]).isdigit()]
+        return found if found is not None and found.step >= max(steps, default=0) else None
 
 
 def _moments(endings: list[Ending]) -> dict[str, float]:

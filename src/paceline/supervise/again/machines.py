@@ -13,6 +13,7 @@ from paceline.spec.survive.health import HealthSpec
 from paceline.supervise.again.rescue import rescue_folder
 from paceline.supervise.control import Control
 from paceline.supervise.groups import Process
+from paceline.supervise.nodes.held import Held
 from paceline.supervise.starting import Starter
 from paceline.supervise.supervisor import places
 
@@ -71,6 +72,9 @@ class Machines(Protocol):
 
     def rescue(self, lock: RunLock, generation: int) -> Path:
         """Return a folder in which the ranks of the next world can bring together what they hold."""
+
+    def held(self, ranks: int) -> Held | None:
+        """Return the state that is in the memory of machines, for the ranks of the next world; None where none is."""
 
     def close(self) -> None:
         """End what is left of the service to the run."""
@@ -137,6 +141,10 @@ class OneMachine:
     def rescue(self, lock: RunLock, generation: int) -> Path:
         """Return a folder in which the ranks of the next world can bring together what they hold."""
         return rescue_folder(lock, generation)
+
+    def held(self, ranks: int) -> Held | None:
+        """Return None: what a machine's memory holds of checkpoints is found as those on disk are."""
+        return None
 
     def close(self) -> None:
         """End what is left of the service to the run."""

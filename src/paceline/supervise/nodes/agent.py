@@ -22,6 +22,7 @@ from paceline.supervise import supervisor
 from paceline.supervise.blame import errors_told
 from paceline.supervise.control import ABORT_NAME, CALL_NAME, Control
 from paceline.supervise.groups import Process, collect, ending_of, kill_group, signal_group, signal_process
+from paceline.supervise.nodes.held import PiecesFolder
 from paceline.supervise.nodes.interface import interface_of
 from paceline.supervise.nodes.link import Link
 from paceline.supervise.parent import NODE_VARIABLE, PARENT_VARIABLE
@@ -40,6 +41,7 @@ class Agent:
     def __init__(self, folder: Path, starter: Starter, node: int, devices: int, environ: Mapping[str, str]) -> None:
         self.folder, self.node, self.devices = folder, node, devices
         self._starter, self._environ, self._control = starter, environ, Control(folder)
+        self._pieces = PiecesFolder(node)
         self._processes: dict[int, Process] = {}  # by the coordinator's number
         self._told: set[int] = set()  # those of which the end is told
         self._ranks: dict[int, int] = {}  # of this world: rank -> number of its process
@@ -117,6 +119,7 @@ class Agent:
         collect(list(self._processes.values()))
         self._control.close()
         self._starter.close()
+        self._pieces.close()
 
     # ---- what it is told -------------------------------------------------------------------------------------------
 
@@ -148,6 +151,8 @@ class Agent:
             if pulse is not None:
                 self._asked[pulse.rank] = sight.stack(pulse.rank)
                 sight.ask(pulse)
+        elif "pieces" in message:
+            link.send({"pieces": self._pieces.listed()})
         elif "port" in message:
             link.send({"port": free_port(link.address)})
 
@@ -173,6 +178,7 @@ class Agent:
         interface = interface_of(link.address)
         found = {name: interface for name in INTERFACES if interface and name not in self._environ}
         found |= {PARENT_VARIABLE: str(os.getpid()), NODE_VARIABLE: str(self.node)}
+        found |= self._pieces.environ()
         return {**found, **{name: value.replace(HERE, str(self.folder)) for name, value in environ.items()}}
 
     def _signal(self, message: Mapping[str, Any]) -> None:

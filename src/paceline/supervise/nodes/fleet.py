@@ -5,6 +5,7 @@ To the run's generations they are machines like one machine, but for what only s
 
 from __future__ import annotations
 
+import math
 import os
 import socket
 import time
@@ -30,6 +31,7 @@ from paceline.supervise.blame import leave_error
 from paceline.supervise.control import CONTROL_VARIABLE
 from paceline.supervise.nodes.agent import HERE
 from paceline.supervise.nodes.far import FarRank, FarSight, FarStanding
+from paceline.supervise.nodes.held import Held, whole_of
 from paceline.supervise.nodes.link import NoPeer, open_to
 from paceline.supervise.nodes.member import Member
 from paceline.supervise.supervisor import ERROR_FOLDER
@@ -56,6 +58,7 @@ class Fleet:
         self._ranks: dict[int, FarRank] = {}  # of this world
         self._in_world: list[int] = []  # nodes that the world was formed of
         self._blocks: dict[int, range] = {}  # and the ranks of each of them
+        self._promised: dict[int, range] = {}  # those of the next world, where files are meant for them
         self._given: set[int] = set()  # nodes that have the files of this world
         self._sight = FarSight(self._ask)
         self.steps_down: Callable[[], None] = lambda: None  # where the greater part of the nodes is lost
@@ -175,9 +178,14 @@ class Fleet:
         return True
 
     def blocks(self, ranks: int) -> dict[int, range]:
-        """Return the ranks of each node: neighbours stand on one node, as the planner has it."""
+        """Return the ranks of each node: neighbours stand on one node, as the planner has it.
+
+        Nodes with survivors come first, in the order of their ranks: who records goes on recording.
+        """
         each, found = self.per_node, {}
-        for at, number in enumerate(sorted(self.members)):
+        left = {number: [rank for rank, far in self._ranks.items() if far.node == number and far.code is None]
+                for number in self.members}  # fmt: skip
+        for at, number in enumerate(sorted(self.members, key=lambda one: (min(left[one], default=math.inf), one))):
             block = range(at * each, min((at + 1) * each, ranks))
             if block:
                 found[number] = block
@@ -208,7 +216,7 @@ class Fleet:
     def seats(self, standing: Collection[int], ranks: int) -> dict[int, int]:
         """Return which survivor takes which rank of the next world: one of its own node's."""
         found: dict[int, int] = {}
-        self._blocks = self.blocks(ranks)
+        self._blocks, self._promised = self._promised or self.blocks(ranks), {}
         for number, block in self._blocks.items():
             here = [rank for rank in standing if rank in self._ranks and self._ranks[rank].node == number]
             found |= seats_of(here, block)
@@ -288,6 +296,16 @@ class Fleet:
         for rank in range(plan.layout.devices):
             self._ranks.setdefault(rank, _gone(self.poll))
         return TakenOver(newest, plan, standing, dict(self._ranks), min(was[number]["since"] for number in known))
+
+    def held(self, ranks: int) -> Held | None:
+        """Return what the nodes hold in memory between them, for the ranks of the next world."""
+        listed = {number: member.pieces() for number, member in list(self.members.items())}
+        self._promised = {}
+        blocks = self.blocks(ranks)
+        found = whole_of(listed, blocks)
+        if found is not None:
+            self._promised = blocks
+        return found
 
     def close(self) -> None:
         """End what is left of the service to the run: the links stay until the end is told."""

@@ -30,6 +30,7 @@ class Member:
     standing: dict[int, int] = field(default_factory=dict)  # rank -> step
     _next: int = 1
     _port: int = 0
+    _pieces: list[str] | None = None
 
     @classmethod
     def of(cls, lines: Lines, hello: Mapping[str, Any], lost_after: float, poll: Callable[[], None]) -> Member:
@@ -64,10 +65,21 @@ class Member:
             time.sleep(0.002)  # for what comes over the net
         return self._port or 1
 
+    def pieces(self) -> list[str]:
+        """Return the parts of the state that the node holds in memory; none where it is lost meanwhile."""
+        self._pieces = None
+        self.link.send({"pieces": True})
+        while self._pieces is None and not self.link.is_lost:
+            self.poll()
+            time.sleep(0.002)  # for what comes over the net
+        return self._pieces or []
+
     def hear(self, message: Mapping[str, Any]) -> None:
         """Take what the node tells of its ranks."""
         if "port" in message:
             self._port = int(message["port"])
+        elif "pieces" in message:
+            self._pieces = list(message["pieces"])
         elif "standing" in message and message["generation"] == self.generation:
             self.standing = {int(rank): int(step) for rank, step in message["standing"]}
         elif "ended" in message and message["ended"] in self.processes:
