@@ -18,6 +18,7 @@ import os
 import sys
 import time
 from pathlib import Path
+from typing import Any, TypedDict
 
 import torch
 from common import TokenRows, machine, median_of
@@ -65,7 +66,22 @@ class Loop:
         return found.hexdigest()
 
 
-def measure(options: argparse.Namespace) -> dict[str, object]:
+class Row(TypedDict):
+    """A loop, and its time against the loop with the usual kernels."""
+
+    loop: str
+    ratio: dict[str, float]
+
+
+class Result(TypedDict):
+    """What is written as JSON; `equal` says by the kind of kernels whether two runs ended with the same bits."""
+
+    rows: list[Row]
+    equal: dict[str, bool]
+    machine: dict[str, Any]
+
+
+def measure(options: argparse.Namespace) -> Result:
     """Return the ratios of the loops to the first, and which of them ended with the same bits."""
     loops = [Loop(name, options) for name in LOOPS]
     for loop in loops:
@@ -104,10 +120,10 @@ def main(arguments: list[str]) -> None:
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # as `run.deterministic` sets it, before CUDA is used
     result = measure(options)
     print("| loop | time against the usual kernels |\n|---|---|")
-    for row in result["rows"]:  # type: ignore[attr-defined]
+    for row in result["rows"]:
         ratio = row["ratio"]
         print(f"| {row['loop']} | {ratio['median']:.3f} ({ratio['low']:.3f} to {ratio['high']:.3f}) |")
-    for kernels, equal in result["equal"].items():  # type: ignore[attr-defined]
+    for kernels, equal in result["equal"].items():
         print(f"two runs with {kernels} kernels: {'the same bits' if equal else 'other bits'}")
     if options.json:
         Path(options.json).write_text(json.dumps(result))

@@ -98,6 +98,12 @@ class RankHung(PacelineError):
     exit_code = 137
 
 
+class RankReplaced(PacelineError):
+    """A slow training process has made room for another one (143 is 128 + SIGTERM)."""
+
+    exit_code = 143
+
+
 class Requeue(SystemExit):
     """The run stopped early with a checkpoint and wants to be started again (75 is EX_TEMPFAIL of sysexits.h)."""
 

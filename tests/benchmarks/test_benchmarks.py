@@ -55,6 +55,13 @@ def test_deterministic_mode_gives_the_same_bits_and_its_price_is_shown(tmp_path:
 
 
 @pytest.mark.deep
+def test_what_less_work_for_a_slow_rank_brings_is_shown(tmp_path: Path) -> None:
+    result, printed = run_script("stragglers.py", tmp_path, "--quick")
+    assert [row["run"] for row in result["rows"]] == ["no slow rank", "even cut", "less work"]
+    assert result["cuts"][0][0] > result["cuts"][0][1] and "rows in the end" in printed
+
+
+@pytest.mark.deep
 def test_overhead_of_all_libraries_in_all_settings(tmp_path: Path) -> None:
     for library in ("accelerate", "lightning", "transformers"):
         pytest.importorskip(library)

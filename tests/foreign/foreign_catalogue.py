@@ -42,7 +42,7 @@ def _module_of(name: str) -> str:
 
 OWN_MODELS = (
     _own("U-Net", "skip connections, transposed convolutions", "UNet", "images", "denoised"),
-    _own("GRU", "two recurrent layers in one module", "Recurrent", "next_tokens", "next_token", slice=True),
+    _own("GRU", "two recurrent layers in one module", "Recurrent", "next_tokens", "next_token"),
     _own("LSTM", "the same with cells", "Recurrent", "next_tokens", "next_token", arguments={"kind": "LSTM"}),
     _own("nn.TransformerEncoder", "torch's own layers, causal mask", "Encoder", "next_tokens", "next_token"),
     _own("contrastive (InfoNCE)", "each row's loss depends on all others", "Towers", "vectors", "info_nce"),
@@ -52,7 +52,7 @@ OWN_MODELS = (
     _own("BatchNorm by hand", "the same, in no class of that name", "HandBatchNorm", "vectors"),
     _own("moving average", "a buffer that every forward pass updates", "MovingAverage", "vectors"),
     _own("counter", "an integer buffer counts forward passes", "Counter", "vectors"),
-    _own("unused parameters", "a layer without gradient, a scalar", "Unused", "vectors", slice=True),
+    _own("unused parameters", "a layer without gradient, a scalar", "Unused", "vectors"),
     _own("frozen blocks", "two of three blocks without gradient", "Frozen", "vectors"),
     _own("LoRA", "frozen layers and low-rank additions", "lora", "vectors", slice=True),
     _own("shared blocks", "one block three times in a list", "SharedBlocks", "vectors"),

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from runs import as_json, paceline, write_spec
+from runs import as_json, in_process, paceline, write_spec
 
 from paceline.cli.verify import _dtypes
 
@@ -32,7 +32,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def verify(*words: Any, code: int = 0) -> dict[str, Any]:
     """Return the only layout's record after checking the shape of the JSON and the exit code."""
-    done = paceline("verify", *words, "--json")
+    done = in_process("verify", *words, "--json")
     assert done.returncode == code, done.stderr
     told = as_json(done.stdout)
     (record,) = told["layouts"]
@@ -67,7 +67,7 @@ def test_a_bug_in_an_objective_of_ones_own_is_found(folder: Path) -> None:
     first = record["first_difference"]
     assert (first["quantity"], first["step"], first["dtype"]) == ("loss", 1, "fp64")
     assert 1 < first["ratio"] < 1.01 and first["family"] and first["likely"]
-    done = paceline("verify", *words)
+    done = in_process("verify", *words)
     assert done.returncode == 4 and "Traceback" not in done.stderr
     assert "does not compute the numbers of one device" in done.stderr and "likely cause" in done.stderr
 
@@ -104,7 +104,7 @@ def test_axes_that_are_closed_to_a_model_are_refused() -> None:
 
 
 def test_a_refusal_in_words() -> None:
-    done = paceline("verify", EXAMPLES / "digits.toml", "--layout", "ep=2,dp_shard=2")
+    done = in_process("verify", EXAMPLES / "digits.toml", "--layout", "ep=2,dp_shard=2")
     assert done.returncode == 3 and "refused, ep = 2" in done.stdout and "Traceback" not in done.stderr
 
 
@@ -118,5 +118,5 @@ def test_a_spec_that_demands_a_closed_axis_is_refused_too(folder: Path) -> None:
     [["--dtype", "bf16"], ["--layout", "dp_shard=x"], ["--layout", "dp=2"], ["--layout", "dp_shard=2,precision=fp31"]],
 )
 def test_usage(words: list[str]) -> None:
-    done = paceline("verify", EXAMPLES / "digits.toml", *words)
+    done = in_process("verify", EXAMPLES / "digits.toml", *words)
     assert done.returncode == 2 and "Traceback" not in done.stderr and "\n  because  " in done.stderr

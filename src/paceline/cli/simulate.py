@@ -16,7 +16,7 @@ from paceline.cli.output import Say, print_json, say_to, table_lines
 from paceline.cli.parser import add_spec_arguments, positive, whole
 
 if TYPE_CHECKING:
-    from paceline.session.verbs.simulation import Simulation
+    from paceline.session.verbs.simulation import Held, Simulation
     from paceline.simulate.policy import Policy
     from paceline.simulate.sweep import IntervalSweep, PolicyResult
 
@@ -49,6 +49,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--picture", metavar="FILE.svg", default=None, help="draw goodput over intervals; with --intervals"
     )
     parser.add_argument(
+        "--measured", metavar="RUN", type=Path, default=None,
+        help="take failure rate and costs from a run that went on after faults, and hold it against its simulation",
+    )  # fmt: skip
+    parser.add_argument(
         "--trace", metavar="FILE.json", default=None,
         help="write the first run of the first policy for Perfetto or chrome://tracing",
     )  # fmt: skip
@@ -68,18 +72,21 @@ def execute(options: argparse.Namespace) -> int:
     say = say_to(options.json)
     found = simulation(
         spec, days=options.days, policies=options.policy, runs=options.runs, seed=options.seed,
-        intervals=options.intervals, say=say,
+        intervals=options.intervals, measured=options.measured, say=say,
     )  # fmt: skip
     _write_files(options, found)
     if options.json:
         print_json({
             "scenario": found.scenario, "mtbf_seconds": found.scenario.mtbf_seconds, "runs": found.runs,
             "seed": found.seed, "policies": [_plain(result) for result in found.results], "intervals": found.sweep,
+            "measured": found.held,
         })  # fmt: skip
         return 0
     for line in headline_lines(found.planned):
         say(line)
     _tell(say, found)
+    if found.held is not None:
+        _tell_held(say, found.held)
     if found.sweep is not None:
         _tell_intervals(say, found.results[0].policy, found.sweep)
     return 0
@@ -135,6 +142,28 @@ def _tell(say: Say, found: Simulation) -> None:
     if listed:
         say("")
         say(f"interruptions ({results[0].policy.name}): {listed}" + (", and others" if len(causes) > 6 else ""))
+
+
+def _tell_held(say: Say, held: Held) -> None:
+    """Print a run beside its simulation."""
+    from paceline.units import format_seconds
+
+    measured, simulated, costs = held.measured, held.simulated, held.costs
+    wall, share = simulated.wall, simulated.goodput
+    goodput = measured.useful_seconds / measured.exposed_seconds
+    low, high = format_seconds(wall.p10), format_seconds(wall.p90)
+    rows: list[tuple[str, ...]] = [
+        ("", "measured", "simulated (p10 to p90)"),
+        ("wall time", format_seconds(measured.exposed_seconds), f"{format_seconds(wall.mean)} ({low} to {high})"),
+        ("goodput", f"{goodput:.1%}", f"{share.mean:.1%} ({share.p10:.1%} to {share.p90:.1%})"),
+    ]
+    say("")
+    say("\n".join(table_lines(rows)))
+    say(
+        f"held     {held.run_dir}, which went on after {measured.faults} faults, simulated with its own costs: "
+        f"detection {format_seconds(costs.detection)}, restart {format_seconds(costs.restart)}, "
+        f"restore {format_seconds(costs.restore)}; starting and other ({format_seconds(measured.other_seconds)}) apart"
+    )
 
 
 def _head(looks: bool) -> tuple[str, ...]:

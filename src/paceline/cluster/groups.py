@@ -15,7 +15,6 @@ from paceline.config.values import toml_key
 from paceline.errors import ConfigError
 from paceline.spec.cluster import Cluster, ClusterSpec
 
-NOT_YET = "ranks of a run read equal parts of a batch and stages are split by cost alone"
 SHARED = ("groups", "region", "carbon_g_per_kwh", "pue", "catalog")  # hold for the whole cluster
 
 
@@ -28,21 +27,20 @@ class Group:
     remarks: tuple[str, ...]
 
 
-def refuse_groups(spec: ClusterSpec) -> None:
-    """Raise ConfigError where a spec has groups: they are priced, and cannot be run yet."""
-    if spec.groups:
-        raise ConfigError(
-            f"cluster.groups ({', '.join(spec.groups)}) cannot be trained on yet",
-            NOT_YET,
-            "`paceline plan` prices them; to train, the devices of one group in [cluster]",
-        )
-
-
 def resolve_groups(spec: ClusterSpec, probes: Path | None = None) -> tuple[Group, ...]:
     """Return the groups of a spec in its order; what a group leaves out is as in `[cluster]`.
 
     Raises ConfigError for options that a group does not have, for a single group, and for devices beside groups.
     """
+    groups = []
+    for name, own in group_specs(spec).items():
+        cluster, remarks = resolve_cluster(own, probes)
+        groups.append(Group(name, cluster, tuple(f"{name}: {remark}" for remark in remarks)))
+    return tuple(groups)
+
+
+def group_specs(spec: ClusterSpec) -> dict[str, ClusterSpec]:
+    """Return every group as a cluster of its own; ConfigError as `resolve_groups`."""
     if len(spec.groups) < 2:
         raise ConfigError(f"cluster.groups has {len(spec.groups)} group(s)", "different devices are two kinds at least",
                           "device and devices in [cluster] for one kind")  # fmt: skip
@@ -50,11 +48,7 @@ def resolve_groups(spec: ClusterSpec, probes: Path | None = None) -> tuple[Group
     if (spec.device, spec.devices) != (stated.device, stated.devices):
         raise ConfigError("cluster.device or cluster.devices beside cluster.groups", "groups state their own devices",
                           "leave them to the groups")  # fmt: skip
-    groups = []
-    for name, values in spec.groups.items():
-        cluster, remarks = resolve_cluster(_group_spec(spec, name, values), probes)
-        groups.append(Group(name, cluster, tuple(f"{name}: {remark}" for remark in remarks)))
-    return tuple(groups)
+    return {name: _group_spec(spec, name, values) for name, values in spec.groups.items()}
 
 
 @functools.cache

@@ -21,6 +21,7 @@ def cluster_from_dict(record: dict[str, Any]) -> Cluster:
     return Cluster(
         **{
             **plain,
+            "paces": tuple(float(pace) for pace in record.get("paces", ())),
             "device": _device(record["device"]),
             "links": tuple(_link(link) for link in record["links"]),
             **{name: _figure(record[name]) for name in PRICES if name in record},

@@ -49,6 +49,9 @@ def resolve_cluster(spec: ClusterSpec, probes: Path | None = None) -> tuple[Clus
     `probes` is the folder of stored probes; None means the user's cache. Raises ConfigError for unknown devices and
     for GPUs that this machine does not have.
     """
+    if spec.groups:
+        raise ConfigError(f"cluster.groups ({', '.join(spec.groups)}) here", "one kind of devices is looked at",
+                          "the devices of one group in [cluster]")  # fmt: skip
     remarks: list[str] = []
     if spec.device == "cpu":
         cluster = _this_cpu(spec, probes, remarks)

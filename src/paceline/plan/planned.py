@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 
 from paceline.cluster.override import with_tf32
 from paceline.cluster.resolve import resolve_cluster
+from paceline.errors import DoesNotFit
 from paceline.plan.choice import Choice, Prepared
 from paceline.plan.learn.recall import recall
 from paceline.plan.learn.task_measurement import read_measurements
+from paceline.plan.placement.joint import join_groups, rows_by_pace
 from paceline.plan.placement.place import Placement, place
 from paceline.plan.prepare import prepare_task
 from paceline.plan.risk.contest import Contest, contest
@@ -22,10 +25,12 @@ from paceline.simulate.expected import Expected, expected_run
 from paceline.spec.cluster import Cluster
 from paceline.spec.load import Spec
 from paceline.spec.optimizers import optimizer_key
-from paceline.spec.plan import Plan, PlanSpec
+from paceline.spec.plan import Plan, PlanSpec, counts_text
 from paceline.spec.profile import ModelProfile
 from paceline.spec.sync import refuse_between
 from paceline.task.profile.plain import task_key
+
+JOINT_TRIED = 64  # best plans of equal rows, whose layouts are tried with rows by speed
 
 
 @dataclass(frozen=True)
@@ -64,8 +69,36 @@ def plan_task(spec: Spec, *, say: Callable[[str], None] | None = None) -> Planne
 
     Raises DoesNotFit where no plan fits, and the errors of data, model and cluster.
     """
+    if spec.cluster.groups:
+        return _plan_on_groups(prepare_task(spec, say=say))
     cluster, remarks = resolve_cluster(spec.cluster)
     return plan_prepared(prepare_task(spec, say=say), cluster, tuple(remarks))
+
+
+def _plan_on_groups(prepared: Prepared) -> Planned:
+    """Return the best plan of one layout over groups of different devices, whose rows follow their speeds.
+
+    Layouts are taken from the best with equal rows. Raises DoesNotFit where none fits.
+    """
+    spec, asked = prepared.spec, prepared.spec.plan
+    joint = join_groups(spec.cluster, prepared.profile, asked, prepared.batch_samples)
+    asked = dataclasses.replace(asked, precision=joint.precision)
+
+    def planned(asked: PlanSpec) -> Planned:
+        return plan_prepared(dataclasses.replace(prepared, spec=dataclasses.replace(spec, plan=asked)), joint.cluster,
+                             joint.remarks)  # fmt: skip
+
+    best = planned(asked)
+    tried = dict.fromkeys(candidate.plan.layout for candidate in best.search.candidates[:JOINT_TRIED])
+    for layout in tried if not asked.rows else ():
+        rows = rows_by_pace(layout, prepared.batch_samples, joint.cluster.paces)
+        degrees = dataclasses.asdict(layout)
+        try:
+            found = planned(dataclasses.replace(asked, rows=counts_text(rows), **degrees))
+        except DoesNotFit:  # in the parts that the speeds ask for
+            continue
+        best = found if found.forecast.step_seconds.value < best.forecast.step_seconds.value else best
+    return dataclasses.replace(best, spec=spec)
 
 
 def plan_prepared(prepared: Prepared, cluster: Cluster, remarks: tuple[str, ...] = ()) -> Planned:
@@ -89,8 +122,10 @@ def plan_prepared(prepared: Prepared, cluster: Cluster, remarks: tuple[str, ...]
 
 def _planned(prepared: Prepared, cluster: Cluster, remarks: tuple[str, ...], goodput: float) -> Planned:
     spec, optimizer = prepared.spec, optimizer_key(prepared.spec.task.optimizer)
-    learnt = recall(prepared.profile, optimizer, cluster, spec.cluster)
-    measured = read_measurements(task_key(prepared.profile, optimizer), cluster) if spec.cluster.learn else {}
+    learnt, measured = None, None
+    if not cluster.paces:  # what was learnt of devices that are alike says nothing of those that are not
+        learnt = recall(prepared.profile, optimizer, cluster, spec.cluster)
+        measured = read_measurements(task_key(prepared.profile, optimizer), cluster) if spec.cluster.learn else {}
     found = search(
         prepared.profile,
         cluster,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from paceline.cluster.groups import refuse_groups
 from paceline.plan.choice import Prepared
 from paceline.spec.amounts import batch_samples, total_steps
 from paceline.spec.load import Spec
@@ -17,7 +16,6 @@ def prepare_task(spec: Spec, *, say: Callable[[str], None] | None = None) -> Pre
 
     Raises the errors of data and model. Imports no torch for built-in models and text.
     """
-    refuse_groups(spec.cluster)
     task = spec.task
     facts = data_facts(task.data, say)
     profile = profile_task(task, facts)

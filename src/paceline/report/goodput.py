@@ -1,4 +1,4 @@
-"""Goodput: the part of a run's time that training needed, what the rest went to, and what theory expects of that."""
+"""Goodput: the part of a run's time that training needed, what the rest went to, and what a simulation expects."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from paceline.report.phases import Phase
 from paceline.report.records import Records, number
-from paceline.simulate.interval import expected_time
+from paceline.simulate.measured import MeasuredCosts, Rehearsal, rehearse
 from paceline.spec.journal.kinds import CheckpointRecord, RecoveryRecord
 from paceline.units import format_seconds
 
@@ -21,9 +21,8 @@ LOST, STALLS = "lost work", "checkpoints"
 class MeasuredGoodput:
     """Where a run's wall time went, in seconds; the kinds add up to it. Faults are those that it went on from.
 
-    `expected` is the goodput that the same work would have with as many faults, recoveries and checkpoints of the mean
-    lengths measured here, were faults to come at random: Daly's expected time (simulate/interval.py). None of a run
-    without a fault.
+    `costs` are what saves and faults cost here, and `simulated` what runs with the same costs come to whose faults come
+    at random; None of a run without a fault. Neither has what is in `other_seconds`.
     """
 
     wall_seconds: float
@@ -33,7 +32,13 @@ class MeasuredGoodput:
     stall_seconds: float  # waiting for checkpoints
     other_seconds: float  # starting, proving, and time between starts
     faults: int
-    expected: float | None
+    costs: MeasuredCosts | None
+    simulated: Rehearsal | None
+
+    @property
+    def exposed_seconds(self) -> float:
+        """Wall time but for what is in `other_seconds`: what the simulated runs are held against."""
+        return self.wall_seconds - self.other_seconds
 
     @property
     def share(self) -> float:
@@ -52,24 +57,39 @@ def goodput_of(records: Records, phases: Sequence[Phase]) -> MeasuredGoodput:
     lost, stalls = seconds.get(LOST, 0.0), seconds.get(STALLS, 0.0)
     recovery = min(max(0.0, wall - useful - lost - stalls), sum(back))
     other = max(0.0, wall - useful - lost - stalls - recovery)
-    expected = _expected(records, useful, useful + lost + stalls + recovery, back)
-    return MeasuredGoodput(wall, useful, lost, recovery, stalls, other, len(recoveries), expected)
+    costs = _costs(records, recoveries, back, useful, useful + lost + stalls + recovery)
+    simulated = rehearse(costs) if costs else None
+    return MeasuredGoodput(wall, useful, lost, recovery, stalls, other, len(recoveries), costs, simulated)
 
 
-def _expected(records: Records, work: float, exposed: float, back: Sequence[float]) -> float | None:
-    """Return what goodput theory expects of so much work, exposed to these faults; None without any, or unknown."""
+def _costs(
+    records: Records, recoveries: Sequence[RecoveryRecord], back: Sequence[float], work: float, exposed: float
+) -> MeasuredCosts | None:
+    """Return what saves and faults cost a run that did so much work; None without a fault, or without a step."""
     saves = [record for record in records.of(CheckpointRecord) if record.tier is None]
     steps = len(set(records.steps.column("step")))
     saved_at = sorted({record.step for record in saves if record.step})
-    if not back or not steps or not saved_at or not work:
+    if not recoveries or not steps or not work:
         return None
-    between = statistics.median(after - before for before, after in zip([0, *saved_at], saved_at, strict=False))
-    stall = statistics.fmean(number(record.cost_seconds) or 0.0 for record in saves)
-    write = statistics.fmean(number(record.seconds) or 0.0 for record in saves)
-    time = expected_time(
-        work, between * work / steps, stall, exposed / len(back), statistics.fmean(back), max(0.0, write - stall)
-    ).mean
-    return work / time if math.isfinite(time) and time else None
+    gaps = [after - before for before, after in zip([0, *saved_at], saved_at, strict=False)]
+    step = work / steps
+
+    restart, restore = (
+        statistics.fmean(record.seconds.get(part) or 0.0 for record in recoveries) for part in ("start", "restore")
+    )
+    return MeasuredCosts(
+        devices=max((record.from_world or 1 for record in recoveries), default=1),
+        work=work,
+        step=step,
+        every=statistics.median(gaps) * step if gaps else math.inf,
+        stall=statistics.fmean(number(record.cost_seconds) or 0.0 for record in saves) if saves else 0.0,
+        write=statistics.fmean(number(record.seconds) or 0.0 for record in saves) if saves else 0.0,
+        detection=max(0.0, statistics.fmean(back) - restart - restore),
+        restart=restart,
+        restore=restore,
+        between_faults=exposed / len(recoveries),
+        kept=statistics.fmean(record.step not in (0, *saved_at) for record in recoveries),
+    )
 
 
 def goodput_text(goodput: MeasuredGoodput) -> str:
@@ -80,8 +100,12 @@ def goodput_text(goodput: MeasuredGoodput) -> str:
     )  # fmt: skip
     rest = ", ".join(f"{name} {format_seconds(seconds)}" for name, seconds in kinds if seconds > 0)
     text = f"{goodput.share:.1%} (useful {format_seconds(goodput.useful_seconds)}" + (f", {rest})" if rest else ")")
-    if goodput.expected is None:
+    if goodput.simulated is None:
         return text
-    measured = 1.0 - goodput.other_seconds / goodput.wall_seconds
+    part = goodput.exposed_seconds / goodput.wall_seconds
+    low, mean, high = (
+        f"{share * part:.1%}"
+        for share in (goodput.simulated.goodput.p10, goodput.simulated.goodput.mean, goodput.simulated.goodput.p90)
+    )
     faults = f"{goodput.faults} fault{'s' if goodput.faults > 1 else ''}"
-    return f"{text}; {faults}, for which theory expects {goodput.expected * measured:.1%}"
+    return f"{text}; {faults}, for which the simulator expects {mean} ({low} to {high})"

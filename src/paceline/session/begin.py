@@ -6,6 +6,7 @@ import dataclasses
 import os
 from collections.abc import Callable
 
+from paceline.cluster.groups import group_specs
 from paceline.errors import ConfigError
 from paceline.lock import RunLock, take
 from paceline.plan.explain.explain import headline_lines
@@ -63,6 +64,15 @@ def _brief(planned: Planned, say: Say) -> Brief:
 def _for_peers(spec: Spec, place: Place) -> Spec:
     """Return the spec on as many devices as there are processes."""
     devices = place.world_size
+    if spec.cluster.groups:
+        stated = sum(own.devices for own in group_specs(spec.cluster).values())
+        if stated != devices:
+            raise ConfigError(
+                f"the groups of cluster.groups have {stated} devices",
+                f"{devices} processes were started",
+                f"start {stated} processes, those of the first group first",
+            )
+        return spec
     if spec.cluster.devices not in (0, devices):
         raise ConfigError(
             f"cluster.devices = {spec.cluster.devices}",

@@ -5,10 +5,12 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 
+from paceline.cluster.groups import group_specs
 from paceline.errors import ConfigError, DoesNotFit
 from paceline.plan.planned import Planned, plan_task
 from paceline.run.process.brief import Brief, make_brief
 from paceline.session.prove import Proven, prove
+from paceline.spec.cluster import ClusterSpec
 from paceline.spec.journal.kinds import DecisionRecord
 from paceline.spec.layout import Layout
 from paceline.spec.load import Spec
@@ -17,7 +19,7 @@ from paceline.supervise.again.elastic import Replanned
 from paceline.units import format_seconds
 
 Say = Callable[[str], None]
-WITH_LAYOUT = ("zero", "micro_batch", "stages", "virtual_stages")  # constraints that a layout's own follow from
+WITH_LAYOUT = ("zero", "micro_batch", "rows", "stages", "virtual_stages")  # constraints that a layout's own follow from
 
 
 class Replanner:
@@ -54,7 +56,9 @@ class Replanner:
     def planned(self, devices: int, precision: str) -> tuple[Planned, bool]:
         """Return a plan for so many devices, and whether the spec's constraints on the layout were given up for it."""
         asked = dataclasses.replace(self._spec.plan, precision=precision)
-        cluster = dataclasses.replace(self._spec.cluster, devices=devices, devices_per_node=self._per_node)
+        cluster = _with_devices(self._spec.cluster, devices)
+        if self._per_node:
+            cluster = dataclasses.replace(cluster, devices_per_node=self._per_node)
         spec = dataclasses.replace(self._spec, cluster=cluster, plan=asked)
         try:
             return plan_task(spec), False
@@ -62,3 +66,11 @@ class Replanner:
             open_ones = (*(field.name for field in dataclasses.fields(Layout)), *WITH_LAYOUT)
             free = {name: getattr(PlanSpec(), name) for name in open_ones}
             return plan_task(dataclasses.replace(spec, plan=dataclasses.replace(asked, **free))), True
+
+
+def _with_devices(spec: ClusterSpec, devices: int) -> ClusterSpec:
+    """Return a cluster of so many devices. Of groups nobody says which has lost some: those left count as the first."""
+    kinds = list(group_specs(spec).values()) if spec.groups else [spec]
+    if spec.groups and devices == sum(own.devices for own in kinds):
+        return spec
+    return dataclasses.replace(kinds[0], devices=devices, devices_per_node=0)

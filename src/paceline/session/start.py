@@ -44,6 +44,12 @@ def train(spec: Spec, say: Say = print) -> int:
     run_dir = run_directory(spec)
     check_writable(run_dir)
     place = place_here(os.environ)
+    if place is not None and spec.run.nodes.count > 1:
+        raise ConfigError(
+            f"run.nodes.count = {spec.run.nodes.count} in a process that a launcher has started",
+            "torchrun and srun bring the ranks of all nodes together themselves",
+            "leave out --nodes, or start `paceline train` once on each node without the launcher",
+        )
     if place is not None:
         return _as_one_rank(spec, place, run_dir, say)
     if spec.run.nodes.count > 1:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Mapping, Sequence
 
+from paceline.errors import ConfigError
 from paceline.lock import RunLock
 from paceline.run.process.brief import Brief
 from paceline.session.replanner import Replanner
@@ -25,6 +26,12 @@ def survive(
     words: Sequence[str], spec: Spec, brief: Brief, environ: Mapping[str, str], lock: RunLock, say: Say = print
 ) -> Outcome:
     """Run `python WORDS` for each device of the plan, again after a fault that may pass, and return how it ended."""
+    if spec.run.nodes.count > 1:
+        raise ConfigError(
+            f"run.nodes.count = {spec.run.nodes.count} for a loop of your own, or `fit`",
+            "only `paceline train` has a supervisor on each of several nodes",
+            "paceline train, or torchrun or srun around the script",
+        )
     policy = spec.run.recovery
     standby, because = None, ""
     if policy.standby:

@@ -80,10 +80,13 @@ def costs_of(planned: Choice) -> NodeCosts:
     return NodeCosts(usd, computing * building, idle * building)
 
 
-def scenario_of(planned: Choice, horizon_seconds: float = math.inf) -> Scenario:
-    """Return the job and its machines. Raises ConfigError where nothing is known of how often they fail."""
+def scenario_of(planned: Choice, horizon_seconds: float = math.inf, rates: FailureRates | None = None) -> Scenario:
+    """Return the job and its machines, which fail as `rates` say, if they are given, or as published or in the spec.
+
+    Raises ConfigError where nothing is known of that.
+    """
     cluster, plan, reliability = planned.cluster, planned.plan, planned.spec.cluster.reliability
-    rates = rates_of(cluster.device.name, reliability)
+    rates = rates or rates_of(cluster.device.name, reliability)
     if rates.source == "unknown":
         raise ConfigError(
             f"how often {cluster.device.name} fails is unknown",

@@ -14,7 +14,7 @@ from paceline.config.values import plain
 from paceline.errors import ConfigError, suggestion
 from paceline.spec.cluster import ClusterSpec
 from paceline.spec.load import Spec, table
-from paceline.spec.plan import Plan, PlanSpec
+from paceline.spec.plan import Plan, PlanSpec, counts_text
 from paceline.spec.run import RunSpec, with_faults
 from paceline.spec.sync import Sync, sync_of
 from paceline.spec.task import Task
@@ -38,7 +38,7 @@ def make_spec(
         same = ("zero", "micro_batch", "recompute", "recompute_save", "recompute_budget", "offload", "precision",
                 "compile", "schedule", "virtual_stages", "cp_method", "sync")  # fmt: skip
         rest = {name: getattr(plan, name) for name in same}
-        rest["stages"] = "+".join(map(str, plan.stages))
+        rest |= {"stages": counts_text(plan.stages), "rows": counts_text(plan.rows)}
         plan = PlanSpec(**layout, **rest)
     elif isinstance(plan, str):
         plan = plan_spec(plan)

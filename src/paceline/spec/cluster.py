@@ -146,6 +146,9 @@ class Cluster:
     pue: Figure | None = None  # None: not stated, what the nodes draw is all that is counted
     rails: int = 0  # planes of the network that a node's adapters lead into; 0: unknown
     nodes_per_rack: int = 0  # 0: unknown
+    # Of devices that differ: for every device, in the order of ranks, its time for the same work over that of `device`,
+    # the slowest of them; empty: all are alike.
+    paces: tuple[float, ...] = ()
 
     def link(self, group_size: int) -> Link:
         """Return the slowest link that a collective over `group_size` consecutive devices crosses."""

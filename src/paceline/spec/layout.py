@@ -7,6 +7,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
@@ -141,12 +142,33 @@ def layouts_over(devices: int, degrees: Mapping[str, Sequence[int]]) -> Iterator
                 yield Layout(**mesh, ep=ep)
 
 
-def rows_of(batch_samples: int, data_degree: int, data_rank: int) -> range:
-    """Return the rows of a global batch that one data rank reads: contiguous parts, as even as can be."""
-    return range(batch_samples * data_rank // data_degree, batch_samples * (data_rank + 1) // data_degree)
+def rows_of(batch_samples: int, data_degree: int, data_rank: int, shares: Sequence[int] = ()) -> range:
+    """Return the rows of a global batch that one data rank reads: contiguous parts, as even as can be.
+
+    With `shares`, one for every data rank, the parts are in their proportion: they are the shares where those add up
+    to the batch.
+    """
+    shares = shares or (1,) * data_degree
+    whole, before = sum(shares), sum(shares[:data_rank])
+    return range(batch_samples * before // whole, batch_samples * (before + shares[data_rank]) // whole)
 
 
-def accumulation_for(batch_samples: int, data_degree: int, micro_batch: int) -> int:
+def data_rank_paces(layout: Layout, paces: Sequence[float]) -> tuple[float, ...]:
+    """Return how long each data rank takes for the same work, from what its ranks do: its slowest rank's pace."""
+    found = [0.0] * layout.data_degree
+    for rank, pace in enumerate(paces[: layout.devices]):
+        found[layout.data_rank(rank)] = max(found[layout.data_rank(rank)], pace)
+    return tuple(found)
+
+
+def largest_part(batch_samples: int, data_degree: int, shares: Sequence[int] = ()) -> int:
+    """Return the most rows of a global batch that a data rank reads; `shares` as in `rows_of`."""
+    if not shares:
+        return -(-batch_samples // data_degree)
+    ends = [batch_samples * end // sum(shares) for end in itertools.accumulate(shares, initial=0)]
+    return max(last - first for first, last in itertools.pairwise(ends))
+
+
+def accumulation_for(batch_samples: int, data_degree: int, micro_batch: int, shares: Sequence[int] = ()) -> int:
     """Return how many micro-batches every data rank runs so that the largest part of the batch is covered."""
-    largest = -(-batch_samples // data_degree)
-    return -(-largest // micro_batch)
+    return -(-largest_part(batch_samples, data_degree, shares) // micro_batch)

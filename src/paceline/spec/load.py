@@ -25,7 +25,7 @@ from paceline.spec.amounts import batch_samples
 from paceline.spec.cluster import ClusterSpec
 from paceline.spec.import_paths import is_import_path, make_importable
 from paceline.spec.optimizers import names_of
-from paceline.spec.plan import PlanSpec
+from paceline.spec.plan import PlanSpec, parse_rows
 from paceline.spec.run import RunSpec
 from paceline.spec.survive.faults import check_faults
 from paceline.spec.task import DataSpec, Task
@@ -191,6 +191,7 @@ def check(spec: Spec) -> None:
         _refuse(spec, "plan.sync.kind", f"'{spec.plan.sync.kind}' ({spec.plan.sync})",
                 f"{copies}, and the number of copies is a part of what is computed: the planner does not choose it",
                 "plan.dp_replicate = 2, or more copies")  # fmt: skip
+    parse_rows(spec.plan.rows)
     if schedule.decay is not None and schedule.kind != "wsd":
         _refuse(spec, "task.schedule.decay", literal(str(schedule.decay)),
                 f"the schedule '{schedule.kind}' has no separate decay", 'task.schedule.kind = "wsd"')  # fmt: skip

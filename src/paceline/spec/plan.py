@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from paceline.config.fields import option
 from paceline.errors import ConfigError, suggestion
-from paceline.spec.layout import Layout
+from paceline.spec.layout import Layout, rows_of
 from paceline.spec.sync import PLAIN, Sync, sync_of
 
 PRECISIONS = ("fp32", "bf16", "fp16", "fp64")
@@ -67,6 +68,9 @@ class PlanSpec:
         maximum=3,
     )
     micro_batch: int = option(0, "samples per forward pass on a device (0: planner's choice)", minimum=0)
+    rows: str = option(
+        "", 'samples of the global batch that each data rank reads, such as "3x10+2" (empty: as even as can be)'
+    )
     recompute: str = option("auto", "activation checkpointing", choices=("auto", *RECOMPUTE))
     recompute_save: tuple[str, ...] = option(
         SAVED_KINDS, "what selective recompute keeps: outputs of products, of attention", choices=SAVED_KINDS
@@ -132,6 +136,11 @@ class Plan:
     bucket_bytes: int = 25 * 2**20  # of gradients that copies sum at a time
     state_bucket_bytes: int = 128 * 2**20  # of optimizer state in host memory that visits the device at a time
     logits_elements: int = 2**27  # of logits that the built-in loss holds at a time
+    rows: tuple[int, ...] = ()  # samples of every batch that each data rank reads, in order; empty: as even as can be
+
+    def rows_of(self, data_rank: int, samples: int = 0) -> range:
+        """Return the rows of a global batch that a data rank reads; of a batch of `samples` in the same proportion."""
+        return rows_of(samples or self.batch_samples, self.layout.data_degree, data_rank, self.rows)
 
     @property
     def offloads_optimizer(self) -> bool:
@@ -158,11 +167,13 @@ class Plan:
         if self.layout.state_degree > 1:
             parts.append(f"ZeRO-{self.zero}")
         if self.layout.pp > 1:
-            split = f", blocks {stages_text(self.stages)}" if self.stages else ""
+            split = f", blocks {counts_text(self.stages)}" if self.stages else ""
             parts.append(f"{self.schedule}, {self.layout.pp * self.virtual_stages} stages{split}")
         if self.layout.cp > 1 and self.cp_method != "gather":
             parts.append(f"{self.cp_method} attention")
         parts.append(f"micro-batch {self.micro_batch} x {self.accumulation} accumulation")
+        if self.rows:
+            parts.append(f"rows {counts_text(self.rows)}")
         parts.append(self.precision)
         parts.append(self._recompute_text())
         if self.offload != "none":
@@ -191,28 +202,45 @@ def plan_from_dict(data: dict[str, Any]) -> Plan:
     return Plan(**{**data, **lists, "layout": Layout(**data["layout"]), "sync": sync})
 
 
-def stages_text(stages: tuple[int, ...]) -> str:
-    """Return how blocks are spread over stages, runs of equal ones joined: "31+3x32+31"."""
+def counts_text(counts: Sequence[int]) -> str:
+    """Return how blocks are spread over stages, or rows over ranks, runs of equal ones joined: "31+3x32+31"."""
     runs: list[list[int]] = []
-    for blocks in stages:
-        if runs and runs[-1][1] == blocks:
+    for each in counts:
+        if runs and runs[-1][1] == each:
             runs[-1][0] += 1
         else:
-            runs.append([1, blocks])
-    return "+".join(f"{count}x{blocks}" if count > 1 else str(blocks) for count, blocks in runs)
+            runs.append([1, each])
+    return "+".join(f"{times}x{each}" if times > 1 else str(each) for times, each in runs)
 
 
 def parse_stages(text: str) -> tuple[int, ...]:
-    """Return the blocks of every stage from "31+3x32+31", what `stages_text` says; () for an empty text.
+    """Return the blocks of every stage from "31+3x32+31". Raises ConfigError for what is no such list."""
+    return _parse_counts(text, "plan.stages", "it lists the blocks of every pipeline stage")
 
-    Raises ConfigError for anything else.
-    """
-    sizes: list[int] = []
+
+def parse_rows(text: str) -> tuple[int, ...]:
+    """Return the samples of every data rank from "3x10+2". Raises ConfigError for what is no such list."""
+    return _parse_counts(text, "plan.rows", "it lists the samples that each data rank reads of a global batch")
+
+
+def _parse_counts(text: str, name: str, because: str) -> tuple[int, ...]:
+    """Return the counts that `counts_text` says; () for an empty text."""
+    counts: list[int] = []
     for part in text.replace(" ", "").split("+") if text.strip() else []:
-        times, _, size = part.rpartition("x")
-        if not size.isdecimal() or (times and not times.isdecimal()):
-            raise ConfigError(
-                f"plan.stages = '{text}' is no split", "it lists the blocks of every pipeline stage", '"3+2x4+3"'
-            )
-        sizes += [int(size)] * int(times or 1)
-    return tuple(sizes)
+        times, _, count = part.rpartition("x")
+        if not count.isdecimal() or (times and not times.isdecimal()):
+            raise ConfigError(f"{name} = '{text}' is no split", because, '"3+2x4+3"')
+        counts += [int(count)] * int(times or 1)
+    return tuple(counts)
+
+
+def rows_refusal(plan: Plan) -> str | None:
+    """Return why the rows that a plan gives its data ranks do not make up its global batch, or None."""
+    degree = plan.layout.data_degree
+    if not plan.rows:
+        return None
+    if len(plan.rows) != degree:
+        return f"rows = {counts_text(plan.rows)} are those of {len(plan.rows)} data rank(s), and {degree} read"
+    if sum(plan.rows) != plan.batch_samples or min(plan.rows) < 0:
+        return f"rows = {counts_text(plan.rows)} are {sum(plan.rows)} of a global batch of {plan.batch_samples} samples"
+    return None

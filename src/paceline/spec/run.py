@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from paceline.config.fields import option
+from paceline.errors import ConfigError
 from paceline.spec.survive.checkpoints import CheckpointsSpec
 from paceline.spec.survive.faults import FaultPlan, read_faults
 from paceline.spec.survive.health import HealthSpec
@@ -83,6 +84,14 @@ class RunSpec:
     tensorboard: bool = option(False, "also write TensorBoard event files (needs the extra 'tensorboard')")
     recovery: RecoverySpec = option(factory=RecoverySpec, doc="what is tried when processes of the run are lost")
     nodes: NodesSpec = option(factory=NodesSpec, doc="the nodes of the run, each with a supervisor of its own")
+
+    def __post_init__(self) -> None:
+        if self.deterministic and self.health.on_straggler == "less_work":
+            raise ConfigError(
+                "run.health.on_straggler = 'less_work' with run.deterministic",
+                "who is slow differs from run to run, and rows of another cut are summed in another order",
+                "on_straggler = 'tell' or 'replace'",
+            )
 
 
 def with_faults(run: RunSpec, given: Any) -> RunSpec:

@@ -11,7 +11,7 @@ from plan_examples import block
 
 from paceline.errors import ConfigError
 from paceline.plan.feasible.split import split_by_cost
-from paceline.spec.plan import parse_stages, stages_text
+from paceline.spec.plan import counts_text, parse_stages
 from paceline.spec.profile import ModelProfile
 from paceline.spec.task import ModelSpec
 from paceline.task.models.sizes import resolve_decoder
@@ -68,7 +68,7 @@ def test_llama_405b_loses_a_layer_at_both_ends() -> None:
 
 
 def test_stages_in_words_and_back() -> None:
-    assert stages_text((7, 8, 8, 8, 7)) == "7+3x8+7" and parse_stages("7+3x8+7") == (7, 8, 8, 8, 7)
+    assert counts_text((7, 8, 8, 8, 7)) == "7+3x8+7" and parse_stages("7+3x8+7") == (7, 8, 8, 8, 7)
     assert parse_stages("") == () and parse_stages("3 + 2") == (3, 2)
     for wrong in ("3+two", "3,2", "2x", "-1"):
         with pytest.raises(ConfigError, match="no split"):
@@ -77,4 +77,4 @@ def test_stages_in_words_and_back() -> None:
 
 @given(st.lists(st.integers(1, 40), max_size=12))
 def test_what_a_suggested_command_says_is_read_back(sizes: list[int]) -> None:
-    assert parse_stages(stages_text(tuple(sizes))) == tuple(sizes)
+    assert parse_stages(counts_text(tuple(sizes))) == tuple(sizes)

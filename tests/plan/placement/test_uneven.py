@@ -4,10 +4,12 @@ import dataclasses
 import json
 
 import pytest
+from runs import paceline, records_of, steps_of, write_corpus
 
 from paceline.cli.main import main
 from paceline.cluster.groups import resolve_groups
 from paceline.errors import ConfigError, DoesNotFit
+from paceline.plan.cost.pricing import price
 from paceline.plan.explain.groups import grouped_lines
 from paceline.plan.placement.grouped import plan_groups
 from paceline.plan.placement.uneven import Work, plan_uneven
@@ -166,7 +168,7 @@ def test_a_batch_smaller_than_the_groups_is_no_replica_plan():
     assert [way.strategy for way in found] == ["stages"] and "1 samples for 2 groups" in refused[0]
 
 
-def test_groups_are_planned_and_told_but_not_trained_on():
+def test_groups_are_planned_and_told_with_the_layout_that_trains():
     spec = parse_spec(SPEC)
     found = plan_groups(spec)
     assert {way.strategy for way in found.ways} == {"replicas", "stages"}
@@ -174,15 +176,64 @@ def test_groups_are_planned_and_told_but_not_trained_on():
     assert max(map(len, lines)) <= 100 and any("priced only" in line for line in lines)
     assert any("2 x NVIDIA H100" in line for line in lines) and any("joining" in line for line in lines)
     assert any("--explain" in line for line in grouped_lines(found))
-    with pytest.raises(ConfigError, match=r"\(new, old\) cannot be trained on yet"):
-        plan_task(spec)
+    assert found.joint.plan == plan_task(spec).plan and any(line.startswith("trains") for line in lines)
 
 
-def test_the_verb_plans_groups(tmp_path, capsys):
+def test_one_layout_over_groups_has_rows_by_speed_and_the_slowest_part_is_its_price():
+    planned = plan_task(parse_spec(SPEC.replace("llama-11m", "llama-350m")))
+    paces, rows = planned.cluster.paces, planned.plan.rows
+    assert len(paces) == 4 and paces[2:] == (1.0, 1.0) and paces[0] == paces[1] < 0.5  # the groups' order is the ranks'
+    assert sum(rows) == 256 and max(rows) == rows[0] > 2 * rows[-1]
+    assert planned.cluster.device.name == "NVIDIA T4 16GB" and planned.cluster.price_usd_per_device_hour.value > 0.5
+    context, step = planned.search.candidates.context, planned.forecast.step_seconds.value
+    assert step < price(context, dataclasses.replace(planned.plan, rows=())).step_seconds.value
+    slow_have_most = dataclasses.replace(planned.plan, rows=rows[::-1])
+    assert 1.2 * step < price(context, slow_have_most).step_seconds.value
+
+
+def test_groups_that_are_alike_have_even_rows_and_the_price_of_one_kind():
+    both = parse_spec(SPEC.replace("t4", "h100-sxm").replace("price_usd_per_device_hour = 0.5", ""))
+    joint = plan_task(both)
+    assert joint.cluster.paces == (1.0,) * 4
+    alone = dataclasses.replace(both.cluster, groups={}, device="h100-sxm", devices=4, devices_per_node=2)
+    one = plan_task(dataclasses.replace(both, cluster=alone))
+    assert joint.forecast.step_seconds.value == pytest.approx(one.forecast.step_seconds.value)
+
+
+LOCAL = """
+[task]
+model = { name = "llama-1m", hidden = 64, layers = 2, heads = 4, kv_heads = 2, ffn = 96 }
+data = { source = "CORPUS", seq_len = 16, validation_fraction = 0.2, cache_dir = "CACHE" }
+global_batch = "14 samples"
+stop = "3 steps"
+[cluster]
+probe = false
+[cluster.groups.fast]
+device = "cpu"
+devices = 1
+[cluster.groups.slow]
+device = "cpu"
+devices = 1
+figures = { memory_bytes_per_second = 4e8 }
+[run]
+dir = "RUN"
+record_samples = true
+verify = false
+"""
+
+
+def test_the_verb_plans_groups_and_trains_on_those_of_this_machine(tmp_path, capsys):
     (tmp_path / "groups.toml").write_text(SPEC)
     assert main(["plan", str(tmp_path / "groups.toml"), "--json"]) == 0
     said = json.loads(capsys.readouterr().out)
     assert said["spec"]["cluster"]["groups"]["old"]["devices"] == 2
     assert sum(part["samples"] for part in said["ways"][0]["parts"]) in (256, 512)
-    assert main(["train", str(tmp_path / "groups.toml"), "--set", f"run.dir={tmp_path / 'run'}"]) == 2
-    assert "cannot be trained on yet" in capsys.readouterr().err
+    assert sum(said["joint"]["plan"]["rows"]) == 256
+    local = LOCAL.replace("CORPUS", str(write_corpus(tmp_path))).replace("CACHE", str(tmp_path / "cache"))
+    (tmp_path / "local.toml").write_text(local.replace("RUN", str(tmp_path / "run")))
+    ran = paceline("train", tmp_path / "local.toml")
+    assert ran.returncode == 0, ran.stderr
+    (started,) = records_of(tmp_path / "run", "run_started")
+    fast, slow = started["plan"]["rows"]
+    assert fast > slow >= 1 and fast + slow == 14
+    assert [len(set(step["sample_ids"])) for step in steps_of(tmp_path / "run")] == [14] * 3

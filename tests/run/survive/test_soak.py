@@ -13,6 +13,7 @@ from runs import records_of, steps_of
 from storm import SURVIVES, Story, told
 
 from paceline.checkpoint import find_latest, read_manifest
+from paceline.session.verbs.simulation import hold_against
 from paceline.spec.survive.faults import KINDS
 
 FOUR = {"dp_replicate": 2, "dp_shard": 2}
@@ -91,6 +92,18 @@ def check(folder: Path, count: int, seed: int) -> None:
           f"({', '.join(f'{rung} {number}' for rung, number in recoveries.items())}),",
           f"{len(ended['storm'])} calls, {sum(start.seconds for start in ended['storm']):.0f} s")  # fmt: skip
     assert ends == len(lethal)
+    hold_to_the_simulator(folder / "storm")
+
+
+def hold_to_the_simulator(run_dir: Path) -> None:
+    """Print a storm beside its simulation. Its faults come evenly, which those that are simulated do at random."""
+    held = hold_against(run_dir)
+    measured, simulated = held.measured, held.simulated
+    share = measured.useful_seconds / measured.exposed_seconds
+    goodput, wall, seconds = simulated.goodput, simulated.wall, measured.exposed_seconds
+    print(f"goodput {share:.1%} where {goodput.mean:.1%} ({goodput.p10:.1%} to {goodput.p90:.1%}) is simulated;",
+          f"{seconds:.1f} s where {wall.mean:.1f} s ({wall.p10:.1f} to {wall.p90:.1f}) is")  # fmt: skip
+    assert wall.p10 / 1.5 < seconds < wall.p90 * 1.5
 
 
 def test_a_run_comes_through_a_storm_as_through_a_calm(tmp_path: Path) -> None:

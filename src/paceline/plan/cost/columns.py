@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.spec.layout import MESH_ORDER, Layout, group_of, holds_shards
+from paceline.spec.layout import MESH_ORDER, Layout, data_rank_paces, group_of, holds_shards, rows_of
 from paceline.spec.plan import RECOMPUTE, SCHEDULES, Plan
 
 Ints = NDArray[np.int64]
@@ -46,6 +46,7 @@ class Columns:
     splits: tuple[tuple[int, ...], ...]
     blocks: tuple[tuple[str, ...], ...]
     common: Plan  # what every plan has in common: the fields of COMMON
+    paces: tuple[float, ...] = ()  # of the cluster's devices, where they differ
 
     def __len__(self) -> int:
         return len(self.dp_replicate)
@@ -72,9 +73,21 @@ class Columns:
         return sharded
 
     @cached_property
-    def device_samples(self) -> Ints:
-        """Samples per step on the device with the largest part of the batch."""
-        return -(-self.common.batch_samples // self.data_degree)
+    def device_samples(self) -> Ints | Floats:
+        """Samples per step on the device with the largest part of the batch.
+
+        Where devices differ, on the one that takes longest: as many as the slowest kind would compute in that time.
+        """
+        batch, rows = self.common.batch_samples, self.common.rows
+        if not self.paces:
+            return np.full(len(self), max(rows)) if rows else -(-batch // self.data_degree)
+        layouts = np.stack([self.data_degree, self.cp, self.tp, self.pp], axis=1)
+        each, which = np.unique(layouts, axis=0, return_inverse=True)
+        longest = []
+        for degree, cp, tp, pp in each.tolist():
+            paces = data_rank_paces(Layout(dp_shard=degree, cp=cp, tp=tp, pp=pp), self.paces)
+            longest.append(max(len(rows_of(batch, degree, at, rows)) * pace for at, pace in enumerate(paces)))
+        return np.array(longest, dtype=np.float64)[which.reshape(-1)]
 
     def group(self, axis: str) -> tuple[Ints, Ints]:
         """Return (size, ranks from one member to the next) of every plan's groups along an axis."""
@@ -132,11 +145,12 @@ class Columns:
         )
 
 
-ARRAYS = tuple(field.name for field in fields(Columns) if field.name not in ("splits", "blocks", "common"))
-COMMON = ("precision", "compile", "batch_samples", "cp_method", "recompute_save", "offload", "sync")
+ARRAYS = tuple(field.name for field in fields(Columns) if field.name not in ("splits", "blocks", "common", "paces"))
+COMMON = ("precision", "compile", "batch_samples", "cp_method", "recompute_save", "offload", "sync",
+          "rows")  # fmt: skip
 
 
-def columns_of(plans: Sequence[Plan]) -> Columns:
+def columns_of(plans: Sequence[Plan], paces: tuple[float, ...] = ()) -> Columns:
     """Return plans that agree in the fields of COMMON as columns. Their splits must be given."""
     common = plans[0]
     assert all(getattr(plan, name) == getattr(common, name) for plan in plans for name in COMMON)
@@ -160,6 +174,7 @@ def columns_of(plans: Sequence[Plan]) -> Columns:
         splits=splits,
         blocks=blocks,
         common=common,
+        paces=paces,
     )
 
 

@@ -119,7 +119,7 @@ class PricedTask:
 
     def sheet(self, *plans: Plan) -> Sheet:
         """Return the sheet of a few plans of one precision; a pipeline without a split gets the one by cost."""
-        return Sheet(self, columns_of([self._with_split(plan) for plan in plans]))
+        return Sheet(self, columns_of([self._with_split(plan) for plan in plans], self.cluster.paces))
 
     def _with_split(self, plan: Plan) -> Plan:
         if plan.layout.pp == 1 or plan.stages:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from paceline.plan.cost.columns import AXES
-from paceline.spec.plan import Plan, stages_text
+from paceline.spec.plan import Plan, counts_text
 
 
 def difference(chosen: Plan, other: Plan) -> str:
@@ -38,10 +38,11 @@ def plan_options(plan: Plan, has_experts: bool) -> tuple[str, ...]:
     options += ["plan.ep=1"] if has_experts and layout.ep == 1 else []
     options += [f"plan.zero={plan.zero}"] if layout.state_degree > 1 else []
     options += [f"plan.micro_batch={plan.micro_batch}", f"plan.recompute={plan.recompute}"]
+    options += [f"plan.rows={counts_text(plan.rows)}"] if plan.rows else []
     options += [f"plan.recompute_budget={plan.recompute_budget:g}"] if plan.recompute == "budget" else []
     options += [f"plan.offload={plan.offload}"] if plan.offload != "none" else []
     options.append(f"plan.precision={plan.precision}")
     if layout.pp > 1:
         options += [f"plan.schedule={plan.schedule}", f"plan.virtual_stages={plan.virtual_stages}"]
-        options += [f"plan.stages={stages_text(plan.stages)}"] if plan.stages else []
+        options += [f"plan.stages={counts_text(plan.stages)}"] if plan.stages else []
     return tuple(options)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 
-from paceline.cluster.groups import NOT_YET
 from paceline.plan.explain.explain import bill_text
 from paceline.plan.explain.lines import wrap
 from paceline.plan.placement.grouped import Grouped
@@ -16,7 +15,12 @@ def grouped_lines(found: Grouped, explain: bool = False) -> list[str]:
     """Return the best way in words, every way and remark where `explain` asks for it; at most 100 columns."""
     counts = " + ".join(f"{group.cluster.devices} x {group.cluster.device.name}" for group in found.groups)
     lines = wrap("task     ", f"{found.profile.name} on {found.facts.description} · {found.steps:,} steps")
-    lines += wrap("cluster  ", f"{counts} (priced only: {NOT_YET})")
+    lines += wrap("cluster  ", counts)
+    if found.joint is not None:
+        step, peak = found.joint.forecast.step_seconds, found.joint.forecast.peak_bytes
+        sure = f" ±{(step.high / step.value - 1):.0%}" if math.isfinite(step.value) else ""
+        price = f"{_seconds(step.value)}/step{sure}, {format_bytes(peak.value)}/device"
+        lines += wrap("trains   ", f"one layout over all groups: {found.joint.plan} · {price}")
     for way in found.ways if explain else found.ways[:1]:
         lines += _way_lines(way)
     if not explain:
@@ -24,7 +28,7 @@ def grouped_lines(found: Grouped, explain: bool = False) -> list[str]:
         return [*lines, *([f"other    {', '.join(others)}: --explain"] if others else [])]
     for because in found.refused:
         lines += wrap("refused  ", because)
-    for remark in found.remarks:
+    for remark in dict.fromkeys((*(found.joint.remarks if found.joint else ()), *found.remarks)):
         lines += wrap("note     ", remark)
     return lines
 
@@ -32,7 +36,8 @@ def grouped_lines(found: Grouped, explain: bool = False) -> list[str]:
 def _way_lines(way: Uneven) -> list[str]:
     step = way.step_seconds
     sure = f" ±{(step.high / step.value - 1):.0%}" if math.isfinite(step.value) else ""
-    lines = wrap("plan     ", f"{way.strategy}: {_seconds(step.value)}/step{sure} · {_seconds(way.run_seconds.value)}")
+    took = f"{_seconds(step.value)}/step{sure} · {_seconds(way.run_seconds.value)}"
+    lines = wrap("plan     ", f"{way.strategy} (priced only): {took}")
     for part in way.parts:
         share = f"{part.samples} samples" if way.strategy == "replicas" else f"{part.blocks} blocks"
         own = f"{_seconds(part.forecast.step_seconds.value)}, {format_bytes(part.forecast.peak_bytes.value)}/device"

@@ -93,6 +93,13 @@ def copies_in_step(plan: Plan, profile: ModelProfile) -> str | None:
     return None
 
 
+def unequal_rows(plan: Plan, profile: ModelProfile) -> str | None:
+    """Ranks read unequal parts of a batch where gradients are sums over all of them in every step."""
+    if plan.rows and not plan.sync.is_plain:
+        return f"plan.rows with {plan.sync}: copies that go on by themselves would count alike, whatever they read"
+    return None
+
+
 # Limits of the model, which hold for the layout alone, and of the whole plan. Add a limit here and nowhere else. Those
 # of the whole plan are asked once for all layouts that agree in `pp`, in whether the data axes or `cp` are in use, and
 # in whether `tp` is.
@@ -104,6 +111,7 @@ PLAN_REFUSALS: tuple[Limit, ...] = (
     offloaded_activations,
     offloaded_optimizer,
     copies_in_step,
+    unequal_rows,
 )
 
 

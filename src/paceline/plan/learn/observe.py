@@ -40,6 +40,9 @@ def observe_run(run_dir: Path) -> tuple[Observation, Cluster]:
     if len(steps) < FEWEST:
         because = f"it has {len(steps)} steady step(s) and {FEWEST} are needed"
         raise DataError(f"{run_dir} tells no step time", because, "train for more steps")
+    if last.cluster.get("paces"):
+        raise DataError(f"{run_dir} teaches nothing", "its devices differ, and a step is that of the slowest part",
+                        "a run on devices of one kind")  # fmt: skip
     try:
         return _observation(run_dir, last, records, steps), cluster_from_dict(dict(last.cluster))
     except (KeyError, TypeError, ValueError) as error:

@@ -6,18 +6,34 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from paceline.cluster.groups import Group, resolve_groups
+from paceline.errors import DoesNotFit
 from paceline.plan.placement.uneven import Uneven, Work, plan_uneven
+from paceline.plan.planned import plan_task
 from paceline.spec.amounts import batch_samples, total_steps
+from paceline.spec.forecast import Forecast
 from paceline.spec.load import Spec
 from paceline.spec.optimizers import optimizer_key
+from paceline.spec.plan import Plan
 from paceline.spec.profile import ModelProfile
 from paceline.task.data.facts import DataFacts, data_facts
 from paceline.task.profile.of_task import profile_task
 
 
 @dataclass(frozen=True)
+class JointPlan:
+    """One layout over all groups, in unequal rows: what `paceline train` runs, and its price."""
+
+    plan: Plan
+    forecast: Forecast
+    remarks: tuple[str, ...]
+
+
+@dataclass(frozen=True)
 class Grouped:
-    """A task on groups of different devices: the ways to use them all, fastest first, and those that do not fit."""
+    """A task on groups of different devices: the ways to use them all, fastest first, and those that do not fit.
+
+    `joint` is the plan that trains, None where none fits; the other ways are priced beside it.
+    """
 
     groups: tuple[Group, ...]
     profile: ModelProfile
@@ -27,6 +43,7 @@ class Grouped:
     batch_samples: int
     steps: int
     remarks: tuple[str, ...]
+    joint: JointPlan | None = None
 
 
 def plan_groups(spec: Spec, *, say: Callable[[str], None] | None = None) -> Grouped:
@@ -39,4 +56,10 @@ def plan_groups(spec: Spec, *, say: Callable[[str], None] | None = None) -> Grou
     steps = total_steps(task, batch, facts.items_per_sample, facts.samples)
     ways, refused = plan_uneven(Work(profile, spec.plan, batch, steps, optimizer_key(task.optimizer)), groups)
     remarks = (*(remark for group in groups for remark in group.remarks), *facts.notes)
-    return Grouped(groups, profile, facts, ways, refused, batch, steps, remarks)
+    joint = None
+    try:
+        planned = plan_task(spec, say=say)
+        joint = JointPlan(planned.plan, planned.forecast, planned.remarks)
+    except DoesNotFit as error:
+        refused = (*refused, f"one layout over all: {error.what}: {error.because}")
+    return Grouped(groups, profile, facts, ways, refused, batch, steps, remarks, joint)

@@ -10,23 +10,30 @@ import itertools
 from collections.abc import Sequence
 
 
-def share_out(total: int, speeds: Sequence[float]) -> tuple[int, ...]:
+def share_out(total: int, speeds: Sequence[float], least: int = 0, most: int | None = None) -> tuple[int, ...]:
     """Return how many of `total` equal items each worker gets, so that the last one ends as early as can be.
 
     The next item always goes to the worker that would end first with one item more, which is optimal for equal items;
-    of ties, to the first worker. 10 items at speeds 3 and 1 are shared 8 to 2. Raises ValueError for no positive speed.
+    of ties, to the first worker. 10 items at speeds 3 and 1 are shared 8 to 2. Every worker gets `least` items at
+    least, and `most` at most. Raises ValueError for no positive speed, and where the bounds leave no shares.
     """
     if not speeds or min(speeds) <= 0:
         raise ValueError("every worker has a positive speed")
+    most = total if most is None else most
+    if not least * len(speeds) <= total <= most * len(speeds):
+        raise ValueError(f"{total} items cannot be shared by {len(speeds)} workers with {least} to {most} each")
     whole = sum(speeds)
     shares = [int(total * speed / whole) for speed in speeds]  # never more than in the optimum, to within rounding
-    shares = [max(0, share - 1) for share in shares]
-    ends = [((share + 1) / speed, index) for index, (share, speed) in enumerate(zip(shares, speeds, strict=True))]
+    shares = [min(most, max(0, share - 1)) for share in shares]
+    if any(share < least for share in shares):
+        shares = [least] * len(speeds)
+    ends = [((n + 1) / speed, at) for at, (n, speed) in enumerate(zip(shares, speeds, strict=True)) if n < most]
     heapq.heapify(ends)
     for _ in range(total - sum(shares)):
         _, index = heapq.heappop(ends)
         shares[index] += 1
-        heapq.heappush(ends, ((shares[index] + 1) / speeds[index], index))
+        if shares[index] < most:
+            heapq.heappush(ends, ((shares[index] + 1) / speeds[index], index))
     return tuple(shares)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -14,8 +15,8 @@ from paceline.plan.cost.columns import AXES, Columns, Ints
 from paceline.plan.cost.sheet import PricedTask
 from paceline.plan.feasible.refusals import layout_refusal, pipeline_stages, plan_refusal
 from paceline.plan.feasible.stages import INTERLEAVED
-from paceline.spec.layout import Layout, accumulation_for, layouts_over
-from paceline.spec.plan import RECOMPUTE, SAVED_KINDS, SCHEDULES, Plan, PlanSpec, parse_stages
+from paceline.spec.layout import Layout, accumulation_for, largest_part, layouts_over
+from paceline.spec.plan import RECOMPUTE, SAVED_KINDS, SCHEDULES, Plan, PlanSpec, parse_rows, parse_stages, rows_refusal
 
 DATA_AXES = ("dp_replicate", "dp_shard")
 MODEL_AXES = ("cp", "tp", "pp", "ep")
@@ -42,6 +43,7 @@ def base_plan(constraints: PlanSpec, precision: str, batch_samples: int) -> Plan
         recompute_save=tuple(kind for kind in SAVED_KINDS if kind in constraints.recompute_save),
         offload="none" if constraints.offload == "auto" else constraints.offload,
         sync=constraints.sync,
+        rows=parse_rows(constraints.rows),
     )
 
 
@@ -122,7 +124,7 @@ def _sound(context: PricedTask, layouts: list[Layout], base: Plan, refused: list
     batch, kept, told = base.batch_samples, [], set()
     for layout in layouts:
         plan = dataclasses.replace(base, layout=layout)
-        because = layout_refusal(plan, context.profile)
+        because = layout_refusal(plan, context.profile) or rows_refusal(plan)
         if layout.data_degree > batch:
             because = f"a global batch of {batch} sample(s) leaves some of {layout.data_degree} devices without any"
         if because is None:
@@ -163,14 +165,16 @@ def recompute_modes(context: PricedTask, constraints: PlanSpec) -> tuple[tuple[s
     return ((constraints.recompute, 0.0),)
 
 
-def micro_batches(batch_samples: int, data_degree: int, demanded: int = 0, *, coarse: bool = False) -> tuple[int, ...]:
+def micro_batches(
+    batch_samples: int, data_degree: int, demanded: int = 0, *, shares: Sequence[int] = (), coarse: bool = False
+) -> tuple[int, ...]:
     """Return the micro-batches worth pricing: even parts of a device's share, powers of two, and the whole share.
 
-    `coarse` leaves the powers of two alone.
+    `shares` are as in `rows_of`; `coarse` leaves the powers of two alone.
     """
     if demanded:
         return (demanded,)
-    largest = -(-batch_samples // data_degree)
+    largest = largest_part(batch_samples, data_degree, shares)
     parts = set() if coarse else {-(-largest // count) for count in range(1, 17)}
     powers = {2**exponent for exponent in range(largest.bit_length())}
     return tuple(sorted(parts | powers))
@@ -238,6 +242,7 @@ class Space:
             splits=tuple(self.splits),
             blocks=(),
             common=self.base,
+            paces=self.context.cluster.paces,
         )
 
     def _of_layout(self, layout: Layout) -> Ints:
@@ -250,12 +255,12 @@ class Space:
 
     def _lay_out(self, layout: Layout, in_use: Layout) -> Ints:
         """Return rows of SETTINGS. What a whole plan cannot be is refused, once for each reason where none is left."""
-        batch = self.base.batch_samples
+        batch, shares = (self.base.batch_samples, layout.data_degree), self.base.rows
         any_class = (self.constraints.zero,) if self.constraints.zero else (1, 2, 3)
         classes = any_class if layout.state_degree > 1 else (3,)
         sizes = [
-            (size, accumulation_for(batch, layout.data_degree, size))
-            for size in micro_batches(batch, layout.data_degree, self.constraints.micro_batch, coarse=self.coarse)
+            (size, accumulation_for(*batch, size, shares))
+            for size in micro_batches(*batch, self.constraints.micro_batch, shares=shares, coarse=self.coarse)
         ]
         closed = "accumulation" in (self.context.profile.closed_axes or {})
         rows, told = [], set()
@@ -281,7 +286,7 @@ class Space:
 
     def _because(self, shown: Plan, size: int, accumulation: int, in_use: Layout) -> str | None:
         """Return why a plan cannot be had. Limits of whole plans see `pp`, and which others are in use."""
-        largest = -(-shown.batch_samples // shown.layout.data_degree)
+        largest = largest_part(shown.batch_samples, shown.layout.data_degree, shown.rows)
         if size > largest:
             return f"a device's part of the batch is {largest} sample(s) at most"
         closed = self.context.profile.closed_axes or {}

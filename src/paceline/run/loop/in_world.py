@@ -164,7 +164,7 @@ class InWorld:
         run = self.spec.run
         looks_every = self._steps(run.health.recompute_every)
         self._second_look = SecondLook(looks_every, plan, world, run.deterministic) if looks_every else None
-        self._stragglers = Stragglers(run.health, world)
+        self._stragglers = Stragglers(run.health, world, under, self.dir)
         return under
 
     @property

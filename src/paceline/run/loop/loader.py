@@ -9,8 +9,9 @@ import numpy as np
 import torch
 from torch.utils._pytree import tree_map
 
-from paceline.spec.layout import accumulation_for, rows_of
-from paceline.spec.plan import Plan
+from paceline.errors import ConfigError
+from paceline.spec.layout import accumulation_for
+from paceline.spec.plan import Plan, rows_refusal
 from paceline.task.data.order import sample_ids
 from paceline.task.data.source import Source
 
@@ -64,7 +65,8 @@ class BatchStream:
 
     The global batch of n samples at position p holds those at positions p to p + n - 1 of an endless stream in which
     every epoch is a fresh permutation; epochs may end inside a batch. Data rank r reads a contiguous part of the rows,
-    so all layouts see the same samples in the same step.
+    so all layouts see the same samples in the same step. All ranks pass as many micro-batches, whatever the parts: a
+    rank of fewer rows has fewer in each, and collectives within a pass find every rank.
     """
 
     source: Source
@@ -72,6 +74,10 @@ class BatchStream:
     plan: Plan
     data_rank: int
     device: torch.device
+
+    def __post_init__(self) -> None:
+        if because := rows_refusal(self.plan):
+            raise ConfigError("the rows of the plan's data ranks", because, "rows that add up to the batch, or none")
 
     def at(
         self, position: int, step: int | None = None, samples: int | None = None, micro_batch: int | None = None
@@ -83,7 +89,7 @@ class BatchStream:
         """
         plan = self.plan
         step = position // plan.batch_samples + 1 if step is None else step
-        rows = rows_of(samples or plan.batch_samples, plan.layout.data_degree, self.data_rank)
+        rows = plan.rows_of(self.data_rank, samples or 0)
         passes = plan.accumulation
         if samples is not None or micro_batch is not None:
             passes = _passes(plan, samples or plan.batch_samples, micro_batch or plan.micro_batch)
@@ -103,7 +109,7 @@ class BatchStream:
 
 def _passes(plan: Plan, samples: int, micro_batch: int) -> int:
     """Return in how many micro-batches a batch of another size than the plan's is passed."""
-    passes = accumulation_for(samples, plan.layout.data_degree, micro_batch)
+    passes = accumulation_for(samples, plan.layout.data_degree, micro_batch, plan.rows)
     return -(-passes // plan.layout.pp) * plan.layout.pp  # every schedule of a pipeline takes a multiple of its ranks
 
 
@@ -119,9 +125,11 @@ def held_out_batches(
     chosen, degree = held_out_ids(source, samples), plan.layout.data_degree
     # All ranks' micro-batches together are rows in a run, a global batch at most: losses of coupled rows need it.
     together = min(plan.batch_samples, plan.micro_batch * degree)
+    if plan.rows:  # no rank has more than its micro-batch of them
+        together = max(1, min(plan.batch_samples, plan.micro_batch * plan.batch_samples // max(plan.rows)))
     batches = []
     for start in range(0, len(chosen), together):
-        own = rows_of(min(together, len(chosen) - start), degree, data_rank)
+        own = plan.rows_of(data_rank, min(together, len(chosen) - start))
         part = range(start + own.start, start + own.stop)
         ids = chosen[part.start : part.stop] if len(part) else chosen[:1]
         batches.append(MicroBatch(to_device(source.read(ids, ids), device), ids, part.start, len(part) > 0))

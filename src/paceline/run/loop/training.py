@@ -251,7 +251,7 @@ class Training(InWorld):
         if last or batch.position == 0:
             self._measure_memory()
         self._points.reached("check", step)
-        self._stragglers.add(stats)
+        self._stragglers.add(stats, batch)
         if self._check_every and (is_due(step, self._first_step, self._check_every) or last):
             numbers, apart = numbers_of(stats, scaler.scale if scaler else None), self._stepper.sync.apart_after(step)
             check_agreement(self.model, numbers, step, self.world, self.brief.plan.layout, apart)
@@ -277,6 +277,8 @@ class Training(InWorld):
             if saved:
                 self._stop.interrupt_if_asked()
         self._done_step = step
+        if not last:
+            self._stragglers.leave(self._save)
 
     def _ids_read(self, batch: StepBatch) -> list[int]:
         """Return the sample ids that the ranks really read in this step, in order of position."""

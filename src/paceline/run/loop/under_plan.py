@@ -17,9 +17,10 @@ from paceline.run.loop.resume import Restored, RunIdentity, restore
 from paceline.run.process.world import World
 from paceline.run.survive.health.guard import guard_of
 from paceline.spec.import_paths import is_import_path, load_object
-from paceline.spec.plan import Plan
+from paceline.spec.plan import Plan, rows_refusal
 from paceline.spec.sync import refuse_resync
 from paceline.spec.task import ModelSpec, Task
+from paceline.task.coupling import is_coupled
 from paceline.task.data.ahead import ReadAhead, may_read_in_a_thread
 from paceline.task.data.packed import for_device
 from paceline.task.data.source import Source
@@ -58,6 +59,21 @@ class UnderPlan:
         """Put model and optimizer into the state of the run's newest checkpoint, where there is one. All ranks do."""
         self.batches.forget()
         return restore(run, self.built, self.plan, self.world)
+
+    @property
+    def sees_whole_batch(self) -> bool:
+        """Whether the rows of a batch see each other: then ranks meet inside of a pass, and passes stay as planned."""
+        return any(is_coupled(self.built.model, turn.turn.objective) for turn in self.built.stepper.turns)
+
+    def recut(self, plan: Plan) -> None:
+        """Read the coming batches in the parts of another plan, which differs in rows and passes alone.
+
+        Nothing is built anew: what a rank holds does not depend on what it reads. Every rank calls it between steps.
+        """
+        same = dataclasses.replace(plan, rows=self.plan.rows, accumulation=self.plan.accumulation)
+        assert same == self.plan and rows_refusal(plan) is None, "another plan is another build"
+        self.batches.forget()
+        self.plan = self._stream.plan = self.built.stepper.plan = plan
 
     def take_down(self) -> None:
         """Let go of all that the plan made, device memory included."""

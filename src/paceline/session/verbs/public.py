@@ -111,19 +111,24 @@ def simulate(
     runs: int = 50,
     seed: int = 0,
     intervals: bool = False,
+    measured: str | Path | None = None,
     say: Say | None = None,
 ) -> Simulation:
     """Return how a task's run goes on machines that fail, as `paceline simulate` prints it. Nothing is trained.
 
     Without `days` runs go on until the task is done. `policies` are names with settings ("spares,every=30min"; empty:
     those that the command line compares); all meet the same failures, `runs` times. `intervals` looks for the best
-    interval between checkpoints too. Raises ConfigError where nothing is known of how often the machines fail.
+    interval between checkpoints too. `measured` is the directory of a run that went on after faults, whose rate and
+    costs are taken. Raises ConfigError where nothing is known of how often the machines fail.
     """
     from paceline.session.verbs.given import spec_of
     from paceline.session.verbs.simulation import simulation
 
     spec = spec_of(task, plan, cluster, overrides)
-    return simulation(spec, days=days, policies=policies, runs=runs, seed=seed, intervals=intervals, say=say)
+    return simulation(
+        spec, days=days, policies=policies, runs=runs, seed=seed, intervals=intervals, say=say,
+        measured=None if measured is None else Path(measured),
+    )  # fmt: skip
 
 
 def backtest(files: str | Path | Sequence[str | Path]) -> Backtest:

@@ -5,10 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
+from paceline.errors import ConfigError
 from paceline.plan.planned import Planned, plan_task
+from paceline.report.goodput import MeasuredGoodput
+from paceline.session.verbs.run_folder import open_run
 from paceline.simulate.defaults import COMPARED, costs_of, make_policy, saving_for, scenario_of
 from paceline.simulate.engine import simulate_run
+from paceline.simulate.measured import MeasuredCosts, Rehearsal, rehearse
 from paceline.simulate.outcome import RunOutcome
 from paceline.simulate.policy import Policy, split_policy
 from paceline.simulate.scenario import Scenario
@@ -16,6 +21,19 @@ from paceline.simulate.sweep import IntervalSweep, PolicyResult, simulate_policy
 from paceline.spec.load import Spec
 
 SECONDS_PER_DAY = 86400.0
+
+
+@dataclass(frozen=True)
+class Held:
+    """A run that went on after faults, simulated from its own costs, beside what it took.
+
+    Both leave out what `measured.other_seconds` holds: starting, proving, and the time between starts.
+    """
+
+    run_dir: Path
+    measured: MeasuredGoodput
+    costs: MeasuredCosts
+    simulated: Rehearsal
 
 
 @dataclass(frozen=True)
@@ -31,6 +49,7 @@ class Simulation:
     sweep: IntervalSweep | None
     runs: int  # of each policy
     seed: int  # of the failures
+    held: Held | None = None  # the run whose costs were taken, beside what a simulation of it says
 
     def first_run(self) -> RunOutcome:
         """Return the first run of the first policy with everything that happened in it, for a trace."""
@@ -45,23 +64,39 @@ def simulation(
     runs: int = 50,
     seed: int = 0,
     intervals: bool = False,
+    measured: Path | None = None,
     say: Callable[[str], None] | None = None,
 ) -> Simulation:
     """Return `runs` runs of every policy; without `days`, each until the task is done.
 
-    Raises ConfigError for what is no policy, and where nothing is known of how often the machines fail.
+    `measured` is a run that went on after faults: its failure rate is taken, and its costs are the first policy. Raises
+    ConfigError for what is no policy, and where nothing is known of how often the machines fail.
     """
+    held = None if measured is None else hold_against(measured, runs, seed)
     planned = plan_task(spec, say=say)
-    scenario = scenario_of(planned, math.inf if days is None else days * SECONDS_PER_DAY)
-    chosen, costs = _policies(planned, scenario, policies), costs_of(planned)
+    rates = held.costs.scenario.rates if held else None
+    scenario = scenario_of(planned, math.inf if days is None else days * SECONDS_PER_DAY, rates)
+    chosen, costs = _policies(planned, scenario, policies, held is None), costs_of(planned)
+    chosen = [held.costs.policy, *chosen] if held else chosen
     results = tuple(simulate_policy(scenario, policy, runs, seed, costs) for policy in chosen)
     sweep = sweep_intervals(scenario, chosen[0], runs, seed) if intervals else None
-    return Simulation(planned, scenario, results, sweep, runs, seed)
+    return Simulation(planned, scenario, results, sweep, runs, seed, held)
 
 
-def _policies(planned: Planned, scenario: Scenario, asked: Sequence[str]) -> list[Policy]:
-    """Return the policies asked for, or those that are compared where none is."""
+def hold_against(run_dir: Path, runs: int = 50, seed: int = 0) -> Held:
+    """Return a run simulated from its own costs. Raises ConfigError where it has gone on after no fault."""
+    measured = open_run(run_dir).summary().goodput
+    if measured.costs is None:
+        raise ConfigError(
+            f"the run in '{run_dir}' tells no costs of faults", "it has gone on after none",
+            "rehearse some: paceline train SPEC --faults faults.toml",
+        )  # fmt: skip
+    return Held(run_dir, measured, measured.costs, rehearse(measured.costs, runs, seed))
+
+
+def _policies(planned: Planned, scenario: Scenario, asked: Sequence[str], compares: bool) -> list[Policy]:
+    """Return the policies asked for, or where none is, those that are compared by default."""
     reliability, step = planned.spec.cluster.reliability, planned.forecast.step_seconds.value
     saving = saving_for(planned)
-    pairs = [split_policy(text) for text in asked] or [(name, {}) for name in COMPARED]
+    pairs = [split_policy(text) for text in asked] or [(name, {}) for name in (COMPARED if compares else ())]
     return [make_policy(name, scenario, saving, reliability, step, settings) for name, settings in pairs]

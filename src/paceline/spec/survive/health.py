@@ -42,3 +42,11 @@ class HealthSpec:
     )  # fmt: skip
     straggler_factor: float = option(1.3, "a rank is slow that computes so many times as long as the median", above=1.0)
     straggler_checks: int = option(3, "checks in a row in which it must be slow before it is named", minimum=1)
+    on_straggler: str = option(
+        "tell", "what a slow rank does: it is named (tell), it gets fewer rows of each batch and the others more "
+        "(less_work), or another process takes its place (replace)", choices=("tell", "less_work", "replace"),
+    )  # fmt: skip
+    straggler_gain: float = option(
+        0.1, "part of the longest computing of a step that other rows must save by forecast", above=0.0
+    )
+    straggler_cuts: int = option(16, "how often one start changes the rows of its ranks at most", minimum=0)

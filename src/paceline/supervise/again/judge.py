@@ -20,6 +20,7 @@ from paceline.errors import (
     DataError,
     DoesNotFit,
     NumericalStop,
+    RankReplaced,
     Requeue,
     StorageError,
     VerificationFailed,
@@ -100,8 +101,9 @@ def _within(count: int, budget: int, option: str) -> Ruling:
 
 
 def is_lost(outcome: Outcome) -> bool:
-    """Return whether a process was ended from outside, as by a scheduler: no failure of the program."""
-    died = outcome.error is not None and outcome.error.get("error") == WorkerDied.__name__
+    """Return whether a process was ended from outside, as by a scheduler, or replaced: no failure of the program."""
+    kinds = (WorkerDied.__name__, RankReplaced.__name__)
+    died = outcome.error is not None and outcome.error.get("error") in kinds
     return died and outcome.exit_code - 128 not in OWN_SIGNALS
 
 

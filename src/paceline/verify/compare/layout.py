@@ -113,7 +113,7 @@ def _compared(asked: Asked, world: World, kept: dict[Any, Reference]) -> tuple[C
 def _reference(asked: Asked, kept: dict[Any, Reference]) -> Reference:
     """Return what one device computes, from `kept` where it is there."""
     plan = asked.plan
-    cut = (plan.batch_samples, plan.layout.data_degree, plan.accumulation)
+    cut = (plan.batch_samples, plan.layout.data_degree, plan.accumulation, plan.rows)
     key = (plan.precision, asked.steps, *cut, asked.plain)
     if key not in kept:
         kept[key] = _computed(asked, asked.model())

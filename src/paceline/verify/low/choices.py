@@ -19,7 +19,8 @@ from torch.overrides import TorchFunctionMode
 
 from paceline.run.numerics.randomness.mode import SampleRandomness
 from paceline.run.numerics.randomness.shares import RankPart
-from paceline.spec.layout import Layout, rows_of
+from paceline.spec.layout import Layout
+from paceline.spec.plan import Plan
 from paceline.task.declared import is_routed
 from paceline.task.models.moe import MoE
 from paceline.verify.low.wire import bits_of_values
@@ -108,20 +109,22 @@ def disagreeing(everyone: Sequence[Mapping[Any, Part]], layout: Layout) -> list[
     return [rank for rank, (mine, first) in enumerate(zip(everyone, firsts, strict=True)) if not _same(mine, first)]
 
 
-def joined(everyone: Sequence[Mapping[Any, Part]], layout: Layout, batch: int, length: int) -> Choices | None:
-    """Return the choices of a first step of `batch` samples of `length` tokens by all ranks, None where any lack.
+def joined(everyone: Sequence[Mapping[Any, Part]], plan: Plan, length: int) -> Choices | None:
+    """Return the choices of a first step of samples of `length` tokens by all ranks, None where any lack.
 
     A rank's own rows alone count: one without rows runs a row that stands in.
     """
     found: Choices = {}
     for rank, parts in enumerate(everyone):
-        own = rows_of(batch, layout.data_degree, layout.data_rank(rank))
+        own = plan.rows_of(plan.layout.data_rank(rank))
         for (name, position), (places, chosen) in parts.items():
             if position in own:
                 whole = found.setdefault(name, {}).setdefault(position, chosen.new_full((length, chosen.shape[1]), -1))
                 real = places < length  # those after it fill up a sequence that ranks share
                 whole[places[real]] = chosen[real]
-    complete = all(len(rows) == batch and all(int(row.min()) >= 0 for row in rows.values()) for rows in found.values())
+    complete = all(
+        len(rows) == plan.batch_samples and all(int(row.min()) >= 0 for row in rows.values()) for rows in found.values()
+    )
     return found if found and complete else None
 
 

@@ -62,7 +62,8 @@ def one_update(
     objectives = [turn.objective for turn in turns]
     coupled = any(is_coupled(model, objective) for objective in objectives)
     randomness = reference_randomness(task, plan, source, model, objectives, MASTER_DTYPES[plan.precision])
-    alone = dataclasses.replace(plan, layout=Layout(), recompute="none", offload="none", compile=False, stages=())
+    alone = dataclasses.replace(plan, layout=Layout(), recompute="none", offload="none", compile=False, stages=(),
+                                rows=())  # fmt: skip
     if isinstance(model, Decoder):
         model.logits_elements = plan.logits_elements  # the head's gradient is rounded after each part of the logits
     gathered = gathered_weights(model) if plan.layout.is_sharded else []

@@ -60,7 +60,7 @@ class Watch:
         """Return the experts that all ranks chose in the first step, None where those of a token are not known."""
         everyone = self.world.gather((self._chosen.length, dict(self._chosen.parts)))
         length = max(length for length, _ in everyone)  # a pipeline stage may have no experts
-        return joined([parts for _, parts in everyone], self.plan.layout, self.plan.batch_samples, length)
+        return joined([parts for _, parts in everyone], self.plan, length)
 
     def formats(self, step: int, sum_bits: Mapping[str, int] | None = None) -> list[Difference]:
         """Return what is in a format of fewer bits than one device has it in, on any rank, in order of cause.

@@ -15,7 +15,7 @@ from paceline.spec.arguments import plan_spec
 from paceline.spec.layout import Layout
 from paceline.spec.load import Spec
 from paceline.spec.optimizers import rounds_inside
-from paceline.spec.plan import Plan, PlanSpec
+from paceline.spec.plan import Plan, PlanSpec, parse_rows
 from paceline.spec.profile import ModelProfile
 from paceline.spec.proof.records import CheckProof, PartProof, Proof
 from paceline.spec.sync import PLAIN
@@ -90,8 +90,12 @@ def exact_plan(spec: Spec, asked: PlanSpec, profile: ModelProfile) -> Plan:
     whole_batch = "accumulation" in closed
     recompute, schedule, offload = chosen("recompute"), chosen("schedule"), chosen("offload")
     precision = chosen("precision")  # "auto" asks the device, of which nothing is known here
+    shares = parse_rows(chosen("rows"))
+    shares = shares if len(shares) == layout.data_degree else ()  # those of another layout
     plan = Plan(
         layout=layout,
+        rows=shares,
+        batch_samples=sum(shares) or 1,
         zero=chosen("zero") or 3,
         micro_batch=LARGEST_MICRO_BATCH if whole_batch else chosen("micro_batch") or 1,
         accumulation=1 if whole_batch else 2,

@@ -22,7 +22,6 @@ from paceline.run.numerics.randomness.again import draw_again
 from paceline.run.numerics.randomness.mode import SampleRandomness
 from paceline.run.numerics.randomness.shares import SampleRows
 from paceline.run.numerics.randomness.survey import length_of, survey_all
-from paceline.spec.layout import rows_of
 from paceline.spec.plan import Plan
 from paceline.spec.task import Task
 from paceline.spec.turns import main_turn
@@ -253,7 +252,7 @@ def micro_batches(
         yield positions, source.read(_ids(task, source, positions), positions)
         return
     for data_rank in data_ranks or range(plan.layout.data_degree):
-        rows = rows_of(plan.batch_samples, plan.layout.data_degree, data_rank)
+        rows = plan.rows_of(data_rank)
         for part in range(plan.accumulation):
             cut = rows[len(rows) * part // plan.accumulation : len(rows) * (part + 1) // plan.accumulation]
             if len(cut):

@@ -99,4 +99,5 @@ def _over(plan: Plan, layout: Layout) -> Plan:
         schedule="1f1b",
         virtual_stages=1,
         stages=(),
+        rows=(),
     )

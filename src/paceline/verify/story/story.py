@@ -121,11 +121,12 @@ def _spec(task: Task, plan: Plan, world: World, source: Source) -> Spec:
 def _expected(spec: Spec, plan: Plan, world: World) -> Iterator[tuple[Act, Unbroken, Again | None]]:
     """Yield every start of the run with what one device computes and how it does again, which rank 0 alone knows."""
     acts = acts_of(spec.task, plan, world)
-    known: dict[tuple[int, int], Unbroken] = {}
+    known: dict[Any, Unbroken] = {}
     source = spec.task.data[0]
     asked = Asked(spec.task, plan, source, source.items_per_sample)
     for act, last in zip(acts, [acts[1].plan, *(act.plan for act in acts[1:])], strict=True):
-        cut, given = (last.layout.data_degree, last.accumulation), (asked, last, spec.run.evaluate_samples)
+        cut = (last.layout.data_degree, last.accumulation, last.rows)
+        given = (asked, last, spec.run.evaluate_samples)
         if cut not in known:
             known[cut] = unbroken(*given) if world.is_first else Unbroken()
         again = unbroken_again(*given) if world.is_first else None

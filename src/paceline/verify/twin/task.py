@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from paceline.plan.feasible.stages import fill_pipeline
-from paceline.spec.layout import Layout, accumulation_for
+from paceline.spec.layout import Layout, accumulation_for, largest_part, rows_of
 from paceline.spec.plan import Plan
 from paceline.spec.sync import PLAIN
 from paceline.spec.task import DataSpec, ModelSpec, OptimizerSpec, ScheduleSpec, Task
@@ -171,6 +171,25 @@ def _batch(plan: Plan, layout: Layout, rows: Rows) -> int:
     return twin_batch(layout, dataclasses.replace(rows, per_rank=LARGEST_MICRO_BATCH) if in_one_piece(plan) else rows)
 
 
+def twin_rows(plan: Plan, layout: Layout, batch: int) -> tuple[int, ...]:
+    """Return the rows of the twin's data ranks where the plan's have unequal numbers: its most, its fewest, and others.
+
+    Another number of ranks cannot have the plan's own. They stand in the same proportion; every rank that has any in
+    the plan has one row at least.
+    """
+    degree = layout.data_degree
+    if not plan.rows or degree == 1:
+        return ()
+    ranked = sorted(plan.rows)
+    chosen = [ranked[-1], *(ranked[(len(ranked) - 1) * at // max(1, degree - 2)] for at in range(degree - 1))]
+    parts = [len(rows_of(batch, degree, at, chosen)) for at in range(degree)]
+    for at, share in enumerate(chosen):
+        if share and not parts[at]:
+            parts[parts.index(max(parts))] -= 1
+            parts[at] = 1
+    return tuple(parts)
+
+
 def mixed_modes(blocks: int, offloads_activations: bool = False) -> tuple[str, ...]:
     """Return a mode of recompute for each block, of every kind that a memory budget mixes."""
     modes = ("none", "full") if offloads_activations else ("none", "selective", "full")
@@ -186,7 +205,10 @@ def twin_plan(plan: Plan, dtype: str, *, layout: Layout | None = None, rows: Row
     layout = layout or twin_layout(plan.layout)
     batch = _batch(plan, layout, rows)
     micro_batch = LARGEST_MICRO_BATCH if in_one_piece(plan) else rows.micro_batch
-    accumulation = accumulation_for(batch, layout.data_degree, micro_batch)
+    shares = twin_rows(plan, layout, batch)
+    if in_one_piece(plan):
+        micro_batch = max(micro_batch, largest_part(batch, layout.data_degree, shares))
+    accumulation = accumulation_for(batch, layout.data_degree, micro_batch, shares)
     return dataclasses.replace(
         plan,
         layout=layout,
@@ -197,6 +219,7 @@ def twin_plan(plan: Plan, dtype: str, *, layout: Layout | None = None, rows: Row
         if layers and plan.recompute == "budget"
         else plan.recompute_blocks,
         batch_samples=batch,
+        rows=shares,
         precision=dtype,
         compile=False,
         sync=PLAIN,

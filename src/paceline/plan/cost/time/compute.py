@@ -40,7 +40,7 @@ def compute_components(sheet: Sheet) -> list[Component]:
     product, attention, memory = (SOURCES.index("measured" if sheet.measured else source) for source in sources)
 
     def per(index: int) -> str:
-        return f"{columns.device_samples[index]} samples/device{sheet.share_text(index)}"
+        return f"{columns.device_samples[index]:g} samples/device{sheet.share_text(index)}"
 
     def over(seconds: Floats) -> Floats:
         return scale * np.einsum("rs,rs->r", part.counts, seconds * sheet.factors)

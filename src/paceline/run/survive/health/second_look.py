@@ -18,6 +18,7 @@ from torch.distributed.tensor import DTensor
 
 from paceline.errors import ConfigError, VerificationFailed
 from paceline.run.loop.loader import StepBatch
+from paceline.run.loop.passes import SequentialPasses
 from paceline.run.loop.step import Stepper
 from paceline.run.numerics.invariants import bits_of, fingerprint
 from paceline.run.process.world import World
@@ -80,9 +81,8 @@ class SecondLook:
         model, turn = stepper.model, stepper.turns[stepper.main]
         micro, passes = batch.micro_batches[0], turn.passes
         buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
-        watched = getattr(passes, "after_forward", None)
-        if watched is not None:
-            passes.after_forward = None  # type: ignore[attr-defined]
+        assert isinstance(passes, SequentialPasses), "pipelines are refused"
+        watched, passes.after_forward = passes.after_forward, None
         losses: list[Any] = []
         try:
             with _gradients_seen(model) as seen:
@@ -92,8 +92,7 @@ class SecondLook:
                     stepper.gradients.finish()
                     losses.append(loss_sum)
         finally:
-            if watched is not None:
-                passes.after_forward = watched  # type: ignore[attr-defined]
+            passes.after_forward = watched
             stepper.gradients.zero()
             with torch.no_grad():
                 for buffer, before in buffers:

@@ -1,91 +1,136 @@
-"""Stragglers: ranks that compute longer than the others, named with what their devices tell of themselves.
+"""Stragglers: ranks that compute longer than the others for the same work, named with what their devices tell.
 
 Of a step's time only the time in which a rank computed counts: the others wait for a slow one, so all steps look alike
-from outside. That part is known on CPUs. Nothing is done about a slow rank: it is named, in a decision.
+from outside. What is compared is the time for a row, since ranks may have different numbers of rows. What follows is
+the run's option: the rank is named, it gets less work, or another process takes its place.
 """
 
 from __future__ import annotations
 
 import statistics
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from paceline.errors import RankReplaced
+from paceline.run.loop.loader import StepBatch
 from paceline.run.loop.step import StepStats
+from paceline.run.loop.under_plan import UnderPlan
 from paceline.run.process.world import World
+from paceline.run.survive.health.computing import computed_seconds, device_facts, planned_rows, rows_computed
+from paceline.run.survive.health.less_work import LessWork
 from paceline.spec.journal.kinds import DecisionRecord
+from paceline.spec.journal.reading import read_records
 from paceline.spec.survive.health import HealthSpec
+from paceline.supervise.supervisor import is_supervised
 
 LEAST_STEPS = 4  # that a comparison is of
-PHASES = ("forward_backward", "reduce")  # whose waiting is known
-THERMAL = Path("/sys/class/thermal")
+NOTHING = "nothing is done about it"
 
 
 class Stragglers:
     """Adds up what this rank computes, and compares the ranks now and then."""
 
-    def __init__(self, health: HealthSpec, world: World) -> None:
+    def __init__(
+        self, health: HealthSpec, world: World, under: UnderPlan | None = None, run_dir: Path | None = None
+    ) -> None:
+        """`under` is what trains, whose rows a slow rank may lose; `run_dir` has the journal of what was done."""
         self._factor, self._checks, self._world = health.straggler_factor, health.straggler_checks, world
-        self._seconds, self._steps = 0.0, 0
+        self._seconds, self._rows, self._steps = 0.0, 0, 0
         self._slow: dict[int, int] = {}  # rank -> comparisons in a row in which it was slow
+        self._under, self._run_dir, self._replaces = under, run_dir, health.on_straggler == "replace"
+        self._planned = planned_rows(under.plan) if under is not None else [1.0] * world.size
+        self._less_work = LessWork.of(health, under)
+        self._leaving: int | None = None  # the rank whose place another process is to take
 
-    def add(self, stats: StepStats) -> None:
+    def add(self, stats: StepStats, batch: StepBatch) -> None:
         """Add a step of this rank's, where it is known for how long it computed."""
-        if stats.waiting_seconds is not None:
-            self._seconds += sum(stats.seconds.get(phase, 0.0) for phase in PHASES) - stats.waiting_seconds
+        seconds = computed_seconds(stats, self._under)
+        if seconds is not None:
+            self._seconds += seconds
+            self._rows += rows_computed(batch)
             self._steps += 1
 
     def compare(self, step: int) -> list[DecisionRecord]:
-        """Return who has just become known as slow, or no longer is. Every rank calls it after the same steps."""
+        """Return who has just become known as slow, or no longer is, and what is done. Every rank calls it alike."""
         if self._world.size == 1 or self._steps < LEAST_STEPS:
             return []
-        told = self._world.gather((self._seconds / self._steps, device_facts()))
-        self._seconds, self._steps = 0.0, 0
-        return self.judged(step, [seconds for seconds, _ in told], [facts for _, facts in told])
+        told = self._world.gather((self._seconds / self._steps, self._rows / self._steps, device_facts()))
+        self._seconds, self._rows, self._steps = 0.0, 0, 0
+        seconds, rows = [each[0] for each in told], [each[1] for each in told]
+        parts = [count / planned for count, planned in zip(rows, self._planned, strict=True)]
+        found = self.judged(step, seconds, [each[2] for each in told], parts)
+        if self._less_work is not None:
+            found += self._less_work.decided(step, seconds, rows, self._named())
+        return found
 
-    def judged(self, step: int, seconds: list[float], facts: list[dict[str, Any]]) -> list[DecisionRecord]:
-        """Return the decisions that follow from what each rank computed in a step, in seconds."""
+    def judged(
+        self, step: int, seconds: list[float], facts: list[dict[str, Any]], parts: list[float] | None = None
+    ) -> list[DecisionRecord]:
+        """Return the decisions that follow from the seconds that each rank computed in a step.
+
+        `parts` is what each rank had of the rows that the run's plan gives it; all of them where it is not given.
+        """
+        parts = parts or [1.0] * len(seconds)
+        each = [own / part for own, part in zip(seconds, parts, strict=True)]
         found = []
-        for rank, own in enumerate(seconds):
-            others = statistics.median(seconds[:rank] + seconds[rank + 1 :])
-            times, known = own / max(others, 1e-9), self._slow.get(rank, 0) >= self._checks
+        for rank, own in enumerate(each):
+            others = statistics.median(self._peers(rank, each))
+            times, known = own / max(others, 1e-9), rank in self._named()
+            evidence = {"rank": rank, "step": step, "times": times, "compute_seconds": seconds, "parts": parts,
+                        "device": facts[rank]}  # fmt: skip
+            because = f"rank {rank} computes {times:.2f} times as long for its part as the others in the median"
             if times < self._factor:
                 if known:
-                    found.append(_decision(rank, "slow", "as fast as the others", step, times, seconds, facts))
+                    found.append(DecisionRecord("straggler", "slow", "as fast as the others", because, evidence))
                 self._slow.pop(rank, None)
                 continue
             self._slow[rank] = self._slow.get(rank, 0) + 1
             if self._slow[rank] == self._checks:
-                found.append(_decision(rank, "as fast as the others", "slow", step, times, seconds, facts))
+                done, more = self._done_about(rank)
+                after = f"slow; {done}"
+                found.append(DecisionRecord("straggler", "as fast as the others", after, because, {**evidence, **more}))
         return found
 
+    def leave(self, save: Callable[[], Any]) -> None:
+        """Have all ranks save where the place of one is to be taken, and end that one by RankReplaced."""
+        if self._leaving is None:
+            return
+        save()
+        leaving, self._leaving = self._leaving, None
+        if leaving == self._world.rank:
+            raise RankReplaced(
+                f"rank {leaving} of {self._world.size} was slow, and another process takes its place",
+                "run.health.on_straggler is 'replace'",
+            )
 
-def _decision(
-    rank: int, before: str, after: str, step: int, times: float, seconds: list[float], facts: list[dict[str, Any]]
-) -> DecisionRecord:
-    evidence = {"rank": rank, "step": step, "times": times, "compute_seconds": seconds, "device": facts[rank]}
-    because = f"rank {rank} computes {times:.2f} times as long in a step as the others in the median"
-    return DecisionRecord("straggler", before, f"{after}; nothing is done about it", because, evidence)
+    def _named(self) -> set[int]:
+        return {rank for rank, count in self._slow.items() if count >= self._checks}
 
+    def _peers(self, rank: int, values: list[float]) -> list[float]:
+        """Return the others' values: of ranks of the same pipeline stage, which have the same work, where there are."""
+        others = [other for other in range(len(values)) if other != rank]
+        if self._under is not None:
+            stages = [self._under.plan.layout.coordinates(other)["pp"] for other in range(len(values))]
+            others = [other for other in others if stages[other] == stages[rank]] or others
+        return [values[other] for other in others]
 
-def device_facts() -> dict[str, Any]:
-    """Return what the machine tells of its temperature and clocks, as far as it does."""
-    found: dict[str, Any] = {}
-    try:
-        zones = list(THERMAL.glob("thermal_zone*/temp"))
-    except OSError:  # no descriptor may be left: what is told beside the numbers must not end a run
-        zones = []
-    temperatures = [value / 1000 for path in zones if (value := _number(path)) is not None]
-    if temperatures:
-        found["hottest_celsius"] = max(temperatures)
-    clocks = Path("/sys/devices/system/cpu/cpu0/cpufreq")
-    now, most = _number(clocks / "scaling_cur_freq"), _number(clocks / "cpuinfo_max_freq")
-    if now is not None and most:
-        found["clock_of_highest"] = now / most
-    return found
+    def _done_about(self, rank: int) -> tuple[str, dict[str, Any]]:
+        """Return what is done about a rank that has just been named, and what is to be remembered of it."""
+        if self._less_work is not None:
+            return "it gets less work as soon as that is worth it", {}
+        if not self._replaces:
+            return NOTHING, {}
+        if not self._world.share(is_supervised()):
+            return f"{NOTHING}: no supervisor of ours can replace it", {}
+        if self._world.share(self._was_replaced(rank)):
+            return f"{NOTHING}: the process before it was slow too, so its device is; less work would help", {}
+        self._leaving = rank
+        return "another process takes its place", {"replaced": rank}
 
-
-def _number(path: Path) -> float | None:
-    try:
-        return float(path.read_text())
-    except (OSError, ValueError):  # not every zone can be read at every moment
-        return None
+    def _was_replaced(self, rank: int) -> bool:
+        """Return whether the journal says that a process of the rank was replaced before; rank 0 alone reads it."""
+        if self._run_dir is None or not self._world.is_first:
+            return False
+        known = (each for each in read_records(self._run_dir) if isinstance(each, DecisionRecord))
+        return any(each.what == "straggler" and (each.evidence or {}).get("replaced") == rank for each in known)

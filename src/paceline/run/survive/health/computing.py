@@ -1,0 +1,62 @@
+"""For how long a rank computes in a step by itself, on how many rows, and what its machine tells of its state."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from paceline.run.loop.loader import StepBatch
+from paceline.run.loop.step import StepStats
+from paceline.run.loop.under_plan import UnderPlan
+from paceline.spec.plan import Plan
+
+PHASES = ("forward_backward", "reduce")  # whose waiting is known on a CPU
+THERMAL = Path("/sys/class/thermal")
+
+
+def computed_seconds(stats: StepStats, under: UnderPlan | None) -> float | None:
+    """Return for how long this rank computed in a step, apart from waiting for others; None where that is not known.
+
+    A CPU's thread says when it did not run. On CUDA kernels of collectives wait for peers: what is known there is the
+    time of passes without any, those of whole copies of the model, whose gradients are summed on a stream of its own.
+    """
+    if stats.waiting_seconds is not None:
+        return sum(stats.seconds.get(phase, 0.0) for phase in PHASES) - stats.waiting_seconds
+    if under is not None and not under.plan.layout.is_sharded and not under.sees_whole_batch:
+        return stats.seconds.get("forward_backward")
+    return None
+
+
+def rows_computed(batch: StepBatch) -> int:
+    """Return how many rows this rank's passes had, with those that only stood in."""
+    return sum(max(1, len(micro.ids)) for micro in batch.micro_batches)
+
+
+def planned_rows(plan: Plan) -> list[float]:
+    """Return how many rows every rank's passes have under a plan, with those that only stand in."""
+    parts = [len(plan.rows_of(plan.layout.data_rank(rank))) for rank in range(plan.layout.devices)]
+    return [float(max(rows, plan.accumulation)) for rows in parts]
+
+
+def device_facts() -> dict[str, Any]:
+    """Return what the machine tells of its temperature and clocks, as far as it does."""
+    found: dict[str, Any] = {}
+    try:
+        zones = list(THERMAL.glob("thermal_zone*/temp"))
+    except OSError:  # no descriptor may be left: what is told beside the numbers must not end a run
+        zones = []
+    temperatures = [value / 1000 for path in zones if (value := _number(path)) is not None]
+    if temperatures:
+        found["hottest_celsius"] = max(temperatures)
+    clocks = Path("/sys/devices/system/cpu/cpu0/cpufreq")
+    now, most = _number(clocks / "scaling_cur_freq"), _number(clocks / "cpuinfo_max_freq")
+    if now is not None and most:
+        found["clock_of_highest"] = now / most
+    return found
+
+
+def _number(path: Path) -> float | None:
+    try:
+        return float(path.read_text())
+    except (OSError, ValueError):  # not every zone can be read at every moment
+        return None
