@@ -1,4 +1,4 @@
-"""The price of copies of the state in the memory of other nodes: host memory, what is sent, and what training waits for.
+"""The price of copies of the state in other nodes' memory: host memory, what is sent, and what training waits for.
 
 Copies are made beside training (run/survive/saving/peers.py). What they send hides behind the steps between two copies,
 so the time of a step has only the copy to host memory, which training waits for.
@@ -36,8 +36,8 @@ def peer_copy_terms(
     source = weakest(rate.source, link.latency_seconds.source)
     part = f"weights and optimizer state of a rank, {format_bytes(size)}"
     return (
-        Term("copies kept", KEPT * size, f"{KEPT} x {part}: its own and a peer's, in host memory", "assumed", kind="other"),
-        Term("while they are made", WHILE_MADE * size, f"{WHILE_MADE} x {part}", "assumed", kind="other"),
+        Term("copies kept", KEPT * size, f"{KEPT} x {part}: its own and a peer's, in host memory", "assumed"),
+        Term("while they are made", WHILE_MADE * size, f"{WHILE_MADE} x {part}", "assumed"),
         Term(
             "sent to a peer", sent / steps,
             f"({format_seconds(link.latency_seconds.value)} + {format_bytes(size)} at {format_bytes(rate.value)}/s)"

@@ -60,8 +60,9 @@ class FaultSpec:
     target: str = option("gradient", "what gets a NaN or a flipped bit", choices=("gradient", "weight", "optimizer"))
     bit: int = option(-1, "which bit of a number is flipped, from the lowest; -1 draws one by the seed", minimum=-1)
     signal: str = option("SIGTERM", "the signal of kind `signal`", choices=("SIGTERM", "SIGUSR1", "SIGINT"))
-    whom: str = option("rank", "who is struck by kill, stop and signal: a rank, or the process that supervises it",
-                       choices=("rank", "supervisor"))  # fmt: skip
+    whom: str = option("rank", "who is struck by kill, stop and signal: a rank, the process that supervises it, or the "
+                       "coordinator of several nodes, where that runs on the rank's node",
+                       choices=("rank", "supervisor", "coordinator"))  # fmt: skip
 
     @property
     def place(self) -> str:
@@ -101,9 +102,9 @@ def check_faults(plan: FaultPlan) -> None:
         needs_step = fault.place not in ("rendezvous", "load")
         if needs_step and not fault.step and not fault.rate:
             raise ConfigError(f"{where} would never strike", "it has neither a step nor a rate", "step = 5")
-        if fault.whom == "supervisor" and fault.kind not in SUPERVISED:
+        if fault.whom != "rank" and fault.kind not in SUPERVISED:
             raise ConfigError(
-                f"{where} is aimed at the supervisor", f"only {', '.join(SUPERVISED)} can be", 'whom = "rank"'
+                f"{where} is aimed at the {fault.whom}", f"only {', '.join(SUPERVISED)} can be", 'whom = "rank"'
             )
         if fault.kind in ("slow", "delay") and fault.place != KINDS[fault.kind][1]:
             raise ConfigError(

@@ -19,12 +19,13 @@ NAME = "nodes.json"
 
 @dataclass(frozen=True)
 class Meeting:
-    """The address of the coordinator, the secret by which nodes and coordinator know each other, and its node."""
+    """The address of the coordinator, the secret by which nodes and coordinator know each other, its node and process."""
 
     host: str
     port: int
     secret: str
     node: int
+    process: int
 
     @property
     def address(self) -> tuple[str, int]:
@@ -34,7 +35,7 @@ class Meeting:
 
 def announce(run_dir: Path, host: str, port: int, node: int) -> Meeting:
     """Leave where the coordinator is, for its user's eyes alone, and return it. Raises StorageError."""
-    meeting = Meeting(host, port, secrets.token_hex(16), node)
+    meeting = Meeting(host, port, secrets.token_hex(16), node, os.getpid())
     unfinished = run_dir / f".{NAME}-{os.getpid()}"
     try:
         descriptor = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
