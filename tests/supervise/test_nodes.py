@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,10 +15,14 @@ from nodes import Nodes
 from rounding import assert_curves_close
 from runs import paceline, records_of, steps_of, wait_for_step, wait_until, write_spec
 
+from paceline.run.survive.saving.peers import peers_of
+from paceline.supervise.nodes.held import whole_of
+from paceline.supervise.nodes.link import Link, NoPeer, knock, open_to
+
 STEPS = 16
 OPTIONS = [
     word
-    for option in ("run.recovery.worth=0 s", "task.stop=100000 steps", "run.recovery.standby=false")
+    for option in ("run.recovery.worth=none", "task.stop=100000 steps", "run.recovery.standby=false")
     for word in ("--set", option)
 ]
 
@@ -159,3 +165,48 @@ def test_a_node_that_is_lost_with_its_memory_is_restored_from_its_peers(folder: 
     assert [step["step"] for step in found] == list(range(1, len(found) + 1))
     assert [step["sample_ids"] for step in found[:STEPS]] == [step["sample_ids"] for step in expected]
     assert_curves_close([step["loss"] for step in found[:STEPS]], [step["loss"] for step in expected])
+
+
+def test_copies_go_to_another_node_and_what_is_left_is_read_where_it_is() -> None:
+    assert peers_of([0, 0, 1, 1]) == (2, 3, 0, 1)
+    assert peers_of([0, 0, 1]) == (2, 2, 0), "nodes of different sizes"
+    assert peers_of([0, 1, 2, 3], nodes_per_rack=2) == (2, 3, 0, 1), "another rack"
+    names = {rank: f"/dev/shm/x/step-00000004.rank-{rank}.of-2" for rank in (0, 1)}
+    held = {0: [names[0], names[1], "/dev/shm/x/step-00000006.rank-0.of-2"]}
+    found = whole_of(held, {0: range(1)})
+    assert found is not None and found.step == 4 and sorted(found.files[0]) == [names[0], names[1]]
+    assert whole_of({0: [names[0]], 1: [names[1]]}, {0: range(1)}) is None, (
+        "what a node without ranks holds is not read"
+    )
+
+
+def test_who_does_not_know_the_secret_is_not_let_in_and_a_silent_end_is_lost() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = server.getsockname()
+        made: list[object] = []
+
+        def admit(secret: str) -> None:
+            try:
+                made.append(open_to(server.accept()[0], secret, 5.0))
+            except NoPeer as error:
+                made.append(error)
+
+        for secret in ("right", "wrong"):
+            thread = threading.Thread(target=admit, args=("right",))
+            thread.start()
+            if secret == "right":
+                lines = knock(address, secret, {"node": 3}, 5.0)
+            else:
+                with pytest.raises(NoPeer):
+                    knock(address, secret, {"node": 3}, 5.0)
+            thread.join()
+        assert isinstance(made[1], NoPeer)
+        known, hello = made[0]  # type: ignore[misc]
+        assert hello == {"node": 3}
+        near, far = Link(known, 0.5), Link(lines, 0.5)
+        wait_until(lambda: not list(near.taken()) and not near.is_lost and near.heard_at > 0)
+        far._closed.set()  # it beats no more, and its connection stays
+        wait_until(lambda: not list(near.taken()) and near.is_lost)
+        assert "nothing was heard" in near.because
+        near.close()
+        far.close()

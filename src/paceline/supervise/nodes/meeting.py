@@ -19,7 +19,7 @@ NAME = "nodes.json"
 
 @dataclass(frozen=True)
 class Meeting:
-    """The address of the coordinator, the secret by which nodes and coordinator know each other, its node and process."""
+    """Where the coordinator is: its address, node and process; and the secret by which nodes and it know each other."""
 
     host: str
     port: int
