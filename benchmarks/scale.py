@@ -2,8 +2,8 @@
 
     python benchmarks/scale.py [--quick] [--ranks 2,4,8] [--save]
 
-Simulated are the objects of one rank, and those of rank 0, in a world of N: no processes, no tensors. The model has
-`TENSORS` weights, each with two moments, sharded over all ranks but for `dp_replicate = 2`. Real are N processes of a
+Simulated are the objects of one rank, and those of rank 0, in a world of N (simulated_world.py): no processes, no
+tensors. Real are N processes of a
 tiny decoder on this machine, forked from one: more processes than cores wait for each other, so what counts is the CPU
 time of one rank. The exponent is the slope of a least-squares line through log cost over log N: 0 for what does not
 grow, 1 for what grows like the number of ranks.
@@ -17,23 +17,19 @@ import itertools
 import json
 import math
 import os
-import pickle
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 from common import RESULTS, machine
+from simulated_world import simulated
 
 SIMULATED = (16, 64, 256, 1024, 4096, 16384)
 REAL = (2, 4, 8, 16, 32, 64)
-TENSORS = 8  # weights of the simulated model
-KINDS = ("", ".exp_avg", ".exp_avg_sq")
-ROWS, WIDTH = 2**15, 64
 BYTES_OF_A_PROCESS = 80e6  # of its own, as measured; what forked processes share does not count
 STEPS = 5
 
@@ -55,126 +51,6 @@ class Row:
             return 0.0
         x, y = (sum(axis) / len(points) for axis in zip(*points, strict=True))
         return sum((a - x) * (b - y) for a, b in points) / sum((a - x) ** 2 for a, _ in points)
-
-
-# ---- simulated -------------------------------------------------------------------------------------------------------
-
-
-def simulated(ranks: int) -> dict[tuple[str, str, str], float]:
-    """Return the costs of the bookkeeping of a world: (what, whose, unit) -> cost."""
-    from paceline.checkpoint.index import IndexReader, encode_kinds, encode_part
-    from paceline.checkpoint.manifest import (
-        TABLE_NAME,
-        FileEntry,
-        Manifest,
-        encode_manifest,
-        part_name,
-        read_manifest,
-        shard_name,
-    )
-    from paceline.checkpoint.ranks import Ranks
-    from paceline.checkpoint.save_plan import KeptPlan, SavePlan, _rows
-    from paceline.checkpoint.shards import Chunk, write_file
-    from paceline.checkpoint.snapshot import Snapshot
-    from paceline.run.process.groups import own_part
-
-    found: dict[tuple[str, str, str], float] = {}
-
-    def timed(what: str, whose: str, work: Callable[[], Any]) -> Any:
-        least, result = math.inf, None
-        for _ in range(1 if whose == "rank 0" else 5):
-            began = time.process_time()
-            result = work()
-            least = min(least, time.process_time() - began)
-        found[what, whose, "ms of CPU"] = 1e3 * least
-        return result
-
-    axes = {"pp": 1, "dp_replicate": 2, "fsdp": ranks // 16, "tp": 8}
-    last = ranks - 1
-    timed("the ranks of its groups", "a rank", lambda: [own_part(axes, (axis,), last) for axis in axes])
-
-    of_ranks = [held_by(rank, ranks) for rank in range(ranks)]
-    kinds: dict[str, Any] = {}
-    rows = timed("the plan of the first save", "rank 0", lambda: _rows(kinds, of_ranks))
-    found["what others tell for that plan", "rank 0", "kB"] = ranks * len(pickle.dumps(of_ranks[last])) / 1e3
-
-    class OneOfMany(Ranks):
-        """A rank whose peers hold what it does, and tell it nothing."""
-
-        def __init__(self) -> None:
-            self.group, self.alone, self.rank, self.size, self.sent = None, True, last, ranks, 0
-
-        def any_of(self, flags: Sequence[bool]) -> list[bool]:
-            self.sent += len(flags)
-            return list(flags)
-
-        def total(self, numbers: Sequence[int]) -> list[int]:
-            self.sent += 16 * len(numbers)
-            return list(numbers)
-
-    parts = tuple(of_ranks[last])
-    plan = SavePlan(ranks, parts, list(kinds), *rows[last])
-    held: Any = dict.fromkeys(replace(part, fingerprint=7) for part in parts)  # without the values
-    taken, peers = Snapshot(1, held, {}), OneOfMany()
-    timed("the plan of a save like the last", "a rank", lambda: KeptPlan(plan).for_save("", taken, peers))
-    peers.sent = 0
-    timed("fingerprints of a save", "a rank", lambda: plan.fingerprints(taken, peers))
-    found["sums of fingerprints of a save", "a rank", "kB"] = peers.sent / 5 / 1e3
-
-    with tempfile.TemporaryDirectory() as name:
-        folder, entry = Path(name), FileEntry(10**9, "0" * 64)
-        files = {one(rank, ranks): entry for rank in range(ranks) for one in (shard_name, part_name)}
-        near = [rank for rank in range(last - 8, last + 1) if rank >= 0]
-        for rank in near:  # those that a load of the last rank may open
-            of_rank: dict[str, list[Chunk]] = {}
-            for part, writer in zip(of_ranks[rank], rows[rank][0], strict=True):
-                of_rank.setdefault(part.name, []).append(
-                    Chunk(part.offsets, part.sizes, shard_name(writer, ranks), part.key)
-                )
-            files[part_name(rank, ranks)] = write_file(folder / part_name(rank, ranks), encode_part(of_rank))
-        files[TABLE_NAME] = write_file(folder / TABLE_NAME, encode_kinds(kinds))
-        manifest = Manifest(1, 1, "", ranks, files, {})
-        encoded = timed("the manifest of a save", "rank 0", lambda: encode_manifest(manifest))
-        found["the manifest", "rank 0", "kB"] = len(encoded) / 1e3
-        found["the table of tensors", "rank 0", "kB"] = files[TABLE_NAME].bytes / 1e3
-        write_file(folder / "manifest.json", encoded)
-        read = timed("reading the manifest", "a rank", lambda: read_manifest(folder))
-        wanted = {part.name: [part.box] for part in parts}
-        index = IndexReader(folder, read)
-        timed("finding its parts in the index", "a rank", lambda: IndexReader(folder, read).find(wanted, near=last))
-        index.find(wanted, near=last)
-        found["parts of the index that a load opens", "a rank", "files"] = float(len(index.parts_read))
-    return {**found, **planned(ranks)}
-
-
-def held_by(rank: int, ranks: int) -> list[Any]:
-    """Return the parts that a rank holds: a share of the rows of each tensor, the same in both copies."""
-    from paceline.checkpoint.snapshot import Part
-
-    shards = ranks // 2
-    share, first = ROWS // shards, rank % shards * (ROWS // shards)
-    names = [f"model.layers.{at}.weight{kind}" for at in range(TENSORS) for kind in KINDS]
-    return [Part(name, "float32", (ROWS, WIDTH), (first, 0), (share, WIDTH)) for name in names]
-
-
-def planned(ranks: int) -> dict[tuple[str, str, str], float]:
-    """Return what planning a task on so many devices takes, and how long the brief is that every rank gets."""
-    from paceline.plan.planned import plan_task
-    from paceline.run.process.brief import make_brief
-    from paceline.spec.load import spec_from_dict
-
-    values = {
-        "task": {"name": "scale", "model": {"name": "llama-1b"}, "global_batch": f"{2 * ranks} samples",
-                 "data": {"source": "stdlib", "tokenizer": "bytes", "seq_len": 1024, "max_bytes": "1 MB"}},
-        "cluster": {"devices": ranks, "device": "h100-sxm"},
-    }  # fmt: skip
-    began = time.process_time()
-    brief = make_brief(plan_task(spec_from_dict(values)))
-    taken = time.process_time() - began
-    return {
-        ("the plan of the task, of all layouts", "rank 0", "ms of CPU"): 1e3 * taken,
-        ("the brief of a start", "a rank", "kB"): len(brief.to_json()) / 1e3,
-    }
 
 
 # ---- real processes --------------------------------------------------------------------------------------------------

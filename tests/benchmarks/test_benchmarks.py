@@ -189,7 +189,8 @@ def test_costs_against_the_number_of_ranks(tmp_path: Path) -> None:
     for what, unit in (("sums of fingerprints of a save", "kB"), ("parts of the index that a load opens", "files")):
         assert len(set(rows[what, unit]["costs"].values())) == 1 and rows[what, unit]["exponent"] == 0
     assert abs(rows["the brief of a start", "kB"]["exponent"]) < 0.05
-    assert 0.9 < rows["the manifest", "kB"]["exponent"] < 1.1, "two files for each rank"
+    assert 0.9 < rows["manifest and lists", "kB"]["exponent"] < 1.1, "two files for each rank"
+    assert rows["what it hears for that plan", "kB"]["exponent"] < 0.4, "a round more for twice the ranks"
     real = {(row["what"], row["unit"]): row["costs"]["2"] for row in result["processes"]}
     for what in ("joining the world", "a step", "a check that copies agree", "a save like the last", "a load"):
         assert real[what, "ms of CPU"] > 0 and real[what, "s"] > 0

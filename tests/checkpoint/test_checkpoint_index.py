@@ -3,33 +3,49 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
-from checkpoint_samples import KINDS, as_version_1, check_equal, full, laid_out, load_sample, save_sample
+from checkpoint_samples import (
+    KINDS,
+    as_version_1,
+    check_equal,
+    full,
+    laid_out,
+    load_sample,
+    save_sample,
+    write_document,
+    write_listed,
+)
 from distributed import run_ranks
 
 from paceline.checkpoint import (
     IndexReader,
     Manifest,
     full_tensors,
+    list_checkpoints,
     load_latest,
     read_index,
     read_manifest,
     verify_checkpoint,
 )
+from paceline.checkpoint import manifest as manifest_module
 from paceline.checkpoint.index import encode_kinds, encode_part
 from paceline.checkpoint.manifest import (
+    INLINE_RANKS,
     MANIFEST_NAME,
     TABLE_NAME,
     FileEntry,
+    ListedFiles,
     encode_manifest,
     part_name,
     shard_name,
 )
 from paceline.checkpoint.shards import Chunk, write_file
 from paceline.checkpoint.snapshot import Part
-from paceline.checkpoint.spread import kinds_of, spread
+from paceline.checkpoint.writers.spread import kinds_of, spread
+from paceline.errors import StorageError
 
 ROWS = 4096
 
@@ -63,7 +79,8 @@ def write_index(folder: Path, of_ranks: list[list[Part]]) -> Manifest:
         files[part_name(rank, ranks)] = write_file(folder / part_name(rank, ranks), encode_part(chunks))
     files[TABLE_NAME] = write_file(folder / TABLE_NAME, encode_kinds(kinds_of(of_ranks)))
     manifest = Manifest(1, 1, "", ranks, files, {})
-    write_file(folder / MANIFEST_NAME, encode_manifest(manifest))
+    for name, held in encode_manifest(manifest).items():
+        write_file(folder / name, held)
     return read_manifest(folder)
 
 
@@ -75,7 +92,12 @@ def test_what_rank_0_writes_grows_with_files_alone(tmp_path: Path) -> None:
     tables = [of_ranks[TABLE_NAME] for of_ranks in sizes.values()]
     assert max(tables) - min(tables) <= 12 * 4, "the table has a few digits more, and no line"
     for ranks, of_ranks in sizes.items():
-        assert of_ranks[MANIFEST_NAME] < 2 * 180 * (ranks + 2), "a manifest has two files for each rank"
+        if ranks <= INLINE_RANKS:
+            assert of_ranks[MANIFEST_NAME] < 2 * 180 * (ranks + 2), "a manifest has two files for each rank"
+        else:
+            lists = [size for name, size in of_ranks.items() if name.startswith("files-")]
+            assert len(lists) == ranks**0.5 and max(lists) < 2 * 180 * len(lists), "lists are as long as they are many"
+            assert of_ranks[MANIFEST_NAME] < 180 * (len(lists) + 3), "a manifest has the lists"
         largest = max(size for name, size in of_ranks.items() if name.startswith("shard-"))
         assert largest < 12 * 180, "a part lists what one rank holds"
 
@@ -104,6 +126,64 @@ def test_the_whole_index_has_each_chunk_once(tmp_path: Path) -> None:
     assert {name: len(entry.chunks) for name, entry in index.items()} == {
         part.name: 16 if "weight.step" not in part.name else 1 for part in sharded(16)[0]
     }
+
+
+# ---- lists of files --------------------------------------------------------------------------------------------------
+
+
+def test_a_rank_reads_the_lists_that_it_needs_and_all_shares_are_all_files(tmp_path: Path) -> None:
+    write_index(tmp_path / "x", sharded(1024))
+    shared: dict = {}
+    for rank in range(16):
+        manifest = read_manifest(tmp_path / "x")
+        assert isinstance(manifest.files, ListedFiles) and manifest.files.lists_read == 0
+        shared |= manifest.share(rank, 16)
+        assert manifest.files.lists_read == 2  # of 32
+    assert shared == dict(read_manifest(tmp_path / "x").files)
+    assert len(shared) == 2 * 1024 + 32 + 1
+
+
+def save_in_lists(root: str) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(manifest_module, "INLINE_RANKS", 1)
+        save_sample(Path(root), 1, "shard")
+
+
+@pytest.fixture(scope="module")
+def listed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a checkpoint that three ranks saved as large worlds do."""
+    root = tmp_path_factory.mktemp("listed")
+    run_ranks(save_in_lists, 3, str(root))
+    return root / "step-00000001"
+
+
+def load_in_lists(path: str) -> int:
+    return load_sample(Path(path), "shard")["step"]
+
+
+def test_what_is_in_lists_loads_on_any_number_of_ranks(listed: Path) -> None:
+    assert json.loads((listed / MANIFEST_NAME).read_text())["version"] == 3
+    assert {path.name for path in listed.glob("files-*")} == {"files-00000.json", "files-00001.json"}
+    assert verify_checkpoint(listed).step == load_sample(listed)["step"] == 1
+    assert run_ranks(load_in_lists, 2, str(listed)) == [1, 1]
+
+
+@pytest.mark.parametrize("harm", ["gone", "cut", "of other ranks"])
+def test_a_list_that_is_not_as_it_was_written_is_refused(listed: Path, tmp_path: Path, harm: str) -> None:
+    path = tmp_path / "step-00000001"
+    shutil.copytree(listed, path)
+    found = path / "files-00001.json"
+    if harm == "gone":
+        found.unlink()
+    elif harm == "cut":
+        found.write_bytes(found.read_bytes()[:-9])
+    else:
+        body = json.loads((path / MANIFEST_NAME).read_text())["body"]
+        write_listed(path, body["files"], found.name, (path / "files-00000.json").read_bytes())
+        write_document(path, 3, body)
+    with pytest.raises(StorageError, match=r"files-00001\.json"):
+        load_sample(path)
+    assert not list_checkpoints(tmp_path).complete
 
 
 # ---- releases before the index had parts -----------------------------------------------------------------------------

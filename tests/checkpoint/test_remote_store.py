@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from checkpoint_samples import load_sample, save_sample
 
-from paceline.checkpoint import list_checkpoints
+from paceline.checkpoint import list_checkpoints, manifest
 from paceline.checkpoint.manifest import MANIFEST_NAME
 from paceline.checkpoint.tiers.remote import RemoteStore
 from paceline.errors import StorageError
@@ -46,6 +46,13 @@ def test_a_damaged_copy_is_passed_over(tmp_path: Path, store: RemoteStore, damag
     load_sample(path)
     assert [found.path for found in list_checkpoints(tmp_path / "new").complete] == [path]
     assert not list((tmp_path / "new").glob(".partial*"))
+
+
+def test_lists_of_files_travel_too(tmp_path: Path, store: RemoteStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(manifest, "INLINE_RANKS", 0)
+    store.copy(save_sample(tmp_path / "here", 3).path, keep_last=2)
+    path = store.fetch_newest(tmp_path / "new", 2)
+    assert path is not None and (path / "files-00000.json").exists() and load_sample(path)["step"] == 3
 
 
 def test_nothing_older_is_fetched(tmp_path: Path, store: RemoteStore) -> None:

@@ -195,3 +195,9 @@ def test_in_real_processes(words: list[str]) -> None:
     done = subprocess.run([sys.executable, "-m", "paceline", *words], capture_output=True, text=True, check=False)
     assert done.returncode == 2 and not done.stdout and done.stderr.startswith("error: ")
     assert "\n  because  " in done.stderr and "Traceback" not in done.stderr
+
+
+def test_what_stands_in_a_list_of_tables_is_named_by_its_number() -> None:
+    with pytest.raises(ConfigError, match=r"x.toml:2: run.faults.each.2 = 1 is not a table") as caught:
+        parse_spec('[run.faults]\neach = [{ kind = "kill", step = 3 }, 1]\n', "x.toml")
+    assert caught.value.try_ == "[[run.faults.each]]"

@@ -19,6 +19,7 @@ from tests_shared import Dropout, decoder_task
 from torch import nn
 
 from paceline.run import assemble as assemble_module
+from paceline.run import initial
 from paceline.run.loop import loader, passes
 from paceline.run.loop.loader import MicroBatch
 from paceline.run.loop.passes import SequentialPasses
@@ -295,7 +296,7 @@ def one_rank_does_not_update(patch: Patch, world: World) -> None:
 
 
 def untied(patch: Patch, world: World) -> None:
-    build = assemble_module.build_model
+    build = initial.build_model
 
     def apart(*args: Any, **rest: Any) -> nn.Module:
         model: Any = build(*args, **rest)
@@ -303,12 +304,12 @@ def untied(patch: Patch, world: World) -> None:
         model.lm_head = nn.Linear(model.config.hidden, model.config.vocab, bias=False, device="meta")
         return model
 
-    patch.setattr(assemble_module, "build_model", apart)
+    patch.setattr(initial, "build_model", apart)
 
 
 def weights_per_rank(patch: Patch, world: World) -> None:
-    fill = assemble_module.fill_weights
-    patch.setattr(assemble_module, "fill_weights", lambda model, spec, seed: fill(model, spec, seed + world.rank))
+    fill = initial.fill_weights
+    patch.setattr(initial, "fill_weights", lambda model, spec, seed: fill(model, spec, seed + world.rank))
 
 
 def dropout_by_rank(patch: Patch, world: World) -> None:

@@ -107,8 +107,7 @@ def _load(
     what = f"{path} was not loaded"
     manifest, kinds, chunks = _open_for(path, tensors, may_skip, ranks)
     if verify:
-        share = {name: manifest.files[name] for name in sorted(manifest.files)[ranks.rank :: ranks.size]}
-        ranks.attempt(what, lambda: verify_files(path, share))
+        ranks.attempt(what, lambda: verify_files(path, manifest.share(ranks.rank, ranks.size)))
     with torch.no_grad():
         ranks.attempt(what, lambda: _fill(path, tensors, kinds, chunks))
     if verify:
@@ -178,7 +177,7 @@ def _open_for(
 
     def open_here() -> tuple[Manifest, Kinds, Mapping[str, Chunks]]:
         manifest = read_manifest(path)
-        check_lengths(path, manifest, sorted(manifest.files)[ranks.rank :: ranks.size])
+        check_lengths(path, manifest, manifest.share(ranks.rank, ranks.size))
         index = IndexReader(path, manifest)
         for name, tensor in tensors.items():
             _check_tensor(path, name, tensor, index.kinds)

@@ -1,7 +1,7 @@
 """The manifest of a checkpoint: its step, its files with their digests, and what the run adds.
 
-`manifest.json` is written last and makes a checkpoint complete. It is plain JSON and small: it grows with the number of
-files, up to three for each rank that saved, and with nothing else.
+`manifest.json` is written last and makes a checkpoint complete. It is plain JSON and small: it lists the files, up to
+three for each rank that saved.
 
     {"format": "paceline-checkpoint", "version": 2, "sha256": HEX, "body": {
         "step": 100, "sequence": 3, "created": "2026-01-31T12:00:00+00:00", "world_size": 2,
@@ -13,15 +13,21 @@ checkpoints of a folder in the order of their publication: a run that went back 
 newest checkpoint is the one with the highest sequence, not the highest step. Which tensors the files hold is told by
 the index (index.py). Version 1 had the whole index in `tensors.json`; it is still read.
 
+Above INLINE_RANKS ranks that saved, files are listed in `files-00000.json` and so on, each for about as many ranks as
+there are lists: a rank that loads reads the list or two that it needs, and nothing of the size of the world. That is
+version 3. Its manifest lists the table and the lists alone, and says `"ranks_in_a_list": 128`.
+
 What is read is never trusted: anything wrong is a StorageError.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
+import math
 import re
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -31,9 +37,12 @@ MANIFEST_NAME = "manifest.json"
 TABLE_NAME = "tensors.json"
 FORMAT = "paceline-checkpoint"
 VERSION = 2
-READABLE = (1, VERSION)
+VERSION_OF_LISTS = 3
+READABLE = (1, VERSION, VERSION_OF_LISTS)
+INLINE_RANKS = 64  # of a world whose files the manifest itself lists
 
-_FILE_NAME = re.compile(r"shard-[0-9]{5,}-of-[0-9]{5,}(\.(safetensors|json)|-unchanged\.safetensors)")
+_FILE_NAME = re.compile(r"shard-([0-9]{5,})-of-([0-9]{5,})(\.(safetensors|json)|-unchanged\.safetensors)")
+_LIST_NAME = re.compile(r"files-[0-9]{5,}\.json")
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 
 
@@ -47,7 +56,10 @@ class FileEntry:
 
 @dataclass(frozen=True)
 class Manifest:
-    """What a checkpoint says about itself; `extra` is the caller's JSON. `read_index` says which tensors it holds."""
+    """What a checkpoint says about itself; `extra` is the caller's JSON. `read_index` says which tensors it holds.
+
+    `files` may be read as they are asked for: asking may then raise StorageError.
+    """
 
     step: int
     sequence: int
@@ -60,6 +72,86 @@ class Manifest:
     def total_bytes(self) -> int:
         """Return the length of all files but the manifest."""
         return sum(entry.bytes for entry in self.files.values())
+
+    @property
+    def lists(self) -> tuple[str, ...]:
+        """Return the names of the files that list others."""
+        return tuple(self.files.own_lists) if isinstance(self.files, ListedFiles) else ()
+
+    def share(self, rank: int, size: int) -> dict[str, FileEntry]:
+        """Return the files that one of `size` ranks checks for all: about as many each, all of them together."""
+        if not isinstance(self.files, ListedFiles):
+            return {name: self.files[name] for name in sorted(self.files)[rank::size]}
+        saved = range(rank * self.world_size // size, (rank + 1) * self.world_size // size)
+        share = dict(self.files.own) if rank == 0 else {}
+        for other in saved:
+            for name in files_of(other, self.world_size):
+                if name in self.files:
+                    share[name] = self.files[name]
+        return share
+
+
+class ListedFiles(Mapping[str, FileEntry]):
+    """The files of a checkpoint whose manifest names lists of them: a list is read when one of its files is asked for.
+
+    `own` are those that the manifest has itself. Raises StorageError where a list is not as it was written.
+    """
+
+    def __init__(self, path: Path, own: Mapping[str, FileEntry], ranks_in_a_list: int, world_size: int) -> None:
+        self.path, self.own, self.world_size = path, own, world_size
+        self.own_lists = sorted(name for name in own if _LIST_NAME.fullmatch(name))
+        self._ranks, self._read = ranks_in_a_list, dict[int, dict[str, FileEntry]]()
+
+    def __getitem__(self, name: str) -> FileEntry:
+        match = _FILE_NAME.fullmatch(name)
+        return self.own[name] if match is None else self._list(int(match[1]) // self._ranks)[name]
+
+    def __iter__(self) -> Iterator[str]:
+        yield from self.own
+        for number in range(self._count):
+            yield from self._list(number)
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+    @property
+    def lists_read(self) -> int:
+        """How many lists have been read."""
+        return len(self._read)
+
+    @property
+    def _count(self) -> int:
+        return -(-self.world_size // self._ranks)
+
+    def _list(self, number: int) -> dict[str, FileEntry]:
+        if number not in self._read and 0 <= number < self._count:
+            name = list_name(number)
+            with refusal(self.path, name):
+                self._read[number] = self._checked(name, number)
+        return self._read.get(number, {})
+
+    def _checked(self, name: str, number: int) -> dict[str, FileEntry]:
+        if name not in self.own:
+            raise Refused("the manifest does not list it")
+        read = content(self.path / name)
+        if hashlib.sha256(read).hexdigest() != self.own[name].sha256:
+            raise Refused("its sha256 is not the manifest's, so its content changed after it was written")
+        files = {file: _file(file, entry) for file, entry in table(json.loads(read)).items()}
+        for file in files:
+            match = _FILE_NAME.fullmatch(file)
+            if match is None or int(match[2]) != self.world_size or int(match[1]) // self._ranks != number:
+                raise Refused(f"{file!r} is not of its ranks")
+        return files
+
+
+def list_name(number: int) -> str:
+    """Return the name of a list of files."""
+    return f"files-{number:05d}.json"
+
+
+def files_of(rank: int, world_size: int) -> tuple[str, str, str]:
+    """Return the names of a rank's shard, of its part of the index, and of the file of what has not changed."""
+    return shard_name(rank, world_size), part_name(rank, world_size), unchanged_name(rank, world_size)
 
 
 def shard_name(rank: int, world_size: int) -> str:
@@ -77,20 +169,41 @@ def part_name(rank: int, world_size: int) -> str:
     return f"shard-{rank:05d}-of-{world_size:05d}.json"
 
 
-def encode_manifest(manifest: Manifest) -> bytes:
-    """Return the content of manifest.json. Raises ValueError or TypeError where `extra` is not JSON (NaN included)."""
-    body = asdict(manifest)
-    document = {"format": FORMAT, "version": VERSION, "sha256": digest(body), "body": body}
-    return json.dumps(document, separators=(",", ":"), allow_nan=False).encode()
+def encode_manifest(manifest: Manifest) -> dict[str, bytes]:
+    """Return what the manifest's files hold by their names: lists of files, where there are any; manifest.json last.
+
+    Raises ValueError or TypeError where `extra` is not JSON (NaN included).
+    """
+    version, files, more = VERSION, dict(manifest.files), {}
+    lists: dict[str, bytes] = {}
+    if manifest.world_size > INLINE_RANKS:
+        ranks = math.isqrt(manifest.world_size - 1) + 1
+        version, more = VERSION_OF_LISTS, {"ranks_in_a_list": ranks}
+        for number in range(-(-manifest.world_size // ranks)):
+            owners = range(number * ranks, min((number + 1) * ranks, manifest.world_size))
+            names = [name for rank in owners for name in files_of(rank, manifest.world_size) if name in files]
+            listed = _plain({name: files.pop(name) for name in names})
+            lists[list_name(number)] = json.dumps(listed, separators=(",", ":")).encode()
+        files |= {name: FileEntry(len(held), hashlib.sha256(held).hexdigest()) for name, held in lists.items()}
+    body = {
+        "step": manifest.step, "sequence": manifest.sequence, "created": manifest.created,
+        "world_size": manifest.world_size, **more, "files": _plain(files), "extra": manifest.extra,
+    }  # fmt: skip
+    document = {"format": FORMAT, "version": version, "sha256": digest(body), "body": body}
+    return {**lists, MANIFEST_NAME: json.dumps(document, separators=(",", ":"), allow_nan=False).encode()}
+
+
+def _plain(files: Mapping[str, FileEntry]) -> dict[str, Any]:
+    return {name: vars(entry) for name, entry in files.items()}
 
 
 def read_manifest(path: Path) -> Manifest:
     """Return the manifest of the checkpoint folder `path`. Raises StorageError where it is missing, cut or altered."""
     with refusal(path, MANIFEST_NAME):
-        return _decode(json.loads(content(path / MANIFEST_NAME)))
+        return _decode(json.loads(content(path / MANIFEST_NAME)), path)
 
 
-def _decode(document: Any) -> Manifest:
+def _decode(document: Any, path: Path) -> Manifest:
     """Return the manifest in a parsed document; every field is checked before it is used."""
     if table(document).get("format") != FORMAT:
         raise Refused(f"it does not say format {FORMAT!r}")
@@ -99,7 +212,12 @@ def _decode(document: Any) -> Manifest:
     body = typed(document, "body", dict)
     if document.get("sha256") != digest(body):
         raise Refused("its content does not match its digest: it was altered or damaged")
-    files = {name: _file(name, entry) for name, entry in typed(body, "files", dict).items()}
+    files: Mapping[str, FileEntry] = {name: _file(name, entry) for name, entry in typed(body, "files", dict).items()}
+    if document["version"] == VERSION_OF_LISTS:
+        ranks, world_size = count(body, "ranks_in_a_list"), count(body, "world_size")
+        if not 0 < ranks <= world_size:
+            raise Refused(f"{ranks} ranks in a list, of {world_size}")
+        files = ListedFiles(path, files, ranks, world_size)
     return Manifest(
         step=count(body, "step"),
         sequence=count(body, "sequence"),
@@ -111,7 +229,7 @@ def _decode(document: Any) -> Manifest:
 
 
 def _file(name: str, entry: Any) -> FileEntry:
-    if name != TABLE_NAME and not _FILE_NAME.fullmatch(name):
+    if name != TABLE_NAME and not _FILE_NAME.fullmatch(name) and not _LIST_NAME.fullmatch(name):
         raise Refused(f"{name!r} is not the name of a shard")
     sha256 = typed(entry, "sha256", str)
     if not _DIGEST.fullmatch(sha256):

@@ -1,7 +1,7 @@
 """Agreement among ranks: what fails on one fails on all, with the same error and without a hang.
 
-What goes well costs a few numbers that are reduced, whatever the number of ranks. Only `settle`, and the words of a
-failure, travel as pickled objects to rank 0, or to all.
+What goes well costs a few numbers that are reduced, whatever the number of ranks, or a talk of log2 N rounds. Only
+`settle`, and the words of a failure, travel as pickled objects to rank 0, or to all.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 
+from paceline.checkpoint.writers.talk import Message, Talk
 from paceline.errors import PacelineError, StorageError
 
 T = TypeVar("T")
@@ -78,6 +79,34 @@ class Ranks:
         rows = None if self.rank else [torch.empty_like(mine) for _ in range(self.size)]
         dist.gather(mine, rows, group=self.group, group_dst=0)
         return [bytes(one.cpu().numpy()) for one in rows or ()]
+
+    def hold_talk(self, talk: Talk[T]) -> T:
+        """Return what a talk comes to on this rank: its messages are carried. Every rank of the group has its own."""
+        heard: bytes | None = None
+        while True:
+            try:
+                turn = next(talk) if heard is None else talk.send(heard)
+            except StopIteration as ended:
+                result: T = ended.value
+                return result
+            heard = self._carry(turn)
+
+    def _carry(self, turn: Message) -> bytes:
+        """Send a message to one rank and return that of another: its length, and then what it says."""
+        length = torch.zeros(1, dtype=torch.int64, device=self.device)
+        self._swap(turn, torch.tensor([len(turn.content)], device=self.device), length)
+        heard = torch.empty(int(length), dtype=torch.uint8, device=self.device)
+        self._swap(turn, torch.frombuffer(bytearray(turn.content), dtype=torch.uint8).to(self.device)
+                   if turn.content else heard.new_empty(0), heard)  # fmt: skip
+        return bytes(heard.cpu().numpy())
+
+    def _swap(self, turn: Message, sent: torch.Tensor, heard: torch.Tensor) -> None:
+        """Send one tensor and receive the other at once; an empty one does not travel."""
+        pairs = ((dist.isend, sent, turn.to), (dist.irecv, heard, turn.source))
+        moves = [dist.P2POp(move, tensor, group=self.group, group_peer=peer)
+                 for move, tensor, peer in pairs if peer is not None and tensor.numel()]  # fmt: skip
+        for work in dist.batch_isend_irecv(moves) if moves else ():
+            work.wait()
 
     def any_of(self, flags: Sequence[bool]) -> list[bool]:
         """Return for each flag whether it is set on any rank."""

@@ -25,12 +25,11 @@ import torch.distributed as dist
 from paceline.checkpoint import folder
 from paceline.checkpoint.index import IndexReader, encode_kinds, encode_part
 from paceline.checkpoint.manifest import (
-    MANIFEST_NAME,
     TABLE_NAME,
     FileEntry,
     Manifest,
     encode_manifest,
-    part_name,
+    files_of,
     read_manifest,
     shard_name,
     unchanged_name,
@@ -147,7 +146,7 @@ def write(
             written.unchanged.forget()
         files = ranks.attempt(what, partial(_write_share, unfinished, plan, taken, ranks.rank, written.unchanged))
         fingerprints = plan.fingerprints(taken, ranks)
-        rows = ranks.rows(b"".join(_row(files.get(name)) for name in _names_of(ranks.rank, ranks.size)))
+        rows = ranks.rows(b"".join(_row(files.get(name)) for name in files_of(ranks.rank, ranks.size)))
         ranks.from_first(what, partial(_collect, written, plan, fingerprints, rows))
     return written
 
@@ -214,7 +213,7 @@ def _write_share(
         if writer == rank:
             (own if part in still else entries).append(_entry(part, values))
             own_parts += [part] if part in still else []
-    shard, index, kept = _names_of(rank, plan.size)
+    shard, index, kept = files_of(rank, plan.size)
     files = {}
     if entries:
         files[shard] = write_shard(unfinished / shard, entries)
@@ -234,11 +233,6 @@ def _entry(part: Part, values: torch.Tensor) -> TensorToWrite:
     return TensorToWrite(part.key, part.dtype, part.sizes, lambda: values)
 
 
-def _names_of(rank: int, size: int) -> tuple[str, str, str]:
-    """Return the names of a rank's shard, of its part of the index, and of the file of what has not changed."""
-    return shard_name(rank, size), part_name(rank, size), unchanged_name(rank, size)
-
-
 def _row(entry: FileEntry | None) -> bytes:
     """Return a file as 40 bytes that travel, its length and its digest: zeros for one that is not there."""
     return ROW.pack(entry.bytes, bytes.fromhex(entry.sha256)) if entry else bytes(ROW.size)
@@ -248,7 +242,7 @@ def _collect(written: Written, plan: SavePlan, fingerprints: Mapping[str, str], 
     """Note the files of all ranks and write the table of tensors. Called on rank 0."""
     assert written.partial is not None
     for rank, row in enumerate(rows):
-        for name, (length, digest) in zip(_names_of(rank, plan.size), ROW.iter_unpack(row), strict=True):
+        for name, (length, digest) in zip(files_of(rank, plan.size), ROW.iter_unpack(row), strict=True):
             if length:
                 written.files[name] = FileEntry(length, digest.hex())
     kinds = {name: replace(kind, fingerprint=fingerprints.get(name, "")) for name, kind in plan.kinds.items()}
@@ -266,8 +260,11 @@ def _finish(
     created = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
     manifest = Manifest(written.step, sequence, created, written.ranks.size, written.files, written.extra)
     folder.check_lengths(unfinished, manifest)  # finds machines that do not share the folder
-    write_file(unfinished / MANIFEST_NAME, encode_manifest(manifest))
-    IndexReader(unfinished, read_manifest(unfinished))
+    for name, held in encode_manifest(manifest).items():
+        write_file(unfinished / name, held)
+    read = read_manifest(unfinished)
+    folder.verify_files(unfinished, {name: read.files[name] for name in read.lists})
+    IndexReader(unfinished, read)
     if fence is not None:
         fence()
     path = written.partial.publish(written.step)

@@ -1,7 +1,8 @@
-"""Which rank writes what in a save: worked out on the first rank from what all hold, and kept while they hold that.
+"""Which rank writes what in a save: agreed on by the ranks that hold it, and kept while they hold that.
 
-Making a plan takes that rank time and memory for every part of every rank. Until a rank holds other parts, a save needs
-no more of the others than sums: the plan says which copy of a part counts.
+Each rank learns of its own parts who else holds them (writers/choose.py). Only where what would be written does not
+make every tensor whole, or ranks disagree about one, the first rank looks at every part of all, and says what is wrong.
+Until a rank holds other parts, a save needs no more of the others than sums: the plan says which copy of a part counts.
 """
 
 from __future__ import annotations
@@ -15,9 +16,9 @@ from paceline.checkpoint.index import TensorKind
 from paceline.checkpoint.ranks import Ranks
 from paceline.checkpoint.shards import DTYPES
 from paceline.checkpoint.snapshot import Part, Snapshot
-from paceline.checkpoint.spread import PartAt, kinds_of, spread
-
-WORD = 2**64
+from paceline.checkpoint.writers.choose import Choice, choose_writers, cover_of, number_of
+from paceline.checkpoint.writers.spread import PartAt, kinds_of, spread
+from paceline.checkpoint.writers.talk import WORD
 
 
 @dataclass(frozen=True)
@@ -62,32 +63,49 @@ class KeptPlan:
         if not ranks.any_of([known is None or (known.size, known.parts) != (ranks.size, parts)])[0]:
             assert known is not None
             return known
-        kinds: dict[str, TensorKind] = {}
-        rows = ranks.settle(what, lambda: parts, partial(_rows, kinds))
-        names = ranks.from_first(what, lambda: list(kinds))
-        size = sum(math.prod(kind.shape) * DTYPES[kind.dtype][1] for kind in kinds.values())
-        self.plan = SavePlan(ranks.size, parts, names, *rows, kinds, size)
+        choice = ranks.hold_talk(choose_writers(parts, ranks.rank, ranks.size))
+        names = ranks.from_first(what, lambda: list(choice.kinds))
+        covers = ranks.total(_covers(parts, choice, names, ranks.rank))
+        if not ranks.from_first(what, lambda: _is_whole(choice, names, covers)):
+            kinds: dict[str, TensorKind] = {}
+            writers, shares = ranks.settle(what, lambda: parts, partial(rows_of, kinds))
+            choice = Choice(writers, shares, kinds)
+        size = sum(math.prod(kind.shape) * DTYPES[kind.dtype][1] for kind in choice.kinds.values())
+        kinds = choice.kinds if ranks.rank == 0 else {}
+        self.plan = SavePlan(ranks.size, parts, names, choice.writers, choice.shares, kinds, size)
         return self.plan
 
 
-def _rows(kinds: dict[str, TensorKind], of_ranks: Sequence[Sequence[Part]]) -> list[tuple[list[int], list[int]]]:
-    """Return (writers, shares) of each rank's parts, and fill in what the tensors are. Called on rank 0."""
+def _covers(parts: Sequence[Part], choice: Choice, names: Sequence[str], rank: int) -> list[int]:
+    """Return for each tensor the weight of what this rank writes of it."""
+    sums = dict.fromkeys(names, 0)
+    for part, writer in zip(parts, choice.writers, strict=True):
+        sums[part.name] += cover_of(part.box) if writer == rank else 0
+    return [number % WORD for number in sums.values()]
+
+
+def _is_whole(choice: Choice, names: Sequence[str], covers: Sequence[int]) -> bool:
+    """Return whether what all ranks write covers every tensor once, and they agree what it is. Called on rank 0."""
+    wholes = [cover_of(((0,) * len(shape), shape)) for shape in (choice.kinds[name].shape for name in names)]
+    return not choice.torn and list(covers) == wholes
+
+
+def rows_of(kinds: dict[str, TensorKind], of_ranks: Sequence[Sequence[Part]]) -> list[tuple[list[int], list[int]]]:
+    """Return (writers, shares) of each rank's parts, and fill in what the tensors are, from those of all.
+
+    Raises StorageError where they do not make the tensors whole. Called on rank 0.
+    """
     writers = spread(of_ranks)
     kinds.update(kinds_of(of_ranks))
     owed: dict[PartAt, int] = {}
     for rank, parts in enumerate(of_ranks):
         for part in parts:
             place = part.name, part.box
-            owed[place] = owed.get(place, 0) - (_number(rank) if writers.get(place) != rank else 0)
+            owed[place] = owed.get(place, 0) - (number_of(rank) if writers.get(place) != rank else 0)
     return [
         (
             [writers.get((part.name, part.box), -1) for part in parts],
-            [owed[place] if writers.get(place := (part.name, part.box)) == rank else _number(rank) for part in parts],
+            [owed[place] if writers.get(place := (part.name, part.box)) == rank else number_of(rank) for part in parts],
         )
         for rank, parts in enumerate(of_ranks)
     ]
-
-
-def _number(rank: int) -> int:
-    """Return an odd number of a rank's own, so that what two copies are off by does not cancel."""
-    return (rank + 1) * 0x9E3779B97F4A7C15 % WORD | 1

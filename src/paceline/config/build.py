@@ -138,6 +138,9 @@ def _items(member: Option, entry: GivenValue, key: Key) -> Iterator[Any]:
     for number, values in enumerate(entry.value, 1):
         at = (*key, str(number))
         layer: Layer = {}
+        if not isinstance(values, Mapping):
+            what = f"{entry.origin}: {dotted(at)} = {literal(values)} is not a table"
+            raise ConfigError(what, f"it holds options: {', '.join(member.item.members)}", f"[[{dotted(key)}]]")
         _flatten(member.item, values, _Source(member.item, lambda _: entry.origin), (), layer)
         with _located(f"{dotted(at)}"):
             yield _build(member.item, layer, (), {})

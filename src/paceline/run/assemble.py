@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import nn
 
 from paceline.errors import ConfigError
+from paceline.run.initial import DrawnModel, WholeModel, start_model
 from paceline.run.loop.first_look import FirstLook
 from paceline.run.loop.loader import BatchStream
-from paceline.run.loop.passes import Passes, SequentialPasses
+from paceline.run.loop.passes import Objective, Passes, SequentialPasses
 from paceline.run.loop.remarks import remarks_on
-from paceline.run.loop.routing import watch_routing
+from paceline.run.loop.routing import RouterWatch, watch_routing
 from paceline.run.loop.step import Stepper
 from paceline.run.loop.turns import StepTurn, gathering, own_parameters, passes_in_turn, refuse_axes, refuse_routing
 from paceline.run.memory.offload_state import OffloadedUpdate
@@ -22,10 +24,10 @@ from paceline.run.numerics.precision import MASTER_DTYPES, cast_model, scaler_fo
 from paceline.run.numerics.randomness.again import draw_again, leave_outside, uncompiled_remark
 from paceline.run.numerics.randomness.build import sample_randomness
 from paceline.run.numerics.randomness.mode import SampleRandomness, Survey
-from paceline.run.parallel.apply import Gradients, apply_plan
+from paceline.run.parallel.apply import Gradients, apply_plan, split_by_rules
 from paceline.run.parallel.context.part import part_of
 from paceline.run.parallel.data.rows import GatheredRows
-from paceline.run.parallel.data.statistics import share_statistics
+from paceline.run.parallel.data.statistics import RankSums, share_statistics
 from paceline.run.parallel.entry import entry_of
 from paceline.run.parallel.pipeline.passes import PipelinePasses
 from paceline.run.parallel.pipeline.split import Pipeline, split_model
@@ -35,21 +37,19 @@ from paceline.run.process.world import World, build_mesh
 from paceline.run.replicas.bucket_sums import BucketSum, bucket_sums
 from paceline.run.replicas.build import copy_sync, refuse_unproven
 from paceline.run.updates.joined import JoinedOptimizer
-from paceline.run.updates.optimizer import all_names, build_optimizer
+from paceline.run.updates.optimizer import Names, all_names, build_optimizer
 from paceline.spec.optimizers import NOT_OFFLOADED
 from paceline.spec.plan import Plan
-from paceline.spec.task import ModelSpec, Task
+from paceline.spec.task import Task
 from paceline.spec.turns import main_turn
 from paceline.task.coupling import gathers_rows
 from paceline.task.data.source import Source
 from paceline.task.models.blocks import find_blocks
-from paceline.task.models.build import build_model, fill_weights
 from paceline.task.models.decoder import Decoder
-from paceline.task.models.huggingface.head import limit_logits
-from paceline.task.models.sizes import is_named
+from paceline.task.models.huggingface.head import LIMIT, limit_logits
 from paceline.task.objective import BUILT_IN, next_token
 from paceline.task.placed import objective_on
-from paceline.task.turns import turns_of
+from paceline.task.turns import Turn, turns_of
 
 
 @dataclass
@@ -66,106 +66,154 @@ class Assembled:
 def assemble(task: Task, plan: Plan, world: World, source: Source, items_per_sample: int) -> Assembled:
     """Build the task's model under `plan` on this rank. Every rank calls it.
 
-    Built-in families are built without storage, sharded, and only then given their initial weights, so a model larger
-    than one device's memory starts. Initial weights do not depend on the layout.
+    A model is built without memory where that can be, laid out, and only then given its initial weights
+    (run/initial.py), so one larger than a device's memory starts. Initial weights do not depend on the layout.
     """
     mesh = build_mesh(plan.layout, world)
-    family = isinstance(task.model, ModelSpec) and is_named(task.model.name)
-    model = build_model(task.model, source.vocab or 0, items_per_sample, task.seed, device="meta" if family else "cpu")
-    if not family:
-        _share_out(model, world)  # whole on every rank until it is split
+    started = start_model(task, plan, world, source, items_per_sample)
+    names = all_names(started.model)  # before stages know a part of them
+    turns = _turns(task, plan, world, source)
+    remarks = started.remarks + _set_precision(started, plan, turns[main_turn(task)].objective)
+    _limit_logits(started, plan, turns, items_per_sample)
+    looked = _look(task, plan, world, source, started, turns, mesh)
+    laid = _lay_out(started, looked, plan, mesh)
+    own = own_parameters(laid.model, names, looked.turns)
+    optimizer = _optimizer(task, plan, laid.model, names, own)
+    routing = watch_routing(laid.model, plan)
+    refuse_routing(turns, routing)
+    passes = _passes(laid, looked, plan, world, routing)
+    stepper = Stepper(
+        model=laid.model,
+        turns=[StepTurn(*parts) for parts in zip(looked.turns, passes, own, strict=True)],
+        main=main_turn(task),
+        optimizer=optimizer,
+        gradients=laid.gradients,
+        scaler=scaler_for(plan.precision),
+        plan=plan,
+        world=world,
+        sync=copy_sync(laid.model, plan, mesh, world, laid.sums),
+        items_per_sample=items_per_sample,
+        clip_norm=task.optimizer.clip_norm,
+        updater=OffloadedUpdate(optimizer, plan.state_bucket_bytes) if plan.offloads_optimizer else optimizer,
+        routing=routing,
+        stages_holding=dict.fromkeys(laid.pipeline.shared_parameters(), 2) if laid.pipeline else {},
+    )
+    return Assembled(laid.model, optimizer, stepper, looked.randomness, (*remarks, *looked.remarks))
+
+
+def _turns(task: Task, plan: Plan, world: World, source: Source) -> tuple[Turn, ...]:
+    """Return what a step makes of the task's objectives, on this rank's device."""
     turns = tuple(
         dataclasses.replace(turn, objective=objective_on(turn.objective, world.device))
         for turn in turns_of(task, source.unit)
     )
     refuse_axes(turns, plan)
-    objective = turns[main_turn(task)].objective
-    remarks = remarks_on(model, objective, MASTER_DTYPES[plan.precision])
-    cast_model(model, MASTER_DTYPES[plan.precision])
+    return turns
+
+
+def _set_precision(started: WholeModel, plan: Plan, objective: Objective) -> list[str]:
+    """Keep weights in the plan's dtype; return what is said of those that are rounded."""
+    dtype = MASTER_DTYPES[plan.precision]
+    remarks = remarks_on(started.model, objective, dtype)
+    cast_model(started.model, dtype)
+    return remarks
+
+
+def _limit_logits(started: WholeModel, plan: Plan, turns: Sequence[Turn], items_per_sample: int) -> None:
+    """Have the model hold no more logits at a time than the plan says, where its kind can."""
+    model = started.model
     if isinstance(model, Decoder):
         model.logits_elements = plan.logits_elements
     elif next_token in [turn.objective for turn in turns] and plan.layout.tp == 1:
-        limit_logits(model, plan.logits_elements, plan.micro_batch * items_per_sample)
-    plain, names = [turn.objective for turn in turns], all_names(model)  # before stages know a part of the names
+        seen, tokens = started.to_look_at(), plan.micro_batch * items_per_sample
+        if limit_logits(seen, plan.logits_elements, tokens) and seen is not model:
+            setattr(model, LIMIT, plan.logits_elements)
+
+
+@dataclass
+class _Looked:
+    """What is known of the program before the plan is applied: its turns, its random numbers, its part of a batch."""
+
+    turns: tuple[Turn, ...]
+    objective: Objective  # the main turn's
+    coupled: bool  # whether a loss is over the rows of all ranks
+    randomness: SampleRandomness
+    take_part: Any
+    check: SplitCheck | None
+    remarks: tuple[str, ...]
+
+
+def _look(
+    task: Task,
+    plan: Plan,
+    world: World,
+    source: Source,
+    started: WholeModel,
+    turns: tuple[Turn, ...],
+    mesh: Mesh | None,
+) -> _Looked:
+    """Look at a program that is not ours on one micro-batch: what it draws and reads, and whether axes are right."""
+    model, plain, main = started.model, [turn.objective for turn in turns], main_turn(task)
     coupled = any(map(gathers_rows, plain))
     if coupled and mesh is not None and plan.layout.data_degree > 1:
         turns = gathering(turns, GatheredRows(mesh.data))
-        objective = turns[main_turn(task)].objective
+    objective = turns[main].objective
     look = None
-    if not family:
+    if not isinstance(started, DrawnModel):
         stream = BatchStream(source, task.seed, plan, plan.layout.data_rank(world.rank), world.device)
-        look = FirstLook(model, plain, main_turn(task), stream.at(0).micro_batches[0], plan, world.device)
-        remarks += look.remarks
-    silent = family and all(objective in BUILT_IN.values() for objective in plain)  # what is ours draws nothing
+        example = stream.at(0).micro_batches[0]
+        look = FirstLook(started.to_look_at(), plain, main, example, plan, world.device)
+    silent = look is None and all(objective in BUILT_IN.values() for objective in plain)  # what is ours draws nothing
     randomness = sample_randomness(task.seed, plan, world, look.survey if look else Survey(silent=silent))
     draw_again(model, randomness)
-    remarks += uncompiled_remark(find_blocks(model) or [("", model)]) if plan.compile else []
+    if look and started.to_look_at() is not model:
+        draw_again(started.to_look_at(), randomness)
+    remarks = [*(look.remarks if look else []),
+               *(uncompiled_remark(find_blocks(model) or [("", model)]) if plan.compile else [])]  # fmt: skip
     take_part = part_of(plan, world.rank, model, objective)
     check = look.checked(objective, take_part, mesh, randomness) if look else None
+    if check is not None and mesh is not None and started.to_look_at() is not model:
+        split_by_rules(started.to_look_at(), plan, mesh, None)
+        check.of(started.to_look_at(), mesh.get_group("tp"))
+        check = None
+    return _Looked(turns, objective, coupled, randomness, take_part, check, tuple(remarks))
+
+
+@dataclass
+class _LaidOut:
+    """A model under a plan, with its weights in place, and what sums its gradients."""
+
+    model: nn.Module
+    pipeline: Pipeline | None
+    gradients: Gradients
+    statistics: RankSums | None
+    sums: BucketSum | None
+
+
+def _lay_out(started: WholeModel, looked: _Looked, plan: Plan, mesh: Mesh | None) -> _LaidOut:
+    """Cut the model into stages where the plan has any, apply the plan, and put its weights in place."""
+    model, randomness = started.model, looked.randomness
     pipeline = split_model(model, plan, mesh) if plan.layout.pp > 1 and mesh is not None else None
-    if pipeline is not None:
-        model = pipeline.model
-    for part in [model, *(stage.module for stage in (pipeline.stages if pipeline else ()))]:
+    model = pipeline.model if pipeline else model
+    stages = [stage.module for stage in pipeline.stages] if pipeline else []
+    for part in [model, *stages]:
         draw_again(part, randomness)
-    statistics = share_statistics(model, mesh, plan)
-    refuse_unproven(plan, {"nn.SyncBatchNorm": statistics is not None, "several objectives": len(turns) > 1,
-                           "a loss over the rows of all ranks": coupled})  # fmt: skip
-    sums = bucket_sums(plan.sync)
-    gradients = _lay_out(model, pipeline, plan, mesh, check, randomness, sums)
-    if family:
-        for part in [stage.module for stage in pipeline.stages] if pipeline else [model]:
-            part.to_empty(device=world.device)
-        fill_weights(model, task.model, task.seed)
+    statistics, sums = share_statistics(model, mesh, plan), bucket_sums(plan.sync)
+    refuse_unproven(plan, {"nn.SyncBatchNorm": statistics is not None, "several objectives": len(looked.turns) > 1,
+                           "a loss over the rows of all ranks": looked.coupled})  # fmt: skip
+    gradients = _apply(model, pipeline, plan, mesh, looked, sums)
+    started.fill(model, stages or [model])
     if sums is not None:
         gradients.zero()  # makes the buckets: a checkpoint may be loaded into what is kept of them
-    own = own_parameters(model, names, turns)
-    optimizer = build_optimizer(task.optimizer, model, names, apart=own)
-    if plan.offloads_optimizer and isinstance(optimizer, JoinedOptimizer):
-        raise ConfigError(f"offload = {plan.offload}", NOT_OFFLOADED, 'plan.offload = "none"')
-    routing = watch_routing(model, plan)
-    refuse_routing(turns, routing)
-    after_forward = routing.collect if routing else None
-    passes: list[Passes]
-    if pipeline is not None:
-        passes = [PipelinePasses(pipeline, objective, plan, world.device, randomness, take_part, after_forward)]
-    else:
-        plainly = SequentialPasses(
-            model=model,
-            objective=objective,
-            gradients=gradients,
-            plan=plan,
-            randomness=randomness,
-            take_part=take_part,
-            after_forward=after_forward,
-            statistics=statistics,
-        )
-        passes = passes_in_turn(plainly, turns, entry_of(model, gradients, world.device))
-    stepper = Stepper(
-        model=model,
-        turns=[StepTurn(*parts) for parts in zip(turns, passes, own, strict=True)],
-        main=main_turn(task),
-        optimizer=optimizer,
-        gradients=gradients,
-        scaler=scaler_for(plan.precision),
-        plan=plan,
-        world=world,
-        sync=copy_sync(model, plan, mesh, world, sums),
-        items_per_sample=items_per_sample,
-        clip_norm=task.optimizer.clip_norm,
-        updater=OffloadedUpdate(optimizer, plan.state_bucket_bytes) if plan.offloads_optimizer else optimizer,
-        routing=routing,
-        stages_holding=dict.fromkeys(pipeline.shared_parameters(), 2) if pipeline else {},
-    )
-    return Assembled(model, optimizer, stepper, randomness, tuple(remarks))
+    return _LaidOut(model, pipeline, gradients, statistics, sums)
 
 
-def _lay_out(
+def _apply(
     model: nn.Module,
     pipeline: Pipeline | None,
     plan: Plan,
     mesh: Mesh | None,
-    check: SplitCheck | None,
-    randomness: SampleRandomness,
+    looked: _Looked,
     sums: BucketSum | None,
 ) -> Gradients:
     """Apply the plan to a model, or to the stages that it was cut into, and return what reduces their gradients."""
@@ -174,17 +222,40 @@ def _lay_out(
     if pipeline is not None and mesh is not None:
         gradients = pipeline.apply(plan, mesh)
     else:
-        gradients = apply_plan(model, blocks, plan, mesh, check=check, sums=sums)
+        gradients = apply_plan(model, blocks, plan, mesh, check=looked.check, sums=sums)
     if plan.compile:
         units = [stage.blocks or [stage.module] for stage in pipeline.stages] if pipeline else [blocks or [model]]
-        leave_outside([block for unit in units for block in unit], randomness)
+        leave_outside([block for unit in units for block in unit], looked.randomness)
     return gradients
 
 
-def _share_out(model: nn.Module, world: World) -> None:
-    """Put a user's model on this rank's device with rank 0's initial weights."""
-    model.to(world.device)
-    if world.size > 1:
-        with torch.no_grad():
-            for tensor in [*model.parameters(), *model.buffers()]:
-                dist.broadcast(tensor, src=0)
+def _optimizer(
+    task: Task, plan: Plan, model: nn.Module, names: Names, own: list[list[nn.Parameter]]
+) -> torch.optim.Optimizer:
+    """Return what updates the model. Raises ConfigError where its state cannot rest where the plan says."""
+    optimizer = build_optimizer(task.optimizer, model, names, apart=own)
+    if plan.offloads_optimizer and isinstance(optimizer, JoinedOptimizer):
+        raise ConfigError(f"offload = {plan.offload}", NOT_OFFLOADED, 'plan.offload = "none"')
+    return optimizer
+
+
+def _passes(laid: _LaidOut, looked: _Looked, plan: Plan, world: World, routing: RouterWatch | None) -> list[Passes]:
+    """Return the forward and backward passes of each turn."""
+    after_forward = routing.collect if routing else None
+    if laid.pipeline is not None:
+        return [
+            PipelinePasses(
+                laid.pipeline, looked.objective, plan, world.device, looked.randomness, looked.take_part, after_forward
+            )
+        ]
+    plainly = SequentialPasses(
+        model=laid.model,
+        objective=looked.objective,
+        gradients=laid.gradients,
+        plan=plan,
+        randomness=looked.randomness,
+        take_part=looked.take_part,
+        after_forward=after_forward,
+        statistics=laid.statistics,
+    )
+    return passes_in_turn(plainly, looked.turns, entry_of(laid.model, laid.gradients, world.device))

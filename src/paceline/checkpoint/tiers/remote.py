@@ -85,8 +85,12 @@ class RemoteStore:
         partial = create_partial(root, manifest.step)
         try:
             with self._told(f"did not give {name}"):
-                for file in (*manifest.files, MANIFEST_NAME):
+                first = (MANIFEST_NAME, *manifest.lists)
+                for file in first:
                     self._files.get_file(f"{self._root}/{name}/{file}", str(partial.folder / file))
+                for file in read_manifest(partial.folder).files:
+                    if file not in first:
+                        self._files.get_file(f"{self._root}/{name}/{file}", str(partial.folder / file))
             verify_checkpoint(partial.folder)
             return partial.publish(manifest.step)
         except BaseException:

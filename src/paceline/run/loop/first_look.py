@@ -36,7 +36,10 @@ class FirstLook:
         plan: Plan,
         device: torch.device,
     ) -> None:
-        """Run the objectives on two samples of the example and on three; `main` is the one that remarks name."""
+        """Run the objectives on two samples of the example and on three; `main` is the one that remarks name.
+
+        `model` is what is looked at: the task's, or one of its kind that computes where that has no weights yet.
+        """
         self._model, self._example, self._plan, self._device = model, example, plan, device
         self._data = in_model_precision(example.data, plan)
         self.survey = survey_all(model, objectives, self._data, device)

@@ -74,7 +74,7 @@ def apply_plan(
     `rules` are those of the whole model, which a part does not tell. `check` is asked once layers are split.
     `sums` add up gradients over copies where those are not summed exactly in every step.
     """
-    parts = _split_layers(model, plan, mesh, rules)
+    parts = split_by_rules(model, plan, mesh, rules)
     if check is not None and mesh is not None:
         check.of(model, mesh.get_group("tp"))
     modes = _modes(plan, range(first, first + len(blocks)))
@@ -82,7 +82,7 @@ def apply_plan(
     return SummedGradients(gradients, model, parts, mesh.get_group("tp")) if mesh is not None and parts else gradients
 
 
-def _split_layers(model: nn.Module, plan: Plan, mesh: Mesh | None, rules: Rules | None) -> list[str]:
+def split_by_rules(model: nn.Module, plan: Plan, mesh: Mesh | None, rules: Rules | None) -> list[str]:
     """Apply the tensor axis and return the names of the parameters whose gradients are parts of a sum over it."""
     if mesh is None or plan.layout.tp == 1:
         return []

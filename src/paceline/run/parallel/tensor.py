@@ -261,7 +261,9 @@ def _own_part(name: str, weight: nn.Parameter, dim: int, mesh: DeviceMesh) -> nn
             f"'{name}' over tp = {mesh.size()}", f"{weight.shape[dim]} features give some ranks none",
             f"tp = {len(parts)} at most, or no rule for it",
         )  # fmt: skip
-    own = parts[mesh.get_local_rank()].clone(memory_format=torch.contiguous_format)
+    own = parts[mesh.get_local_rank()]
+    if own.untyped_storage().nbytes() >= weight.nbytes:  # not a stand-in's, which takes no memory
+        own = own.clone(memory_format=torch.contiguous_format)
     stride = weight.contiguous().stride()
     local = DTensor.from_local(own, mesh, [Shard(dim)], run_check=False, shape=weight.shape, stride=stride)
     return nn.Parameter(local, requires_grad=weight.requires_grad)

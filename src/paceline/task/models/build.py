@@ -5,8 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import functools
-import traceback
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,7 @@ from paceline.errors import ConfigError
 from paceline.spec.import_paths import is_import_path, load_object
 from paceline.spec.task import ModelSpec
 from paceline.task.models.decoder import Decoder
+from paceline.task.models.factory import Model, call_factory, factory_of
 from paceline.task.models.huggingface.experts import StackedExperts
 from paceline.task.models.huggingface.weights import (
     HEAD,
@@ -26,13 +26,11 @@ from paceline.task.models.huggingface.weights import (
     hf_name,
     read_safetensors,
 )
-from paceline.task.models.init import fill, initialise, named_parameters
+from paceline.task.models.init import Part, fill, initialise, named_parameters
 from paceline.task.models.layers.absent import Absent
 from paceline.task.models.layers.batch_norm import WholeBatchNorm, adopt_synced, takes_batch_statistics
 from paceline.task.models.moe import MoEDecoder
 from paceline.task.models.sizes import MoEConfig, resolve_decoder
-
-Model = ModelSpec | nn.Module | Callable[[], nn.Module]
 
 
 def build_model(model: Model, data_vocab: int, seq_len: int, seed: int, device: str = "cpu") -> nn.Module:
@@ -45,22 +43,19 @@ def build_model(model: Model, data_vocab: int, seq_len: int, seed: int, device: 
     """
     if isinstance(model, nn.Module):
         return start_training(adopt_synced(model if device != "meta" else copy.deepcopy(model).to("meta")))
-    if not isinstance(model, ModelSpec):
-        if not callable(model):
-            raise ConfigError(
-                f"task.model is of type {type(model).__name__}", "it must be a ModelSpec, an nn.Module or a factory",
-                'for example "llama-11m"',
-            )  # fmt: skip
-        return _call_factory(model, {}, getattr(model, "__qualname__", repr(model)), seed, device)
-    if is_import_path(model.name):
-        _refuse_overrides(model)
-        factory = load_object(model.name, "task.model.name")
-        if isinstance(factory, nn.Module):
-            return build_model(factory, data_vocab, seq_len, seed, device)
-        built = _call_factory(factory, model.arguments, model.name, seed, device)
-        if model.weights and device != "meta":
-            load_weights(built, model.weights)
-        return built
+    if isinstance(model, ModelSpec) and not is_import_path(model.name):
+        return _named(model, data_vocab, seq_len, seed, device)
+    factory = factory_of(model)
+    if factory is None:
+        return build_model(_module_of(model), data_vocab, seq_len, seed, device)
+    built = start_training(adopt_synced(call_factory(factory, seed, device)))
+    if isinstance(model, ModelSpec) and model.weights and device != "meta":
+        load_weights(built, model.weights)
+    return built
+
+
+def _named(model: ModelSpec, data_vocab: int, seq_len: int, seed: int, device: str) -> nn.Module:
+    """Return a model of the built-in family."""
     config = resolve_decoder(model, data_vocab, seq_len)
     with torch.device("meta"):
         decoder = MoEDecoder(config) if isinstance(config, MoEConfig) else Decoder(config)
@@ -69,6 +64,12 @@ def build_model(model: Model, data_vocab: int, seq_len: int, seed: int, device: 
     decoder.to_empty(device=device)
     fill_weights(decoder, model, seed)
     return decoder
+
+
+def _module_of(model: Any) -> nn.Module:
+    """Return the module that a spec names by import path."""
+    module: nn.Module = load_object(model.name, "task.model.name")
+    return module
 
 
 def fill_weights(model: nn.Module, spec: ModelSpec, seed: int) -> None:
@@ -92,10 +93,11 @@ def is_decoder(model: nn.Module) -> bool:
     return isinstance(model, Decoder)
 
 
-def load_weights(model: nn.Module, path: str) -> None:
+def load_weights(model: nn.Module, path: str, dtypes: Mapping[str, torch.dtype] | None = None) -> None:
     """Fill a model's parameters and buffers from a safetensors file or folder, in Hugging Face's names.
 
-    Raises ConfigError naming what is missing, unexpected, of another shape, or of another decoder's config.json.
+    Of a sharded one each rank reads its own parts alone. Values are rounded to `dtypes` first, by name, where these are
+    given. Raises ConfigError naming what is missing, unexpected, of another shape, or of another decoder's config.json.
     """
     stored: LazyTensors | StackedExperts = read_safetensors(path)
     targets: dict[str, Tensor] = dict(named_parameters(model))
@@ -114,7 +116,13 @@ def load_weights(model: nn.Module, path: str) -> None:
     aliases = {*_aliases(model), *_of_other_stages(model, stored)}
     _check_names(targets, stored, aliases, path)
     for name, target in targets.items():
-        fill(target, functools.partial(stored.part, name))
+        part: Part = functools.partial(stored.part, name)
+        fill(target, part if dtypes is None else _rounded(part, dtypes[name]))
+
+
+def _rounded(part: Part, dtype: torch.dtype) -> Part:
+    """Return what gives the same values in a dtype."""
+    return lambda offsets, sizes: part(offsets, sizes).to(dtype)
 
 
 def start_training(model: nn.Module) -> nn.Module:
@@ -185,45 +193,3 @@ def _check_names(
 def _first(names: list[str], shown: int = 3) -> str:
     rest = f" and {len(names) - shown} more" if len(names) > shown else ""
     return ", ".join(names[:shown]) + rest
-
-
-def _call_factory(factory: Any, arguments: dict[str, Any], name: str, seed: int, device: str) -> nn.Module:
-    if not callable(factory):
-        raise ConfigError(
-            f"task.model = '{name}' is of type {type(factory).__name__}", "it is neither a module nor can it be called",
-            "a function that returns an nn.Module",
-        )  # fmt: skip
-    try:
-        with _seeded(seed), torch.device(device):
-            built = factory(**arguments)
-    except Exception as error:  # a user's factory may raise anything; the message says what and where
-        frame = traceback.extract_tb(error.__traceback__)[-1]
-        raise ConfigError(
-            f"the model factory '{name}' failed",
-            f"{type(error).__name__} in {frame.filename}:{frame.lineno}: {error}",
-            "call it in Python with the same arguments: " + (repr(arguments) if arguments else "none"),
-        ) from error
-    if not isinstance(built, nn.Module):
-        raise ConfigError(
-            f"the model factory '{name}' returned {type(built).__name__}", "it must return a torch.nn.Module",
-            "return the module itself, not its class or a pair",
-        )  # fmt: skip
-    return start_training(adopt_synced(built))
-
-
-@contextlib.contextmanager
-def _seeded(seed: int) -> Iterator[None]:
-    with torch.random.fork_rng():
-        torch.manual_seed(seed)
-        yield
-
-
-def _refuse_overrides(spec: ModelSpec) -> None:
-    names = ("hidden", "layers", "heads", "kv_heads", "ffn", "experts", "top_k", "scoring", "balance", "vocab")
-    given = [name for name in names if getattr(spec, name)]
-    given += [name for name in ("tied", "balance_weight") if getattr(spec, name) is not None]
-    if given:
-        raise ConfigError(
-            f"model.{given[0]} cannot change the model '{spec.name}'", "overrides apply to named sizes only",
-            f"task.model.arguments.{given[0]}, if the factory takes it",
-        )  # fmt: skip

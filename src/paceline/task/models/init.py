@@ -92,11 +92,14 @@ def initialise(model: Decoder, seed: int) -> None:
         buffer.zero_()
 
 
-def named_parameters(model: nn.Module) -> list[tuple[str, nn.Parameter]]:
-    """Return parameters with the names they have in the plain model, without what wrappers put between."""
+def named_parameters(model: nn.Module, every: bool = False) -> list[tuple[str, nn.Parameter]]:
+    """Return parameters with the names they have in the plain model, without what wrappers put between.
+
+    A parameter that several modules hold comes once, or under `every` name that it has.
+    """
     wrappers = ("_orig_mod.", "_checkpoint_wrapped_module.")  # torch.compile, torch's checkpoint_wrapper
     found = []
-    for name, parameter in model.named_parameters():
+    for name, parameter in model.named_parameters(remove_duplicate=not every):
         for wrapper in wrappers:
             name = name.replace(wrapper, "")
         found.append((name, parameter))

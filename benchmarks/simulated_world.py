@@ -1,0 +1,172 @@
+"""Bookkeeping of a world of N ranks without processes and without tensors: the objects of one rank, and of rank 0.
+
+The model has `TENSORS` weights, each with two moments, sharded over all ranks but for `dp_replicate = 2`.
+"""
+
+from __future__ import annotations
+
+import math
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+from paceline.checkpoint.index import IndexReader, encode_kinds, encode_part
+from paceline.checkpoint.manifest import (
+    MANIFEST_NAME,
+    TABLE_NAME,
+    FileEntry,
+    Manifest,
+    encode_manifest,
+    part_name,
+    read_manifest,
+    shard_name,
+)
+from paceline.checkpoint.ranks import Ranks
+from paceline.checkpoint.save_plan import KeptPlan, SavePlan
+from paceline.checkpoint.shards import Chunk, write_file
+from paceline.checkpoint.snapshot import Part, Snapshot
+from paceline.checkpoint.writers.choose import Choice, choose_writers
+from paceline.checkpoint.writers.talk import carry
+from paceline.plan.planned import plan_task
+from paceline.run.process.brief import make_brief
+from paceline.run.process.groups import own_part
+from paceline.spec.load import spec_from_dict
+
+TENSORS = 8  # weights of the simulated model
+KINDS = ("", ".exp_avg", ".exp_avg_sq")
+ROWS, WIDTH = 2**15, 64
+NEAR = 8  # ranks around the last whose parts of the index are written
+
+Costs = dict[tuple[str, str, str], float]  # (what, whose, unit) -> cost
+T = TypeVar("T")
+
+
+def simulated(ranks: int) -> Costs:
+    """Return the costs of the bookkeeping of a world."""
+    found: Costs = {}
+    axes = {"pp": 1, "dp_replicate": 2, "fsdp": ranks // 16, "tp": 8}
+    timed(found, "the ranks of its groups", "a rank", lambda: [own_part(axes, (axis,), ranks - 1) for axis in axes])
+    of_ranks = [held_by(rank, ranks) for rank in range(ranks)]
+    choices = first_save(found, of_ranks)
+    save_like_the_last(found, of_ranks[-1], choices)
+    with tempfile.TemporaryDirectory() as folder:
+        files(found, Path(folder), of_ranks, choices)
+    return {**found, **planned(ranks)}
+
+
+def timed(found: Costs, what: str, whose: str, work: Callable[[], T]) -> T:
+    """Return what `work` does and note the CPU time that it takes: the least of five for a rank's own."""
+    least = math.inf
+    for _ in range(1 if whose == "rank 0" else 5):
+        began = time.process_time()
+        result = work()
+        least = min(least, time.process_time() - began)
+    found[what, whose, "ms of CPU"] = 1e3 * least
+    return result
+
+
+def held_by(rank: int, ranks: int) -> list[Part]:
+    """Return the parts that a rank holds: a share of the rows of each tensor, the same in both copies."""
+    shards = ranks // 2
+    share, first = ROWS // shards, rank % shards * (ROWS // shards)
+    names = [f"model.layers.{at}.weight{kind}" for at in range(TENSORS) for kind in KINDS]
+    return [Part(name, "float32", (ROWS, WIDTH), (first, 0), (share, WIDTH)) for name in names]
+
+
+def first_save(found: Costs, of_ranks: Sequence[Sequence[Part]]) -> list[Choice]:
+    """Return what all ranks choose to write in a save without a plan, and note what that takes of each."""
+    ranks = len(of_ranks)
+    began = time.process_time()
+    choices, heard = carry([choose_writers(parts, rank, ranks) for rank, parts in enumerate(of_ranks)])
+    found["the plan of the first save", "a rank", "ms of CPU"] = 1e3 * (time.process_time() - began) / ranks
+    found["what it hears for that plan", "rank 0", "kB"] = heard[0] / 1e3
+    found["what it hears for that plan", "the rank that hears most", "kB"] = max(heard) / 1e3
+    return choices
+
+
+class OneOfMany(Ranks):
+    """The last of many ranks, whose peers hold what it does and tell it nothing."""
+
+    def __init__(self, ranks: int) -> None:
+        self.group, self.alone, self.rank, self.size, self.sent = None, True, ranks - 1, ranks, 0
+
+    def any_of(self, flags: Sequence[bool]) -> list[bool]:
+        """Return the flags."""
+        self.sent += len(flags)
+        return list(flags)
+
+    def total(self, numbers: Sequence[int]) -> list[int]:
+        """Return the numbers."""
+        self.sent += 16 * len(numbers)
+        return list(numbers)
+
+
+def save_like_the_last(found: Costs, parts: Sequence[Part], choices: Sequence[Choice]) -> None:
+    """Note what a save takes of the last rank where the plan of the save before holds."""
+    peers, own = OneOfMany(len(choices)), choices[-1]
+    plan = SavePlan(len(choices), tuple(parts), list(choices[0].kinds), own.writers, own.shares)
+    held: Any = dict.fromkeys(replace(part, fingerprint=7) for part in parts)  # without the values
+    taken = Snapshot(1, held, {})
+    timed(found, "the plan of a save like the last", "a rank", lambda: KeptPlan(plan).for_save("", taken, peers))
+    peers.sent = 0
+    timed(found, "fingerprints of a save", "a rank", lambda: plan.fingerprints(taken, peers))
+    found["sums of fingerprints of a save", "a rank", "kB"] = peers.sent / 5 / 1e3
+    found["lengths and digests of files", "rank 0", "kB"] = 120 * len(choices) / 1e3  # ROW.size of three names each
+
+
+def files(found: Costs, folder: Path, of_ranks: Sequence[Sequence[Part]], choices: Sequence[Choice]) -> None:
+    """Write what is not shards of a checkpoint, as far as the last rank reads it, and note what that takes."""
+    ranks, last = len(of_ranks), len(of_ranks) - 1
+    entry, kinds = FileEntry(10**9, "0" * 64), choices[0].kinds
+    listed = {one(rank, ranks): entry for rank in range(ranks) for one in (shard_name, part_name)}
+    for rank in range(max(0, last - NEAR), ranks):  # those that a load of the last rank may open
+        content = encode_part(chunks_of(of_ranks[rank], choices[rank], ranks))
+        listed[part_name(rank, ranks)] = write_file(folder / part_name(rank, ranks), content)
+    listed[TABLE_NAME] = write_file(folder / TABLE_NAME, encode_kinds(kinds))
+    manifest = Manifest(1, 1, "", ranks, listed, {})
+    encoded = timed(found, "manifest and lists of a save", "rank 0", lambda: encode_manifest(manifest))
+    found["manifest and lists", "rank 0", "kB"] = sum(map(len, encoded.values())) / 1e3
+    found["the table of tensors", "rank 0", "kB"] = listed[TABLE_NAME].bytes / 1e3
+    for name, content in encoded.items():
+        write_file(folder / name, content)
+
+    def load() -> tuple[Manifest, IndexReader]:
+        read = read_manifest(folder)
+        index = IndexReader(folder, read)
+        index.find(wanted, near=last)
+        read.share(last, ranks)
+        return read, index
+
+    wanted = {part.name: [part.box] for part in of_ranks[last]}
+    read, index = timed(found, "manifest, lists and index for a load", "a rank", load)
+    lists = sum(len(encoded[name]) for name in read.lists) / max(1, len(read.lists))
+    opened = len(encoded[MANIFEST_NAME]) + lists * getattr(read.files, "lists_read", 0)
+    found["of manifest and lists, what a load reads", "a rank", "kB"] = opened / 1e3
+    found["parts of the index that a load opens", "a rank", "files"] = float(len(index.parts_read))
+
+
+def chunks_of(parts: Sequence[Part], choice: Choice, ranks: int) -> dict[str, list[Chunk]]:
+    """Return what a rank's part of the index lists."""
+    chunks: dict[str, list[Chunk]] = {}
+    for part, writer in zip(parts, choice.writers, strict=True):
+        chunks.setdefault(part.name, []).append(Chunk(part.offsets, part.sizes, shard_name(writer, ranks), part.key))
+    return chunks
+
+
+def planned(ranks: int) -> Costs:
+    """Return what planning a task on so many devices takes, and how long the brief is that every rank gets."""
+    values: dict[str, Any] = {
+        "task": {"name": "scale", "model": {"name": "llama-1b"}, "global_batch": f"{2 * ranks} samples",
+                 "data": {"source": "stdlib", "tokenizer": "bytes", "seq_len": 1024, "max_bytes": "1 MB"}},
+        "cluster": {"devices": ranks, "device": "h100-sxm"},
+    }  # fmt: skip
+    began = time.process_time()
+    brief = make_brief(plan_task(spec_from_dict(values)))
+    taken = time.process_time() - began
+    return {
+        ("the plan of the task, of all layouts", "rank 0", "ms of CPU"): 1e3 * taken,
+        ("the brief of a start", "a rank", "kB"): len(brief.to_json()) / 1e3,
+    }

@@ -1,0 +1,166 @@
+"""How a model comes by its initial weights, which no layout changes.
+
+| model | until it is laid out | then |
+|---|---|---|
+| a named size | no memory | each rank draws, or reads, its own parts |
+| a factory, where the plan spreads weights, with a file of weights | no memory | each rank reads its own parts |
+| a factory, where the plan spreads weights | no memory | rank 0 builds it in host memory, and sends weight by weight |
+| a factory otherwise, or a module | whole on every rank, as on rank 0 | |
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass, field
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from paceline.errors import ConfigError
+from paceline.run.process.world import World
+from paceline.spec.plan import Plan
+from paceline.spec.task import ModelSpec, Task
+from paceline.task.data.source import Source
+from paceline.task.models.build import build_model, fill_weights, load_weights
+from paceline.task.models.factory import Model, factory_of, gives_weights
+from paceline.task.models.init import fill, named_parameters
+from paceline.task.models.sizes import is_named
+from paceline.task.models.unfilled import build_unfilled, keep_few_gradients, materialise, stand_in
+
+
+@dataclass
+class WholeModel:
+    """A model with its weights, the same on every rank. `remarks` say what is to be said of how it was built."""
+
+    model: nn.Module
+    remarks: list[str] = field(default_factory=list)
+
+    def to_look_at(self) -> nn.Module:
+        """Return what computes as the model does."""
+        return self.model
+
+    def fill(self, model: nn.Module, parts: list[nn.Module]) -> None:
+        """Give the model its weights once it is laid out; `parts` are its pipeline stages, or the model."""
+
+
+@dataclass
+class DrawnModel(WholeModel):
+    """A model of the built-in family, without memory for its weights until it is laid out."""
+
+    spec: ModelSpec | None = None
+    seed: int = 0
+    device: torch.device | None = None
+
+    def fill(self, model: nn.Module, parts: list[nn.Module]) -> None:
+        """Draw this rank's parts of the weights, or read them."""
+        assert self.spec is not None and self.device is not None
+        for part in parts:
+            part.to_empty(device=self.device)
+        fill_weights(model, self.spec, self.seed)
+
+
+@dataclass
+class LateModel(WholeModel):
+    """A factory's model, without memory for its weights until it is laid out."""
+
+    given: Model | None = None
+    seed: int = 0
+    world: World | None = None
+
+    def __post_init__(self) -> None:
+        held = {**dict(named_parameters(self.model)), **dict(self.model.named_buffers())}
+        self._kinds = {name: (tuple(tensor.shape), tensor.dtype) for name, tensor in held.items()}
+        first = {id(tensor): name for name, tensor in held.items()}
+        every = self.model.named_parameters(remove_duplicate=False)
+        self._names = {name: first[id(tensor)] for name, tensor in every if id(tensor) in first}
+        self._looked_at: nn.Module | None = None
+
+    def to_look_at(self) -> nn.Module:
+        """Return a model of the same kind with weights that take no memory to speak of."""
+        assert self.world is not None
+        if self._looked_at is None:
+            self._looked_at = stand_in(self.model, self.world.device)
+            keep_few_gradients(self._looked_at)
+        return self._looked_at
+
+    def fill(self, model: nn.Module, parts: list[nn.Module]) -> None:
+        """Read this rank's parts of the weights, or have rank 0 send each and keep them."""
+        assert self.world is not None
+        self._looked_at = None
+        for part in parts:
+            materialise(part, self.world.device)
+        if isinstance(self.given, ModelSpec) and self.given.weights:
+            load_weights(model, self.given.weights, {name: dtype for name, (_, dtype) in self._kinds.items()})
+        else:
+            self._receive(model)
+
+    @torch.no_grad()
+    def _receive(self, model: nn.Module) -> None:
+        assert self.world is not None and self.given is not None
+        whole = _whole_state(self.given, self.seed) if self.world.is_first else {}
+        if self.world.is_first and {n: (tuple(t.shape), t.dtype) for n, t in whole.items()} != self._kinds:
+            raise ConfigError(
+                f"the model factory of {type(model).__name__} builds another model each time",
+                "names, shapes or dtypes of its weights differ between two calls", "a factory that decides nothing",
+            )  # fmt: skip
+        targets: dict[str, Tensor] = {self._names[name]: p for name, p in named_parameters(model, every=True)}
+        targets |= dict(model.named_buffers())
+        for name, kind in self._kinds.items():
+            value = _sent(whole.pop(name, None), *kind, self.world)
+            if name in targets:
+                fill(targets[name], functools.partial(_part, value))
+            del value  # before the next one comes
+
+
+def _sent(value: Tensor | None, shape: tuple[int, ...], dtype: torch.dtype, world: World) -> Tensor:
+    """Return a tensor of rank 0, whole, on every rank's device."""
+    sent = torch.empty(shape, dtype=dtype, device=world.device) if value is None else value.to(world.device)
+    dist.broadcast(sent, src=0)
+    return sent
+
+
+def start_model(task: Task, plan: Plan, world: World, source: Source, items_per_sample: int) -> WholeModel:
+    """Return the task's model before a plan is applied, in as little memory as can be. Every rank calls it."""
+    spec, vocab = task.model, source.vocab or 0
+    if isinstance(spec, ModelSpec) and is_named(spec.name):
+        model = build_model(spec, vocab, items_per_sample, task.seed, device="meta")
+        return DrawnModel(model, [], spec, task.seed, world.device)
+    because = ""
+    if world.size > 1 and _spreads_weights(plan):
+        found = build_unfilled(spec, task.seed)
+        refused = world.maximum([float(found.model is None)])[0]
+        if not refused:
+            assert found.model is not None
+            found.model._apply(lambda tensor: tensor if tensor.is_meta else tensor.to(world.device))
+            return LateModel(found.model, [], spec, task.seed, world)
+        because = found.because or "another rank could not build it otherwise"
+    model = build_model(spec, vocab, items_per_sample, task.seed, device="cpu")
+    _share_out(model, world)
+    remark = f"the model is whole in the memory of every rank until the plan is applied: {because}"
+    return WholeModel(model, [remark] if because and factory_of(spec) is not None else [])
+
+
+def _spreads_weights(plan: Plan) -> bool:
+    """Return whether a rank holds less than the whole model once the plan is applied."""
+    return plan.layout.is_sharded or max(plan.layout.tp, plan.layout.pp, plan.layout.ep) > 1
+
+
+def _share_out(model: nn.Module, world: World) -> None:
+    """Put a model on this rank's device with rank 0's initial weights."""
+    model.to(world.device)
+    if world.size > 1:
+        with torch.no_grad():
+            for tensor in [*model.parameters(), *model.buffers()]:
+                dist.broadcast(tensor, src=0)
+
+
+def _whole_state(given: Model, seed: int) -> dict[str, Tensor]:
+    """Return the weights and buffers that a factory makes, in host memory, by name."""
+    assert not gives_weights(given)
+    model = build_model(given, 0, 0, seed)
+    return {**dict(named_parameters(model)), **dict(model.named_buffers())}
+
+
+def _part(value: Tensor, offsets: tuple[int, ...], sizes: tuple[int, ...]) -> Tensor:
+    return value[tuple(slice(at, at + size) for at, size in zip(offsets, sizes, strict=True))]

@@ -1,0 +1,164 @@
+"""Models of users and of transformers without memory for their weights, and small ones of their kind that compute.
+
+A factory is called as ever, but each parameter becomes one on the meta device when its module gets it, so that one
+weight exists at a time. Buffers are made as the factory makes them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import math
+import weakref
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.module import register_module_parameter_registration_hook
+
+from paceline.errors import ConfigError
+from paceline.task.models.blocks import find_blocks
+from paceline.task.models.build import start_training
+from paceline.task.models.factory import Factory, Model, call_factory, factory_of, gives_weights
+from paceline.task.models.layers.batch_norm import adopt_synced
+
+STAND_IN_STD = 0.02
+
+
+@dataclass(frozen=True)
+class Unfilled:
+    """A model whose parameters are on the meta device, what it is, or why there is none, in words."""
+
+    model: nn.Module | None = None
+    because: str = ""
+
+
+def build_unfilled(given: Model, seed: int) -> Unfilled:
+    """Return what the factory of a task's model builds, without memory for its parameters.
+
+    There is none of a module that is there already, of a factory that reads what it draws, or of one whose buffers are
+    drawn, where no rank builds the model whole: what it draws is then another.
+    """
+    factory = factory_of(given)
+    if factory is None:
+        return Unfilled(because="it is given as a module, which is whole")
+    drew: list[bool] = []
+
+    def watched() -> nn.Module:
+        before = torch.get_rng_state()
+        built = factory.call()
+        drew.append(not torch.equal(before, torch.get_rng_state()))
+        return built
+
+    try:
+        with _parameters_on_meta():
+            model = start_training(adopt_synced(call_factory(Factory(watched, {}, factory.name), seed, "cpu")))
+    except ConfigError as error:
+        return Unfilled(because=f"its factory needs the values of weights ({error.because})")
+    held = list(model.parameters())
+    if not all(parameter.is_meta for parameter in held):
+        return Unfilled(because="its factory makes weights that are not registered as parameters of its modules")
+    if any(buffer.is_meta for buffer in model.buffers()):
+        return Unfilled(because="its factory computes buffers from weights")
+    if len({parameter.untyped_storage()._cdata for parameter in held}) < len(held):
+        return Unfilled(because="some of its parameters are views of others")
+    if drew[0] and gives_weights(given) and not_kept(model):
+        return Unfilled(because=f"its factory draws random numbers, perhaps for '{not_kept(model)[0]}'")
+    return Unfilled(model)
+
+
+def not_kept(model: nn.Module) -> list[str]:
+    """Return the names of the buffers that no file of weights holds."""
+    kept = model.state_dict(keep_vars=True)
+    return [name for name, _ in model.named_buffers() if name not in kept]
+
+
+@dataclass
+class _Replaced:
+    """What stands for parameters that modules were given, as long as these exist: one may be given to several."""
+
+    known: dict[int, tuple[weakref.ref[nn.Parameter], nn.Parameter]] = field(default_factory=dict)
+
+    def __call__(self, module: nn.Module, name: str, parameter: nn.Parameter | None) -> nn.Parameter | None:
+        if parameter is None or parameter.is_meta:
+            return None
+        found = self.known.get(id(parameter))
+        if found is None or found[0]() is not parameter:
+            empty = torch.empty_like(parameter, device="meta")
+            replaced = nn.Parameter(empty, requires_grad=parameter.requires_grad)
+            vars(replaced).update(vars(parameter))
+            self.known[id(parameter)] = found = (weakref.ref(parameter), replaced)
+        return found[1]
+
+
+@contextlib.contextmanager
+def _parameters_on_meta() -> Iterator[None]:
+    handle = register_module_parameter_registration_hook(_Replaced())  # type: ignore[arg-type]
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
+def stand_in(model: nn.Module, device: torch.device) -> nn.Module:
+    """Return a copy of an unfilled model that computes: its weights are windows on a few random numbers.
+
+    Element [i, j] of a matrix is number 3 i + j of its pool, so that no two rows are the same, rows are not columns,
+    and a matrix takes the memory of a few rows. The same on every rank.
+    """
+    copied = copy.deepcopy(model)
+    generator = torch.Generator().manual_seed(0)
+    made: dict[int, nn.Parameter] = {}
+    for module in copied.modules():
+        for name, parameter in list(module.named_parameters(recurse=False, remove_duplicate=False)):
+            if id(parameter) not in made and id(parameter) not in {id(one) for one in made.values()}:
+                made[id(parameter)] = _window(name, parameter, generator, device)
+                vars(made[id(parameter)]).update(vars(parameter))
+            module._parameters[name] = made[id(parameter)]
+    return copied
+
+
+def _window(name: str, parameter: nn.Parameter, generator: torch.Generator, device: torch.device) -> nn.Parameter:
+    shape = parameter.shape
+    strides = [2 * (len(shape) - 1 - at) + 1 for at in range(len(shape))]
+    count = (
+        1 + sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True)) if parameter.numel() else 0
+    )
+    pool = torch.randn(count, generator=generator, dtype=torch.float64) * STAND_IN_STD
+    if len(shape) < 2 and name.endswith("weight"):
+        pool += 1.0  # a norm's
+    values = pool.to(parameter.dtype).to(device).as_strided(shape, strides)
+    return nn.Parameter(values, requires_grad=parameter.requires_grad)
+
+
+def keep_few_gradients(model: nn.Module) -> None:
+    """Have the smallest parameter of each repeated block, and of the rest, ask for a gradient, and no other."""
+    blocks = [list(block.parameters()) for _, block in find_blocks(model)]
+    inside = {id(parameter) for block in blocks for parameter in block}
+    rest = [parameter for parameter in model.parameters() if id(parameter) not in inside]
+    for parameters in (*blocks, rest):
+        trained = [parameter for parameter in parameters if parameter.requires_grad]
+        smallest = min(trained, key=lambda parameter: math.prod(parameter.shape), default=None)
+        for parameter in trained:
+            parameter.requires_grad_(parameter is smallest)
+
+
+def materialise(part: nn.Module, device: torch.device) -> None:
+    """Give the parameters of a model, sharded or not, memory on a device; what has memory moves there. Ties stay."""
+    named = list(part.named_parameters(remove_duplicate=False))
+    first: dict[int, str] = {}
+    ties = {name: first.setdefault(id(parameter), name) for name, parameter in named}
+    made: dict[int, Tensor] = {}
+
+    def filled(tensor: Tensor) -> Tensor:
+        if id(tensor) not in made:
+            made[id(tensor)] = torch.empty_like(tensor, device=device) if tensor.is_meta else tensor.to(device)
+        return made[id(tensor)]
+
+    part._apply(filled)
+    now = dict(part.named_parameters(remove_duplicate=False))
+    for name, canonical in ties.items():
+        owner, _, own = name.rpartition(".")
+        if name != canonical:
+            part.get_submodule(owner)._parameters[own] = now[canonical]
