@@ -170,12 +170,14 @@ def lost_node(case: str, ranks: int, folder: Path) -> dict[str, float] | None:
     (corpus / "text.txt").write_text(" ".join(str(number * number % 9973) for number in range(20000)))
     spec.write_text(SPEC.format(corpus=corpus, folder=folder, ranks=ranks, axis=axis, run_dir=run_dir))
     words = [word for option in options for word in ("--set", option)]
-    nodes = []
+    nodes, cores = [], sorted(os.sched_getaffinity(0))
     for node in (0, 1):
+        own = set(cores[node::2]) or set(cores)  # a node counts its cores, and the two share this machine's
         place = ["--nodes", "2", "--node", str(node), "--rendezvous", f"127.0.0.1:{PORT}"]
         nodes.append(subprocess.Popen(
             [sys.executable, "-m", "paceline", "train", str(spec), *place, *words], stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL, env={**os.environ, "OMP_NUM_THREADS": "1", MARK: f"{folder}-{node}"},
+            preexec_fn=lambda own=own: os.sched_setaffinity(0, own),
         ))  # fmt: skip
     try:
 
