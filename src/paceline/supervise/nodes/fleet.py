@@ -196,7 +196,7 @@ class Fleet:
         self.poll()
         self._world, self._given = folder, set()
         self._in_world = list(self._blocks)
-        first = self.members.get(min(self._blocks, default=-1))
+        first = self.members.get(next(iter(self._blocks), -1))  # the node of rank 0, which serves the store
         meet = f"{first.host}:{first.free_port()}" if first is not None else "nobody:1"
         prefix = f"{self._lock.token}-{self._lock.generation}"
         shared = {
