@@ -28,7 +28,7 @@ from paceline.checkpoint.ranks import Ranks
 from paceline.checkpoint.save_plan import KeptPlan, SavePlan
 from paceline.checkpoint.shards import Chunk, write_file
 from paceline.checkpoint.snapshot import Part, Snapshot
-from paceline.checkpoint.writers.choose import Choice, choose_writers
+from paceline.checkpoint.writers.choose import WriterChoice, choose_writers
 from paceline.checkpoint.writers.talk import carry
 from paceline.plan.planned import plan_task
 from paceline.run.process.brief import make_brief
@@ -76,7 +76,7 @@ def held_by(rank: int, ranks: int) -> list[Part]:
     return [Part(name, "float32", (ROWS, WIDTH), (first, 0), (share, WIDTH)) for name in names]
 
 
-def first_save(found: Costs, of_ranks: Sequence[Sequence[Part]]) -> list[Choice]:
+def first_save(found: Costs, of_ranks: Sequence[Sequence[Part]]) -> list[WriterChoice]:
     """Return what all ranks choose to write in a save without a plan, and note what that takes of each."""
     ranks = len(of_ranks)
     began = time.process_time()
@@ -104,7 +104,7 @@ class OneOfMany(Ranks):
         return list(numbers)
 
 
-def save_like_the_last(found: Costs, parts: Sequence[Part], choices: Sequence[Choice]) -> None:
+def save_like_the_last(found: Costs, parts: Sequence[Part], choices: Sequence[WriterChoice]) -> None:
     """Note what a save takes of the last rank where the plan of the save before holds."""
     peers, own = OneOfMany(len(choices)), choices[-1]
     plan = SavePlan(len(choices), tuple(parts), list(choices[0].kinds), own.writers, own.shares)
@@ -117,7 +117,7 @@ def save_like_the_last(found: Costs, parts: Sequence[Part], choices: Sequence[Ch
     found["lengths and digests of files", "rank 0", "kB"] = 120 * len(choices) / 1e3  # ROW.size of three names each
 
 
-def files(found: Costs, folder: Path, of_ranks: Sequence[Sequence[Part]], choices: Sequence[Choice]) -> None:
+def files(found: Costs, folder: Path, of_ranks: Sequence[Sequence[Part]], choices: Sequence[WriterChoice]) -> None:
     """Write what is not shards of a checkpoint, as far as the last rank reads it, and note what that takes."""
     ranks, last = len(of_ranks), len(of_ranks) - 1
     entry, kinds = FileEntry(10**9, "0" * 64), choices[0].kinds
@@ -148,7 +148,7 @@ def files(found: Costs, folder: Path, of_ranks: Sequence[Sequence[Part]], choice
     found["parts of the index that a load opens", "a rank", "files"] = float(len(index.parts_read))
 
 
-def chunks_of(parts: Sequence[Part], choice: Choice, ranks: int) -> dict[str, list[Chunk]]:
+def chunks_of(parts: Sequence[Part], choice: WriterChoice, ranks: int) -> dict[str, list[Chunk]]:
     """Return what a rank's part of the index lists."""
     chunks: dict[str, list[Chunk]] = {}
     for part, writer in zip(parts, choice.writers, strict=True):

@@ -13,13 +13,13 @@ from paceline.checkpoint.boxes import Box, check_cover
 from paceline.checkpoint.save_plan import rows_of
 from paceline.checkpoint.snapshot import Part
 from paceline.checkpoint.untrusted import Refused
-from paceline.checkpoint.writers.choose import Choice, choose_writers, cover_of
+from paceline.checkpoint.writers.choose import WriterChoice, choose_writers, cover_of
 from paceline.checkpoint.writers.talk import WORD, carry
 
 ROWS, WIDTH = 512, 8
 
 
-def chosen(of_ranks: list[list[Part]]) -> tuple[list[Choice], list[int]]:
+def chosen(of_ranks: list[list[Part]]) -> tuple[list[WriterChoice], list[int]]:
     """Return what all ranks choose, and the bytes that each heard."""
     return carry([choose_writers(parts, rank, len(of_ranks)) for rank, parts in enumerate(of_ranks)])
 

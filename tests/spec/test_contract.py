@@ -42,7 +42,7 @@ def test_every_option_has_a_clause_that_is_enforced(option: str) -> None:
             check_contract(DEFAULTS, changed(option), "runs/x")
     else:
         told = check_contract(DEFAULTS, changed(option), "runs/x")
-        assert [text.partition(" ")[0] for text in told] == ([option] if clause.on_resume == OnResume.NOTICE else [])
+        assert [change.option for change in told] == ([option] if clause.on_resume == OnResume.NOTICE else [])
 
 
 def test_the_longest_clause_counts_and_none_is_idle() -> None:

@@ -33,6 +33,7 @@ def no_momentum(self: OuterSteps, parameter: Any, change: torch.Tensor) -> None:
 
 
 STARTED = RoundedSums.start
+TWO = Layout(dp_replicate=2)
 
 
 def no_feedback(self: RoundedSums, number: int, flat: torch.Tensor, group: Any) -> Any:
@@ -41,13 +42,13 @@ def no_feedback(self: RoundedSums, number: int, flat: torch.Tensor, group: Any) 
     return STARTED(self, number, flat, group)
 
 
-def proof(sync: Sync, mistake: bool) -> CheckProof:
+def proof(sync: Sync, mistake: bool, layout: Layout = TWO) -> CheckProof:
     """Return the record of two copies, in whose way of meeting there may be a mistake."""
     if mistake:  # in a process of its own
         OuterSteps._move = no_momentum
         RoundedSums.start = no_feedback
     task = decoder_task()
-    plan = plan_of(Layout(dp_replicate=2), precision="fp64", sync=sync, bucket_bytes=2048)
+    plan = plan_of(layout, precision="fp64", sync=sync, bucket_bytes=2048)
     return compare_copies(task, plan, join_world("cpu", threads=1), task.data, SEQ_LEN, 5)
 
 
@@ -64,6 +65,27 @@ def test_a_mistake_in_how_copies_meet_is_named(sync: Sync) -> None:
         first = record.first_difference
         assert first is not None and not record.equal
         assert (first.quantity, first.step) == ("weights", 2)
+
+
+def split(cases: list[tuple[Sync, Layout]]) -> list[CheckProof]:
+    return [proof(sync, False, layout) for sync, layout in cases]
+
+
+def test_copies_that_are_split_over_other_axes_meet_alike() -> None:
+    axes = [(OUTER, Layout(dp_replicate=2, tp=2)), (OUTER, Layout(dp_replicate=2, pp=2))]
+    axes += [(sync, Layout(dp_replicate=2, cp=2)) for sync in (OUTER, ROUNDED)]
+    for records in run_ranks(split, 4, axes):
+        for (sync, layout), record in zip(axes, records, strict=True):
+            assert record.equal and record.first_difference is None, (str(sync), str(layout))
+            assert 0 < record.differences["weights"] < 1e-10
+
+
+def test_each_axis_that_splits_copies_has_a_twin_of_the_sync() -> None:
+    layout = Layout(dp_replicate=4, dp_shard=2, tp=4, pp=2)
+    plan = Plan(layout, accumulation=2, batch_samples=32, sync=Sync("outer", every=50))
+    jobs = [job for job in jobs_of(Subject(parse_spec(""), plan, 300, ("fp32",)), BRIEF) if job.check == "copies"]
+    twins = ["dp_replicate=3 dp_shard=2", "dp_replicate=3 tp=2", "dp_replicate=3 pp=2"]
+    assert [str(job.plan.layout) for job in jobs] == twins
 
 
 def test_only_one_part_of_the_proof_keeps_the_sync_and_the_text_says_what_it_proves() -> None:

@@ -168,3 +168,14 @@ def test_a_twin_mixes_the_modes_of_a_memory_budget() -> None:
     assert twin_plan(offloaded, "fp64", layers=3).recompute_blocks == ("none", "full", "none")
     assert twin_plan(plan, "fp64").recompute_blocks == plan.recompute_blocks, "a model that is used as it is"
     assert twin_plan(offloaded, "fp64", layers=3).offload == "activations"
+
+
+def test_a_twin_of_unequal_rows_has_unequal_rows():
+    rows = (30, 30, 30, 6)
+    plan = Plan(Layout(dp_shard=4), micro_batch=8, accumulation=4, batch_samples=96, rows=rows)
+    for layout in (Layout(dp_shard=2), Layout(dp_shard=4)):
+        twin = twin_plan(plan, "fp64", layout=layout)
+        assert sum(twin.rows) == twin.batch_samples and len(twin.rows) == layout.data_degree
+        assert max(twin.rows) >= 3 * min(twin.rows) >= 3
+        assert max(twin.rows) <= twin.micro_batch * twin.accumulation
+    assert twin_plan(plan, "fp64", layout=Layout(tp=2)).rows == ()

@@ -16,7 +16,7 @@ from paceline.checkpoint.index import TensorKind
 from paceline.checkpoint.ranks import Ranks
 from paceline.checkpoint.shards import DTYPES
 from paceline.checkpoint.snapshot import Part, Snapshot
-from paceline.checkpoint.writers.choose import Choice, choose_writers, cover_of, number_of
+from paceline.checkpoint.writers.choose import WriterChoice, choose_writers, cover_of, number_of
 from paceline.checkpoint.writers.spread import PartAt, kinds_of, spread
 from paceline.checkpoint.writers.talk import WORD
 
@@ -69,14 +69,14 @@ class KeptPlan:
         if not ranks.from_first(what, lambda: _is_whole(choice, names, covers)):
             kinds: dict[str, TensorKind] = {}
             writers, shares = ranks.settle(what, lambda: parts, partial(rows_of, kinds))
-            choice = Choice(writers, shares, kinds)
+            choice = WriterChoice(writers, shares, kinds)
         size = sum(math.prod(kind.shape) * DTYPES[kind.dtype][1] for kind in choice.kinds.values())
         kinds = choice.kinds if ranks.rank == 0 else {}
         self.plan = SavePlan(ranks.size, parts, names, choice.writers, choice.shares, kinds, size)
         return self.plan
 
 
-def _covers(parts: Sequence[Part], choice: Choice, names: Sequence[str], rank: int) -> list[int]:
+def _covers(parts: Sequence[Part], choice: WriterChoice, names: Sequence[str], rank: int) -> list[int]:
     """Return for each tensor the weight of what this rank writes of it."""
     sums = dict.fromkeys(names, 0)
     for part, writer in zip(parts, choice.writers, strict=True):
@@ -84,7 +84,7 @@ def _covers(parts: Sequence[Part], choice: Choice, names: Sequence[str], rank: i
     return [number % WORD for number in sums.values()]
 
 
-def _is_whole(choice: Choice, names: Sequence[str], covers: Sequence[int]) -> bool:
+def _is_whole(choice: WriterChoice, names: Sequence[str], covers: Sequence[int]) -> bool:
     """Return whether what all ranks write covers every tensor once, and they agree what it is. Called on rank 0."""
     wholes = [cover_of(((0,) * len(shape), shape)) for shape in (choice.kinds[name].shape for name in names)]
     return not choice.torn and list(covers) == wholes

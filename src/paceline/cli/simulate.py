@@ -16,7 +16,7 @@ from paceline.cli.output import Say, print_json, say_to, table_lines
 from paceline.cli.parser import add_spec_arguments, positive, whole
 
 if TYPE_CHECKING:
-    from paceline.session.verbs.simulation import Held, Simulation
+    from paceline.session.verbs.simulation import SideBySide, Simulation
     from paceline.simulate.policy import Policy
     from paceline.simulate.sweep import IntervalSweep, PolicyResult
 
@@ -144,7 +144,7 @@ def _tell(say: Say, found: Simulation) -> None:
         say(f"interruptions ({results[0].policy.name}): {listed}" + (", and others" if len(causes) > 6 else ""))
 
 
-def _tell_held(say: Say, held: Held) -> None:
+def _tell_held(say: Say, held: SideBySide) -> None:
     """Print a run beside its simulation."""
     from paceline.units import format_seconds
 

@@ -8,7 +8,7 @@ import pytest
 from plan_examples import cluster, profile
 
 from paceline.errors import DoesNotFit
-from paceline.plan.feasible.refusals import plan_refusal
+from paceline.plan.feasible.refusals import copies_in_step, plan_refusal
 from paceline.plan.search.search import SearchResult, search
 from paceline.spec.layout import Layout
 from paceline.spec.plan import Plan, PlanSpec
@@ -55,8 +55,7 @@ def test_gradients_in_bf16_are_gathered_from_every_copy() -> None:
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        ({"layout": Layout(dp_replicate=2, tp=2)}, "not with tp"),
-        ({"layout": Layout(dp_replicate=2, pp=2)}, "not with pp"),
+        ({"layout": Layout(dp_replicate=2, dp_shard=2, ep=2)}, "not proven with ep"),
         ({"precision": "fp16"}, "overflow apart"),
         ({"offload": "optimizer"}, "rests in host memory"),
     ],
@@ -66,6 +65,16 @@ def test_what_is_not_proven_is_refused(change: dict, says: str) -> None:
     assert plan_refusal(plan, profile()) is None
     assert says in (plan_refusal(dataclasses.replace(plan, **change), profile()) or "")
     assert plan_refusal(dataclasses.replace(plan, **change, sync=Sync()), profile()) is None
+
+
+@pytest.mark.parametrize("axis", ["tp", "pp", "cp"])
+def test_an_outer_step_is_open_to_copies_that_are_split_and_a_bf16_wire_where_ranks_leave_out_the_same(
+    axis: str,
+) -> None:
+    plan = Plan(Layout(dp_replicate=2, **{axis: 2}), accumulation=2, sync=Sync("outer", every=4))
+    assert copies_in_step(plan, profile()) is None
+    because = copies_in_step(dataclasses.replace(plan, sync=Sync(wire="bf16")), profile())
+    assert because is None if axis == "cp" else f"with {axis}" in (because or "")
 
 
 def test_experts_are_refused() -> None:

@@ -27,8 +27,8 @@ from paceline.spec.layout import Layout
 from paceline.task.data.order import sample_ids
 from paceline.units import Amount
 
-STEPS, STOPS, BATCH = 20, 12, 12
-SLOW = {"kind": "slow", "rank": 1, "step": 1, "steps": STEPS, "factor": 8.0}
+STEPS, STOPS, BATCH = 9, 6, 12
+SLOW = {"kind": "slow", "rank": 1, "step": 1, "steps": STEPS, "factor": 5.0}
 HEALTH = {"straggler_checks": 1, "straggler_factor": 2.0, "hangs": False}
 
 
@@ -81,8 +81,7 @@ def test_a_slow_rank_gets_less_work_and_the_run_computes_what_one_device_does(tm
 
 def test_a_slow_rank_is_replaced_once_and_no_step_is_lost(tmp_path: Path) -> None:
     run = {"health": {**HEALTH, "on_straggler": "replace"}, "checkpoint_every": "none"}
-    slow = {**SLOW, "factor": 8.0}
-    story = Story("replaced", {"dp_shard": 2}, [slow], run, steps=STEPS, how=SURVIVES)
+    story = Story("replaced", {"dp_shard": 2}, [SLOW], run, steps=STEPS, how=SURVIVES)
     assert [start.code for start in told(tmp_path, [story])["replaced"]] == [0]
     decided = records_of(tmp_path / "replaced", "decision")
     named = [each["evidence"] for each in decided if each["what"] == "straggler" and "slow;" in str(each["to"])]

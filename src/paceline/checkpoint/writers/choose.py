@@ -18,13 +18,13 @@ from typing import Any
 from paceline.checkpoint.boxes import Box
 from paceline.checkpoint.index import TensorKind
 from paceline.checkpoint.snapshot import Part
-from paceline.checkpoint.writers.talk import KEY_BYTES, WORD, Talk, Together, add_up, collect
+from paceline.checkpoint.writers.talk import KEY_BYTES, WORD, Holders, Talk, add_up, collect
 
 _ONE_WRITER = 2**40  # in a sum of writers' numbers, above all numbers of ranks
 
 
 @dataclass(frozen=True)
-class Choice:
+class WriterChoice:
     """What becomes of a rank's parts, in their order, and of all tensors as far as this rank knows: rank 0 knows all.
 
     `torn` are tensors of which ranks disagree about shape or dtype.
@@ -36,7 +36,7 @@ class Choice:
     torn: tuple[str, ...] = ()
 
 
-def choose_writers(parts: Sequence[Part], rank: int, size: int) -> Talk[Choice]:
+def choose_writers(parts: Sequence[Part], rank: int, size: int) -> Talk[WriterChoice]:
     """Talk until each rank knows who writes its parts, and rank 0 what tensors there are. Every rank takes part.
 
     Parts without elements are not written, unless the tensor has none at all.
@@ -55,7 +55,7 @@ def choose_writers(parts: Sequence[Part], rank: int, size: int) -> Talk[Choice]:
     ]  # fmt: skip
     kinds = {name: TensorKind(dtype, tuple(shape), "", range(first, last + 1))
              for name, (dtype, shape, first, last, _) in table.items()}  # fmt: skip
-    return Choice(writers, [share % WORD for share in shares], kinds, tuple(n for n, e in table.items() if e[4]))
+    return WriterChoice(writers, [share % WORD for share in shares], kinds, tuple(n for n, e in table.items() if e[4]))
 
 
 def cover_of(box: Box) -> int:
@@ -88,7 +88,7 @@ def _merged(lower: list[Any], higher: list[Any]) -> list[Any]:
     return [*lower[:2], min(lower[2], higher[2]), max(lower[3], higher[3]), torn]
 
 
-def _classes(holders: Mapping[bytes, Together]) -> list[list[bytes]]:
+def _classes(holders: Mapping[bytes, Holders]) -> list[list[bytes]]:
     """Return the keys that the same ranks hold together: they agree in the number of ranks and the sum of theirs."""
     classes: defaultdict[tuple[int, int], list[bytes]] = defaultdict(list)
     for key, together in holders.items():
@@ -96,7 +96,7 @@ def _classes(holders: Mapping[bytes, Together]) -> list[list[bytes]]:
     return list(classes.values())
 
 
-def _own_share(keys: Sequence[bytes], held: Mapping[bytes, int], holders: Mapping[bytes, Together]) -> list[bytes]:
+def _own_share(keys: Sequence[bytes], held: Mapping[bytes, int], holders: Mapping[bytes, Holders]) -> list[bytes]:
     """Return those of the keys of a class which this rank writes. All ranks of the class share them out alike."""
     first = holders[min(keys)]
     loads = [(0, place) for place in range(min(first.ranks, len(keys)))]  # more ranks than keys get none

@@ -32,7 +32,7 @@ class Message(NamedTuple):
 Talk = Generator[Message, bytes, T]
 
 
-class Together(NamedTuple):
+class Holders(NamedTuple):
     """What all ranks say of a key: their number, the sum of it, and a number of this rank's own below theirs."""
 
     place: int
@@ -40,7 +40,7 @@ class Together(NamedTuple):
     total: int
 
 
-def add_up(said: Mapping[bytes, int], rank: int, size: int) -> Talk[dict[bytes, Together]]:
+def add_up(said: Mapping[bytes, int], rank: int, size: int) -> Talk[dict[bytes, Holders]]:
     """Talk until this rank knows of each of its keys what all ranks that have it say, summed modulo 2^64.
 
     A key travels to the rank that it names, in round k by 2^k ranks where that bit of the distance is set (Bruck et al.
@@ -64,13 +64,13 @@ def add_up(said: Mapping[bytes, int], rank: int, size: int) -> Talk[dict[bytes, 
                 leaving[_round_of(key, rank, size)].append(key)
             arrived[at].append((key, sums[key][0]))
             sums[key] = [sums[key][0] + ranks, (sums[key][1] + number) % WORD]
-    known = {key: Together(0, *sums[key]) for key in leaving[-1]}  # those that name this rank
+    known = {key: Holders(0, *sums[key]) for key in leaving[-1]}  # those that name this rank
     for at in reversed(rounds):
         on, back = (rank + 2**at) % size, (rank - 2**at) % size
         answers = [_TOLD.pack(known[key].place + before, *known[key][1:]) for key, before in arrived[at]]
         heard = yield Message(back, on, b"".join(answers))
         for key, told in zip(leaving[at], _TOLD.iter_unpack(heard), strict=True):
-            known[key] = Together(*told)
+            known[key] = Holders(*told)
     return {key: known[key] for key in said}
 
 

@@ -77,13 +77,22 @@ def offloaded_optimizer(plan: Plan, profile: ModelProfile) -> str | None:
 
 
 def copies_in_step(plan: Plan, profile: ModelProfile) -> str | None:
-    """Copies that are not summed exactly in every step are known on the data axes, without experts and in no fp16."""
+    """Copies that are not summed exactly in every step are known without experts and fp16; bf16 wires on fewer axes."""
     if plan.sync.is_plain:
         return None
     what = f"plan.sync with {plan.sync}"
-    used = [axis for axis in ("cp", "tp", "pp", "ep") if getattr(plan.layout, axis) > 1]
-    if used:
-        return f"{what} is proven on dp_replicate and dp_shard alone, not with {used[0]}"
+    if plan.sync.wire != "full" and plan.layout.tp > 1:
+        return (
+            f"{what} cannot be had with tp: of a weight that tensor ranks hold whole each would leave out something "
+            "else, and the checkpoint of a copy keeps one of it"
+        )
+    if plan.sync.wire != "full" and plan.layout.pp > 1:
+        return (
+            f"{what} cannot be had with pp: stages add up gradients of their own, and both ends of the pipeline would "
+            "round their halves of a weight that they share"
+        )
+    if plan.layout.ep > 1:
+        return f"{what} is not proven with ep: ranks that hold an expert are those of all copies"
     if any(block.experts for block in profile.shapes):
         return f"{what} is not proven for experts: their load is balanced over all copies in every step"
     if plan.precision == "fp16":

@@ -24,7 +24,7 @@ SECONDS_PER_DAY = 86400.0
 
 
 @dataclass(frozen=True)
-class Held:
+class SideBySide:
     """A run that went on after faults, simulated from its own costs, beside what it took.
 
     Both leave out what `measured.other_seconds` holds: starting, proving, and the time between starts.
@@ -49,7 +49,7 @@ class Simulation:
     sweep: IntervalSweep | None
     runs: int  # of each policy
     seed: int  # of the failures
-    held: Held | None = None  # the run whose costs were taken, beside what a simulation of it says
+    held: SideBySide | None = None  # the run whose costs were taken, beside what a simulation of it says
 
     def first_run(self) -> RunOutcome:
         """Return the first run of the first policy with everything that happened in it, for a trace."""
@@ -83,7 +83,7 @@ def simulation(
     return Simulation(planned, scenario, results, sweep, runs, seed, held)
 
 
-def hold_against(run_dir: Path, runs: int = 50, seed: int = 0) -> Held:
+def hold_against(run_dir: Path, runs: int = 50, seed: int = 0) -> SideBySide:
     """Return a run simulated from its own costs. Raises ConfigError where it has gone on after no fault."""
     measured = open_run(run_dir).summary().goodput
     if measured.costs is None:
@@ -91,7 +91,7 @@ def hold_against(run_dir: Path, runs: int = 50, seed: int = 0) -> Held:
             f"the run in '{run_dir}' tells no costs of faults", "it has gone on after none",
             "rehearse some: paceline train SPEC --faults faults.toml",
         )  # fmt: skip
-    return Held(run_dir, measured, measured.costs, rehearse(measured.costs, runs, seed))
+    return SideBySide(run_dir, measured, measured.costs, rehearse(measured.costs, runs, seed))
 
 
 def _policies(planned: Planned, scenario: Scenario, asked: Sequence[str], compares: bool) -> list[Policy]:

@@ -29,7 +29,7 @@ class RunStarted(Record):
         Table,
         Told(
             "`layout` (degree of each axis), `zero`, `micro_batch`, `accumulation`, `batch_samples`, `recompute`,"
-            " `precision`, `compile`"
+            " `precision`, `compile`, `rows` (of each data rank; empty where the batch is cut evenly)"
         ),
     ]
     plan_text: Annotated[str, Told("the plan in one line")]

@@ -13,12 +13,18 @@ from paceline.spec.journal.record import Numbers, Told, Words
 
 
 @dataclass(frozen=True)
-class FirstDifference:
-    """The first difference that is too large, in order of cause, with what it usually comes from."""
+class Deviation:
+    """Where the numbers of a plan and of one device part."""
 
     quantity: Annotated[str, Told("what differs: `samples`, `loss`, `gradients`, `weights`, ...")]
     name: Annotated[str, Told("the tensor, or the number")]
     step: Annotated[int, Told("the step in which it shows, 0 before the first")]
+
+
+@dataclass(frozen=True)
+class FirstDifference(Deviation):
+    """The first difference that is too large, in order of cause, with what it usually comes from."""
+
     rank: Annotated[int, Told("where it is farthest off")]
     relative: Annotated[float, Told("norm of the difference over the norm of the reference")]
     ratio: Annotated[float, Told("size over size of the reference: a degree of the layout means a wrong scale")]
@@ -36,12 +42,9 @@ class FirstDifference:
 
 
 @dataclass(frozen=True)
-class Rounding:
+class Rounding(Deviation):
     """The first difference that rounding alone explains: one device moves as far (verify/rounding/conditioning.py)."""
 
-    quantity: Annotated[str, Told("what misses its tolerance")]
-    name: Annotated[str, Told("the tensor, or the number")]
-    step: Annotated[int, Told("the step in which it shows")]
     dtype: Annotated[str, Told("the precision of the comparison")]
     relative: Annotated[float, Told("how far it is off")]
     tolerance: Annotated[float, Told("how far it may be where nothing explains it")]

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.conv import _ConvNd
 from torch.nn.modules.module import register_module_parameter_registration_hook
 
 from paceline.errors import ConfigError
@@ -23,7 +24,7 @@ from paceline.task.models.build import start_training
 from paceline.task.models.factory import Factory, Model, call_factory, factory_of, gives_weights
 from paceline.task.models.layers.batch_norm import adopt_synced
 
-STAND_IN_STD = 0.02
+VECTOR_STD = 0.02  # of a stand-in's biases, and of the weights of its norms
 
 
 @dataclass(frozen=True)
@@ -113,21 +114,27 @@ def stand_in(model: nn.Module, device: torch.device) -> nn.Module:
     for module in copied.modules():
         for name, parameter in list(module.named_parameters(recurse=False, remove_duplicate=False)):
             if id(parameter) not in made and id(parameter) not in {id(one) for one in made.values()}:
-                made[id(parameter)] = _window(name, parameter, generator, device)
+                made[id(parameter)] = _window(module, name, parameter, generator, device)
                 vars(made[id(parameter)]).update(vars(parameter))
             module._parameters[name] = made[id(parameter)]
     return copied
 
 
-def _window(name: str, parameter: nn.Parameter, generator: torch.Generator, device: torch.device) -> nn.Parameter:
+def _window(
+    module: nn.Module, name: str, parameter: nn.Parameter, generator: torch.Generator, device: torch.device
+) -> nn.Parameter:
+    """Return a window on random numbers of a scale at which activations keep theirs: terms of products then count."""
     shape = parameter.shape
     strides = [2 * (len(shape) - 1 - at) + 1 for at in range(len(shape))]
     count = (
         1 + sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True)) if parameter.numel() else 0
     )
-    pool = torch.randn(count, generator=generator, dtype=torch.float64) * STAND_IN_STD
-    if len(shape) < 2 and name.endswith("weight"):
-        pool += 1.0  # a norm's
+    pool = torch.randn(count, generator=generator, dtype=torch.float64)
+    if len(shape) < 2:
+        pool = pool * VECTOR_STD + (1.0 if name.endswith("weight") else 0.0)  # a norm's weights are about one
+    elif not isinstance(module, nn.Embedding):
+        into = math.prod(shape[1:]) if isinstance(module, _ConvNd) else shape[-1]
+        pool /= math.sqrt(max(1, into))
     values = pool.to(parameter.dtype).to(device).as_strided(shape, strides)
     return nn.Parameter(values, requires_grad=parameter.requires_grad)
 

@@ -142,14 +142,22 @@ def light_low_precision(subject: Subject) -> list[Job]:
 
 
 def copies(subject: Subject) -> list[Job]:
-    """Return a twin whose copies are kept in step as the plan says, where that is not by exact sums in every step."""
+    """Return twins whose copies are kept in step as the plan says, where that is not by exact sums in every step.
+
+    There is one for shards of copies, and one for each axis that splits a copy otherwise.
+    """
     sync, layout = subject.plan.sync, subject.plan.layout
     if sync.is_plain:
         return []
-    twin = Layout(dp_replicate=min(MOST_COPIES, layout.dp_replicate), dp_shard=min(2, layout.dp_shard))
-    job = subject.job("copies in step", "fp64", twin, check="copies")
+    number = min(MOST_COPIES, layout.dp_replicate)
+    twins = [Layout(dp_replicate=number, **{axis: 2}) for axis in ("cp", "tp", "pp") if getattr(layout, axis) > 1]
+    if layout.dp_shard > 1 or not twins:
+        twins.insert(0, Layout(dp_replicate=number, dp_shard=min(2, layout.dp_shard)))
+    jobs = [subject.job("copies in step", "fp64", twin, check="copies") for twin in twins]
     small = dataclasses.replace(sync, every=min(2, sync.every))
-    return [dataclasses.replace(job, plan=dataclasses.replace(job.plan, sync=small), steps=COPIES_STEPS)]
+    return [
+        dataclasses.replace(job, plan=dataclasses.replace(job.plan, sync=small), steps=COPIES_STEPS) for job in jobs
+    ]
 
 
 PARTS: tuple[ProofPart, ...] = (

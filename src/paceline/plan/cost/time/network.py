@@ -82,12 +82,16 @@ def network_components(sheet: Sheet, forward_backward_seconds: Floats) -> list[C
     """
     moved, columns = data_seconds(sheet), sheet.columns
     gather, reduce = moved.gather_seconds, moved.reduce_seconds
-    on_cpu = " (CPU)" if sheet.rates.device.kind == "cpu" else ""
-    how: Callable[[int], str] = lambda i: f"not overlapped{on_cpu}"  # noqa: E731
-    if sheet.rates.device.kind != "cpu" and sheet.context.software.overlaps:
+    on_cpu = sheet.rates.device.kind == "cpu"
+    overlaps = sheet.context.software.overlaps and not on_cpu
+    if overlaps:
         gather, reduce = _exposed(sheet, moved, forward_backward_seconds)
-        all_of_it = moved.gather_seconds + moved.reduce_seconds
-        how = lambda i: f"of {all_of_it[i]:.3g} s, the rest overlaps computing (assumed)"  # noqa: E731
+
+    def how(i: int) -> str:
+        all_of_it = moved.gather_seconds[i] + moved.reduce_seconds[i]
+        hidden = f"of {all_of_it:.3g} s, the rest overlaps computing (assumed)"
+        return hidden if overlaps else f"not overlapped{' (CPU)' if on_cpu else ''}"
+
     shards, reduces = columns.state_degree > 1, columns.dp_replicate > 1
     outer = [_outer_step(sheet)] if columns.common.sync.has_outer_step else []
     return [
