@@ -1,5 +1,8 @@
 """Seconds from SIGKILL of a rank to the next optimizer step: Paceline's three rungs, and torchrun with a loop by hand.
 
+Besides, the loss of a node: everything on one of two nodes (two supervisors on this machine) is killed at once and its
+part of the RAM disk is emptied. With copies the state is in the ranks that are left, with shards in the memory of both.
+
     python benchmarks/recovery.py [--quick] [--rounds 5] [--ranks 4] [--json OUT] [--save]
 
 Contenders take turns. Paceline's seconds are those of its journal, in which every phase is apart; they count from the
@@ -14,6 +17,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -36,6 +40,11 @@ RUNGS = {
     "standby": ("dp_shard", ("run.recovery.reform=false",)),
     "restart": ("dp_shard", ("run.recovery.reform=false", "run.recovery.standby=false")),
 }
+LOST_NODES = {
+    "a lost node, copies": ("dp_replicate", ()),
+    "a lost node, shards": ("dp_shard", ("run.checkpoint_every=none", "run.checkpoints.memory_every=1 steps")),
+}
+PORT, MARK = 29437, "PACELINE_BENCHMARK"
 LIMIT_SECONDS = 90.0  # of an idle machine
 SPEC = """
 [task]
@@ -153,6 +162,45 @@ def paceline(rung: str, ranks: int, folder: Path) -> dict[str, float] | None:
         end(process)
 
 
+def lost_node(case: str, ranks: int, folder: Path) -> dict[str, float] | None:
+    """Return the seconds from the loss of one of two nodes to the next step in a world of the other's ranks."""
+    axis, options = LOST_NODES[case]
+    corpus, run_dir, spec = folder / "corpus", folder / "run", folder / "spec.toml"
+    corpus.mkdir()
+    (corpus / "text.txt").write_text(" ".join(str(number * number % 9973) for number in range(20000)))
+    spec.write_text(SPEC.format(corpus=corpus, folder=folder, ranks=ranks, axis=axis, run_dir=run_dir))
+    words = [word for option in options for word in ("--set", option)]
+    nodes, cores = [], sorted(os.sched_getaffinity(0))
+    for node in (0, 1):
+        own = set(cores[node::2]) or set(cores)  # a node counts its cores, and the two share this machine's
+        place = ["--nodes", "2", "--node", str(node), "--rendezvous", f"127.0.0.1:{PORT}"]
+        nodes.append(subprocess.Popen(
+            [sys.executable, "-m", "paceline", "train", str(spec), *place, *words], stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL, env={**os.environ, "OMP_NUM_THREADS": "1", MARK: f"{folder}-{node}"},
+            preexec_fn=lambda own=own: os.sched_setaffinity(0, own),
+        ))  # fmt: skip
+    try:
+
+        def of(kind: str) -> list[dict[str, Any]]:
+            return [record for record in read_journal(run_dir) if record["kind"] == kind]
+
+        if not wait_for(lambda: [each for each in of("step") if each["step"] >= 12], nodes[0]):
+            return None
+        for entry in Path("/proc").glob("[0-9]*"):
+            try:
+                if f"{MARK}={folder}-1" in (entry / "environ").read_text(errors="replace"):
+                    os.kill(int(entry.name), signal.SIGKILL)
+            except OSError:
+                continue
+        for held in Path("/dev/shm").glob("paceline-pieces-1-*"):
+            shutil.rmtree(held, ignore_errors=True)
+        (record,) = wait_for(lambda: of("recovery"), nodes[0]) or [None]
+        return {**record["seconds"], "steps_lost": record["steps_lost"]} if record else None
+    finally:
+        for process in nodes:
+            end(process)
+
+
 def torchrun(ranks: int, folder: Path, **environ: str) -> dict[str, float] | None:
     """Return the seconds from the kill of a worker to the next step on record."""
     script, steps = folder / "by_hand.py", folder / "steps"
@@ -190,6 +238,7 @@ def main() -> None:
     rounds, ranks = (1, 2) if chosen.quick else (chosen.rounds, chosen.ranks)
     contenders: dict[str, Callable[[Path], dict[str, float] | None]] = {
         **{name: (lambda folder, name=name: paceline(name, ranks, folder)) for name in RUNGS},
+        **{name: (lambda folder, name=name: lost_node(name, ranks, folder)) for name in LOST_NODES},
         "torchrun": lambda folder: torchrun(ranks, folder),
         "torchrun, own store": lambda folder: torchrun(ranks, folder, TORCH_DISABLE_SHARE_RDZV_TCP_STORE="1"),
     }

@@ -30,7 +30,8 @@ from typing import Any
 from paceline.errors import RunInUse, StorageError
 
 NAME = "lock"
-LOCK_VARIABLE = "PACELINE_LOCK"  # "DESCRIPTOR:TOKEN:GENERATION", for ranks of a supervisor that holds the lock
+# "DESCRIPTOR:TOKEN:GENERATION", for ranks of a supervisor that holds the lock; no descriptor on another machine.
+LOCK_VARIABLE = "PACELINE_LOCK"
 RECORD_BYTES = 512  # one write, which readers see whole
 NO_LOCKS = (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK, errno.EINVAL)
 
@@ -66,6 +67,10 @@ class RunLock:
                 "nothing: the run goes on in the newer generation",
             )
 
+    def continue_from(self, generation: int) -> None:
+        """Count on from a generation of a holder before: numbers of generations only grow, whoever counts them."""
+        self.generation = max(self.generation, generation)
+
     def next_generation(self) -> int:
         """Begin a new generation of the run's processes and return its number: no older one can write any more."""
         self.check()
@@ -86,6 +91,10 @@ class RunLock:
     def for_first_rank(self) -> dict[str, str]:
         """Return what the environment of a rank says that inherits the descriptor. Rank 0 takes the lock by it."""
         return {LOCK_VARIABLE: f"{self.descriptor}:{self.token}:{self.generation}"}
+
+    def for_far_ranks(self) -> dict[str, str]:
+        """Return what the environment of a rank says that cannot inherit the descriptor: it looks for the token."""
+        return {LOCK_VARIABLE: f":{self.token}:{self.generation}"}
 
     def release(self) -> None:
         """Free the directory. A lock that was inherited stays with the supervisor."""
@@ -128,11 +137,12 @@ def take(run_dir: Path) -> RunLock:
 
 def adopt_generation(number: int) -> None:
     """Go over to a new generation of this process's run, in the process: what it inherits of the lock stays good."""
-    for lock in _INHERITED:
-        lock.generation = number
     descriptor, _, rest = os.environ.get(LOCK_VARIABLE, "").partition(":")
+    token = rest.partition(":")[0]
+    for lock in _INHERITED:
+        lock.generation, lock.token = number, token or lock.token  # a new coordinator has a token of its own
     if rest:
-        os.environ[LOCK_VARIABLE] = f"{descriptor}:{rest.partition(':')[0]}:{number}"
+        os.environ[LOCK_VARIABLE] = f"{descriptor}:{token}:{number}"
 
 
 def try_lock(descriptor: int) -> bool | None:
@@ -184,15 +194,17 @@ def _inherited(run_dir: Path) -> RunLock | None:
         for lock in _INHERITED:  # a further run of a script on the same directory
             if _identity(lock.descriptor) == there:
                 return lock
-        if not token or there != _identity(int(descriptor)):
+        if not token or (descriptor and there != _identity(int(descriptor))):
             return None
-        os.set_inheritable(int(descriptor), False)
+        # On another machine than the holder's the file is looked into, and the lock is the holder's alone.
+        opened = int(descriptor) if descriptor else os.open(run_dir / NAME, os.O_RDWR | os.O_CLOEXEC)
+        os.set_inheritable(opened, False)
     except (OSError, ValueError):
         return None
-    lock = RunLock(run_dir, int(descriptor), token, generation=int(generation or 1))
+    lock = RunLock(run_dir, opened, token, generation=int(generation or 1))
     _INHERITED.append(lock)
     holder = _read(run_dir / NAME)
-    if holder and holder["token"] == token:
+    if descriptor and holder and holder["token"] == token:
         _write(lock.descriptor, {**holder, "processes": [*holder["processes"], *_this_process()["processes"]]})
     return lock
 

@@ -19,12 +19,15 @@ from paceline.spec.plan import Plan
 from paceline.spec.run import RunSpec
 from paceline.spec.survive.recovery import RecoverySpec
 from paceline.spec.sync import Sync
-from paceline.supervise.again.generations import Generations, seats_of
+from paceline.supervise.again.generations import Generations
 from paceline.supervise.again.judge import FRUITLESS, Judge, Reached
+from paceline.supervise.again.machines import OneMachine, seats_of
 from paceline.supervise.again.survivors import step_held
 from paceline.supervise.blame import Outcome
 from paceline.supervise.control import CALL_NAME
 from paceline.supervise.crew import Crew
+from paceline.supervise.forked import Forked
+from paceline.supervise.starting import Starter
 
 
 def failure(line: int = 1, code: int = 1) -> Outcome:
@@ -100,9 +103,9 @@ def test_survivors_hold_a_step_where_every_part_of_it_is_left(plan: Plan, steps:
 
 
 def test_survivors_keep_their_seats_where_there_are_any() -> None:
-    assert seats_of([0, 2], 3) == {0: 0, 2: 2}
-    assert seats_of([0, 2], 2) == {0: 0, 1: 2}
-    assert seats_of([1, 2, 3], 2) == {1: 1, 0: 2}
+    assert seats_of([0, 2], range(3)) == {0: 0, 2: 2}
+    assert seats_of([0, 2], range(2)) == {0: 0, 1: 2}
+    assert seats_of([1, 2, 3], range(2)) == {1: 1, 0: 2}
 
 
 def test_an_older_generation_may_write_nothing(tmp_path: Path) -> None:
@@ -118,8 +121,12 @@ def test_an_older_generation_may_write_nothing(tmp_path: Path) -> None:
 
 def test_whether_more_devices_pay_is_asked_until_the_ranks_are_called(tmp_path: Path) -> None:
     asked: list[int] = []
+
+    def start(place: dict[str, str]) -> Forked:
+        raise AssertionError("nobody is started")
+
     one = object.__new__(Generations)
-    one._crew, one._policy = Crew(), RecoverySpec()
+    one._crew, one._policy, one._machines = Crew(), RecoverySpec(), OneMachine(Starter(start, None, print), {})
     one._elastic = SimpleNamespace(pays=lambda done: asked.append(1) or len(asked) == 2)
     settled = one._settled(tmp_path, lambda: ())
     for _ in range(5):

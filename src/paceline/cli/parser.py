@@ -87,6 +87,11 @@ def whole(text: str) -> int:
     return value
 
 
+def number(text: str) -> int:
+    """Return a whole number from 0 on, the type of an option such as --node."""
+    return 0 if text == "0" else whole(text)
+
+
 def positive(text: str) -> float:
     """Return a finite number above 0, the type of an option such as --days."""
     try:

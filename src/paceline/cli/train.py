@@ -11,7 +11,7 @@ import dataclasses
 import os
 
 from paceline.cli.output import print_json, stdout_to_stderr
-from paceline.cli.parser import add_spec_arguments, whole
+from paceline.cli.parser import add_spec_arguments, number, whole
 
 EXAMPLE = "paceline train examples/stdlib-code.toml --steps 50 --run-dir runs/short"
 CODES = (3, 4, 5, 6, 74, 75)
@@ -25,6 +25,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--steps", metavar="N", type=whole, help=steps_help)
     parser.add_argument("--no-verify", action="store_true", help="skip the proof, short for --set run.verify=false")
     parser.add_argument("--faults", metavar="FILE", help="rehearse the faults of a TOML file (run.faults, as a file)")
+    nodes_help = "train on N nodes, on each of which this command is started, short for --set run.nodes.count=N"
+    parser.add_argument("--nodes", metavar="N", type=whole, help=nodes_help)
+    node_help = "the number of this node, from 0, short for --set run.nodes.node=K"
+    parser.add_argument("--node", metavar="K", type=number, help=node_help)
+    meet_help = "where node 0 is reached, short for --set run.nodes.rendezvous=HOST:PORT"
+    parser.add_argument("--rendezvous", metavar="HOST:PORT", help=meet_help)
     parser.add_argument(
         "--record-samples", action="store_true",
         help="write the sample ids of every step to the journal, short for --set run.record_samples=true",
@@ -47,6 +53,12 @@ def execute(options: argparse.Namespace) -> int:
         short.append(Override("run.verify", "false", "--no-verify"))
     if options.record_samples:
         short.append(Override("run.record_samples", "true", "--record-samples"))
+    if options.nodes is not None:
+        short.append(Override("run.nodes.count", toml(options.nodes), "--nodes"))
+    if options.node is not None:
+        short.append(Override("run.nodes.node", toml(options.node), "--node"))
+    if options.rendezvous is not None:
+        short.append(Override("run.nodes.rendezvous", toml(options.rendezvous), "--rendezvous"))
     spec = load_spec(options.spec, [*options.overrides, *short])
     if options.faults is not None:
         spec = dataclasses.replace(spec, run=with_faults(spec.run, options.faults))

@@ -16,7 +16,7 @@ def _ranks(environ: Environ) -> Ranks3 | None:
 
 def _ranks_on_node(environ: Environ) -> int | None:
     found = _ranks(environ)
-    return found[1] if found else None  # all of them
+    return int(environ.get("LOCAL_WORLD_SIZE", found[1])) if found else None  # all of them, where nothing else is said
 
 
 LOCAL = Launcher(

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from paceline.cluster.override import with_tf32
 from paceline.cluster.resolve import resolve_cluster
 from paceline.errors import DoesNotFit
 from paceline.plan.choice import Choice, Prepared
+from paceline.plan.cost.peer_copies import peer_copy_terms
 from paceline.plan.learn.recall import recall
 from paceline.plan.learn.task_measurement import read_measurements
 from paceline.plan.placement.joint import join_groups, rows_by_pace
@@ -23,6 +24,7 @@ from paceline.plan.search.front import Front, front_plans
 from paceline.plan.search.search import search
 from paceline.simulate.expected import Expected, expected_run
 from paceline.spec.cluster import Cluster
+from paceline.spec.forecast import Forecast
 from paceline.spec.load import Spec
 from paceline.spec.optimizers import optimizer_key
 from paceline.spec.plan import Plan, PlanSpec, counts_text
@@ -144,7 +146,7 @@ def _planned(prepared: Prepared, cluster: Cluster, remarks: tuple[str, ...], goo
         facts=prepared.facts,
         search=found,
         plan=found.best.plan,
-        forecast=found.best.forecast,
+        forecast=_with_copies(prepared, cluster, found.best.forecast),
         batch_samples=prepared.batch_samples,
         steps=prepared.steps,
         remarks=(
@@ -155,6 +157,13 @@ def _planned(prepared: Prepared, cluster: Cluster, remarks: tuple[str, ...], goo
         ),
         learnt=learnt,
     )
+
+
+def _with_copies(prepared: Prepared, cluster: Cluster, forecast: Forecast) -> Forecast:
+    """Return a forecast with the price of copies in other nodes' memory, where the run makes any."""
+    items = prepared.facts.items_per_sample
+    copies = peer_copy_terms(prepared.spec, cluster, forecast, prepared.batch_samples, items)
+    return replace(forecast, copies=copies) if copies else forecast
 
 
 def _notes(prepared: Prepared) -> tuple[str, ...]:

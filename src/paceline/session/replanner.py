@@ -25,8 +25,9 @@ WITH_LAYOUT = ("zero", "micro_batch", "rows", "stages", "virtual_stages")  # con
 class Replanner:
     """Plans a task for other numbers of devices than it began with, each once."""
 
-    def __init__(self, spec: Spec, say: Say) -> None:
-        self._spec, self._say = spec, say
+    def __init__(self, spec: Spec, say: Say, devices_per_node: int = 0) -> None:
+        """`devices_per_node` is 0 where all are on this machine."""
+        self._spec, self._say, self._per_node = spec, say, devices_per_node
         self._made: dict[int, tuple[Planned, bool, Proven]] = {}
 
     def __call__(self, devices: int, now: Brief) -> Replanned:
@@ -36,7 +37,7 @@ class Replanner:
         recovers into wrong numbers would not have recovered. Raises DoesNotFit and VerificationFailed.
         """
         if devices not in self._made:
-            planned, is_relaxed = self._planned(devices, now.plan.precision)
+            planned, is_relaxed = self.planned(devices, now.plan.precision)
             self._made[devices] = planned, is_relaxed, prove(planned, self._say)
         planned, is_relaxed, proven = self._made[devices]
         before, after = now.step_seconds, planned.forecast.step_seconds.value
@@ -52,10 +53,12 @@ class Replanner:
         decision = DecisionRecord("replan", str(now.plan.layout), str(planned.plan.layout), because, evidence)
         return Replanned(make_brief(planned, proven.record, (*proven.decisions, decision)), decision)
 
-    def _planned(self, devices: int, precision: str) -> tuple[Planned, bool]:
-        """Return a plan, and whether the spec's constraints on the layout had to be given up for it."""
+    def planned(self, devices: int, precision: str) -> tuple[Planned, bool]:
+        """Return a plan for so many devices, and whether the spec's constraints on the layout were given up for it."""
         asked = dataclasses.replace(self._spec.plan, precision=precision)
         cluster = _with_devices(self._spec.cluster, devices)
+        if self._per_node:
+            cluster = dataclasses.replace(cluster, devices_per_node=self._per_node)
         spec = dataclasses.replace(self._spec, cluster=cluster, plan=asked)
         try:
             return plan_task(spec), False

@@ -23,7 +23,7 @@ from typing import Any
 
 from paceline.supervise.forked import leave, split
 from paceline.supervise.lines import Lines
-from paceline.supervise.parent import end_with_parent, name_process
+from paceline.supervise.parent import end_with_parent, ends_by, name_process
 
 
 def main() -> int:
@@ -78,7 +78,7 @@ def serve(lines: Lines) -> bool:
         except EOFError:
             return False
         if asked is not None and "fork" in asked:
-            child = split(asked["fork"], signal.SIGTERM)
+            child = split(asked["fork"], ends_by(asked["fork"]))
             if child is None:
                 signal.set_wakeup_fd(-1)
                 signal.signal(signal.SIGCHLD, signal.SIG_DFL)

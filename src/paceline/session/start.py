@@ -44,8 +44,18 @@ def train(spec: Spec, say: Say = print) -> int:
     run_dir = run_directory(spec)
     check_writable(run_dir)
     place = place_here(os.environ)
+    if place is not None and spec.run.nodes.count > 1:
+        raise ConfigError(
+            f"run.nodes.count = {spec.run.nodes.count} in a process that a launcher has started",
+            "torchrun and srun bring the ranks of all nodes together themselves",
+            "leave out --nodes, or start `paceline train` once on each node without the launcher",
+        )
     if place is not None:
         return _as_one_rank(spec, place, run_dir, say)
+    if spec.run.nodes.count > 1:
+        from paceline.session.nodes.attendance import train_on_nodes
+
+        return train_on_nodes(spec, say)
     with take(run_dir) as lock:
         planned = _plan(spec, say)
         for line in headline_lines(planned):
@@ -53,8 +63,8 @@ def train(spec: Spec, say: Say = print) -> int:
         outcome = _run(planned, prove(planned, say), lock, say)
         if not lock.is_lost:
             if outcome.error is not None:
-                _mark_end(run_dir, outcome, Redactor(spec.run.redact), say)
-            _report(run_dir, say)
+                mark_ended(run_dir, outcome, Redactor(spec.run.redact), say)
+            tell_report(run_dir, say)
     explain(outcome)
     return outcome.exit_code
 
@@ -116,11 +126,12 @@ def _as_one_rank(spec: Spec, place: Place, run_dir: Path, say: Say) -> int:
         train_here(spec, brief, place, lock, world)
     finally:
         if lock is not None and not lock.is_lost:
-            _report(run_dir, say)
+            tell_report(run_dir, say)
     return 0
 
 
-def _mark_end(run_dir: Path, outcome: Outcome, redactor: Redactor, say: Say) -> None:
+def mark_ended(run_dir: Path, outcome: Outcome, redactor: Redactor, say: Say) -> None:
+    """Add to the journal how a run has ended that its ranks could not."""
     assert outcome.error is not None
     try:
         mark_end(run_dir, outcome.exit_code, outcome.error, redactor)
@@ -128,7 +139,8 @@ def _mark_end(run_dir: Path, outcome: Outcome, redactor: Redactor, say: Say) -> 
         say(f"journal  how the run ended could not be added: {error}")
 
 
-def _report(run_dir: Path, say: Say) -> None:
+def tell_report(run_dir: Path, say: Say) -> None:
+    """Write the report and say what is in it."""
     # A run that failed before its first record has nothing to report.
     with contextlib.suppress(StorageError, ConfigError):
         write_report(run_dir)

@@ -5,12 +5,14 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Mapping, Sequence
 
+from paceline.errors import ConfigError
 from paceline.lock import RunLock
 from paceline.run.process.brief import Brief
 from paceline.session.replanner import Replanner
 from paceline.spec.journal.redact import Redactor
 from paceline.spec.load import Spec
 from paceline.supervise.again.generations import Generations
+from paceline.supervise.again.machines import OneMachine
 from paceline.supervise.blame import Outcome
 from paceline.supervise.standby import Standby
 from paceline.supervise.starting import Starter
@@ -24,6 +26,12 @@ def survive(
     words: Sequence[str], spec: Spec, brief: Brief, environ: Mapping[str, str], lock: RunLock, say: Say = print
 ) -> Outcome:
     """Run `python WORDS` for each device of the plan, again after a fault that may pass, and return how it ended."""
+    if spec.run.nodes.count > 1:
+        raise ConfigError(
+            f"run.nodes.count = {spec.run.nodes.count} for a loop of your own, or `fit`",
+            "only `paceline train` has a supervisor on each of several nodes",
+            "paceline train, or torchrun or srun around the script",
+        )
     policy = spec.run.recovery
     standby, because = None, ""
     if policy.standby:
@@ -31,10 +39,9 @@ def survive(
         standby = Standby(work, environ, lock) if work else None
     cold = starter([sys.executable, *words], environ, lock)
     generations = Generations(
-        Starter(cold, standby, say, because),
+        OneMachine(Starter(cold, standby, say, because), environ),
         brief,
         lock,
-        environ,
         policy,
         say,
         Redactor(spec.run.redact),

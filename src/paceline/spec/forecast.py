@@ -94,3 +94,6 @@ class Forecast:
     model_flops_per_step: float  # 3 x forward FLOPs (causal attention), no recompute
     mfu: float  # model FLOPs over the devices' published peak; NaN where the peak is unknown
     bill: tuple[BillTerm, ...] = ()  # money, energy and carbon, term by term
+    # Copies in other nodes' memory, which are made beside training: bytes of host memory (kind `other`), and seconds
+    # per step that are not in `time`.
+    copies: tuple[Term, ...] = ()

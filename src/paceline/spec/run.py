@@ -11,6 +11,7 @@ from paceline.errors import ConfigError
 from paceline.spec.survive.checkpoints import CheckpointsSpec
 from paceline.spec.survive.faults import FaultPlan, read_faults
 from paceline.spec.survive.health import HealthSpec
+from paceline.spec.survive.nodes import NodesSpec
 from paceline.spec.survive.recovery import RecoverySpec
 from paceline.units import Amount
 
@@ -82,6 +83,7 @@ class RunSpec:
     faults: FaultPlan = option(factory=FaultPlan, doc="faults that are made on purpose, to rehearse them")
     tensorboard: bool = option(False, "also write TensorBoard event files (needs the extra 'tensorboard')")
     recovery: RecoverySpec = option(factory=RecoverySpec, doc="what is tried when processes of the run are lost")
+    nodes: NodesSpec = option(factory=NodesSpec, doc="the nodes of the run, each with a supervisor of its own")
 
     def __post_init__(self) -> None:
         if self.deterministic and self.health.on_straggler == "less_work":

@@ -45,7 +45,7 @@ def outcome_of(
     """
     if not any(ending.code for ending in endings):
         return Outcome(0)
-    told = _told(folder)
+    told = errors_told(folder)
     own = [ending for ending in endings if ending.code and ending.rank not in killed]
     ranks = ranks or len(endings)
     if len({ending.code for ending in own}) == 1 and len(own) == ranks and own[0].code > 0 and not told:
@@ -68,7 +68,7 @@ def cause_is_known(endings: Sequence[Ending], folder: Path) -> bool:
     """Return whether somebody has failed by itself already: others that fail later are not to be blamed."""
     if any(ending.code < 0 for ending in endings):
         return True
-    return any(error["cause"] for error in _told(folder))
+    return any(error["cause"] for error in errors_told(folder))
 
 
 def _has_said_why(ending: Ending, spoke: Collection[int]) -> bool:
@@ -114,9 +114,10 @@ def leave_error(folder: Path, rank: int, details: Mapping[str, object], cause: b
     unfinished.replace(path)
 
 
-def _told(folder: Path) -> list[dict[str, Any]]:
-    """Return what ranks told of their errors, in the order in which they did."""
-    errors = [_read(path) for path in (*folder.glob(ERROR_GLOB), *folder.glob(ERROR_GLOB + UNFINISHED))]
+def errors_told(folder: Path, unfinished: bool = True) -> list[dict[str, Any]]:
+    """Return what ranks told of their errors, in the order in which they did, and what they had begun to tell."""
+    begun = folder.glob(ERROR_GLOB + UNFINISHED) if unfinished else ()
+    errors = [_read(path) for path in (*folder.glob(ERROR_GLOB), *begun)]
     return sorted(errors, key=lambda error: (error["time"], error["rank"]))
 
 

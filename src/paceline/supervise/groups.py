@@ -9,7 +9,7 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from paceline.patience import Patience
 
@@ -30,6 +30,17 @@ class Process(Protocol):
     def wait(self) -> int: ...
 
 
+@runtime_checkable
+class Far(Process, Protocol):
+    """A process on another machine: who is there does to it what is asked for."""
+
+    is_near: bool
+
+    def signal(self, number: int, group: bool) -> None: ...
+
+    def end(self) -> None: ...
+
+
 def ending_of(process: Process) -> int | None:
     """Return how a process ended (minus the signal that ended it), or None while it runs, and do not collect it.
 
@@ -45,12 +56,17 @@ def ending_of(process: Process) -> int | None:
 
 def signal_process(process: Process, number: int) -> None:
     """Send a signal to a process alone, unless it has ended: its own children go on until it has dealt with it."""
-    if ending_of(process) is None:
+    if isinstance(process, Far):
+        process.signal(number, group=False)
+    elif ending_of(process) is None:
         os.kill(process.pid, number)
 
 
 def kill_group(process: Process) -> None:
     """End a process and all that it has started by force."""
+    if isinstance(process, Far):
+        process.signal(signal.SIGKILL, group=True)
+        return
     signal_group(process, signal.SIGKILL)
     if ending_of(process) is None:  # a fork that has not made its group yet
         os.kill(process.pid, signal.SIGKILL)
@@ -65,6 +81,15 @@ def signal_group(process: Process, number: int) -> None:
 
 def collect(processes: Sequence[Process]) -> None:
     """End what is left of the groups, first by asking, and collect the processes. None of them runs afterwards."""
+    far = [process for process in processes if isinstance(process, Far)]
+    for process in far:
+        process.end()
+    _collect_near([process for process in processes if not isinstance(process, Far)])
+    for process in far:
+        process.wait()
+
+
+def _collect_near(processes: Sequence[Process]) -> None:
     for process in processes:
         if ending_of(process) is None:
             kill_group(process)

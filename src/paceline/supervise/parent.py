@@ -7,17 +7,29 @@ import ctypes
 import os
 import signal
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 PARENT_VARIABLE = "PACELINE_PARENT"
+NODE_VARIABLE = "PACELINE_NODE"  # the number of the node that a rank runs on, where a run has several
 PR_SET_PDEATHSIG = 1
 
 
-def end_with_parent(parent: int | None = None, number: int = signal.SIGTERM) -> None:
+def ends_by(environ: Mapping[str, str]) -> signal.Signals:
+    """Return the signal that a rank gets when its supervisor dies.
+
+    On one machine it is asked to save and to end. On one of several nodes it must go at once, as with its machine: what
+    it was asked for it would agree on with the ranks of the other nodes, which go on without it.
+    """
+    return signal.SIGKILL if NODE_VARIABLE in environ else signal.SIGTERM
+
+
+def end_with_parent(parent: int | None = None, number: int = 0) -> None:
     """Have the system send this process a signal when its parent dies, where the system offers that (Linux).
 
     `parent` is the process that started this one, by default the supervisor that the environment names; a parent that
-    is already gone counts as dying now. A fork forgets the wish: the child states its own.
+    is already gone counts as dying now. The signal is what `ends_by` says, where no `number` is given. A fork forgets
+    the wish: the child states its own.
     """
     if "RANK" in os.environ:
         name_process(f"rank {os.environ['RANK']} paceline")
@@ -25,6 +37,7 @@ def end_with_parent(parent: int | None = None, number: int = signal.SIGTERM) -> 
     expected = int(named) if parent is None and named else parent
     if expected is None or sys.platform != "linux":
         return
+    number = number or ends_by(os.environ)
     ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, number)
     if os.getppid() != expected:
         os.kill(os.getpid(), number)

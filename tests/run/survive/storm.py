@@ -110,6 +110,7 @@ def _survive(spec: Any, layout: Any, steps: int, run_dir: Path) -> Any:
     from paceline.launch.worker import guarded
     from paceline.lock import LOCK_VARIABLE, take
     from paceline.supervise.again.generations import Generations
+    from paceline.supervise.again.machines import OneMachine
     from paceline.supervise.forked import fork
     from paceline.supervise.starting import Starter
 
@@ -124,7 +125,7 @@ def _survive(spec: Any, layout: Any, steps: int, run_dir: Path) -> Any:
         starter = Starter(start, None, print)
         brief, policy = _brief(layout, steps), spec.run.recovery
         try:
-            return Generations(starter, brief, lock, os.environ, policy, health=spec.run.health).run()
+            return Generations(OneMachine(starter, os.environ), brief, lock, policy, health=spec.run.health).run()
         finally:
             os.close(held)
 

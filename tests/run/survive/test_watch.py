@@ -15,6 +15,7 @@ import pytest
 from runs import environment, wait_until
 
 from paceline.run.survive.health import pulse as pulses
+from paceline.run.survive.health import sight
 from paceline.run.survive.health import watch as watching
 from paceline.run.survive.health.pulse import BEAT, HEAD, SIZE, STEP, Heart, pulse_path, read_pulse, stack_path
 from paceline.run.survive.health.stacks import collective_in, main_thread
@@ -154,7 +155,7 @@ def test_a_rank_that_computes_may_say_nothing_for_longer(
 ) -> None:
     """A compiler, or a collection of garbage: the processor's time goes on. An endless loop is found too, later."""
     ranks = Ranks(tmp_path, sleeper)
-    monkeypatch.setattr(watching, "cpu_seconds", lambda process: ranks.now)
+    monkeypatch.setattr(sight, "cpu_seconds", lambda process: ranks.now)
     ranks.steps()
     ranks.beat(1, "forward", 5)
     for rank in (0, 2):

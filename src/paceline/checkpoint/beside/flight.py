@@ -34,6 +34,8 @@ class SaveTo:
     fence: Callable[[], None] | None = None
     beside: tuple[Path, ...] = ()  # roots of the other tiers
     unchanged: Unchanged = field(default_factory=Unchanged)
+    # What saves there in another way than as a checkpoint's files: given a snapshot and the group of all ranks.
+    saver: Callable[[Snapshot, dist.ProcessGroup | None], CheckpointInfo] | None = None
 
 
 @dataclass(frozen=True)
@@ -108,6 +110,8 @@ class SaveInFlight:
             return waiting.ranks.attempt(waiting.what, self.staged.arrived)
 
     def _save(self, to: SaveTo, taken: Snapshot) -> CheckpointInfo:
+        if to.saver is not None:
+            return to.saver(taken, self.group)
         alone = self.group is None
         written = write(to.root, taken, process_group=self.group, kept=to.kept, alone=alone, unchanged=to.unchanged)
         return publish(written, keep_last=to.keep_last, fence=partial(self._check, to), beside=to.beside)

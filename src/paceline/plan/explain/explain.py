@@ -170,6 +170,7 @@ def explain_lines(planned: Planned) -> list[str]:
         "",
         *_terms("memory on the fullest device", planned.forecast.memory, format_bytes),
         "",
+        *_copies(planned.forecast.copies),
         *_totals(planned),
         "",
         *_intervals(planned),
@@ -212,6 +213,17 @@ def _terms(title: str, terms: Sequence[Term], show: Callable[[float], str]) -> l
         value = show(term.value) if math.isfinite(term.value) else "unknown"
         lines += wrap(f"  {share} {value:>9}  {term.name:24}  ", f"{term.formula} [{term.source}]", 44)
     return lines
+
+
+def _copies(terms: Sequence[Term]) -> list[str]:
+    """Return what copies in other nodes' memory take, which is beside the step; nothing where there are none."""
+    if not terms:
+        return []
+    lines = ["copies in the memory of other nodes, beside training:"]
+    for term in terms:
+        value = format_bytes(term.value) if term.kind == "other" else f"{format_seconds(term.value)}/step"
+        lines += wrap(f"  {value:>14}  {term.name:24}  ", f"{term.formula} [{term.source}]", 44)
+    return [*lines, ""]
 
 
 def _totals(planned: Planned) -> list[str]:

@@ -28,6 +28,7 @@ from paceline.run.record.status import StatusLine
 from paceline.run.survive.health.passed_over import PassedOver
 from paceline.run.survive.health.second_look import SecondLook
 from paceline.run.survive.health.stragglers import Stragglers
+from paceline.run.survive.listener import listen_for_abort
 from paceline.run.survive.points import points_of
 from paceline.run.survive.recovered import Recovered
 from paceline.run.survive.replay import SWITCHES, StepBefore, expected_step
@@ -39,7 +40,6 @@ from paceline.run.survive.survivor import (
     hold,
     is_lost_peer,
     let_go,
-    listen_for_abort,
     next_place,
     why_not_reformed,
     without_frames,
@@ -113,6 +113,7 @@ class InWorld:
         self._passed_over = PassedOver(self.dir, self.world)
         self._position, self._went_back = self._passed_over.position_from(self.progress.position), False
         self._expected: StepBefore | None = self._step_before() if restored else None
+        assert self.world.is_first or isinstance(self._record, SilentRecorder), "one rank records, and goes on doing so"
         is_new = self.world.is_first and isinstance(self._record, SilentRecorder)
         if is_new:
             self._record = self._open_record()

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -42,6 +42,7 @@ class Generation:
     # Where survivors bring their state together, and after how many steps it is; nowhere where it is restored instead.
     rescue: str = ""
     rescue_step: int = 0
+    pieces: Mapping[str, Sequence[str]] = field(default_factory=dict)  # by rank: files of parts of it, in memory
 
     def write(self, folder: Path) -> dict[str, str]:
         """Leave the generation in a file and return what the environment of its ranks says of it."""

@@ -125,15 +125,30 @@ def _meet(place: Place, device: torch.device) -> None:
     """Make the process group of a world."""
     # No gloo beside NCCL: it connects every rank to every other, a descriptor each, and nothing here needs it.
     backend = "nccl" if device.type == "cuda" else "gloo"
+    store = _store(place)
     with noted(backend):
         dist.init_process_group(
             backend,
-            init_method=place.rendezvous,
+            init_method=None if store else place.rendezvous,
+            store=store,
             rank=place.rank,
             world_size=place.world_size,
             timeout=COLLECTIVE_TIMEOUT,
             device_id=device if device.type == "cuda" else None,
         )
+
+
+def _store(place: Place) -> dist.Store | None:
+    """Return the store of a rendezvous "store://HOST:PORT/PREFIX", which rank 0 serves; None for others.
+
+    Each generation of a run has a prefix of its own: who is left of an older one meets nobody of a newer one.
+    """
+    if not place.rendezvous.startswith("store://"):
+        return None
+    address, _, prefix = place.rendezvous.removeprefix("store://").partition("/")
+    host, _, port = address.rpartition(":")
+    store = dist.TCPStore(host, int(port), None, place.rank == 0, timeout=COLLECTIVE_TIMEOUT, wait_for_workers=False)
+    return dist.PrefixStore(prefix, store)
 
 
 def leave_world() -> None:

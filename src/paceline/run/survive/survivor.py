@@ -8,36 +8,32 @@ from __future__ import annotations
 
 import os
 import shutil
-import threading
-import time
 import traceback
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import torch
 from torch.distributed.fsdp import FSDPModule
 
 from paceline.checkpoint import Snapshot, publish, take_snapshot, write
+from paceline.checkpoint.ranks import Ranks
 from paceline.errors import ConfigError, StorageError
 from paceline.lock import adopt_generation
 from paceline.run.assemble import Assembled
 from paceline.run.loop.resume import Progress, RunIdentity, saved_state
 from paceline.run.loop.step import StepStats
 from paceline.run.loop.under_plan import refuse_replan
-from paceline.run.process.generation import GENERATION_VARIABLE, Generation, take_generation
+from paceline.run.process.generation import Generation, take_generation
 from paceline.run.process.groups import abort_groups
 from paceline.run.process.place import Place
 from paceline.run.process.world import World, join_next
 from paceline.run.record.recorder import is_echo
+from paceline.run.survive.listener import stop_listening
+from paceline.run.survive.saving.peers import read_pieces
 from paceline.spec.plan import Plan
 from paceline.spec.task import Task
-from paceline.supervise.control import ABORT_NAME, CALL_NAME, CONTROL_VARIABLE, stand_by
+from paceline.supervise.control import CALL_NAME, CONTROL_VARIABLE, stand_by
 from paceline.supervise.parent import name_process
 from paceline.supervise.supervisor import ERROR_FOLDER
-
-LOOK_SECONDS = (
-    0.2  # between two looks for the supervisor's word, on a device whose collectives do not end by themselves
-)
 
 
 @dataclass(frozen=True)
@@ -100,6 +96,7 @@ def call_of_supervisor() -> Path | None:
 def hold(run: RunIdentity, built: Assembled, plan: Plan, progress: Progress, stats: StepStats | None, is_done: bool,
          ) -> Brought:  # fmt: skip
     """Leave the broken world and return what this rank holds. Nobody is waited for."""
+    stop_listening()
     abort_groups()
     if not built.stepper.is_whole:
         return Brought(None, None, False)
@@ -121,7 +118,8 @@ def next_place(world: World, generation: int, held: Brought) -> tuple[World, Gen
     following = take_generation()
     rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     name_process(f"rank {rank} paceline")
-    place = Place(rank, size, world.local_rank, size, os.environ["PACELINE_RENDEZVOUS"])
+    on_node = int(os.environ.get("LOCAL_WORLD_SIZE", size))
+    place = Place(rank, size, world.local_rank, on_node, os.environ["PACELINE_RENDEZVOUS"])
     return join_next(world, place), following
 
 
@@ -134,6 +132,11 @@ def bring_together(world: World, generation: Generation, held: Brought | None) -
         return None
     root, step = Path(generation.rescue), generation.rescue_step
     mine = held if held and held.snapshot and held.snapshot.step == step else None
+    if generation.pieces:  # what living ranks hold is not whole, or older
+        files = generation.pieces.get(str(world.rank))
+        what = f"the state after step {step} was not read from the nodes' memory"
+        read = Ranks(alone=world.size == 1).attempt(what, lambda: read_pieces(files) if files else None)
+        mine = Brought(read, None, True) if read else None
     brought = world.gather((mine.snapshot.extra, mine.stats, mine.is_done) if mine and mine.snapshot else None)
     extra, stats, _ = next(item for item in brought if item)
     is_done = all(done for _, _, done in filter(None, brought))
@@ -148,23 +151,3 @@ def let_go(together: Together | None, world: World) -> None:
         world.wait()
         if world.is_first:
             shutil.rmtree(together.root, ignore_errors=True)
-
-
-def listen_for_abort(device: torch.device) -> None:
-    """Have collectives end when the supervisor says that a peer has gone, where they do not see it by themselves.
-
-    Gloo's do. NCCL's wait for the time-out; a thread looks for the supervisor's word, and aborts them.
-    """
-    folder = os.environ.get(GENERATION_VARIABLE)
-    if device.type != "cuda" or not folder or CONTROL_VARIABLE not in os.environ:
-        return
-    word = Path(folder).with_name(ABORT_NAME)
-
-    def listen() -> None:
-        while word.parent.is_dir():
-            if word.exists():
-                abort_groups()
-                return
-            time.sleep(LOOK_SECONDS)
-
-    threading.Thread(target=listen, name="paceline-abort", daemon=True).start()

@@ -31,6 +31,8 @@ KINDS = {
     "corrupt": ("one bit of the newest published checkpoint is flipped", "data"),
     "truncate": ("a file of the newest published checkpoint loses its second half", "data"),
     "descriptors": ("no further file can be opened for `seconds`", "data"),
+    "cut": ("the rank's node is cut off: what it sends is lost, for `seconds` (0: for ever)", "forward"),
+    "slow_network": ("what the rank's node sends goes at `bandwidth`, for `seconds` (0: for ever)", "forward"),
 }
 FAULT_PHASES = ("rendezvous", "load", "data", "forward", "backward", "reduce", "update", "save")
 SUPERVISED = ("kill", "stop", "signal")  # those that can be aimed at the supervisor
@@ -49,14 +51,18 @@ class FaultSpec:
                         choices=("", *FAULT_PHASES))  # fmt: skip
     times: int = option(1, "how often it strikes at most, over all starts of the run; 0 for no limit", minimum=0)
     again: bool = option(False, "strike again in the same step after a restart, as a bug does and an accident does not")
-    seconds: float = option(0.0, "how long it lasts (stop, delay, descriptors)", quantity="duration", minimum=0.0)
+    seconds: float = option(
+        0.0, "how long it lasts (stop, delay, descriptors, cut, slow_network)", quantity="duration", minimum=0.0
+    )
+    bandwidth: int = option(1_000_000, "bytes per second that a slow network takes", quantity="bytes", minimum=1000)
     factor: float = option(3.0, "how many times as long a slow rank takes", minimum=1.0)
     steps: int = option(1, "for how many steps a slow rank is slow", minimum=1)
     target: str = option("gradient", "what gets a NaN or a flipped bit", choices=("gradient", "weight", "optimizer"))
     bit: int = option(-1, "which bit of a number is flipped, from the lowest; -1 draws one by the seed", minimum=-1)
     signal: str = option("SIGTERM", "the signal of kind `signal`", choices=("SIGTERM", "SIGUSR1", "SIGINT"))
-    whom: str = option("rank", "who is struck by kill, stop and signal: a rank, or the process that supervises it",
-                       choices=("rank", "supervisor"))  # fmt: skip
+    whom: str = option("rank", "who is struck by kill, stop and signal: a rank, the process that supervises it, or the "
+                       "coordinator of several nodes, where that runs on the rank's node",
+                       choices=("rank", "supervisor", "coordinator"))  # fmt: skip
 
     @property
     def place(self) -> str:
@@ -96,9 +102,9 @@ def check_faults(plan: FaultPlan) -> None:
         needs_step = fault.place not in ("rendezvous", "load")
         if needs_step and not fault.step and not fault.rate:
             raise ConfigError(f"{where} would never strike", "it has neither a step nor a rate", "step = 5")
-        if fault.whom == "supervisor" and fault.kind not in SUPERVISED:
+        if fault.whom != "rank" and fault.kind not in SUPERVISED:
             raise ConfigError(
-                f"{where} is aimed at the supervisor", f"only {', '.join(SUPERVISED)} can be", 'whom = "rank"'
+                f"{where} is aimed at the {fault.whom}", f"only {', '.join(SUPERVISED)} can be", 'whom = "rank"'
             )
         if fault.kind in ("slow", "delay") and fault.place != KINDS[fault.kind][1]:
             raise ConfigError(

@@ -35,8 +35,11 @@ Replan = Callable[[int, Brief], Replanned]
 class Elastic:
     """The number of devices of a run, which follows the file that says how many there are."""
 
-    def __init__(self, policy: RecoverySpec, brief: Brief, replan: Replan | None) -> None:
-        self._policy, self._first, self._brief, self._replan = policy, brief, brief, replan
+    def __init__(
+        self, policy: RecoverySpec, brief: Brief, replan: Replan | None, there: Callable[[], int | None] = lambda: None
+    ) -> None:
+        """`there` returns how many devices are there, where the machines know it better than the file."""
+        self._policy, self._first, self._brief, self._replan, self._there = policy, brief, brief, replan, there
         self._most = policy.max_devices or brief.plan.layout.devices
         self._next: Replanned | None = None
         self._looked, self._refused = -math.inf, 0
@@ -44,7 +47,7 @@ class Elastic:
 
     def environ(self, folder: Path) -> dict[str, str]:
         """Return what the environment of a generation's ranks says of their plan, left in its folder."""
-        if self._brief is self._first:  # which they have
+        if self._brief is self._first and self._there() is None:  # which the ranks of this machine have
             return {}
         path = folder / "brief.json"
         path.write_text(self._brief.to_json())
@@ -81,7 +84,7 @@ class Elastic:
 
     def pays(self, done: Callable[[], int]) -> bool:
         """Return whether more devices are there than the run uses, and the steps that are left pay for the change."""
-        if not self._policy.devices_file or time.monotonic() - self._looked < LOOK_SECONDS:
+        if not (self._policy.devices_file or self._there()) or time.monotonic() - self._looked < LOOK_SECONDS:
             return False
         self._looked = time.monotonic()
         devices = self._wanted()
@@ -106,6 +109,9 @@ class Elastic:
 
     def _wanted(self) -> int:
         """Return how many devices the next world is to have."""
+        there = self._there()
+        if there is not None and self._replan is not None:
+            return min(there, self._most)
         if not self._policy.devices_file or self._replan is None:
             return self._brief.plan.layout.devices
         try:

@@ -22,22 +22,24 @@ from paceline.run.process.brief import Brief
 from paceline.run.process.generation import FIRST, REFORMED, Generation
 from paceline.run.record.journal import mark_fault
 from paceline.run.survive.health.watch import PulseWatch
+from paceline.spec.journal.kinds import DecisionRecord
 from paceline.spec.journal.redact import Redactor
+from paceline.spec.plan import Plan
 from paceline.spec.survive.health import HealthSpec
 from paceline.spec.survive.recovery import RecoverySpec
 from paceline.supervise import supervisor
 from paceline.supervise.again.elastic import Elastic, Replan
 from paceline.supervise.again.judge import Judge, reached_by
-from paceline.supervise.again.rescue import clear_rescues, rescue_folder
+from paceline.supervise.again.machines import Machines, Stander
+from paceline.supervise.again.rescue import clear_rescues
 from paceline.supervise.again.survivors import step_held
 from paceline.supervise.blame import Ending, Outcome, cause_is_known, outcome_of
-from paceline.supervise.control import ABORT_NAME, CALL_NAME, Control, Standing
+from paceline.supervise.control import ABORT_NAME, CALL_NAME
 from paceline.supervise.crew import Crew, attend
-from paceline.supervise.groups import collect
+from paceline.supervise.groups import Process, collect
 from paceline.supervise.memory_kills import memory_kills
+from paceline.supervise.nodes.held import Held
 from paceline.supervise.signals import forward_signals
-from paceline.supervise.starting import Starter
-from paceline.supervise.supervisor import places
 
 PEERS_SECONDS = 1.0  # that the peers of a rank have whose failure is known: what they would tell is an echo of it
 
@@ -49,19 +51,29 @@ class Fallen:
     outcome: Outcome
     moments: Mapping[str, float]
     out_of_memory: bool
-    standing: Mapping[int, Standing] = field(default_factory=dict)
-    is_called: bool = False  # nothing has failed: the ranks were called to another world
+    standing: Mapping[int, Stander] = field(default_factory=dict)
+    called: str = ""  # why the ranks were called to another world, where nothing has failed
+
+
+@dataclass(frozen=True)
+class TakenOver:
+    """A world whose coordinator was lost, as another one finds it: its ranks that stand by, and their processes."""
+
+    number: int
+    plan: Plan
+    standing: Mapping[int, Stander]
+    processes: Mapping[int, Process]
+    since: float  # the moment of the loss, in seconds since the epoch
 
 
 class Generations:
-    """The worlds of one run, on this machine."""
+    """The worlds of one run."""
 
     def __init__(
         self,
-        starter: Starter,
+        machines: Machines,
         brief: Brief,
         lock: RunLock,
-        environ: Mapping[str, str],
         policy: RecoverySpec,
         say: Callable[[str], None] = print,
         redactor: Redactor | None = None,
@@ -69,36 +81,41 @@ class Generations:
         health: HealthSpec | None = None,
     ) -> None:
         """`replan` makes a plan for another number of devices, where a run may go on with one."""
-        self._starter, self._plan, self._lock, self._environ = starter, brief.plan, lock, environ
+        self._machines, self._plan, self._lock = machines, brief.plan, lock
         self._policy, self._say, self._redactor = policy, say, redactor
-        self._elastic = Elastic(policy, brief, replan)
+        self._elastic = Elastic(policy, brief, replan, machines.devices)
         self._health, self._crew = health, Crew()
 
-    def run(self) -> Outcome:
-        """Run one generation after the other and return how the last one ended. No process is left."""
+    def run(self, taken: TakenOver | None = None) -> Outcome:
+        """Run one generation after the other and return how the last one ended. No process is left.
+
+        With `taken` the first of them follows that world, and is made of its ranks as far as they are left.
+        """
         flag = forward_signals(lambda number: self._crew.send(number))
         try:
             with tempfile.TemporaryDirectory(prefix="paceline-") as name:
-                self._folder, self._control = Path(name), Control(Path(name))
-                return self._run(lambda: bool(flag.because))
+                self._folder = Path(name)
+                self._machines.open(self._folder)
+                return self._run(lambda: bool(flag.because) or self._machines.is_stopped(), taken)
         finally:
             collect(self._crew.processes)
-            self._control.close()
-            self._starter.close()
+            self._machines.close()
             clear_rescues(self._lock)
             flag.release()
 
-    def _run(self, is_stopped: Callable[[], bool]) -> Outcome:
+    def _run(self, is_stopped: Callable[[], bool], taken: TakenOver | None) -> Outcome:
         judge = Judge(self._policy, reached_by(self._lock.run_dir))
-        generation = Generation(to_world=self._plan.layout.devices, rung=FIRST)
-        standing: Mapping[int, Standing] = {}
-        while True:
-            self._starter.rung()  # waits until the standby is ready
+        generation: Generation | None = Generation(to_world=self._plan.layout.devices, rung=FIRST)
+        standing: Mapping[int, Stander] = {}
+        if taken is not None:
+            standing, generation = taken.standing, self._take_over(taken)
+        while generation is not None:
+            self._machines.rung()  # waits until the standby is ready
             if is_stopped() and not standing:  # while no rank was there that could be told
                 return Outcome(Requeue.exit_code)
             fallen = self._one(generation, standing)
             outcome, because = fallen.outcome, "as many devices as there are now"
-            if not fallen.is_called:
+            if not fallen.called:
                 if outcome.error is None or is_stopped() or self._lock.is_lost:
                     return self._end(outcome)
                 verdict = judge.judge(outcome, reached_by(self._lock.run_dir), fallen.out_of_memory)
@@ -106,23 +123,37 @@ class Generations:
                 if not verdict.goes_on:
                     return self._end(_and(outcome, because))
                 self._say(f"recover  {_told(outcome.error)}")
-            if not self._elastic.next_plan():
+            while not self._elastic.next_plan():
                 self._say(f"recover  {self._elastic.because}")
-                return self._end(Outcome(Requeue.exit_code))
+                if is_stopped() or not self._machines.wait_for(self._policy.min_devices):
+                    return self._end(Outcome(Requeue.exit_code))
             following = self._after(generation, fallen)
             if following is None:
                 return self._end(outcome)
             self._say(f"recover  generation {following.number} by {following.rung} ({because})")
             generation, standing = following, fallen.standing
+        return self._end(Outcome(Requeue.exit_code))
+
+    def _take_over(self, taken: TakenOver) -> Generation | None:
+        """Return the generation that follows the one whose coordinator was lost."""
+        processes = [taken.processes[rank] for rank in sorted(taken.processes)]
+        assert list(range(len(processes))) == sorted(taken.processes), "a process for each rank, ended or not"
+        self._crew, self._plan = Crew(processes), taken.plan
+        moments = {"fault": taken.since, "noticed": taken.since, "ended": time.time()}
+        fallen = Fallen(Outcome(0), moments, False, taken.standing, "the coordinator was lost")
+        following = self._after(Generation(taken.number, to_world=taken.plan.layout.devices), fallen)
+        if following is not None:
+            self._say(f"recover  generation {following.number} by {following.rung} ({fallen.called})")
+        return following
 
     def _end(self, outcome: Outcome) -> Outcome:
         """Have those that stand by end too, and return the outcome."""
-        self._control.dismiss()
+        self._machines.dismiss()
         return outcome
 
     # ---- one generation --------------------------------------------------------------------------------------------
 
-    def _one(self, generation: Generation, standing: Mapping[int, Standing]) -> Fallen:
+    def _one(self, generation: Generation, standing: Mapping[int, Stander]) -> Fallen:
         """Run one world, made of the ranks that stand by and of new ones, and return how it ended.
 
         None of its processes runs afterwards but those that stand by again.
@@ -131,22 +162,22 @@ class Generations:
         folder.mkdir()
         kills = memory_kills()
         before, self._crew = self._crew, Crew()
-        generation = replace(generation, decisions=(*generation.decisions, *self._starter.decisions()))
+        generation = replace(generation, decisions=(*generation.decisions, *self._machines.decisions()))
         told = {**generation.write(folder), **self._elastic.environ(folder)}
         # Where the run may not go on nobody waits for those that stand by, so nobody does.
-        told |= self._control.environ() if self._policy.reform and self._policy.may_go_on else {}
+        told |= self._machines.for_survivors() if self._policy.reform and self._policy.may_go_on else {}
         answers: dict[int, dict[str, Any]] = {}
         ranks = self._plan.layout.devices
-        pulses = PulseWatch.of(self._health, folder, ranks, self._lock.run_dir)
+        pulses = self._machines.watch(self._health, folder, ranks, self._lock.run_dir)
         told |= pulses.for_ranks() if pulses else {}
-        seats = seats_of(standing, ranks)
-        for rank, place in enumerate(places(folder, ranks, self._environ)):
+        seats = self._machines.seats(standing, ranks)
+        for rank, place in enumerate(self._machines.places(folder, ranks)):
             if rank in seats:
                 answers[seats[rank]] = {"place": {**place, **told}, "generation": generation.number}
                 self._crew.processes.append(before.processes[seats[rank]])
             else:
-                self._crew.processes.append(self._starter({**place, **told}))
-        self._control.dismiss(answers)
+                self._crew.processes.append(self._machines.start({**place, **told}))
+        self._machines.dismiss(answers)
         collect([before.processes[rank] for rank in standing if rank not in answers])
         return self._attended(generation.number, folder, kills, pulses)
 
@@ -154,8 +185,8 @@ class Generations:
         """Return how the world of this number ended, when it has."""
         crew = self._crew
 
-        def standing() -> Mapping[int, Standing]:
-            return {rank: each for rank, each in self._control.look(number).items() if rank not in crew.endings}
+        def standing() -> Mapping[int, Stander]:
+            return {rank: each for rank, each in self._machines.standing(number).items() if rank not in crew.endings}
 
         attend(
             crew, Patience(float("inf")), supervisor.GRACE_SECONDS, self._settled(folder, standing), standing, pulses
@@ -163,15 +194,15 @@ class Generations:
         left = standing()
         if not (left and len(left) + len(crew.endings) == len(crew.processes)):
             left = {}
-            self._control.dismiss()
+            self._machines.dismiss()
             while not crew.is_over:
                 crew.kill()
                 crew.look()
         outcome = outcome_of(crew.ended(), crew.killed, folder, kills, len(crew.processes))
         collect([process for rank, process in enumerate(crew.processes) if rank not in left])
         moments = {**_moments(crew.ended()), "ended": time.time()}
-        is_called = bool(left) and not crew.endings
-        return Fallen(outcome, moments, kills is not None and (memory_kills() or 0) > kills, left, is_called)
+        called = "the number of devices has changed" if left and not crew.endings else ""
+        return Fallen(outcome, moments, kills is not None and (memory_kills() or 0) > kills, left, called)
 
     def _settled(self, folder: Path, standing: Callable[[], Collection[int]]) -> Callable[[], bool]:
         """Return what says whether nothing more is to be waited for.
@@ -188,9 +219,9 @@ class Generations:
             if not crew.has_failed:
                 may_grow = self._policy.reform and not call.exists()
                 if may_grow and self._elastic.pays(lambda: reached_by(self._lock.run_dir).step):
-                    call.touch()
+                    self._machines.word(folder, CALL_NAME)
                 return len(standing()) == len(crew.processes)
-            (folder / ABORT_NAME).touch()
+            self._machines.word(folder, ABORT_NAME)
             if self._policy.reform:
                 return len(standing()) + len(crew.endings) == len(crew.processes)
             if peers.left_seconds() == float("inf") and cause_is_known(crew.ended(), folder):
@@ -214,31 +245,33 @@ class Generations:
             return None
         held = step_held(self._plan, {rank: each.step for rank, each in fallen.standing.items()})
         self._plan, decisions = self._elastic.take(self._say)
-        if fallen.is_called:
-            error = {
-                "what": "the number of devices has changed",
-                "because": "the run goes on with those that are there",
-            }
+        kept = None if held is not None else self._held_in_memory()
+        if kept is not None:
+            because = "the ranks that are left do not hold the whole state, and the memory of their nodes does"
+            decisions += (DecisionRecord("restore", "the newest checkpoint", f"step {kept.step}", because, None),)
+        if fallen.called:
+            error = {"what": fallen.called, "because": "the run goes on with the devices that are there"}
         return Generation(
             number=number,
-            rung=REFORMED if fallen.standing else self._starter.rung(),
+            rung=REFORMED if fallen.standing else self._machines.rung(),
             from_world=before.to_world,
             to_world=self._plan.layout.devices,
             reached=reached,
             fault={name: error.get(name) for name in ("what", "because", "rank")},
             moments=fallen.moments,
             decisions=decisions,
-            is_called=fallen.is_called,
-            rescue="" if held is None else str(rescue_folder(self._lock, number)),
-            rescue_step=held or 0,
+            is_called=bool(fallen.called),
+            rescue="" if held is None and kept is None else str(self._machines.rescue(self._lock, number)),
+            rescue_step=kept.step if kept is not None else held or 0,
+            pieces={str(rank): tuple(files) for rank, files in kept.files.items()} if kept is not None else {},
         )
 
-
-def seats_of(standing: Collection[int], ranks: int) -> dict[int, int]:
-    """Return which survivor takes which rank of the next world: its own where that is left, else the first free one."""
-    seats = {rank: rank for rank in standing if rank < ranks}
-    free = iter([rank for rank in range(ranks) if rank not in seats])
-    return seats | dict(zip(free, sorted(rank for rank in standing if rank >= ranks), strict=False))
+    def _held_in_memory(self) -> Held | None:
+        """Return what the machines' memory holds of the state, where that is not older than what is on disk."""
+        found = self._machines.held(self._plan.layout.devices)
+        names = (self._lock.run_dir / "checkpoints").glob("step-*")
+        steps = [int(name) for path in names if (name := path.name.partition("-")[2].partition(".")[0]).isdigit()]
+        return found if found is not None and found.step >= max(steps, default=0) else None
 
 
 def _moments(endings: list[Ending]) -> dict[str, float]:

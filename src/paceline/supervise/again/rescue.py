@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import shutil
 from pathlib import Path
@@ -11,10 +12,10 @@ from paceline.lock import RunLock
 MEMORY = Path("/dev/shm")
 
 
-def rescue_folder(lock: RunLock, generation: int) -> Path:
+def rescue_folder(lock: RunLock, generation: int, in_memory: bool = True) -> Path:
     """Return the folder of a generation's rescue, which nobody else uses. Only its user can read it."""
     clear_rescues(lock)
-    parent = MEMORY if MEMORY.is_dir() and os.access(MEMORY, os.W_OK) else lock.run_dir
+    parent = MEMORY if in_memory and MEMORY.is_dir() and os.access(MEMORY, os.W_OK) else lock.run_dir
     folder = parent / f"{_name(lock)}{generation}"
     folder.mkdir(mode=0o700)
     return folder
@@ -28,4 +29,5 @@ def clear_rescues(lock: RunLock) -> None:
 
 
 def _name(lock: RunLock) -> str:
-    return f"paceline-rescue-{lock.token}-"
+    # By the directory and not by the lock's token: who takes a run over removes what is left of its rescues.
+    return f"paceline-rescue-{hashlib.blake2b(os.fsencode(lock.run_dir.resolve()), digest_size=8).hexdigest()}-"

@@ -8,21 +8,27 @@ import signal
 import subprocess
 import threading
 import time
+from pathlib import Path
 
 from paceline.errors import ConfigError
+from paceline.run.survive.faults.network import disturb
 from paceline.spec.survive.faults import FaultSpec
+from paceline.supervise.nodes.meeting import find_meeting
+from paceline.supervise.parent import NODE_VARIABLE
 from paceline.supervise.supervisor import is_supervised
 
 
-def act(fault: FaultSpec, number: int) -> None:
-    """Do to this process, or to its supervisor, what a fault does; returns where the process survives it."""
+def act(fault: FaultSpec, number: int, run_dir: Path) -> None:
+    """Do to this process, or to those above it, what a fault does; returns where the process survives it."""
     told = f"fault {number} ({fault.kind}) was made on purpose"
     if fault.kind in ("kill", "stop", "signal"):
-        _send(fault, told)
+        _send(fault, told, run_dir)
     elif fault.kind == "delay":
         _late(fault.seconds)
     elif fault.kind == "descriptors":
         _without_descriptors(fault.seconds)
+    elif fault.kind in ("cut", "slow_network"):
+        disturb(fault, told)
     elif fault.kind == "error":
         raise RuntimeError(told)
     else:
@@ -39,8 +45,19 @@ def keep_busy(seconds: float) -> None:
         pass
 
 
-def _send(fault: FaultSpec, told: str) -> None:
+def _coordinator(run_dir: Path, told: str) -> int:
+    """Return the process that coordinates the run. Raises ConfigError where it is not on this node."""
+    meeting = find_meeting(run_dir)
+    if meeting is None or str(meeting.node) != os.environ.get(NODE_VARIABLE):
+        where = f"it runs on node {meeting.node}" if meeting else "only a run on several nodes has one"
+        raise ConfigError(f"{told} for the coordinator, and cannot be", where, "a rank of the coordinator's node")
+    return meeting.process
+
+
+def _send(fault: FaultSpec, told: str, run_dir: Path) -> None:
     target = os.getpid()
+    if fault.whom == "coordinator":
+        target = _coordinator(run_dir, told)
     if fault.whom == "supervisor":
         if not is_supervised():
             raise ConfigError(

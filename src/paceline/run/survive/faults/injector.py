@@ -121,7 +121,7 @@ class Injector:
             if tensor is not None:
                 spoil(tensor, fault.kind, fault.bit, self._draw(number, step, "at"), self._draw(number, step, "bit"))
         else:
-            act(fault, number)
+            act(fault, number, self._run_dir)
 
     def _draw(self, number: int, step: int, what: str) -> float:
         return draw(self._plan.seed, number, step, what)

@@ -7,8 +7,6 @@ behind: the others wait for them. Before anybody is blamed all ranks are asked f
 
 from __future__ import annotations
 
-import contextlib
-import os
 import statistics
 import time
 from collections import deque
@@ -19,9 +17,9 @@ from typing import Any
 
 from paceline.errors import RankHung
 from paceline.patience import programs_per_core
-from paceline.run.survive.health.pulse import PULSE_FOLDER, STACK_SIGNAL, Pulse, read_pulse, stack_path
+from paceline.run.survive.health.pulse import PULSE_FOLDER, Pulse
+from paceline.run.survive.health.sight import NearSight, Sight
 from paceline.run.survive.health.stacks import collective_in, main_thread, save_stacks
-from paceline.run.survive.health.system import cpu_seconds, state_of
 from paceline.spec.survive.health import HealthSpec
 from paceline.spec.survive.phases import IN_A_STEP, TOLD
 from paceline.supervise.blame import leave_error
@@ -61,9 +59,13 @@ class PulseWatch:
 
     def __init__(
         self, folder: Path, ranks: int, health: HealthSpec, run_dir: Path | None = None,
-        load: Callable[[], float] = programs_per_core,
+        load: Callable[[], float] = programs_per_core, sight: Sight | None = None,
     ) -> None:  # fmt: skip
-        """Stacks are kept below `run_dir`; `load` is how many programs want each core."""
+        """Stacks are kept below `run_dir`; `load` is how many programs want each core.
+
+        `sight` is where ranks are seen; without one, on this machine.
+        """
+        self._sight = sight or NearSight(folder)
         self._folder, self._ranks, self._health, self._run_dir, self._load = folder, ranks, health, run_dir, load
         self._silences: dict[int, _Silence] = {}
         self._steps: deque[float] = deque(maxlen=STEPS_KEPT)
@@ -90,7 +92,7 @@ class PulseWatch:
             return None
         passed = min(now - self._looked, 5 * LOOK_SECONDS)  # a supervisor that slept saw nothing
         self._looked = now
-        pulses = {rank: read_pulse(self._folder, rank) for rank in range(self._ranks) if rank not in ended}
+        pulses = {rank: self._sight.pulse(rank) for rank in range(self._ranks) if rank not in ended}
         known = {rank: pulse for rank, pulse in pulses.items() if pulse is not None}
         if ended or self._is_told or len(known) < self._ranks:
             self._asked = None
@@ -127,7 +129,7 @@ class PulseWatch:
         """Add what has passed to a rank's silence, or end it."""
         silence = self._silences.get(pulse.rank)
         if silence is None or silence.beats != pulse.beats:
-            silence = _Silence(pulse.beats, cpu_before=cpu_seconds(pulse.process), clock_before=now)
+            silence = _Silence(pulse.beats, cpu_before=self._sight.cpu_seconds(pulse), clock_before=now)
             self._silences[pulse.rank] = silence
         else:
             silence.seconds += passed
@@ -138,19 +140,19 @@ class PulseWatch:
     def limit_seconds(self, pulse: Pulse, now: float) -> float:
         """Return for how long a rank may tell nothing where it is."""
         health, silence = self._health, self._silences[pulse.rank]
-        if state_of(pulse.process) in STOPPED:
+        if self._sight.state(pulse) in STOPPED:
             return health.hang_minimum
         if pulse.phase not in IN_A_STEP or pulse.steps_made < STEPS_NEEDED:
             return health.hang_elsewhere
         limit = max(health.hang_minimum, health.hang_factor * statistics.median(self._steps))
-        spent = cpu_seconds(pulse.process) - silence.cpu_before
+        spent = self._sight.cpu_seconds(pulse) - silence.cpu_before
         computes = spent > COMPUTING * (now - silence.clock_before)
         return min(health.hang_elsewhere, limit * COMPUTING_FACTOR) if computes else limit
 
     def _behind(self, known: Mapping[int, Pulse], now: float) -> list[Pulse]:
         """Return the ranks that are furthest behind and late, one that stands still by itself before all others."""
         late = [one for one in known.values() if self._silences[one.rank].seconds > self.limit_seconds(one, now)]
-        stopped = [one for one in late if state_of(one.process) in STOPPED]
+        stopped = [one for one in late if self._sight.state(one) in STOPPED]
         if stopped:
             return stopped
         last = min(one.order for one in known.values())
@@ -161,15 +163,14 @@ class PulseWatch:
     def _ask(self, known: Mapping[int, Pulse]) -> None:
         """Have every rank write its stacks; one that is stopped cannot."""
         for pulse in known.values():
-            if pulse.answers and STACK_SIGNAL is not None and state_of(pulse.process) not in STOPPED:
-                with contextlib.suppress(ProcessLookupError):  # it has just ended
-                    os.kill(pulse.process, STACK_SIGNAL)
+            if self._sight.state(pulse) not in STOPPED:
+                self._sight.ask(pulse)
 
     def _blamed(self, known: Mapping[int, Pulse], behind: list[Pulse], now: float) -> Suspect:
-        stacks = {rank: _read(stack_path(self._folder, rank)) for rank in known}
+        stacks = {rank: self._sight.stack(rank) for rank in known}
         waits_in = {rank: collective_in(stack) for rank, stack in stacks.items()}
         named = [one for one in behind if not waits_in[one.rank]] or behind
-        states = {rank: state_of(pulse.process) for rank, pulse in known.items()}
+        states = {rank: self._sight.state(pulse) for rank, pulse in known.items()}
         first = named[0]
         silence = self._silences[first.rank].seconds
         peers = {name for rank, name in waits_in.items() if name and rank not in [one.rank for one in named]}
@@ -213,10 +214,3 @@ class PulseWatch:
 def _state_told(state: str) -> str:
     names = {"T": "stopped by a signal", "t": "held by a debugger", "Z": "ended and not yet collected", "X": "ended"}
     return names.get(state, f"in state {state}")
-
-
-def _read(path: Path) -> str:
-    try:
-        return path.read_text(errors="replace")
-    except FileNotFoundError:
-        return ""

@@ -93,6 +93,9 @@ class CheckpointKeeper:
             if because:
                 self._record.decided("checkpoint", "beside training", "while training waits", because)
         tiers = self.tiers.ready(progress.step, tensors, world)
+        if not self._beside and any(tier.to.saver for tier in tiers):
+            self.tiers.without_peers()
+            tiers = [tier for tier in tiers if not tier.to.saver]
         began = time.perf_counter()
         self._pace.saved_at(progress.step, [tier.name for tier in tiers])
         if not tiers or not self._settled(world, progress.step):

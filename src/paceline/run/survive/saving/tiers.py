@@ -23,6 +23,7 @@ from paceline.run.survive.saving.memory_tier import (
     remove_memory_root,
     why_no_memory_tier,
 )
+from paceline.run.survive.saving.peers import PeerCopies, meet_peers
 
 DISK, MEMORY = "disk", "memory"
 
@@ -82,12 +83,23 @@ class Tiers:
             self._open_memory(tensors, world)
         return self._memory
 
+    def without_peers(self) -> None:
+        """Do without copies in the memory of other nodes: training would wait for them."""
+        if self._memory is not None and self._memory.to.saver is not None:
+            because = "they are sent beside training, and checkpoints are written while it waits"
+            self._record.decided("checkpoint", "copies in the memory of two nodes", "disk alone", because)
+            self.cadences[MEMORY].every_steps = self._memory = None
+
     def close(self) -> None:
         """Give the memory back: the run's state is on disk."""
         remove_memory_root(self._run.dir)
         self._memory = None
 
     def _open_memory(self, tensors: Mapping[str, torch.Tensor], world: World) -> None:
+        peers = meet_peers(world, self._run.spec.cluster.nodes_per_rack)
+        if peers is not None:
+            self._memory = Tier(MEMORY, SaveTo(self.disk.to.root, 1, saver=PeerCopies(peers).save))
+            return
         because, root = world.share(self._place(why_no_memory_tier(tensors, world), world.is_first))
         if root is None:
             self._record.decided("checkpoint", "memory and disk", "disk alone", because)

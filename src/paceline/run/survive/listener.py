@@ -1,0 +1,59 @@
+"""The supervisor's word that a peer has gone, listened for where collectives do not see that by themselves.
+
+Gloo's do where the peer's machine says that a connection has ended; a machine that is lost, or cut off, says nothing.
+NCCL's wait for the time-out.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from pathlib import Path
+
+import torch
+
+from paceline.run.process.groups import abort_groups
+from paceline.supervise.control import ABORT_NAME, CONTROL_VARIABLE
+from paceline.supervise.parent import NODE_VARIABLE
+from paceline.supervise.supervisor import ERROR_FOLDER
+
+LOOK_SECONDS = 0.2  # between two looks for the word
+
+
+class Listener:
+    """Listens in one world: aborts its groups when the word comes, and never those of the world after it."""
+
+    def __init__(self, word: Path) -> None:
+        self._word, self._ended, self._acting = word, threading.Event(), threading.Lock()
+        threading.Thread(target=self._listen, name="paceline-abort", daemon=True).start()
+
+    def stop(self) -> None:
+        """Listen no more: what this process does from here on is of another world."""
+        with self._acting:
+            self._ended.set()
+
+    def _listen(self) -> None:
+        while not self._ended.wait(LOOK_SECONDS) and self._word.parent.is_dir():
+            if self._word.exists():
+                with self._acting:
+                    if not self._ended.is_set():
+                        abort_groups()
+                return
+
+
+_LISTENERS: list[Listener] = []  # at most one: a process is in one world
+
+
+def listen_for_abort(device: torch.device) -> None:
+    """Have collectives of this world end when the supervisor says that a peer has gone."""
+    stop_listening()
+    folder = os.environ.get(ERROR_FOLDER)
+    sees_by_itself = device.type != "cuda" and NODE_VARIABLE not in os.environ
+    if folder and CONTROL_VARIABLE in os.environ and not sees_by_itself:
+        _LISTENERS.append(Listener(Path(folder) / ABORT_NAME))
+
+
+def stop_listening() -> None:
+    """Listen no more for the word of the world that this process has been in."""
+    while _LISTENERS:
+        _LISTENERS.pop().stop()

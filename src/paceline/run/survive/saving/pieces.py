@@ -1,0 +1,63 @@
+"""A rank's part of the state as bytes: its length in a header, what it holds as JSON, and the values one by one."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import struct
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from paceline.checkpoint import Snapshot
+from paceline.checkpoint.snapshot import Part
+from paceline.errors import StorageError
+
+HEAD = struct.Struct("<Q32s")  # the length of what follows as JSON, and the digest of all that follows
+
+
+def name_of(step: int, rank: int, world: int) -> str:
+    """Return the name of the file of a rank's part, in a world of so many ranks."""
+    return f"step-{step:08d}.rank-{rank}.of-{world}"
+
+
+def to_bytes(taken: Snapshot) -> torch.Tensor:
+    """Return a snapshot as bytes."""
+    parts = [{**asdict(part), "held": list(value.shape)} for part, value in taken.values.items()]
+    told = json.dumps({"step": taken.step, "extra": taken.extra, "parts": parts}).encode()
+    content = torch.empty(
+        HEAD.size + len(told) + sum(value.nbytes for value in taken.values.values()), dtype=torch.uint8
+    )
+    at = HEAD.size + len(told)
+    content[HEAD.size : at] = torch.frombuffer(bytearray(told), dtype=torch.uint8)
+    for value in taken.values.values():
+        content[at : at + value.nbytes] = value.detach().contiguous().view(-1).view(torch.uint8)
+        at += value.nbytes
+    head = HEAD.pack(len(told), hashlib.sha256(content[HEAD.size :].numpy().data).digest())
+    content[: HEAD.size] = torch.frombuffer(bytearray(head), dtype=torch.uint8)
+    return content
+
+
+def from_bytes(path: Path) -> Snapshot:
+    """Return the snapshot of a file. Raises StorageError where a single bit of it is another."""
+    try:
+        content = path.read_bytes()
+        length, digest = HEAD.unpack_from(content)
+        if hashlib.sha256(memoryview(content)[HEAD.size :]).digest() != digest:
+            raise StorageError(f"{path} is damaged", "its bytes are not those that were written")
+        told: dict[str, Any] = json.loads(content[HEAD.size : HEAD.size + length])
+    except (OSError, ValueError, struct.error) as error:
+        raise StorageError(f"{path} cannot be read", str(error)) from error
+    at, values = HEAD.size + length, {}
+    for each in told["parts"]:
+        held = each.pop("held")
+        part = Part(**{**each, **{name: tuple(each[name]) for name in ("shape", "offsets", "sizes")}})
+        value = torch.empty(held, dtype=getattr(torch, part.dtype))
+        if value.nbytes:
+            raw = torch.frombuffer(bytearray(content[at : at + value.nbytes]), dtype=torch.uint8)
+            value.view(-1).view(torch.uint8).copy_(raw)
+        values[part] = value
+        at += value.nbytes
+    return Snapshot(told["step"], values, told["extra"])

@@ -1,0 +1,182 @@
+"""A run on several nodes, as one of them sees it: this node's supervisor, and the coordinator where it runs here.
+
+Each node's supervisor holds a link to the one coordinator. Whoever gets the lock of the run's directory is the
+coordinator: node 0 tries first; where the coordinator is lost, the nodes try one after the other.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from paceline.cluster.machine import visible_gpus
+from paceline.errors import PacelineError, Requeue
+from paceline.patience import Patience
+from paceline.run.process.handover import hand_over
+from paceline.session.survive import WORKER, forkable
+from paceline.spec.arguments import run_directory
+from paceline.spec.load import Spec
+from paceline.supervise.groups import collect
+from paceline.supervise.nodes.agent import Agent
+from paceline.supervise.nodes.link import Link, NoPeer, knock
+from paceline.supervise.nodes.meeting import find_meeting
+from paceline.supervise.parent import PARENT_VARIABLE
+from paceline.supervise.signals import forward_signals
+from paceline.supervise.standby import Standby
+from paceline.supervise.starting import Starter
+from paceline.supervise.supervisor import starter
+
+Say = Callable[[str], None]
+COORDINATOR = "paceline.session.nodes.coordinate"
+NOT_ELECTED, STEPPED_DOWN = 77, 78  # a coordinator's exit codes: another has the lock; it lost the most of its nodes
+LOOK_SECONDS = 0.02
+BACK_SECONDS = 5.0
+
+
+def train_on_nodes(spec: Spec, say: Say = print) -> int:
+    """Supervise this node's ranks of a run on several nodes to its end; return the exit code."""
+    nodes = spec.run.nodes
+    nodes.check()
+    with tempfile.TemporaryDirectory(prefix="paceline-node-") as name:
+        folder = Path(name)
+        path = hand_over(spec, folder)
+        words = ["-m", WORKER, str(path)]
+        standby, because = None, ""
+        if spec.run.recovery.standby:
+            work, because = forkable(words)
+            standby = Standby(work, os.environ) if work else None
+        cold = starter([sys.executable, *words], dict(os.environ))
+        agent = Agent(folder, Starter(cold, standby, say, because), nodes.node, devices_here(spec), os.environ)
+        flag = forward_signals(agent.send)
+        attendance = Attendance(spec, agent, path, say)
+        try:
+            return attendance.run()
+        finally:
+            agent.close()
+            attendance.close()
+            flag.release()
+
+
+def devices_here(spec: Spec) -> int:
+    """Return how many devices this node has for the run."""
+    if spec.run.nodes.devices:
+        return spec.run.nodes.devices
+    if spec.cluster.devices:
+        return max(1, spec.cluster.devices // spec.run.nodes.count)
+    return len(visible_gpus()) if spec.cluster.device in ("auto", "cuda") and visible_gpus() else 1
+
+
+class Attendance:
+    """This node's part in the run: with one coordinator after the other, of which some may run here."""
+
+    def __init__(self, spec: Spec, agent: Agent, path: Path, say: Say) -> None:
+        self._spec, self._nodes, self._agent, self._path, self._say = spec, spec.run.nodes, agent, path, say
+        self._run_dir = run_directory(spec)
+        self._coordinator: subprocess.Popen[bytes] | None = None
+        self._link: Link | None = None
+        self._host = ""  # this node's address, once another has been connected to
+
+    def run(self) -> int:
+        """Return the exit code of the run, when it has ended."""
+        self._agent.hello()  # waits until the standby is ready
+        while True:
+            found = self._join()
+            if isinstance(found, int):
+                return found
+            self._link, self._host = found, found.address
+            code = self._agent.serve(found)
+            found.close()
+            if code is not None:
+                return self._ended(code)
+            self._say(f"nodes    node {self._nodes.node} has lost the coordinator: {found.because}")
+            self._agent.halt()
+
+    def close(self) -> None:
+        """End the coordinator where it runs here."""
+        if self._coordinator is not None:
+            collect([self._coordinator])
+
+    def _ended(self, code: int) -> int:
+        """Return the exit code, after the coordinator here has written its report."""
+        if self._coordinator is not None:
+            self._coordinator.wait()
+        return code
+
+    # ---- who coordinates -------------------------------------------------------------------------------------------
+
+    def _join(self) -> Link | int:
+        """Return a link to the coordinator, which may have to be started here first, or the run's exit code."""
+        nodes, had_one = self._nodes, self._link is not None
+        patience = Patience(nodes.wait + 2 * nodes.lost_after * nodes.count)
+        turn = time.monotonic() + self._delay()
+        while True:
+            over = self._looked_after()
+            if over is not None and over >= 0 and over not in (NOT_ELECTED, STEPPED_DOWN):
+                return over  # it has said why
+            if over is not None:
+                turn = time.monotonic() + (0.0 if over < 0 else self._back_after(over))
+            link = self._connected()
+            if link is not None:
+                return link
+            may = nodes.node == 0 or had_one
+            if self._coordinator is None and may and time.monotonic() >= turn and not self._agent.stopped:
+                self._coordinator = self._start()
+            if self._agent.stopped and self._coordinator is None:
+                return Requeue.exit_code
+            if patience.is_over:
+                raise PacelineError(
+                    f"node {nodes.node} finds no coordinator of the run",
+                    f"{self._run_dir / 'nodes.json'} names none that answers, after {nodes.wait:g} s",
+                    "start node 0; run.dir must be storage that all nodes share, and node 0 be reached from here",
+                )
+            time.sleep(LOOK_SECONDS)  # until somebody is there
+
+    def _back_after(self, code: int) -> float:
+        """Return after how many seconds this node tries again: the greater part of the nodes goes before it."""
+        lost = self._nodes.lost_after
+        return BACK_SECONDS + 4 * lost if code == STEPPED_DOWN else min(lost, 1.0)
+
+    def _delay(self) -> float:
+        """Return after how many seconds this node is to try: the others' turn comes first, node by node."""
+        if self._coordinator is not None or self._link is None:
+            return 0.0
+        meeting = find_meeting(self._run_dir)
+        gone = meeting.node if meeting else 0
+        return self._nodes.lost_after * ((self._nodes.node - gone - 1) % self._nodes.count) / 2
+
+    def _looked_after(self) -> int | None:
+        """Return how the coordinator here has ended, None where it runs or there was none."""
+        code = self._coordinator.poll() if self._coordinator is not None else None
+        if self._coordinator is not None and code is not None:
+            collect([self._coordinator])
+            self._coordinator = None
+        return code
+
+    def _connected(self) -> Link | None:
+        meeting = find_meeting(self._run_dir)
+        if meeting is None:
+            return None
+        try:
+            seconds = self._nodes.lost_after / 2
+            lines = knock(meeting.address, meeting.secret, self._agent.hello(), seconds)
+        except NoPeer:
+            return None
+        if self._coordinator is not None and meeting.node != self._nodes.node:
+            collect([self._coordinator])  # it has come too late
+            self._coordinator = None
+        return Link(lines, self._nodes.lost_after)
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        """Start the coordinator here."""
+        host, port = self._nodes.address
+        words: Sequence[str] = (
+            sys.executable, "-m", COORDINATOR, str(self._path), self._host if self._link else host, str(port),
+            str(self._nodes.node),
+        )  # fmt: skip
+        environ = {**os.environ, PARENT_VARIABLE: str(os.getpid())}
+        return subprocess.Popen(words, env=environ, process_group=0)

@@ -1,0 +1,167 @@
+"""The coordinator of a run on several nodes: `python -m paceline.session.nodes.coordinate SPEC HOST PORT NODE`.
+
+A node's supervisor starts it. It holds the lock of the run's directory, plans, proves, forms one world of the nodes'
+ranks after the other, and reports. Where it ends by a signal another one takes its place.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from paceline.errors import PacelineError, RunInUse, StorageError
+from paceline.lock import RunLock, take
+from paceline.patience import Patience
+from paceline.plan.explain.explain import headline_lines
+from paceline.plan.planned import Planned, plan_task
+from paceline.run.process.brief import make_brief
+from paceline.run.process.handover import take_over
+from paceline.session.nodes.attendance import NOT_ELECTED, STEPPED_DOWN
+from paceline.session.prove import prove
+from paceline.session.replanner import Replanner
+from paceline.session.start import mark_ended, tell_report
+from paceline.spec.arguments import run_directory
+from paceline.spec.journal.redact import Redactor
+from paceline.spec.load import Spec
+from paceline.supervise.again.generations import Generations, TakenOver
+from paceline.supervise.blame import Outcome
+from paceline.supervise.nodes.fleet import Fleet
+from paceline.supervise.nodes.meeting import announce
+from paceline.supervise.parent import end_with_parent, name_process
+from paceline.supervise.supervisor import explain
+
+Say = Callable[[str], None]
+LOOK_SECONDS = 0.05
+BACKLOG = 128
+BACK_SECONDS = 2.0  # that the nodes of a world have to come to the coordinator that takes over; later ones join a world
+
+
+def main() -> int:
+    """Coordinate the run that the command line names, and return its exit code."""
+    end_with_parent(number=signal.SIGKILL)
+    name_process("paceline coord")
+    path, host, port, node = sys.argv[1:]
+    return coordinate(take_over(Path(path)), host, int(port), int(node))
+
+
+def coordinate(spec: Spec, host: str, port: int, node: int, say: Say = print) -> int:
+    """Coordinate a run at an address of this node; return the run's exit code, or `NOT_ELECTED`."""
+    run_dir = run_directory(spec)
+    lock = _elected(run_dir, spec.run.nodes.lost_after)
+    if lock is None:
+        return NOT_ELECTED
+    with lock, _server(host, port) as server:
+        server.setblocking(False)
+        meeting = announce(run_dir, host, server.getsockname()[1], node)
+        say(f"nodes    node {node} coordinates at {host}:{meeting.port}")
+        fleet = Fleet(spec.run.nodes, node, server, meeting.secret, lock, say)
+        fleet.steps_down = lambda: _step_down(lock, say)
+        code = 1  # of whatever ends this process here
+        try:
+            outcome = _outcome(spec, fleet, lock, say)
+            if not lock.is_lost:
+                if outcome.error is not None:
+                    mark_ended(run_dir, outcome, Redactor(spec.run.redact), say)
+                tell_report(run_dir, say)
+            explain(outcome)
+            code = outcome.exit_code
+        finally:
+            fleet.end(code)
+    return code
+
+
+def _elected(run_dir: Path, seconds: float) -> RunLock | None:
+    """Return the lock of the run's directory, None where somebody else keeps it."""
+    patience = Patience(seconds)
+    while True:
+        try:
+            return take(run_dir)
+        except RunInUse:
+            if patience.is_over:
+                return None
+        time.sleep(LOOK_SECONDS)  # for the coordinator before to be gone
+
+
+def _outcome(spec: Spec, fleet: Fleet, lock: RunLock, say: Say) -> Outcome:
+    try:
+        return _run(spec, fleet, lock, say)
+    except PacelineError as error:
+        return Outcome(error.exit_code, error.as_dict())
+
+
+def _run(spec: Spec, fleet: Fleet, lock: RunLock, say: Say) -> Outcome:
+    """Plan for the nodes that come, prove, and train."""
+    _gather(spec, fleet)
+    if not fleet.members:
+        raise PacelineError("no node has joined", f"none came in {spec.run.nodes.wait:g} s", "start the nodes again")
+    taken, per_node, most = fleet.take_over(), fleet.per_node, fleet.per_node * spec.run.nodes.count
+    if taken is not None:
+        lock.continue_from(taken.number)
+    planned = _planned(spec, fleet, taken, per_node, say)
+    for line in headline_lines(planned):
+        say(line)
+    proven = prove(planned, say)
+    brief = make_brief(planned, proven.record, proven.decisions)
+    policy = dataclasses.replace(spec.run.recovery, max_devices=spec.run.recovery.max_devices or most)
+    replanner = Replanner(spec, say, per_node)
+    generations = Generations(
+        fleet, brief, lock, policy, say, Redactor(spec.run.redact), replanner, spec.run.health
+    )  # fmt: skip
+    return generations.run(taken)
+
+
+def _planned(spec: Spec, fleet: Fleet, taken: TakenOver | None, per_node: int, say: Say) -> Planned:
+    """Return the plan for the nodes that are there."""
+    devices = fleet.devices() or 0
+    if len(fleet.members) == spec.run.nodes.count:
+        cluster = dataclasses.replace(spec.cluster, devices=devices, devices_per_node=per_node)
+        return plan_task(dataclasses.replace(spec, cluster=cluster), say=say)
+    say(f"nodes    {len(fleet.members)} of {spec.run.nodes.count} nodes are there: {devices} device(s)")
+    if devices < spec.run.recovery.min_devices:
+        raise PacelineError(
+            f"{devices} device(s) are there, and run.recovery.min_devices is {spec.run.recovery.min_devices}",
+            f"{spec.run.nodes.count - len(fleet.members)} node(s) did not come in {spec.run.nodes.wait:g} s",
+            "start the other nodes, or a longer run.nodes.wait",
+        )
+    precision = taken.plan.precision if taken is not None else spec.plan.precision
+    return Replanner(spec, say, per_node).planned(devices, precision)[0]
+
+
+def _gather(spec: Spec, fleet: Fleet) -> None:
+    """Return when the nodes are there: all at a start, and those of the world before where it is taken over."""
+    nodes = spec.run.nodes
+    fleet.gather(lambda: 1, nodes.wait)
+    before = {number for member in fleet.members.values() for number in member.was.get("members", ())}
+    if before:
+        fleet.gather(lambda: len(before), min(nodes.lost_after, BACK_SECONDS))
+    else:
+        fleet.gather(lambda: nodes.count, nodes.wait)
+
+
+def _server(host: str, port: int) -> socket.socket:
+    """Return a socket that nodes connect to: at the port that was asked for, or at another where that is taken."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    for wanted in (port, 0):
+        try:
+            return socket.create_server((host, wanted), family=family, backlog=BACKLOG)
+        except OSError as error:
+            last = error
+    raise StorageError(f"cannot listen at {host}", str(last), "--rendezvous with an address of node 0 itself")
+
+
+def _step_down(lock: RunLock, say: Say) -> None:
+    """End this process at once: the greater part of the nodes is elsewhere, and may take the lock."""
+    say("nodes    the greater part of the nodes is lost: this coordinator steps down, so that they may go on")
+    lock.release()
+    sys.stdout.flush()
+    os._exit(STEPPED_DOWN)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,160 @@
+"""Where the ranks of a run's worlds run: on this machine, or on several nodes (supervise/nodes/fleet.py)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+from paceline.lock import RunLock
+from paceline.run.survive.health.watch import PulseWatch
+from paceline.spec.journal.kinds import DecisionRecord
+from paceline.spec.survive.health import HealthSpec
+from paceline.supervise.again.rescue import rescue_folder
+from paceline.supervise.control import Control
+from paceline.supervise.groups import Process
+from paceline.supervise.nodes.held import Held
+from paceline.supervise.starting import Starter
+from paceline.supervise.supervisor import places
+
+
+class Stander(Protocol):
+    """A rank that stands by: what it holds is the whole state after `step` steps, or -1."""
+
+    @property
+    def step(self) -> int: ...
+
+
+class Machines(Protocol):
+    """What a run's generations ask of the machines that its ranks run on."""
+
+    def open(self, folder: Path) -> None:
+        """Begin to serve a run, whose generations have folders below `folder`."""
+
+    def is_stopped(self) -> bool:
+        """Return whether somebody has asked one of the machines to stop."""
+
+    def rung(self) -> str:
+        """Return how the next ranks will be started. Waits until that is known."""
+
+    def decisions(self) -> tuple[DecisionRecord, ...]:
+        """Return what was decided on that the spec has not asked for."""
+
+    def devices(self) -> int | None:
+        """Return how many devices are there now; None where that is not for the machines to say."""
+
+    def wait_for(self, devices: int) -> bool:
+        """Return whether so many devices are there, or come before the run has waited for too long."""
+
+    def places(self, folder: Path, ranks: int) -> list[dict[str, str]]:
+        """Return what the environment of each rank of the next world has besides."""
+
+    def seats(self, standing: Collection[int], ranks: int) -> dict[int, int]:
+        """Return which survivor takes which rank of the next world: by new rank, the old one."""
+
+    def start(self, place: Mapping[str, str]) -> Process:
+        """Start a rank with these additions to its environment."""
+
+    def for_survivors(self) -> dict[str, str]:
+        """Return what the environment of ranks says that may stand by."""
+
+    def standing(self, generation: int) -> Mapping[int, Stander]:
+        """Return the ranks of a generation that stand by now."""
+
+    def dismiss(self, ranks: Mapping[int, Mapping[str, Any]] | None = None) -> None:
+        """Answer all that stand by: each with its message, or that it does not go on."""
+
+    def word(self, folder: Path, name: str) -> None:
+        """Leave a word for the ranks of a generation, of which `folder` is the folder."""
+
+    def watch(self, health: HealthSpec | None, folder: Path, ranks: int, run_dir: Path) -> PulseWatch | None:
+        """Return the watch over a world's ranks, None where hangs are not looked for."""
+
+    def rescue(self, lock: RunLock, generation: int) -> Path:
+        """Return a folder in which the ranks of the next world can bring together what they hold."""
+
+    def held(self, ranks: int) -> Held | None:
+        """Return the state that is in the memory of machines, for the ranks of the next world; None where none is."""
+
+    def close(self) -> None:
+        """End what is left of the service to the run."""
+
+
+class OneMachine:
+    """The ranks of a run on this machine, as processes of this one's."""
+
+    def __init__(self, starter: Starter, environ: Mapping[str, str]) -> None:
+        self._starter, self._environ = starter, environ
+        self.rung: Callable[[], str] = starter.rung
+        self.decisions: Callable[[], tuple[DecisionRecord, ...]] = starter.decisions
+        self._control: Control | None = None
+
+    def open(self, folder: Path) -> None:
+        """Begin to serve a run, whose generations have folders below `folder`."""
+        self._control = Control(folder)
+
+    def is_stopped(self) -> bool:
+        """Return False: who supervises one machine gets its signals."""
+        return False
+
+    def devices(self) -> int | None:
+        """Return None: the devices of one machine stay as they are, but for what a file says."""
+        return None
+
+    def wait_for(self, devices: int) -> bool:
+        """Return False: no more devices will come than there are."""
+        return False
+
+    def places(self, folder: Path, ranks: int) -> list[dict[str, str]]:
+        """Return what the environment of each rank of the next world has besides."""
+        return places(folder, ranks, self._environ)
+
+    def seats(self, standing: Collection[int], ranks: int) -> dict[int, int]:
+        """Return which survivor takes which rank of the next world: by new rank, the old one."""
+        return seats_of(standing, range(ranks))
+
+    def start(self, place: Mapping[str, str]) -> Process:
+        """Start a rank with these additions to its environment."""
+        return self._starter(dict(place))
+
+    def for_survivors(self) -> dict[str, str]:
+        """Return what the environment of ranks says that may stand by."""
+        return self._control.environ() if self._control else {}
+
+    def standing(self, generation: int) -> Mapping[int, Stander]:
+        """Return the ranks of a generation that stand by now."""
+        return self._control.look(generation) if self._control else {}
+
+    def dismiss(self, ranks: Mapping[int, Mapping[str, Any]] | None = None) -> None:
+        """Answer all that stand by: each with its message, or that it does not go on."""
+        if self._control is not None:
+            self._control.dismiss(ranks)
+
+    def word(self, folder: Path, name: str) -> None:
+        """Leave a word for the ranks of a generation, of which `folder` is the folder."""
+        (folder / name).touch()
+
+    def watch(self, health: HealthSpec | None, folder: Path, ranks: int, run_dir: Path) -> PulseWatch | None:
+        """Return the watch over a world's ranks, None where hangs are not looked for."""
+        return PulseWatch.of(health, folder, ranks, run_dir)
+
+    def rescue(self, lock: RunLock, generation: int) -> Path:
+        """Return a folder in which the ranks of the next world can bring together what they hold."""
+        return rescue_folder(lock, generation)
+
+    def held(self, ranks: int) -> Held | None:
+        """Return None: what a machine's memory holds of checkpoints is found as those on disk are."""
+        return None
+
+    def close(self) -> None:
+        """End what is left of the service to the run."""
+        if self._control is not None:
+            self._control.close()
+        self._starter.close()
+
+
+def seats_of(standing: Collection[int], ranks: Collection[int]) -> dict[int, int]:
+    """Return which survivor takes which of some ranks: its own where that is among them, else the first free one."""
+    seats = {rank: rank for rank in standing if rank in ranks}
+    free = iter([rank for rank in ranks if rank not in seats])
+    return seats | dict(zip(free, sorted(rank for rank in standing if rank not in ranks), strict=False))

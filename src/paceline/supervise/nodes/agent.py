@@ -1,0 +1,239 @@
+"""A node's supervisor: it starts and ends ranks as the coordinator says, and tells it how they do.
+
+Ranks stay when the coordinator is lost: they come to a halt between two steps, stand by with what they hold, and go on
+in the world that the next coordinator forms. They end with this process, however it ends.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import time
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from paceline.patience import Patience, programs_per_core
+from paceline.run.survive.health.sight import NearSight
+from paceline.supervise import supervisor
+from paceline.supervise.blame import errors_told
+from paceline.supervise.control import ABORT_NAME, CALL_NAME, Control
+from paceline.supervise.groups import Process, collect, ending_of, kill_group, signal_group, signal_process
+from paceline.supervise.nodes.held import PiecesFolder
+from paceline.supervise.nodes.interface import interface_of
+from paceline.supervise.nodes.link import Link
+from paceline.supervise.parent import NODE_VARIABLE, PARENT_VARIABLE
+from paceline.supervise.starting import Starter
+
+HERE = "@folder@"  # stands for the folder of whoever reads a message
+LOOK_SECONDS = 0.02
+PULSES_SECONDS = 0.2
+CALL_SECONDS = 2.0  # that ranks have to come to the next step boundary, when the coordinator is lost
+INTERFACES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
+
+
+class Agent:
+    """The ranks of a run on this node."""
+
+    def __init__(self, folder: Path, starter: Starter, node: int, devices: int, environ: Mapping[str, str]) -> None:
+        self.folder, self.node, self.devices = folder, node, devices
+        self._starter, self._environ, self._control = starter, environ, Control(folder)
+        self._pieces = PiecesFolder(node)
+        self._processes: dict[int, Process] = {}  # by the coordinator's number
+        self._told: set[int] = set()  # those of which the end is told
+        self._ranks: dict[int, int] = {}  # of this world: rank -> number of its process
+        self._before: dict[int, int] = {}  # of the world before
+        self._generation, self._members = 0, list[int]()
+        self._errors: set[int] = set()
+        self._stood: dict[int, int] = {}
+        self._asked: dict[int, str] = {}
+        self._beaten, self._since = 0.0, 0.0
+        self.stopped = ""
+
+    # ---- with a coordinator ----------------------------------------------------------------------------------------
+
+    def hello(self) -> dict[str, Any]:
+        """Return what a coordinator is told of this node: what it has, and what is left of the world before."""
+        older = [number for number in self._processes if number not in self._ranks.values()]
+        collect([self._processes.pop(number) for number in older])
+        standing = {rank: each.step for rank, each in self._control.look(self._generation).items()}
+        ended = {number: ending_of(process) for number, process in self._processes.items()}
+        brief = self._world_folder / "brief.json"
+        return {
+            "node": self.node, "devices": self.devices, "rung": self._starter.rung(), "generation": self._generation,
+            "ranks": [[rank, number, ended[number]] for rank, number in self._ranks.items() if number in ended],
+            "standing": [[rank, step] for rank, step in standing.items()], "members": self._members,
+            "since": self._since, "brief": brief.read_text() if self._generation else "",
+        }  # fmt: skip
+
+    def serve(self, link: Link) -> int | None:
+        """Do what the coordinator says, until it says how the run ends, and return that; None where it is lost."""
+        self._stood, self._errors = {}, set()
+        stopped = ""
+        while True:
+            for message in link.taken(LOOK_SECONDS):
+                if "end" in message:
+                    return int(message["end"])
+                self._do(message, link)
+            if link.is_lost:  # after a look at what has come: this process may have been busy
+                break
+            if self.stopped != stopped:
+                stopped = self.stopped
+                link.send({"stopped": stopped})
+            self._tell(link)
+        self._since = time.time()
+        return None
+
+    def send(self, number: int) -> None:
+        """Pass a stop signal on to every rank."""
+        self.stopped = f"received {signal.Signals(number).name} on node {self.node}"
+        for process in self._processes.values():
+            signal_process(process, number)
+
+    def halt(self) -> None:
+        """Have the ranks stand by without a coordinator; those that cannot are ended."""
+        patience, grace = Patience(CALL_SECONDS), Patience(CALL_SECONDS + supervisor.GRACE_SECONDS)
+        if self._generation:
+            (self._world_folder / CALL_NAME).touch()
+        while True:
+            running = {
+                rank
+                for rank, number in self._ranks.items()
+                if number in self._processes and ending_of(self._processes[number]) is None
+            }
+            if running <= set(self._control.look(self._generation)):
+                return
+            if patience.is_over or len(running) < len(self._ranks):
+                (self._world_folder / ABORT_NAME).touch()
+            if grace.is_over:
+                for rank in running - set(self._control.look(self._generation)):
+                    kill_group(self._processes[self._ranks[rank]])
+            time.sleep(LOOK_SECONDS)  # a wait for several processes at once, not a synchronisation
+
+    def close(self) -> None:
+        """End all that runs here for the run."""
+        self._control.dismiss()
+        collect(list(self._processes.values()))
+        self._control.close()
+        self._starter.close()
+        self._pieces.close()
+
+    # ---- what it is told -------------------------------------------------------------------------------------------
+
+    @property
+    def _world_folder(self) -> Path:
+        return self.folder / f"generation-{self._generation}"
+
+    def _do(self, message: Mapping[str, Any], link: Link) -> None:
+        if "world" in message:
+            self._enter(message)
+        elif "start" in message:
+            place = self._placed(message["environ"], link)
+            self._processes[message["start"]] = self._starter(place)
+            self._ranks[int(place["RANK"])] = message["start"]
+        elif "answers" in message:
+            self._answer(message["answers"], link)
+        elif "signal" in message:
+            self._signal(message)
+        elif "collect" in message:
+            process = self._processes.pop(message["collect"], None)
+            if process is not None:
+                collect([process])
+            link.send({"collected": message["collect"], "code": process.wait() if process else -signal.SIGKILL})
+        elif "word" in message:
+            (self.folder / message["word"]).touch()
+        elif "ask" in message:
+            sight = NearSight(self._world_folder)
+            pulse = sight.pulse(message["ask"])
+            if pulse is not None:
+                self._asked[pulse.rank] = sight.stack(pulse.rank)
+                sight.ask(pulse)
+        elif "pieces" in message:
+            link.send({"pieces": self._pieces.listed()})
+        elif "port" in message:
+            link.send({"port": free_port(link.address)})
+
+    def _enter(self, message: Mapping[str, Any]) -> None:
+        """Make room for the next world."""
+        self._before, self._ranks = self._ranks, {}
+        self._generation, self._members = message["world"], message["members"]
+        self._world_folder.mkdir(exist_ok=True)
+        for name, text in message["files"].items():
+            (self._world_folder / name).write_text(text.replace(HERE, str(self.folder)))
+        self._errors, self._stood, self._asked = set(), {}, {}
+
+    def _answer(self, answers: Mapping[str, Mapping[str, Any]], link: Link) -> None:
+        told: dict[int, dict[str, Any]] = {}
+        for old, answer in answers.items():
+            place = self._placed(answer["place"], link)
+            told[int(old)] = {**answer, "place": place}
+            self._ranks[int(place["RANK"])] = self._before[int(old)]
+        self._control.dismiss(told)
+
+    def _placed(self, environ: Mapping[str, str], link: Link) -> dict[str, str]:
+        """Return what a rank's environment has besides, on this node."""
+        interface = interface_of(link.address)
+        found = {name: interface for name in INTERFACES if interface and name not in self._environ}
+        found |= {PARENT_VARIABLE: str(os.getpid()), NODE_VARIABLE: str(self.node)}
+        found |= self._pieces.environ()
+        return {**found, **{name: value.replace(HERE, str(self.folder)) for name, value in environ.items()}}
+
+    def _signal(self, message: Mapping[str, Any]) -> None:
+        process = self._processes.get(message["signal"])
+        if process is None:
+            return
+        if not message["group"]:
+            signal_process(process, message["number"])
+        elif message["number"] == signal.SIGKILL:
+            kill_group(process)
+        else:
+            signal_group(process, message["number"])
+
+    # ---- what it tells ---------------------------------------------------------------------------------------------
+
+    def _tell(self, link: Link) -> None:
+        codes = {number: ending_of(process) for number, process in self._processes.items() if number not in self._told}
+        ended = {number: code for number, code in codes.items() if code is not None}
+        now = time.monotonic()
+        is_due = now - self._beaten > PULSES_SECONDS
+        if self._generation and (is_due or ended):
+            for error in errors_told(self._world_folder, unfinished=bool(ended)):
+                if error["rank"] not in self._errors:
+                    self._errors.add(error["rank"])
+                    link.send({"error": error})
+        for number, code in ended.items():
+            self._told.add(number)
+            link.send({"ended": number, "code": code})
+        standing = {rank: each.step for rank, each in self._control.look(self._generation).items()}
+        if standing != self._stood:
+            self._stood = standing
+            link.send({"standing": list(standing.items()), "generation": self._generation})
+        if is_due:
+            self._beaten = now
+            self._tell_pulses(link)
+
+    def _tell_pulses(self, link: Link) -> None:
+        sight = NearSight(self._world_folder)
+        pulses = []
+        for rank in self._ranks:
+            pulse = sight.pulse(rank)
+            if pulse is not None:
+                told = {**asdict(pulse), "since": time.monotonic() - pulse.since}
+                pulses.append({"pulse": told, "state": sight.state(pulse), "cpu_seconds": sight.cpu_seconds(pulse)})
+        link.send({"pulses": pulses, "load": programs_per_core()})
+        for rank, before in list(self._asked.items()):
+            text = sight.stack(rank)
+            if text != before:
+                self._asked[rank] = text
+                link.send({"stack": text, "rank": rank})
+
+
+def free_port(address: str) -> int:
+    """Return a port of this machine that nobody listens at."""
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    with contextlib.closing(socket.socket(family)) as probe:
+        probe.bind((address, 0))
+        return int(probe.getsockname()[1])

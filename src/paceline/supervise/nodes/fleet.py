@@ -1,0 +1,339 @@
+"""The fleet: the nodes of a run as its coordinator has them, each with a supervisor of its own at the end of a link.
+
+To the run's generations they are machines like one machine, but for what only several can do: come, go, and be lost.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import socket
+import time
+from collections.abc import Callable, Collection, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from paceline.errors import WorkerDied
+from paceline.lock import RunLock
+from paceline.patience import Patience
+from paceline.run.process.brief import brief_from_json
+from paceline.run.process.generation import FORKED, RESTARTED
+from paceline.run.survive.health.pulse import Pulse
+from paceline.run.survive.health.watch import PulseWatch
+from paceline.spec.journal.kinds import DecisionRecord
+from paceline.spec.survive.health import HealthSpec
+from paceline.spec.survive.nodes import NodesSpec
+from paceline.supervise.again.generations import TakenOver
+from paceline.supervise.again.machines import seats_of
+from paceline.supervise.again.rescue import rescue_folder
+from paceline.supervise.blame import leave_error
+from paceline.supervise.control import CONTROL_VARIABLE
+from paceline.supervise.nodes.agent import HERE
+from paceline.supervise.nodes.far import FarRank, FarSight, FarStanding
+from paceline.supervise.nodes.held import Held, whole_of
+from paceline.supervise.nodes.link import NoPeer, open_to
+from paceline.supervise.nodes.member import Member
+from paceline.supervise.supervisor import ERROR_FOLDER
+
+KILLED = -9
+LOOK_SECONDS = 0.01
+SEEN_SECONDS = 1.0  # more than between two looks at a process
+KNOCK_SECONDS = 1.0  # that who connects has to say who it is
+FILES = ("generation.json", "brief.json")
+
+Say = Callable[[str], None]
+
+
+class Fleet:
+    """The nodes that have joined, by their number, and the ranks on them."""
+
+    def __init__(self, spec: NodesSpec, node: int, server: socket.socket, secret: str, lock: RunLock, say: Say) -> None:
+        """`node` is the one that this coordinator runs on; `server` is where nodes connect."""
+        self.members: dict[int, Member] = {}
+        self.stopped = ""  # why a node wants the run to end
+        self._spec, self._node, self._server, self._secret = spec, node, server, secret
+        self._lock, self._say = lock, say
+        self._folder, self._world = Path(), Path()
+        self._ranks: dict[int, FarRank] = {}  # of this world
+        self._in_world: list[int] = []  # nodes that the world was formed of
+        self._blocks: dict[int, range] = {}  # and the ranks of each of them
+        self._promised: dict[int, range] = {}  # those of the next world, where files are meant for them
+        self._given: set[int] = set()  # nodes that have the files of this world
+        self._sight = FarSight(self._ask)
+        self.steps_down: Callable[[], None] = lambda: None  # where the greater part of the nodes is lost
+
+    # ---- who is there ----------------------------------------------------------------------------------------------
+
+    def poll(self) -> None:
+        """Let nodes in, take what they tell, and note those that are lost. It waits for nothing."""
+        with suppress(BlockingIOError):
+            while True:
+                self._admit(self._server.accept()[0])
+        for member in list(self.members.values()):
+            for message in member.link.taken():
+                self._hear(member, message)
+            if member.link.is_lost:
+                self._lose(member)
+
+    def gather(self, expected: Callable[[], int], seconds: float) -> None:
+        """Return when as many nodes are there as expected, or have been waited for."""
+        patience = Patience(seconds)
+        while len(self.members) < expected() and not patience.is_over and not self.stopped:
+            self.poll()
+            time.sleep(LOOK_SECONDS)  # for nodes to come
+
+    def _admit(self, end: socket.socket) -> None:
+        try:
+            lines, hello = open_to(end, self._secret, KNOCK_SECONDS)
+            member = Member.of(lines, hello, self._spec.lost_after, self.poll)
+        except (NoPeer, KeyError, TypeError, ValueError) as error:
+            self._say(f"nodes    somebody was not let in: {error}")
+            return
+        before = self.members.get(member.number)
+        if before is not None:
+            before.link.because = before.link.because or "its supervisor has been started again"
+            self._lose(before)
+        self.members[member.number] = member
+        if self._in_world:  # what it has is of a world that others went on from
+            member.forget()
+        self._say(f"nodes    node {member.number} is there: {member.devices} device(s) at {member.host}")
+
+    def _lose(self, member: Member) -> None:
+        """Note that a node is lost: its ranks count as ended."""
+        if self.members.get(member.number) is member:
+            del self.members[member.number]
+        lost = [rank for rank, far in self._ranks.items() if far in member.processes.values() and far.code is None]
+        self._say(f"nodes    node {member.number} is lost: {member.link.because}")
+        if lost:
+            died = WorkerDied(
+                f"node {member.number} ({member.host}) is lost with rank{'s' if len(lost) > 1 else ''} "
+                + ", ".join(map(str, sorted(lost))),
+                member.link.because,
+                "look after the node; started again there, the same command joins the run",
+                exit_code=128 - KILLED,
+            )
+            # Its ranks are not seen to end: they were well when it was heard last, which was before any of them fails.
+            moment = member.link.heard_at - SEEN_SECONDS
+            leave_error(self._world, min(lost), died.as_dict(), cause=True, moment=moment)
+        member.lost()
+        left = [number for number in self._in_world if number in self.members]
+        if self._in_world and 2 * len(left) < len(self._in_world):
+            self.steps_down()
+
+    def _hear(self, member: Member, message: Mapping[str, Any]) -> None:
+        if "error" in message:
+            error = message["error"]
+            leave_error(self._world, error["rank"], error, error["cause"], error["time"])
+        elif "pulses" in message:
+            self._sight.told(member.number, message["load"], message["pulses"])
+        elif "stack" in message:
+            self._sight.wrote(message["rank"], message["stack"])
+        elif "stopped" in message:
+            self.stopped = message["stopped"]
+        else:
+            member.hear(message)
+
+    def _ask(self, pulse: Pulse) -> None:
+        far = self._ranks.get(pulse.rank)
+        if far is not None and far.node in self.members:
+            self.members[far.node].link.send({"ask": pulse.rank})
+
+    # ---- machines --------------------------------------------------------------------------------------------------
+
+    def open(self, folder: Path) -> None:
+        """Begin to serve a run, whose generations have folders below `folder`."""
+        self._folder = self._world = folder
+
+    def is_stopped(self) -> bool:
+        """Return whether a node was asked to stop."""
+        return bool(self.stopped)
+
+    def rung(self) -> str:
+        """Return how the next ranks will be started."""
+        return FORKED if all(member.rung == FORKED for member in self.members.values()) else RESTARTED
+
+    def decisions(self) -> tuple[DecisionRecord, ...]:
+        """Return what was decided on that the spec has not asked for: nothing here."""
+        return ()
+
+    @property
+    def per_node(self) -> int:
+        """The devices of each node that are used: as many as the least of them has."""
+        return min((member.devices for member in self.members.values()), default=0)
+
+    def devices(self) -> int | None:
+        """Return how many devices are there now."""
+        self.poll()
+        return self.per_node * len(self.members)
+
+    def wait_for(self, devices: int) -> bool:
+        """Return whether so many devices are there, or come before the run has waited for too long."""
+        patience = Patience(self._spec.wait)
+        self._say(f"nodes    waiting for nodes, up to {self._spec.wait:g} s, until {devices} device(s) are there")
+        while (self.devices() or 0) < devices:
+            if patience.is_over or self.stopped:
+                return False
+            time.sleep(LOOK_SECONDS)  # for nodes to come
+        return True
+
+    def blocks(self, ranks: int) -> dict[int, range]:
+        """Return the ranks of each node: neighbours stand on one node, as the planner has it.
+
+        Nodes with survivors come first, in the order of their ranks: who records goes on recording.
+        """
+        each, found = self.per_node, {}
+        left = {number: [rank for rank, far in self._ranks.items() if far.node == number and far.code is None]
+                for number in self.members}  # fmt: skip
+        for at, number in enumerate(sorted(self.members, key=lambda one: (min(left[one], default=math.inf), one))):
+            block = range(at * each, min((at + 1) * each, ranks))
+            if block:
+                found[number] = block
+        return found
+
+    def places(self, folder: Path, ranks: int) -> list[dict[str, str]]:
+        """Return what the environment of each rank of the next world has besides."""
+        self.poll()
+        self._world, self._given = folder, set()
+        self._in_world = list(self._blocks)
+        first = self.members.get(next(iter(self._blocks), -1))  # the node of rank 0, which serves the store
+        meet = f"{first.host}:{first.free_port()}" if first is not None else "nobody:1"
+        prefix = f"{self._lock.token}-{self._lock.generation}"
+        shared = {
+            "WORLD_SIZE": str(ranks),
+            "PACELINE_RENDEZVOUS": f"store://{meet}/{prefix}",
+            ERROR_FOLDER: str(folder),
+            **self._lock.for_far_ranks(),
+        }
+        found = {}
+        for block in self._blocks.values():
+            for rank in block:
+                local = {"RANK": str(rank), "LOCAL_RANK": str(rank - block[0]), "LOCAL_WORLD_SIZE": str(len(block))}
+                found[rank] = {**shared, **local}
+        missing = {**shared, "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}  # of a node that was lost just now
+        return [found.get(rank, {**missing, "RANK": str(rank)}) for rank in range(ranks)]
+
+    def seats(self, standing: Collection[int], ranks: int) -> dict[int, int]:
+        """Return which survivor takes which rank of the next world: one of its own node's."""
+        found: dict[int, int] = {}
+        self._blocks, self._promised = self._promised or self.blocks(ranks), {}
+        for number, block in self._blocks.items():
+            here = [rank for rank in standing if rank in self._ranks and self._ranks[rank].node == number]
+            found |= seats_of(here, block)
+        self._ranks = {new: self._ranks[old] for new, old in found.items()}
+        return found
+
+    def start(self, place: Mapping[str, str]) -> FarRank:
+        """Start a rank on its node with these additions to its environment."""
+        rank = int(place["RANK"])
+        number = next((number for number, block in self._blocks.items() if rank in block), -1)
+        member = self.members.get(number)
+        if member is None:
+            return _gone(self.poll)
+        self._give(member)
+        far = member.start(self._there(place))
+        self._ranks[rank] = far
+        return far
+
+    def for_survivors(self) -> dict[str, str]:
+        """Return what the environment of ranks says that may stand by."""
+        return {CONTROL_VARIABLE: str(self._folder / "control")}
+
+    def standing(self, generation: int) -> Mapping[int, FarStanding]:
+        """Return the ranks of a generation that stand by now."""
+        self.poll()
+        return {
+            rank: FarStanding(rank, step)
+            for member in self.members.values()
+            if member.generation == generation
+            for rank, step in member.standing.items()
+        }
+
+    def dismiss(self, ranks: Mapping[int, Mapping[str, Any]] | None = None) -> None:
+        """Answer all that stand by: each with its message, or that it does not go on."""
+        for member in self.members.values():
+            mine = {}
+            for rank, answer in (ranks or {}).items():
+                if rank in member.standing:
+                    self._give(member)
+                    mine[rank] = {**answer, "place": self._there(answer["place"])}
+            member.link.send({"answers": mine})
+            member.standing = {}
+
+    def word(self, folder: Path, name: str) -> None:
+        """Leave a word for the ranks of a generation, of which `folder` is the folder."""
+        if not (folder / name).exists():
+            (folder / name).touch()
+            for member in (self.members[number] for number in self._given if number in self.members):
+                member.link.send({"word": str((folder / name).relative_to(self._folder))})
+
+    def watch(self, health: HealthSpec | None, folder: Path, ranks: int, run_dir: Path) -> PulseWatch | None:
+        """Return the watch over a world's ranks, None where hangs are not looked for."""
+        self._sight = FarSight(self._ask)
+        if health is None or not health.hangs:
+            return None
+        return PulseWatch(folder, ranks, health, run_dir, self._sight.load, self._sight)
+
+    def rescue(self, lock: RunLock, generation: int) -> Path:
+        """Return a folder in which the ranks of the next world can bring together what they hold."""
+        return rescue_folder(lock, generation, in_memory=list(self.members) == [self._node])
+
+    def take_over(self) -> TakenOver | None:
+        """Return the world that another coordinator has left, as the nodes have it; None where there was none."""
+        was = {number: member.was for number, member in self.members.items() if member.was.get("generation")}
+        if not was:
+            return None
+        newest = max(told["generation"] for told in was.values())
+        known = [number for number, told in was.items() if told["generation"] == newest]
+        for number in was.keys() - set(known):
+            self.members[number].forget()
+        plan = brief_from_json(was[known[0]]["brief"]).plan
+        standing: dict[int, FarStanding] = {}
+        for number in known:
+            member = self.members[number]
+            self._ranks |= {rank: member.processes[process] for rank, process, _ in was[number]["ranks"]}
+            standing |= {rank: FarStanding(rank, step) for rank, step in member.standing.items()}
+        for rank in range(plan.layout.devices):
+            self._ranks.setdefault(rank, _gone(self.poll))
+        return TakenOver(newest, plan, standing, dict(self._ranks), min(was[number]["since"] for number in known))
+
+    def held(self, ranks: int) -> Held | None:
+        """Return what the nodes hold in memory between them, for the ranks of the next world."""
+        listed = {number: member.pieces() for number, member in list(self.members.items())}
+        self._promised = {}
+        blocks = self.blocks(ranks)
+        found = whole_of(listed, blocks)
+        if found is not None:
+            self._promised = blocks
+        return found
+
+    def close(self) -> None:
+        """End what is left of the service to the run: the links stay until the end is told."""
+
+    def end(self, code: int) -> None:
+        """Tell all nodes how the run has ended."""
+        for member in self.members.values():
+            member.link.send({"end": code})
+            member.link.close()
+        self._server.close()
+
+    # ---- to the nodes ----------------------------------------------------------------------------------------------
+
+    def _give(self, member: Member) -> None:
+        """Have a node make room for this world, with the files that its ranks read."""
+        if member.number in self._given:
+            return
+        self._given.add(member.number)
+        files = {name: (self._world / name).read_text() for name in FILES if (self._world / name).exists()}
+        member.enter(int(self._world.name.rpartition("-")[2]), self._in_world, self._there(files))
+
+    def _there(self, values: Mapping[str, str]) -> dict[str, str]:
+        """Return texts in which this process's folder is that of whoever reads them."""
+        return {name: value.replace(os.fspath(self._folder), HERE) for name, value in values.items()}
+
+
+def _gone(poll: Callable[[], None]) -> FarRank:
+    """Return a rank whose node is lost."""
+    gone = FarRank(-1, -1, lambda message: None, poll)
+    gone.code, gone.is_collected = KILLED, True
+    return gone

@@ -1,0 +1,129 @@
+"""A link between a node's supervisor and the coordinator: lines of JSON over TCP, and a heartbeat from either end.
+
+Who connects and who is connected to both know the run's secret, which lies in its directory: neither end obeys, or is
+obeyed by, anybody else.
+"""
+
+from __future__ import annotations
+
+import hmac
+import secrets
+import socket
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from paceline.patience import Patience
+from paceline.supervise.lines import Lines
+
+BEATS = 5  # in the time after which an end counts as lost
+LONGEST_BEAT_SECONDS = 0.5
+
+
+class NoPeer(Exception):
+    """The other end of a connection does not know the run's secret, or is gone."""
+
+
+class Link:
+    """One end of a link. It `is_lost` where the other has closed it, or has said nothing for too long."""
+
+    def __init__(self, lines: Lines, lost_after: float) -> None:
+        self._lines, self._lost_after = lines, lost_after
+        self._heard, self._sending = Patience(lost_after), threading.Lock()
+        self.heard_at = time.time()  # seconds since the epoch
+        self._closed = threading.Event()
+        self.because = ""  # why it is lost
+        lines.end.settimeout(lost_after)  # for sending: an end that reads nothing must not stop this one
+        lines.end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        threading.Thread(target=self._beat, name="paceline-beat", daemon=True).start()
+
+    @property
+    def address(self) -> str:
+        """The address of this end, as the other reaches it."""
+        return str(self._lines.end.getsockname()[0])
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether the other end has gone, or is silent."""
+        if not self.because and self._heard.is_over:
+            self.because = f"nothing was heard from it for {self._lost_after:g} s of an idle machine"
+        return bool(self.because)
+
+    def send(self, message: Mapping[str, Any]) -> None:
+        """Send a message; a link that has gone is found out at the next look."""
+        try:
+            with self._sending:
+                self._lines.send(message)
+        except OSError as error:
+            self.because = self.because or f"it takes no message: {error.strerror or error}"
+
+    def taken(self, timeout_seconds: float = 0.0) -> Iterator[dict[str, Any]]:
+        """Yield the messages that are there, or come first within some seconds."""
+        try:
+            while (message := self._lines.take(timeout_seconds)) is not None:
+                self._heard, self.heard_at, timeout_seconds = Patience(self._lost_after), time.time(), 0.0
+                if message:
+                    yield message
+        except (EOFError, OSError, ValueError):
+            self.because = self.because or "its connection has ended"
+
+    def close(self) -> None:
+        """End the link."""
+        self._closed.set()
+        self.because = self.because or "it is closed"
+        self._lines.end.close()
+
+    def _beat(self) -> None:
+        seconds = min(LONGEST_BEAT_SECONDS, self._lost_after / BEATS)
+        while not self._closed.wait(seconds) and not self.because:
+            self.send({})
+
+
+def knock(address: tuple[str, int], secret: str, hello: Mapping[str, Any], seconds: float) -> Lines:
+    """Return a connection to a coordinator that knows the secret, which has been told who this is. Raises NoPeer."""
+    try:
+        lines = Lines(socket.create_connection(address, timeout=seconds))
+    except OSError as error:
+        raise NoPeer(f"{address[0]}:{address[1]}: {error.strerror or error}") from error
+    try:
+        ours = secrets.token_hex(16)
+        theirs = _answer(lines, seconds)["challenge"]
+        lines.send({"challenge": ours, "proof": _proof(secret, f"node {theirs}")})
+        if not hmac.compare_digest(_answer(lines, seconds)["proof"], _proof(secret, f"coordinator {ours}")):
+            raise NoPeer(f"{address[0]}:{address[1]} is not this run's coordinator")
+        lines.send(hello)
+        return lines
+    except (OSError, EOFError, KeyError, ValueError) as error:
+        lines.end.close()
+        raise NoPeer(f"{address[0]}:{address[1]} answered something else: {error}") from error
+    except NoPeer:
+        lines.end.close()
+        raise
+
+
+def open_to(end: socket.socket, secret: str, seconds: float) -> tuple[Lines, dict[str, Any]]:
+    """Return a connection that a node has made which knows the secret, and what it says of itself. Raises NoPeer."""
+    end.settimeout(seconds)
+    lines, ours = Lines(end), secrets.token_hex(16)
+    try:
+        lines.send({"challenge": ours})
+        told = _answer(lines, seconds)
+        if not hmac.compare_digest(told["proof"], _proof(secret, f"node {ours}")):
+            raise NoPeer("it does not know the run's secret")
+        lines.send({"proof": _proof(secret, f"coordinator {told['challenge']}")})
+        return lines, _answer(lines, seconds)
+    except (OSError, EOFError, KeyError, ValueError, TypeError, NoPeer) as error:
+        end.close()
+        raise NoPeer(str(error)) from error
+
+
+def _answer(lines: Lines, seconds: float) -> dict[str, Any]:
+    told = lines.take(seconds)
+    if told is None:
+        raise NoPeer("it says nothing")
+    return told
+
+
+def _proof(secret: str, text: str) -> str:
+    return hmac.new(secret.encode(), text.encode(), "sha256").hexdigest()

@@ -1,0 +1,111 @@
+"""One node of a fleet: the link to its supervisor, and the ranks that run there."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from paceline.supervise.lines import Lines
+from paceline.supervise.nodes.far import FarRank
+from paceline.supervise.nodes.link import Link
+
+KILLED = -9
+
+
+@dataclass
+class Member:
+    """A node that has joined. `was` holds what is left there of a world whose coordinator was lost."""
+
+    number: int
+    devices: int
+    host: str  # its address, as other nodes reach it
+    rung: str
+    link: Link
+    poll: Callable[[], None]
+    generation: int = 0  # of the world that it has ranks of
+    was: Mapping[str, Any] = field(default_factory=dict)
+    processes: dict[int, FarRank] = field(default_factory=dict)  # by number
+    standing: dict[int, int] = field(default_factory=dict)  # rank -> step
+    _next: int = 1
+    _port: int = 0
+    _pieces: list[str] | None = None
+
+    @classmethod
+    def of(cls, lines: Lines, hello: Mapping[str, Any], lost_after: float, poll: Callable[[], None]) -> Member:
+        """Return the node at the other end of a connection, which has said what it is."""
+        member = cls(
+            int(hello["node"]), int(hello["devices"]), lines.end.getpeername()[0], str(hello["rung"]),
+            Link(lines, lost_after), poll, int(hello["generation"]), hello,
+        )  # fmt: skip
+        for _, number, code in hello["ranks"]:
+            far = member._far(number)
+            far.code = code
+        member.standing = {int(rank): int(step) for rank, step in hello["standing"]}
+        return member
+
+    def start(self, environ: Mapping[str, str]) -> FarRank:
+        """Start a rank on the node."""
+        far = self._far(self._next)
+        self.link.send({"start": far.pid, "environ": environ})
+        return far
+
+    def enter(self, generation: int, members: Sequence[int], files: Mapping[str, str]) -> None:
+        """Have the node make room for a world."""
+        self.generation, self.was = generation, {}
+        self.link.send({"world": generation, "members": list(members), "files": files})
+
+    def free_port(self) -> int:
+        """Return a port of the node that nobody listens at; 1 where the node is lost meanwhile."""
+        self._port = 0
+        self.link.send({"port": True})
+        while not self._port and not self.link.is_lost:
+            self.poll()
+            time.sleep(0.002)  # for what comes over the net
+        return self._port or 1
+
+    def pieces(self) -> list[str]:
+        """Return the parts of the state that the node holds in memory; none where it is lost meanwhile."""
+        self._pieces = None
+        self.link.send({"pieces": True})
+        while self._pieces is None and not self.link.is_lost:
+            self.poll()
+            time.sleep(0.002)  # for what comes over the net
+        return self._pieces or []
+
+    def hear(self, message: Mapping[str, Any]) -> None:
+        """Take what the node tells of its ranks."""
+        if "port" in message:
+            self._port = int(message["port"])
+        elif "pieces" in message:
+            self._pieces = list(message["pieces"])
+        elif "standing" in message and message["generation"] == self.generation:
+            self.standing = {int(rank): int(step) for rank, step in message["standing"]}
+        elif "ended" in message and message["ended"] in self.processes:
+            self.processes[message["ended"]].code = message["code"]
+        elif "collected" in message and message["collected"] in self.processes:
+            far = self.processes.pop(message["collected"])
+            far.code = message["code"] if far.code is None else far.code
+            far.is_collected, far.returncode = True, far.code
+
+    def forget(self) -> None:
+        """Have the node end the ranks that it has: they are of a world that is over."""
+        self.link.send({"answers": {}})
+        for number in self.processes:
+            self.link.send({"collect": number})
+        self.generation, self.was, self.standing, self.processes = 0, {}, {}, {}
+
+    def lost(self) -> None:
+        """Note that the node is lost: nothing of it can be asked any more."""
+        self.link.close()
+        self.standing = {}
+        for far in self.processes.values():
+            far.code = KILLED if far.code is None else far.code
+            far.is_collected, far.returncode = True, far.code
+
+    def _far(self, number: int) -> FarRank:
+        self._next = max(self._next, number + 1)
+        far = FarRank(self.number, number, self.link.send, self.poll)
+        self.processes[number] = far
+        return far

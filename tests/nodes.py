@@ -1,0 +1,82 @@
+"""Runs on several nodes for tests: each node is a supervisor of its own, on this machine."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from runs import ending, environment
+
+MARK = "NODES_OF_A_TEST"
+
+
+class Nodes:
+    """The supervisors of one run. All that they start has a mark in its environment."""
+
+    def __init__(self, spec: Path, count: int, *options: str, within: Sequence[Sequence[str]] = ()) -> None:
+        """`within` are words before the command line of each node, which put it elsewhere."""
+        self.spec, self.count, self.options, self.within = spec, count, options, within
+        self.mark, self.host = secrets.token_hex(8), "127.0.0.1"
+        self.port = 20000 + secrets.randbelow(9000)
+        self.processes: dict[int, subprocess.Popen[str]] = {}
+
+    def start(self, *numbers: int) -> None:
+        """Start the supervisors of nodes."""
+        for number in numbers or range(self.count):
+            words = [
+                *(self.within[number] if self.within else ()), sys.executable, "-m", "paceline", "train", self.spec,
+                "--nodes", self.count, "--node", number, "--rendezvous", f"{self.host}:{self.port}", *self.options,
+            ]  # fmt: skip
+            with self._said(number).open("a") as said:  # not a pipe, which would be full some day
+                self.processes[number] = subprocess.Popen(
+                    [str(word) for word in words], stdout=said, stderr=said, text=True,
+                    env=environment(**{MARK: f"{self.mark}-{number}"}), process_group=0,
+                )  # fmt: skip
+
+    def ended(self, number: int, timeout: float = 120) -> tuple[int, str]:
+        """Return the exit code of a node's supervisor and what it has printed, when it has ended."""
+        process = self.processes[number]
+        ending(process, timeout)
+        return process.returncode, self._said(number).read_text()
+
+    def _said(self, number: int) -> Path:
+        return self.spec.with_name(f"{self.spec.stem}-{self.mark}-{number}.txt")
+
+    def running(self, number: int | None = None) -> dict[int, str]:
+        """Return the processes of a node, or of all, that run: their names by number."""
+        mark = f"{MARK}={self.mark}-{'' if number is None else number}"
+        found = {}
+        for folder in Path("/proc").glob("[0-9]*"):
+            try:
+                is_one = mark in (folder / "environ").read_text(errors="replace")
+                state = (folder / "stat").read_text().rpartition(")")[2].split()[0]
+                if is_one and state not in "ZX":
+                    found[int(folder.name)] = (folder / "comm").read_text().strip()
+            except OSError:  # it has ended meanwhile
+                continue
+        return found
+
+    def coordinator(self) -> int:
+        """Return the number of the coordinator's process."""
+        (found,) = [number for number, name in self.running().items() if name == "paceline coord"]
+        return found
+
+    def lose(self, number: int) -> None:
+        """End all that runs on a node at once, and empty its memory, as when its power fails."""
+        for process in self.running(number):
+            os.kill(process, signal.SIGKILL)
+        for folder in Path("/dev/shm").glob(f"paceline-pieces-{number}-*"):
+            shutil.rmtree(folder)
+
+    def close(self) -> None:
+        """End what is left."""
+        for process in self.running():
+            os.kill(process, signal.SIGKILL)
+        for each in self.processes.values():
+            each.communicate()

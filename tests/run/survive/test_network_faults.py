@@ -1,0 +1,46 @@
+"""Faults of the network: what the system is told to do, and where it is not told anything."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+from networks import networks
+from runs import environment, wait_until
+
+from paceline.errors import ConfigError
+from paceline.run.survive.faults.network import disturb
+from paceline.spec.survive.faults import FaultSpec
+
+DISTURB = """
+import sys
+from paceline.run.survive.faults.network import disturb
+from paceline.spec.survive.faults import FaultSpec
+disturb(FaultSpec(kind=sys.argv[1], step=1, seconds=float(sys.argv[2])), "fault 1")
+"""
+
+
+def test_what_all_programs_share_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
+    monkeypatch.setattr("paceline.run.survive.faults.network._has_own_network", lambda: False)
+    with pytest.raises(ConfigError, match=r"fault 1 .* cannot be"):
+        disturb(FaultSpec(kind="cut", step=1), "fault 1 (cut) was made on purpose")
+
+
+@pytest.mark.parametrize(("kind", "seconds", "shown"), [("cut", 0.0, "limit 0p"), ("slow_network", 0.5, "rate 8Mbit")])
+def test_a_nodes_packets_are_dropped_or_slowed_and_let_through_again(kind: str, seconds: float, shown: str) -> None:
+    with networks(1) as net:
+        here = ["ip", "netns", "exec", net.names[0]]
+
+        def queue() -> str:
+            return subprocess.run([*here, "tc", "qdisc", "show", "dev", "eth0"], capture_output=True, text=True).stdout
+
+        struck = [*here, sys.executable, "-c", DISTURB, kind, str(seconds)]
+        subprocess.run(struck, check=True, env=environment(GLOO_SOCKET_IFNAME="eth0"))
+        if seconds:
+            wait_until(lambda: shown not in queue())
+        else:
+            assert shown in queue()
+            net.mend(0)
+            assert shown not in queue()

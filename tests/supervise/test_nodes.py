@@ -1,0 +1,212 @@
+"""Runs on several nodes: what is lost of them, what comes back, and that it is one experiment throughout."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from networks import networks
+from nodes import Nodes
+from rounding import assert_curves_close
+from runs import paceline, records_of, steps_of, wait_for_step, wait_until, write_spec
+
+from paceline.run.survive.saving.peers import peers_of
+from paceline.supervise.nodes.held import whole_of
+from paceline.supervise.nodes.link import Link, NoPeer, knock, open_to
+
+STEPS = 16
+OPTIONS = [
+    word
+    for option in ("run.recovery.worth=none", "task.stop=100000 steps", "run.recovery.standby=false")
+    for word in ("--set", option)
+]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("nodes")
+
+
+@pytest.fixture(scope="module")
+def one_device(folder: Path) -> Path:
+    run_dir = folder / "one"
+    ended = paceline("train", write_spec(folder, run_dir, 1, steps=STEPS, precision="fp64"))
+    assert ended.returncode == 0, ended.stderr
+    return run_dir
+
+
+@pytest.fixture
+def three(folder: Path, one_device: Path) -> Iterator[tuple[Nodes, Path]]:
+    run_dir = folder / "three"
+    nodes = Nodes(write_spec(folder, run_dir, 3, "dp_replicate = 3", precision="fp64"), 3, *OPTIONS)
+    try:
+        yield nodes, run_dir
+    finally:
+        nodes.close()
+
+
+def test_nodes_and_coordinators_come_and_go_and_the_experiment_stays(
+    three: tuple[Nodes, Path], one_device: Path
+) -> None:
+    nodes, run_dir = three
+    nodes.start()
+
+    def recovered(count: int) -> None:
+        staying = [nodes.processes[number] for number in (0, 1)]
+        wait_until(
+            lambda: len(records_of(run_dir, "recovery")) == count or any(one.poll() is not None for one in staying)
+        )
+
+    wait_for_step(run_dir, 3, nodes.processes[0])
+    nodes.processes[2].kill()  # the supervisor alone: its rank must not outlive it
+    recovered(1)
+    wait_until(lambda: not nodes.running(2))
+    nodes.ended(2)
+    nodes.start(2)
+    recovered(2)
+    os.kill(nodes.coordinator(), signal.SIGKILL)
+    recovered(3)
+    wait_for_step(run_dir, STEPS, nodes.processes[1])
+    nodes.processes[1].send_signal(signal.SIGTERM)
+    told = [nodes.ended(number) for number in range(3)]
+    assert [code for code, _ in told] == [75, 75, 75], told
+    assert not nodes.running()
+
+    smaller, larger, taken = records_of(run_dir, "recovery")
+    assert (smaller["from_world"], smaller["to_world"], smaller["rung"]) == (3, 2, "reform")
+    assert "node 2 (127.0.0.1) is lost with rank 2" in smaller["because"]
+    assert (larger["from_world"], larger["to_world"], larger["steps_lost"]) == (2, 3, 0)
+    assert (taken["from_world"], taken["to_world"], taken["rung"]) == (3, 3, "reform")
+    assert taken["because"] == "the coordinator was lost" and taken["steps_lost"] == 0
+    found, expected = steps_of(run_dir), steps_of(one_device)
+    assert [step["step"] for step in found] == list(range(1, len(found) + 1))
+    assert [step["sample_ids"] for step in found[:STEPS]] == [step["sample_ids"] for step in expected]
+    assert_curves_close([step["loss"] for step in found[:STEPS]], [step["loss"] for step in expected])
+
+
+CUT = """
+[[each]]
+kind = "cut"
+rank = 0
+step = 5
+"""
+
+
+@pytest.mark.deep
+def test_the_part_of_a_cut_network_that_has_fewer_nodes_neither_trains_nor_publishes(
+    folder: Path, one_device: Path, tmp_path: Path
+) -> None:
+    """Node 0 is cut off with the coordinator. Both parts live; the other two nodes go on, and it joins them later."""
+    run_dir, faults = folder / "cut", tmp_path / "faults.toml"
+    faults.write_text(CUT)
+    spec = write_spec(folder, run_dir, 3, "dp_replicate = 3", precision="fp64")
+    with networks(3) as net:
+        nodes = Nodes(spec, 3, *OPTIONS, "--faults", str(faults), "--set", "run.nodes.lost_after=1.5 s",
+                      within=net.within)  # fmt: skip
+        nodes.host = net.addresses[0]
+        try:
+            nodes.start()
+            others = [nodes.processes[1], nodes.processes[2]]
+
+            def recovered(count: int) -> None:
+                wait_until(
+                    lambda: (
+                        len(records_of(run_dir, "recovery")) >= count or any(one.poll() is not None for one in others)
+                    )
+                )
+
+            recovered(1)
+            net.mend(0)
+            recovered(2)
+            nodes.processes[1].send_signal(signal.SIGTERM)
+            told = [nodes.ended(number) for number in range(3)]
+        finally:
+            nodes.close()
+    assert [code for code, _ in told] == [75, 75, 75], told
+    assert "this coordinator steps down" in told[0][1]
+    smaller, larger = records_of(run_dir, "recovery")
+    assert (smaller["from_world"], smaller["to_world"], smaller["because"]) == (3, 2, "the coordinator was lost")
+    assert (larger["from_world"], larger["to_world"]) == (2, 3)
+    found, expected = steps_of(run_dir), steps_of(one_device)
+    assert [step["step"] for step in found] == list(range(1, len(found) + 1))
+    compared = min(len(found), STEPS)
+    assert [step["sample_ids"] for step in found[:compared]] == [step["sample_ids"] for step in expected[:compared]]
+    assert_curves_close([step["loss"] for step in found[:compared]], [step["loss"] for step in expected[:compared]])
+
+
+def test_a_node_that_is_lost_with_its_memory_is_restored_from_its_peers(folder: Path, one_device: Path) -> None:
+    """Shards on two nodes, and no checkpoint on disk: what the lost node held is in the memory of the other."""
+    run_dir = folder / "pieces"
+    spec = write_spec(folder, run_dir, 2, "dp_shard = 2", precision="fp64")
+    nodes = Nodes(spec, 2, *OPTIONS, "--set", "run.checkpoint_every=none", "--set",
+                  "run.checkpoints.memory_every=2 steps")  # fmt: skip
+    try:
+        nodes.start()
+        wait_for_step(run_dir, 7, nodes.processes[0])
+        nodes.lose(1)
+        wait_until(lambda: bool(records_of(run_dir, "recovery")) or nodes.processes[0].poll() is not None)
+        wait_for_step(run_dir, STEPS, nodes.processes[0])
+        assert not list((run_dir / "checkpoints").glob("step-*")), "no disk was needed"
+        nodes.processes[0].send_signal(signal.SIGTERM)
+        code, told = nodes.ended(0)
+    finally:
+        nodes.close()
+    assert code == 75, told
+    (recovery,) = records_of(run_dir, "recovery")
+    assert (recovery["from_world"], recovery["to_world"]) == (2, 1)
+    assert recovery["step"] >= 4 and recovery["step"] % 2 == 0 and recovery["steps_lost"] <= 4
+    assert [record["to"] for record in records_of(run_dir, "decision") if record["what"] == "restore"]
+    found, expected = steps_of(run_dir), steps_of(one_device)
+    assert [step["step"] for step in found] == list(range(1, len(found) + 1))
+    assert [step["sample_ids"] for step in found[:STEPS]] == [step["sample_ids"] for step in expected]
+    assert_curves_close([step["loss"] for step in found[:STEPS]], [step["loss"] for step in expected])
+
+
+def test_copies_go_to_another_node_and_what_is_left_is_read_where_it_is() -> None:
+    assert peers_of([0, 0, 1, 1]) == (2, 3, 0, 1)
+    assert peers_of([0, 0, 1]) == (2, 2, 0), "nodes of different sizes"
+    assert peers_of([0, 1, 2, 3], nodes_per_rack=2) == (2, 3, 0, 1), "another rack"
+    names = {rank: f"/dev/shm/x/step-00000004.rank-{rank}.of-2" for rank in (0, 1)}
+    held = {0: [names[0], names[1], "/dev/shm/x/step-00000006.rank-0.of-2"]}
+    found = whole_of(held, {0: range(1)})
+    assert found is not None and found.step == 4 and sorted(found.files[0]) == [names[0], names[1]]
+    assert whole_of({0: [names[0]], 1: [names[1]]}, {0: range(1)}) is None, (
+        "what a node without ranks holds is not read"
+    )
+
+
+def test_who_does_not_know_the_secret_is_not_let_in_and_a_silent_end_is_lost() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = server.getsockname()
+        made: list[object] = []
+
+        def admit(secret: str) -> None:
+            try:
+                made.append(open_to(server.accept()[0], secret, 5.0))
+            except NoPeer as error:
+                made.append(error)
+
+        for secret in ("right", "wrong"):
+            thread = threading.Thread(target=admit, args=("right",))
+            thread.start()
+            if secret == "right":
+                lines = knock(address, secret, {"node": 3}, 5.0)
+            else:
+                with pytest.raises(NoPeer):
+                    knock(address, secret, {"node": 3}, 5.0)
+            thread.join()
+        assert isinstance(made[1], NoPeer)
+        known, hello = made[0]  # type: ignore[misc]
+        assert hello == {"node": 3}
+        near, far = Link(known, 0.5), Link(lines, 0.5)
+        wait_until(lambda: not list(near.taken()) and not near.is_lost and near.heard_at > 0)
+        far._closed.set()  # it beats no more, and its connection stays
+        wait_until(lambda: not list(near.taken()) and near.is_lost)
+        assert "nothing was heard" in near.because
+        near.close()
+        far.close()
