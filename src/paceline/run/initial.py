@@ -20,6 +20,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from paceline.errors import ConfigError
+from paceline.run.parallel.data.whole import stays_whole
 from paceline.run.process.world import World
 from paceline.spec.plan import Plan
 from paceline.spec.task import ModelSpec, Task
@@ -92,6 +93,7 @@ class LateModel(WholeModel):
         self._looked_at = None
         gc.collect()  # what looks left in circles goes before weights come
         for part in parts:
+            _settle_whole(part, self.world.device)
             materialise(part, self.world.device)
         if isinstance(self.given, ModelSpec) and self.given.weights:
             load_weights(model, self.given.weights, {name: dtype for name, (_, dtype) in self._kinds.items()})
@@ -153,6 +155,15 @@ def _share_out(model: nn.Module, world: World) -> None:
         with torch.no_grad():
             for tensor in [*model.parameters(), *model.buffers()]:
                 dist.broadcast(tensor, src=0)
+
+
+def _settle_whole(part: nn.Module, device: torch.device) -> None:
+    """Give memory to the parameters that stay whole beside shards. They stay the objects that a layout has noted."""
+    for parameter in part.parameters():
+        if parameter.is_meta and stays_whole(parameter):
+            filled = nn.Parameter(torch.empty_like(parameter, device=device), requires_grad=parameter.requires_grad)
+            vars(filled).update(vars(parameter))
+            torch.utils.swap_tensors(parameter, filled)
 
 
 def _whole_state(given: Model, seed: int) -> dict[str, Tensor]:

@@ -98,11 +98,12 @@ def _make_contiguous(model: nn.Module, left: Collection[nn.Parameter]) -> None:
 
     Raises ConfigError where two weights are views of the same memory: sharded, they would be two.
     """
-    stored = [
-        (parameter.data_ptr(), name, parameter)
+    sharded = [
+        (name, parameter)
         for name, parameter in model.named_parameters()
-        if parameter not in left and not isinstance(parameter, DTensor) and parameter.device.type != "meta"
+        if parameter not in left and not isinstance(parameter, DTensor)
     ]
+    stored = [(parameter.data_ptr(), name, parameter) for name, parameter in sharded if not parameter.is_meta]
     end, owner = 0, ""
     for start, name, parameter in sorted(stored, key=lambda item: item[0]):
         if start < end:
@@ -113,7 +114,7 @@ def _make_contiguous(model: nn.Module, left: Collection[nn.Parameter]) -> None:
             )
         reach = sum((size - 1) * stride for size, stride in zip(parameter.shape, parameter.stride(), strict=True))
         end, owner = start + (reach + 1) * parameter.element_size(), name
-    for _, _, parameter in stored:
+    for _, parameter in sharded:
         parameter.data = parameter.data.contiguous()
 
 
