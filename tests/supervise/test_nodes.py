@@ -17,7 +17,7 @@ from runs import paceline, records_of, steps_of, wait_for_step, wait_until, writ
 
 from paceline.run.survive.saving.peers import peers_of
 from paceline.supervise.nodes.held import whole_of
-from paceline.supervise.nodes.link import Link, NoPeer, knock, open_to
+from paceline.supervise.nodes.link import NodeLink, NoPeer, knock, open_to
 
 STEPS = 16
 OPTIONS = [
@@ -203,7 +203,7 @@ def test_who_does_not_know_the_secret_is_not_let_in_and_a_silent_end_is_lost() -
         assert isinstance(made[1], NoPeer)
         known, hello = made[0]  # type: ignore[misc]
         assert hello == {"node": 3}
-        near, far = Link(known, 0.5), Link(lines, 0.5)
+        near, far = NodeLink(known, 0.5), NodeLink(lines, 0.5)
         wait_until(lambda: not list(near.taken()) and not near.is_lost and near.heard_at > 0)
         far._closed.set()  # it beats no more, and its connection stays
         wait_until(lambda: not list(near.taken()) and near.is_lost)

@@ -23,7 +23,7 @@ from paceline.spec.arguments import run_directory
 from paceline.spec.load import Spec
 from paceline.supervise.groups import collect
 from paceline.supervise.nodes.agent import Agent
-from paceline.supervise.nodes.link import Link, NoPeer, knock
+from paceline.supervise.nodes.link import NodeLink, NoPeer, knock
 from paceline.supervise.nodes.meeting import find_meeting
 from paceline.supervise.parent import PARENT_VARIABLE
 from paceline.supervise.signals import forward_signals
@@ -78,7 +78,7 @@ class Attendance:
         self._spec, self._nodes, self._agent, self._path, self._say = spec, spec.run.nodes, agent, path, say
         self._run_dir = run_directory(spec)
         self._coordinator: subprocess.Popen[bytes] | None = None
-        self._link: Link | None = None
+        self._link: NodeLink | None = None
         self._host = ""  # this node's address, once another has been connected to
 
     def run(self) -> int:
@@ -109,7 +109,7 @@ class Attendance:
 
     # ---- who coordinates -------------------------------------------------------------------------------------------
 
-    def _join(self) -> Link | int:
+    def _join(self) -> NodeLink | int:
         """Return a link to the coordinator, which may have to be started here first, or the run's exit code."""
         nodes, had_one = self._nodes, self._link is not None
         patience = Patience(nodes.wait + 2 * nodes.lost_after * nodes.count)
@@ -157,7 +157,7 @@ class Attendance:
             self._coordinator = None
         return code
 
-    def _connected(self) -> Link | None:
+    def _connected(self) -> NodeLink | None:
         meeting = find_meeting(self._run_dir)
         if meeting is None:
             return None
@@ -169,7 +169,7 @@ class Attendance:
         if self._coordinator is not None and meeting.node != self._nodes.node:
             collect([self._coordinator])  # it has come too late
             self._coordinator = None
-        return Link(lines, self._nodes.lost_after)
+        return NodeLink(lines, self._nodes.lost_after)
 
     def _start(self) -> subprocess.Popen[bytes]:
         """Start the coordinator here."""

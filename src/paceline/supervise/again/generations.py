@@ -30,7 +30,7 @@ from paceline.spec.survive.recovery import RecoverySpec
 from paceline.supervise import supervisor
 from paceline.supervise.again.elastic import Elastic, Replan
 from paceline.supervise.again.judge import Judge, reached_by
-from paceline.supervise.again.machines import Machines, Stander
+from paceline.supervise.again.machines import RankHosts, Stander
 from paceline.supervise.again.rescue import clear_rescues
 from paceline.supervise.again.survivors import step_held
 from paceline.supervise.blame import Ending, Outcome, cause_is_known, outcome_of
@@ -38,7 +38,7 @@ from paceline.supervise.control import ABORT_NAME, CALL_NAME
 from paceline.supervise.crew import Crew, attend
 from paceline.supervise.groups import Process, collect
 from paceline.supervise.memory_kills import memory_kills
-from paceline.supervise.nodes.held import Held
+from paceline.supervise.nodes.held import HeldPieces
 from paceline.supervise.signals import forward_signals
 
 PEERS_SECONDS = 1.0  # that the peers of a rank have whose failure is known: what they would tell is an echo of it
@@ -71,7 +71,7 @@ class Generations:
 
     def __init__(
         self,
-        machines: Machines,
+        machines: RankHosts,
         brief: Brief,
         lock: RunLock,
         policy: RecoverySpec,
@@ -266,7 +266,7 @@ class Generations:
             pieces={str(rank): tuple(files) for rank, files in kept.files.items()} if kept is not None else {},
         )
 
-    def _held_in_memory(self) -> Held | None:
+    def _held_in_memory(self) -> HeldPieces | None:
         """Return what the machines' memory holds of the state, where that is not older than what is on disk."""
         found = self._machines.held(self._plan.layout.devices)
         names = (self._lock.run_dir / "checkpoints").glob("step-*")

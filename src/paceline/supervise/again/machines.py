@@ -13,7 +13,7 @@ from paceline.spec.survive.health import HealthSpec
 from paceline.supervise.again.rescue import rescue_folder
 from paceline.supervise.control import Control
 from paceline.supervise.groups import Process
-from paceline.supervise.nodes.held import Held
+from paceline.supervise.nodes.held import HeldPieces
 from paceline.supervise.starting import Starter
 from paceline.supervise.supervisor import places
 
@@ -25,7 +25,7 @@ class Stander(Protocol):
     def step(self) -> int: ...
 
 
-class Machines(Protocol):
+class RankHosts(Protocol):
     """What a run's generations ask of the machines that its ranks run on."""
 
     def open(self, folder: Path) -> None:
@@ -73,7 +73,7 @@ class Machines(Protocol):
     def rescue(self, lock: RunLock, generation: int) -> Path:
         """Return a folder in which the ranks of the next world can bring together what they hold."""
 
-    def held(self, ranks: int) -> Held | None:
+    def held(self, ranks: int) -> HeldPieces | None:
         """Return the state that is in the memory of machines, for the ranks of the next world; None where none is."""
 
     def close(self) -> None:
@@ -142,7 +142,7 @@ class OneMachine:
         """Return a folder in which the ranks of the next world can bring together what they hold."""
         return rescue_folder(lock, generation)
 
-    def held(self, ranks: int) -> Held | None:
+    def held(self, ranks: int) -> HeldPieces | None:
         """Return None: what a machine's memory holds of checkpoints is found as those on disk are."""
         return None
 

@@ -24,7 +24,7 @@ from paceline.supervise.control import ABORT_NAME, CALL_NAME, Control
 from paceline.supervise.groups import Process, collect, ending_of, kill_group, signal_group, signal_process
 from paceline.supervise.nodes.held import PiecesFolder
 from paceline.supervise.nodes.interface import interface_of
-from paceline.supervise.nodes.link import Link
+from paceline.supervise.nodes.link import NodeLink
 from paceline.supervise.parent import NODE_VARIABLE, PARENT_VARIABLE
 from paceline.supervise.starting import Starter
 
@@ -69,7 +69,7 @@ class Agent:
             "since": self._since, "brief": brief.read_text() if self._generation else "",
         }  # fmt: skip
 
-    def serve(self, link: Link) -> int | None:
+    def serve(self, link: NodeLink) -> int | None:
         """Do what the coordinator says, until it says how the run ends, and return that; None where it is lost."""
         self._stood, self._errors = {}, set()
         stopped = ""
@@ -127,7 +127,7 @@ class Agent:
     def _world_folder(self) -> Path:
         return self.folder / f"generation-{self._generation}"
 
-    def _do(self, message: Mapping[str, Any], link: Link) -> None:
+    def _do(self, message: Mapping[str, Any], link: NodeLink) -> None:
         if "world" in message:
             self._enter(message)
         elif "start" in message:
@@ -165,7 +165,7 @@ class Agent:
             (self._world_folder / name).write_text(text.replace(HERE, str(self.folder)))
         self._errors, self._stood, self._asked = set(), {}, {}
 
-    def _answer(self, answers: Mapping[str, Mapping[str, Any]], link: Link) -> None:
+    def _answer(self, answers: Mapping[str, Mapping[str, Any]], link: NodeLink) -> None:
         told: dict[int, dict[str, Any]] = {}
         for old, answer in answers.items():
             place = self._placed(answer["place"], link)
@@ -173,7 +173,7 @@ class Agent:
             self._ranks[int(place["RANK"])] = self._before[int(old)]
         self._control.dismiss(told)
 
-    def _placed(self, environ: Mapping[str, str], link: Link) -> dict[str, str]:
+    def _placed(self, environ: Mapping[str, str], link: NodeLink) -> dict[str, str]:
         """Return what a rank's environment has besides, on this node."""
         interface = interface_of(link.address)
         found = {name: interface for name in INTERFACES if interface and name not in self._environ}
@@ -194,7 +194,7 @@ class Agent:
 
     # ---- what it tells ---------------------------------------------------------------------------------------------
 
-    def _tell(self, link: Link) -> None:
+    def _tell(self, link: NodeLink) -> None:
         codes = {number: ending_of(process) for number, process in self._processes.items() if number not in self._told}
         ended = {number: code for number, code in codes.items() if code is not None}
         now = time.monotonic()
@@ -215,7 +215,7 @@ class Agent:
             self._beaten = now
             self._tell_pulses(link)
 
-    def _tell_pulses(self, link: Link) -> None:
+    def _tell_pulses(self, link: NodeLink) -> None:
         sight = NearSight(self._world_folder)
         pulses = []
         for rank in self._ranks:

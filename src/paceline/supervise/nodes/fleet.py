@@ -31,7 +31,7 @@ from paceline.supervise.blame import leave_error
 from paceline.supervise.control import CONTROL_VARIABLE
 from paceline.supervise.nodes.agent import HERE
 from paceline.supervise.nodes.far import FarRank, FarSight, FarStanding
-from paceline.supervise.nodes.held import Held, whole_of
+from paceline.supervise.nodes.held import HeldPieces, whole_of
 from paceline.supervise.nodes.link import NoPeer, open_to
 from paceline.supervise.nodes.member import Member
 from paceline.supervise.supervisor import ERROR_FOLDER
@@ -297,7 +297,7 @@ class Fleet:
             self._ranks.setdefault(rank, _gone(self.poll))
         return TakenOver(newest, plan, standing, dict(self._ranks), min(was[number]["since"] for number in known))
 
-    def held(self, ranks: int) -> Held | None:
+    def held(self, ranks: int) -> HeldPieces | None:
         """Return what the nodes hold in memory between them, for the ranks of the next world."""
         listed = {number: member.pieces() for number, member in list(self.members.items())}
         self._promised = {}

@@ -20,7 +20,7 @@ _NAME = re.compile(r"step-(\d+)\.rank-(\d+)\.of-(\d+)")
 
 
 @dataclass(frozen=True)
-class Held:
+class HeldPieces:
     """What nodes hold of one moment between them: the step, and which files each rank of a world reads."""
 
     step: int
@@ -54,7 +54,7 @@ class PiecesFolder:
             self.path = None
 
 
-def whole_of(held: Mapping[int, Sequence[str]], blocks: Mapping[int, range]) -> Held | None:
+def whole_of(held: Mapping[int, Sequence[str]], blocks: Mapping[int, range]) -> HeldPieces | None:
     """Return the newest moment of which nodes hold the parts of all ranks, and who is to read them; None without one.
 
     `held` has the files of each node, `blocks` the ranks of the next world on each. A rank reads what is on its node.
@@ -68,7 +68,7 @@ def whole_of(held: Mapping[int, Sequence[str]], blocks: Mapping[int, range]) -> 
                 found.setdefault((step, world), {}).setdefault(rank, []).append((node, file))
     for (step, world), parts in sorted(found.items(), reverse=True):
         if set(parts) == set(range(world)):
-            return Held(step, _spread(parts, blocks))
+            return HeldPieces(step, _spread(parts, blocks))
     return None
 
 

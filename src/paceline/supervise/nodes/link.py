@@ -25,7 +25,7 @@ class NoPeer(Exception):
     """The other end of a connection does not know the run's secret, or is gone."""
 
 
-class Link:
+class NodeLink:
     """One end of a link. It `is_lost` where the other has closed it, or has said nothing for too long."""
 
     def __init__(self, lines: Lines, lost_after: float) -> None:

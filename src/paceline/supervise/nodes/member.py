@@ -9,7 +9,7 @@ from typing import Any
 
 from paceline.supervise.lines import Lines
 from paceline.supervise.nodes.far import FarRank
-from paceline.supervise.nodes.link import Link
+from paceline.supervise.nodes.link import NodeLink
 
 KILLED = -9
 
@@ -22,7 +22,7 @@ class Member:
     devices: int
     host: str  # its address, as other nodes reach it
     rung: str
-    link: Link
+    link: NodeLink
     poll: Callable[[], None]
     generation: int = 0  # of the world that it has ranks of
     was: Mapping[str, Any] = field(default_factory=dict)
@@ -37,7 +37,7 @@ class Member:
         """Return the node at the other end of a connection, which has said what it is."""
         member = cls(
             int(hello["node"]), int(hello["devices"]), lines.end.getpeername()[0], str(hello["rung"]),
-            Link(lines, lost_after), poll, int(hello["generation"]), hello,
+            NodeLink(lines, lost_after), poll, int(hello["generation"]), hello,
         )  # fmt: skip
         for _, number, code in hello["ranks"]:
             far = member._far(number)
