@@ -82,7 +82,7 @@ def drifting(model, batch):
     if calls[0] == 5 and os.environ.get("RANK") == "1":
         with torch.no_grad():
             weight = model.get_parameter("WEIGHT").view(-1)
-            weight[3] = torch.nextafter(weight[3], torch.tensor(9.0))
+            weight[:32] = torch.nextafter(weight[:32], torch.tensor(9.0))
     return next_token(model, batch)
 """
 
@@ -95,7 +95,10 @@ def drifting(model, batch):
     ],
 )
 def test_a_rank_that_departs_stops_the_run(folder: Path, plan: str, micro_batch: int, weight: str) -> None:
-    """In step 5 one rank changes one weight by a unit in its last place; a run's first ten steps are all checked."""
+    """In step 5 one rank changes weights by a unit in their last place; a run's first ten steps are all checked.
+
+    Of several numbers, since the update after it may round one to what it is on the other rank.
+    """
     run_dir = folder / f"drifts-{plan[:2]}"
     (folder / f"drift_{plan[:2]}.py").write_text(DRIFT.replace("WEIGHT", weight))
     spec = write_spec(folder, run_dir, 2, f"{plan}\nmicro_batch = {micro_batch}")

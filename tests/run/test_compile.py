@@ -6,11 +6,13 @@ import pytest
 import torch
 from rounding import MEAN_LOSS_BF16, assert_curves_close
 from tests_shared import SEQ_LEN, decoder_task, plan_of, run_steps
+from vectors import needs_vectors
 
 from paceline.run.assemble import assemble
 from paceline.run.process.world import join_world
 from paceline.spec.layout import Layout
 
+pytestmark = needs_vectors
 DEEP = pytest.mark.deep  # compiling takes seconds
 
 

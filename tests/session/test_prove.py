@@ -72,7 +72,7 @@ def test_a_proof_is_made_anew_for_whatever_it_depends_on(tmp_path: Path, monkeyp
             "task.model.tied=true",
         )
     }
-    monkeypatch.setenv("MKL_CBWR", "COMPATIBLE")
+    monkeypatch.setenv("MKL_CBWR", "AVX2" if os.environ.get("MKL_CBWR") == "COMPATIBLE" else "COMPATIBLE")
     others.add(key_of(load_spec(path)))
     assert base not in others and len(others) == 6
 

@@ -100,7 +100,10 @@ def _run(planned: Planned, proven: Proven, lock: RunLock, say: Say) -> Outcome:
     spec, brief = planned.spec, make_brief(planned, proven.record, proven.decisions)
     if planned.plan.layout.devices == 1:
         return _here(spec, brief, lock)
-    with tempfile.TemporaryDirectory(prefix="paceline-spec-") as folder, brief.file() as path:
+    with (
+        tempfile.TemporaryDirectory(prefix="paceline-spec-", ignore_cleanup_errors=True) as folder,
+        brief.file() as path,
+    ):
         words = ["-m", WORKER, str(hand_over(spec, Path(folder)))]
         return survive(words, spec, brief, {**os.environ, BRIEF_VARIABLE: path}, lock, say)
 

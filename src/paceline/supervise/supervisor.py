@@ -75,7 +75,7 @@ def supervise_started(
 
     With `health`, ranks that hang are found and ended, and the stacks of all are kept in `run_dir`.
     """
-    with tempfile.TemporaryDirectory(prefix="paceline-") as folder:
+    with tempfile.TemporaryDirectory(prefix="paceline-", ignore_cleanup_errors=True) as folder:
         crew, pulses = Crew(), PulseWatch.of(health, Path(folder), ranks, run_dir)
         flag, kills = forward_signals(crew.send), memory_kills()
         try:

@@ -12,6 +12,7 @@ from distributed import run_ranks
 from rounding import MEAN_LOSS_BF16, assert_curves_close
 from tests_shared import SEQ_LEN, VOCAB, decoder_task, plan_of, run_steps
 from torch import nn
+from vectors import needs_vectors
 
 from paceline.checkpoint import load_latest, materialise_optimizer_state, save_checkpoint, training_state
 from paceline.errors import ConfigError, DoesNotFit
@@ -105,6 +106,7 @@ def prove_compiled(cases: list[tuple[Task, Plan]]) -> tuple[list[CheckProof], in
     return proofs, counters["frames"]["ok"], dict(counters["graph_break"])
 
 
+@needs_vectors
 @pytest.mark.parametrize(
     "cases",
     [

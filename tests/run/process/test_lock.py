@@ -78,8 +78,10 @@ def test_a_second_run_is_refused_until_the_first_is_gone(tmp_path: Path, end: si
 
 def test_a_forked_worker_does_not_hold_the_directory(tmp_path: Path) -> None:
     """A data loader's worker may outlive its rank for a moment; a new start does not wait for it."""
-    # One of the two processes prints: lines of two mix where output is not buffered.
-    first = holder(tmp_path, "child = os.fork()\nif child: print(child, flush=True)\nsignal.pause()")
+    # One of the two processes prints, since lines of two may mix, and not before the other is a process of its own.
+    told = "told, tell = os.pipe()\nchild = os.fork()\n"
+    first = holder(tmp_path, f"{told}if child: os.read(told, 1); print(child, flush=True)\n"
+                             "else: os.write(tell, b'x')\nsignal.pause()")  # fmt: skip
     assert first.stdout is not None
     child = int(first.stdout.readline())
     first.kill()

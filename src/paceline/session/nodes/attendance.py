@@ -42,7 +42,7 @@ def train_on_nodes(spec: Spec, say: Say = print) -> int:
     """Supervise this node's ranks of a run on several nodes to its end; return the exit code."""
     nodes = spec.run.nodes
     nodes.check()
-    with tempfile.TemporaryDirectory(prefix="paceline-node-") as name:
+    with tempfile.TemporaryDirectory(prefix="paceline-node-", ignore_cleanup_errors=True) as name:
         folder = Path(name)
         path = hand_over(spec, folder)
         words = ["-m", WORKER, str(path)]

@@ -93,7 +93,7 @@ class Generations:
         """
         flag = forward_signals(lambda number: self._crew.send(number))
         try:
-            with tempfile.TemporaryDirectory(prefix="paceline-") as name:
+            with tempfile.TemporaryDirectory(prefix="paceline-", ignore_cleanup_errors=True) as name:
                 self._folder = Path(name)
                 self._machines.open(self._folder)
                 return self._run(lambda: bool(flag.because) or self._machines.is_stopped(), taken)

@@ -81,7 +81,7 @@ def _order(jobs: Sequence[Job]) -> list[int]:
 
 def _run(jobs: Sequence[Job], steps: int, take: Callable[[Result], None]) -> Outcome:
     """Run jobs to the end, or until the process that forks their ranks dies; give each result to `take` as it comes."""
-    with tempfile.TemporaryDirectory(prefix="paceline-verify-") as name:
+    with tempfile.TemporaryDirectory(prefix="paceline-verify-", ignore_cleanup_errors=True) as name:
         folder, rows = Path(name), []
         handed: list[tuple[Spec, str]] = []
         for job in jobs:

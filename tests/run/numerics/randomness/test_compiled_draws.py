@@ -14,6 +14,7 @@ from distributed import run_ranks
 from rounding import MEAN_LOSS_BF16, assert_curves_close
 from tests_shared import SEQ_LEN, decoder_task, plan_of, run_steps
 from torch import nn
+from vectors import needs_vectors
 
 from paceline.errors import ConfigError
 from paceline.plan.planned import plan_task
@@ -28,6 +29,7 @@ from paceline.units import Amount
 from paceline.verify.compare.layout import compare
 
 BATCH = 7
+pytestmark = needs_vectors
 DEEP = pytest.mark.deep  # compiling takes seconds
 RECOMPUTE = ("none", "selective", "full")
 
