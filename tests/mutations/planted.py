@@ -33,6 +33,7 @@ from paceline.run.process.world import World
 from paceline.run.replicas.allreduce import ReducedGradients
 from paceline.run.updates.optimizer import build_optimizer
 from paceline.spec import layout as layout_module
+from paceline.spec.plan import Plan
 from paceline.spec.task import OptimizerSpec, Task
 
 Patch = pytest.MonkeyPatch
@@ -346,10 +347,11 @@ def labels_over_the_boundary(patch: Patch, world: World) -> None:
 
 
 def rows_dropped(patch: Patch, world: World) -> None:
-    def even(batch: int, degree: int, rank: int) -> range:
-        return range(batch // degree * rank, batch // degree * (rank + 1))
+    def even(self: Plan, data_rank: int, samples: int = 0) -> range:
+        each = (samples or self.batch_samples) // self.layout.data_degree
+        return range(each * data_rank, each * (data_rank + 1))
 
-    patch.setattr(loader, "rows_of", even)
+    patch.setattr(Plan, "rows_of", even)
 
 
 def same_data_everywhere(patch: Patch, world: World) -> None:

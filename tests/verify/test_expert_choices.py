@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import torch
@@ -10,6 +11,7 @@ from tests_huggingface import causal
 from tests_shared import SEQ_LEN, VOCAB
 
 from paceline.spec.layout import Layout
+from paceline.spec.plan import Plan
 from paceline.spec.task import ModelSpec
 from paceline.task.models.build import build_model
 from paceline.task.models.moe import routers
@@ -104,14 +106,15 @@ def test_a_tie_is_rounding_and_a_clear_choice_is_none() -> None:
 
 
 def test_parts_of_a_sequence_are_put_together_and_gaps_are_seen() -> None:
-    layout, chosen = Layout(cp=2), torch.arange(5).unsqueeze(1)
+    plan, chosen = Plan(Layout(cp=2), micro_batch=1, accumulation=1, batch_samples=1), torch.arange(5).unsqueeze(1)
     places = [torch.tensor([0, 3]), torch.tensor([1, 2, 4, 5])]  # the last fills up a sequence of five tokens
     parts = [{("mlp", 0): (at, at.unsqueeze(1))} for at in places]
-    found = joined(parts, layout, batch=1, length=5)
+    found = joined(parts, plan, length=5)
     assert found is not None and torch.equal(found["mlp"][0], chosen)
-    assert joined(parts[:1], layout, batch=1, length=5) is None
-    assert joined(parts, layout, batch=2, length=5) is None, "of another sample nothing is known"
-    assert joined([], layout, batch=1, length=5) is None
+    assert joined(parts[:1], plan, length=5) is None
+    two = dataclasses.replace(plan, batch_samples=2)
+    assert joined(parts, two, length=5) is None, "of another sample nothing is known"
+    assert joined([], plan, length=5) is None
 
 
 def test_ranks_of_a_tensor_group_must_choose_alike() -> None:

@@ -116,4 +116,4 @@ def test_a_run_comes_through_three_hundred_faults(tmp_path: Path) -> None:
 
 
 def test_a_storm_has_faults_of_every_kind() -> None:
-    assert {each["kind"] for each in storm(26, 1)[0]} == set(KINDS)
+    assert {each["kind"] for each in storm(26, 1)[0]} == set(KINDS) - {"cut", "slow_network"}, "those are of nodes"

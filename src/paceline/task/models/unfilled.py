@@ -24,6 +24,7 @@ from paceline.task.models.build import start_training
 from paceline.task.models.factory import Factory, Model, call_factory, factory_of, gives_weights
 from paceline.task.models.layers.batch_norm import adopt_synced
 
+MATRIX_STRIDE = 64  # elements from one expert's matrix of a stand-in to the next: whole cache lines in every format
 VECTOR_STD = 0.02  # of a stand-in's biases, and of the weights of its norms
 
 
@@ -106,7 +107,7 @@ def stand_in(model: nn.Module, device: torch.device) -> nn.Module:
     """Return a copy of an unfilled model that computes: its weights are windows on a few random numbers.
 
     Element [i, j] of a matrix is number 3 i + j of its pool, so that no two rows are the same, rows are not columns,
-    and a matrix takes the memory of a few rows. The same on every rank.
+    and a matrix takes the memory of a few rows; the matrices of experts, that of one of them. The same on every rank.
     """
     copied = copy.deepcopy(model)
     generator = torch.Generator().manual_seed(0)
@@ -126,6 +127,8 @@ def _window(
     """Return a window on random numbers of a scale at which activations keep theirs: terms of products then count."""
     shape = parameter.shape
     strides = [2 * (len(shape) - 1 - at) + 1 for at in range(len(shape))]
+    if len(shape) == 3 and not isinstance(module, _ConvNd):  # grouped products take matrices of rows alone
+        strides = [MATRIX_STRIDE, shape[2], 1]
     count = (
         1 + sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True)) if parameter.numel() else 0
     )
