@@ -22,6 +22,7 @@ from paceline.spec.layout import Layout
 from paceline.spec.task import ModelSpec, Task
 from paceline.task.models.build import build_model
 from paceline.task.models.init import named_parameters
+from paceline.task.models.unfilled import build_unfilled
 
 SHAPE: dict[str, Any] = {
     "hidden_size": 384, "intermediate_size": 1024, "num_hidden_layers": 4, "vocab_size": 1024,
@@ -74,6 +75,20 @@ def reads_its_weights() -> nn.Module:
     model = nn.Sequential(nn.Embedding(VOCAB, 8), nn.Linear(8, VOCAB))
     model.paceline_norm = float(model[1].weight.norm())  # type: ignore[assignment]
     return model
+
+
+class Views(nn.Module):
+    """Two of its weights are one memory: a module of its own would take each for a weight by itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        table = torch.randn(VOCAB, 8)
+        self.embed, self.first = nn.Embedding(VOCAB, 8), nn.Parameter(table[:2])
+        self.head = nn.Parameter(table)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Return logits."""
+        return self.embed(tokens) @ self.head.T + self.first.sum()
 
 
 def task_of(factory: Any, weights: str = "") -> Task:
@@ -172,3 +187,8 @@ def test_buffers_ties_and_roundings_are_as_ever_and_what_reads_its_weights_is_wh
         assert not any(remarks[:3]) and remarks[5] == []
         assert "draws random numbers, perhaps for 'offset'" in remarks[3][0]
         assert "its factory needs the values of weights" in remarks[4][0]
+
+
+def test_weights_that_are_views_of_one_memory_are_not_taken_for_two() -> None:
+    assert build_unfilled(Offset, 0).because == ""
+    assert build_unfilled(Views, 0).because == "some of its parameters are views of others"

@@ -118,8 +118,7 @@ def test_stop_signals_end_at_a_step_boundary_with_a_checkpoint(
     process.send_signal(number)
     stdout, stderr = ending(process, 60)
     assert process.returncode == 75, stderr
-    # All ranks are told; where the signal reaches rank 1 a step sooner, rank 0 knows of it by the agreement.
-    assert f"received {number.name}" in stdout or "another rank was asked to stop" in stdout
+    assert f"received {number.name}" in stdout
     saved = records_of(run_dir, "checkpoint")[-1]
     assert saved["step"] == steps_of(run_dir)[-1]["step"], "nothing that was trained is lost"
     assert records_of(run_dir, "run_ended")[-1]["status"] == "requeue"

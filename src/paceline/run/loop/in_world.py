@@ -88,6 +88,10 @@ class InWorld:
         self._done_step = 0  # the last step of which all that follows is done
         self._record: Recorder | SilentRecorder = SilentRecorder()
         self._enter(None)
+        self._begin()
+
+    def _begin(self) -> None:
+        """Do what follows once, after the first world is entered. What stands on this class does it."""
 
     def _take_place(self, generation: Generation) -> None:
         """Note which generation's world this is, and how the supervisor would call this rank out of it."""

@@ -6,11 +6,10 @@ import dataclasses
 import sys
 import time
 import weakref
-from collections.abc import Generator, Sequence
+from collections.abc import Generator
 from pathlib import Path
 
 from paceline.errors import ConfigError, Requeue, StorageError
-from paceline.lock import RunLock
 from paceline.run.loop.evaluate import evaluate
 from paceline.run.loop.in_world import InWorld
 from paceline.run.loop.loader import StepBatch
@@ -20,17 +19,14 @@ from paceline.run.loop.step import StepStats
 from paceline.run.loop.under_plan import refuse_replan
 from paceline.run.memory.spent import spent_on
 from paceline.run.numerics.invariants import check_agreement, is_due, numbers_of
-from paceline.run.process.brief import Brief
 from paceline.run.process.world import World, build_mesh
 from paceline.run.record.left_loop import LeftLoop, left_at, record_left
 from paceline.run.record.recorder import is_echo
-from paceline.run.record.sink import OpenSink
 from paceline.run.survive.health.go_back import go_back
 from paceline.run.survive.health.guard import RollBack
 from paceline.run.survive.notice import Notices
 from paceline.run.survive.replay import hold_against
 from paceline.run.survive.survivor import is_lost_peer, without_frames
-from paceline.spec.load import Spec
 from paceline.spec.plan import Plan
 from paceline.spec.sync import refuse_between
 from paceline.spec.task import ModelSpec
@@ -45,24 +41,15 @@ from paceline.task.turns import objective_of
 class Training(InWorld):
     """Iterates over the global batches of a task and makes one update with each."""
 
-    def __init__(
-        self,
-        spec: Spec,
-        brief: Brief,
-        world: World,
-        run_dir: Path,
-        sinks: Sequence[OpenSink] = (),
-        lock: RunLock | None = None,
-    ) -> None:
-        """Every rank makes one, with the arguments of `InWorld`."""
-        super().__init__(spec, brief, world, run_dir, sinks, lock)
+    def _begin(self) -> None:
         self._step_seconds = self._data_seconds = 0.0
-        self._stop, self._notices = StopFlag(), Notices(spec.run, brief.usd_per_second, world.is_first)
+        self._stop, self._notices = StopFlag(), Notices(self.spec.run, self.brief.usd_per_second, self.world.is_first)
         self._unended: weakref.finalize[..., Training] | None = None  # an end that waits for its reason
         # Until the first step has said what the built-in decoder does not read; a survey has said it of other models.
         self._objective: Objective | None = None
-        if isinstance(spec.task.model, ModelSpec) and is_named(spec.task.model.name):
-            self._objective = objective_of(spec.task, self.source.unit)
+        task = self.spec.task
+        if isinstance(task.model, ModelSpec) and is_named(task.model.name):
+            self._objective = objective_of(task, self.source.unit)
         self._make_up()
 
     def replan(self, plan: Plan, world: World | None = None) -> None:
@@ -261,7 +248,8 @@ class Training(InWorld):
             self.evaluate()
         self._called_away = stats.stop_requested and not last and self._is_called()
         if stats.stop_requested and not last and not self._called_away:
-            because = self._stop.because or "another rank was asked to stop"
+            # A signal may reach the ranks in different steps: whoever was asked knows why.
+            because = next(filter(None, self.world.gather(self._stop.because)), "a rank was asked to stop")
             self._points.reached("save", step)
             with self._stop.saving():
                 path = self._keeper.save_or_keep(self._under.built, self.brief.plan, self.world, self.progress)

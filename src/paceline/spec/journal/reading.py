@@ -73,7 +73,7 @@ def records_back_to(path: Path, step: int) -> list[dict[str, Any]]:
     size, last_bytes = path.stat().st_size, TAIL_BYTES
     while True:
         records = list(records_in(path, last_bytes))
-        steps = [record.get("step", 0) for record in records if record["kind"] == "step"]
+        steps = [record.get("step") or 0 for record in records if record["kind"] == "step"]
         if last_bytes >= size or (steps and min(steps) <= step):
             return records
         last_bytes *= 4

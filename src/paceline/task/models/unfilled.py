@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn.modules.conv import _ConvNd
 from torch.nn.modules.module import register_module_parameter_registration_hook
 
@@ -54,7 +55,7 @@ def build_unfilled(given: Model, seed: int) -> Unfilled:
         return built
 
     try:
-        with _parameters_on_meta():
+        with _parameters_on_meta() as replaced:
             model = start_training(adopt_synced(call_factory(Factory(watched, {}, factory.name), seed, "cpu")))
     except ConfigError as error:
         return Unfilled(because=f"its factory needs the values of weights ({error.because})")
@@ -63,7 +64,7 @@ def build_unfilled(given: Model, seed: int) -> Unfilled:
         return Unfilled(because="its factory makes weights that are not registered as parameters of its modules")
     if any(buffer.is_meta for buffer in model.buffers()):
         return Unfilled(because="its factory computes buffers from weights")
-    if len({parameter.untyped_storage()._cdata for parameter in held}) < len(held):
+    if replaced.shares or len({parameter.untyped_storage()._cdata for parameter in held}) < len(held):
         return Unfilled(because="some of its parameters are views of others")
     if drew[0] and gives_weights(given) and not_kept(model):
         return Unfilled(because=f"its factory draws random numbers, perhaps for '{not_kept(model)[0]}'")
@@ -78,15 +79,23 @@ def not_kept(model: nn.Module) -> list[str]:
 
 @dataclass
 class _Replaced:
-    """What stands for parameters that modules were given, as long as these exist: one may be given to several."""
+    """What stands for parameters that modules were given, as long as these exist: one may be given to several.
+
+    `shares` says whether two of them were views of the same memory, which what stands for them is not.
+    """
 
     known: dict[int, tuple[weakref.ref[nn.Parameter], nn.Parameter]] = field(default_factory=dict)
+    stored: set[StorageWeakRef] = field(default_factory=set)  # none of which is used again for others meanwhile
+    shares: bool = False
 
     def __call__(self, module: nn.Module, name: str, parameter: nn.Parameter | None) -> nn.Parameter | None:
         if parameter is None or parameter.is_meta:
             return None
         found = self.known.get(id(parameter))
         if found is None or found[0]() is not parameter:
+            memory = StorageWeakRef(parameter.untyped_storage())
+            self.shares |= memory in self.stored
+            self.stored.add(memory)
             empty = torch.empty_like(parameter, device="meta")
             replaced = nn.Parameter(empty, requires_grad=parameter.requires_grad)
             vars(replaced).update(vars(parameter))
@@ -95,10 +104,11 @@ class _Replaced:
 
 
 @contextlib.contextmanager
-def _parameters_on_meta() -> Iterator[None]:
-    handle = register_module_parameter_registration_hook(_Replaced())  # type: ignore[arg-type]
+def _parameters_on_meta() -> Iterator[_Replaced]:
+    replaced = _Replaced()
+    handle = register_module_parameter_registration_hook(replaced)  # type: ignore[arg-type]
     try:
-        yield
+        yield replaced
     finally:
         handle.remove()
 
