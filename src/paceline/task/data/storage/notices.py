@@ -1,0 +1,55 @@
+"""What reading data has to tell and does not end a run: reads that were tried again, samples that were left out."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from typing import Any, NamedTuple
+
+KEPT = 256  # different notices kept between two looks; further ones only count
+
+
+class Notice(NamedTuple):
+    """What happened, because of what, and how often."""
+
+    what: str
+    because: str
+    times: int = 1
+
+
+class Notices:
+    """Counts what readers tell, from any thread, until somebody takes it."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._counts: Counter[tuple[str, str]] = Counter()
+        self._totals: Counter[str] = Counter()
+
+    def tell(self, what: str, because: str) -> None:
+        """Count one more of what happened."""
+        with self._lock:
+            self._totals[what] += 1
+            if (what, because) in self._counts or len(self._counts) < KEPT:
+                self._counts[what, because] += 1
+            else:
+                self._counts[what, "further ones"] += 1
+
+    def take(self) -> list[Notice]:
+        """Return what was told since the last call, in the order of its first time."""
+        with self._lock:
+            told, self._counts = self._counts, Counter()
+        return [Notice(what, because, times) for (what, because), times in told.items()]
+
+    def total(self, what: str) -> int:
+        """Return how often something was told since the start, taken or not."""
+        with self._lock:
+            return self._totals[what]
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Notices, ()  # another process counts its own
+
+
+def notices_of(source: object) -> list[Notice]:
+    """Return what a source has told since the last call. Most sources have nothing to tell."""
+    found = getattr(source, "notices", None)
+    return found.take() if isinstance(found, Notices) else []
