@@ -9,9 +9,9 @@ import torch
 from paceline.errors import DataError
 from paceline.run.loop.loader import held_out_batches, held_out_ids
 from paceline.run.loop.step import Stepper
+from paceline.task.data.rows.windows import TokenSource
 from paceline.task.data.source import Source
 from paceline.task.data.unigram import unigram_loss
-from paceline.task.data.windows import TokenSource
 from paceline.task.models.build import evaluating
 
 

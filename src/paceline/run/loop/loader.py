@@ -12,7 +12,7 @@ from torch.utils._pytree import tree_map
 from paceline.errors import ConfigError
 from paceline.spec.layout import accumulation_for
 from paceline.spec.plan import Plan, rows_refusal
-from paceline.task.data.order import sample_ids
+from paceline.task.data.order.permutation import sample_ids
 from paceline.task.data.source import Source
 
 HELD_OUT_SEED = 0

@@ -15,9 +15,9 @@ from paceline.checkpoint.ranks import Ranks
 from paceline.errors import DataError
 from paceline.run.process.world import World
 from paceline.spec.task import DataSpec
-from paceline.task.data.cache import known_corpus, open_corpus
-from paceline.task.data.manifest import Corpus
 from paceline.task.data.source import Pair, is_text, open_sources, token_sources
+from paceline.task.data.sources.cache import known_corpus, open_corpus
+from paceline.task.data.sources.manifest import Corpus
 
 LONGEST_PAUSE_SECONDS = 5.0  # between two questions whether all are done: far from the time-out of a collective
 

@@ -31,7 +31,7 @@ from paceline.spec.plan import Plan
 from paceline.spec.sync import refuse_between
 from paceline.spec.task import ModelSpec
 from paceline.supervise.signals import StopFlag
-from paceline.task.data.packed import for_device
+from paceline.task.data.rows.packed import for_device
 from paceline.task.models.sizes import is_named
 from paceline.task.objective import Objective
 from paceline.task.optimizer.schedule import learning_rate

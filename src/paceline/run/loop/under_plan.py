@@ -22,7 +22,7 @@ from paceline.spec.sync import refuse_resync
 from paceline.spec.task import ModelSpec, Task
 from paceline.task.coupling import is_coupled
 from paceline.task.data.ahead import ReadAhead, may_read_in_a_thread
-from paceline.task.data.packed import for_device
+from paceline.task.data.rows.packed import for_device
 from paceline.task.data.source import Source
 
 

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from paceline.spec.task import DataSpec
-from paceline.task.data.cache import Say, open_corpus
-from paceline.task.data.manifest import Corpus
 from paceline.task.data.source import Source, is_text, open_sources, token_sources
+from paceline.task.data.sources.cache import Say, open_corpus
+from paceline.task.data.sources.manifest import Corpus
 from paceline.units import format_count
 
 

@@ -11,10 +11,10 @@ import numpy.typing as npt
 from paceline.errors import ConfigError, DataError, PacelineError
 from paceline.spec.import_paths import is_import_path, load_object
 from paceline.spec.task import DataSpec
-from paceline.task.data.cache import Say, open_corpus
-from paceline.task.data.digits import open_digits
-from paceline.task.data.manifest import Corpus
-from paceline.task.data.windows import TokenSource
+from paceline.task.data.rows.windows import TokenSource
+from paceline.task.data.sources.cache import Say, open_corpus
+from paceline.task.data.sources.digits import open_digits
+from paceline.task.data.sources.manifest import Corpus
 
 
 @runtime_checkable
@@ -151,7 +151,7 @@ def _wrap(data: Any, seed: int, collate: Any = None) -> Source:
     if isinstance(data, Source):
         _refuse_collate_of(data, collate)
         return data
-    from paceline.task.data.mapped import MapSource  # imports torch, which planning on text does not need
+    from paceline.task.data.sources.mapped import MapSource  # imports torch, which planning on text does not need
 
     return MapSource(data, seed, collate)
 

@@ -25,7 +25,7 @@ from paceline.spec.plan import Plan
 from paceline.spec.proof.records import CheckProof, FirstDifference, Rounding
 from paceline.spec.task import Task
 from paceline.task.coupling import is_coupled
-from paceline.task.data.order import sample_ids
+from paceline.task.data.order.permutation import sample_ids
 from paceline.task.data.source import Source
 from paceline.task.turns import Turn, turns_of
 from paceline.verify.compare.asked import Asked

@@ -26,7 +26,7 @@ from paceline.spec.plan import Plan
 from paceline.spec.task import Task
 from paceline.spec.turns import main_turn
 from paceline.task.coupling import is_coupled
-from paceline.task.data.order import sample_ids
+from paceline.task.data.order.permutation import sample_ids
 from paceline.task.data.source import Source
 from paceline.task.models.build import build_model
 from paceline.task.objective import Objective

@@ -13,7 +13,7 @@ from paceline.run.loop.under_plan import UnderPlan
 from paceline.run.survive.health.guard import RollBack, refuse_beyond
 from paceline.run.survive.health.passed_over import Passage, PassedOver
 from paceline.spec.journal.kinds import DecisionRecord
-from paceline.task.data.order import sample_ids
+from paceline.task.data.order.permutation import sample_ids
 
 MOST_IDS = 4096  # in the journal
 

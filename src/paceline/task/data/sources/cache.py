@@ -26,11 +26,11 @@ from pathlib import Path
 
 from paceline.errors import DataError, StorageError
 from paceline.spec.task import DataSpec
-from paceline.task.data.documents import Document, document_hash, read_documents, split_limit, split_value
-from paceline.task.data.files import CorpusFiles, list_files
-from paceline.task.data.manifest import MANIFEST, Corpus, load_corpus, write_manifest
-from paceline.task.data.tokenizer import ByteTokenizer, Tokenizer, load_tokenizer, train_bpe
-from paceline.task.data.tokens import SPLITS, TokenWriter
+from paceline.task.data.sources.documents import Document, document_hash, read_documents, split_limit, split_value
+from paceline.task.data.sources.files import CorpusFiles, list_files
+from paceline.task.data.sources.manifest import MANIFEST, Corpus, load_corpus, write_manifest
+from paceline.task.data.sources.tokenizer import ByteTokenizer, Tokenizer, load_tokenizer, train_bpe
+from paceline.task.data.sources.tokens import SPLITS, TokenWriter
 from paceline.units import format_bytes, format_count
 
 FORMAT = 1  # raise it when the same documents would give other files

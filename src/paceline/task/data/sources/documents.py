@@ -15,7 +15,7 @@ from typing import IO, NamedTuple, cast
 
 from paceline.errors import DataError, MissingExtra, suggestion
 from paceline.spec.task import DataSpec
-from paceline.task.data.files import CorpusFiles, File, kind_of
+from paceline.task.data.sources.files import CorpusFiles, File, kind_of
 
 BOM = b"\xef\xbb\xbf"
 LONE_FILE_PIECE_BYTES = 16 * 2**10  # a corpus of one text file is cut, so that a part of it can be held out
