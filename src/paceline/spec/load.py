@@ -27,6 +27,7 @@ from paceline.spec.import_paths import is_import_path, make_importable
 from paceline.spec.optimizers import names_of
 from paceline.spec.plan import PlanSpec, parse_rows
 from paceline.spec.run import RunSpec
+from paceline.spec.sources import names_object, scheme_of
 from paceline.spec.survive.faults import check_faults
 from paceline.spec.task import DataSpec, Task
 from paceline.spec.turns import check_turns
@@ -147,6 +148,10 @@ def _located_path(key: str, entry: build.GivenValue, folders: Sequence[Path]) ->
     text = entry.value
     if key not in (*PATHS, *OUTPUTS) or not isinstance(text, str) or not text or "\0" in text:
         return entry
+    scheme, rest = scheme_of(text) if key == "task.data.source" else ("", text)
+    if scheme:
+        found = [folder for folder in folders if _exists(folder / rest) or _exists(folder / f"{rest}.idx")]
+        return dataclasses.replace(entry, value=f"{scheme}:{found[0] / rest}") if found else entry
     if text in BUILT_IN.get(key, ()) or is_import_path(text):
         return entry
     if text.startswith("~"):
@@ -171,7 +176,7 @@ def check(spec: Spec) -> None:
     task, schedule = spec.task, spec.task.schedule
     if not re.fullmatch(r"[\w][\w .+-]*", task.name):
         _refuse(spec, "task.name", literal(task.name), "it names a folder", "letters, digits, '.', '_' and '-'")
-    if isinstance(task.data, DataSpec) and task.data.source != "digits" and not is_import_path(task.data.source):
+    if isinstance(task.data, DataSpec) and _is_of_tokens(task.data.source):
         try:
             batch_samples(task, task.data.seq_len)
         except ConfigError as error:
@@ -195,6 +200,10 @@ def check(spec: Spec) -> None:
     if schedule.decay is not None and schedule.kind != "wsd":
         _refuse(spec, "task.schedule.decay", literal(str(schedule.decay)),
                 f"the schedule '{schedule.kind}' has no separate decay", 'task.schedule.kind = "wsd"')  # fmt: skip
+
+
+def _is_of_tokens(source: str) -> bool:
+    return source != "digits" and not names_object(source) and scheme_of(source)[0] != "images"
 
 
 def _refuse(spec: Spec, key: str, value: str, because: str, fix: str) -> None:

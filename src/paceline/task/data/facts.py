@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from paceline.spec.task import DataSpec
 from paceline.task.data.source import Source, is_text, open_sources, token_sources
 from paceline.task.data.sources.cache import Say, open_corpus
 from paceline.task.data.sources.manifest import Corpus
+from paceline.task.data.sources.named import kind_of_source
+from paceline.task.data.sources.shards.opened import TOKEN_KINDS, TokenSet, open_token_set
 from paceline.units import format_count
 
 
@@ -17,7 +19,8 @@ class DataFacts:
     """Size and kind of the data. `samples` are those of the training split; `bytes` is the text of both splits, 0 if
     the data are no text. `documents` counts both splits of a text, and the samples of other data.
 
-    `notes` say what a user would want to know and might not expect, one sentence each.
+    `notes` say what a user would want to know and might not expect, one sentence each. `card` says where the data are
+    from and how they were made, as far as that is on record.
     """
 
     samples: int
@@ -30,6 +33,7 @@ class DataFacts:
     fingerprint: str
     validation_samples: int = 0
     notes: tuple[str, ...] = ()
+    card: dict[str, Any] = field(default_factory=dict)
 
 
 def data_facts(data: Any, say: Say | None = None) -> DataFacts:
@@ -39,6 +43,8 @@ def data_facts(data: Any, say: Say | None = None) -> DataFacts:
     """
     if isinstance(data, DataSpec) and is_text(data.source):
         return _text_facts(data, open_corpus(data, say))
+    if isinstance(data, DataSpec) and (kind := kind_of_source(data.source))[0] in TOKEN_KINDS:
+        return _token_facts(data, open_token_set(data, *kind))
     train, validation = open_sources(data, seed=0)
     documents = train.samples + (validation.samples if validation else 0)
     if isinstance(data, DataSpec) and data.source == "digits":
@@ -49,22 +55,41 @@ def data_facts(data: Any, say: Say | None = None) -> DataFacts:
     return _facts(train, validation, 0, documents, description)
 
 
+def _token_facts(data: DataSpec, tokens: TokenSet) -> DataFacts:
+    train, validation = tokens.sources(data)
+    short = validation is None and tokens.validation.tokens
+    notes = (_too_few_note(data, tokens.validation.tokens),) if short else ()
+    return _facts(train, validation, tokens.text_bytes, tokens.documents, tokens.what, notes, tokens.card)
+
+
+def _too_few_note(data: DataSpec, tokens: int) -> str:
+    return (
+        f"no validation: {tokens:,} tokens are held out and a sample needs {data.seq_len + 1:,} "
+        "(raise validation_fraction or lower seq_len)"
+    )
+
+
 def _text_facts(data: DataSpec, corpus: Corpus) -> DataFacts:
     train, validation = token_sources(corpus, data.seq_len)
     notes = []
     if validation is None and data.validation_fraction:
-        notes.append(
-            f"no validation: {corpus.validation.tokens:,} tokens are held out and a sample needs {data.seq_len + 1:,} "
-            "(raise validation_fraction or lower seq_len)"
-        )
+        notes.append(_too_few_note(data, corpus.validation.tokens))
     if data.tokenizer == "bpe" and corpus.vocab < data.vocab:
         notes.append(f"the text offers merges for {corpus.vocab:,} tokens, fewer than vocab = {data.vocab:,}")
+    if corpus.left_out:
+        notes.append(f"{corpus.left_out:,} damaged documents are left out, the first: {corpus.left_out_first}")
     description = f"{format_count(corpus.bytes)}B of {corpus.what}"
     return _facts(train, validation, corpus.bytes, corpus.documents, description, tuple(notes))
 
 
 def _facts(
-    train: Source, validation: Source | None, size: int, documents: int, description: str, notes: tuple[str, ...] = ()
+    train: Source,
+    validation: Source | None,
+    size: int,
+    documents: int,
+    description: str,
+    notes: tuple[str, ...] = (),
+    card: dict[str, Any] | None = None,
 ) -> DataFacts:
     return DataFacts(
         samples=train.samples,
@@ -77,6 +102,7 @@ def _facts(
         fingerprint=train.fingerprint,
         validation_samples=validation.samples if validation else 0,
         notes=notes,
+        card=card or {},
     )
 
 

@@ -1,6 +1,7 @@
 """Reading documents: text, JSONL and Parquet files as one stream of UTF-8 texts, in a fixed order.
 
-Every defect is a DataError that names the file and the line, row or byte: nothing is skipped silently.
+Every defect is a DataError that names the file and the line, row or byte. It ends the reading, or is counted where the
+spec says that what is damaged is left out: nothing is skipped silently.
 """
 
 from __future__ import annotations
@@ -11,11 +12,13 @@ import json
 import zlib
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from typing import IO, NamedTuple, cast
+from typing import IO, Any, NamedTuple, cast
 
 from paceline.errors import DataError, MissingExtra, suggestion
 from paceline.spec.task import DataSpec
-from paceline.task.data.sources.files import CorpusFiles, File, kind_of
+from paceline.task.data.sources.files import kind_of
+from paceline.task.data.sources.listing import CorpusFiles, File
+from paceline.task.data.storage.remote import is_remote, open_stream
 
 BOM = b"\xef\xbb\xbf"
 LONE_FILE_PIECE_BYTES = 16 * 2**10  # a corpus of one text file is cut, so that a part of it can be held out
@@ -30,11 +33,29 @@ class Document(NamedTuple):
     text: bytes
 
 
-def read_documents(data: DataSpec, listing: CorpusFiles) -> Iterator[Document]:
-    """Yield the corpus's documents in order, without empty ones. Stops at `data.max_bytes`, cutting the last one."""
+class Damaged:
+    """What is done about documents that cannot be read: the first one is raised, or all are counted."""
+
+    def __init__(self, skip: bool) -> None:
+        self.skip, self.count, self.first = skip, 0, ""
+
+    def found(self, error: DataError) -> None:
+        """Raise the error, or count it."""
+        if not self.skip:
+            raise error
+        self.count += 1
+        self.first = self.first or f"{error.what}: {error.because}"
+
+
+def read_documents(data: DataSpec, listing: CorpusFiles, damaged: Damaged | None = None) -> Iterator[Document]:
+    """Yield the corpus's documents in order, without empty ones. Stops at `data.max_bytes`, cutting the last one.
+
+    `damaged` counts what is left out where `data.on_bad` is "skip".
+    """
     left = data.max_bytes or float("inf")
+    damaged = damaged or Damaged(data.on_bad == "skip")
     for file in listing.files:
-        for document in _read_file(data, listing, file):
+        for document in read_file(data, listing, file, damaged):
             if len(document.text) >= left:
                 text = document.text[: int(left)].decode("utf-8", "ignore").encode()  # drops half a character
                 if text:
@@ -69,15 +90,23 @@ def split_limit(values: Iterable[int], fraction: float) -> int:
     return lowest + 1 if limit and count > 1 and lowest >= limit else limit
 
 
-def _read_file(data: DataSpec, listing: CorpusFiles, file: File) -> Iterator[Document]:
+def read_file(data: DataSpec, listing: CorpusFiles, file: File, damaged: Damaged) -> Iterator[Document]:
+    """Yield one file's documents. What cannot be read goes to `damaged`; a file that breaks off ends there."""
+    try:
+        yield from _documents_of(data, listing, file, damaged)
+    except DataError as error:
+        damaged.found(error)
+
+
+def _documents_of(data: DataSpec, listing: CorpusFiles, file: File, damaged: Damaged) -> Iterator[Document]:
     kind = kind_of(file.name) or "text"
     if kind == "jsonl":
-        return _read_jsonl(file, data.text_field)
-    if kind == "parquet":
-        return _read_parquet(file, data.text_field)
+        return _read_jsonl(file, data.text_field, damaged)
+    if kind in ("parquet", "arrow"):
+        return _read_table(file, kind, data.text_field, damaged)
     if listing.kind == "stdlib":
         return _read_stdlib(file)
-    return _read_text(file, LONE_FILE_PIECE_BYTES if listing.kind == "file" else PIECE_BYTES)
+    return _read_text(file, LONE_FILE_PIECE_BYTES if listing.kind == "file" else PIECE_BYTES, damaged)
 
 
 def _read_stdlib(file: File) -> Iterator[Document]:
@@ -91,27 +120,34 @@ def _read_stdlib(file: File) -> Iterator[Document]:
     yield Document(file.name, text)
 
 
-def _read_text(file: File, piece_bytes: int) -> Iterator[Document]:
+def _read_text(file: File, piece_bytes: int, damaged: Damaged) -> Iterator[Document]:
     """Yield a text file in pieces of at most `piece_bytes`, cut after blank lines or line ends where there are any."""
     with _opened(file) as stream:
         offset, block = 0, stream.read(piece_bytes)
         while block:
             end = _cut(block) if len(block) == piece_bytes else len(block)
             piece = block[:end]
-            try:
-                piece.decode()
-            except UnicodeDecodeError as error:
-                raise DataError(
-                    f"{file.path} is not UTF-8 text",
-                    f"byte {offset + error.start:,} is 0x{piece[error.start]:02x}: {error.reason}",
-                    "convert it (iconv -f LATIN1 -t UTF-8), or leave it out with include patterns",
-                ) from error
-            if offset:
+            if (wrong := _why_not_text(file, piece, offset)) is not None:
+                damaged.found(wrong)
+            elif offset:
                 yield Document(f"{file.name} at byte {offset:,}", piece)
             else:
                 yield Document(file.name, piece.removeprefix(BOM))
             offset += end
             block = block[end:] + stream.read(piece_bytes - (len(block) - end))
+
+
+def _why_not_text(file: File, piece: bytes, offset: int) -> DataError | None:
+    """Return what is wrong with a piece of a text file that begins at `offset`, None where it is UTF-8."""
+    try:
+        piece.decode()
+    except UnicodeDecodeError as error:
+        return DataError(
+            f"{file.path} is not UTF-8 text",
+            f"byte {offset + error.start:,} is 0x{piece[error.start]:02x}: {error.reason}",
+            "convert it (iconv -f LATIN1 -t UTF-8), or leave it out with include patterns",
+        )
+    return None
 
 
 def _cut(block: bytes) -> int:
@@ -127,14 +163,19 @@ def _cut(block: bytes) -> int:
     return max(at, 1)
 
 
-def _read_jsonl(file: File, field: str) -> Iterator[Document]:
+def _read_jsonl(file: File, field: str, damaged: Damaged) -> Iterator[Document]:
     """Yield the text field of each line's object; blank lines are allowed."""
     with _opened(file) as stream:
         for number, line in enumerate(stream, 1):
             line = line.removeprefix(BOM) if number == 1 else line
             if line.strip():
                 where = f"{file.path}, line {number:,}"
-                yield Document(f"{file.name} line {number}", _text_of(_parse(line, where), field, where))
+                try:
+                    document = Document(f"{file.name} line {number}", _text_of(_parse(line, where), field, where))
+                except DataError as error:
+                    damaged.found(error)
+                else:
+                    yield document
 
 
 def _parse(line: bytes, where: str) -> object:
@@ -188,31 +229,55 @@ def _kind(value: object) -> str:
     return names.get(type(value), f"of type {type(value).__name__}")
 
 
-def _read_parquet(file: File, field: str) -> Iterator[Document]:
-    """Yield a string column's values. Needs the extra 'parquet'."""
+def _read_table(file: File, kind: str, field: str, damaged: Damaged) -> Iterator[Document]:
+    """Yield a string column's values of a Parquet or an Arrow file. Needs the extra 'parquet'."""
     try:
         import pyarrow as arrow
-        import pyarrow.parquet as parquet
     except ImportError as error:
         raise MissingExtra("pyarrow", "parquet", f"reading {file.name}") from error
     try:
         with _opened(file) as stream:
-            table = parquet.ParquetFile(stream)
-            schema = table.schema_arrow
-            _check_column(schema, field, file.path, arrow)
+            schema, batches = (_parquet if kind == "parquet" else _arrow)(stream, field)
+            _check_column(schema, field, file.path)
             row = 0
-            for batch in table.iter_batches(batch_size=PARQUET_ROWS, columns=[field]):
-                for value in batch.column(0).to_pylist():
+            for batch in batches:
+                for value in batch.column(batch.schema.get_field_index(field)).to_pylist():
                     where = f"{file.path}, row {row:,}"
-                    yield Document(f"{file.name} row {row}", _text_of({field: value}, field, where))
+                    try:
+                        document = Document(f"{file.name} row {row}", _text_of({field: value}, field, where))
+                    except DataError as error:
+                        damaged.found(error)
+                    else:
+                        yield document
                     row += 1
     except arrow.ArrowException as error:
-        raise DataError(
-            f"{file.path} is not a readable Parquet file", str(error).splitlines()[0], "write or download it again"
-        ) from error
+        name = "a readable Parquet file" if kind == "parquet" else "a readable Arrow file"
+        raise DataError(f"{file.path} is not {name}", str(error).splitlines()[0], "write or download it again") from error
 
 
-def _check_column(schema: object, field: str, path: str, arrow: object) -> None:
+def _parquet(stream: IO[bytes], field: str) -> tuple[Any, Iterator[Any]]:
+    """Return the schema, and the rows in batches."""
+    import pyarrow.parquet as parquet
+
+    table = parquet.ParquetFile(stream)
+    names = [field] if field in table.schema_arrow.names else []
+    return table.schema_arrow, table.iter_batches(batch_size=PARQUET_ROWS, columns=names)
+
+
+def _arrow(stream: IO[bytes], field: str) -> tuple[Any, Iterator[Any]]:
+    """Return the schema, and the rows in batches, of a file or a stream of Arrow's IPC format."""
+    import pyarrow as arrow
+
+    is_file = stream.read(6) == b"ARROW1"
+    stream.seek(0)
+    if not is_file:
+        reader = arrow.ipc.open_stream(stream)
+        return reader.schema, iter(reader)
+    whole = arrow.ipc.open_file(stream)
+    return whole.schema, (whole.get_batch(number) for number in range(whole.num_record_batches))
+
+
+def _check_column(schema: object, field: str, path: str) -> None:
     """Raise DataError unless the schema has a column `field` of strings."""
     columns = {column.name: column.type for column in schema}  # type: ignore[attr-defined]
     if field not in columns:
@@ -233,11 +298,17 @@ def _check_column(schema: object, field: str, path: str, arrow: object) -> None:
         )
 
 
+def _raw(file: File) -> IO[bytes]:
+    if is_remote(file.path):
+        return cast(IO[bytes], open_stream(file.path))
+    return open(file.path, "rb")  # noqa: PTH123 (a path as listed; Path would only be made for this)
+
+
 @contextmanager
 def _opened(file: File) -> Iterator[IO[bytes]]:
     """Open a file for reading, unpacking `.gz`; whatever fails while it is read is a DataError that names it."""
     try:
-        with open(file.path, "rb") as raw:  # noqa: PTH123 (a path as listed; Path would only be made for this)
+        with _raw(file) as raw:
             if file.name.lower().endswith(".gz"):
                 with gzip.open(raw) as unpacked:
                     yield cast(IO[bytes], unpacked)
