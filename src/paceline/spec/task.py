@@ -56,7 +56,9 @@ class DataSpec:
         " .bin and .idx, each also as a URL, `SCHEME:PATH` where the kind is not clear (text, hf, shards, megatron,"
         " images), or `module:factory` of a map-style set",
     )
-    arguments: dict[str, Any] = option(factory=dict, doc="keyword arguments for a user's data set factory, or for a data set of Hugging Face")
+    arguments: dict[str, Any] = option(
+        factory=dict, doc="keyword arguments for a user's data set factory, or for a data set of Hugging Face"
+    )
     collate: Any = option(
         "",
         "`package.module:function` that makes a batch of a user's samples, such as ragged ones: collate(samples) or"

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from paceline.errors import DataError
-from paceline.task.data.sources.tokens import TokenSplit
+from paceline.task.data.sources.tokens import Split
 
 
 class TokenSource:
@@ -26,7 +26,7 @@ class TokenSource:
     is_near = True  # reading it costs no request over a network
     skip_bad = False  # whether damaged samples are left out
 
-    def __init__(self, split: TokenSplit, vocab: int, seq_len: int, cross_documents: bool = True) -> None:
+    def __init__(self, split: Split, vocab: int, seq_len: int, cross_documents: bool = True) -> None:
         """Map the split. Raises DataError where it does not make one sample."""
         self.split, self.items_per_sample = split, seq_len
         self.vocab: int | None = vocab

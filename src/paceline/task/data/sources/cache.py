@@ -26,7 +26,14 @@ from pathlib import Path
 
 from paceline.errors import DataError, StorageError
 from paceline.spec.task import DataSpec
-from paceline.task.data.sources.documents import Damaged, Document, document_hash, read_documents, split_limit, split_value
+from paceline.task.data.sources.documents import (
+    Damaged,
+    Document,
+    document_hash,
+    read_documents,
+    split_limit,
+    split_value,
+)
 from paceline.task.data.sources.files import list_files
 from paceline.task.data.sources.listing import CorpusFiles
 from paceline.task.data.sources.manifest import MANIFEST, Corpus, load_corpus, write_manifest

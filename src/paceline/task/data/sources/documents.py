@@ -252,7 +252,9 @@ def _read_table(file: File, kind: str, field: str, damaged: Damaged) -> Iterator
                     row += 1
     except arrow.ArrowException as error:
         name = "a readable Parquet file" if kind == "parquet" else "a readable Arrow file"
-        raise DataError(f"{file.path} is not {name}", str(error).splitlines()[0], "write or download it again") from error
+        raise DataError(
+            f"{file.path} is not {name}", str(error).splitlines()[0], "write or download it again"
+        ) from error
 
 
 def _parquet(stream: IO[bytes], field: str) -> tuple[Any, Iterator[Any]]:

@@ -23,7 +23,9 @@ def list_hub(name: str, arguments: Mapping[str, Any]) -> tuple[str, tuple[File, 
             splits = sorted(path.parent.name for path in folder.glob("*/*.arrow"))
             raise DataError(
                 f"'{name}' holds no Arrow files",
-                f"it has the splits {', '.join(dict.fromkeys(splits))}" if splits else "save_to_disk writes data-*.arrow",
+                f"it has the splits {', '.join(dict.fromkeys(splits))}"
+                if splits
+                else "save_to_disk writes data-*.arrow",
                 f'name one of them: "hf:{name}/{splits[0]}"' if splits else "check the path",
             )
         return f"text in {folder.resolve().name}", tuple(map(_file, files))

@@ -52,7 +52,9 @@ class LocalBytes:
             empty = np.zeros(0, dtype=np.uint8)  # an empty file cannot be mapped
             self.mapped: Bytes = np.memmap(path, dtype=np.uint8, mode="r") if self.size else empty
         except FileNotFoundError as error:
-            raise DataError(f"'{path}' is not there", "no such file", "check the path, or copy the data again") from error
+            raise DataError(
+                f"'{path}' is not there", "no such file", "check the path, or copy the data again"
+            ) from error
         except OSError as error:
             raise DataError(
                 f"'{path}' cannot be read", error.strerror or str(error), "check its permissions"

@@ -70,9 +70,7 @@ def read_index(path: str, storage: Storage) -> ShardIndex:
             raise DataError(
                 f"{name} is of another kind", f"its format is '{content['format']}'", f"'{FORMAT}' is read here"
             )
-        splits = {
-            split: tuple(WrittenShard(**shard) for shard in content["splits"].get(split, ())) for split in SPLITS
-        }
+        splits = {split: tuple(WrittenShard(**shard) for shard in content["splits"].get(split, ())) for split in SPLITS}
         index = ShardIndex(
             str(content["tokenizer"]), int(content["vocab"]), int(content["end_of_document"]), splits, content["card"]
         )

@@ -1,19 +1,19 @@
 """The layout of one token shard, and its writer. docs/reference/token-shards.md says it in words.
 
-    0    8 bytes  b"PACETOK1"
-    8    u32      bytes of a token: 2 or 4
-    12   u32      bytes of tokens that one checksum covers: 65,536
-    16   u64      tokens
-    24   u64      documents
-    32   u64      where the document ends begin
-    40   u64      where the checksums begin
-    48   u32      CRC-32 of the document ends
-    52   u32      CRC-32 of the checksums
-    56   u32      0
-    60   u32      CRC-32 of the 60 bytes before it
-    64   tokens, little-endian; then zeros up to a multiple of 8
-         u64 per document: how many tokens there are up to its end, the end-of-document token included
-         u32 per block of tokens: its CRC-32
+0    8 bytes  b"PACETOK1"
+8    u32      bytes of a token: 2 or 4
+12   u32      bytes of tokens that one checksum covers: 65,536
+16   u64      tokens
+24   u64      documents
+32   u64      where the document ends begin
+40   u64      where the checksums begin
+48   u32      CRC-32 of the document ends
+52   u32      CRC-32 of the checksums
+56   u32      0
+60   u32      CRC-32 of the 60 bytes before it
+64   tokens, little-endian; then zeros up to a multiple of 8
+     u64 per document: how many tokens there are up to its end, the end-of-document token included
+     u32 per block of tokens: its CRC-32
 """
 
 from __future__ import annotations

@@ -96,7 +96,9 @@ class TokenParts:
     def __init__(self, parts: Sequence[TokenPart]) -> None:
         self._parts = [part for part in parts if part.tokens]
         self._begins = np.cumsum([0, *(part.tokens for part in self._parts)], dtype=np.int64)
-        self.dtype = max((part.dtype for part in self._parts), key=lambda dtype: dtype.itemsize, default=np.dtype("<u2"))
+        self.dtype = max(
+            (part.dtype for part in self._parts), key=lambda dtype: dtype.itemsize, default=np.dtype("<u2")
+        )
 
     @property
     def is_near(self) -> bool:

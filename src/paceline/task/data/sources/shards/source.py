@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from paceline.errors import DataError
 from paceline.task.data.rows.windows import TokenSource
-from paceline.task.data.sources.shards.folder import ShardedSplit
+from paceline.task.data.sources.tokens import Split
 from paceline.task.data.storage.notices import Notices
 
 NO_LABEL = -100
@@ -24,7 +24,7 @@ class ShardSource(TokenSource):
 
     def __init__(
         self,
-        split: ShardedSplit,
+        split: Split,
         vocab: int,
         seq_len: int,
         cross_documents: bool = True,
