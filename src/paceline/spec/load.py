@@ -23,11 +23,10 @@ from paceline.config.values import literal
 from paceline.errors import ConfigError
 from paceline.spec.amounts import batch_samples
 from paceline.spec.cluster import ClusterSpec
-from paceline.spec.import_paths import is_import_path, make_importable
+from paceline.spec.import_paths import is_import_path, make_importable, names_object, scheme_of
 from paceline.spec.optimizers import names_of
 from paceline.spec.plan import PlanSpec, parse_rows
 from paceline.spec.run import RunSpec
-from paceline.spec.sources import names_object, scheme_of
 from paceline.spec.survive.faults import check_faults
 from paceline.spec.task import DataSpec, Task
 from paceline.spec.turns import check_turns

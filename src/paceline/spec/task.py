@@ -88,7 +88,7 @@ class DataSpec:
     )  # fmt: skip
     on_bad: str = option(
         "stop",
-        "what a damaged sample does: 'stop' ends the run (exit code 5) and says where, 'skip' leaves it out and counts it",
+        "what a damaged sample does: 'stop' ends the run (exit code 5) and says where, 'skip' counts and leaves it out",
         choices=("stop", "skip"),
     )
 

@@ -168,14 +168,36 @@ def _read_jsonl(file: File, field: str, damaged: Damaged) -> Iterator[Document]:
     with _opened(file) as stream:
         for number, line in enumerate(stream, 1):
             line = line.removeprefix(BOM) if number == 1 else line
-            if line.strip():
-                where = f"{file.path}, line {number:,}"
-                try:
-                    document = Document(f"{file.name} line {number}", _text_of(_parse(line, where), field, where))
-                except DataError as error:
-                    damaged.found(error)
-                else:
-                    yield document
+            yield from _of_line(line, file, f"line {number:,}", field, damaged)
+
+
+def read_lines(file: File, start: int, stop: int, field: str, damaged: Damaged) -> Iterator[Document]:
+    """Yield the documents of those lines of a JSONL file that begin in the bytes start..stop.
+
+    The lines of all parts of a file are its lines, each once, wherever it is cut.
+    """
+    with _opened(file) as stream:
+        at = max(0, start - 1)
+        stream.seek(at)
+        if start:
+            at += len(stream.readline())  # of the line before; nothing but its end where one begins at `start`
+        while at < stop and (line := stream.readline()):
+            text = line if at else line.removeprefix(BOM)
+            yield from _of_line(text, file, f"byte {at:,}", field, damaged)
+            at += len(line)
+
+
+def _of_line(line: bytes, file: File, place: str, field: str, damaged: Damaged) -> Iterator[Document]:
+    """Yield the document of a line of JSON, unless it is blank or damaged."""
+    if not line.strip():
+        return
+    where = f"{file.path}, {place}"
+    try:
+        document = Document(f"{file.name} {place.replace(',', '')}", _text_of(_parse(line, where), field, where))
+    except DataError as error:
+        damaged.found(error)
+    else:
+        yield document
 
 
 def _parse(line: bytes, where: str) -> object:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from paceline.errors import DataError, suggestion
-from paceline.spec.sources import scheme_of
+from paceline.spec.import_paths import scheme_of
 from paceline.spec.task import DataSpec
 from paceline.task.data.sources.hub import list_hub
 from paceline.task.data.sources.listing import CorpusFiles, File

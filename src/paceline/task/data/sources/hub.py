@@ -1,4 +1,4 @@
-"""Data sets of Hugging Face: the Arrow files that the package `datasets` keeps of them, or that it wrote to a folder."""
+"""Data sets of Hugging Face: the Arrow files that the package `datasets` keeps of them, or wrote to a folder."""
 
 from __future__ import annotations
 

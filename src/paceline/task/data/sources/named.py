@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from paceline.errors import DataError
-from paceline.spec.sources import names_object, scheme_of
+from paceline.spec.import_paths import names_object, scheme_of
 from paceline.task.data.sources.shards.folder import INDEX
 from paceline.task.data.storage.bytes import beside
 from paceline.task.data.storage.remote import RemoteFiles, is_remote

@@ -62,7 +62,7 @@ def write_index(folder: Path, index: ShardIndex) -> None:
 
 
 def read_index(path: str, storage: Storage) -> ShardIndex:
-    """Return the index of a folder, which may be a URL. Raises DataError where there is none, or one that is damaged."""
+    """Return the index of a folder, which may be a URL. Raises DataError where there is none, or a damaged one."""
     name = beside(path, INDEX)
     try:
         content = json.loads(storage.read_all(name))
@@ -182,6 +182,6 @@ def tokenizer_of(path: str, index: ShardIndex, storage: Storage) -> Tokenizer:
     return from_json(storage.read_all(beside(path, TOKENIZER)).decode(), index.tokenizer)
 
 
-def with_more(index: ShardIndex, more: dict[str, tuple[WrittenShard, ...]], card: dict[str, Any]) -> ShardIndex:
+def with_more(index: ShardIndex, more: dict[str, tuple[WrittenShard, ...]]) -> ShardIndex:
     """Return the index with further shards, which come after those that are there."""
-    return replace(index, splits={split: index.splits[split] + more.get(split, ()) for split in SPLITS}, card=card)
+    return replace(index, splits={split: index.splits[split] + more.get(split, ()) for split in SPLITS})

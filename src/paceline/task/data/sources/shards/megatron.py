@@ -76,7 +76,7 @@ def read_megatron_index(prefix: str, storage: Storage) -> MegatronIndex:
     size = np.dtype(DTYPES[code]).itemsize
     if sequences and not np.array_equal(pointers, (ends - lengths) * size):
         raise DataError(
-            f"{name} does not name its sequences in a row", "tokens of other sequences lie between them, or in another order",
+            f"{name} does not name its sequences in a row", "other tokens lie between them, or their order differs",
             "write the data set again with Megatron's merge_datasets.py or preprocess_data.py",
         )  # fmt: skip
     if indices and (documents[0] != 0 or documents[-1] != sequences or (np.diff(documents) < 0).any()):
