@@ -50,12 +50,13 @@ class BlockCache:
                 self._mapped.move_to_end(key)
                 return known
         path = self._path(key)
-        found = self._load(path)
-        if found is None:
-            with self._written(), _locked(path.parent / "lock"):
-                found = self._load(path)
-                if found is None:
-                    found = self._store(path, fetch())
+        with self._written():
+            found = self._load(path)
+            if found is None:
+                with _locked(path.parent / "lock"):
+                    found = self._load(path)
+                    if found is None:
+                        found = self._store(path, fetch())
         self._keep(key, found)
         return found
 
@@ -87,7 +88,7 @@ class BlockCache:
             os.utime(path)
         except FileNotFoundError:
             return None
-        except (ValueError, OSError) as error:
+        except ValueError as error:
             path.unlink(missing_ok=True)
             if self.notices is not None:
                 self.notices.tell("a piece of the block cache was dropped", str(error))
@@ -178,6 +179,8 @@ def _is_free(lock: Path) -> bool:
     try:
         with lock.open("rb") as stream:
             fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except FileNotFoundError:
+        return True
     except OSError:
         return False
     return True

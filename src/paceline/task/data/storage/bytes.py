@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-import threading
 from collections.abc import Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -14,13 +13,12 @@ import numpy as np
 import numpy.typing as npt
 
 from paceline.errors import DataError
+from paceline.task.data.storage.ahead import FetchesAhead
 from paceline.task.data.storage.blocks import BlockCache, Bytes
 from paceline.task.data.storage.notices import Notices
 from paceline.task.data.storage.remote import RemoteFile, RemoteFiles, is_remote
 
 PIECE_BYTES = 4 * 2**20  # what one request asks for: large against a request's latency, small against a shard
-READERS = 8  # requests that run at the same time while reading ahead
-MOST_AHEAD = 64  # pieces that are asked for before they are wanted
 
 
 class ByteFile(Protocol):
@@ -80,12 +78,17 @@ class LocalBytes:
 class CachedBytes:
     """A remote file: its pieces are fetched as they are wanted, or before, and stay in the block cache."""
 
-    def __init__(self, files: RemoteFiles, file: RemoteFile, cache: BlockCache, piece_bytes: int = PIECE_BYTES) -> None:
+    def __init__(
+        self,
+        files: RemoteFiles,
+        file: RemoteFile,
+        cache: BlockCache,
+        ahead: FetchesAhead | None = None,
+        piece_bytes: int = PIECE_BYTES,
+    ) -> None:
         self.name, self.size, self.version = file.url, file.size, file.version
         self._files, self._file, self._cache, self._piece_bytes = files, file, cache, piece_bytes
-        self._lock = threading.Lock()
-        self._coming: dict[int, Future[Bytes]] = {}
-        self._readers: ThreadPoolExecutor | None = None
+        self._ahead = ahead or FetchesAhead()
 
     def read(self, start: int, stop: int) -> Bytes:
         """Return the bytes start..stop."""
@@ -106,28 +109,14 @@ class CachedBytes:
         return True
 
     def expect(self, spans: Sequence[tuple[int, int]]) -> None:
-        """Begin to fetch the pieces of these bytes, in threads of their own, the first ones of them first."""
-        wanted = dict.fromkeys(number for start, stop in spans for number in self._numbers(start, stop))
-        with self._lock:
-            if self._readers is None:
-                self._readers = ThreadPoolExecutor(READERS, thread_name_prefix="paceline-fetch")
-            for number in wanted:
-                if len(self._coming) >= MOST_AHEAD:
-                    return
-                if number not in self._coming and not self._cache.has(self._key(number)):
-                    self._coming[number] = self._readers.submit(self._fetch_ahead, number)
+        """Begin to fetch the pieces of these bytes, the first ones of them first."""
+        for number in dict.fromkeys(number for start, stop in spans for number in self._numbers(start, stop)):
+            key = self._key(number)
+            if not self._cache.has(key) and not self._ahead.begin(key, partial(self._get, number)):
+                return
 
     def _piece(self, number: int) -> Bytes:
-        with self._lock:
-            coming = self._coming.get(number)
-        return self._get(number) if coming is None else coming.result()
-
-    def _fetch_ahead(self, number: int) -> Bytes:
-        try:
-            return self._get(number)
-        finally:
-            with self._lock:
-                self._coming.pop(number, None)
+        return self._ahead.take(self._key(number), partial(self._get, number))
 
     def _get(self, number: int) -> Bytes:
         start = number * self._piece_bytes
@@ -142,11 +131,11 @@ class CachedBytes:
         return hashlib.blake2b(what.encode(), digest_size=16).hexdigest()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _again, (self._file, self._cache, self._piece_bytes)
+        return _again, (self._file, self._cache, self._ahead, self._piece_bytes)
 
 
-def _again(file: RemoteFile, cache: BlockCache, piece_bytes: int) -> CachedBytes:
-    return CachedBytes(RemoteFiles(file.url, cache.notices), file, cache, piece_bytes)
+def _again(file: RemoteFile, cache: BlockCache, ahead: FetchesAhead, piece_bytes: int) -> CachedBytes:
+    return CachedBytes(RemoteFiles(file.url, cache.notices), file, cache, ahead, piece_bytes)
 
 
 @dataclass(frozen=True)
@@ -156,6 +145,7 @@ class Storage:
     cache_dir: Path
     cache_bytes: int
     notices: Notices = field(default_factory=Notices)
+    ahead: FetchesAhead = field(default_factory=FetchesAhead)
 
     def open(self, path: str) -> ByteFile:
         """Return a file, of a path or a URL. Raises DataError where it is not there."""
@@ -163,7 +153,7 @@ class Storage:
             return LocalBytes(path)
         files = RemoteFiles(path, self.notices)
         cache = BlockCache(self.cache_dir / "blocks", self.cache_bytes, self.notices)
-        return CachedBytes(files, files.file(), cache)
+        return CachedBytes(files, files.file(), cache, self.ahead)
 
     def read_all(self, path: str) -> bytes:
         """Return a small file whole, as it is now. Raises DataError."""

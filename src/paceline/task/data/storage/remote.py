@@ -122,6 +122,15 @@ class RemoteStream(io.RawIOBase):
         """Return the place of the next byte."""
         return self._at
 
+    def readall(self) -> bytes:
+        """Return what is left of the file."""
+        parts = []
+        while self._at < self._size:
+            stop = min(self._size, self._at + STREAM_BYTES)
+            parts.append(self._files.read(self._url, self._at, stop))
+            self._at = stop
+        return b"".join(parts)
+
     def readinto(self, buffer: Any) -> int:
         """Fill the buffer as far as the file goes and return how far."""
         wanted = memoryview(buffer).cast("B")

@@ -29,6 +29,7 @@ class TokenSet:
     train: ShardedSplit
     validation: ShardedSplit
     text_bytes: int
+    fingerprint: str
     storage: Storage
     tokenizer: Tokenizer | None = None
     card: dict[str, Any] = field(default_factory=dict)
@@ -69,7 +70,8 @@ def open_token_set(data: DataSpec, kind: str, path: str) -> TokenSet:
     what = f"{format_count(index.tokens('train') + index.tokens('validation'))} tokens in {_name(path)}"
     tokenizer = tokenizer_of(path, index, storage)
     size = int(index.card.get("bytes", 0))
-    return TokenSet(what, index.vocab, splits["train"], splits["validation"], size, storage, tokenizer, index.card)
+    return TokenSet(what, index.vocab, splits["train"], splits["validation"], size, index.fingerprint, storage,
+                    tokenizer, index.card)  # fmt: skip
 
 
 def _open_megatron(data: DataSpec, prefix: str, storage: Storage) -> TokenSet:
@@ -83,7 +85,8 @@ def _open_megatron(data: DataSpec, prefix: str, storage: Storage) -> TokenSet:
     splits = megatron_splits(prefix, data.validation_fraction, storage)
     what = f"{format_count(sum(split.tokens for split in splits.values()))} tokens in {_name(prefix)}"
     by_bytes = ByteTokenizer() if vocab == ByteTokenizer.vocab and tokenizer is None else None
-    return TokenSet(what, vocab, splits["train"], splits["validation"], 0, storage, tokenizer or by_bytes)
+    return TokenSet(what, vocab, splits["train"], splits["validation"], 0, splits["train"].digest, storage,
+                    tokenizer or by_bytes)  # fmt: skip
 
 
 def _name(path: str) -> str:

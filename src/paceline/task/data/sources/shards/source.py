@@ -13,6 +13,7 @@ from paceline.task.data.sources.tokens import Split
 from paceline.task.data.storage.notices import Notices
 
 NO_LABEL = -100
+STEPS_AHEAD = 8  # whose samples are fetched before they are wanted, where they are remote
 
 
 class ShardSource(TokenSource):
@@ -42,6 +43,7 @@ class ShardSource(TokenSource):
     def _open(self) -> None:
         self._tokens = self.split.open()
         self.is_near = self._tokens.is_near
+        self.steps_ahead = 0 if self.is_near else STEPS_AHEAD
 
     def _rows(self, ids: npt.NDArray[Any]) -> npt.NDArray[Any]:
         rows = self._tokens.windows(self._starts(ids), self.items_per_sample + 1)
