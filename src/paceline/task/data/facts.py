@@ -6,7 +6,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from paceline.spec.task import DataSpec
-from paceline.task.data.source import Source, is_text, open_sources, token_sources
+from paceline.task.data.protocol import Source
+from paceline.task.data.source import is_text, open_sources, token_sources
 from paceline.task.data.sources.cache import Say, open_corpus
 from paceline.task.data.sources.manifest import Corpus
 from paceline.task.data.sources.named import kind_of_source

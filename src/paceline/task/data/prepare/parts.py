@@ -56,7 +56,7 @@ def parts_of(listing: CorpusFiles, part_bytes: int = PART_BYTES) -> list[Part]:
 def documents_of(data: DataSpec, listing: CorpusFiles, part: Part, damaged: Damaged) -> Iterator[Document]:
     """Yield a part's documents in order, without empty ones."""
     if part.stop:
-        found = read_lines(part.files[0], part.start, part.stop, data.text_field, damaged)
+        found = read_lines(part.files[0], part.start, part.stop, data, damaged)
         yield from (document for document in found if document.text)
         return
     for file in part.files:

@@ -109,9 +109,13 @@ def _before(data: DataSpec, folder: Path, append: bool) -> ShardIndex | None:
     if (folder / INDEX).is_file():
         return read_index(str(folder), storage_of(data))
     if append:
-        raise ConfigError(f"{folder} holds no shards", f"it has no {INDEX}, so nothing can be added", "leave out --append")
+        raise ConfigError(
+            f"{folder} holds no shards", f"it has no {INDEX}, so nothing can be added", "leave out --append"
+        )
     if folder.is_dir() and not (folder / WORK).is_dir() and any(folder.iterdir()):
-        raise ConfigError(f"{folder} is not empty", "shards are written to a folder of their own", "name another folder")
+        raise ConfigError(
+            f"{folder} is not empty", "shards are written to a folder of their own", "name another folder"
+        )
     return None
 
 
@@ -121,7 +125,8 @@ def _key(data: DataSpec, listing: CorpusFiles, dedup: bool, part_bytes: int) -> 
     if data.tokenizer not in ("bytes", "bpe"):
         tokenizer = [load_tokenizer(data.tokenizer).identity]
     files = [(file.path, file.name, file.size, file.mtime_ns) for file in listing.files]
-    options = [data.validation_fraction, data.text_field, data.on_bad, dedup, part_bytes]
+    options = [data.validation_fraction, data.text_field, data.on_bad, dedup, part_bytes,
+               data.document_tokens, data.score_field, data.score_min, data.score_max]  # fmt: skip
     decides = [FORMAT, listing.kind, tokenizer, *options, files]
     return hashlib.blake2b(json.dumps(decides).encode(), digest_size=16).hexdigest()
 

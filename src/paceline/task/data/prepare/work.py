@@ -86,13 +86,13 @@ def tokenise(job: Job, part: Part) -> Receipt:
     token_bytes = np.dtype(dtype_for(tokenizer.vocab)).itemsize
     names = {split: Path(job.folder) / f"{split}-{job.first + part.number:06}.shard" for split in SPLITS}
     writers = {split: ShardWriter(names[split], token_bytes, tokenizer.end_of_document) for split in SPLITS}
-    documents = size = 0
+    documents, size, most = 0, 0, job.data.document_tokens
     with writers["train"], writers["validation"]:
         for batch in _batches(documents_of(job.data, job.listing, part, damaged)):
             kept = batch if keep is None else [each for at, each in enumerate(batch, documents) if keep[at]]
             documents, size = documents + len(batch), size + sum(len(each.text) for each in kept)
             held = [split_value(document_hash(each.text)) < job.limit for each in kept]
-            encoded = tokenizer.encode([each.text for each in kept])
+            encoded = [ids[: most or None] for ids in tokenizer.encode([each.text for each in kept])]
             for split, wanted in (("train", False), ("validation", True)):
                 writers[split].add([ids for ids, is_held in zip(encoded, held, strict=True) if is_held is wanted])
     shards = {split: writer.result() for split, writer in writers.items()}

@@ -18,6 +18,7 @@ from paceline.errors import DataError, MissingExtra, suggestion
 from paceline.spec.task import DataSpec
 from paceline.task.data.sources.files import kind_of
 from paceline.task.data.sources.listing import CorpusFiles, File
+from paceline.task.data.sources.scores import asks_scores, is_wanted, no_score, refuse_scores
 from paceline.task.data.storage.remote import is_remote, open_stream
 
 BOM = b"\xef\xbb\xbf"
@@ -101,9 +102,10 @@ def read_file(data: DataSpec, listing: CorpusFiles, file: File, damaged: Damaged
 def _documents_of(data: DataSpec, listing: CorpusFiles, file: File, damaged: Damaged) -> Iterator[Document]:
     kind = kind_of(file.name) or "text"
     if kind == "jsonl":
-        return _read_jsonl(file, data.text_field, damaged)
+        return _read_jsonl(file, data, damaged)
     if kind in ("parquet", "arrow"):
-        return _read_table(file, kind, data.text_field, damaged)
+        return _read_table(file, kind, data, damaged)
+    refuse_scores(data, file.path)
     if listing.kind == "stdlib":
         return _read_stdlib(file)
     return _read_text(file, LONE_FILE_PIECE_BYTES if listing.kind == "file" else PIECE_BYTES, damaged)
@@ -163,15 +165,15 @@ def _cut(block: bytes) -> int:
     return max(at, 1)
 
 
-def _read_jsonl(file: File, field: str, damaged: Damaged) -> Iterator[Document]:
-    """Yield the text field of each line's object; blank lines are allowed."""
+def _read_jsonl(file: File, data: DataSpec, damaged: Damaged) -> Iterator[Document]:
+    """Yield the text field of each line's object whose score is asked for; blank lines are allowed."""
     with _opened(file) as stream:
         for number, line in enumerate(stream, 1):
             line = line.removeprefix(BOM) if number == 1 else line
-            yield from _of_line(line, file, f"line {number:,}", field, damaged)
+            yield from _of_line(line, file, f"line {number:,}", data, damaged)
 
 
-def read_lines(file: File, start: int, stop: int, field: str, damaged: Damaged) -> Iterator[Document]:
+def read_lines(file: File, start: int, stop: int, data: DataSpec, damaged: Damaged) -> Iterator[Document]:
     """Yield the documents of those lines of a JSONL file that begin in the bytes start..stop.
 
     The lines of all parts of a file are its lines, each once, wherever it is cut.
@@ -183,21 +185,24 @@ def read_lines(file: File, start: int, stop: int, field: str, damaged: Damaged) 
             at += len(stream.readline())  # of the line before; nothing but its end where one begins at `start`
         while at < stop and (line := stream.readline()):
             text = line if at else line.removeprefix(BOM)
-            yield from _of_line(text, file, f"byte {at:,}", field, damaged)
+            yield from _of_line(text, file, f"byte {at:,}", data, damaged)
             at += len(line)
 
 
-def _of_line(line: bytes, file: File, place: str, field: str, damaged: Damaged) -> Iterator[Document]:
-    """Yield the document of a line of JSON, unless it is blank or damaged."""
+def _of_line(line: bytes, file: File, place: str, data: DataSpec, damaged: Damaged) -> Iterator[Document]:
+    """Yield the document of a line of JSON, unless it is blank, damaged, or of another score."""
     if not line.strip():
         return
     where = f"{file.path}, {place}"
     try:
-        document = Document(f"{file.name} {place.replace(',', '')}", _text_of(_parse(line, where), field, where))
+        record = _parse(line, where)
+        document = Document(f"{file.name} {place.replace(',', '')}", _text_of(record, data.text_field, where))
+        wanted = is_wanted(record, data, where)
     except DataError as error:
         damaged.found(error)
     else:
-        yield document
+        if wanted:
+            yield document
 
 
 def _parse(line: bytes, where: str) -> object:
@@ -251,26 +256,32 @@ def _kind(value: object) -> str:
     return names.get(type(value), f"of type {type(value).__name__}")
 
 
-def _read_table(file: File, kind: str, field: str, damaged: Damaged) -> Iterator[Document]:
-    """Yield a string column's values of a Parquet or an Arrow file. Needs the extra 'parquet'."""
+def _read_table(file: File, kind: str, data: DataSpec, damaged: Damaged) -> Iterator[Document]:
+    """Yield a string column's values, of rows whose score is asked for. Needs the extra 'parquet'."""
+    field = data.text_field
+    columns = [field, data.score_field] if asks_scores(data) else [field]
     try:
         import pyarrow as arrow
     except ImportError as error:
         raise MissingExtra("pyarrow", "parquet", f"reading {file.name}") from error
     try:
         with _opened(file) as stream:
-            schema, batches = (_parquet if kind == "parquet" else _arrow)(stream, field)
+            schema, batches = (_parquet if kind == "parquet" else _arrow)(stream, columns)
             _check_column(schema, field, file.path)
+            if missing := [name for name in columns if name not in schema.names]:
+                raise no_score(missing[0], file.path)
             row = 0
             for batch in batches:
-                for value in batch.column(batch.schema.get_field_index(field)).to_pylist():
+                for record in batch.select(columns).to_pylist():
                     where = f"{file.path}, row {row:,}"
                     try:
-                        document = Document(f"{file.name} row {row}", _text_of({field: value}, field, where))
+                        document = Document(f"{file.name} row {row}", _text_of(record, field, where))
+                        wanted = is_wanted(record, data, where)
                     except DataError as error:
                         damaged.found(error)
                     else:
-                        yield document
+                        if wanted:
+                            yield document
                     row += 1
     except arrow.ArrowException as error:
         name = "a readable Parquet file" if kind == "parquet" else "a readable Arrow file"
@@ -279,17 +290,17 @@ def _read_table(file: File, kind: str, field: str, damaged: Damaged) -> Iterator
         ) from error
 
 
-def _parquet(stream: IO[bytes], field: str) -> tuple[Any, Iterator[Any]]:
-    """Return the schema, and the rows in batches."""
+def _parquet(stream: IO[bytes], columns: list[str]) -> tuple[Any, Iterator[Any]]:
+    """Return the schema, and the rows in batches, of those of the columns that are there."""
     import pyarrow.parquet as parquet
 
     table = parquet.ParquetFile(stream)
-    names = [field] if field in table.schema_arrow.names else []
+    names = [name for name in columns if name in table.schema_arrow.names]
     return table.schema_arrow, table.iter_batches(batch_size=PARQUET_ROWS, columns=names)
 
 
-def _arrow(stream: IO[bytes], field: str) -> tuple[Any, Iterator[Any]]:
-    """Return the schema, and the rows in batches, of a file or a stream of Arrow's IPC format."""
+def _arrow(stream: IO[bytes], columns: list[str]) -> tuple[Any, Iterator[Any]]:
+    """Return the schema, and the rows in batches, of a file or a stream of Arrow's IPC format; all its columns."""
     import pyarrow as arrow
 
     is_file = stream.read(6) == b"ARROW1"

@@ -6,18 +6,19 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from paceline.errors import DataError
+from paceline.errors import ConfigError, DataError
 from paceline.spec.task import DataSpec
 from paceline.task.data.sources.cache import cache_root
 from paceline.task.data.sources.shards.folder import ShardedSplit, read_index, splits_of, tokenizer_of
 from paceline.task.data.sources.shards.megatron import megatron_splits, prefix_of
-from paceline.task.data.sources.shards.source import ShardSource
+from paceline.task.data.sources.shards.source import PackedShards, ShardSource
 from paceline.task.data.sources.tokenizer import ByteTokenizer, Tokenizer, load_tokenizer
 from paceline.task.data.storage.bytes import Storage
 from paceline.task.data.storage.remote import is_remote
 from paceline.units import format_count
 
 TOKEN_KINDS = ("shards", "megatron")
+OF_TEXT = ("document_tokens", "score_min", "score_max", "max_bytes", "include")
 
 
 @dataclass(frozen=True)
@@ -44,14 +45,26 @@ class TokenSet:
         """Documents of both splits."""
         return self.train.documents + self.validation.documents
 
-    def sources(self, data: DataSpec) -> tuple[ShardSource, ShardSource | None]:
-        """Return the windows: (train, validation or None). Raises DataError where `train` has none."""
+    def sources(self, data: DataSpec) -> tuple[ShardSource | PackedShards, ShardSource | PackedShards | None]:
+        """Return the samples as `data.rows` makes them: (train, validation or None).
 
-        def source(split: ShardedSplit) -> ShardSource:
+        Raises DataError where `train` has none, ConfigError for options that only the making of tokens can follow.
+        """
+        late = [name for name in OF_TEXT if getattr(data, name)]
+        if late:
+            raise ConfigError(
+                f"task.data.{late[0]} with tokens that are made already", "documents are chosen and cut as tokens are made",
+                f"paceline data prepare SOURCE OUT --set task.data.{late[0]}=...",
+            )  # fmt: skip
+        packed = data.rows == "packed"
+
+        def source(split: ShardedSplit) -> ShardSource | PackedShards:
+            kind = PackedShards if packed else ShardSource
             skip = data.on_bad == "skip"
-            return ShardSource(split, self.vocab, data.seq_len, data.cross_documents, skip, self.storage.notices)
+            return kind(split, self.vocab, data.seq_len, data.cross_documents, skip, self.storage.notices)
 
-        return source(self.train), source(self.validation) if self.validation.windows(data.seq_len) else None
+        enough = self.validation.tokens > 1 if packed else self.validation.windows(data.seq_len)
+        return source(self.train), source(self.validation) if enough else None
 
 
 def storage_of(data: DataSpec) -> Storage:

@@ -64,6 +64,18 @@ class TokenPart:
         self._hold(np.array([start]), stop - start)
         return self._raw(start, stop)
 
+    def gather(self, places: Indices) -> Tokens:
+        """Return the tokens at these places, which lie in runs. Raises DataError where they are damaged."""
+        breaks = np.flatnonzero(np.diff(places) != 1) + 1
+        firsts = places[np.concatenate([[0], breaks])]
+        lasts = places[np.concatenate([breaks, [len(places)]]) - 1]
+        if self._mapped is None:
+            return np.concatenate([self.read(a, b + 1) for a, b in zip(firsts.tolist(), lasts.tolist(), strict=True)])
+        if self._checksums is not None:
+            size = self.dtype.itemsize
+            self._checksums.hold(firsts * size, (lasts + 1) * size)
+        return self._mapped[places]
+
     def windows(self, starts: Indices, length: int) -> Tokens:
         """Return the `length` tokens from each start on: [starts, length]."""
         self._hold(starts, length)
@@ -113,8 +125,10 @@ class TokenParts:
     def __len__(self) -> int:
         return int(self._begins[-1])
 
-    def __getitem__(self, wanted: slice) -> Tokens:
-        """Return a slice without steps."""
+    def __getitem__(self, wanted: slice | Indices) -> Tokens:
+        """Return a slice without steps, or the tokens at places that lie in runs. Raises DataError for damaged ones."""
+        if not isinstance(wanted, slice):
+            return self._gather(wanted)
         start, stop, step = wanted.indices(len(self))
         assert step == 1, "a slice without steps"
         found = [self._parts[number].read(first, last) for number, first, last in self._spans(start, max(start, stop))]
@@ -137,24 +151,19 @@ class TokenParts:
             rows[row] = self[int(starts[row]) : int(starts[row]) + length]
         return rows
 
-    def sound_windows(self, starts: Indices, length: int) -> tuple[Tokens, dict[int, DataError]]:
-        """Return the windows, and what is wrong with those that are damaged, by row; these hold zeros."""
-        try:
-            return self.windows(starts, length), {}
-        except DataError:
-            rows, wrong = np.zeros((len(starts), length), dtype=self.dtype), {}
-            for row in range(len(starts)):
-                try:
-                    rows[row] = self.windows(starts[row : row + 1], length)[0]
-                except DataError as error:
-                    wrong[row] = error
-            return rows, wrong
+    def _gather(self, places: Indices) -> Tokens:
+        found = np.empty(len(places), dtype=self.dtype)
+        numbers = np.searchsorted(self._begins, places, side="right") - 1
+        for number in np.unique(numbers).tolist():
+            chosen = np.flatnonzero(numbers == number)
+            found[chosen] = self._parts[number].gather(places[chosen] - self._begins[number])
+        return found
 
-    def expect(self, starts: Indices, length: int) -> None:
-        """Say which windows will be read next."""
+    def expect(self, starts: Indices, stops: Indices) -> None:
+        """Say which runs of tokens will be read next, in their order."""
         spans: dict[int, list[tuple[int, int]]] = {}
-        for start in starts.tolist():
-            for number, first, last in self._spans(start, start + length):
+        for start, stop in zip(starts.tolist(), stops.tolist(), strict=True):
+            for number, first, last in self._spans(start, stop):
                 spans.setdefault(number, []).append((first, last))
         for number, of_part in spans.items():
             self._parts[number].expect(of_part)
