@@ -1,4 +1,4 @@
-"""How a spec file names an object of the user's code, as `package.module:attribute`, and data of a kind, as `kind:path`."""
+"""How a spec file names an object of the user's code, `package.module:attribute`, and data of a kind, `kind:path`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from types import ModuleType
 from typing import Any
 
 from paceline.errors import ConfigError, PacelineError, suggestion
-
 
 # A module of one of these names cannot be named as the data's: give it another name.
 SCHEMES = {

@@ -98,14 +98,14 @@ def test_what_may_pass_is_tried_again_and_told(served: tuple[str, type[Server]])
     assert len(WAITS) == 3 and WAITS[0] < WAITS[2] <= QUICK.first_seconds * 4
     assert notices.total(f"{url}/a.bin was read again") == 3 and sum(one.times for one in notices.take()) == 3
     server.faults += [503] * 9
-    with pytest.raises(DataError, match="cannot be read\n.*503.*after 4 attempts"):
+    with pytest.raises(DataError, match=r"cannot be read\n.*503.*after 4 attempts"):
         files.read(f"{url}/a.bin", 0, 5)
     server.faults.clear()
     WAITS.clear()
     server.faults += [403]
-    with pytest.raises(DataError, match="cannot be read\n.*403"):
+    with pytest.raises(DataError, match=r"cannot be read\n.*403"):
         files.read(f"{url}/a.bin", 0, 5)
-    with pytest.raises(DataError, match="cannot be read\n.*FileNotFound"):
+    with pytest.raises(DataError, match=r"cannot be read\n.*FileNotFound"):
         files.read(f"{url}/none", 0, 5)
     assert not WAITS, "what does not pass is not tried again"
 

@@ -1,10 +1,11 @@
-"""`prepare`: the same shards for any number of workers and after any interruption; the documents of an independent walk."""
+"""`prepare`: the same shards for any number of workers and after interruptions, with the documents of another walk."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import random
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -51,10 +52,7 @@ def stored(folder: Path, spec: DataSpec) -> dict[str, list[str]]:
     found = {}
     for name, split in splits_of(str(folder), index, storage).items():
         tokens, offsets = split.open()[:], split.offsets()
-        found[name] = [
-            bytes(tokens[start : stop - 1].astype(np.uint8)).decode()
-            for start, stop in zip(offsets[:-1], offsets[1:], strict=True)
-        ]
+        found[name] = [bytes(tokens[start : stop - 1].astype(np.uint8)).decode() for start, stop in pairwise(offsets)]
         assert (tokens[offsets[1:] - 1] == 256).all()
     return found
 
@@ -112,7 +110,7 @@ def test_an_interrupted_preparation_goes_on_where_it_stopped(
     with pytest.raises(KeyboardInterrupt):
         prepare(spec, tmp_path / "cut", dedup=dedup, part_bytes=PART)
     assert not (tmp_path / "cut" / "shards.json").exists()
-    with pytest.raises(DataError, match="no documents|shards|not there"):
+    with pytest.raises(DataError, match=r"no documents|shards|not there"):
         open_sources(DataSpec(f"shards:{tmp_path / 'cut'}", seq_len=32), 7)
     again: list[int] = []
     monkeypatch.setattr(module, "tokenise", lambda job, part: again.append(part.number) or tokenise(job, part))

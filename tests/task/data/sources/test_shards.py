@@ -146,10 +146,10 @@ def test_damage_outside_of_tokens_is_found_when_the_shard_is_opened(tmp_path: Pa
     content = bytearray((tmp_path / "0.shard").read_bytes())
     content[place] ^= 1
     (tmp_path / "0.shard").write_bytes(content)
-    with pytest.raises(DataError, match="damaged|not a token shard"):
+    with pytest.raises(DataError, match=r"damaged|not a token shard"):
         open_sources(DataSpec(spec.source, seq_len=32, cross_documents=False), 7)
     (tmp_path / "0.shard").write_bytes(bytes(content)[:-5])
-    with pytest.raises(DataError, match="cut short|damaged|not a token shard"):
+    with pytest.raises(DataError, match=r"cut short|damaged|not a token shard"):
         open_sources(spec, 7)
 
 
@@ -174,7 +174,7 @@ def test_a_folder_whose_index_or_shard_is_another_one_is_refused(tmp_path: Path)
 
 
 def write_megatron(prefix: Path, sequences: list[list[int]], documents: list[int], code: int = 8) -> None:
-    """Write PREFIX.bin and PREFIX.idx by the layout that Megatron-LM publishes. `documents` are indices of sequences."""
+    """Write PREFIX.bin and PREFIX.idx by the layout that Megatron-LM publishes. `documents` index sequences."""
     kind = {4: "<i4", 8: "<u2"}[code]
     tokens = [np.array(each, dtype=kind).tobytes() for each in sequences]
     prefix.with_suffix(".bin").write_bytes(b"".join(tokens))
@@ -199,13 +199,14 @@ def test_megatrons_files_are_read_by_their_layout(tmp_path: Path, code: int) -> 
     whole = [token for each in sequences[:45] for token in each]
     batch = train.read(np.arange(train.samples))
     assert batch["tokens"].flatten().tolist() == whole[: train.samples * 16]
-    assert held_out is not None and held_out.read(np.array([0]))["tokens"][0].tolist() == sum(sequences[45:], [])[:16]
+    rest = [token for each in sequences[45:] for token in each]
+    assert held_out is not None and held_out.read(np.array([0]))["tokens"][0].tolist() == rest[:16]
     assert train.split.offsets().tolist() == np.cumsum([0, *map(len, sequences[:45])]).tolist()
     for name in (f"{tmp_path}/text.idx", f"{tmp_path}/text.bin", f"megatron:{tmp_path}/text"):
         assert open_sources(DataSpec(name, arguments={"vocab": 500}, seq_len=16), 7)[0].vocab == 500
-    with pytest.raises(DataError, match="token \\d+ is in the train data"):
+    with pytest.raises(DataError, match=r"token \d+ is in the train data"):
         open_sources(DataSpec(spec.source, arguments={"vocab": 100}, seq_len=16), 7)[0].read(np.arange(9))
-    with pytest.raises(DataError, match="vocabulary of .* is not known"):
+    with pytest.raises(DataError, match=r"vocabulary of .* is not known"):
         open_sources(DataSpec(spec.source, seq_len=16), 7)
     (tmp_path / "text.bin").write_bytes(b"12")
     with pytest.raises(DataError, match="does not belong to its index"):

@@ -1,4 +1,4 @@
-"""The data card: where prepared data are from, how they were made, and what they are. It goes into every run on them."""
+"""The data card: where prepared data are from, how they were made, and what they are. Every run on them keeps it."""
 
 from __future__ import annotations
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 
 from paceline.spec.task import DataSpec
 from paceline.task.data.sources.documents import Damaged, Document, read_file, read_lines
@@ -43,7 +44,7 @@ def parts_of(listing: CorpusFiles, part_bytes: int = PART_BYTES) -> list[Part]:
             close()
             cuts = -(-file.size // part_bytes)
             bounds = [file.size * cut // cuts for cut in range(cuts + 1)]
-            for start, stop in zip(bounds[:-1], bounds[1:], strict=True):
+            for start, stop in pairwise(bounds):
                 parts.append(Part(len(parts), (file,), start, stop))
             continue
         if together and sum(each.size for each in together) + file.size > part_bytes:

@@ -1,8 +1,8 @@
 """Preparing a corpus: its documents tokenised by several processes into a folder of token shards.
 
-The parts of the corpus follow from its files alone, and each part makes its own shards: any number of workers writes the
-same bytes. A part that is done leaves a receipt in OUT/.work, so that a preparation that was interrupted goes on where
-it stopped. `shards.json` is written last: without it a folder is not finished.
+The parts of the corpus follow from its files alone, and each part makes its own shards: any number of workers writes
+the same bytes. A part that is done leaves a receipt in OUT/.work, so that a preparation that was interrupted goes on
+where it stopped. `shards.json` is written last: without it a folder is not finished.
 """
 
 from __future__ import annotations
@@ -81,7 +81,8 @@ def prepare(
         return Prepared(folder, before, False)
     if before is not None and not append:
         raise ConfigError(
-            f"{folder} holds other shards", f"{INDEX} says that they are from {before.card.get('source')}, or made by other options",
+            f"{folder} holds other shards",
+            f"they are from {', '.join(before.card.get('source', []))}, or made by other options",
             "name another folder, or --append to add to these",
         )  # fmt: skip
     with _told(folder), _alone(folder):
@@ -105,7 +106,7 @@ def prepare(
 
 
 def _before(data: DataSpec, folder: Path, append: bool) -> ShardIndex | None:
-    """Return the index of a folder that is finished, None where it is not. Raises ConfigError where nothing is there."""
+    """Return the index of a folder that is finished, None where it is not. Raises ConfigError for other folders."""
     if (folder / INDEX).is_file():
         return read_index(str(folder), storage_of(data))
     if append:

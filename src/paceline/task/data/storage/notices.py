@@ -6,6 +6,7 @@ import threading
 from collections import Counter
 from typing import Any, NamedTuple
 
+LEFT_OUT = "a sample was left out"
 KEPT = 256  # different notices kept between two looks; further ones only count
 
 
@@ -50,6 +51,7 @@ class Notices:
 
 
 def notices_of(source: object) -> list[Notice]:
-    """Return what a source has told since the last call. Most sources have nothing to tell."""
+    """Return what a source, or the sources of a mixture, have told since the last call. Most have nothing to tell."""
     found = getattr(source, "notices", None)
-    return found.take() if isinstance(found, Notices) else []
+    own = found.take() if isinstance(found, Notices) else []
+    return [*own, *(notice for each in getattr(source, "sources", ()) for notice in notices_of(each))]

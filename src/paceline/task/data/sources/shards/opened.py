@@ -53,7 +53,7 @@ class TokenSet:
         late = [name for name in OF_TEXT if getattr(data, name)]
         if late:
             raise ConfigError(
-                f"task.data.{late[0]} with tokens that are made already", "documents are chosen and cut as tokens are made",
+                f"task.data.{late[0]} with tokens that are made already", "documents are chosen as tokens are made",
                 f"paceline data prepare SOURCE OUT --set task.data.{late[0]}=...",
             )  # fmt: skip
         packed = data.rows == "packed"

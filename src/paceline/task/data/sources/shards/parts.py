@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from paceline.errors import DataError
 from paceline.task.data.sources.shards.layout import damaged
 from paceline.task.data.sources.tokenizer import Tokens
 from paceline.task.data.storage.bytes import ByteFile, LocalBytes, as_words

@@ -12,7 +12,7 @@ from paceline.task.data.rows.packing import PackedSource
 from paceline.task.data.rows.windows import TokenSource
 from paceline.task.data.sources.shards.parts import TokenParts
 from paceline.task.data.sources.tokens import Split
-from paceline.task.data.storage.notices import Notices
+from paceline.task.data.storage.notices import LEFT_OUT, Notices
 
 NO_LABEL = -100
 STEPS_AHEAD = 8  # whose samples are fetched before they are wanted, where they are remote
@@ -56,7 +56,7 @@ class _OverFiles:
     def _left_out(self, error: DataError) -> dict[str, Any]:
         import torch
 
-        self.notices.tell("a sample was left out", f"{error.what}: {error.because}")
+        self.notices.tell(LEFT_OUT, f"{error.what}: {error.because}")
         tokens = torch.zeros(1, self.items_per_sample, dtype=torch.int64)
         blank = {"tokens": tokens, "labels": tokens + NO_LABEL}
         return blank if getattr(self, "cross_documents", True) else {**blank, "documents": tokens.clone()}
