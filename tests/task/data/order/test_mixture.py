@@ -23,9 +23,9 @@ shares = st.lists(
         Share,
         samples=st.integers(1, 500),
         weight=st.floats(0.001, 100),
-        changes=st.lists(
-            st.tuples(st.integers(1, 5 * BLOCK), st.floats(0, 10)), max_size=3, unique_by=lambda c: c[0]
-        ).map(lambda found: tuple(sorted(found))),
+        changes=st.dictionaries(st.integers(1, 5 * BLOCK), st.floats(0, 10), max_size=3).map(
+            lambda found: tuple(sorted(found.items()))
+        ),
         most=st.one_of(st.none(), st.integers(1, 3 * BLOCK)),
     ),
     min_size=1,
@@ -48,14 +48,14 @@ def test_each_source_is_read_at_each_of_its_own_positions_once(parts: list[Share
         assert share.most is None or count <= share.most
 
 
-@settings(max_examples=30, deadline=None)
-@given(shares, st.data())
-def test_a_position_means_the_same_however_it_is_asked(parts: list[Share], data: st.DataObject) -> None:
+@settings(max_examples=20, deadline=None)
+@given(shares, st.integers(0, 2**30))
+def test_a_position_means_the_same_however_it_is_asked(parts: list[Share], shuffle: int) -> None:
     order = mixture(*parts)
     length = min(3000, order.end or 3000)
     positions = np.arange(length)
     whole = order.ids(5, positions)
-    shuffled = np.array(data.draw(st.permutations(range(length))), dtype=np.int64)
+    shuffled = np.random.default_rng(shuffle).permutation(length)
     assert np.array_equal(order.ids(5, positions[shuffled]), whole[shuffled])
     assert np.array_equal(np.concatenate([order.ids(5, part) for part in np.array_split(positions, 7)]), whole)
 

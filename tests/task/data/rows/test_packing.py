@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import pickle
 from pathlib import Path
 
@@ -20,18 +21,18 @@ from paceline.task.data.sources.tokens import TokenWriter
 from paceline.task.models.build import build_model
 from paceline.task.objective import next_token
 
-END = 256
+VOCAB = 400
 
 
 def packed(folder: Path, lengths: list[int], seq_len: int, cross: bool = False) -> PackedSource:
     """Return the rows of documents of these lengths, whose tokens tell their place in the text."""
     folder.mkdir(exist_ok=True)
-    with TokenWriter(folder, "train", 2**17, 2**17 - 1) as writer:
+    with TokenWriter(folder, "train", VOCAB, VOCAB - 1) as writer:
         at = 0
         for length in lengths:
             writer.add([np.arange(at, at + length)])
             at += length
-    return PackedSource(writer.result(), 2**17, seq_len, cross)
+    return PackedSource(writer.result(), VOCAB, seq_len, cross)
 
 
 @settings(max_examples=60, deadline=None)
@@ -67,7 +68,7 @@ def test_every_token_is_a_label_once_after_the_token_before_it(tmp_path: Path) -
     assert int(real.sum()) == source.split.tokens - 1
     text = torch.from_numpy(source.split.open().astype(np.int64))
     assert torch.equal(torch.sort(batch["labels"][real]).values, torch.sort(text[1:]).values)
-    following = {(int(a), int(b)) for a, b in zip(text[:-1], text[1:], strict=True)}
+    following = {(int(a), int(b)) for a, b in itertools.pairwise(text)}
     pairs = zip(batch["tokens"][real].tolist(), batch["labels"][real].tolist(), strict=True)
     assert set(pairs) <= following
     assert (batch["documents"][real] > 0).all() and (batch["documents"][~real] == 0).all()
@@ -91,7 +92,7 @@ def test_waste_on_the_built_in_corpus(seq_len: int, tmp_path_factory: pytest.Tem
 
 def test_gradients_do_not_depend_on_the_micro_batches(tmp_path: Path) -> None:
     source = packed(tmp_path, [5, 1, 30, 3, 8, 8, 17, 2, 20, 40], 16)
-    model = build_model(ModelSpec(name="llama-1m", layers=1, hidden=32, heads=2, kv_heads=1, ffn=32), 2**17, 16, 7)
+    model = build_model(ModelSpec(name="llama-1m", layers=1, hidden=32, heads=2, kv_heads=1, ffn=32), VOCAB, 16, 7)
     model = model.double()
     ids = np.arange(source.samples)
 
@@ -112,7 +113,7 @@ def test_gradients_do_not_depend_on_the_micro_batches(tmp_path: Path) -> None:
 
 def test_a_document_is_computed_as_if_it_were_alone(tmp_path: Path) -> None:
     source = packed(tmp_path, [5, 1, 30, 3, 8, 8], 16)
-    model = build_model(ModelSpec(name="llama-1m", layers=1, hidden=32, heads=2, kv_heads=1, ffn=32), 2**17, 16, 7)
+    model = build_model(ModelSpec(name="llama-1m", layers=1, hidden=32, heads=2, kv_heads=1, ffn=32), VOCAB, 16, 7)
     model = model.double()
     together, weight = next_token(model, source.read(np.arange(source.samples)))
     text = torch.from_numpy(source.split.open().astype(np.int64))

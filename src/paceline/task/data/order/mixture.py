@@ -4,8 +4,9 @@ Positions lie in blocks of BLOCK. Within a block every source has a fixed count,
 after n blocks a source of count c stands at its own position n * c, whatever its length and that of the others. Whose
 a position is follows from the multiples of the golden ratio, which fall into every interval evenly however few of them
 are taken (the three-distance theorem; Knuth, "The Art of Computer Programming", volume 3, section 6.4): any run of
-positions, a global batch among them, holds its share of every source to within a few samples. Where weights change, or a source comes to its limit, a new segment
-of blocks with other counts begins. A place in the training is thus a source and a position of its own in closed form.
+positions, a global batch among them, holds its share of every source to within a few samples. Where weights change, or
+a source comes to its limit, a new segment of blocks with other counts begins. A place in the training is thus a source
+and a position of its own in closed form.
 """
 
 from __future__ import annotations
