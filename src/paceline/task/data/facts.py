@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass, field
 from typing import Any
 
 from paceline.spec.task import DataSpec
+from paceline.task.data.order.of_source import order_of
 from paceline.task.data.protocol import Source
-from paceline.task.data.source import is_text, open_sources, token_sources
+from paceline.task.data.rows.packing import PackedSource
+from paceline.task.data.source import corpus_sources, is_text, open_sources
 from paceline.task.data.sources.cache import Say, open_corpus
 from paceline.task.data.sources.manifest import Corpus
 from paceline.task.data.sources.named import kind_of_source
@@ -35,6 +38,7 @@ class DataFacts:
     validation_samples: int = 0
     notes: tuple[str, ...] = ()
     card: dict[str, Any] = field(default_factory=dict)
+    end: int | None = None  # samples after which a mixture has none left
 
 
 def data_facts(data: Any, say: Say | None = None) -> DataFacts:
@@ -42,6 +46,8 @@ def data_facts(data: Any, say: Say | None = None) -> DataFacts:
 
     Raises the errors of `open_sources`.
     """
+    if isinstance(data, DataSpec) and data.mix:
+        return _mixture_facts(data, say)
     if isinstance(data, DataSpec) and is_text(data.source):
         return _text_facts(data, open_corpus(data, say))
     if isinstance(data, DataSpec) and (kind := kind_of_source(data.source))[0] in TOKEN_KINDS:
@@ -59,8 +65,13 @@ def data_facts(data: Any, say: Say | None = None) -> DataFacts:
 def _token_facts(data: DataSpec, tokens: TokenSet) -> DataFacts:
     train, validation = tokens.sources(data)
     short = validation is None and tokens.validation.tokens
-    notes = (_too_few_note(data, tokens.validation.tokens),) if short else ()
-    return _facts(train, validation, tokens.text_bytes, tokens.documents, tokens.what, notes, tokens.card)
+    notes = [_too_few_note(data, tokens.validation.tokens)] if short else []
+    notes += [_packed_note(train)] if isinstance(train, PackedSource) else []
+    return _facts(train, validation, tokens.text_bytes, tokens.documents, tokens.what, tuple(notes), tokens.card)
+
+
+def _packed_note(train: PackedSource) -> str:
+    return f"documents are packed into rows of {train.items_per_sample:,} tokens; {train.waste:.2%} stays empty"
 
 
 def _too_few_note(data: DataSpec, tokens: int) -> str:
@@ -70,11 +81,32 @@ def _too_few_note(data: DataSpec, tokens: int) -> str:
     )
 
 
+def _mixture_facts(data: DataSpec, say: Say | None) -> DataFacts:
+    """Return the facts of all sources of a mixture together."""
+    parts = [data_facts(part, say) for part in data.parts()]
+    train, validation = open_sources(data, seed=0)
+    whole = sum(each.weight for each in data.mix)
+    shares = ", ".join(f"{each.label} {each.weight / whole:.0%}" for each in data.mix)
+    notes = [f"{each.label}: {note}" for each, part in zip(data.mix, parts, strict=True) for note in part.notes]
+    facts = _facts(
+        train,
+        validation,
+        sum(part.bytes for part in parts),
+        sum(part.documents for part in parts),
+        f"a mixture of {shares}",
+        tuple(notes),
+        {each.label: part.card for each, part in zip(data.mix, parts, strict=True) if part.card},
+    )
+    return dataclasses.replace(facts, end=getattr(order_of(train), "end", None))
+
+
 def _text_facts(data: DataSpec, corpus: Corpus) -> DataFacts:
-    train, validation = token_sources(corpus, data.seq_len)
+    train, validation = corpus_sources(corpus, data)
     notes = []
     if validation is None and data.validation_fraction:
         notes.append(_too_few_note(data, corpus.validation.tokens))
+    if isinstance(train, PackedSource):
+        notes.append(_packed_note(train))
     if data.tokenizer == "bpe" and corpus.vocab < data.vocab:
         notes.append(f"the text offers merges for {corpus.vocab:,} tokens, fewer than vocab = {data.vocab:,}")
     if corpus.left_out:

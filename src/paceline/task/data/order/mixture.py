@@ -1,13 +1,17 @@
 """The order of a mixture: which source each position of the training reads, and which of its samples.
 
-Positions lie in blocks of BLOCK. Within a block every source has a fixed count, its weight's share of the block, and a
-permutation of the block says which position is whose; so after n blocks a source of count c stands at its own position
-n * c, whatever its length and that of the others. Where weights change, or a source comes to its limit, a new segment
-of blocks with other counts begins. A place in the training is thus a source and a position of its own in closed form.
+Positions lie in blocks of BLOCK. Within a block every source has a fixed count, its weight's share of the block, so
+after n blocks a source of count c stands at its own position n * c, whatever its length and that of the others. Whose
+a position is follows from the multiples of the golden ratio, which fall into every interval evenly however few of them
+are taken (the three-distance theorem; Knuth, "The Art of Computer Programming", volume 3, section 6.4): any run of
+positions, a global batch among them, holds its share of every source to within a few samples. Where weights change, or
+a source comes to its limit, a new segment of blocks with other counts begins. A place in the training is thus a source
+and a position of its own in closed form.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -17,9 +21,10 @@ import numpy.typing as npt
 
 from paceline.errors import DataError
 from paceline.task.data.order.of_source import Order
-from paceline.task.data.order.permutation import keyed, permuted
+from paceline.task.data.order.permutation import keyed
 
 BLOCK = 4096  # shares are exact to one part of it
+GOLDEN_RATIO = (1 + math.sqrt(5)) / 2
 OF_MIXTURE = 0x2545F4914F6CDD1D  # sets the keys of a mixture's blocks apart from those of epochs
 
 Ints = npt.NDArray[np.int64]
@@ -94,8 +99,9 @@ class MixtureOrder:
             segment = self._segments[number]
             counts, before = np.array(segment.counts), np.array(segment.before)
             ends = np.cumsum(counts)
-            keys = keyed(seed ^ OF_MIXTURE, blocks[here].astype(np.uint64))
-            drawn = permuted(keys, inside[here].astype(np.uint64), int(ends[-1])).astype(np.int64)
+            size = int(ends[-1])
+            begins = (keyed(seed ^ OF_MIXTURE, segments[here].astype(np.uint64)) % np.uint64(size)).astype(np.int64)
+            drawn = (begins + inside[here] * _stride(size)) % size
             source = np.searchsorted(ends, drawn, side="right")
             passed = blocks[here] - segment.first_block
             which[here] = source
@@ -113,6 +119,14 @@ class MixtureOrder:
             for source, count in enumerate(np.bincount(which, minlength=len(found)).tolist()):
                 found[source] += count
         return found
+
+
+def _stride(size: int) -> int:
+    """Return the whole number nearest below size / golden ratio that shares no divisor with size."""
+    stride = max(1, round(size / GOLDEN_RATIO))
+    while math.gcd(stride, size) != 1:
+        stride -= 1
+    return stride
 
 
 def _segments(shares: Sequence[Share]) -> tuple[list[_Segment], int | None]:
