@@ -64,6 +64,8 @@ def inspect(data: DataSpec, samples: int = 3, say: Say | None = None) -> Inspect
     """Return what tokenised data hold; text is tokenised into the cache first. Raises the errors of reading them."""
     kind, path = kind_of_source(data.source)
     tokenizer: Tokenizer | None
+    train: Split
+    validation: Split
     if kind in TOKEN_KINDS:
         found = open_token_set(data, kind, path)
         train, validation, tokenizer, vocab = found.train, found.validation, found.tokenizer, found.vocab
