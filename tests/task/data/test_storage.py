@@ -22,7 +22,7 @@ from paceline.task.data.prepare.prepare import prepare
 from paceline.task.data.source import open_sources
 from paceline.task.data.storage.blocks import HASH_BYTES, BlockCache
 from paceline.task.data.storage.bytes import CachedBytes
-from paceline.task.data.storage.notices import Notices
+from paceline.task.data.storage.notices import DataNotices
 from paceline.task.data.storage.remote import RemoteFiles, open_stream
 from paceline.task.data.storage.retries import Retries
 
@@ -90,7 +90,7 @@ def text_spec(folder: Path, **options: object) -> DataSpec:
 def test_what_may_pass_is_tried_again_and_told(served: tuple[str, type[Server]]) -> None:
     url, server = served
     (server.folder / "a.bin").write_bytes(bytes(range(256)) * 40)
-    notices = Notices()
+    notices = DataNotices()
     files = RemoteFiles(f"{url}/a.bin", notices, QUICK)
     server.faults += [503, 429, 500]
     WAITS.clear()

@@ -9,7 +9,7 @@ from paceline.errors import ConfigError, DataError, PacelineError
 from paceline.spec.data.mix import MixSpec
 from paceline.spec.import_paths import load_object
 from paceline.spec.task import DataSpec
-from paceline.task.data.order.mixture import MixtureOrder, Share
+from paceline.task.data.order.mixture import MixShare, MixtureOrder
 from paceline.task.data.order.of_source import ordering
 from paceline.task.data.protocol import OpensSources, Pair, Source
 from paceline.task.data.rows.mixed import InOrder, MixedSource
@@ -50,7 +50,7 @@ def arranged(data: DataSpec, pairs: Sequence[Pair]) -> Pair:
         return (train if data.shuffle == "global" else InOrder(train, ordering(data, train.samples))), validation
     names, trains = [each.label for each in data.mix], [train for train, _ in pairs]
     shares = [
-        Share(
+        MixShare(
             samples=train.samples,
             weight=each.weight,
             changes=tuple((change.at, change.weight) for change in each.changes),

@@ -10,17 +10,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from paceline.errors import DataError
-from paceline.task.data.order.mixture import BLOCK, MixtureOrder, Share
+from paceline.task.data.order.mixture import BLOCK, MixShare, MixtureOrder
 from paceline.task.data.order.of_source import GlobalOrder
 
 
-def mixture(*shares: Share) -> MixtureOrder:
+def mixture(*shares: MixShare) -> MixtureOrder:
     return MixtureOrder(shares, [GlobalOrder(share.samples) for share in shares])
 
 
 shares = st.lists(
     st.builds(
-        Share,
+        MixShare,
         samples=st.integers(1, 500),
         weight=st.floats(0.001, 100),
         changes=st.dictionaries(st.integers(1, 5 * BLOCK), st.floats(0, 10), max_size=3).map(
@@ -35,7 +35,7 @@ shares = st.lists(
 
 @settings(max_examples=40, deadline=None)
 @given(shares, st.integers(0, 2**40))
-def test_each_source_is_read_at_each_of_its_own_positions_once(parts: list[Share], seed: int) -> None:
+def test_each_source_is_read_at_each_of_its_own_positions_once(parts: list[MixShare], seed: int) -> None:
     order = mixture(*parts)
     length = 6 * BLOCK if order.end is None else min(order.end, 6 * BLOCK)
     which, own = order.places(seed, np.arange(length))
@@ -50,7 +50,7 @@ def test_each_source_is_read_at_each_of_its_own_positions_once(parts: list[Share
 
 @settings(max_examples=20, deadline=None)
 @given(shares, st.integers(0, 2**30))
-def test_a_position_means_the_same_however_it_is_asked(parts: list[Share], shuffle: int) -> None:
+def test_a_position_means_the_same_however_it_is_asked(parts: list[MixShare], shuffle: int) -> None:
     order = mixture(*parts)
     length = min(3000, order.end or 3000)
     positions = np.arange(length)
@@ -62,7 +62,7 @@ def test_a_position_means_the_same_however_it_is_asked(parts: list[Share], shuff
 
 @pytest.mark.parametrize("batch", [16, 64, 512])
 def test_every_batch_has_its_share(batch: int) -> None:
-    order = mixture(Share(1000, 6.0), Share(100, 3.0), Share(10, 1.0))
+    order = mixture(MixShare(1000, 6.0), MixShare(100, 3.0), MixShare(10, 1.0))
     which, _ = order.places(7, np.arange(12 * BLOCK))
     rows = which[: len(which) // batch * batch].reshape(-1, batch)
     for number, weight in enumerate((0.6, 0.3, 0.1)):
@@ -71,7 +71,7 @@ def test_every_batch_has_its_share(batch: int) -> None:
 
 
 def test_another_length_of_a_source_moves_no_other() -> None:
-    short, long = mixture(Share(100, 2.0), Share(70, 1.0)), mixture(Share(100, 2.0), Share(700, 1.0))
+    short, long = mixture(MixShare(100, 2.0), MixShare(70, 1.0)), mixture(MixShare(100, 2.0), MixShare(700, 1.0))
     positions = np.arange(10_000)
     for one, other in zip(short.places(7, positions), long.places(7, positions), strict=True):
         assert np.array_equal(one, other)
@@ -80,16 +80,18 @@ def test_another_length_of_a_source_moves_no_other() -> None:
 
 
 def test_weights_change_where_they_are_said_to() -> None:
-    order = mixture(Share(100, 1.0, ((2 * BLOCK, 0.0),)), Share(100, 0.0, ((2 * BLOCK, 1.0), (4 * BLOCK - 5, 3.0))))
+    order = mixture(
+        MixShare(100, 1.0, ((2 * BLOCK, 0.0),)), MixShare(100, 0.0, ((2 * BLOCK, 1.0), (4 * BLOCK - 5, 3.0)))
+    )
     which, _ = order.places(7, np.arange(6 * BLOCK))
     assert not which[: 2 * BLOCK].any() and which[2 * BLOCK :].all()
 
 
 def test_a_source_at_its_limit_leaves_its_place_to_the_others() -> None:
-    order = mixture(Share(1000, 1.0, most=1000), Share(50, 1.0))
+    order = mixture(MixShare(1000, 1.0, most=1000), MixShare(50, 1.0))
     which, _ = order.places(7, np.arange(5 * BLOCK))
     assert (which == 0).sum() == 1000 and order.end is None
-    both = mixture(Share(1000, 1.0, most=1000), Share(50, 1.0, most=9000))
+    both = mixture(MixShare(1000, 1.0, most=1000), MixShare(50, 1.0, most=9000))
     assert both.end == 10_000
     counts = np.bincount(both.places(7, np.arange(10_000))[0])
     assert counts.tolist() == [1000, 9000]
@@ -98,7 +100,7 @@ def test_a_source_at_its_limit_leaves_its_place_to_the_others() -> None:
 
 
 def test_epochs_of_each_source_hold_each_sample_once() -> None:
-    order = mixture(Share(BLOCK // 4, 1.0), Share(3 * BLOCK // 8, 3.0))
+    order = mixture(MixShare(BLOCK // 4, 1.0), MixShare(3 * BLOCK // 8, 3.0))
     ids = order.ids(7, np.arange(4 * BLOCK))
     counts = np.bincount(ids)
     assert counts[: BLOCK // 4].tolist() == [4] * (BLOCK // 4)
@@ -107,12 +109,12 @@ def test_epochs_of_each_source_hold_each_sample_once() -> None:
 
 def test_nothing_to_read_is_an_error() -> None:
     with pytest.raises(DataError, match="begins with nothing"):
-        mixture(Share(10, 0.0))
-    starts = [mixture(Share(9, 1.0), Share(9, 1.0)).ids(seed, np.arange(50)).tolist() for seed in range(3)]
+        mixture(MixShare(10, 0.0))
+    starts = [mixture(MixShare(9, 1.0), MixShare(9, 1.0)).ids(seed, np.arange(50)).tolist() for seed in range(3)]
     assert all(one != other for one, other in itertools.combinations(starts, 2))
 
 
 def test_golden_vector() -> None:
     # Frozen for ever: a change here would reorder the samples of every mixture there is.
-    order = mixture(Share(10, 3.0), Share(7, 1.0))
+    order = mixture(MixShare(10, 3.0), MixShare(7, 1.0))
     assert order.ids(7, np.arange(8190, 8200)).tolist() == [6, 10, 6, 1, 3, 5, 16, 2, 7, 13]

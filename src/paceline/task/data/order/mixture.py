@@ -31,7 +31,7 @@ Ints = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True)
-class Share:
+class MixShare:
     """What one source has of a mixture: its weight, other ones from positions of the mixture on, and its limit."""
 
     samples: int
@@ -56,7 +56,7 @@ class _Segment:
 class MixtureOrder:
     """The ids of a mixture's samples along the training. Ids count through the sources, one after the other."""
 
-    def __init__(self, shares: Sequence[Share], orders: Sequence[Order]) -> None:
+    def __init__(self, shares: Sequence[MixShare], orders: Sequence[Order]) -> None:
         """`orders` are those of the sources, in the order of `shares`. Raises DataError where nothing is to be read."""
         self.shares, self._orders = tuple(shares), tuple(orders)
         self._offsets = np.cumsum([0, *(share.samples for share in shares)])[:-1]
@@ -129,7 +129,7 @@ def _stride(size: int) -> int:
     return stride
 
 
-def _segments(shares: Sequence[Share]) -> tuple[list[_Segment], int | None]:
+def _segments(shares: Sequence[MixShare]) -> tuple[list[_Segment], int | None]:
     """Return the segments of a mixture, and the position at which all sources have come to their limits, or None."""
     turns = sorted({-(-at // BLOCK) for share in shares for at, _ in share.changes})
     block, used, found = 0, [0] * len(shares), list[_Segment]()

@@ -25,7 +25,7 @@ import numpy as np
 import numpy.typing as npt
 
 from paceline.errors import StorageError
-from paceline.task.data.storage.notices import Notices
+from paceline.task.data.storage.notices import DataNotices
 
 Bytes = npt.NDArray[np.uint8]
 
@@ -37,7 +37,7 @@ MAPPED = 256  # pieces that a process keeps mapped
 class BlockCache:
     """Pieces by their keys. Any thread and any process may use one; a key always stands for the same bytes."""
 
-    def __init__(self, root: Path, most_bytes: int, notices: Notices | None = None) -> None:
+    def __init__(self, root: Path, most_bytes: int, notices: DataNotices | None = None) -> None:
         """Keep pieces below `root`, at most `most_bytes` of them together."""
         self.root, self.most_bytes, self.notices = root, most_bytes, notices
         self._mapped: OrderedDict[str, Bytes] = OrderedDict()

@@ -15,7 +15,7 @@ import numpy.typing as npt
 from paceline.errors import DataError
 from paceline.task.data.storage.ahead import FetchesAhead
 from paceline.task.data.storage.blocks import BlockCache, Bytes
-from paceline.task.data.storage.notices import Notices
+from paceline.task.data.storage.notices import DataNotices
 from paceline.task.data.storage.remote import RemoteFile, RemoteFiles, is_remote
 
 PIECE_BYTES = 4 * 2**20  # what one request asks for: large against a request's latency, small against a shard
@@ -144,7 +144,7 @@ class Storage:
 
     cache_dir: Path
     cache_bytes: int
-    notices: Notices = field(default_factory=Notices)
+    notices: DataNotices = field(default_factory=DataNotices)
     ahead: FetchesAhead = field(default_factory=FetchesAhead)
 
     def open(self, path: str) -> ByteFile:

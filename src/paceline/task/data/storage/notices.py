@@ -10,7 +10,7 @@ LEFT_OUT = "a sample was left out"
 KEPT = 256  # different notices kept between two looks; further ones only count
 
 
-class Notice(NamedTuple):
+class DataNotice(NamedTuple):
     """What happened, because of what, and how often."""
 
     what: str
@@ -18,7 +18,7 @@ class Notice(NamedTuple):
     times: int = 1
 
 
-class Notices:
+class DataNotices:
     """Counts what readers tell, from any thread, until somebody takes it."""
 
     def __init__(self) -> None:
@@ -35,11 +35,11 @@ class Notices:
             else:
                 self._counts[what, "further ones"] += 1
 
-    def take(self) -> list[Notice]:
+    def take(self) -> list[DataNotice]:
         """Return what was told since the last call, in the order of its first time."""
         with self._lock:
             told, self._counts = self._counts, Counter()
-        return [Notice(what, because, times) for (what, because), times in told.items()]
+        return [DataNotice(what, because, times) for (what, because), times in told.items()]
 
     def total(self, what: str) -> int:
         """Return how often something was told since the start, taken or not."""
@@ -47,11 +47,11 @@ class Notices:
             return self._totals[what]
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Notices, ()  # another process counts its own
+        return DataNotices, ()  # another process counts its own
 
 
-def notices_of(source: object) -> list[Notice]:
+def notices_of(source: object) -> list[DataNotice]:
     """Return what a source, or the sources of a mixture, have told since the last call. Most have nothing to tell."""
     found = getattr(source, "notices", None)
-    own = found.take() if isinstance(found, Notices) else []
+    own = found.take() if isinstance(found, DataNotices) else []
     return [*own, *(notice for each in getattr(source, "sources", ()) for notice in notices_of(each))]

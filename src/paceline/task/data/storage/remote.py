@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from paceline.errors import MissingExtra
-from paceline.task.data.storage.notices import Notices
+from paceline.task.data.storage.notices import DataNotices
 from paceline.task.data.storage.retries import Retries
 
 STREAM_BYTES = 8 * 2**20  # what one request of a stream asks for
@@ -36,7 +36,7 @@ class RemoteFile:
 class RemoteFiles:
     """The files that a URL reaches. Every method raises DataError for what the storage answers."""
 
-    def __init__(self, url: str, notices: Notices | None = None, retries: Retries | None = None) -> None:
+    def __init__(self, url: str, notices: DataNotices | None = None, retries: Retries | None = None) -> None:
         try:
             from fsspec.core import url_to_fs
         except ImportError as error:
@@ -141,7 +141,7 @@ class RemoteStream(io.RawIOBase):
         return len(content)
 
 
-def open_stream(url: str, notices: Notices | None = None) -> io.BufferedReader:
+def open_stream(url: str, notices: DataNotices | None = None) -> io.BufferedReader:
     """Return a remote file opened for reading. Raises DataError."""
     files = RemoteFiles(url, notices)
     return io.BufferedReader(RemoteStream(files, url, files.file().size), STREAM_BYTES)

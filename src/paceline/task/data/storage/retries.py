@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from paceline.errors import DataError, PacelineError
-from paceline.task.data.storage.notices import Notices
+from paceline.task.data.storage.notices import DataNotices
 
 Result = TypeVar("Result")
 
@@ -28,7 +28,7 @@ class Retries:
     longest_seconds: float = 20.0
     wait: Callable[[float], None] = time.sleep
 
-    def run(self, what: str, call: Callable[[], Result], notices: Notices | None = None) -> Result:
+    def run(self, what: str, call: Callable[[], Result], notices: DataNotices | None = None) -> Result:
         """Return what `call()` returns. Raises DataError for what does not pass, and after the last attempt.
 
         Each failure that is tried again is told to `notices`. Waits differ by chance, so that many readers that

@@ -12,7 +12,7 @@ from paceline.task.data.rows.packing import PackedSource
 from paceline.task.data.rows.windows import TokenSource
 from paceline.task.data.sources.shards.parts import TokenParts
 from paceline.task.data.sources.tokens import Split
-from paceline.task.data.storage.notices import LEFT_OUT, Notices
+from paceline.task.data.storage.notices import LEFT_OUT, DataNotices
 
 NO_LABEL = -100
 STEPS_AHEAD = 8  # whose samples are fetched before they are wanted, where they are remote
@@ -25,14 +25,14 @@ class _OverFiles:
     and counts nothing. Whether it does depends on the files alone, so all layouts and all resumes leave out the same.
     """
 
-    notices: Notices
+    notices: DataNotices
     skip_bad: bool
     vocab: int | None
     split: Split
     items_per_sample: int
 
-    def _prepare(self, skip_bad: bool, notices: Notices | None) -> None:
-        self.skip_bad, self.notices = skip_bad, notices or Notices()
+    def _prepare(self, skip_bad: bool, notices: DataNotices | None) -> None:
+        self.skip_bad, self.notices = skip_bad, notices or DataNotices()
 
     def _opened(self, tokens: TokenParts) -> None:
         self.is_near = tokens.is_near
@@ -84,7 +84,7 @@ class ShardSource(_OverFiles, TokenSource):
         seq_len: int,
         cross_documents: bool = True,
         skip_bad: bool = False,
-        notices: Notices | None = None,
+        notices: DataNotices | None = None,
     ) -> None:
         """Open the split. Raises DataError where it does not make one sample, or a file of it is not there."""
         self._prepare(skip_bad, notices)
@@ -126,7 +126,7 @@ class PackedShards(_OverFiles, PackedSource):
         seq_len: int,
         cross_documents: bool = True,
         skip_bad: bool = False,
-        notices: Notices | None = None,
+        notices: DataNotices | None = None,
     ) -> None:
         """Open the split and pack its documents. Raises DataError where it does not hold two tokens."""
         self._prepare(skip_bad, notices)
