@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from paceline.task.data.prepare.work import Job, Receipt
+from paceline.task.data.prepare.work import PrepareJob, Receipt
 from paceline.task.data.sources.shards.folder import ShardIndex, splits_of
 from paceline.task.data.sources.shards.opened import storage_of
 from paceline.task.data.sources.tokenizer import Tokenizer
@@ -20,7 +20,7 @@ SHARES = (0.05, 0.5, 0.95)
 
 
 def make_card(
-    job: Job, receipts: Sequence[Receipt], tokenizer: Tokenizer, index: ShardIndex, key: str
+    job: PrepareJob, receipts: Sequence[Receipt], tokenizer: Tokenizer, index: ShardIndex, key: str
 ) -> dict[str, Any]:
     """Return the card of the folder that the receipts complete; `index` has the card of the shards before, if any."""
     data, before = job.data, index.card

@@ -15,7 +15,7 @@ PART_BYTES = 64 * 2**20
 
 
 @dataclass(frozen=True)
-class Part:
+class CorpusPart:
     """Some files one after the other, or those lines of one JSONL file that begin in the bytes start..stop."""
 
     number: int
@@ -29,14 +29,14 @@ class Part:
         return self.stop - self.start if self.stop else sum(file.size for file in self.files)
 
 
-def parts_of(listing: CorpusFiles, part_bytes: int = PART_BYTES) -> list[Part]:
+def parts_of(listing: CorpusFiles, part_bytes: int = PART_BYTES) -> list[CorpusPart]:
     """Return the parts in order: small files together, JSONL cut at lines, any other file whole."""
-    parts: list[Part] = []
+    parts: list[CorpusPart] = []
     together: list[File] = []
 
     def close() -> None:
         if together:
-            parts.append(Part(len(parts), tuple(together)))
+            parts.append(CorpusPart(len(parts), tuple(together)))
             together.clear()
 
     for file in listing.files:
@@ -45,7 +45,7 @@ def parts_of(listing: CorpusFiles, part_bytes: int = PART_BYTES) -> list[Part]:
             cuts = -(-file.size // part_bytes)
             bounds = [file.size * cut // cuts for cut in range(cuts + 1)]
             for start, stop in pairwise(bounds):
-                parts.append(Part(len(parts), (file,), start, stop))
+                parts.append(CorpusPart(len(parts), (file,), start, stop))
             continue
         if together and sum(each.size for each in together) + file.size > part_bytes:
             close()
@@ -54,7 +54,7 @@ def parts_of(listing: CorpusFiles, part_bytes: int = PART_BYTES) -> list[Part]:
     return parts
 
 
-def documents_of(data: DataSpec, listing: CorpusFiles, part: Part, damaged: Damaged) -> Iterator[Document]:
+def documents_of(data: DataSpec, listing: CorpusFiles, part: CorpusPart, damaged: Damaged) -> Iterator[Document]:
     """Yield a part's documents in order, without empty ones."""
     if part.stop:
         found = read_lines(part.files[0], part.start, part.stop, data, damaged)

@@ -24,10 +24,10 @@ import numpy as np
 from paceline.errors import ConfigError, DataError, StorageError
 from paceline.spec.task import DataSpec
 from paceline.task.data.prepare.card import make_card
-from paceline.task.data.prepare.parts import PART_BYTES, Part, documents_of, parts_of
+from paceline.task.data.prepare.parts import PART_BYTES, CorpusPart, documents_of, parts_of
 from paceline.task.data.prepare.work import (
     WORK,
-    Job,
+    PrepareJob,
     Receipt,
     begin_worker,
     hashes_path,
@@ -51,7 +51,7 @@ Progress = Callable[[str, float], None]  # what is done, and how much of it: 0..
 
 
 @dataclass(frozen=True)
-class Prepared:
+class PreparedShards:
     """A folder of shards. `made` is False where it was there already."""
 
     folder: Path
@@ -67,7 +67,7 @@ def prepare(
     append: bool = False,
     part_bytes: int = PART_BYTES,
     progress: Progress = lambda what, share: None,
-) -> Prepared:
+) -> PreparedShards:
     """Write the documents of `data` as token shards into `folder` and return what is there then.
 
     `dedup` keeps the first of equal documents. `append` adds to a folder that is finished, with its tokenizer. Raises
@@ -78,7 +78,7 @@ def prepare(
     before = _before(data, folder, append)
     job_key = _key(data, listing, dedup, part_bytes)
     if before is not None and job_key in before.card.get("jobs", []):
-        return Prepared(folder, before, False)
+        return PreparedShards(folder, before, False)
     if before is not None and not append:
         raise ConfigError(
             f"{folder} holds other shards",
@@ -91,7 +91,7 @@ def prepare(
         first = int(before.card.get("parts", 0)) if before else 0
         limit = int(data.validation_fraction * 2**64)
         parts = parts_of(listing, part_bytes)
-        job = Job(data, replace(listing, files=()), len(listing.files), str(folder), limit, dedup, first)
+        job = PrepareJob(data, replace(listing, files=()), len(listing.files), str(folder), limit, dedup, first)
         tokenizer = _tokenizer(data, job, parts, folder if before else None, progress)
         with _pool(workers) as pool:
             if dedup:
@@ -102,7 +102,7 @@ def prepare(
         write_text(folder / TOKENIZER, tokenizer.to_json())
         write_index(folder, index)
         shutil.rmtree(work)
-    return Prepared(folder, index, True)
+    return PreparedShards(folder, index, True)
 
 
 def _before(data: DataSpec, folder: Path, append: bool) -> ShardIndex | None:
@@ -143,7 +143,9 @@ def _begin(work: Path, key: str) -> None:
     write_text(note, key)
 
 
-def _tokenizer(data: DataSpec, job: Job, parts: Sequence[Part], before: Path | None, progress: Progress) -> Tokenizer:
+def _tokenizer(
+    data: DataSpec, job: PrepareJob, parts: Sequence[CorpusPart], before: Path | None, progress: Progress
+) -> Tokenizer:
     """Return the tokenizer, learned from the corpus where it is to be; workers find it in the folder of the work."""
     path = job.work / TOKENIZER
     if path.is_file():
@@ -162,14 +164,14 @@ def _tokenizer(data: DataSpec, job: Job, parts: Sequence[Part], before: Path | N
     return tokenizer
 
 
-def _training_texts(data: DataSpec, job: Job, parts: Sequence[Part]) -> Iterator[bytes]:
+def _training_texts(data: DataSpec, job: PrepareJob, parts: Sequence[CorpusPart]) -> Iterator[bytes]:
     for part in parts:
         for document in documents_of(data, job.listing, part, Damaged(data.on_bad == "skip")):
             if split_value(document_hash(document.text)) >= job.limit:
                 yield document.text
 
 
-def _choose(work: Path, parts: Sequence[Part]) -> None:
+def _choose(work: Path, parts: Sequence[CorpusPart]) -> None:
     """Write which documents of each part are kept: of equal ones the first."""
     hashes = [np.load(hashes_path(work, part.number)) for part in parts]
     together = np.ascontiguousarray(np.concatenate(hashes)).view("V16").reshape(-1)
@@ -182,9 +184,13 @@ def _choose(work: Path, parts: Sequence[Part]) -> None:
 
 
 def _each(
-    pool: ProcessPoolExecutor | None, do: Callable[[Job, Part], Result], job: Job, parts: Sequence[Part], what: str,
+    pool: ProcessPoolExecutor | None,
+    do: Callable[[PrepareJob, CorpusPart], Result],
+    job: PrepareJob,
+    parts: Sequence[CorpusPart],
+    what: str,
     progress: Progress,
-) -> list[Result]:  # fmt: skip
+) -> list[Result]:
     """Return `do(job, part)` for each part, in order; the first error ends all."""
     total, done = max(1, sum(part.bytes for part in parts)), 0
     progress(what, 0.0)
@@ -218,7 +224,7 @@ def _pool(workers: int) -> Iterator[ProcessPoolExecutor | None]:
 
 
 def _index(
-    job: Job, tokenizer: Tokenizer, receipts: Sequence[Receipt], before: ShardIndex | None, key: str
+    job: PrepareJob, tokenizer: Tokenizer, receipts: Sequence[Receipt], before: ShardIndex | None, key: str
 ) -> ShardIndex:
     found = {split: tuple(each.shards[split] for each in receipts if split in each.shards) for split in SPLITS}
     if not any(found.values()):

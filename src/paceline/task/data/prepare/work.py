@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from paceline.durable import publish
 from paceline.spec.task import DataSpec
-from paceline.task.data.prepare.parts import Part, documents_of
+from paceline.task.data.prepare.parts import CorpusPart, documents_of
 from paceline.task.data.sources.documents import Damaged, Document, document_hash, split_value
 from paceline.task.data.sources.listing import CorpusFiles
 from paceline.task.data.sources.shards.layout import ShardWriter, WrittenShard
@@ -27,7 +27,7 @@ WORK = ".work"  # the folder of what is not finished, inside of the folder that 
 
 
 @dataclass(frozen=True)
-class Job:
+class PrepareJob:
     """What all workers of a preparation are told. `first` is the number of the first shard.
 
     `listing` has the kind of the corpus and none of its files, which come with the parts.
@@ -65,7 +65,7 @@ def begin_worker() -> None:
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
 
 
-def survey(job: Job, part: Part) -> None:
+def survey(job: PrepareJob, part: CorpusPart) -> None:
     """Write the hashes of a part's documents, unless they are there: HASHES.npy, [documents, 16] bytes."""
     path = hashes_path(job.work, part.number)
     if path.exists():
@@ -75,7 +75,7 @@ def survey(job: Job, part: Part) -> None:
     save(path, np.frombuffer(found, dtype=np.uint8).reshape(-1, 16))
 
 
-def tokenise(job: Job, part: Part) -> Receipt:
+def tokenise(job: PrepareJob, part: CorpusPart) -> Receipt:
     """Write a part's token shards, unless they are there, and return the receipt."""
     path = job.work / f"{part.number:06}.json"
     if path.exists():
