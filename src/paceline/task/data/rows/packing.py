@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from paceline.errors import DataError
 from paceline.task.data.order.permutation import keyed, permuted
-from paceline.task.data.sources.tokens import TokenSplit
+from paceline.task.data.sources.tokens import Split
 
 WINDOW_PIECES = 8192  # pieces that are fitted together: memory and time stay bounded, and 0.04 % stays empty
 SEED = 0  # which pieces may share a row does not depend on the task's seed
@@ -107,7 +107,7 @@ class PackedSource:
     unit = "tokens"
     reads_in_threads = True  # of a mapped file, and of nothing that changes
 
-    def __init__(self, split: TokenSplit, vocab: int, seq_len: int, cross_documents: bool = True) -> None:
+    def __init__(self, split: Split, vocab: int, seq_len: int, cross_documents: bool = True) -> None:
         """Map the split and pack its documents. Raises DataError where it does not hold two tokens."""
         self.split, self.items_per_sample = split, seq_len
         self.vocab: int | None = vocab
