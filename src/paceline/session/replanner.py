@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable
 
 from paceline.cluster.groups import group_specs
@@ -58,7 +59,9 @@ class Replanner:
         asked = dataclasses.replace(self._spec.plan, precision=precision)
         cluster = _with_devices(self._spec.cluster, devices)
         if self._per_node:
-            cluster = dataclasses.replace(cluster, devices_per_node=self._per_node)
+            # Of machines that have lost some of their devices nobody says which: those left count as smaller ones.
+            here = math.gcd(devices, self._per_node) if devices > self._per_node else devices
+            cluster = dataclasses.replace(cluster, devices_per_node=here)
         spec = dataclasses.replace(self._spec, cluster=cluster, plan=asked)
         try:
             return plan_task(spec), False

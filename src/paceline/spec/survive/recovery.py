@@ -17,6 +17,11 @@ class RecoverySpec:
     preemption_retries: int = option(
         100, "how often one call goes on after a rank was killed from outside; 0 ends it at the first", minimum=0
     )
+    supervise: bool = option(
+        True,
+        "let a process that torchrun or srun started supervise its rank, as a process of its own, so that a fault is "
+        "survived; where off, it is the rank, and a fault ends the run",
+    )
     standby: bool = option(
         True, "keep a process that has imported torch, from which ranks are forked; where off, each imports it anew"
     )

@@ -19,6 +19,7 @@ from paceline.lock import RunLock
 from paceline.patience import Patience
 from paceline.run.process.brief import brief_from_json
 from paceline.run.process.generation import FORKED, RESTARTED
+from paceline.run.process.place import SERVED_STORE
 from paceline.run.survive.health.pulse import Pulse
 from paceline.run.survive.health.watch import PulseWatch
 from paceline.spec.journal.kinds import DecisionRecord
@@ -27,7 +28,7 @@ from paceline.spec.survive.nodes import NodesSpec
 from paceline.supervise.again.generations import TakenOver
 from paceline.supervise.again.machines import seats_of
 from paceline.supervise.again.rescue import rescue_folder
-from paceline.supervise.blame import leave_error
+from paceline.supervise.blame import Outcome, leave_error
 from paceline.supervise.control import CONTROL_VARIABLE
 from paceline.supervise.nodes.agent import HERE
 from paceline.supervise.nodes.far import FarRank, FarSight, FarStanding
@@ -201,7 +202,7 @@ class Fleet:
         prefix = f"{self._lock.token}-{self._lock.generation}"
         shared = {
             "WORLD_SIZE": str(ranks),
-            "PACELINE_RENDEZVOUS": f"store://{meet}/{prefix}",
+            "PACELINE_RENDEZVOUS": f"{SERVED_STORE}{meet}/{prefix}",
             ERROR_FOLDER: str(folder),
             **self._lock.for_far_ranks(),
         }
@@ -310,10 +311,10 @@ class Fleet:
     def close(self) -> None:
         """End what is left of the service to the run: the links stay until the end is told."""
 
-    def end(self, code: int) -> None:
+    def end(self, outcome: Outcome) -> None:
         """Tell all nodes how the run has ended."""
         for member in self.members.values():
-            member.link.send({"end": code})
+            member.link.send({"end": outcome.exit_code, "error": outcome.error})
             member.link.close()
         self._server.close()
 
