@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
+from paceline.checkpoint.tiers.held import HeldByRanks
 from paceline.errors import StorageError
 from paceline.lock import RunLock, take
 from paceline.run.loop.evaluate import unigram_bar
@@ -161,7 +162,7 @@ class InWorld:
         every: list[Sink] = [journal, status, *(open_sink(self.dir) for open_sink in self._sinks)]
         return Recorder(self.dir, journal.attempt, self.spec, self.brief, self.world, self._meter, every)
 
-    def _build(self, plan: Plan, world: World, root: Path | None = None) -> UnderPlan:
+    def _build(self, plan: Plan, world: World, root: Path | HeldByRanks | None = None) -> UnderPlan:
         self._points.starting("load", self.dir)
         under = UnderPlan(self._run, plan, world, self.source, self.brief.items_per_sample, root)
         self._points.bind(under.built.stepper)

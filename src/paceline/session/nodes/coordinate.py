@@ -63,7 +63,7 @@ def coordinate(spec: Spec, host: str, port: int, node: int, per_machine: int = 0
         server.setblocking(False)
         meeting = announce(run_dir, host, server.getsockname()[1], node)
         say(f"nodes    node {node} coordinates at {host}:{meeting.port}")
-        fleet = Fleet(spec.run.nodes, node, server, meeting.secret, lock, say)
+        fleet = Fleet(spec.run.nodes, server, meeting.secret, lock, say)
         fleet.steps_down = lambda: _step_down(lock, say)
         outcome = Outcome(1)  # of whatever ends this process here
         try:

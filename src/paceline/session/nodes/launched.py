@@ -122,7 +122,7 @@ def _reached(environ: Mapping[str, str], place: Place) -> str:
         return host
     if place.world_size <= place.ranks_on_node:
         return LOOPBACK
-    found = sorted({str(each[4][0]) for each in _known(host)})
+    found = _known(host)
     real = [address for address in found if not ipaddress.ip_address(address.partition("%")[0]).is_loopback]
     if real:
         return real[0]
@@ -131,9 +131,9 @@ def _reached(environ: Mapping[str, str], place: Place) -> str:
         return str(probe.getsockname()[0])
 
 
-def _known(host: str) -> list[tuple[object, ...]]:
+def _known(host: str) -> list[str]:
     try:
-        return list(socket.getaddrinfo(host, None, type=socket.SOCK_STREAM))
+        return sorted({str(each[4][0]) for each in socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)})
     except OSError as error:
         raise ConfigError(f"'{host}', where ranks are to meet, is not known here", str(error)) from error
 

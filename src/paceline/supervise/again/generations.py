@@ -261,7 +261,7 @@ class Generations:
             moments=fallen.moments,
             decisions=decisions,
             is_called=bool(fallen.called),
-            rescue="" if held is None and kept is None else str(self._machines.rescue(self._lock, number)),
+            rescue="" if held is None and kept is None else self._machines.rescue(self._lock, number),
             rescue_step=kept.step if kept is not None else held or 0,
             pieces={str(rank): tuple(files) for rank, files in kept.files.items()} if kept is not None else {},
         )

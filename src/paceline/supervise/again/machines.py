@@ -70,8 +70,8 @@ class RankHosts(Protocol):
     def watch(self, health: HealthSpec | None, folder: Path, ranks: int, run_dir: Path) -> PulseWatch | None:
         """Return the watch over a world's ranks, None where hangs are not looked for."""
 
-    def rescue(self, lock: RunLock, generation: int) -> Path:
-        """Return a folder in which the ranks of the next world can bring together what they hold."""
+    def rescue(self, lock: RunLock, generation: int) -> str:
+        """Return the folder in which the ranks of the next world bring together what they hold, or FROM_RANKS."""
 
     def held(self, ranks: int) -> HeldPieces | None:
         """Return the state that is in the memory of machines, for the ranks of the next world; None where none is."""
@@ -138,9 +138,9 @@ class OneMachine:
         """Return the watch over a world's ranks, None where hangs are not looked for."""
         return PulseWatch.of(health, folder, ranks, run_dir)
 
-    def rescue(self, lock: RunLock, generation: int) -> Path:
-        """Return a folder in which the ranks of the next world can bring together what they hold."""
-        return rescue_folder(lock, generation)
+    def rescue(self, lock: RunLock, generation: int) -> str:
+        """Return the folder in which the ranks of the next world bring together what they hold."""
+        return str(rescue_folder(lock, generation))
 
     def held(self, ranks: int) -> HeldPieces | None:
         """Return None: what a machine's memory holds of checkpoints is found as those on disk are."""
