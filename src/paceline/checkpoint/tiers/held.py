@@ -1,8 +1,8 @@
 """The state of one moment that ranks hold in memory, sent to those that need it: no file, and no disk.
 
-Each rank says which parts it holds, works out which of them its own tensors need under their layout, asks for these
-from rank to rank, and checks what it gets by the sums of fingerprint.py. Parts that it holds itself do not travel.
-What a rank keeps at once is its own need, and one other rank's at a time.
+Each rank says which parts it holds, works out which of them its own tensors need under their layout, and asks for these
+from rank to rank; parts that it holds itself do not travel. It checks what it has and what it gets by the sums of
+fingerprint.py. What a rank keeps at once is its own need, and one other rank's at a time.
 """
 
 from __future__ import annotations
@@ -67,6 +67,7 @@ class HeldByRanks:
         what a rank needs, or values are not those that were sent.
         """
         with torch.no_grad():
+            self._ranks.attempt(WHAT, self._check)
             wishes = self._ranks.attempt(WHAT, lambda: self._wishes(tensors))
             asked = self._ranks.any_of([name in tensors for name in self.names])
             unread = [name for name, is_asked in zip(self.names, asked, strict=True) if not is_asked]
@@ -74,6 +75,13 @@ class HeldByRanks:
                 raise ConfigError(f"the ranks hold '{unread[0]}', which nothing asks for", "it is of another model")
             answers = self._answers(wishes)
             self._ranks.attempt(WHAT, lambda: self._place(wishes, answers))
+
+    def _check(self) -> None:
+        """Raise StorageError where what this rank holds is not what it took."""
+        weights = PlaceWeights()
+        for part, value in self._mine:
+            if part.fingerprint not in (None, part_sum(value, part.offsets, weights) if part.bytes else None):
+                raise StorageError(WHAT, f"rank {self._ranks.rank} no longer holds the values of '{part.key}'")
 
     # ---- what is needed --------------------------------------------------------------------------------------------
 
@@ -124,8 +132,7 @@ class HeldByRanks:
         for number, box in asked:
             part, held = self._mine[number]
             value = within(held, part.box, box).contiguous()
-            known = part.fingerprint if box == part.box else None
-            total = part_sum(value, box[0], weights) if known is None else known
+            total = part_sum(value, box[0], weights)
             pieces += [torch.frombuffer(bytearray(total.to_bytes(SUM_BYTES, "little")), dtype=torch.uint8), raw(value)]
         return torch.cat(pieces) if pieces else torch.empty(0, dtype=torch.uint8)
 
