@@ -39,7 +39,7 @@ from paceline.supervise.crew import Crew, attend
 from paceline.supervise.groups import Process, collect
 from paceline.supervise.memory_kills import memory_kills
 from paceline.supervise.nodes.held import HeldPieces
-from paceline.supervise.signals import forward_signals
+from paceline.supervise.signals import STOP_SIGNALS, forward_signals
 
 PEERS_SECONDS = 1.0  # that the peers of a rank have whose failure is known: what they would tell is an echo of it
 
@@ -198,6 +198,8 @@ class Generations:
             while not crew.is_over:
                 crew.kill()
                 crew.look()
+        if self._machines.is_stopped():  # on another machine, which has passed the signal on by itself
+            crew.passed_on |= set(STOP_SIGNALS)
         outcome = outcome_of(crew.ended(), crew.killed, folder, kills, len(crew.processes))
         collect([process for rank, process in enumerate(crew.processes) if rank not in left])
         moments = {**_moments(crew.ended()), "ended": time.time()}
