@@ -45,6 +45,11 @@ class RecoverySpec:
         quantity="duration",
         minimum=0.0,
     )
+    prepare: bool = option(
+        True,
+        "plan, and prove, ahead for the world that the loss of a device or a node would leave, beside training; where "
+        "off, that is done when it is lost",
+    )
     notice: float | None = option(
         None,
         "from a notice to the end of the machine: where the last save took longer, the newest checkpoint counts",

@@ -219,6 +219,7 @@ class Generations:
         def settled() -> bool:
             nonlocal peers
             if not crew.has_failed:
+                self._elastic.prepare(self._machines.unit, lambda: reached_by(self._lock.run_dir).made)
                 may_grow = self._policy.reform and not call.exists()
                 if may_grow and self._elastic.pays(lambda: reached_by(self._lock.run_dir).step):
                     self._machines.word(folder, CALL_NAME)

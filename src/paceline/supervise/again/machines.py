@@ -43,6 +43,10 @@ class RankHosts(Protocol):
     def devices(self) -> int | None:
         """Return how many devices are there now; None where that is not for the machines to say."""
 
+    @property
+    def unit(self) -> int:
+        """How many devices go with the least that can be lost and not be replaced."""
+
     def wait_for(self, devices: int) -> bool:
         """Return whether so many devices are there, or come before the run has waited for too long."""
 
@@ -100,6 +104,11 @@ class OneMachine:
     def devices(self) -> int | None:
         """Return None: the devices of one machine stay as they are, but for what a file says."""
         return None
+
+    @property
+    def unit(self) -> int:
+        """One: a device may be lost by itself."""
+        return 1
 
     def wait_for(self, devices: int) -> bool:
         """Return False: no more devices will come than there are."""

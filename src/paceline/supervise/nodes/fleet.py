@@ -167,6 +167,11 @@ class Fleet:
         self.poll()
         return self.per_node * len(self.members)
 
+    @property
+    def unit(self) -> int:
+        """The devices of a node."""
+        return max(1, self.per_node)
+
     def wait_for(self, devices: int) -> bool:
         """Return whether so many devices are there, or come before the run has waited for too long."""
         patience = Patience(self._spec.wait)
