@@ -203,6 +203,6 @@ def test_a_fault_that_would_never_strike_is_refused(fault: dict[str, object], be
 
 def test_every_kind_is_tried_here() -> None:
     tried = {str(fault["kind"]) for fault, _, _ in KINDS_TRIED.values()}
-    elsewhere = {"cut", "slow_network"}  # test_network_faults.py
+    elsewhere = {"cut", "slow_network", "journal_full"}  # test_network_faults.py, test_storage_failures.py
     assert set(KINDS) - tried == {"disk_full", "read_only", "corrupt", "truncate", *elsewhere}
     assert errno.ENOSPC != errno.EROFS

@@ -18,6 +18,7 @@ from paceline.cluster.machine import visible_gpus
 from paceline.errors import PacelineError, Requeue
 from paceline.patience import Patience
 from paceline.run.process.handover import hand_over
+from paceline.said import say_line
 from paceline.session.survive import WORKER, forkable
 from paceline.spec.arguments import run_directory
 from paceline.spec.load import Spec
@@ -38,7 +39,7 @@ LOOK_SECONDS = 0.02
 BACK_SECONDS = 5.0
 
 
-def train_on_nodes(spec: Spec, say: Say = print) -> int:
+def train_on_nodes(spec: Spec, say: Say = say_line) -> int:
     """Supervise this node's ranks of a run on several nodes to its end; return the exit code."""
     nodes = spec.run.nodes
     nodes.check()

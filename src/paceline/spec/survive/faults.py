@@ -28,6 +28,10 @@ KINDS = {
     "flip": ("one bit of `target` is flipped", "backward"),
     "disk_full": ("the next file of a checkpoint cannot be written: no space is left", "save"),
     "read_only": ("the next file of a checkpoint cannot be written: the file system is read-only", "save"),
+    "journal_full": (
+        "no file can grow beyond the journal's size, the journal included, for `seconds` (0: for ever)",
+        "data",
+    ),
     "corrupt": ("one bit of the newest published checkpoint is flipped", "data"),
     "truncate": ("a file of the newest published checkpoint loses its second half", "data"),
     "descriptors": ("no further file can be opened for `seconds`", "data"),
@@ -52,7 +56,10 @@ class FaultSpec:
     times: int = option(1, "how often it strikes at most, over all starts of the run; 0 for no limit", minimum=0)
     again: bool = option(False, "strike again in the same step after a restart, as a bug does and an accident does not")
     seconds: float = option(
-        0.0, "how long it lasts (stop, delay, descriptors, cut, slow_network)", quantity="duration", minimum=0.0
+        0.0,
+        "how long it lasts (stop, delay, descriptors, journal_full, cut, slow_network)",
+        quantity="duration",
+        minimum=0.0,
     )
     bandwidth: int = option(1_000_000, "bytes per second that a slow network takes", quantity="bytes", minimum=1000)
     factor: float = option(3.0, "how many times as long a slow rank takes", minimum=1.0)

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from paceline.errors import ConfigError
 from paceline.run.survive.faults.network import disturb
+from paceline.spec.journal.reading import starts_of
 from paceline.spec.survive.faults import FaultSpec
 from paceline.supervise.nodes.meeting import find_meeting
 from paceline.supervise.parent import NODE_VARIABLE
@@ -27,6 +28,8 @@ def act(fault: FaultSpec, number: int, run_dir: Path) -> None:
         _late(fault.seconds)
     elif fault.kind == "descriptors":
         _without_descriptors(fault.seconds)
+    elif fault.kind == "journal_full":
+        _without_room(fault.seconds, run_dir)
     elif fault.kind in ("cut", "slow_network"):
         disturb(fault, told)
     elif fault.kind == "error":
@@ -79,10 +82,22 @@ def _late(seconds: float) -> None:
 
 def _without_descriptors(seconds: float) -> None:
     """Let this process open no further file for some seconds."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     probe = os.open(os.devnull, os.O_RDONLY)  # the lowest number that is free
     os.close(probe)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (probe, hard))
-    timer = threading.Timer(seconds, resource.setrlimit, (resource.RLIMIT_NOFILE, (soft, hard)))
-    timer.daemon = True
-    timer.start()
+    _limited(resource.RLIMIT_NOFILE, probe, seconds)
+
+
+def _without_room(seconds: float, run_dir: Path) -> None:
+    """Let no file of this process grow beyond the size that the journal has now; for ever where `seconds` is 0."""
+    starts = starts_of(run_dir)
+    _limited(resource.RLIMIT_FSIZE, starts[-1][1].stat().st_size if starts else 0, seconds)
+
+
+def _limited(what: int, most: int, seconds: float) -> None:
+    """Limit what the system gives this process, for some seconds; for ever where they are 0."""
+    soft, hard = resource.getrlimit(what)
+    resource.setrlimit(what, (most, hard))
+    if seconds:
+        timer = threading.Timer(seconds, resource.setrlimit, (what, (soft, hard)))
+        timer.daemon = True
+        timer.start()

@@ -1,0 +1,153 @@
+"""A journal whose disk takes no more, or has gone: what waits is written in order, bounded, and nobody's run ends."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from paceline.errors import StorageError
+from paceline.run.record import journal as journal_module
+from paceline.run.record.held import HeldLine, HeldLines
+from paceline.run.record.journal import Journal
+from paceline.said import flush_said, say_line
+from paceline.spec.journal.kinds import DecisionRecord, FaultRecord, RunStarted, StepRecord
+from paceline.spec.journal.reading import read_journal
+from paceline.spec.journal.record import now, read
+
+
+def step(number: int) -> StepRecord:
+    return now(read(StepRecord, {"step": number, "seconds": {"total": 1.0}}))
+
+
+@contextmanager
+def full(descriptor: int) -> Iterator[None]:
+    """Have writes to a descriptor fail as the kernel has them fail on a full disk."""
+    real, device = os.dup(descriptor), os.open("/dev/full", os.O_WRONLY)
+    os.dup2(device, descriptor)
+    try:
+        yield
+    finally:
+        os.dup2(real, descriptor)
+        os.close(real)
+        os.close(device)
+
+
+class Told:
+    """What a recorder does with what becomes of its journal."""
+
+    def __init__(self, journal: Journal) -> None:
+        self.faults: list[str] = []
+        self.decisions: list[dict[str, Any]] = []
+        self._journal = journal
+        journal.tell_by(self.fault, self.decided)
+
+    def fault(self, what: str, because: str) -> None:
+        self.faults.append(because)
+        self._journal.write(FaultRecord(what, because))
+
+    def decided(self, what: str, before: Any, after: Any, because: str, evidence: Any) -> None:
+        self.decisions.append(evidence)
+        self._journal.write(DecisionRecord(what, before, after, because, evidence))
+
+
+@pytest.fixture
+def journal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Journal:
+    monkeypatch.setattr(journal_module, "RETRY_SECONDS", 0.0)
+    opened = Journal(tmp_path)
+    opened.write(now(read(RunStarted, {"attempt": 1})))
+    opened.write(step(1))
+    return opened
+
+
+def said(run_dir: Path) -> list[Any]:
+    return [record.get("step", record["kind"]) for record in read_journal(run_dir)]
+
+
+def test_what_waits_is_written_in_order_and_the_warning_is_one(tmp_path: Path, journal: Journal) -> None:
+    told = Told(journal)
+    with full(journal._file):
+        for number in range(2, 6):
+            journal.write(step(number))
+    assert said(tmp_path)[1:] == [1], "nothing could be written"
+    journal.write(step(6))
+    journal.write(step(7))
+    journal.close()
+    assert said(tmp_path)[1:] == [1, 2, "fault", 3, 4, 5, 6, "decision", 7]
+    assert len(told.faults) == 1 and "No space left on device" in told.faults[0]
+    (evidence,) = told.decisions
+    assert evidence["held"] == 6 and not evidence["left_out"]
+
+
+def test_a_line_that_was_half_written_is_finished(
+    tmp_path: Path, journal: Journal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write, room = os.write, [30]
+
+    def some(descriptor: int, data: bytes) -> int:
+        if room[0] == 0:
+            raise OSError(28, "No space left on device")
+        taken = write(descriptor, data[: room[0]])
+        room[0] -= taken
+        return taken
+
+    monkeypatch.setattr(os, "write", some)
+    journal.write(step(2))
+    journal.write(step(3))
+    assert said(tmp_path)[1:] == [1]
+    room[0] = 10**6
+    journal.close()
+    assert said(tmp_path)[1:] == [1, 2, 3]
+
+
+def test_a_folder_that_was_deleted_gets_its_journal_back_with_the_start(tmp_path: Path, journal: Journal) -> None:
+    told = Told(journal)
+    shutil.rmtree(tmp_path)
+    journal.write(step(2))
+    tmp_path.mkdir()
+    journal.write(step(3))
+    journal.close()
+    assert said(tmp_path)[1:] == [2, "fault", 3, "decision"], "what had been written went with the folder"
+    assert next(read_journal(tmp_path))["kind"] == "run_started"
+    assert len(told.faults) == 1
+
+
+def test_records_that_cannot_be_written_at_all_are_an_error_at_the_end(journal: Journal) -> None:
+    with full(journal._file):
+        journal.write(step(2))
+        with pytest.raises(StorageError, match="1 records of the journal .* are lost"):
+            journal.close()
+
+
+def test_what_waits_is_bounded_and_its_outline_stays() -> None:
+    lines = HeldLines(most_lines=100, most_bytes=10**6)
+    lines.add(HeldLine("run_started", b"s"))
+    for number in range(1, 1001):
+        lines.add(HeldLine("step", b"x" * 10, number))
+        if number % 100 == 0:
+            lines.add(HeldLine("checkpoint", b"c"))
+        assert len(lines) <= 100
+    kept = [held.step for held in lines._lines if held.kind == "step"]
+    assert kept == sorted(kept) and kept[-1] == 1000 and min(kept) < 300
+    assert lines.left_out == {"step": 1000 - len(kept)} and lines.steps_left_out is not None
+    assert [held.kind for held in lines._lines].count("checkpoint") == 10
+    assert lines._bytes == 10 * len(kept) + 10 + 1
+    many = HeldLines(most_lines=100, most_bytes=500)
+    for _ in range(1000):
+        many.add(HeldLine("fault", b"x" * 10))
+    assert len(many) <= 50 and many.left_out["fault"] == 1000 - len(many)
+
+
+def test_output_on_a_full_disk_costs_the_lines_alone(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    with path.open("w") as stream:
+        with full(stream.fileno()):
+            say_line("one", stream)
+        say_line("two", stream)
+    assert path.read_text() == "one\ntwo\n"
+    flush_said()
