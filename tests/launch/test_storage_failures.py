@@ -86,7 +86,7 @@ def test_a_journal_that_cannot_be_written_for_a_while_is_whole_in_the_end(folder
     times = [record["time"] for record in read_journal(run_dir)]
     assert times[1:] == sorted(times[1:]), "in order; the first record is made before the decisions that it follows"
     assert records_of(run_dir, "run_ended")[-1]["exit_code"] == 0
-    (told,) = [record for record in records_of(run_dir, "fault")]
+    (told,) = records_of(run_dir, "fault")
     assert "File too large" in told["because"]
 
 

@@ -120,7 +120,7 @@ def test_a_folder_that_was_deleted_gets_its_journal_back_with_the_start(tmp_path
 def test_records_that_cannot_be_written_at_all_are_an_error_at_the_end(journal: Journal) -> None:
     with full(journal._file):
         journal.write(step(2))
-        with pytest.raises(StorageError, match="1 records of the journal .* are lost"):
+        with pytest.raises(StorageError, match=r"1 records of the journal .* are lost"):
             journal.close()
 
 
@@ -133,7 +133,7 @@ def test_what_waits_is_bounded_and_its_outline_stays() -> None:
             lines.add(HeldLine("checkpoint", b"c"))
         assert len(lines) <= 100
     kept = [held.step for held in lines._lines if held.kind == "step"]
-    assert kept == sorted(kept) and kept[-1] == 1000 and min(kept) < 300
+    assert kept == sorted(kept) and kept[-10:] == list(range(991, 1001)) and kept[0] == 1
     assert lines.left_out == {"step": 1000 - len(kept)} and lines.steps_left_out is not None
     assert [held.kind for held in lines._lines].count("checkpoint") == 10
     assert lines._bytes == 10 * len(kept) + 10 + 1

@@ -87,8 +87,8 @@ class HeldLines:
         may_go = [held for held in list(self._lines)[first:-1] if held.kind == "step"]
         if 2 * len(may_go) < len(self._lines):
             may_go = [held for held in list(self._lines)[first:-1] if held.kind not in ("", "run_started")]
-        gone = set(map(id, may_go[::2]))
-        for held in may_go[::2]:
+        gone = set(map(id, may_go[1::2]))
+        for held in may_go[1::2]:
             self._left_out[held.kind] += 1
             self._bytes -= len(held.line)
             self._steps += [] if held.step is None else [held.step]
