@@ -17,6 +17,9 @@ ALLOCATOR_VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")  # the s
 WORKSPACE_VARIABLE = "CUBLAS_WORKSPACE_CONFIG"
 WORKSPACE = ":4096:8"  # one of the two that NVIDIA documents as deterministic, and 24 MiB
 
+RECORDER_VARIABLES = ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE")  # the second is the older name
+RECORDER_ENTRIES = "2000"  # collectives in the flight recorder's ring: torch's own default since 2.13
+
 TF32_PRICE = (
     "fp32 products of CUDA run at the TF32 rate of the catalog, 2 to 16 times that of fp32; of a factor's 23 bits 10 "
     "are read, so that fp32 proofs, which are made on a CPU, do not hold for them"
@@ -57,6 +60,8 @@ def environment_for(run: RunSpec, kind: str, environ: Mapping[str, str]) -> dict
         found[ALLOCATOR_VARIABLES[0]] = "expandable_segments:True"
     if run.deterministic and WORKSPACE_VARIABLE not in environ:
         found[WORKSPACE_VARIABLE] = WORKSPACE
+    if run.health.hangs and not any(name in environ for name in RECORDER_VARIABLES):
+        found[RECORDER_VARIABLES[0]] = RECORDER_ENTRIES
     return found
 
 
