@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import resource
 import signal
 import subprocess
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 from paceline.errors import ConfigError
@@ -28,8 +30,6 @@ def act(fault: FaultSpec, number: int, run_dir: Path) -> None:
         _late(fault.seconds)
     elif fault.kind == "descriptors":
         _without_descriptors(fault.seconds)
-    elif fault.kind == "journal_full":
-        _without_room(fault.seconds, run_dir)
     elif fault.kind in ("cut", "slow_network"):
         disturb(fault, told)
     elif fault.kind == "error":
@@ -84,20 +84,16 @@ def _without_descriptors(seconds: float) -> None:
     """Let this process open no further file for some seconds."""
     probe = os.open(os.devnull, os.O_RDONLY)  # the lowest number that is free
     os.close(probe)
-    _limited(resource.RLIMIT_NOFILE, probe, seconds)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (probe, hard))
+    timer = threading.Timer(seconds, resource.setrlimit, (resource.RLIMIT_NOFILE, (soft, hard)))
+    timer.daemon = True
+    timer.start()
 
 
-def _without_room(seconds: float, run_dir: Path) -> None:
-    """Let no file of this process grow beyond the size that the journal has now; for ever where `seconds` is 0."""
+def without_room(run_dir: Path) -> Callable[[], None]:
+    """Let no file of this process grow beyond the size that the journal has now; return what ends that."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
     starts = starts_of(run_dir)
-    _limited(resource.RLIMIT_FSIZE, starts[-1][1].stat().st_size if starts else 0, seconds)
-
-
-def _limited(what: int, most: int, seconds: float) -> None:
-    """Limit what the system gives this process, for some seconds; for ever where they are 0."""
-    soft, hard = resource.getrlimit(what)
-    resource.setrlimit(what, (most, hard))
-    if seconds:
-        timer = threading.Timer(seconds, resource.setrlimit, (what, (soft, hard)))
-        timer.daemon = True
-        timer.start()
+    resource.setrlimit(resource.RLIMIT_FSIZE, (starts[-1][1].stat().st_size if starts else 0, before[1]))
+    return functools.partial(resource.setrlimit, resource.RLIMIT_FSIZE, before)
