@@ -67,6 +67,7 @@ def test_switches_are_set_and_told_with_their_price(switches_kept: None) -> None
     told = {one.what: one for one in prepare_process(run, "cuda", environ)}
     assert list(told) == ["allocator", "run.tf32", "run.cudnn_benchmark", "run.deterministic"]
     assert all(one.because for one in told.values()) and "TF32 rate" in told["run.tf32"].because
+    assert "what it costs: not measured on cuda" in told["run.deterministic"].because
     chosen = {"PYTORCH_ALLOC_CONF": "expandable_segments:True", "CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
     assert environ == {**chosen, **RECORDER}
     assert torch.get_float32_matmul_precision() == "high" and torch.backends.cudnn.allow_tf32

@@ -10,6 +10,7 @@ from collections.abc import Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
 
 from paceline.cluster.here.cores import bind_process, is_bound, memory_nodes, node_of_device, split_cores
+from paceline.cluster.here.determinism import deterministic_price
 from paceline.errors import ConfigError
 from paceline.spec.run import RunSpec
 
@@ -28,7 +29,7 @@ BENCHMARK_PRICE = (
     "cuDNN tries its convolutions for every new shape and keeps the fastest, which may be another one, with sums in "
     "another order, at the next start"
 )
-DETERMINISTIC_PRICE = (
+DETERMINISTIC_GAIN = (
     "the same step gives the same bits on the same devices; scatters and index sums are slower, some operators have no "
     "such kernel and end in an error, and cuBLAS keeps 24 MiB"
 )
@@ -89,10 +90,10 @@ def prepare_process(run: RunSpec, kind: str, environ: MutableMapping[str, str] =
     found = [
         Switched("allocator", None, added[name], EXPANDABLE_PRICE) for name in ALLOCATOR_VARIABLES if name in added
     ]
-    return [*found, *_set_kernels(run)]
+    return [*found, *_set_kernels(run, kind)]
 
 
-def _set_kernels(run: RunSpec) -> list[Switched]:
+def _set_kernels(run: RunSpec, kind: str) -> list[Switched]:
     """Choose the kernels of this process. They are torch's own switches, and change nothing on a CPU but determinism.
 
     What the run leaves off stays as the user's program has set it.
@@ -111,7 +112,8 @@ def _set_kernels(run: RunSpec) -> list[Switched]:
         torch.backends.cudnn.benchmark = True
     if run.deterministic:
         before = torch.are_deterministic_algorithms_enabled()
-        found.append(Switched("run.deterministic", before, True, DETERMINISTIC_PRICE))
+        because = f"{DETERMINISTIC_GAIN}; what it costs: {deterministic_price(kind)}"
+        found.append(Switched("run.deterministic", before, True, because))
         torch.use_deterministic_algorithms(True)
         torch.backends.cudnn.benchmark = run.cudnn_benchmark
     return found
