@@ -8,7 +8,7 @@ SHELL       := /bin/bash
 PYTHON      ?= python3
 SPEC        ?= examples/stdlib-code.toml
 # Files of tests that run side by side. Half of a test's time is one process that starts.
-WORKERS     ?= 2
+WORKERS     ?= 3
 
 VENV := .venv
 BIN  := $(VENV)/bin/python

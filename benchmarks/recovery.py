@@ -2,6 +2,7 @@
 
 Besides, the loss of a node: everything on one of two nodes (two supervisors on this machine) is killed at once and its
 part of the RAM disk is emptied. With copies the state is in the ranks that are left, with shards in the memory of both.
+And "cold": the supervisor is killed and all its ranks end with it, and the run is started again at once.
 
     python benchmarks/recovery.py [--quick] [--rounds 5] [--ranks 4] [--json OUT] [--save]
 
@@ -162,6 +163,36 @@ def paceline(rung: str, ranks: int, folder: Path) -> dict[str, float] | None:
         end(process)
 
 
+def cold(ranks: int, folder: Path) -> dict[str, float] | None:
+    """Return the seconds from the end of all processes of a run to the next step of a run that is started then."""
+    corpus, run_dir, spec = folder / "corpus", folder / "run", folder / "spec.toml"
+    corpus.mkdir()
+    (corpus / "text.txt").write_text(" ".join(str(number * number % 9973) for number in range(20000)))
+    spec.write_text(SPEC.format(corpus=corpus, folder=folder, ranks=ranks, axis="dp_shard", run_dir=run_dir))
+
+    def start() -> subprocess.Popen[bytes]:
+        return subprocess.Popen(
+            [sys.executable, "-m", "paceline", "train", str(spec)],
+            stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env={**os.environ, "OMP_NUM_THREADS": "1"},
+        )  # fmt: skip
+
+    def steps(after: float) -> list[float]:
+        told = [record for record in read_journal(run_dir) if record["kind"] == "step"]
+        return [record["time"] for record in told if record["step"] >= 12 and record["time"] > after]
+
+    process = start()
+    try:
+        if not wait_for(lambda: steps(0.0), process):
+            return None
+        process.kill()  # its ranks end with it
+        killed, _ = time.time(), process.wait()
+        process = start()
+        after = wait_for(lambda: steps(killed + 0.5), process)
+        return {"total": after[0] - killed} if after else None
+    finally:
+        end(process)
+
+
 def lost_node(case: str, ranks: int, folder: Path) -> dict[str, float] | None:
     """Return the seconds from the loss of one of two nodes to the next step in a world of the other's ranks."""
     axis, options = LOST_NODES[case]
@@ -239,6 +270,7 @@ def main() -> None:
     contenders: dict[str, Callable[[Path], dict[str, float] | None]] = {
         **{name: (lambda folder, name=name: paceline(name, ranks, folder)) for name in RUNGS},
         **{name: (lambda folder, name=name: lost_node(name, ranks, folder)) for name in LOST_NODES},
+        "cold": lambda folder: cold(ranks, folder),
         "torchrun": lambda folder: torchrun(ranks, folder),
         "torchrun, own store": lambda folder: torchrun(ranks, folder, TORCH_DISABLE_SHARE_RDZV_TCP_STORE="1"),
     }

@@ -1,12 +1,9 @@
-"""Whether this CPU, as torch sees it, has the vector instructions that its compiler's code needs."""
+"""Whether torch's compiler works on this CPU, as torch sees it."""
 
 from __future__ import annotations
 
 import pytest
-import torch
 
-# torch 2.13's inductor writes calls of at::vec into kernels which it then compiles without that namespace.
-needs_vectors = pytest.mark.skipif(
-    torch.backends.cpu.get_cpu_capability() == "DEFAULT",
-    reason="torch's compiler writes C++ that does not compile on a CPU without vector instructions",
-)
+from paceline.cluster.here.compiler import cannot_compile
+
+needs_vectors = pytest.mark.skipif(bool(cannot_compile("cpu")), reason=cannot_compile("cpu"))

@@ -16,6 +16,7 @@ from rounding import assert_curves_close
 from runs import paceline, records_of, steps_of, wait_for_step, wait_until, write_spec
 
 from paceline.run.survive.saving.peers import peers_of
+from paceline.supervise.lines import Lines
 from paceline.supervise.nodes.held import whole_of
 from paceline.supervise.nodes.link import NodeLink, NoPeer, knock, open_to
 
@@ -178,6 +179,23 @@ def test_copies_go_to_another_node_and_what_is_left_is_read_where_it_is() -> Non
     assert whole_of({0: [names[0]], 1: [names[1]]}, {0: range(1)}) is None, (
         "what a node without ranks holds is not read"
     )
+
+
+@pytest.mark.parametrize("proof", [7, None, ["a"], "no proof", "umlaut \u00fc"])
+def test_whatever_a_stranger_answers_is_told_as_such(proof: object) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def stranger() -> None:
+            lines = Lines(server.accept()[0])
+            lines.send({"challenge": "of a stranger"})
+            lines.take(5.0)
+            lines.send({"proof": proof})
+
+        thread = threading.Thread(target=stranger)
+        thread.start()
+        with pytest.raises(NoPeer):
+            knock(server.getsockname(), "right", {"node": 3}, 5.0)
+        thread.join()
 
 
 def test_who_does_not_know_the_secret_is_not_let_in_and_a_silent_end_is_lost() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -81,7 +80,7 @@ def _costs(
         devices=max((record.from_world or 1 for record in recoveries), default=1),
         work=work,
         step=step,
-        every=statistics.median(gaps) * step if gaps else math.inf,
+        every=statistics.median(gaps) * step if gaps else work,
         stall=statistics.fmean(number(record.cost_seconds) or 0.0 for record in saves) if saves else 0.0,
         write=statistics.fmean(number(record.seconds) or 0.0 for record in saves) if saves else 0.0,
         detection=max(0.0, statistics.fmean(back) - restart - restore),

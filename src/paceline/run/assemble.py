@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from paceline.cluster.here.compiler import refuse_to_compile
 from paceline.errors import ConfigError
 from paceline.run.initial import DrawnModel, WholeModel, start_model
 from paceline.run.loop.first_look import FirstLook
@@ -69,6 +70,8 @@ def assemble(task: Task, plan: Plan, world: World, source: Source, items_per_sam
     A model is built without memory where that can be, laid out, and only then given its initial weights
     (run/initial.py), so one larger than a device's memory starts. Initial weights do not depend on the layout.
     """
+    if plan.compile:
+        refuse_to_compile(world.device.type)
     mesh = build_mesh(plan.layout, world)
     started = start_model(task, plan, world, source, items_per_sample)
     names = all_names(started.model)  # before stages know a part of them

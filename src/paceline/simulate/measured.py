@@ -21,7 +21,7 @@ class MeasuredCosts:
     devices: int
     work: float  # at full speed
     step: float
-    every: float  # of work between two checkpoints
+    every: float  # of work between two checkpoints; all of it where none was saved
     stall: float
     write: float  # from the moment a checkpoint holds until it is safe, the stall included
     detection: float  # from a fault to the end of the world that it struck

@@ -31,7 +31,7 @@ def entry_of(model: nn.Module, gradients: Any, device: torch.device) -> Callable
     calls = None
     if not isinstance(gradients, GatheredGradients) and max(group.size() for group in gradients.groups) > 1:
         names = {module: name for name, module in model.named_modules()}
-        units: list[Any] = gradients.units()
+        units: list[Any] = gradients.units
         calls = Calls([names[unit] for unit in units], gradients.groups, device)
         calls.watch(units)
     return _Entry(gradients, calls)

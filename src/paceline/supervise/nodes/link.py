@@ -94,7 +94,7 @@ def knock(address: tuple[str, int], secret: str, hello: Mapping[str, Any], secon
             raise NoPeer(f"{address[0]}:{address[1]} is not this run's coordinator")
         lines.send(hello)
         return lines
-    except (OSError, EOFError, KeyError, ValueError) as error:
+    except (OSError, EOFError, KeyError, ValueError, TypeError) as error:
         lines.end.close()
         raise NoPeer(f"{address[0]}:{address[1]} answered something else: {error}") from error
     except NoPeer:

@@ -29,7 +29,6 @@ from paceline.units import Amount
 from paceline.verify.compare.layout import compare
 
 BATCH = 7
-pytestmark = needs_vectors
 DEEP = pytest.mark.deep  # compiling takes seconds
 RECOMPUTE = ("none", "selective", "full")
 
@@ -74,6 +73,7 @@ CASES = [
 ]
 
 
+@needs_vectors
 @pytest.mark.parametrize(("model", "compiled", "recompute"), [
     pytest.param(*case, marks=DEEP if case[1] and case[2] != "selective" else ()) for case in CASES
 ])  # fmt: skip
@@ -88,6 +88,7 @@ def test_compiled_models_draw_the_same(model: str, compiled: int, recompute: str
     assert f"{3 - compiled} of 3 blocks (layers." in said
 
 
+@needs_vectors
 @pytest.mark.parametrize(("model", "rounded"), [("Chain", 0.0), pytest.param("EveryOther", 5.0, marks=DEEP)])
 def test_blocks_that_stay_out_are_cast_as_without_a_compiler(model: str, rounded: float) -> None:
     setting = {"precision": "bf16", "recompute": "full"}
@@ -113,6 +114,7 @@ LAYOUTS = (
 )
 
 
+@needs_vectors
 @pytest.mark.parametrize(("model", "layout", "recompute"), [
     pytest.param(*case, marks=DEEP if case[0] == "EveryOther" else ()) for case in LAYOUTS
 ], ids=str)  # fmt: skip
@@ -122,6 +124,7 @@ def test_compiled_layouts_equal_one_device(model: str, layout: Layout, recompute
     assert result.equal, result.first_difference
 
 
+@needs_vectors
 @DEEP
 def test_what_the_compiler_draws_unseen_is_named() -> None:
     hidden = fp64(micro_batch=5, compile=True)

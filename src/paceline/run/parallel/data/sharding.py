@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -153,13 +154,14 @@ class ShardedGradients:
         self._reached = ReachedWeights(model, self.groups, left)
         self._gathered = False
         self._passes = 0  # of the step, so far
+        self._told: dict[str, bool] = {}  # to FSDP2, which walks over all modules to take it
 
     def _fill_accumulated(self) -> None:
         """Put zeros where whole gradients of other passes would be, of weights that those did not reach.
 
         FSDP2 sums up whole gradients in the dtype in which it reduces them, and reduces gradients of one dtype alone.
         """
-        for unit in self.units():
+        for unit in self.units:
             for group in unit._get_fsdp_state()._fsdp_param_groups:
                 for held in group.fsdp_params:
                     weight = held.unsharded_param
@@ -169,7 +171,7 @@ class ShardedGradients:
 
     def gather(self) -> None:
         """Gather what must be whole before a pass begins: all weights that lie outside of the blocks."""
-        units = self.units()
+        units = self.units
         if self._zero == 1 and not self._gathered:
             for unit in units[1:]:  # torch 2.13 keeps whole gradients of units that were gathered before alone
                 unit.unshard()
@@ -186,7 +188,7 @@ class ShardedGradients:
     def zero(self) -> None:
         """Forget the last step's gradients."""
         # An evaluation leaves weights gathered: the model's parameters are then not the shards that have gradients.
-        for unit in self.units():
+        for unit in self.units:
             unit.reshard()
         self._model.zero_grad(set_to_none=True)
         self._reached.forget()
@@ -194,25 +196,33 @@ class ShardedGradients:
 
     def sharded(self) -> list[nn.Parameter]:
         """Return the weights that FSDP2 holds in shards, in the order in which a backward pass completes units."""
-        first, *others = self.units()
+        first, *others = self.units
         held = {p: None for unit in [*reversed(others), first] for p in _parameters(unit) if isinstance(p, DTensor)}
         return list(held)
 
+    @cached_property
     def units(self) -> list[FSDPModule]:
-        """Return the modules whose weights are gathered together, the model first."""
+        """The modules whose weights are gathered together, the model first."""
         return [module for module in self._model.modules() if isinstance(module, FSDPModule)]
+
+    def _tell(self, **switches: bool) -> None:
+        """Set switches of all units, by the names of FSDP2's own methods, that do not stand so already."""
+        for name, value in switches.items():
+            if self._told.get(name) is not value:
+                getattr(self._model, f"set_{name}")(value)
+                self._told[name] = value
 
     def before_micro_batch(self, last: bool) -> None:
         """Set what the coming backward pass communicates; `last` is the step's last micro-batch."""
         if self._zero == 1:
-            self._model.set_requires_gradient_sync(last)
+            self._tell(requires_gradient_sync=last)
             if last and self._passes:
                 self._fill_accumulated()
         self._passes += 1
         if self._zero < 3:
-            self._model.set_reshard_after_backward(last)
+            self._tell(reshard_after_backward=last)
         if self._replicated:
-            self._model.set_requires_all_reduce(last)
+            self._tell(requires_all_reduce=last)
         self._model.set_is_last_backward(last)
 
     def finish(self) -> None:
@@ -241,17 +251,15 @@ class GatheredGradients(ShardedGradients):
 
     def gather(self) -> None:
         """Gather all weights."""
-        self._unshard(self.units())
+        self._unshard(self.units)
 
     def before_micro_batch(self, last: bool) -> None:
         """Have the coming backward pass communicate nothing."""
-        self._model.set_requires_gradient_sync(False)
-        self._model.set_reshard_after_backward(False)
+        self._tell(requires_gradient_sync=False, reshard_after_backward=False)
         self._model.set_is_last_backward(last)
 
     def finish(self) -> None:
         """Reduce the gradients of all units, one after the other."""
-        self._model.set_requires_gradient_sync(True)
-        self._model.set_reshard_after_backward(True)
+        self._tell(requires_gradient_sync=True, reshard_after_backward=True)
         self._fill_accumulated()
         self._model._get_fsdp_state()._root_post_backward_final_callback()
