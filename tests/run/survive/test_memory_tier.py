@@ -148,8 +148,12 @@ def test_folders_of_runs_that_are_gone_are_removed_by_the_next_start(
     assert set(clear_memory_roots()) == {roots["deleted"].name, roots["other"].name}
     held.close()
     long_ago = time.time() - memory_tier.NOBODYS_SECONDS - 1
-    os.utime(roots["foreign"], (long_ago, long_ago))
+    rescues = [ram / "paceline-rescue-old-2", ram / "paceline-rescue-new-3"]
+    for rescue in rescues:
+        rescue.mkdir()
+    for folder in (roots["foreign"], rescues[0]):
+        os.utime(folder, (long_ago, long_ago))
     through(training(tmp_path / "new"))
     (told,) = [each for each in records(tmp_path / "new", "decision") if each["what"] == "memory"]
-    assert set(told["from"].split(", ")) == {roots["unseen"].name, roots["foreign"].name} and told["to"] == "removed"
-    assert list(ram.iterdir()) == [roots["there"]]
+    assert set(told["from"].split(", ")) == {roots["unseen"].name, roots["foreign"].name, rescues[0].name}
+    assert told["to"] == "removed" and set(ram.iterdir()) == {roots["there"], rescues[1]}

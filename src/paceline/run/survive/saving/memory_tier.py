@@ -99,31 +99,39 @@ def hold_memory_root(folder: Path) -> IO[bytes] | None:
 def clear_memory_roots() -> list[str]:
     """Remove this user's folders whose runs are gone, and return their names.
 
-    A run is gone whose directory is not there, or names another folder, and of which no process holds the folder.
+    A run is gone whose directory is not there, or names another folder, and of which no process holds the folder. What
+    survivors of a fault brought together lives for seconds; of a killed run it may be left.
     """
     removed = []
-    for folder in sorted(RAM_DISK.glob(f"{PREFIX}{os.getuid()}-*")):
+    tiers, rescues = RAM_DISK.glob(f"{PREFIX}{os.getuid()}-*"), RAM_DISK.glob(f"{PREFIX}rescue-*")
+    for folder, is_gone in [*((each, _is_nobodys) for each in tiers), *((each, _is_old) for each in rescues)]:
         with contextlib.suppress(OSError):  # it is just being made, or removed
-            if _is_nobodys(folder):
+            if is_gone(folder):
                 shutil.rmtree(folder)
                 removed.append(folder.name)
     return removed
 
 
+def _is_old(folder: Path) -> bool:
+    """Return whether a folder is this user's and nobody has written to it for long. Raises OSError."""
+    status = folder.lstat()
+    is_mine = stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid()
+    return is_mine and time.time() - status.st_mtime > NOBODYS_SECONDS
+
+
 def _is_nobodys(folder: Path) -> bool:
     """Return whether no run has the folder. Raises OSError."""
-    status = folder.lstat()
-    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid():
-        return False
     owner = folder / OWNER
+    if folder.is_symlink() or folder.lstat().st_uid != os.getuid():
+        return False
     if not owner.exists():
-        return time.time() - status.st_mtime > NOBODYS_SECONDS
+        return _is_old(folder)
     with owner.open("rb") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             run_dir = Path(json.load(file)["run_dir"])
         except (ValueError, KeyError, TypeError):
-            return time.time() - status.st_mtime > NOBODYS_SECONDS
+            return _is_old(folder)
         return memory_root(run_dir) != folder
 
 
