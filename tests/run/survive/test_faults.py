@@ -81,6 +81,20 @@ def test_a_fault_strikes_once_and_the_run_ends_as_if_it_had_not(
     assert digest(folder / name) == digest(folder / "none")
 
 
+def test_a_rank_that_waits_for_one_that_hangs_tells_its_last_collectives(
+    folder: Path, starts: dict[str, list[Start]]
+) -> None:
+    """Torch's own record, dumped by a thread while the main one waits in gloo; one that is stopped cannot answer."""
+    (hang,) = (folder / "stop" / "hangs").iterdir()
+    waits, stopped = (json.loads((hang / f"rank-{rank}.flight.json").read_text()) for rank in (0, 1))
+    assert stopped == {"missing": "the rank did not answer"}
+    last = waits["entries"][-1]
+    assert last["profiling_name"].startswith("gloo:") and not last["retired"] and last["collective_seq_id"] > 0
+    (told,) = records_of(folder / "stop", "fault")
+    by_rank = {each["rank"]: each for each in told["evidence"]["ranks"]}
+    assert list(by_rank[0]["reached"].values())[-1][0] > 0 and by_rank[1]["reached"] == {}
+
+
 def test_without_faults_nothing_of_them_exists(folder: Path, starts: dict[str, list[Start]]) -> None:
     assert [start.code for start in starts["none"]] == [0]
     assert not (folder / "none" / "faults").exists() and not (folder / "none" / "hangs").exists()
