@@ -6,6 +6,7 @@ format: a value of a JSON file is replaced and all digests are made right again,
 
 from __future__ import annotations
 
+import codecs
 import copy
 import json
 import random
@@ -131,6 +132,8 @@ def _fuzzed(root: str, seed: int, count: int) -> Counter[str]:
     damages, found, ran = Damages(path), Counter[str](), []
     target = laid_out("plain", blank=True)
     load_latest(Path(root), target)  # whatever is imported late is there now
+    for encoding in ("utf-16", "utf-16-le", "utf-16-be", "utf-32", "utf-32-le", "utf-32-be"):
+        codecs.lookup(encoding)  # which json tries for bytes that look like it
     watching = [True]
     sys.addaudithook(lambda event, given: ran.append((event, given)) if watching[0] and event in CODE else None)
     for number in range(seed, seed + count):
