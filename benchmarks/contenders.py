@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
 import paceline
-from paceline.task.data.order import sample_ids
+from paceline.task.data.order.permutation import sample_ids
 from paceline.task.models.build import build_model
 
 SEED = 7

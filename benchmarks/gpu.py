@@ -42,7 +42,7 @@ from paceline.run.memory.spent import MemoryMeter
 from paceline.spec.arguments import make_spec
 from paceline.spec.layout import accumulation_for
 from paceline.spec.plan import Plan
-from paceline.task.data.order import sample_ids
+from paceline.task.data.order.permutation import sample_ids
 from paceline.task.models.build import build_model
 from paceline.task.models.sizes import NAMED_SIZES, nominal_vocab
 

@@ -150,7 +150,7 @@ def _table_lines(key: str, spec: Table) -> Iterator[str]:
         if isinstance(member, Table):
             yield from _table_lines(f"{key}.{name}", member)
         elif member.item is not None:
-            yield from _table_lines(f"[{key}.{name}]", member.item)
+            yield from _table_lines(f"[{key.strip('[]')}.{name}]", member.item)
 
 
 def takes(option: Option) -> str:

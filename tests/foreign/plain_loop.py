@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 from torch.utils.data import default_collate
 
-from paceline.task.data.order import sample_ids
+from paceline.task.data.order.permutation import sample_ids
 
 LR, DECAY, CLIP, BETAS, SEED = 1e-3, 0.1, 1.0, (0.9, 0.95), 7
 

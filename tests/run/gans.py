@@ -12,7 +12,7 @@ from programs import ROWS, WIDTH, Block, Rows
 from torch import Tensor, nn
 
 from paceline.spec.task import GroupSpec, OptimizerSpec, ScheduleSpec, Task, TurnSpec
-from paceline.task.data.order import sample_ids
+from paceline.task.data.order.permutation import sample_ids
 from paceline.units import Amount
 
 LR, BETAS, DECAY, EPS = 1e-2, (0.9, 0.95), 0.1, 1e-6

@@ -17,7 +17,7 @@ from paceline.run.loop.loader import BatchStream
 from paceline.run.process.world import join_world
 from paceline.spec.layout import Layout
 from paceline.spec.task import OptimizerSpec, ScheduleSpec, Task
-from paceline.task.data.order import sample_ids
+from paceline.task.data.order.permutation import sample_ids
 from paceline.units import Amount
 
 WIDTH, CLASSES, ROWS, STEPS, LR = 8, 5, 13, 3, 1e-2

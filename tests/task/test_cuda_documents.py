@@ -12,7 +12,7 @@ from rounding import MEAN_LOSS_BF16
 from torch import Tensor
 
 from paceline.spec.task import ModelSpec
-from paceline.task.data.packed import STARTS, SaysStarts
+from paceline.task.data.rows.packed import STARTS, SaysStarts
 from paceline.task.models.build import build_model
 from paceline.task.models.layers.attention import CausalAttention, scaled_attention
 from paceline.task.models.layers.documents import document_mask

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from paceline.spec.task import ModelSpec
 from paceline.task import objective
-from paceline.task.data.packed import STARTS, SaysStarts, for_device
+from paceline.task.data.rows.packed import STARTS, SaysStarts, for_device
 from paceline.task.models.build import build_model
 from paceline.task.models.layers import packed
 from paceline.task.models.layers.attention import CausalAttention, scaled_attention

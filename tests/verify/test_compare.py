@@ -16,7 +16,7 @@ from paceline.spec.layout import Layout
 from paceline.spec.plan import Plan
 from paceline.spec.proof.records import CheckProof
 from paceline.spec.task import OptimizerSpec, Task
-from paceline.task.data.digits import open_digits
+from paceline.task.data.sources.digits import open_digits
 from paceline.verify.compare.difference import tensor_differences
 from paceline.verify.compare.layout import compare
 from paceline.verify.compare.tolerance import QUANTITIES, TOLERANCES

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from paceline.errors import ConfigError
 from paceline.plan.choice import Prepared
 from paceline.spec.amounts import batch_samples, total_steps
 from paceline.spec.load import Spec
@@ -21,4 +22,10 @@ def prepare_task(spec: Spec, *, say: Callable[[str], None] | None = None) -> Pre
     profile = profile_task(task, facts)
     batch = batch_samples(task, facts.items_per_sample)
     steps = total_steps(task, batch, facts.items_per_sample, facts.samples)
+    if facts.end is not None and steps * batch > facts.end:
+        raise ConfigError(
+            f"the mixture ends after {facts.end:,} samples, and the task takes {steps * batch:,}",
+            "every source that still has a weight is then read as often as its limit allows",
+            f'task.stop = "{facts.end // batch} steps", later limits, or a source without one',
+        )
     return Prepared(spec, facts, profile, batch, steps)

@@ -128,6 +128,7 @@ def _loss(summary: Summary) -> str:
          f"{_number(losses.held_out_best)} best{_at(losses.held_out_best_step)}"),
         ("guessing by frequency", "" if losses.unigram is None else _number(losses.unigram)),
         ("seen", f"{format_count(summary.items_seen)} {summary.unit}" if summary.items_seen else ""),
+        *part.sources(summary),
     ]  # fmt: skip
     return _figure(chart, f"Loss of the steps that count.{how}") + part.listing(rows)
 

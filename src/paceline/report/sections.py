@@ -141,6 +141,15 @@ def error_block(summary: Summary) -> str:
     return f'<div class="alert" role="alert"><b>{esc(summary.error["what"] or "The run failed")}</b>{rows}</div>'
 
 
+def sources(summary: Summary) -> list[tuple[str, str]]:
+    """Return a row for each source of a mixture: what the run read of it."""
+    return [
+        (f"of {name}", f"{format_count(number(given.get('samples')) or 0)} samples, {epochs:.2f} epochs")
+        for name, given in summary.sources.items()
+        if (epochs := number(given.get("epochs"))) is not None
+    ]
+
+
 def slowest(summary: Summary) -> str:
     """Return the slowest steps, each with the part that took longer than usual."""
     rows = [

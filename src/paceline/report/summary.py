@@ -30,6 +30,7 @@ from paceline.spec.journal.kinds import (
     FaultRecord,
     RunEnded,
     RunStarted,
+    SourcesRecord,
     VerifyRecord,
 )
 from paceline.spec.journal.record import SCHEMA, own_fields, plain
@@ -100,6 +101,7 @@ class Summary:
     time_groups: tuple[TermGroup, ...]
     memory_groups: tuple[TermGroup, ...]
     losses: Losses
+    sources: dict[str, Any]  # of a mixture: what each source has given, by its name
     speed: Speed
     series: dict[str, Series]
     checkpoints: Checkpoints
@@ -228,6 +230,7 @@ def summarise(records: Iterable[Mapping[str, Any]], run_dir: str = "") -> Summar
         time_groups=time_groups(reference, basis.steps),
         memory_groups=memory_groups(found, reference),
         losses=losses_of(found, steps, reference.facts),
+        sources=json_safe(dict(given[-1].given)) if (given := found.of(SourcesRecord)) else {},
         speed=speed_of(found, reference, basis),
         series=series_of(found, steps),
         checkpoints=_checkpoints(found),

@@ -44,7 +44,7 @@ from paceline.spec.plan import Plan
 from paceline.spec.task import Task
 from paceline.spec.turns import main_turn
 from paceline.task.coupling import gathers_rows
-from paceline.task.data.source import Source
+from paceline.task.data.protocol import Source
 from paceline.task.models.blocks import find_blocks
 from paceline.task.models.decoder import Decoder
 from paceline.task.models.huggingface.head import LIMIT, limit_logits

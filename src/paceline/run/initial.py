@@ -24,7 +24,7 @@ from paceline.run.parallel.data.whole import stays_whole
 from paceline.run.process.world import World
 from paceline.spec.plan import Plan
 from paceline.spec.task import ModelSpec, Task
-from paceline.task.data.source import Source
+from paceline.task.data.protocol import Source
 from paceline.task.models.build import build_model, fill_weights, load_weights
 from paceline.task.models.factory import Model, factory_of, gives_weights
 from paceline.task.models.init import fill, named_parameters

@@ -23,6 +23,7 @@ from paceline.config.values import literal
 from paceline.errors import ConfigError
 from paceline.spec.amounts import batch_samples
 from paceline.spec.cluster import ClusterSpec
+from paceline.spec.data.rules import check_data
 from paceline.spec.import_paths import is_import_path, make_importable
 from paceline.spec.optimizers import names_of
 from paceline.spec.plan import PlanSpec, parse_rows
@@ -33,6 +34,7 @@ from paceline.spec.turns import check_turns
 
 # Options that name a file or a folder: looked for beside the spec file first, then from the current folder.
 PATHS = ("task.model.weights", "task.data.source", "task.data.tokenizer", "task.data.cache_dir", "cluster.catalog")
+MIX = ("task", "data", "mix")  # a list of tables, each with a source
 OUTPUTS = ("run.dir",)  # written to: from the current folder, as a shell would
 BUILT_IN = {"task.data.source": ("stdlib", "digits"), "task.data.tokenizer": ("bytes", "bpe")}
 
@@ -135,6 +137,8 @@ def _finish(layer: build.Layer, path: Path | None) -> Spec:
     folders = [path.parent.resolve()] if path else []
     make_importable([*folders, Path.cwd()])
     layer = {key: _located_path(build.dotted(key), entry, folders) for key, entry in layer.items()}
+    if (entry := layer.get(MIX)) and isinstance(entry.value, list | tuple):
+        layer[MIX] = dataclasses.replace(entry, value=[_located_source(each, entry, folders) for each in entry.value])
     tables, provenance = build.build(table(), layer)
     spec = Spec(**{field.name: getattr(tables, field.name) for field in dataclasses.fields(Tables)},
                 provenance=provenance, path=path)  # fmt: skip
@@ -158,6 +162,14 @@ def _located_path(key: str, entry: build.GivenValue, folders: Sequence[Path]) ->
     return dataclasses.replace(entry, value=str(beside[0])) if beside else entry
 
 
+def _located_source(part: Any, entry: build.GivenValue, folders: Sequence[Path]) -> Any:
+    """Return a source of a mixture with its path made absolute where it exists beside the spec file."""
+    if not isinstance(part, Mapping) or "source" not in part:
+        return part
+    found = _located_path("task.data.source", dataclasses.replace(entry, value=part["source"]), folders)
+    return {**part, "source": found.value}
+
+
 def _exists(path: Path) -> bool:
     try:
         return path.exists()
@@ -171,7 +183,8 @@ def check(spec: Spec) -> None:
     task, schedule = spec.task, spec.task.schedule
     if not re.fullmatch(r"[\w][\w .+-]*", task.name):
         _refuse(spec, "task.name", literal(task.name), "it names a folder", "letters, digits, '.', '_' and '-'")
-    if isinstance(task.data, DataSpec) and task.data.source != "digits" and not is_import_path(task.data.source):
+    check_data(task.data)
+    if isinstance(task.data, DataSpec) and all(_is_text(part.source) for part in task.data.parts()):
         try:
             batch_samples(task, task.data.seq_len)
         except ConfigError as error:
@@ -195,6 +208,10 @@ def check(spec: Spec) -> None:
     if schedule.decay is not None and schedule.kind != "wsd":
         _refuse(spec, "task.schedule.decay", literal(str(schedule.decay)),
                 f"the schedule '{schedule.kind}' has no separate decay", 'task.schedule.kind = "wsd"')  # fmt: skip
+
+
+def _is_text(source: str) -> bool:
+    return source != "digits" and not is_import_path(source)
 
 
 def _refuse(spec: Spec, key: str, value: str, because: str, fix: str) -> None:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from paceline.config.fields import option
+from paceline.spec.data.mix import MixSpec
 from paceline.units import Amount, parse_amount
 
 DTYPES = ("fp32", "bf16", "fp16", "fp64")
@@ -76,6 +77,42 @@ class DataSpec:
     validation_fraction: float = option(0.02, "fraction of documents held out for validation", minimum=0.0, maximum=0.5)
     max_bytes: int = option(0, "stop reading the corpus after so many bytes (0 reads all)", quantity="bytes", minimum=0)
     cache_dir: str = option("", "where tokenised corpora are kept; empty means the user's cache folder")
+    rows: str = option(
+        "windows",
+        "how documents become samples: 'windows' cuts the text every seq_len tokens; 'packed' lays whole documents side"
+        " by side, best fit first, and cuts only those that are longer than a sample",
+        choices=("windows", "packed"),
+    )
+    document_tokens: int = option(0, "read at most so many tokens of each document (0 reads all)", minimum=0)
+    score_field: str = option("score", "the field or column of JSONL and Parquet that score_min and score_max look at")
+    score_min: float | None = option(None, "read only documents whose score is at least this")
+    score_max: float | None = option(None, "read only documents whose score is below this")
+    shuffle: str = option(
+        "global",
+        "the order of an epoch: 'global' (any sample may follow any other), 'windowed' (blocks of neighbours, then"
+        " samples within a window of blocks, for storage that is slow to reach) or 'none' (as filed)",
+        choices=("global", "windowed", "none"),
+    )
+    shuffle_block: int = option(2048, "samples in a block of the windowed order", minimum=1)
+    shuffle_window: int = option(16, "blocks in a window of the windowed order", minimum=1)
+    mix: tuple[MixSpec, ...] = option((), "several sources instead of one, each with its weight")
+
+    def parts(self) -> tuple[DataSpec, ...]:
+        """Return the data of each source of a mixture, or these data where there is no mixture."""
+        return tuple(self._part(each) for each in self.mix) or (self,)
+
+    def _part(self, mix: MixSpec) -> DataSpec:
+        """Return the data of one source of the mixture: what it leaves unset is as here."""
+        return replace(
+            self,
+            source=mix.source,
+            mix=(),
+            include=mix.include or self.include,
+            text_field=mix.text_field or self.text_field,
+            arguments=mix.arguments or self.arguments,
+            score_min=self.score_min if mix.score_min is None else mix.score_min,
+            score_max=self.score_max if mix.score_max is None else mix.score_max,
+        )
 
 
 @dataclass(frozen=True)

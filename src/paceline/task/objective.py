@@ -18,7 +18,7 @@ from torch.distributed.tensor import DTensor
 from paceline.errors import ConfigError, suggestion
 from paceline.spec.import_paths import is_import_path, load_object
 from paceline.task.coupling import with_gather
-from paceline.task.data.packed import STARTS
+from paceline.task.data.rows.packed import STARTS
 from paceline.task.models.decoder import Decoder
 from paceline.task.models.huggingface.head import chunked_loss
 from paceline.task.models.layers.documents import document_mask, document_positions

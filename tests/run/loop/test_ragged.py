@@ -21,9 +21,9 @@ from paceline.run.process.world import join_world
 from paceline.spec.layout import Layout
 from paceline.spec.load import load_spec
 from paceline.spec.task import DataSpec
-from paceline.task.data.mapped import MapSource
-from paceline.task.data.order import sample_ids
+from paceline.task.data.order.permutation import sample_ids
 from paceline.task.data.source import open_sources
+from paceline.task.data.sources.mapped import MapSource
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "ragged.toml"
 STEPS, BATCH = 3, 13

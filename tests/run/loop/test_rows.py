@@ -21,7 +21,7 @@ from paceline.run.loop.loader import BatchStream, held_out_batches, held_out_ids
 from paceline.run.process.world import World
 from paceline.spec.layout import Layout, accumulation_for
 from paceline.spec.plan import Plan
-from paceline.task.data.order import sample_ids
+from paceline.task.data.order.permutation import sample_ids
 
 STEPS, BATCH, HELD_OUT = 3, 13, 11
 CPU = torch.device("cpu")

@@ -15,8 +15,8 @@ from paceline.errors import DataError
 from paceline.run.loop.sources import open_together
 from paceline.run.process.world import World
 from paceline.spec.task import DataSpec
-from paceline.task.data import cache
 from paceline.task.data.source import open_sources
+from paceline.task.data.sources import cache
 
 LINE = '{"text": "one and one is two, and two and two is four"}\n'
 

@@ -24,7 +24,7 @@ from paceline.run.process.world import join_world
 from paceline.run.replicas.allreduce import ReducedGradients
 from paceline.spec.layout import Layout
 from paceline.spec.task import OptimizerSpec
-from paceline.task.data.order import sample_ids
+from paceline.task.data.order.permutation import sample_ids
 from paceline.task.models.build import build_model
 
 

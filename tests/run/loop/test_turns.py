@@ -20,7 +20,7 @@ from paceline.run.process.world import join_world
 from paceline.spec.layout import Layout
 from paceline.spec.plan import Plan
 from paceline.spec.task import OptimizerSpec, Task
-from paceline.task.data.order import sample_ids
+from paceline.task.data.order.permutation import sample_ids
 
 STEPS = 20
 

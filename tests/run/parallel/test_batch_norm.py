@@ -21,7 +21,7 @@ from paceline.spec.layout import Layout
 from paceline.spec.plan import Plan
 from paceline.spec.proof.records import CheckProof
 from paceline.spec.task import OptimizerSpec, Task
-from paceline.task.data.order import sample_ids
+from paceline.task.data.order.permutation import sample_ids
 from paceline.task.models.layers.batch_norm import WholeBatchNorm
 from paceline.task.profile.apart import trace_task
 from paceline.verify.compare.layout import compare

@@ -17,7 +17,7 @@ from paceline.spec.layout import Layout, rows_of
 from paceline.spec.plan import Plan
 from paceline.spec.sync import Sync
 from paceline.spec.task import OptimizerSpec, Task
-from paceline.task.data.order import sample_ids
+from paceline.task.data.order.permutation import sample_ids
 from paceline.task.objective import next_token
 from paceline.verify.reference.plain_optimizer import plain_optimizers
 from paceline.verify.reference.steps import reference_model

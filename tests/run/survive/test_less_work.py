@@ -24,7 +24,7 @@ from paceline.spec.arguments import make_spec
 from paceline.spec.cluster import ClusterSpec
 from paceline.spec.journal.planned import PlannedRecord
 from paceline.spec.layout import Layout
-from paceline.task.data.order import sample_ids
+from paceline.task.data.order.permutation import sample_ids
 from paceline.units import Amount
 
 STEPS, STOPS, BATCH = 9, 6, 12

@@ -25,7 +25,7 @@ from paceline.spec.load import Spec, parse_spec
 from paceline.spec.optimizers import check_options, use_of
 from paceline.spec.plan import Plan
 from paceline.spec.task import GroupSpec, OptimizerSpec, Task
-from paceline.task.data.order import sample_ids
+from paceline.task.data.order.permutation import sample_ids
 from paceline.task.models.build import build_model
 from paceline.task.optimizer.groups import check_groups
 from paceline.task.optimizer.schedule import Course, learning_rate

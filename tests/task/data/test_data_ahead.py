@@ -14,9 +14,9 @@ from paceline.errors import DataError
 from paceline.run.loop.loader import BatchStream, StepBatch
 from paceline.spec.layout import Layout
 from paceline.task.data.ahead import ReadAhead, may_read_in_a_thread
-from paceline.task.data.mapped import MapSource
-from paceline.task.data.packed import SaysStarts
-from paceline.task.data.windows import TokenSource
+from paceline.task.data.rows.packed import SaysStarts
+from paceline.task.data.rows.windows import TokenSource
+from paceline.task.data.sources.mapped import MapSource
 
 CPU = torch.device("cpu")
 

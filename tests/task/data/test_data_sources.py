@@ -18,13 +18,14 @@ import torch
 from paceline.errors import ConfigError, DataError
 from paceline.spec.task import DataSpec
 from paceline.task.data import source as source_module
-from paceline.task.data.digits import open_digits
 from paceline.task.data.facts import data_facts
-from paceline.task.data.mapped import MapSource
-from paceline.task.data.order import sample_ids
-from paceline.task.data.source import Source, open_sources
+from paceline.task.data.order.permutation import sample_ids
+from paceline.task.data.protocol import Source
+from paceline.task.data.rows.windows import TokenSource
+from paceline.task.data.source import open_sources
+from paceline.task.data.sources.digits import open_digits
+from paceline.task.data.sources.mapped import MapSource
 from paceline.task.data.unigram import token_counts, unigram_loss
-from paceline.task.data.windows import TokenSource
 
 
 @pytest.fixture

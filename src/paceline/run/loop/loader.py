@@ -12,8 +12,9 @@ from torch.utils._pytree import tree_map
 from paceline.errors import ConfigError
 from paceline.spec.layout import accumulation_for
 from paceline.spec.plan import Plan, rows_refusal
-from paceline.task.data.order import sample_ids
-from paceline.task.data.source import Source
+from paceline.task.data.order.of_source import ids_at
+from paceline.task.data.order.permutation import sample_ids
+from paceline.task.data.protocol import Source
 
 HELD_OUT_SEED = 0
 
@@ -95,7 +96,7 @@ class BatchStream:
             passes = _passes(plan, samples or plan.batch_samples, micro_batch or plan.micro_batch)
         # Where a rank has no row, the batch's first one stands in.
         positions = position + np.arange(rows.start, rows.stop, dtype=np.int64) if rows else np.array([position])
-        ids = sample_ids(self.seed, positions, self.source.samples)
+        ids = ids_at(self.source, self.seed, positions)
         parts = split_rows(range(len(rows)), passes)
         micro_batches = tuple(self._read(ids, positions, part, step) for part in parts)
         return StepBatch(step, position, samples or plan.batch_samples, micro_batches)

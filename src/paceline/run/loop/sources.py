@@ -6,6 +6,7 @@ documents once more, by the first of its ranks.
 
 from __future__ import annotations
 
+import dataclasses
 import threading
 import time
 from collections.abc import Callable
@@ -15,9 +16,10 @@ from paceline.checkpoint.ranks import Ranks
 from paceline.errors import DataError
 from paceline.run.process.world import World
 from paceline.spec.task import DataSpec
-from paceline.task.data.cache import known_corpus, open_corpus
-from paceline.task.data.manifest import Corpus
-from paceline.task.data.source import Pair, is_text, open_sources, token_sources
+from paceline.task.data.protocol import Pair
+from paceline.task.data.source import arranged, corpus_sources, is_text, open_sources
+from paceline.task.data.sources.cache import known_corpus, open_corpus
+from paceline.task.data.sources.manifest import Corpus
 
 LONGEST_PAUSE_SECONDS = 5.0  # between two questions whether all are done: far from the time-out of a collective
 
@@ -27,15 +29,22 @@ def open_together(data: Any, seed: int, world: World) -> Pair:
 
     Raises DataError too where the documents of a node are not those of rank 0.
     """
-    if world.size == 1 or not isinstance(data, DataSpec) or data.collate or not is_text(data.source):
+    if world.size == 1 or not isinstance(data, DataSpec):
         return open_sources(data, seed)
+    return arranged(data, [_open_part(part, seed, world) for part in data.parts()])
+
+
+def _open_part(data: DataSpec, seed: int, world: World) -> Pair:
+    """Return the sources of data that are no mixture. Every rank calls it."""
+    if data.collate or not is_text(data.source):
+        return open_sources(dataclasses.replace(data, shuffle="global"), seed)
     what = f"the data of '{data.source}' were not opened"
     first = _together(what, world, (lambda: open_corpus(data)) if world.is_first else None)
     key = world.share(first.key if first else "")
     of_node = world.local_rank == 0 and not world.is_first
     second = _together(what, world, (lambda: _on_node(data, key, world.rank)) if of_node else None)
     corpus = Ranks().attempt(what, lambda: first or second or _mapped(data, key, world.rank))
-    return token_sources(corpus, data.seq_len, data.cross_documents)
+    return corpus_sources(corpus, data)
 
 
 def _together(what: str, world: World, work: Callable[[], Corpus] | None) -> Corpus | None:

@@ -31,7 +31,8 @@ from paceline.spec.plan import Plan
 from paceline.spec.sync import refuse_between
 from paceline.spec.task import ModelSpec
 from paceline.supervise.signals import StopFlag
-from paceline.task.data.packed import for_device
+from paceline.task.data.rows.mixed import MixedSource
+from paceline.task.data.rows.packed import for_device
 from paceline.task.models.sizes import is_named
 from paceline.task.objective import Objective
 from paceline.task.optimizer.schedule import learning_rate
@@ -243,9 +244,12 @@ class Training(InWorld):
             numbers, apart = numbers_of(stats, scaler.scale if scaler else None), self._stepper.sync.apart_after(step)
             check_agreement(self.model, numbers, step, self.world, self.brief.plan.layout, apart)
             self._record.decided_now(self._stragglers.compare(step))
-        if self._evaluate_every and (step % self._evaluate_every == 0 or last):
+        if evaluates := bool(self._evaluate_every and (step % self._evaluate_every == 0 or last)):
             self._points.reached("evaluate", step)
             self.evaluate()
+        if isinstance(self.source, MixedSource) and (evaluates or last or stats.stop_requested):
+            given = self.source.given(self.spec.task.seed, self.progress.position)
+            self._record.sources(step, self.progress.position, given)
         self._called_away = stats.stop_requested and not last and self._is_called()
         if stats.stop_requested and not last and not self._called_away:
             # A signal may reach the ranks in different steps: whoever was asked knows why.

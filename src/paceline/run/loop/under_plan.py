@@ -22,8 +22,9 @@ from paceline.spec.sync import refuse_resync
 from paceline.spec.task import ModelSpec, Task
 from paceline.task.coupling import is_coupled
 from paceline.task.data.ahead import ReadAhead, may_read_in_a_thread
-from paceline.task.data.packed import for_device
-from paceline.task.data.source import Source
+from paceline.task.data.order.of_source import order_of
+from paceline.task.data.protocol import Source
+from paceline.task.data.rows.packed import for_device
 
 
 class UnderPlan:
@@ -48,7 +49,7 @@ class UnderPlan:
         self.built.stepper.guard = guard_of(run.spec.run.health, plan)
         self.data_rank = plan.layout.data_rank(world.rank)
         source = for_device(source, device.type, task.model)
-        self.samples = source.samples
+        self.order = order_of(source)
         self._stream = BatchStream(source, task.seed, plan, self.data_rank, device)
         on_cuda = device.type == "cuda"  # a CPU computes on all its cores
         prepare = partial(torch.cuda.set_device, device) if on_cuda and may_read_in_a_thread(source) else None

@@ -35,6 +35,7 @@ from paceline.spec.journal.kinds import (
     ReplayRecord,
     RunEnded,
     RunStarted,
+    SourcesRecord,
     StepRecord,
 )
 from paceline.spec.journal.record import Record, now
@@ -145,6 +146,10 @@ class Recorder:
     def evaluation(self, step: int, result: dict[str, float]) -> None:
         """Record an evaluation."""
         self._write(EvaluationRecord(step, result["loss"], result["weight"], result["seconds"]))
+
+    def sources(self, step: int, position: int, given: dict[str, dict[str, float]]) -> None:
+        """Record what each source of a mixture has given so far."""
+        self._write(SourcesRecord(step, position, given))
 
     def checkpoint(
         self, step: int, path: Path | str, size: int, seconds: float, stall_seconds: float, tier: str | None = None

@@ -153,6 +153,19 @@ class EvaluationRecord(Record):
 
 
 @dataclass(frozen=True)
+class SourcesRecord(Record):
+    """What each source of a mixture has given so far: beside evaluations, and where a start ends."""
+
+    KIND: ClassVar[str] = "sources"
+
+    step: Annotated[int | None, Told("steps done")]
+    position: Annotated[int | None, Told("samples consumed, over all ranks and sources", "samples")]
+    given: Annotated[
+        Table, Told("by the name of each source its `samples`, and how many `epochs` of all that it has they are")
+    ]
+
+
+@dataclass(frozen=True)
 class MemoryRecord(Record):
     """What a device's memory is spent on, measured once after the first step of a start."""
 
@@ -346,8 +359,8 @@ class RunEnded(Record):
 
 
 RECORDS: tuple[type[Record], ...] = (
-    RunStarted, StepRecord, EvaluationRecord, MemoryRecord, VerifyRecord, DecisionRecord, CheckpointRecord,
-    ReplayRecord, FaultRecord, RecoveryRecord, InjectedRecord, RunEnded,
+    RunStarted, StepRecord, EvaluationRecord, SourcesRecord, MemoryRecord, VerifyRecord, DecisionRecord,
+    CheckpointRecord, ReplayRecord, FaultRecord, RecoveryRecord, InjectedRecord, RunEnded,
 )  # fmt: skip
 BY_KIND = {kind.KIND: kind for kind in RECORDS}
 

@@ -53,6 +53,7 @@ EXPERIMENT = "it makes another experiment"
 RATE = "the learning rate takes another course from here on; the first step that it changes is named"
 LENGTH = "the run becomes longer or shorter, and a schedule that follows its length with it"
 CONTENT = "the data may move: their fingerprint is compared instead, and other content is refused"
+ORDER = "another sample would stand at every place"
 UPDATES = "the coming updates differ; the weights and the optimizer's state are kept"
 ROUNDS = "the same experiment, rounded otherwise"
 
@@ -66,6 +67,12 @@ CLAUSES = (
     Clause("task.data.cross_documents", REFUSED, EXPERIMENT),
     Clause("task.data.validation_fraction", REFUSED, "samples would move between training and validation"),
     Clause("task.data.collate", REFUSED, EXPERIMENT),
+    Clause("task.data.rows", REFUSED, EXPERIMENT),
+    Clause("task.data.document_tokens", REFUSED, EXPERIMENT),
+    Clause("task.data.shuffle", REFUSED, ORDER),
+    Clause("task.data.shuffle_block", REFUSED, ORDER),
+    Clause("task.data.shuffle_window", REFUSED, ORDER),
+    Clause("task.data.mix", REFUSED, ORDER),
     Clause("task.data.cache_dir", FREE, "where tokens are kept, not which"),
     Clause("task.objective", REFUSED, EXPERIMENT),
     Clause("task.turns", REFUSED, EXPERIMENT),

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 from typing import Any
 
 from paceline.spec.task import DataSpec
-from paceline.task.data.cache import Say, open_corpus
-from paceline.task.data.manifest import Corpus
-from paceline.task.data.source import Source, is_text, open_sources, token_sources
+from paceline.task.data.order.of_source import order_of
+from paceline.task.data.protocol import Source
+from paceline.task.data.rows.packing import PackedSource
+from paceline.task.data.source import corpus_sources, is_text, open_sources
+from paceline.task.data.sources.cache import Say, open_corpus
+from paceline.task.data.sources.manifest import Corpus
 from paceline.units import format_count
 
 
@@ -30,6 +34,7 @@ class DataFacts:
     fingerprint: str
     validation_samples: int = 0
     notes: tuple[str, ...] = ()
+    end: int | None = None  # samples after which a mixture has none left
 
 
 def data_facts(data: Any, say: Say | None = None) -> DataFacts:
@@ -37,6 +42,8 @@ def data_facts(data: Any, say: Say | None = None) -> DataFacts:
 
     Raises the errors of `open_sources`.
     """
+    if isinstance(data, DataSpec) and data.mix:
+        return _mixture_facts(data, say)
     if isinstance(data, DataSpec) and is_text(data.source):
         return _text_facts(data, open_corpus(data, say))
     train, validation = open_sources(data, seed=0)
@@ -49,14 +56,34 @@ def data_facts(data: Any, say: Say | None = None) -> DataFacts:
     return _facts(train, validation, 0, documents, description)
 
 
+def _mixture_facts(data: DataSpec, say: Say | None) -> DataFacts:
+    """Return the facts of all sources of a mixture together."""
+    parts = [data_facts(part, say) for part in data.parts()]
+    train, validation = open_sources(data, seed=0)
+    whole = sum(each.weight for each in data.mix)
+    shares = ", ".join(f"{each.label} {each.weight / whole:.0%}" for each in data.mix)
+    notes = [f"{each.label}: {note}" for each, part in zip(data.mix, parts, strict=True) for note in part.notes]
+    facts = _facts(
+        train,
+        validation,
+        sum(part.bytes for part in parts),
+        sum(part.documents for part in parts),
+        f"a mixture of {shares}",
+        tuple(notes),
+    )
+    return dataclasses.replace(facts, end=getattr(order_of(train), "end", None))
+
+
 def _text_facts(data: DataSpec, corpus: Corpus) -> DataFacts:
-    train, validation = token_sources(corpus, data.seq_len)
+    train, validation = corpus_sources(corpus, data)
     notes = []
     if validation is None and data.validation_fraction:
         notes.append(
             f"no validation: {corpus.validation.tokens:,} tokens are held out and a sample needs {data.seq_len + 1:,} "
             "(raise validation_fraction or lower seq_len)"
         )
+    if isinstance(train, PackedSource):
+        notes.append(f"documents are packed into rows of {data.seq_len:,} tokens; {train.waste:.2%} stays empty")
     if data.tokenizer == "bpe" and corpus.vocab < data.vocab:
         notes.append(f"the text offers merges for {corpus.vocab:,} tokens, fewer than vocab = {data.vocab:,}")
     description = f"{format_count(corpus.bytes)}B of {corpus.what}"

@@ -1,55 +1,23 @@
-"""Sources: what gives batches of samples by their numbers, and how a task's data become one."""
+"""How a task's data become sources: opened, mixed and put into the order that the task asks for."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, Protocol, runtime_checkable
-
-import numpy as np
-import numpy.typing as npt
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from paceline.errors import ConfigError, DataError, PacelineError
+from paceline.spec.data.mix import MixSpec
 from paceline.spec.import_paths import is_import_path, load_object
 from paceline.spec.task import DataSpec
-from paceline.task.data.cache import Say, open_corpus
-from paceline.task.data.digits import open_digits
-from paceline.task.data.manifest import Corpus
-from paceline.task.data.windows import TokenSource
-
-
-@runtime_checkable
-class Source(Protocol):
-    """Numbered samples, read in batches. The same ids and positions give the same batch in any process.
-
-    `items_per_sample` is what the loss counts per sample at most: the sequence length, or 1. `unit` is "tokens" or
-    "samples". `vocab` is the number of token ids, None for other data. `fingerprint` is a hash of the content.
-    """
-
-    samples: int
-    items_per_sample: int
-    unit: str
-    vocab: int | None
-    fingerprint: str
-
-    def read(self, ids: npt.NDArray[np.int64], positions: npt.NDArray[np.int64] | None = None) -> Any:
-        """Return one batch of len(ids) rows, as nested tensors on the CPU.
-
-        `positions` are the rows' places in the training (see order.py); what is random in a row may depend on its
-        position and on nothing else. Without them (evaluation) it depends on the id.
-        """
-        ...
-
-
-Pair = tuple[Source, Source | None]  # for training, and held out
-
-
-@runtime_checkable
-class OpensSources(Protocol):
-    """Data that make their sources themselves: a task's `data` may be one, or a factory's result."""
-
-    def open_sources(self, seed: int) -> Pair:
-        """Return (train, validation or None). The same seed gives the same rows in any process."""
-        ...
+from paceline.task.data.order.mixture import MixShare, MixtureOrder
+from paceline.task.data.order.of_source import ordering
+from paceline.task.data.protocol import OpensSources, Pair, Source
+from paceline.task.data.rows.mixed import InOrder, MixedSource
+from paceline.task.data.rows.packing import PackedSource
+from paceline.task.data.rows.windows import TokenSource
+from paceline.task.data.sources.cache import Say, open_corpus
+from paceline.task.data.sources.digits import open_digits
+from paceline.task.data.sources.manifest import Corpus
 
 
 def open_sources(data: Any, seed: int, say: Say | None = None) -> Pair:
@@ -60,8 +28,44 @@ def open_sources(data: Any, seed: int, say: Say | None = None) -> Pair:
     """
     if not isinstance(data, DataSpec):
         return _sources_of(data, seed)
+    return arranged(data, [_open_part(part, seed, say) for part in data.parts()])
+
+
+def _open_part(data: DataSpec, seed: int, say: Say | None) -> Pair:
+    """Return the sources of data that are no mixture, in the global order."""
     usual = _open_factory if is_import_path(data.source) else _open_corpus
     return OPENERS.get(data.source, usual)(data, seed, say)
+
+
+def arranged(data: DataSpec, pairs: Sequence[Pair]) -> Pair:
+    """Return the sources of a task's data, of the sources of its parts: mixed, and in the order that it asks for.
+
+    Held-out samples are those of all parts.
+    """
+    if not data.mix:
+        train, validation = pairs[0]
+        return (train if data.shuffle == "global" else InOrder(train, ordering(data, train.samples))), validation
+    names, trains = [each.label for each in data.mix], [train for train, _ in pairs]
+    shares = [
+        MixShare(
+            samples=train.samples,
+            weight=each.weight,
+            changes=tuple((change.at, change.weight) for change in each.changes),
+            most=_most(each, train.samples),
+        )
+        for each, train in zip(data.mix, trains, strict=True)
+    ]
+    order = MixtureOrder(shares, [ordering(data, train.samples) for train in trains])
+    held_out = [(name, validation) for name, (_, validation) in zip(names, pairs, strict=True) if validation]
+    validation = MixedSource([each for _, each in held_out], [name for name, _ in held_out]) if held_out else None
+    return MixedSource(trains, names, order), validation
+
+
+def _most(part: MixSpec, samples: int) -> int | None:
+    """Return how many samples a source of a mixture gives at most; None where it has no limit."""
+    limits = [part.most_samples] if part.most_samples else []
+    limits += [max(1, round(part.most_epochs * samples))] if part.most_epochs else []
+    return min(limits, default=None)
 
 
 def _open_factory(data: DataSpec, seed: int, say: Say | None) -> Pair:
@@ -75,7 +79,7 @@ def _open_digits(data: DataSpec, seed: int, say: Say | None) -> Pair:
 
 def _open_corpus(data: DataSpec, seed: int, say: Say | None) -> Pair:
     _refuse_collate(data)
-    return token_sources(open_corpus(data, say), data.seq_len, data.cross_documents)
+    return corpus_sources(open_corpus(data, say), data)
 
 
 # By the name in `task.data.source`. Any other is package.module:object, or text: a folder, a file or a named corpus.
@@ -96,11 +100,30 @@ def _refuse_collate(data: DataSpec) -> None:
         )
 
 
+def corpus_sources(corpus: Corpus, data: DataSpec) -> Pair:
+    """Return the samples of a corpus as `data.rows` makes them: (train, validation or None).
+
+    Raises DataError where the training documents do not make one sample.
+    """
+    if data.rows == "packed":
+        return packed_sources(corpus, data.seq_len, data.cross_documents)
+    return token_sources(corpus, data.seq_len, data.cross_documents)
+
+
 def token_sources(corpus: Corpus, seq_len: int, cross_documents: bool = True) -> tuple[TokenSource, TokenSource | None]:
     """Return the windows of a corpus: (train, validation or None). Raises DataError where `train` has none."""
     train = TokenSource(corpus.train, corpus.vocab, seq_len, cross_documents)
     enough = corpus.validation.windows(seq_len) > 0
     return train, TokenSource(corpus.validation, corpus.vocab, seq_len, cross_documents) if enough else None
+
+
+def packed_sources(
+    corpus: Corpus, seq_len: int, cross_documents: bool = True
+) -> tuple[PackedSource, PackedSource | None]:
+    """Return the packed documents of a corpus: (train, validation or None). Raises DataError where `train` has none."""
+    train = PackedSource(corpus.train, corpus.vocab, seq_len, cross_documents)
+    enough = corpus.validation.tokens > 1
+    return train, PackedSource(corpus.validation, corpus.vocab, seq_len, cross_documents) if enough else None
 
 
 def _call_factory(data: DataSpec) -> Any:
@@ -151,7 +174,7 @@ def _wrap(data: Any, seed: int, collate: Any = None) -> Source:
     if isinstance(data, Source):
         _refuse_collate_of(data, collate)
         return data
-    from paceline.task.data.mapped import MapSource  # imports torch, which planning on text does not need
+    from paceline.task.data.sources.mapped import MapSource  # imports torch, which planning on text does not need
 
     return MapSource(data, seed, collate)
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from paceline.task.data.tokenizer import Tokens
-from paceline.task.data.windows import TokenSource
+from paceline.task.data.rows.windows import TokenSource
+from paceline.task.data.sources.tokenizer import Tokens
 
 BLOCK_TOKENS = 2**22
 COUNTED_TOKENS = 2**26  # enough for frequencies; a tenth of a second

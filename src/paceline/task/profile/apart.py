@@ -17,6 +17,7 @@ from typing import Any
 
 from paceline import errors
 from paceline.errors import ConfigError, PacelineError
+from paceline.spec.data.mix import mix_of
 from paceline.spec.profile import ModelProfile
 from paceline.spec.task import DataSpec, ModelSpec, Task, TurnSpec
 from paceline.spec.turns import objectives_named
@@ -107,7 +108,8 @@ def main() -> None:
     """Trace the task of a request file and write the profile, or the error, to the answer file."""
     request = json.loads(Path(sys.argv[1]).read_text("utf-8"))
     sys.path[:] = request["path"]
-    data = DataSpec(**{**request["data"], "include": tuple(request["data"]["include"])})
+    given = request["data"]
+    data = DataSpec(**{**given, "include": tuple(given["include"]), "mix": mix_of(given["mix"])})
     try:
         turns = tuple(TurnSpec(**{**turn, "match": tuple(turn["match"])}) for turn in request["turns"])
         model, objective = ModelSpec(**request["model"]), request["objective"]

@@ -10,7 +10,7 @@ from torch import nn
 from paceline.run.numerics.precision import MASTER_DTYPES
 from paceline.spec.plan import Plan
 from paceline.spec.task import Task
-from paceline.task.data.source import Source
+from paceline.task.data.protocol import Source
 from paceline.verify.reference.plain_attention import attend_plainly
 from paceline.verify.reference.steps import reference_model
 from paceline.verify.rounding.conditioning import Move, Narrowest, moved_by_one_ulp

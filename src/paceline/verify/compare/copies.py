@@ -17,7 +17,7 @@ from paceline.run.process.world import World
 from paceline.spec.plan import Plan
 from paceline.spec.proof.records import CheckProof
 from paceline.spec.task import Task
-from paceline.task.data.source import Source
+from paceline.task.data.protocol import Source
 from paceline.task.optimizer.schedule import learning_rate
 from paceline.verify.compare.diagnosis import traits_of
 from paceline.verify.compare.difference import Difference, number_differences, tensor_differences

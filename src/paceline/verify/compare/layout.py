@@ -25,7 +25,7 @@ from paceline.run.process.world import World
 from paceline.spec.plan import Plan
 from paceline.spec.proof.records import CheckProof, FirstDifference, Rounding
 from paceline.spec.task import Task
-from paceline.task.data.source import Source
+from paceline.task.data.protocol import Source
 from paceline.task.optimizer.schedule import learning_rate
 from paceline.verify.compare.asked import Asked
 from paceline.verify.compare.diagnosis import Traits, diagnose, told, traits_of

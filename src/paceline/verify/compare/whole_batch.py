@@ -25,8 +25,8 @@ from paceline.spec.plan import Plan
 from paceline.spec.proof.records import CheckProof, FirstDifference, Rounding
 from paceline.spec.task import Task
 from paceline.task.coupling import is_coupled
-from paceline.task.data.order import sample_ids
-from paceline.task.data.source import Source
+from paceline.task.data.order.of_source import ids_at
+from paceline.task.data.protocol import Source
 from paceline.task.turns import Turn, turns_of
 from paceline.verify.compare.asked import Asked
 from paceline.verify.compare.diagnosis import LISTED
@@ -162,7 +162,7 @@ def _numbers(asked: Asked, program: _Program, turn: Turn, sizes: tuple[int, ...]
     start = 0
     for size in sizes:
         positions = np.arange(start, start + size, dtype=np.int64)
-        data = source.read(sample_ids(task.seed, positions, source.samples), positions)
+        data = source.read(ids_at(source, task.seed, positions), positions)
         with program.randomness.during(SampleRows(positions, turn.draws_as(1), length_of(data))):
             loss_sum, count = turn.objective(model, cast_floats(data, torch.float64))
         loss_sum.backward()

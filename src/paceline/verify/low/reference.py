@@ -17,7 +17,7 @@ from paceline.spec.optimizers import rounds_inside
 from paceline.spec.plan import Plan
 from paceline.spec.task import ModelSpec, Task
 from paceline.task.coupling import is_coupled
-from paceline.task.data.source import Source
+from paceline.task.data.protocol import Source
 from paceline.task.models.sizes import is_named
 from paceline.task.objective import BUILT_IN
 from paceline.task.turns import turns_of

@@ -27,7 +27,7 @@ from paceline.spec.plan import Plan
 from paceline.spec.task import Task
 from paceline.spec.turns import main_turn
 from paceline.task.coupling import is_coupled
-from paceline.task.data.source import Source
+from paceline.task.data.protocol import Source
 from paceline.task.models.blocks import find_blocks
 from paceline.task.models.decoder import Decoder
 from paceline.task.turns import Turn, turns_of

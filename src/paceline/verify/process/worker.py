@@ -98,7 +98,7 @@ def _load_named(task: Task) -> None:
 
     named = {
         "task.model.name": getattr(task.model, "name", None),
-        "task.data.source": getattr(task.data, "source", None),
+        **_named_sources(task.data),
         "task.data.collate": getattr(task.data, "collate", None),
         **objectives_named(task),
         **{f"task.optimizer.name ({name})": name for name in names_of(task.optimizer)},
@@ -108,6 +108,14 @@ def _load_named(task: Task) -> None:
         name = rule.path if rule and rule.extra else name
         if isinstance(name, str) and is_import_path(name):
             load_object(name, option)
+
+
+def _named_sources(data: Any) -> dict[str, str]:
+    from paceline.spec.task import DataSpec
+
+    parts = data.parts() if isinstance(data, DataSpec) else ()
+    return {f"task.data.source ({number})" if number else "task.data.source": part.source
+            for number, part in enumerate(parts)}  # fmt: skip
 
 
 def _next_group(rows: Sequence[Row]) -> list[Row]:

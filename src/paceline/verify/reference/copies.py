@@ -18,7 +18,7 @@ from torch import nn
 from paceline.run.numerics.precision import MASTER_DTYPES
 from paceline.spec.plan import Plan
 from paceline.spec.task import Task
-from paceline.task.data.source import Source
+from paceline.task.data.protocol import Source
 from paceline.task.optimizer.schedule import learning_rate
 from paceline.task.turns import turns_of
 from paceline.verify.reference.plain_optimizer import plain_optimizers

@@ -26,8 +26,8 @@ from paceline.spec.plan import Plan
 from paceline.spec.task import Task
 from paceline.spec.turns import main_turn
 from paceline.task.coupling import is_coupled
-from paceline.task.data.order import sample_ids
-from paceline.task.data.source import Source
+from paceline.task.data.order.of_source import ids_at
+from paceline.task.data.protocol import Source
 from paceline.task.models.build import build_model
 from paceline.task.objective import Objective
 from paceline.task.optimizer.schedule import learning_rate
@@ -237,7 +237,7 @@ def _positions(plan: Plan, step: int) -> np.ndarray:
 
 
 def _ids(task: Task, source: Source, positions: np.ndarray) -> np.ndarray:
-    return sample_ids(task.seed, positions, source.samples)
+    return ids_at(source, task.seed, positions)
 
 
 def micro_batches(

@@ -17,7 +17,7 @@ from paceline.run.numerics.randomness.survey import length_of
 from paceline.spec.plan import Plan
 from paceline.spec.task import Task
 from paceline.task.coupling import is_coupled
-from paceline.task.data.source import Source
+from paceline.task.data.protocol import Source
 from paceline.task.turns import turns_of
 from paceline.verify.reference.steps import micro_batches, reference_randomness
 from paceline.verify.rounding.conditioning import Narrowest

@@ -20,8 +20,8 @@ from paceline.run.numerics.precision import MASTER_DTYPES, cast_floats
 from paceline.run.process.world import World
 from paceline.spec.plan import Plan
 from paceline.spec.task import Task
-from paceline.task.data.order import sample_ids
-from paceline.task.data.source import Source
+from paceline.task.data.order.permutation import sample_ids
+from paceline.task.data.protocol import Source
 from paceline.task.turns import objective_of
 from paceline.verify.compare.asked import Asked
 from paceline.verify.compare.diagnosis import Traits, traits_of

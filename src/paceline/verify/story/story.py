@@ -30,7 +30,8 @@ from paceline.spec.plan import Plan
 from paceline.spec.proof.records import CheckProof, FirstDifference, Rounding
 from paceline.spec.run import RunSpec
 from paceline.spec.task import Task
-from paceline.task.data.source import Source, open_sources
+from paceline.task.data.protocol import Source
+from paceline.task.data.source import open_sources
 from paceline.units import Amount
 from paceline.verify.compare.asked import Asked
 from paceline.verify.compare.difference import Difference

@@ -10,7 +10,8 @@ import torch
 
 from paceline.spec.import_paths import is_import_path
 from paceline.spec.task import DataSpec, ModelSpec, Task
-from paceline.task.data.source import Source
+from paceline.task.data.order.of_source import order_of
+from paceline.task.data.protocol import Source
 from paceline.task.models.layers.loss import IGNORED
 from paceline.task.models.sizes import is_named
 from paceline.task.objective import next_token
@@ -28,6 +29,7 @@ class FoldedSource:
     def __init__(self, source: Source, vocab: int) -> None:
         self._source = source
         self.samples, self.items_per_sample, self.unit = source.samples, source.items_per_sample, source.unit
+        self.order = order_of(source)
         self.vocab: int | None = vocab
         self.fingerprint = f"{source.fingerprint} modulo {vocab}"
 
@@ -48,6 +50,7 @@ class MaskedSource:
     def __init__(self, source: Source) -> None:
         self._source = source
         self.samples, self.items_per_sample, self.unit = source.samples, source.items_per_sample, source.unit
+        self.order = order_of(source)
         self.vocab = source.vocab
         self.fingerprint = f"{source.fingerprint} masked"
 
@@ -71,7 +74,7 @@ def for_twin(source: Source, task: Task, masked: bool = False) -> Source:
     model = task.model
     if isinstance(model, ModelSpec) and is_named(model.name) and 0 < model.vocab < (source.vocab or 0):
         source = FoldedSource(source, model.vocab)
-    built_in = isinstance(task.data, DataSpec) and not is_import_path(task.data.source)
+    built_in = isinstance(task.data, DataSpec) and not any(is_import_path(part.source) for part in task.data.parts())
     if masked and built_in and objective_of(task, source.unit) is next_token:
         return MaskedSource(source)
     return source

@@ -13,7 +13,6 @@ from paceline.run.loop.under_plan import UnderPlan
 from paceline.run.survive.health.guard import RollBack, refuse_beyond
 from paceline.run.survive.health.passed_over import Passage, PassedOver
 from paceline.spec.journal.kinds import DecisionRecord
-from paceline.task.data.order import sample_ids
 
 MOST_IDS = 4096  # in the journal
 
@@ -41,7 +40,7 @@ def go_back(
     restored = under.go_back(run)
     goes_on = restored.progress if restored else progress
     positions = batch.position + np.arange(batch.samples, dtype=np.int64)
-    ids = sample_ids(run.spec.task.seed, positions, under.samples).tolist()
+    ids = under.order.ids(run.spec.task.seed, positions).tolist()
     evidence = {
         **spike.evidence,
         "passed_over": asdict(passage),

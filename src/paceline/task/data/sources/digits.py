@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from paceline.errors import DataError, MissingExtra
-from paceline.task.data.documents import document_hash, split_limit, split_value
+from paceline.task.data.sources.documents import document_hash, split_limit, split_value
 
 
 class DigitsSource:

@@ -15,7 +15,7 @@ import torch
 from torch.utils.data import default_collate
 
 from paceline.errors import DataError, suggestion
-from paceline.task.data.order import keyed
+from paceline.task.data.order.permutation import keyed
 
 Kind = TypeVar("Kind")
 

@@ -26,11 +26,11 @@ from pathlib import Path
 
 from paceline.errors import DataError, StorageError
 from paceline.spec.task import DataSpec
-from paceline.task.data.documents import Document, document_hash, read_documents, split_limit, split_value
-from paceline.task.data.files import CorpusFiles, list_files
-from paceline.task.data.manifest import MANIFEST, Corpus, load_corpus, write_manifest
-from paceline.task.data.tokenizer import ByteTokenizer, Tokenizer, load_tokenizer, train_bpe
-from paceline.task.data.tokens import SPLITS, TokenWriter
+from paceline.task.data.sources.documents import Document, document_hash, read_documents, split_limit, split_value
+from paceline.task.data.sources.files import CorpusFiles, list_files
+from paceline.task.data.sources.manifest import MANIFEST, Corpus, load_corpus, write_manifest
+from paceline.task.data.sources.tokenizer import ByteTokenizer, Tokenizer, load_tokenizer, train_bpe
+from paceline.task.data.sources.tokens import SPLITS, TokenWriter
 from paceline.units import format_bytes, format_count
 
 FORMAT = 1  # raise it when the same documents would give other files
@@ -105,7 +105,8 @@ def _survey(data: DataSpec, listing: CorpusFiles) -> _Survey:
 def _build(data: DataSpec, listing: CorpusFiles, root: Path, signature: str, alone: bool, say: Say | None) -> Corpus:
     """Return the corpus, tokenising it unless the documents' bytes are found to be known already."""
     survey = _survey(data, listing)
-    key = _hash([FORMAT, survey.content, _tokenizer_identity(data), data.validation_fraction])
+    limit = [data.document_tokens] if data.document_tokens else []
+    key = _hash([FORMAT, survey.content, _tokenizer_identity(data), data.validation_fraction, *limit])
     final = root / "corpora" / key
     corpus = load_corpus(final)
     if corpus is None:
@@ -152,6 +153,7 @@ def _write_corpus(data: DataSpec, listing: CorpusFiles, survey: _Survey, key: st
             hashes = [document_hash(document.text) for document in batch]
             digest.update(b"".join(hashes))
             encoded = tokenizer.encode([document.text for document in batch])
+            encoded = [ids[: data.document_tokens] for ids in encoded] if data.document_tokens else encoded
             held_out = [split_value(content) < survey.limit for content in hashes]
             for writer, wanted in zip(writers, (False, True), strict=True):
                 writer.add([ids for ids, held in zip(encoded, held_out, strict=True) if held is wanted])
@@ -227,7 +229,10 @@ def _signature(data: DataSpec, listing: CorpusFiles) -> str:
     if data.tokenizer not in ("bytes", "bpe") and path.is_file():
         tokenizer += [str(path.resolve()), path.stat().st_size, path.stat().st_mtime_ns]
     files = [(file.path, file.name, file.size, file.mtime_ns) for file in listing.files]
-    return _hash([FORMAT, listing.kind, tokenizer, data.validation_fraction, data.max_bytes, data.text_field, files])
+    given = [FORMAT, listing.kind, tokenizer, data.validation_fraction, data.max_bytes, data.text_field, files]
+    if (data.document_tokens, data.score_min, data.score_max) != (0, None, None):
+        given.append([data.document_tokens, data.score_field, data.score_min, data.score_max])
+    return _hash(given)
 
 
 def _hash(value: object) -> str:

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from paceline.task.data.tokenizer import Tokenizer, from_json
-from paceline.task.data.tokens import SPLITS, TokenSplit, dtype_for, file_digest, offsets_name, tokens_name
+from paceline.task.data.sources.tokenizer import Tokenizer, from_json
+from paceline.task.data.sources.tokens import SPLITS, TokenSplit, dtype_for, file_digest, offsets_name, tokens_name
 
 MANIFEST = "manifest.json"
 TOKENIZER = "tokenizer.json"

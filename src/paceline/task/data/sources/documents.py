@@ -15,7 +15,8 @@ from typing import IO, NamedTuple, cast
 
 from paceline.errors import DataError, MissingExtra, suggestion
 from paceline.spec.task import DataSpec
-from paceline.task.data.files import CorpusFiles, File, kind_of
+from paceline.task.data.sources.files import CorpusFiles, File, kind_of
+from paceline.task.data.sources.scores import asks_scores, is_wanted, no_score, refuse_scores
 
 BOM = b"\xef\xbb\xbf"
 LONE_FILE_PIECE_BYTES = 16 * 2**10  # a corpus of one text file is cut, so that a part of it can be held out
@@ -72,9 +73,10 @@ def split_limit(values: Iterable[int], fraction: float) -> int:
 def _read_file(data: DataSpec, listing: CorpusFiles, file: File) -> Iterator[Document]:
     kind = kind_of(file.name) or "text"
     if kind == "jsonl":
-        return _read_jsonl(file, data.text_field)
+        return _read_jsonl(file, data)
     if kind == "parquet":
-        return _read_parquet(file, data.text_field)
+        return _read_parquet(file, data)
+    refuse_scores(data, file.path)
     if listing.kind == "stdlib":
         return _read_stdlib(file)
     return _read_text(file, LONE_FILE_PIECE_BYTES if listing.kind == "file" else PIECE_BYTES)
@@ -127,14 +129,17 @@ def _cut(block: bytes) -> int:
     return max(at, 1)
 
 
-def _read_jsonl(file: File, field: str) -> Iterator[Document]:
-    """Yield the text field of each line's object; blank lines are allowed."""
+def _read_jsonl(file: File, data: DataSpec) -> Iterator[Document]:
+    """Yield the text field of each line's object whose score is asked for; blank lines are allowed."""
     with _opened(file) as stream:
         for number, line in enumerate(stream, 1):
             line = line.removeprefix(BOM) if number == 1 else line
             if line.strip():
                 where = f"{file.path}, line {number:,}"
-                yield Document(f"{file.name} line {number}", _text_of(_parse(line, where), field, where))
+                record = _parse(line, where)
+                text = _text_of(record, data.text_field, where)
+                if is_wanted(record, data, where):
+                    yield Document(f"{file.name} line {number}", text)
 
 
 def _parse(line: bytes, where: str) -> object:
@@ -188,8 +193,10 @@ def _kind(value: object) -> str:
     return names.get(type(value), f"of type {type(value).__name__}")
 
 
-def _read_parquet(file: File, field: str) -> Iterator[Document]:
-    """Yield a string column's values. Needs the extra 'parquet'."""
+def _read_parquet(file: File, data: DataSpec) -> Iterator[Document]:
+    """Yield a string column's values, of rows whose score is asked for. Needs the extra 'parquet'."""
+    field = data.text_field
+    columns = [field, data.score_field] if asks_scores(data) else [field]
     try:
         import pyarrow as arrow
         import pyarrow.parquet as parquet
@@ -200,11 +207,15 @@ def _read_parquet(file: File, field: str) -> Iterator[Document]:
             table = parquet.ParquetFile(stream)
             schema = table.schema_arrow
             _check_column(schema, field, file.path, arrow)
+            if missing := [name for name in columns if name not in schema.names]:
+                raise no_score(missing[0], file.path)
             row = 0
-            for batch in table.iter_batches(batch_size=PARQUET_ROWS, columns=[field]):
-                for value in batch.column(0).to_pylist():
+            for batch in table.iter_batches(batch_size=PARQUET_ROWS, columns=columns):
+                for record in batch.select(columns).to_pylist():
                     where = f"{file.path}, row {row:,}"
-                    yield Document(f"{file.name} row {row}", _text_of({field: value}, field, where))
+                    text = _text_of(record, field, where)
+                    if is_wanted(record, data, where):
+                        yield Document(f"{file.name} row {row}", text)
                     row += 1
     except arrow.ArrowException as error:
         raise DataError(

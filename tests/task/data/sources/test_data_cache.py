@@ -18,10 +18,10 @@ import pytest
 
 from paceline.errors import DataError, StorageError
 from paceline.spec.task import DataSpec
-from paceline.task.data import cache as module
-from paceline.task.data.cache import cache_root, open_corpus
-from paceline.task.data.manifest import Corpus
-from paceline.task.data.tokenizer import train_bpe
+from paceline.task.data.sources import cache as module
+from paceline.task.data.sources.cache import cache_root, open_corpus
+from paceline.task.data.sources.manifest import Corpus
+from paceline.task.data.sources.tokenizer import train_bpe
 
 SPLITS = ("train", "validation")
 
@@ -120,7 +120,7 @@ def test_added_documents_leave_the_split_of_the_others(corpus_spec: Callable[...
 
 
 def test_a_small_vocabulary_takes_two_bytes_a_large_one_four(tmp_path: Path) -> None:
-    from paceline.task.data.tokens import TokenWriter, dtype_for
+    from paceline.task.data.sources.tokens import TokenWriter, dtype_for
 
     assert (dtype_for(257), dtype_for(65_536), dtype_for(65_537)) == ("<u2", "<u2", "<u4")
     with TokenWriter(tmp_path, "train", 100_000, 99_999) as writer:
@@ -167,7 +167,7 @@ def test_a_copied_cache_is_checked_by_its_content_and_kept(corpus_spec: Callable
 
 CHILD = """
 import sys
-from paceline.task.data import cache
+from paceline.task.data.sources import cache
 from paceline.spec.task import DataSpec
 {setup}
 spec = DataSpec(source=sys.argv[1], cache_dir=sys.argv[2], validation_fraction=0.2)

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from paceline.task.data.order import MAX_SAMPLES, keyed, mix64, sample_ids
+from paceline.task.data.order.permutation import MAX_SAMPLES, keyed, mix64, sample_ids
 
 SIZES = sorted({1, 2, 3, 5, 10, 99, 100, 101, 100_000} | {2**k + d for k in range(2, 13) for d in (-1, 0, 1)})
 

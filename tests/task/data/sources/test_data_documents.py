@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 
 from paceline.errors import DataError
 from paceline.spec.task import DataSpec
-from paceline.task.data import documents as module
-from paceline.task.data.documents import (
+from paceline.task.data.sources import documents as module
+from paceline.task.data.sources.documents import (
     LONE_FILE_PIECE_BYTES,
     Document,
     document_hash,
@@ -25,7 +25,7 @@ from paceline.task.data.documents import (
     split_limit,
     split_value,
 )
-from paceline.task.data.files import list_files
+from paceline.task.data.sources.files import list_files
 
 
 def read(source: Path | str, **options: Any) -> list[Document]:

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from paceline.errors import DataError, MissingExtra
-from paceline.task.data.tokenizer import (
+from paceline.task.data.sources.tokenizer import (
     ByteTokenizer,
     FileTokenizer,
     Tokenizer,

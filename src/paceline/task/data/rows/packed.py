@@ -7,7 +7,7 @@ from typing import Any
 import numpy.typing as npt
 
 from paceline.spec.task import ModelSpec
-from paceline.task.data.source import Source
+from paceline.task.data.protocol import Source
 from paceline.task.models.sizes import is_named
 
 STARTS = "document_starts"

@@ -55,19 +55,30 @@ def sample_ids(seed: int, positions: npt.NDArray[Any], samples: int) -> npt.NDAr
         raise ValueError(f"positions count from 0, not {int(flat.min())}")
     epochs, index = np.divmod(flat.astype(np.uint64), np.uint64(samples))
     keys = keyed(seed, epochs[:1] if epochs.min() == epochs.max() else epochs)
-    found = _feistel(index, keys, samples)
-    while (outside := np.flatnonzero(found >= np.uint64(samples))).size:
-        found[outside] = _feistel(found[outside], keys if keys.size == 1 else keys[outside], samples)
-    return found.astype(np.int64).reshape(np.shape(positions))
+    return permuted(keys, index, samples).astype(np.int64).reshape(np.shape(positions))
+
+
+def permuted(keys: Words, index: Words, size: int) -> Words:
+    """Return where the keyed permutation of 0..size-1 sends each index; `keys` has one entry, or one per index."""
+    found = _feistel(index, keys, size)
+    while (outside := np.flatnonzero(found >= np.uint64(size))).size:
+        found[outside] = _feistel(found[outside], keys if keys.size == 1 else keys[outside], size)
+    return found
+
+
+def place_of(key: Words, value: int, size: int) -> int:
+    """Return the index that `permuted` sends to `value` under one key: its inverse."""
+    found = _feistel_back(value, int(key[0]), size)
+    while found >= size:
+        found = _feistel_back(found, int(key[0]), size)
+    return found
 
 
 def _feistel(index: Words, keys: Words, samples: int) -> Words:
     """Return the keyed permutation of the rectangle's cells at each index; `keys` has one entry, or one per index."""
-    columns = math.isqrt(samples - 1) + 1
-    rows = -(-samples // columns)
+    rows, columns = _rectangle(samples)
     row, column = np.divmod(index, np.uint64(columns))
-    turns = np.arange(1, 1 + (SMALL_ROUNDS if samples < SMALL_SAMPLES else ROUNDS), dtype=np.uint64)
-    for turn, round_keys in enumerate(mix64(keys + turns[:, None] * np.uint64(GOLDEN))):
+    for turn, round_keys in enumerate(_round_keys(keys, samples)):
         if turn % 2 == 0:
             row = _shift(row, column, round_keys, np.uint64(rows))
         else:
@@ -75,8 +86,39 @@ def _feistel(index: Words, keys: Words, samples: int) -> Words:
     return row * np.uint64(columns) + column
 
 
+def _feistel_back(value: int, key: int, samples: int) -> int:
+    """Return the cell that `_feistel` sends to a cell, under one key."""
+    rows, columns = _rectangle(samples)
+    row, column = divmod(value, columns)
+    round_keys = _round_keys(np.array([key], dtype=np.uint64), samples)
+    for turn in reversed(range(len(round_keys))):
+        if turn % 2 == 0:
+            row = (row - int(_drawn(np.array([column], dtype=np.uint64), round_keys[turn], np.uint64(rows))[0])) % rows
+        else:
+            drawn = _drawn(np.array([row], dtype=np.uint64), round_keys[turn], np.uint64(columns))
+            column = (column - int(drawn[0])) % columns
+    return row * columns + column
+
+
+def _rectangle(samples: int) -> tuple[int, int]:
+    """Return rows and columns of the rectangle that holds so many cells."""
+    columns = math.isqrt(samples - 1) + 1
+    return -(-samples // columns), columns
+
+
+def _round_keys(keys: Words, samples: int) -> Words:
+    """Return the keys of the rounds: [rounds, keys]."""
+    turns = np.arange(1, 1 + (SMALL_ROUNDS if samples < SMALL_SAMPLES else ROUNDS), dtype=np.uint64)
+    return mix64(keys + turns[:, None] * np.uint64(GOLDEN))
+
+
 def _shift(values: Words, others: Words, keys: Words, modulus: np.uint64) -> Words:
     """Return (values + pseudo-random function of others) modulo `modulus`, without a division."""
-    drawn = ((mix64(others + keys) >> np.uint64(32)) * modulus) >> np.uint64(32)  # uniform in 0..modulus-1
-    moved = values + drawn
+    moved = values + _drawn(others, keys, modulus)
     return np.where(moved >= modulus, moved - modulus, moved)
+
+
+def _drawn(others: Words, keys: Words, modulus: np.uint64) -> Words:
+    """Return the pseudo-random function of `others`, uniform in 0..modulus-1."""
+    drawn: Words = ((mix64(others + keys) >> np.uint64(32)) * modulus) >> np.uint64(32)
+    return drawn

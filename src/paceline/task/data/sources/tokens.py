@@ -15,7 +15,7 @@ from types import TracebackType
 
 import numpy as np
 
-from paceline.task.data.tokenizer import Tokens
+from paceline.task.data.sources.tokenizer import Tokens
 
 SPLITS = ("train", "validation")
 HASH_BLOCK_BYTES = 2**20

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from paceline.errors import DataError
-from paceline.task.data.tokens import TokenSplit
+from paceline.task.data.sources.tokens import TokenSplit
 
 
 class TokenSource:

@@ -1,0 +1,1 @@
+"""Which sample stands at which position of a training: pure functions of seed and position."""

@@ -1,0 +1,43 @@
+"""What a source of samples is: numbered samples that are read in batches."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+import numpy.typing as npt
+
+
+@runtime_checkable
+class Source(Protocol):
+    """Numbered samples, read in batches. The same ids and positions give the same batch in any process.
+
+    `items_per_sample` is what the loss counts per sample at most: the sequence length, or 1. `unit` is "tokens" or
+    "samples". `vocab` is the number of token ids, None for other data. `fingerprint` is a hash of the content.
+    """
+
+    samples: int
+    items_per_sample: int
+    unit: str
+    vocab: int | None
+    fingerprint: str
+
+    def read(self, ids: npt.NDArray[np.int64], positions: npt.NDArray[np.int64] | None = None) -> Any:
+        """Return one batch of len(ids) rows, as nested tensors on the CPU.
+
+        `positions` are the rows' places in the training (see order/); what is random in a row may depend on its
+        position and on nothing else. Without them (evaluation) it depends on the id.
+        """
+        ...
+
+
+Pair = tuple[Source, Source | None]  # for training, and held out
+
+
+@runtime_checkable
+class OpensSources(Protocol):
+    """Data that make their sources themselves: a task's `data` may be one, or a factory's result."""
+
+    def open_sources(self, seed: int) -> Pair:
+        """Return (train, validation or None). The same seed gives the same rows in any process."""
+        ...

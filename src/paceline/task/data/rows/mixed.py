@@ -1,0 +1,96 @@
+"""Sources put together: several as one, in the order of a mixture, and one in another order than the global."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from paceline.errors import DataError
+from paceline.task.data.order.mixture import MixtureOrder
+from paceline.task.data.order.of_source import Order
+from paceline.task.data.protocol import Source
+
+
+class MixedSource:
+    """Several sources as one: ids count through them, one after the other. An epoch is all their samples together.
+
+    `order` says which of them is read where; without one (held-out samples) any sample may follow any other.
+    """
+
+    def __init__(self, sources: Sequence[Source], names: Sequence[str], order: MixtureOrder | None = None) -> None:
+        """Raises DataError where the sources do not count the same things, or not as many of them in a sample."""
+        first = sources[0]
+        for name, source in zip(names, sources, strict=True):
+            for what in ("unit", "items_per_sample"):
+                if getattr(source, what) != getattr(first, what):
+                    raise DataError(
+                        f"'{name}' and '{names[0]}' do not make one mixture",
+                        f"their {what} are {getattr(source, what)} and {getattr(first, what)}",
+                        "sources whose samples are alike",
+                    )
+        self.sources, self.names = tuple(sources), tuple(names)
+        self.items_per_sample, self.unit = first.items_per_sample, first.unit
+        known = [source.vocab for source in sources if source.vocab is not None]
+        self.vocab: int | None = max(known) if len(known) == len(sources) else None
+        self._ends = np.cumsum([source.samples for source in sources])
+        self.samples = int(self._ends[-1])
+        self.fingerprint = _hash([source.fingerprint for source in sources])
+        self.reads_in_threads = all(getattr(source, "reads_in_threads", False) for source in sources)
+        self.order = order
+
+    def read(self, ids: npt.NDArray[Any], positions: npt.NDArray[Any] | None = None) -> Any:
+        """Return one batch of these rows, in their order. Raises DataError where the sources' batches do not fit."""
+        import torch
+        from torch.utils._pytree import tree_map
+
+        which = np.searchsorted(self._ends, ids, side="right")
+        places, parts = [], []
+        for number in np.unique(which):
+            here = np.flatnonzero(which == number)
+            source = self.sources[number]
+            own = ids[here] - (self._ends[number] - source.samples)
+            places.append(here)
+            parts.append(source.read(own, None if positions is None else positions[here]))
+        if len(parts) == 1:
+            return parts[0]
+        back = torch.from_numpy(np.argsort(np.concatenate(places)))
+        try:
+            return tree_map(lambda *leaves: torch.cat(leaves)[back], *parts)
+        except (RuntimeError, ValueError, TypeError) as error:
+            raise DataError(
+                f"rows of {', '.join(self.names)} do not make one batch",
+                f"{type(error).__name__}: {error}",
+                "sources whose batches have the same entries, of one shape and kind",
+            ) from error
+
+    def given(self, seed: int, position: int) -> dict[str, dict[str, float]]:
+        """Return what each source has given before a position: its samples, and how many epochs of it they are."""
+        if self.order is None:
+            return {}
+        return {
+            name: {"samples": given, "epochs": given / source.samples}
+            for name, source, given in zip(self.names, self.sources, self.order.given(seed, position), strict=True)
+        }
+
+
+class InOrder:
+    """Another source with an order of its own. In all else it is that source."""
+
+    def __init__(self, source: Source, order: Order) -> None:
+        self.inner, self.order = source, order
+        self.samples, self.items_per_sample, self.unit = source.samples, source.items_per_sample, source.unit
+        self.vocab, self.fingerprint = source.vocab, source.fingerprint
+        self.read = source.read
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "inner":
+            raise AttributeError(name)
+        return getattr(self.inner, name)
+
+
+def _hash(parts: Sequence[str]) -> str:
+    return hashlib.blake2b(" ".join(parts).encode(), digest_size=16).hexdigest()

@@ -1,0 +1,1 @@
+"""What samples are read from: files, documents, tokens, and data sets of other kinds."""

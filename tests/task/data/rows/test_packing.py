@@ -1,0 +1,129 @@
+"""Packed rows: every token is a label once, no document is mixed with another, and hardly a place stays empty."""
+
+from __future__ import annotations
+
+import itertools
+import pickle
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from paceline.spec.task import DataSpec, ModelSpec
+from paceline.task.data.facts import data_facts
+from paceline.task.data.rows.packing import IGNORED, PackedSource, best_fit, pack, pieces_of
+from paceline.task.data.source import open_sources
+from paceline.task.data.sources.tokens import TokenWriter
+from paceline.task.models.build import build_model
+from paceline.task.objective import next_token
+
+VOCAB = 400
+
+
+def packed(folder: Path, lengths: list[int], seq_len: int, cross: bool = False) -> PackedSource:
+    """Return the rows of documents of these lengths, whose tokens tell their place in the text."""
+    folder.mkdir(exist_ok=True)
+    with TokenWriter(folder, "train", VOCAB, VOCAB - 1) as writer:
+        at = 0
+        for length in lengths:
+            writer.add([np.arange(at, at + length)])
+            at += length
+    return PackedSource(writer.result(), VOCAB, seq_len, cross)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.integers(1, 40), min_size=1, max_size=200), st.integers(1, 64))
+def test_best_fit_keeps_every_piece_once_and_no_row_overflows(lengths: list[int], more: int) -> None:
+    capacity = max(lengths) + more - 1
+    rows = best_fit(np.array(lengths), capacity)
+    assert sorted(np.concatenate(rows).tolist()) == list(range(len(lengths)))
+    assert all(sum(lengths[index] for index in row) <= capacity for row in rows)
+    # Two rows that would both fit into one are never left.
+    loads = sorted(sum(lengths[index] for index in row) for row in rows)
+    assert len(loads) < 2 or loads[0] + loads[1] > capacity
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(st.integers(0, 90), min_size=2, max_size=60), st.integers(2, 40))
+def test_pieces_cover_a_text_once_and_end_with_documents(sizes: list[int], seq_len: int) -> None:
+    offsets = np.concatenate([[0], np.cumsum(np.array(sizes) + 1)])
+    starts, lengths = pieces_of(offsets, seq_len)
+    covered = np.concatenate([np.arange(start, start + length) for start, length in zip(starts, lengths, strict=True)])
+    assert np.array_equal(np.sort(covered), np.arange(offsets[-1] - 1))
+    document = np.searchsorted(offsets[1:-1] - 1, np.arange(offsets[-1] - 1), side="right")
+    for start, length in zip(starts.tolist(), lengths.tolist(), strict=True):
+        assert 1 <= length <= seq_len and len(set(document[start : start + length].tolist())) == 1
+    rows = pack(starts, lengths, seq_len)
+    assert sorted(rows.starts.tolist()) == sorted(starts.tolist()) and rows.firsts[-1] == len(starts)
+
+
+def test_every_token_is_a_label_once_after_the_token_before_it(tmp_path: Path) -> None:
+    source = packed(tmp_path, [5, 1, 30, 3, 8, 8, 17, 2, 64], 16)
+    batch = source.read(np.arange(source.samples))
+    real = batch["labels"] != IGNORED
+    assert int(real.sum()) == source.split.tokens - 1
+    text = torch.from_numpy(source.split.open().astype(np.int64))
+    assert torch.equal(torch.sort(batch["labels"][real]).values, torch.sort(text[1:]).values)
+    following = {(int(a), int(b)) for a, b in itertools.pairwise(text)}
+    pairs = zip(batch["tokens"][real].tolist(), batch["labels"][real].tolist(), strict=True)
+    assert set(pairs) <= following
+    assert (batch["documents"][real] > 0).all() and (batch["documents"][~real] == 0).all()
+    again = pickle.loads(pickle.dumps(source)).read(np.array([1, 0]))
+    assert torch.equal(again["tokens"], batch["tokens"][[1, 0]])
+    assert "documents" not in packed(tmp_path / "crossed", [5, 6], 16, cross=True).read(np.array([0]))
+
+
+@pytest.mark.parametrize("seq_len", [512, 2048])
+def test_waste_on_the_built_in_corpus(seq_len: int, tmp_path_factory: pytest.TempPathFactory) -> None:
+    folder = tmp_path_factory.getbasetemp() / "packed-corpus"
+    data = DataSpec(seq_len=seq_len, rows="packed", max_bytes=2_000_000, cache_dir=str(folder), cross_documents=False)
+    train, _ = open_sources(data, 7)
+    assert isinstance(train, PackedSource) and train.waste < 0.01
+    loads = np.add.reduceat(train.rows.lengths, train.rows.firsts[:-1])
+    by_rank = loads[: len(loads) // 64 * 64].reshape(-1, 8, 8).sum(2)  # a global batch of 64 over 8 ranks
+    skew = by_rank.max(1) / by_rank.mean(1)
+    assert np.median(skew) <= 1.01
+    assert any("stays empty" in note for note in data_facts(data).notes)
+
+
+def test_gradients_do_not_depend_on_the_micro_batches(tmp_path: Path) -> None:
+    source = packed(tmp_path, [5, 1, 30, 3, 8, 8, 17, 2, 20, 40], 16)
+    model = build_model(ModelSpec(name="llama-1m", layers=1, hidden=32, heads=2, kv_heads=1, ffn=32), VOCAB, 16, 7)
+    model = model.double()
+    ids = np.arange(source.samples)
+
+    def gradients(parts: list[np.ndarray]) -> list[torch.Tensor]:
+        model.zero_grad()
+        weight = 0.0
+        for part in parts:
+            loss, count = next_token(model, source.read(part))
+            loss.backward()
+            weight += float(count)
+        return [p.grad / weight for p in _trained(model) if p.grad is not None]
+
+    whole = gradients([ids])
+    for size in (1, 3):
+        for one, other in zip(whole, gradients(np.array_split(ids, -(-len(ids) // size))), strict=True):
+            assert float((one - other).norm()) <= 1e-10 * float(one.norm())
+
+
+def test_a_document_is_computed_as_if_it_were_alone(tmp_path: Path) -> None:
+    source = packed(tmp_path, [5, 1, 30, 3, 8, 8], 16)
+    model = build_model(ModelSpec(name="llama-1m", layers=1, hidden=32, heads=2, kv_heads=1, ffn=32), VOCAB, 16, 7)
+    model = model.double()
+    together, weight = next_token(model, source.read(np.arange(source.samples)))
+    text = torch.from_numpy(source.split.open().astype(np.int64))
+    alone = 0.0
+    for start, length in zip(source.rows.starts.tolist(), source.rows.lengths.tolist(), strict=True):
+        piece = {"tokens": text[None, start : start + length], "labels": text[None, start + 1 : start + length + 1]}
+        alone += float(next_token(model, piece)[0].detach())
+    assert float(together.detach()) == pytest.approx(alone, rel=1e-10)
+    assert float(weight) == source.split.tokens - 1
+
+
+def _trained(model: nn.Module) -> list[nn.Parameter]:
+    return [parameter for parameter in model.parameters() if parameter.requires_grad]
