@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import threading
 from pathlib import Path
 
 import pytest
@@ -92,9 +93,11 @@ def test_tensorboard_is_a_sink_that_the_options_ask_for() -> None:
     assert asked_sinks(RunSpec(tensorboard=True)) == [TensorBoardSink]
 
 
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")  # TensorBoard's own thread
-def test_a_full_disk_ends_the_pictures_and_not_the_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_full_disk_ends_the_pictures_and_not_the_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     pytest.importorskip("tensorboard")
+    monkeypatch.setattr(threading, "excepthook", lambda error: None)  # TensorBoard's own thread ends with the error
     sink = TensorBoardSink(tmp_path)
     assert sink._writer is not None
     with Path("/dev/full").open("wb", buffering=0) as full:
