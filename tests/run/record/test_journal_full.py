@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
 import shutil
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
+from runs import wait_until
 
-from paceline.errors import StorageError
+from paceline.errors import RunInUse, StorageError
+from paceline.run.record import errand
 from paceline.run.record import journal as journal_module
 from paceline.run.record.held import HeldLine, HeldLines
 from paceline.run.record.journal import Journal
@@ -122,6 +127,68 @@ def test_records_that_cannot_be_written_at_all_are_an_error_at_the_end(journal: 
         journal.write(step(2))
         with pytest.raises(StorageError, match=r"1 records of the journal .* are lost"):
             journal.close()
+
+
+def test_a_disk_that_does_not_answer_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file server that is gone: here a pipe that nobody reads, into which a write waits for ever."""
+    for name, value in (("RETRY_SECONDS", 0.0), ("HANGING_SECONDS", 0.2), ("is_remote", lambda folder: True)):
+        monkeypatch.setattr(journal_module, name, value)
+    journal = Journal(tmp_path)
+    told, (reads, writes) = Told(journal), os.pipe()
+    os.set_blocking(writes, False)
+    with contextlib.suppress(BlockingIOError):
+        while True:
+            os.write(writes, b"x" * 4096)
+    os.set_blocking(writes, True)
+    os.dup2(writes, journal._file)
+    for number in range(1, 5):
+        journal.write(step(number))
+    assert len(told.faults) == 1 and "has not answered for 200 ms" in told.faults[0]
+    read_ = bytearray()
+    reader = threading.Thread(target=lambda: read_.extend(iter_pipe(reads)))
+    reader.start()
+    wait_until(lambda: len(journal._held) == 0)
+    journal.write(step(5))
+    with pytest.raises(StorageError, match="lost"):  # a pipe cannot be flushed to a disk
+        journal.close()
+    os.close(writes)
+    reader.join()
+    lines = [json.loads(line) for line in read_.lstrip(b"x").splitlines()]
+    assert [line.get("step", line["kind"]) for line in lines] == [1, "fault", 2, 3, 4, 5, "decision"]
+
+
+def iter_pipe(descriptor: int) -> Iterator[int]:
+    """Yield the bytes of a pipe until its last writer has closed it."""
+    while chunk := os.read(descriptor, 65536):
+        yield from chunk
+
+
+def test_a_fence_that_refuses_is_heard_through_the_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(journal_module, "is_remote", lambda folder: True)
+
+    def taken_over() -> None:
+        raise RunInUse("another start has taken over", "", "")
+
+    journal = Journal(tmp_path, taken_over)
+    with pytest.raises(RunInUse):
+        journal.write(step(1))
+    assert said(tmp_path) == []
+
+
+MOUNTED = """22 1 254:0 / / rw,relatime shared:1 - ext4 /dev/vda rw
+30 22 0:40 / /srv/of\\040all rw - nfs4 server:/all rw
+31 22 0:41 / /data rw shared:9 - fuse.sshfs me@host:/ rw
+32 31 0:42 / /data/fast rw - xfs /dev/nvme0 rw
+"""
+
+
+@pytest.mark.parametrize(
+    ("place", "remote"), [("/home", False), ("/srv/of all/runs", True), ("/data/x", True), ("/data/fast/x", False)]
+)
+def test_whose_disk_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str, remote: bool) -> None:
+    (tmp_path / "mountinfo").write_text(MOUNTED)
+    monkeypatch.setattr(errand, "MOUNTS", tmp_path / "mountinfo")
+    assert errand.is_remote(Path(place)) is remote
 
 
 def test_what_waits_is_bounded_and_its_outline_stays() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import threading
 from collections import Counter, deque
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -33,6 +34,7 @@ class HeldLines:
         self._lines: deque[HeldLine] = deque()
         self._bytes = self._written = 0  # the second of the oldest line
         self._left_out: Counter[str] = Counter()
+        self._changing = threading.Lock()  # they may be written in a thread (errand.py) while others come
         self._steps: list[int] = []  # the first and the last step that was left out
 
     def __len__(self) -> int:
@@ -55,10 +57,11 @@ class HeldLines:
 
     def add(self, held: HeldLine) -> None:
         """Take a line, and leave others out where there are too many."""
-        self._lines.append(held)
-        self._bytes += len(held.line)
-        if len(self._lines) > self._most_lines or self._bytes > self._most_bytes:
-            self._thin()
+        with self._changing:
+            self._lines.append(held)
+            self._bytes += len(held.line)
+            if len(self._lines) > self._most_lines or self._bytes > self._most_bytes:
+                self._thin()
 
     def write_to(self, descriptor: int) -> None:
         """Write all lines, each in one write where the disk takes it. Raises OSError; what is not written stays."""
@@ -67,26 +70,28 @@ class HeldLines:
             written = os.write(descriptor, line[self._written :] if self._written else line)
             if written == 0:
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-            self._written += written
-            if self._written == len(line):
-                self._lines.popleft()
-                self._bytes -= len(line)
-                self._written = 0
+            with self._changing:  # the oldest line is never left out meanwhile
+                self._written += written
+                if self._written == len(line):
+                    self._lines.popleft()
+                    self._bytes -= len(line)
+                    self._written = 0
 
     def begin_anew(self, before: bytes) -> None:
         """Write the oldest line from its beginning, in a file that has been opened anew, after `before`."""
-        self._written = 0
-        if self._lines and self._lines[0].kind == "":
-            self._bytes -= len(self._lines.popleft().line)  # what was put before it the last time
-        if not any(held.kind == "run_started" for held in self._lines):
-            self._lines.appendleft(HeldLine("", before))
-            self._bytes += len(before)
+        with self._changing:
+            self._written = 0
+            if self._lines and self._lines[0].kind == "":
+                self._bytes -= len(self._lines.popleft().line)  # what was put before it the last time
+            if not any(held.kind == "run_started" for held in self._lines):
+                self._lines.appendleft(HeldLine("", before))
+                self._bytes += len(before)
 
     def _thin(self) -> None:
-        first = 1 if self._written else 0  # a line that is half written stays
-        may_go = [held for held in list(self._lines)[first:-1] if held.kind == "step"]
+        between = list(self._lines)[1:-1]  # the oldest line may be half written
+        may_go = [held for held in between if held.kind == "step"]
         if 2 * len(may_go) < len(self._lines):
-            may_go = [held for held in list(self._lines)[first:-1] if held.kind not in ("", "run_started")]
+            may_go = [held for held in between if held.kind not in ("", "run_started")]
         gone = set(map(id, may_go[1::2]))
         for held in may_go[1::2]:
             self._left_out[held.kind] += 1

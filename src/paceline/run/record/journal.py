@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.errors import StorageError
+from paceline.run.record.errand import Errand, is_remote
 from paceline.run.record.held import HeldLine, HeldLines
 from paceline.spec.journal.kinds import FaultRecord, RunEnded, RunStarted, StepRecord
 from paceline.spec.journal.reading import numbered, read_records, starts_of
@@ -28,6 +29,7 @@ from paceline.spec.journal.redact import Redactor
 from paceline.units import format_seconds
 
 RETRY_SECONDS = 1.0  # between two tries to write what waits
+HANGING_SECONDS = 10.0  # that training waits for a disk which does not answer
 # What a descriptor answers with whose file system has gone: the same name must be opened again.
 GONE = (errno.EIO, errno.ESTALE, errno.ENODEV, errno.ENXIO, errno.EBADF, errno.ENOENT)
 Fault = Callable[[str, str], None]
@@ -61,7 +63,10 @@ class Journal:
     """
 
     def __init__(self, run_dir: Path, fence: Callable[[], None] | None = None, group_read: bool = False) -> None:
-        """Raises StorageError where the file cannot be made."""
+        """Raises StorageError where the file cannot be made.
+
+        On another machine's disk records are written in a thread, which is waited for no longer than HANGING_SECONDS.
+        """
         self._fence, self._mode = fence, 0o640 if group_read else 0o600
         self._held, self._first = HeldLines(), b""
         self._since: float | None = None  # since when nothing can be written
@@ -75,6 +80,7 @@ class Journal:
             self.attempt = 1 + max((number for number, _ in numbered(self.folder)), default=0)
             self.path = self.folder / f"{self.attempt:04d}.jsonl"
             self._file = self._opened(os.O_EXCL)
+            self._errand = Errand(HANGING_SECONDS) if is_remote(self.folder) else None
         except OSError as error:
             raise StorageError(
                 f"cannot write the journal in {self.folder}", str(error), "free space or choose another run.dir"
@@ -89,8 +95,8 @@ class Journal:
 
     def write(self, record: Record) -> None:
         """Append one record, or hold it until the disk takes it. Raises what the fence does."""
-        if self._fence is not None:
-            self._fence()
+        if self._errand is None:
+            self._look_for_others()
         line = _line(record)
         if isinstance(record, RunStarted):
             self._first = line
@@ -98,7 +104,7 @@ class Journal:
         self._most_held = max(self._most_held, len(self._held))
         if self._since is not None and time.monotonic() - self._tried < RETRY_SECONDS:
             return
-        error = self._write_held()
+        error = self._try_to_write()
         if error is not None and self._since is None:
             self._since = self._tried
             self._tell(error)
@@ -107,25 +113,45 @@ class Journal:
 
     def close(self) -> None:
         """Flush to disk and close. Raises StorageError where records are lost with it."""
-        error, waiting = self._write_held(), len(self._held)
-        try:
-            if error is not None:
-                raise error
-            os.fsync(self._file)
-        except OSError as failure:
+        error = self._errand.send(self._finish) if self._errand else self._finish()
+        if error is not None:
             raise StorageError(
-                f"{waiting} records of the journal {self.path} are lost", str(failure), "free space and start again"
-            ) from failure
+                f"{len(self._held)} records of the journal {self.path} are lost", str(error),
+                "free space and start again",
+            ) from error  # fmt: skip
+
+    # ---- a disk that takes no more ---------------------------------------------------------------------------------
+
+    def _look_for_others(self) -> None:
+        if self._fence is not None:
+            self._fence()
+
+    def _try_to_write(self) -> OSError | None:
+        """Write what waits; return why not all of it could be."""
+        self._tried = time.monotonic()
+        return self._errand.send(self._fenced) if self._errand else self._write_held()
+
+    def _fenced(self) -> OSError | None:
+        self._look_for_others()  # which reads a file of the same disk
+        return self._write_held()
+
+    def _finish(self) -> OSError | None:
+        try:
+            if len(self._held):
+                self._look_for_others()
+            error = self._write_held()
+            if error is None:
+                os.fsync(self._file)
+        except OSError as failure:
+            error = failure
         finally:
             with contextlib.suppress(OSError):
                 os.close(self._file)
             self._file = -1  # the number may soon be another file's
-
-    # ---- a disk that takes no more ---------------------------------------------------------------------------------
+        return error
 
     def _write_held(self) -> OSError | None:
         """Write what waits; return why not all of it could be."""
-        self._tried = time.monotonic()
         try:
             if not os.fstat(self._file).st_nlink:
                 raise FileNotFoundError(errno.ENOENT, "the file was deleted", str(self.path))
