@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import errno
 import json
+import os
+import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -183,6 +186,30 @@ def test_damage_is_done_to_what_is_published(tmp_path: Path) -> None:
     assert sum(byte.bit_count() for byte in path.read_bytes()) == 1
     damage(path, "truncate", 0.0)
     assert path.stat().st_size == 500
+    path.unlink()
+    damage(path, "corrupt", 0.5)  # it has gone with its checkpoint
+    assert newest_file(tmp_path) is None and not path.exists()
+
+
+def test_what_is_removed_while_the_newest_file_is_looked_for_is_passed_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As other ranks do it: a save under way that is published, and a checkpoint that is pruned."""
+    for name in (".partial-1", "step-00000001", "step-00000002", "step-00000003"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "shard.safetensors").write_bytes(bytes(1000))
+    walk = os.walk
+
+    def removed(below: Path) -> Iterator[tuple[str, list[str], list[str]]]:
+        for number, found in enumerate(walk(below)):
+            if number == 0:
+                shutil.rmtree(tmp_path / "step-00000002")  # before it is entered
+            if found[0].endswith("step-00000003"):
+                shutil.rmtree(found[0])  # after it was listed
+            yield found
+
+    monkeypatch.setattr(os, "walk", removed)
+    assert newest_file(tmp_path) == tmp_path / "step-00000001" / "shard.safetensors"
 
 
 # ---- the plan -------------------------------------------------------------------------------------------------------
