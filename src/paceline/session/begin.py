@@ -12,6 +12,7 @@ from paceline.plan.planned import Planned, plan_task
 from paceline.run.process.brief import Brief, brief_from_json, make_brief
 from paceline.run.process.place import Place
 from paceline.run.process.world import World, join_world
+from paceline.said import say_line
 from paceline.session.nodes.launched import for_peers
 from paceline.session.prove import prove
 from paceline.session.together import from_first
@@ -21,7 +22,7 @@ from paceline.spec.load import Spec
 Say = Callable[[str], None]
 
 
-def planned_brief(spec: Spec, say: Say = print, first_only: bool = False) -> Brief:
+def planned_brief(spec: Spec, say: Say = say_line, first_only: bool = False) -> Brief:
     """Plan, say so, prove, and return the brief.
 
     With `first_only`, raise ConfigError for a plan of several devices: another run was made in this process, which
@@ -38,7 +39,7 @@ def planned_brief(spec: Spec, say: Say = print, first_only: bool = False) -> Bri
     return _brief(planned, say)
 
 
-def join_peers(spec: Spec, place: Place, say: Say = print) -> tuple[World, Brief, RunLock | None]:
+def join_peers(spec: Spec, place: Place, say: Say = say_line) -> tuple[World, Brief, RunLock | None]:
     """Join the processes that torchrun, srun or an earlier run started; rank 0 plans for them and proves.
 
     Before that it takes the run's directory: it alone returns the lock. All raise RunInUse where another run has it.

@@ -21,6 +21,7 @@ from paceline.run.process.brief import BRIEF_VARIABLE, make_brief
 from paceline.run.process.handover import hand_over
 from paceline.run.process.place import Place
 from paceline.run.record.journal import mark_end
+from paceline.said import say_line
 from paceline.session.extras import check_extras
 from paceline.session.prove import Proven, prove
 from paceline.session.survive import WORKER, survive
@@ -33,7 +34,7 @@ from paceline.supervise.supervisor import explain
 Say = Callable[[str], None]
 
 
-def train(spec: Spec, say: Say = print) -> int:
+def train(spec: Spec, say: Say = say_line) -> int:
     """Train the spec on this machine's devices, or as one rank of torchrun's or srun's; return the exit code.
 
     Prints the plan and its price before, and the report after. Raises RunInUse at once where another run has the

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from paceline.errors import ConfigError
 from paceline.lock import RunLock
 from paceline.run.process.brief import Brief
+from paceline.said import say_line
 from paceline.session.replanner import Replanner
 from paceline.spec.journal.redact import Redactor
 from paceline.spec.load import Spec
@@ -24,7 +25,7 @@ WORKER = "paceline.launch.worker"
 
 
 def survive(
-    words: Sequence[str], spec: Spec, brief: Brief, environ: Mapping[str, str], lock: RunLock, say: Say = print
+    words: Sequence[str], spec: Spec, brief: Brief, environ: Mapping[str, str], lock: RunLock, say: Say = say_line
 ) -> Outcome:
     """Run `python WORDS` for each device of the plan, again after a fault that may pass, and return how it ended."""
     if spec.run.nodes.count > 1:

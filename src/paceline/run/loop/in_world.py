@@ -163,7 +163,9 @@ class InWorld:
         journal = Journal(self.dir, self._fence, self.spec.run.group_read)
         status = StatusLine(self.brief, self._steps(self.spec.run.log_every) or 1)
         every: list[Sink] = [journal, status, *(open_sink(self.dir) for open_sink in self._sinks)]
-        return Recorder(self.dir, journal.attempt, self.spec, self.brief, self.world, self._meter, every)
+        record = Recorder(self.dir, journal.attempt, self.spec, self.brief, self.world, self._meter, every)
+        journal.tell_by(record.fault, record.decided)
+        return record
 
     def _build(self, plan: Plan, world: World, root: Path | HeldByRanks | None = None) -> UnderPlan:
         self._points.starting("load", self.dir)

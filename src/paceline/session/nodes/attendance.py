@@ -20,6 +20,7 @@ from paceline.cluster.machine import visible_gpus
 from paceline.errors import PacelineError, Requeue
 from paceline.patience import Patience
 from paceline.run.process.handover import hand_over
+from paceline.said import say_line
 from paceline.session.survive import WORKER, starter_of
 from paceline.spec.arguments import run_directory
 from paceline.spec.load import Spec
@@ -54,7 +55,7 @@ class Attended:
     error: Mapping[str, Any] | None = None
 
 
-def attend_run(spec: Spec, say: Say = print, seat: Seat | None = None, script: Sequence[str] = ()) -> Attended:
+def attend_run(spec: Spec, say: Say = say_line, seat: Seat | None = None, script: Sequence[str] = ()) -> Attended:
     """Supervise this node's ranks of a run on several nodes to its end.
 
     Each rank is `python SCRIPT`, or trains the spec where there is no script. Raises a PacelineError where the spec

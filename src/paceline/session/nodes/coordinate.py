@@ -22,6 +22,7 @@ from paceline.plan.explain.explain import headline_lines
 from paceline.plan.planned import Planned, plan_task
 from paceline.run.process.brief import make_brief
 from paceline.run.process.handover import take_over
+from paceline.said import say_line
 from paceline.session.nodes.attendance import NOT_ELECTED, STEPPED_DOWN
 from paceline.session.prove import prove
 from paceline.session.replanner import Replanner
@@ -50,7 +51,7 @@ def main() -> int:
     return coordinate(take_over(Path(path)), host, int(port), int(node), int(per_machine))
 
 
-def coordinate(spec: Spec, host: str, port: int, node: int, per_machine: int = 0, say: Say = print) -> int:
+def coordinate(spec: Spec, host: str, port: int, node: int, per_machine: int = 0, say: Say = say_line) -> int:
     """Coordinate a run at an address of this node; return the run's exit code, or `NOT_ELECTED`.
 
     `per_machine` nodes share a machine each; 0 where each is one.

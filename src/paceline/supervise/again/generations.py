@@ -22,6 +22,7 @@ from paceline.run.process.brief import Brief
 from paceline.run.process.generation import FIRST, REFORMED, Generation
 from paceline.run.record.journal import mark_fault
 from paceline.run.survive.health.watch import PulseWatch
+from paceline.said import say_line
 from paceline.spec.journal.kinds import DecisionRecord
 from paceline.spec.journal.redact import Redactor
 from paceline.spec.plan import Plan
@@ -75,7 +76,7 @@ class Generations:
         brief: Brief,
         lock: RunLock,
         policy: RecoverySpec,
-        say: Callable[[str], None] = print,
+        say: Callable[[str], None] = say_line,
         redactor: Redactor | None = None,
         replan: Replan | None = None,
         health: HealthSpec | None = None,
