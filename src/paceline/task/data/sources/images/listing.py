@@ -103,7 +103,7 @@ def _members(path: str, storage: Storage) -> list[tarfile.TarInfo]:
     """Return the files of a tar file. Raises DataError where it is none, or cut short."""
     file = storage.open(path)
     try:
-        with tarfile.open(fileobj=io.BufferedReader(_Stream(file))) as tar:  # type: ignore[arg-type]
+        with tarfile.open(fileobj=io.BufferedReader(_Stream(file))) as tar:
             members = [member for member in tar if member.isreg()]
     except tarfile.TarError as error:
         raise DataError(f"{path} is not a tar file", str(error), "write or copy it again") from error
