@@ -88,6 +88,7 @@ CLAUSES = (
     Clause("plan.precision", NOTICE, ROUNDS),
     Clause("plan.sync", REFUSED, "copies have state of their own, or are summed otherwise"),
     Clause("run", FREE, "what is written, how often, and when the run stops"),
+    Clause("run.accept_data", FREE, "the change of the data that it accepts is told itself"),
     Clause("run.tf32", NOTICE, ROUNDS),
     Clause("run.health.on_nonfinite", NOTICE, "it decides which updates are made"),
     Clause("run.health.on_spike", NOTICE, "it decides which updates are made"),
