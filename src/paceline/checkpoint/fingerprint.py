@@ -21,7 +21,9 @@ from torch.distributed.tensor import DTensor
 from paceline.checkpoint.boxes import Box
 
 WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int32}  # bytes of an element -> words it is read as
-PIECE_WORDS = 2**18  # read at a time, so that the 64-bit copies stay in the cache
+PIECE_WORDS = 2**18  # read at a time, so that the 64-bit products stay in the cache
+ROW_WORDS = 2**12  # of a row of several dimensions: the longer it is, the more weights are made for fewer rows
+SHORT_ROW_WORDS = 64
 
 Parts = dict[str, dict[Box, int]]
 
@@ -77,15 +79,17 @@ def part_sum(local: torch.Tensor, offsets: Sequence[int], weights: PlaceWeights)
     words = _words(local)  # [..., words of an element]
     places = (*offsets, 0)
     total = 0
-    # The last dimensions, of up to a piece's words, are one row; every row has a weight that is the product of its own.
+    # The last dimensions are one row; every row has a weight that is the product of its own.
     inner = _row_dimensions(words.shape)
     row = weights.product(inner, places[inner:], words.shape[inner:]).to(words.device)
     outer = weights.product(0, places[:inner], words.shape[:inner]).to(words.device)
     rows = words.reshape(outer.numel(), row.numel())
-    step = max(1, PIECE_WORDS // row.numel())
+    step = min(len(rows), max(1, PIECE_WORDS // row.numel()))
+    weighed = weights.room(step * row.numel(), words.device).view(step, row.numel())
     for begin in range(0, len(rows), step):
-        piece = rows[begin : begin + step].to(torch.int64)
-        total += int(((piece * row).sum(1) * outer[begin : begin + step]).sum())
+        piece = rows[begin : begin + step]
+        torch.mul(piece, row, out=weighed[: len(piece)])
+        total += int((weighed[: len(piece)].sum(1) * outer[begin : begin + step]).sum())
     return total % 2**64
 
 
@@ -99,9 +103,12 @@ def _words(local: torch.Tensor) -> torch.Tensor:
 
 
 def _row_dimensions(shape: Sequence[int]) -> int:
-    """Return the number of the first dimension that belongs to a row: rows have up to PIECE_WORDS words."""
+    """Return the number of the first dimension that belongs to a row, which has up to PIECE_WORDS words."""
     at = len(shape) - 1
-    while at > 0 and math.prod(shape[at - 1 :]) <= PIECE_WORDS:
+    while at > 0:
+        longer = math.prod(shape[at - 1 :])
+        if longer > (PIECE_WORDS if math.prod(shape[at:]) < SHORT_ROW_WORDS else ROW_WORDS):
+            break
         at -= 1
     return at
 
@@ -111,6 +118,13 @@ class PlaceWeights:
 
     def __init__(self) -> None:
         self._known: dict[tuple[int, int, int], torch.Tensor] = {}
+        self._room = torch.empty(0, dtype=torch.int64)
+
+    def room(self, words: int, device: torch.device) -> torch.Tensor:
+        """Return a place for so many products, always the same: new memory takes longer to get than to fill."""
+        if self._room.numel() < words or self._room.device != device:
+            self._room = torch.empty(words, dtype=torch.int64, device=device)
+        return self._room[:words]
 
     def product(self, first: int, offsets: Sequence[int], sizes: Sequence[int]) -> torch.Tensor:
         """Return the weights of all places of a block over the dimensions from number `first` on, int64, flat."""
