@@ -72,6 +72,7 @@ CLAUSES = (
     Clause("task.data.shuffle", REFUSED, ORDER),
     Clause("task.data.shuffle_block", REFUSED, ORDER),
     Clause("task.data.shuffle_window", REFUSED, ORDER),
+    Clause("task.data.shuffle_bucket", REFUSED, ORDER),
     Clause("task.data.mix", REFUSED, ORDER),
     Clause("task.data.cache_dir", FREE, "where tokens are kept, not which"),
     Clause("task.objective", REFUSED, EXPERIMENT),

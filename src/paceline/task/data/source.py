@@ -44,7 +44,7 @@ def arranged(data: DataSpec, pairs: Sequence[Pair]) -> Pair:
     """
     if not data.mix:
         train, validation = pairs[0]
-        return (train if data.shuffle == "global" else InOrder(train, ordering(data, train.samples))), validation
+        return (train if data.shuffle == "global" else InOrder(train, ordering(data, train))), validation
     names, trains = [each.label for each in data.mix], [train for train, _ in pairs]
     shares = [
         MixShare(
@@ -55,7 +55,7 @@ def arranged(data: DataSpec, pairs: Sequence[Pair]) -> Pair:
         )
         for each, train in zip(data.mix, trains, strict=True)
     ]
-    order = MixtureOrder(shares, [ordering(data, train.samples) for train in trains])
+    order = MixtureOrder(shares, [ordering(data, train) for train in trains])
     held_out = [(name, validation) for name, (_, validation) in zip(names, pairs, strict=True) if validation]
     validation = MixedSource([each for _, each in held_out], [name for name, _ in held_out]) if held_out else None
     return MixedSource(trains, names, order), validation

@@ -5,9 +5,11 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
+from paceline.task.data.rows.packing import PackedSource
 from paceline.task.data.rows.windows import TokenSource
 from paceline.task.data.sources.tokenizer import Tokens
 
+OfText = TokenSource | PackedSource
 BLOCK_TOKENS = 2**22
 COUNTED_TOKENS = 2**26  # enough for frequencies; a tenth of a second
 
@@ -20,7 +22,7 @@ def token_counts(tokens: Tokens, vocab: int) -> npt.NDArray[np.int64]:
     return counts
 
 
-def unigram_loss(train: TokenSource, validation: TokenSource, ids: npt.NDArray[np.int64] | None = None) -> float:
+def unigram_loss(train: OfText, validation: OfText, ids: npt.NDArray[np.int64] | None = None) -> float:
     """Return the cross-entropy, in nats per token, of the unigram model of `train` on the labels of `validation`.
 
     The model gives token t the probability (count(t) + 1) / (tokens + vocab), Laplace's rule, so that a token not seen
@@ -30,9 +32,11 @@ def unigram_loss(train: TokenSource, validation: TokenSource, ids: npt.NDArray[n
     assert train.vocab, "a corpus has a vocabulary"
     counts = token_counts(train.split.open()[:COUNTED_TOKENS], train.vocab) + 1
     if ids is None:
-        labels = validation.samples * validation.items_per_sample
+        windows = isinstance(validation, TokenSource)
+        labels = validation.samples * validation.items_per_sample if windows else validation.split.tokens
         held_out = token_counts(validation.split.open()[1 : labels + 1], train.vocab)
     else:
-        held_out = token_counts(validation.read(ids)["labels"].numpy().reshape(-1), train.vocab)
+        read = validation.read(ids)["labels"].numpy().reshape(-1)
+        held_out = token_counts(read[read >= 0], train.vocab)  # what fills packed rows is no label
     log_probability = np.log(counts) - np.log(counts.sum())
     return float(-(held_out * log_probability).sum() / held_out.sum())
