@@ -11,7 +11,7 @@ from paceline.run.loop.loader import held_out_batches, held_out_ids
 from paceline.run.loop.step import Stepper
 from paceline.task.data.protocol import Source
 from paceline.task.data.rows.mixed import InOrder
-from paceline.task.data.rows.packing import PackedSource
+from paceline.task.data.rows.packed_source import PackedSource
 from paceline.task.data.rows.windows import TokenSource
 from paceline.task.data.unigram import unigram_loss
 from paceline.task.models.build import evaluating

@@ -13,7 +13,7 @@ from paceline.task.data.order.mixture import MixShare, MixtureOrder
 from paceline.task.data.order.of_source import ordering
 from paceline.task.data.protocol import OpensSources, Pair, Source
 from paceline.task.data.rows.mixed import InOrder, MixedSource
-from paceline.task.data.rows.packing import PackedSource
+from paceline.task.data.rows.packed_source import PackedSource
 from paceline.task.data.rows.windows import TokenSource
 from paceline.task.data.sources.cache import Say, open_corpus
 from paceline.task.data.sources.digits import open_digits

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from paceline.task.data.rows.packing import PackedSource
+from paceline.task.data.rows.packed_source import PackedSource
 from paceline.task.data.rows.windows import TokenSource
 from paceline.task.data.sources.tokenizer import Tokens
 
