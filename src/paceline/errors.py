@@ -72,6 +72,10 @@ class MissingExtra(ConfigError):
             "it is an optional dependency and is not installed",
             f"pip install 'paceline[{extra}]'",
         )
+        self._made_of = package, extra, purpose
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return MissingExtra, self._made_of  # which another process raises as it is here
 
 
 class StorageError(PacelineError):

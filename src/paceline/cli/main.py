@@ -31,6 +31,7 @@ VERBS = {
     "export": "a run's weights as safetensors, for transformers where the model is built in",
     "checkpoint": "a run's checkpoints: list, show, verify, compare, convert",
     "backtest": "forecasts against measured tables, published ones or your own",
+    "data": "prepare token shards, and look at what data hold",
     "probe": "measure this machine: compute, memory, links",
     "schema": "the JSON schema of spec files, for editors",
 }

@@ -1,4 +1,4 @@
-"""Import paths: how a spec file names an object of the user's code, as `package.module:attribute`."""
+"""How a spec file names an object of the user's code, `package.module:attribute`, and data of a kind, `kind:path`."""
 
 from __future__ import annotations
 
@@ -12,6 +12,15 @@ from typing import Any
 
 from paceline.errors import ConfigError, PacelineError, suggestion
 
+# A module of one of these names cannot be named as the data's: give it another name.
+SCHEMES = {
+    "text": "documents: text, JSONL, Parquet or Arrow, in a file or a folder",
+    "hf": "a data set of Hugging Face: its name on the hub, or a folder that `save_to_disk` wrote",
+    "shards": "a folder of token shards, as `paceline data prepare` writes it",
+    "megatron": "the prefix of Megatron's PREFIX.bin and PREFIX.idx",
+    "images": "a folder of images, one folder for each class, or tar files of them",
+}
+
 
 def is_import_path(text: str) -> bool:
     """Return whether the text has the form `package.module:attribute`."""
@@ -19,6 +28,19 @@ def is_import_path(text: str) -> bool:
     return bool(colon) and all(
         part.isidentifier() for dotted in (module, attribute) for part in dotted.strip().split(".")
     )
+
+
+def scheme_of(source: str) -> tuple[str, str]:
+    """Return the scheme that a source names, "" where it names none, and the rest of it."""
+    scheme, colon, rest = source.partition(":")
+    if colon and scheme in SCHEMES and not rest.startswith("//"):
+        return scheme, rest
+    return "", source
+
+
+def names_object(source: str) -> bool:
+    """Return whether a source is `package.module:object`, a data set of the user's."""
+    return not scheme_of(source)[0] and is_import_path(source)
 
 
 def make_importable(folders: Iterable[str | Path]) -> None:

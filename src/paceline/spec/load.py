@@ -24,7 +24,7 @@ from paceline.errors import ConfigError
 from paceline.spec.amounts import batch_samples
 from paceline.spec.cluster import ClusterSpec
 from paceline.spec.data.rules import check_data
-from paceline.spec.import_paths import is_import_path, make_importable
+from paceline.spec.import_paths import is_import_path, make_importable, names_object, scheme_of
 from paceline.spec.optimizers import names_of
 from paceline.spec.plan import PlanSpec, parse_rows
 from paceline.spec.run import RunSpec
@@ -151,6 +151,10 @@ def _located_path(key: str, entry: build.GivenValue, folders: Sequence[Path]) ->
     text = entry.value
     if key not in (*PATHS, *OUTPUTS) or not isinstance(text, str) or not text or "\0" in text:
         return entry
+    scheme, rest = scheme_of(text) if key == "task.data.source" else ("", text)
+    if scheme:
+        found = [folder for folder in folders if _exists(folder / rest) or _exists(folder / f"{rest}.idx")]
+        return dataclasses.replace(entry, value=f"{scheme}:{found[0] / rest}") if found else entry
     if text in BUILT_IN.get(key, ()) or is_import_path(text):
         return entry
     if text.startswith("~"):
@@ -184,7 +188,7 @@ def check(spec: Spec) -> None:
     if not re.fullmatch(r"[\w][\w .+-]*", task.name):
         _refuse(spec, "task.name", literal(task.name), "it names a folder", "letters, digits, '.', '_' and '-'")
     check_data(task.data)
-    if isinstance(task.data, DataSpec) and all(_is_text(part.source) for part in task.data.parts()):
+    if isinstance(task.data, DataSpec) and all(_is_of_tokens(part.source) for part in task.data.parts()):
         try:
             batch_samples(task, task.data.seq_len)
         except ConfigError as error:
@@ -210,8 +214,8 @@ def check(spec: Spec) -> None:
                 f"the schedule '{schedule.kind}' has no separate decay", 'task.schedule.kind = "wsd"')  # fmt: skip
 
 
-def _is_text(source: str) -> bool:
-    return source != "digits" and not is_import_path(source)
+def _is_of_tokens(source: str) -> bool:
+    return source != "digits" and not names_object(source) and scheme_of(source)[0] != "images"
 
 
 def _refuse(spec: Spec, key: str, value: str, because: str, fix: str) -> None:

@@ -53,9 +53,13 @@ class DataSpec:
 
     source: str = option(
         "stdlib",
-        "'stdlib', 'digits', a file or folder of text, JSONL or Parquet, or `module:factory` of a map-style set",
+        "'stdlib', 'digits', a file or folder of text, JSONL, Parquet, Arrow, images, token shards or Megatron's"
+        " .bin and .idx, each also as a URL, `SCHEME:PATH` where the kind is not clear (text, hf, shards, megatron,"
+        " images), or `module:factory` of a map-style set",
     )
-    arguments: dict[str, Any] = option(factory=dict, doc="keyword arguments for a user's data set factory")
+    arguments: dict[str, Any] = option(
+        factory=dict, doc="keyword arguments for a user's data set factory, or for a data set of Hugging Face"
+    )
     collate: Any = option(
         "",
         "`package.module:function` that makes a batch of a user's samples, such as ragged ones: collate(samples) or"
@@ -76,7 +80,18 @@ class DataSpec:
     )
     validation_fraction: float = option(0.02, "fraction of documents held out for validation", minimum=0.0, maximum=0.5)
     max_bytes: int = option(0, "stop reading the corpus after so many bytes (0 reads all)", quantity="bytes", minimum=0)
-    cache_dir: str = option("", "where tokenised corpora are kept; empty means the user's cache folder")
+    cache_dir: str = option(
+        "", "where tokenised corpora and pieces of remote files are kept; empty means the user's cache folder"
+    )
+    cache_limit: int = option(
+        100 * 2**30, "most bytes of remote files kept on local disk; what was not used for longest goes first",
+        quantity="bytes", minimum=1,
+    )  # fmt: skip
+    on_bad: str = option(
+        "stop",
+        "what a damaged sample does: 'stop' ends the run (exit code 5) and says where, 'skip' counts and leaves it out",
+        choices=("stop", "skip"),
+    )
     rows: str = option(
         "windows",
         "how documents become samples: 'windows' cuts the text every seq_len tokens; 'packed' lays whole documents side"

@@ -98,8 +98,16 @@ class BatchStream:
         positions = position + np.arange(rows.start, rows.stop, dtype=np.int64) if rows else np.array([position])
         ids = ids_at(self.source, self.seed, positions)
         parts = split_rows(range(len(rows)), passes)
+        self._expect(positions, samples or plan.batch_samples)
         micro_batches = tuple(self._read(ids, positions, part, step) for part in parts)
         return StepBatch(step, position, samples or plan.batch_samples, micro_batches)
+
+    def _expect(self, positions: np.ndarray, samples: int) -> None:
+        """Tell a source that fetches what it reads which samples it will be asked for in the coming steps."""
+        steps = getattr(self.source, "steps_ahead", 0)
+        if steps:
+            coming = (positions + samples * np.arange(steps + 1)[:, None]).reshape(-1)
+            self.source.expect(ids_at(self.source, self.seed, coming))  # type: ignore[attr-defined]
 
     def _read(self, ids: np.ndarray, positions: np.ndarray, part: range, step: int) -> MicroBatch:
         counts = len(part) > 0

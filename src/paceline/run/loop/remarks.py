@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
@@ -10,6 +11,8 @@ from torch import nn
 
 from paceline.run.numerics.precision import lost_in_cast
 from paceline.run.numerics.randomness.mode import Survey
+from paceline.run.process.world import World
+from paceline.task.data.storage.notices import LEFT_OUT, notices_of
 from paceline.task.objective import Objective, next_token
 from paceline.task.reading import READ_BY_NEXT_TOKEN, balance_remark, unread_remark
 
@@ -34,6 +37,21 @@ def remarks_on_batch(objective: Objective, batch: Any) -> list[str]:
     if objective is not next_token or not isinstance(batch, Mapping):
         return []
     return unread_remark(objective, tuple(str(name) for name in batch if name not in READ_BY_NEXT_TOKEN))
+
+
+def data_faults(source: Any, world: World, reads_first: bool) -> list[tuple[str, str]]:
+    """Return what reading the data has met on all ranks since the last call: (what and how often, because).
+
+    Every rank calls it. Of ranks that read the same rows those that `reads_first` say which were left out.
+    """
+    mine = [each for each in notices_of(source) if reads_first or each.what != LEFT_OUT]
+    together: Counter[tuple[str, str]] = Counter()
+    for notices in world.gather(mine):
+        for what, because, times in notices:
+            together[what, because] += times
+    return [
+        (f"{what}{f', {times:,} times' if times > 1 else ''}", because) for (what, because), times in together.items()
+    ]
 
 
 def look_remark(survey: Survey) -> list[str]:

@@ -13,7 +13,7 @@ from paceline.errors import ConfigError, Requeue, StorageError
 from paceline.run.loop.evaluate import evaluate
 from paceline.run.loop.in_world import InWorld
 from paceline.run.loop.loader import StepBatch
-from paceline.run.loop.remarks import remarks_on_batch
+from paceline.run.loop.remarks import data_faults, remarks_on_batch
 from paceline.run.loop.resume import Progress
 from paceline.run.loop.step import StepStats
 from paceline.run.loop.under_plan import refuse_replan
@@ -244,6 +244,9 @@ class Training(InWorld):
             numbers, apart = numbers_of(stats, scaler.scale if scaler else None), self._stepper.sync.apart_after(step)
             check_agreement(self.model, numbers, step, self.world, self.brief.plan.layout, apart)
             self._record.decided_now(self._stragglers.compare(step))
+            first = self.brief.plan.layout.reads_first(self.world.rank)
+            for what, because in data_faults(self.source, self.world, first):
+                self._record.fault(what, because)
         if evaluates := bool(self._evaluate_every and (step % self._evaluate_every == 0 or last)):
             self._points.reached("evaluate", step)
             self.evaluate()

@@ -61,8 +61,8 @@ class RunStarted(Record):
     facts: Annotated[
         Table,
         Told(
-            "the data: `description`, `samples`, `items_per_sample`, `unit` of an item, `fingerprint`, and"
-            " `unigram_loss` (nats) where it is known"
+            "the data: `description`, `samples`, `items_per_sample`, `unit` of an item, `fingerprint`,"
+            " `card` (where prepared data are from), and `unigram_loss` (nats) where it is known"
         ),
     ]
     parameters: Annotated[int | None, Told("parameters of the model, shared ones counted once")]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from paceline.spec.task import DataSpec
@@ -13,6 +13,8 @@ from paceline.task.data.rows.packed_source import PackedSource
 from paceline.task.data.source import corpus_sources, is_text, open_sources
 from paceline.task.data.sources.cache import Say, open_corpus
 from paceline.task.data.sources.manifest import Corpus
+from paceline.task.data.sources.named import kind_of_source
+from paceline.task.data.sources.shards.opened import TOKEN_KINDS, TokenSet, open_token_set
 from paceline.units import format_count
 
 
@@ -21,7 +23,8 @@ class DataFacts:
     """Size and kind of the data. `samples` are those of the training split; `bytes` is the text of both splits, 0 if
     the data are no text. `documents` counts both splits of a text, and the samples of other data.
 
-    `notes` say what a user would want to know and might not expect, one sentence each.
+    `notes` say what a user would want to know and might not expect, one sentence each. `card` says where the data are
+    from and how they were made, as far as that is on record.
     """
 
     samples: int
@@ -34,6 +37,7 @@ class DataFacts:
     fingerprint: str
     validation_samples: int = 0
     notes: tuple[str, ...] = ()
+    card: dict[str, Any] = field(default_factory=dict)
     end: int | None = None  # samples after which a mixture has none left
 
 
@@ -46,6 +50,8 @@ def data_facts(data: Any, say: Say | None = None) -> DataFacts:
         return _mixture_facts(data, say)
     if isinstance(data, DataSpec) and is_text(data.source):
         return _text_facts(data, open_corpus(data, say))
+    if isinstance(data, DataSpec) and (kind := kind_of_source(data.source))[0] in TOKEN_KINDS:
+        return _token_facts(data, open_token_set(data, *kind))
     train, validation = open_sources(data, seed=0)
     documents = train.samples + (validation.samples if validation else 0)
     if isinstance(data, DataSpec) and data.source == "digits":
@@ -54,6 +60,25 @@ def data_facts(data: Any, say: Say | None = None) -> DataFacts:
         name = data.source if isinstance(data, DataSpec) else _name_of(train)
         description = f"{train.samples:,} samples of {name}"
     return _facts(train, validation, 0, documents, description)
+
+
+def _token_facts(data: DataSpec, tokens: TokenSet) -> DataFacts:
+    train, validation = tokens.sources(data)
+    short = validation is None and tokens.validation.tokens
+    notes = [_too_few_note(data, tokens.validation.tokens)] if short else []
+    notes += [_packed_note(train)] if isinstance(train, PackedSource) else []
+    return _facts(train, validation, tokens.text_bytes, tokens.documents, tokens.what, tuple(notes), tokens.card)
+
+
+def _packed_note(train: PackedSource) -> str:
+    return f"documents are packed into rows of {train.items_per_sample:,} tokens; {train.waste:.2%} stays empty"
+
+
+def _too_few_note(data: DataSpec, tokens: int) -> str:
+    return (
+        f"no validation: {tokens:,} tokens are held out and a sample needs {data.seq_len + 1:,} "
+        "(raise validation_fraction or lower seq_len)"
+    )
 
 
 def _mixture_facts(data: DataSpec, say: Say | None) -> DataFacts:
@@ -70,6 +95,7 @@ def _mixture_facts(data: DataSpec, say: Say | None) -> DataFacts:
         sum(part.documents for part in parts),
         f"a mixture of {shares}",
         tuple(notes),
+        {each.label: part.card for each, part in zip(data.mix, parts, strict=True) if part.card},
     )
     return dataclasses.replace(facts, end=getattr(order_of(train), "end", None))
 
@@ -78,20 +104,25 @@ def _text_facts(data: DataSpec, corpus: Corpus) -> DataFacts:
     train, validation = corpus_sources(corpus, data)
     notes = []
     if validation is None and data.validation_fraction:
-        notes.append(
-            f"no validation: {corpus.validation.tokens:,} tokens are held out and a sample needs {data.seq_len + 1:,} "
-            "(raise validation_fraction or lower seq_len)"
-        )
+        notes.append(_too_few_note(data, corpus.validation.tokens))
     if isinstance(train, PackedSource):
-        notes.append(f"documents are packed into rows of {data.seq_len:,} tokens; {train.waste:.2%} stays empty")
+        notes.append(_packed_note(train))
     if data.tokenizer == "bpe" and corpus.vocab < data.vocab:
         notes.append(f"the text offers merges for {corpus.vocab:,} tokens, fewer than vocab = {data.vocab:,}")
+    if corpus.left_out:
+        notes.append(f"{corpus.left_out:,} damaged documents are left out, the first: {corpus.left_out_first}")
     description = f"{format_count(corpus.bytes)}B of {corpus.what}"
     return _facts(train, validation, corpus.bytes, corpus.documents, description, tuple(notes))
 
 
 def _facts(
-    train: Source, validation: Source | None, size: int, documents: int, description: str, notes: tuple[str, ...] = ()
+    train: Source,
+    validation: Source | None,
+    size: int,
+    documents: int,
+    description: str,
+    notes: tuple[str, ...] = (),
+    card: dict[str, Any] | None = None,
 ) -> DataFacts:
     return DataFacts(
         samples=train.samples,
@@ -104,6 +135,7 @@ def _facts(
         fingerprint=train.fingerprint,
         validation_samples=validation.samples if validation else 0,
         notes=notes,
+        card=card or {},
     )
 
 

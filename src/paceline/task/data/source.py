@@ -7,7 +7,7 @@ from typing import Any
 
 from paceline.errors import ConfigError, DataError, PacelineError
 from paceline.spec.data.mix import MixSpec
-from paceline.spec.import_paths import is_import_path, load_object
+from paceline.spec.import_paths import load_object
 from paceline.spec.task import DataSpec
 from paceline.task.data.order.mixture import MixShare, MixtureOrder
 from paceline.task.data.order.of_source import ordering
@@ -18,6 +18,8 @@ from paceline.task.data.rows.windows import TokenSource
 from paceline.task.data.sources.cache import Say, open_corpus
 from paceline.task.data.sources.digits import open_digits
 from paceline.task.data.sources.manifest import Corpus
+from paceline.task.data.sources.named import kind_of_source
+from paceline.task.data.sources.shards.opened import open_token_set
 
 
 def open_sources(data: Any, seed: int, say: Say | None = None) -> Pair:
@@ -33,8 +35,9 @@ def open_sources(data: Any, seed: int, say: Say | None = None) -> Pair:
 
 def _open_part(data: DataSpec, seed: int, say: Say | None) -> Pair:
     """Return the sources of data that are no mixture, in the global order."""
-    usual = _open_factory if is_import_path(data.source) else _open_corpus
-    return OPENERS.get(data.source, usual)(data, seed, say)
+    if (named := OPENERS.get(data.source)) is not None:
+        return named(data, seed, say)
+    return OF_KIND[kind_of_source(data.source)[0]](data, seed, say)
 
 
 def arranged(data: DataSpec, pairs: Sequence[Pair]) -> Pair:
@@ -82,13 +85,23 @@ def _open_corpus(data: DataSpec, seed: int, say: Say | None) -> Pair:
     return corpus_sources(open_corpus(data, say), data)
 
 
-# By the name in `task.data.source`. Any other is package.module:object, or text: a folder, a file or a named corpus.
-OPENERS: dict[str, Callable[[DataSpec, int, Say | None], Pair]] = {"digits": _open_digits}
+def _open_tokens(data: DataSpec, seed: int, say: Say | None) -> Pair:
+    _refuse_collate(data)
+    return open_token_set(data, *kind_of_source(data.source)).sources(data)
+
+
+Opener = Callable[[DataSpec, int, Say | None], Pair]
+
+# By the name in `task.data.source`; any other name is of a kind.
+OPENERS: dict[str, Opener] = {"digits": _open_digits}
+OF_KIND: dict[str, Opener] = {
+    "text": _open_corpus, "hf": _open_corpus, "shards": _open_tokens, "megatron": _open_tokens, "object": _open_factory,
+}  # fmt: skip
 
 
 def is_text(source: str) -> bool:
-    """Return whether `task.data.source` names text."""
-    return source not in OPENERS and not is_import_path(source)
+    """Return whether `task.data.source` names text, which is tokenised into the cache."""
+    return source not in OPENERS and OF_KIND[kind_of_source(source)[0]] is _open_corpus
 
 
 def _refuse_collate(data: DataSpec) -> None:

@@ -15,17 +15,19 @@ import numpy as np
 
 from paceline.durable import publish
 from paceline.task.data.rows.packing import PackedRows, pack, pieces_of
-from paceline.task.data.sources.tokens import TokenSplit
+from paceline.task.data.sources.tokens import Split, TokenSplit
 
 FORMAT = 1  # raise it when the same documents would give other rows
 HEAD = 3
 
 
-def rows_of_split(split: TokenSplit, seq_len: int) -> PackedRows:
+def rows_of_split(split: Split, seq_len: int) -> PackedRows:
     """Return the packed rows of a split: mapped where they are kept, else packed, and kept for the next time.
 
-    A folder that others own cannot be written to; its documents are packed again at every start.
+    Documents of other files than the cache's, or of a folder that others own, are packed again at every start.
     """
+    if not isinstance(split, TokenSplit):
+        return pack(*pieces_of(split.offsets(), seq_len), seq_len)
     path = Path(split.folder) / f"{split.name}.rows-{seq_len}-{split.digest[:16]}"
     kept = _read(path)
     if kept is not None:

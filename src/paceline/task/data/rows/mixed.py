@@ -40,7 +40,15 @@ class MixedSource:
         self.samples = int(self._ends[-1])
         self.fingerprint = _hash([source.fingerprint for source in sources])
         self.reads_in_threads = all(getattr(source, "reads_in_threads", False) for source in sources)
+        self.steps_ahead = max(getattr(source, "steps_ahead", 0) for source in sources)
         self.order = order
+
+    def expect(self, ids: npt.NDArray[Any]) -> None:
+        """Say which samples will be read next, to those sources that fetch what they read."""
+        which = np.searchsorted(self._ends, ids, side="right")
+        for number, source in enumerate(self.sources):
+            if getattr(source, "steps_ahead", 0):
+                source.expect(ids[which == number] - (self._ends[number] - source.samples))  # type: ignore[attr-defined]
 
     def read(self, ids: npt.NDArray[Any], positions: npt.NDArray[Any] | None = None) -> Any:
         """Return one batch of these rows, in their order. Raises DataError where the sources' batches do not fit."""

@@ -11,7 +11,7 @@ import numpy.typing as npt
 from paceline.errors import DataError
 from paceline.task.data.rows.kept_rows import FORMAT, rows_of_split
 from paceline.task.data.rows.packing import WINDOW_PIECES
-from paceline.task.data.sources.tokens import TokenSplit
+from paceline.task.data.sources.tokens import Split
 
 IGNORED = -100  # the label of what is no token
 
@@ -25,8 +25,10 @@ class PackedSource:
 
     unit = "tokens"
     reads_in_threads = True  # of a mapped file, and of nothing that changes
+    is_near = True  # reading it costs no request over a network
+    skip_bad = False  # whether damaged samples are left out
 
-    def __init__(self, split: TokenSplit, vocab: int, seq_len: int, cross_documents: bool = True) -> None:
+    def __init__(self, split: Split, vocab: int, seq_len: int, cross_documents: bool = True) -> None:
         """Map the split and pack its documents. Raises DataError where it does not hold two tokens."""
         self.split, self.items_per_sample = split, seq_len
         self.vocab: int | None = vocab

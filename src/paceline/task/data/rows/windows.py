@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from paceline.errors import DataError
-from paceline.task.data.sources.tokens import TokenSplit
+from paceline.task.data.sources.tokens import Split
 
 
 class TokenSource:
@@ -23,8 +23,10 @@ class TokenSource:
 
     unit = "tokens"
     reads_in_threads = True  # of a mapped file, and of nothing that changes
+    is_near = True  # reading it costs no request over a network
+    skip_bad = False  # whether damaged samples are left out
 
-    def __init__(self, split: TokenSplit, vocab: int, seq_len: int, cross_documents: bool = True) -> None:
+    def __init__(self, split: Split, vocab: int, seq_len: int, cross_documents: bool = True) -> None:
         """Map the split. Raises DataError where it does not make one sample."""
         self.split, self.items_per_sample = split, seq_len
         self.vocab: int | None = vocab
@@ -39,9 +41,13 @@ class TokenSource:
                 else "more text, or validation_fraction = 0",
             )
         self.fingerprint = hashlib.blake2b(f"{split.digest} {seq_len}".encode(), digest_size=16).hexdigest()
-        tokens = split.open()
         # Where documents begin: at the end-of-document token before them.
         self._begins = None if cross_documents else split.offsets()[1:] - 1
+        self._open()
+
+    def _open(self) -> None:
+        """Open the split for `_rows`."""
+        tokens, seq_len = self.split.open(), self.items_per_sample
         # One row per sample, each starting where the label of the last token of the one before lies.
         self._windows = np.lib.stride_tricks.as_strided(
             tokens,
@@ -50,15 +56,21 @@ class TokenSource:
             writeable=False,
         )
 
+    def _rows(self, ids: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """Return each sample's tokens and the label of the last of them: [rows, seq_len + 1]."""
+        return self._windows[ids]
+
     def read(self, ids: npt.NDArray[Any], positions: npt.NDArray[Any] | None = None) -> Any:
         """Return {"tokens", "labels"}: int64 tensors [rows, seq_len]; and "documents" where they do not mix.
 
         Positions do not matter.
         """
+        assert ids.size == 0 or ids.min() >= 0, "a sample id is negative"
+        return self._batch(ids, self._rows(ids))
+
+    def _batch(self, ids: npt.NDArray[Any], rows: npt.NDArray[Any]) -> Any:
         import torch
 
-        assert ids.size == 0 or ids.min() >= 0, "a sample id is negative"
-        rows = self._windows[ids]
         batch = {
             "tokens": torch.from_numpy(rows[:, :-1].astype(np.int64)),
             "labels": torch.from_numpy(rows[:, 1:].astype(np.int64)),

@@ -26,8 +26,16 @@ from pathlib import Path
 
 from paceline.errors import DataError, StorageError
 from paceline.spec.task import DataSpec
-from paceline.task.data.sources.documents import Document, document_hash, read_documents, split_limit, split_value
-from paceline.task.data.sources.files import CorpusFiles, list_files
+from paceline.task.data.sources.documents import (
+    Damaged,
+    Document,
+    document_hash,
+    read_documents,
+    split_limit,
+    split_value,
+)
+from paceline.task.data.sources.files import list_files
+from paceline.task.data.sources.listing import CorpusFiles
 from paceline.task.data.sources.manifest import MANIFEST, Corpus, load_corpus, write_manifest
 from paceline.task.data.sources.tokenizer import ByteTokenizer, Tokenizer, load_tokenizer, train_bpe
 from paceline.task.data.sources.tokens import SPLITS, TokenWriter
@@ -78,15 +86,17 @@ class _Survey:
     documents: int
     bytes: int
     limit: int
+    damaged: Damaged
 
 
 def _survey(data: DataSpec, listing: CorpusFiles) -> _Survey:
     digest = hashlib.blake2b(digest_size=16)
     documents = size = 0
+    damaged = Damaged(data.on_bad == "skip")
 
     def values() -> Iterator[int]:
         nonlocal documents, size
-        for document in read_documents(data, listing):
+        for document in read_documents(data, listing, damaged):
             content = document_hash(document.text)
             digest.update(content)
             documents, size = documents + 1, size + len(document.text)
@@ -96,10 +106,11 @@ def _survey(data: DataSpec, listing: CorpusFiles) -> _Survey:
     if not documents:
         raise DataError(
             f"'{data.source}' holds no text",
-            f"{len(listing.files):,} files were read, all of them empty",
+            f"{len(listing.files):,} files were read, all of them empty"
+            + (f"; {damaged.count:,} documents were left out, the first: {damaged.first}" if damaged.count else ""),
             "name other data",
         )
-    return _Survey(digest.hexdigest(), documents, size, limit)
+    return _Survey(digest.hexdigest(), documents, size, limit, damaged)
 
 
 def _build(data: DataSpec, listing: CorpusFiles, root: Path, signature: str, alone: bool, say: Say | None) -> Corpus:
@@ -124,8 +135,10 @@ def _build(data: DataSpec, listing: CorpusFiles, root: Path, signature: str, alo
             corpus = _publish(beside, final)
         finally:
             shutil.rmtree(beside, ignore_errors=True)  # published, it is no longer there
-    _write_atomically(_index_path(root, signature), json.dumps({"key": key}))
-    return corpus
+    left_out, first = survey.damaged.count, survey.damaged.first
+    index = {"key": key, **({"left_out": left_out, "left_out_first": first} if left_out else {})}
+    _write_atomically(_index_path(root, signature), json.dumps(index))
+    return replace(corpus, left_out=left_out, left_out_first=first)
 
 
 def _write_corpus(data: DataSpec, listing: CorpusFiles, survey: _Survey, key: str, folder: Path) -> None:
@@ -232,6 +245,8 @@ def _signature(data: DataSpec, listing: CorpusFiles) -> str:
     given = [FORMAT, listing.kind, tokenizer, data.validation_fraction, data.max_bytes, data.text_field, files]
     if (data.document_tokens, data.score_min, data.score_max) != (0, None, None):
         given.append([data.document_tokens, data.score_field, data.score_min, data.score_max])
+    if data.on_bad == "skip":
+        given.append("skip")
     return _hash(given)
 
 
@@ -246,10 +261,13 @@ def _index_path(root: Path, signature: str) -> Path:
 def _find(root: Path, signature: str) -> Corpus | None:
     """Return the corpus that the index names for the signature, or None if it must be built (again)."""
     try:
-        key = json.loads(_index_path(root, signature).read_text())["key"]
-    except (OSError, ValueError, KeyError, TypeError):
+        index = json.loads(_index_path(root, signature).read_text())
+        key, left_out = str(index["key"]), int(index.get("left_out", 0))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
-    return load_corpus(root / "corpora" / str(key))
+    corpus = load_corpus(root / "corpora" / key)
+    first = str(index.get("left_out_first", ""))
+    return replace(corpus, left_out=left_out, left_out_first=first) if corpus and left_out else corpus
 
 
 def _write_atomically(path: Path, text: str) -> None:

@@ -1,6 +1,7 @@
 """Reading documents: text, JSONL and Parquet files as one stream of UTF-8 texts, in a fixed order.
 
-Every defect is a DataError that names the file and the line, row or byte: nothing is skipped silently.
+Every defect is a DataError that names the file and the line, row or byte. It ends the reading, or is counted where the
+spec says that what is damaged is left out: nothing is skipped silently.
 """
 
 from __future__ import annotations
@@ -11,12 +12,14 @@ import json
 import zlib
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from typing import IO, NamedTuple, cast
+from typing import IO, Any, NamedTuple, cast
 
 from paceline.errors import DataError, MissingExtra, suggestion
 from paceline.spec.task import DataSpec
-from paceline.task.data.sources.files import CorpusFiles, File, kind_of
+from paceline.task.data.sources.files import kind_of
+from paceline.task.data.sources.listing import CorpusFiles, File
 from paceline.task.data.sources.scores import asks_scores, is_wanted, no_score, refuse_scores
+from paceline.task.data.storage.remote import is_remote, open_stream
 
 BOM = b"\xef\xbb\xbf"
 LONE_FILE_PIECE_BYTES = 16 * 2**10  # a corpus of one text file is cut, so that a part of it can be held out
@@ -31,11 +34,29 @@ class Document(NamedTuple):
     text: bytes
 
 
-def read_documents(data: DataSpec, listing: CorpusFiles) -> Iterator[Document]:
-    """Yield the corpus's documents in order, without empty ones. Stops at `data.max_bytes`, cutting the last one."""
+class Damaged:
+    """What is done about documents that cannot be read: the first one is raised, or all are counted."""
+
+    def __init__(self, skip: bool) -> None:
+        self.skip, self.count, self.first = skip, 0, ""
+
+    def found(self, error: DataError) -> None:
+        """Raise the error, or count it."""
+        if not self.skip:
+            raise error
+        self.count += 1
+        self.first = self.first or f"{error.what}: {error.because}"
+
+
+def read_documents(data: DataSpec, listing: CorpusFiles, damaged: Damaged | None = None) -> Iterator[Document]:
+    """Yield the corpus's documents in order, without empty ones. Stops at `data.max_bytes`, cutting the last one.
+
+    `damaged` counts what is left out where `data.on_bad` is "skip".
+    """
     left = data.max_bytes or float("inf")
+    damaged = damaged or Damaged(data.on_bad == "skip")
     for file in listing.files:
-        for document in _read_file(data, listing, file):
+        for document in read_file(data, listing, file, damaged):
             if len(document.text) >= left:
                 text = document.text[: int(left)].decode("utf-8", "ignore").encode()  # drops half a character
                 if text:
@@ -70,16 +91,24 @@ def split_limit(values: Iterable[int], fraction: float) -> int:
     return lowest + 1 if limit and count > 1 and lowest >= limit else limit
 
 
-def _read_file(data: DataSpec, listing: CorpusFiles, file: File) -> Iterator[Document]:
+def read_file(data: DataSpec, listing: CorpusFiles, file: File, damaged: Damaged) -> Iterator[Document]:
+    """Yield one file's documents. What cannot be read goes to `damaged`; a file that breaks off ends there."""
+    try:
+        yield from _documents_of(data, listing, file, damaged)
+    except DataError as error:
+        damaged.found(error)
+
+
+def _documents_of(data: DataSpec, listing: CorpusFiles, file: File, damaged: Damaged) -> Iterator[Document]:
     kind = kind_of(file.name) or "text"
     if kind == "jsonl":
-        return _read_jsonl(file, data)
-    if kind == "parquet":
-        return _read_parquet(file, data)
+        return _read_jsonl(file, data, damaged)
+    if kind in ("parquet", "arrow"):
+        return _read_table(file, kind, data, damaged)
     refuse_scores(data, file.path)
     if listing.kind == "stdlib":
         return _read_stdlib(file)
-    return _read_text(file, LONE_FILE_PIECE_BYTES if listing.kind == "file" else PIECE_BYTES)
+    return _read_text(file, LONE_FILE_PIECE_BYTES if listing.kind == "file" else PIECE_BYTES, damaged)
 
 
 def _read_stdlib(file: File) -> Iterator[Document]:
@@ -93,27 +122,34 @@ def _read_stdlib(file: File) -> Iterator[Document]:
     yield Document(file.name, text)
 
 
-def _read_text(file: File, piece_bytes: int) -> Iterator[Document]:
+def _read_text(file: File, piece_bytes: int, damaged: Damaged) -> Iterator[Document]:
     """Yield a text file in pieces of at most `piece_bytes`, cut after blank lines or line ends where there are any."""
     with _opened(file) as stream:
         offset, block = 0, stream.read(piece_bytes)
         while block:
             end = _cut(block) if len(block) == piece_bytes else len(block)
             piece = block[:end]
-            try:
-                piece.decode()
-            except UnicodeDecodeError as error:
-                raise DataError(
-                    f"{file.path} is not UTF-8 text",
-                    f"byte {offset + error.start:,} is 0x{piece[error.start]:02x}: {error.reason}",
-                    "convert it (iconv -f LATIN1 -t UTF-8), or leave it out with include patterns",
-                ) from error
-            if offset:
+            if (wrong := _why_not_text(file, piece, offset)) is not None:
+                damaged.found(wrong)
+            elif offset:
                 yield Document(f"{file.name} at byte {offset:,}", piece)
             else:
                 yield Document(file.name, piece.removeprefix(BOM))
             offset += end
             block = block[end:] + stream.read(piece_bytes - (len(block) - end))
+
+
+def _why_not_text(file: File, piece: bytes, offset: int) -> DataError | None:
+    """Return what is wrong with a piece of a text file that begins at `offset`, None where it is UTF-8."""
+    try:
+        piece.decode()
+    except UnicodeDecodeError as error:
+        return DataError(
+            f"{file.path} is not UTF-8 text",
+            f"byte {offset + error.start:,} is 0x{piece[error.start]:02x}: {error.reason}",
+            "convert it (iconv -f LATIN1 -t UTF-8), or leave it out with include patterns",
+        )
+    return None
 
 
 def _cut(block: bytes) -> int:
@@ -129,17 +165,44 @@ def _cut(block: bytes) -> int:
     return max(at, 1)
 
 
-def _read_jsonl(file: File, data: DataSpec) -> Iterator[Document]:
+def _read_jsonl(file: File, data: DataSpec, damaged: Damaged) -> Iterator[Document]:
     """Yield the text field of each line's object whose score is asked for; blank lines are allowed."""
     with _opened(file) as stream:
         for number, line in enumerate(stream, 1):
             line = line.removeprefix(BOM) if number == 1 else line
-            if line.strip():
-                where = f"{file.path}, line {number:,}"
-                record = _parse(line, where)
-                text = _text_of(record, data.text_field, where)
-                if is_wanted(record, data, where):
-                    yield Document(f"{file.name} line {number}", text)
+            yield from _of_line(line, file, f"line {number:,}", data, damaged)
+
+
+def read_lines(file: File, start: int, stop: int, data: DataSpec, damaged: Damaged) -> Iterator[Document]:
+    """Yield the documents of those lines of a JSONL file that begin in the bytes start..stop.
+
+    The lines of all parts of a file are its lines, each once, wherever it is cut.
+    """
+    with _opened(file) as stream:
+        at = max(0, start - 1)
+        stream.seek(at)
+        if start:
+            at += len(stream.readline())  # of the line before; nothing but its end where one begins at `start`
+        while at < stop and (line := stream.readline()):
+            text = line if at else line.removeprefix(BOM)
+            yield from _of_line(text, file, f"byte {at:,}", data, damaged)
+            at += len(line)
+
+
+def _of_line(line: bytes, file: File, place: str, data: DataSpec, damaged: Damaged) -> Iterator[Document]:
+    """Yield the document of a line of JSON, unless it is blank, damaged, or of another score."""
+    if not line.strip():
+        return
+    where = f"{file.path}, {place}"
+    try:
+        record = _parse(line, where)
+        document = Document(f"{file.name} {place.replace(',', '')}", _text_of(record, data.text_field, where))
+        wanted = is_wanted(record, data, where)
+    except DataError as error:
+        damaged.found(error)
+    else:
+        if wanted:
+            yield document
 
 
 def _parse(line: bytes, where: str) -> object:
@@ -193,37 +256,63 @@ def _kind(value: object) -> str:
     return names.get(type(value), f"of type {type(value).__name__}")
 
 
-def _read_parquet(file: File, data: DataSpec) -> Iterator[Document]:
+def _read_table(file: File, kind: str, data: DataSpec, damaged: Damaged) -> Iterator[Document]:
     """Yield a string column's values, of rows whose score is asked for. Needs the extra 'parquet'."""
     field = data.text_field
     columns = [field, data.score_field] if asks_scores(data) else [field]
     try:
         import pyarrow as arrow
-        import pyarrow.parquet as parquet
     except ImportError as error:
         raise MissingExtra("pyarrow", "parquet", f"reading {file.name}") from error
     try:
         with _opened(file) as stream:
-            table = parquet.ParquetFile(stream)
-            schema = table.schema_arrow
-            _check_column(schema, field, file.path, arrow)
+            schema, batches = (_parquet if kind == "parquet" else _arrow)(stream, columns)
+            _check_column(schema, field, file.path)
             if missing := [name for name in columns if name not in schema.names]:
                 raise no_score(missing[0], file.path)
             row = 0
-            for batch in table.iter_batches(batch_size=PARQUET_ROWS, columns=columns):
+            for batch in batches:
                 for record in batch.select(columns).to_pylist():
                     where = f"{file.path}, row {row:,}"
-                    text = _text_of(record, field, where)
-                    if is_wanted(record, data, where):
-                        yield Document(f"{file.name} row {row}", text)
+                    try:
+                        document = Document(f"{file.name} row {row}", _text_of(record, field, where))
+                        wanted = is_wanted(record, data, where)
+                    except DataError as error:
+                        damaged.found(error)
+                    else:
+                        if wanted:
+                            yield document
                     row += 1
     except arrow.ArrowException as error:
+        name = "a readable Parquet file" if kind == "parquet" else "a readable Arrow file"
         raise DataError(
-            f"{file.path} is not a readable Parquet file", str(error).splitlines()[0], "write or download it again"
+            f"{file.path} is not {name}", str(error).splitlines()[0], "write or download it again"
         ) from error
 
 
-def _check_column(schema: object, field: str, path: str, arrow: object) -> None:
+def _parquet(stream: IO[bytes], columns: list[str]) -> tuple[Any, Iterator[Any]]:
+    """Return the schema, and the rows in batches, of those of the columns that are there."""
+    import pyarrow.parquet as parquet
+
+    table = parquet.ParquetFile(stream)
+    names = [name for name in columns if name in table.schema_arrow.names]
+    return table.schema_arrow, table.iter_batches(batch_size=PARQUET_ROWS, columns=names)
+
+
+def _arrow(stream: IO[bytes], columns: list[str]) -> tuple[Any, Iterator[Any]]:
+    """Return the schema, and the rows in batches, of a file or a stream of Arrow's IPC format; all its columns."""
+    import pyarrow as arrow
+
+    is_file = stream.read(6) == b"ARROW1"
+    stream.seek(0)
+    if not is_file:
+        reader = arrow.ipc.open_stream(stream)
+        return reader.schema, iter(reader)
+    whole = arrow.ipc.open_file(stream)
+    return whole.schema, (whole.get_batch(number) for number in range(whole.num_record_batches))
+
+
+def _check_column(schema: object, field: str, path: str) -> None:
     """Raise DataError unless the schema has a column `field` of strings."""
     columns = {column.name: column.type for column in schema}  # type: ignore[attr-defined]
     if field not in columns:
@@ -244,11 +333,17 @@ def _check_column(schema: object, field: str, path: str, arrow: object) -> None:
         )
 
 
+def _raw(file: File) -> IO[bytes]:
+    if is_remote(file.path):
+        return cast(IO[bytes], open_stream(file.path))
+    return open(file.path, "rb")  # noqa: PTH123 (a path as listed; Path would only be made for this)
+
+
 @contextmanager
 def _opened(file: File) -> Iterator[IO[bytes]]:
     """Open a file for reading, unpacking `.gz`; whatever fails while it is read is a DataError that names it."""
     try:
-        with open(file.path, "rb") as raw:  # noqa: PTH123 (a path as listed; Path would only be made for this)
+        with _raw(file) as raw:
             if file.name.lower().endswith(".gz"):
                 with gzip.open(raw) as unpacked:
                     yield cast(IO[bytes], unpacked)

@@ -1,4 +1,4 @@
-"""Which files a corpus is made of: the standard library, one file, or a folder, in a fixed order."""
+"""Which files a corpus is made of: the standard library, one file, or a folder, local or remote, in a fixed order."""
 
 from __future__ import annotations
 
@@ -6,11 +6,14 @@ import fnmatch
 import os
 import sysconfig
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 from paceline.errors import DataError, suggestion
+from paceline.spec.import_paths import scheme_of
 from paceline.spec.task import DataSpec
+from paceline.task.data.sources.hub import list_hub
+from paceline.task.data.sources.listing import CorpusFiles, File
+from paceline.task.data.storage.remote import RemoteFile, RemoteFiles, is_remote
 
 NAMED_SOURCES = ("stdlib", "digits")
 TEXT_SUFFIXES = frozenset(
@@ -19,40 +22,24 @@ TEXT_SUFFIXES = frozenset(
 )  # fmt: skip
 JSONL_SUFFIXES = frozenset((".jsonl", ".ndjson"))
 PARQUET_SUFFIXES = frozenset((".parquet",))
+ARROW_SUFFIXES = frozenset((".arrow", ".feather", ".ipc"))
 NOT_STDLIB = frozenset(("site-packages", "dist-packages"))
 
 
-@dataclass(frozen=True)
-class File:
-    """One file: where it is, its name within the corpus, and what tells that it changed."""
-
-    path: str
-    name: str
-    size: int
-    mtime_ns: int
-
-
-@dataclass(frozen=True)
-class CorpusFiles:
-    """The files of a corpus, sorted by name. `what` names their content for people: "Python source"."""
-
-    what: str
-    files: tuple[File, ...]
-    kind: str  # "stdlib", "file" or "folder"
-
-
 def kind_of(name: str) -> str:
-    """Return "text", "jsonl", "parquet", or "" for a kind that is not known. A final `.gz` does not count."""
+    """Return "text", "jsonl", "parquet", "arrow", or "" for a kind that is not known. A final `.gz` does not count."""
     suffix = Path(name.lower().removesuffix(".gz")).suffix
     if suffix in JSONL_SUFFIXES:
         return "jsonl"
     if suffix in PARQUET_SUFFIXES:
         return "parquet"
+    if suffix in ARROW_SUFFIXES:
+        return "arrow"
     return "text" if suffix in TEXT_SUFFIXES else ""
 
 
 def list_files(data: DataSpec) -> CorpusFiles:
-    """Return the files that `data.source` names. Reads folders, not files.
+    """Return the files that `data.source` names. Reads folders, not files; what is remote is listed each time.
 
     Raises DataError for a path that is not there, a folder without readable files, or one that cannot be listed.
     """
@@ -62,7 +49,12 @@ def list_files(data: DataSpec) -> CorpusFiles:
         raise DataError(
             "the data source is empty", "task.data.source names no file", "'stdlib', or '.' for this folder"
         )
-    path = Path(data.source).expanduser()
+    scheme, name = scheme_of(data.source)
+    if scheme == "hf":
+        return CorpusFiles(*list_hub(name, data.arguments), "folder")
+    if is_remote(name):
+        return _list_remote(data, name)
+    path = Path(name).expanduser()
     try:
         if path.is_dir():
             return _list_folder(data, path)
@@ -93,10 +85,26 @@ def _list_stdlib(data: DataSpec) -> CorpusFiles:
 
 def _list_folder(data: DataSpec, root: Path) -> CorpusFiles:
     seen = sorted(_walk(root, frozenset()), key=lambda file: file.name)
+    return _chosen(data, seen, root.resolve().name or str(root))
+
+
+def _list_remote(data: DataSpec, url: str) -> CorpusFiles:
+    files, name = RemoteFiles(url), url.rstrip("/").rpartition("/")[2]
+    if kind_of(name) or not files.is_folder():
+        return CorpusFiles(f"text in {name}", (_remote(files.file()),), "file")
+    return _chosen(data, [_remote(file) for file in files.below()], name)
+
+
+def _remote(file: RemoteFile) -> File:
+    return File(file.url, file.name, file.size, int(file.version, 16))
+
+
+def _chosen(data: DataSpec, seen: list[File], name: str) -> CorpusFiles:
+    """Return those files of a folder that are wanted, in their order. Raises DataError where there are none."""
     wanted = _wanted(data.include, lambda name: bool(kind_of(name)))
     files = tuple(file for file in seen if wanted(file.name))
     if not files:
-        known = " ".join(sorted(TEXT_SUFFIXES | JSONL_SUFFIXES | PARQUET_SUFFIXES))
+        known = " ".join(sorted(TEXT_SUFFIXES | JSONL_SUFFIXES | PARQUET_SUFFIXES | ARROW_SUFFIXES))
         if not seen:
             why = "the folder holds no files (hidden ones do not count)"
         elif data.include:
@@ -104,7 +112,6 @@ def _list_folder(data: DataSpec, root: Path) -> CorpusFiles:
         else:
             why = f"none of its {len(seen):,} files is of a known kind, such as {seen[0].name}; known are {known}"
         raise DataError(f"'{data.source}' holds no documents", why, 'name patterns to read: include = ["*.ext"]')
-    name = root.resolve().name or str(root)
     python = all(file.name.endswith(".py") for file in files)
     return CorpusFiles(f"Python source in {name}" if python else f"text in {name}", files, "folder")
 

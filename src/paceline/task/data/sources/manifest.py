@@ -19,7 +19,10 @@ TOKENIZER = "tokenizer.json"
 
 @dataclass(frozen=True)
 class Corpus:
-    """A tokenised corpus on disk. `bytes` counts the documents' text; `what` names it for people."""
+    """A tokenised corpus on disk. `bytes` counts the documents' text; `what` names it for people.
+
+    `left_out` counts documents that could not be read, and `left_out_first` says what was wrong with the first.
+    """
 
     folder: str
     key: str
@@ -31,6 +34,8 @@ class Corpus:
     train: TokenSplit
     validation: TokenSplit
     what: str = "text"
+    left_out: int = 0
+    left_out_first: str = ""
 
     def open_tokenizer(self) -> Tokenizer:
         """Return the tokenizer that wrote the tokens."""

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -19,6 +20,42 @@ from paceline.task.data.sources.tokenizer import Tokens
 
 SPLITS = ("train", "validation")
 HASH_BLOCK_BYTES = 2**20
+
+
+class Split(Protocol):
+    """The tokens of one split, wherever they lie. `digest` is a hash of what they are."""
+
+    @property
+    def name(self) -> str:
+        """Which one it is: train or validation."""
+        ...
+
+    @property
+    def tokens(self) -> int:
+        """How many there are."""
+        ...
+
+    @property
+    def documents(self) -> int:
+        """How many documents they make."""
+        ...
+
+    @property
+    def digest(self) -> str:
+        """A hash of their content."""
+        ...
+
+    def open(self) -> Any:
+        """Return the tokens; slices of them are arrays."""
+        ...
+
+    def offsets(self) -> Tokens:
+        """Return where each document starts, and the end of the last: int64 [documents + 1]."""
+        ...
+
+    def windows(self, seq_len: int) -> int:
+        """Return how many samples of `seq_len` tokens, each with its next tokens as labels, they make."""
+        ...
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,128 @@
+"""Prepares data ahead of training, and looks at what they hold.
+
+    prepare SOURCE OUT    tokenises documents into a folder of token shards, in parallel; a run reads them with
+                          `task.data.source = "OUT"`. Started again after an interruption, it goes on where it stopped
+    inspect SOURCE        documents, tokens, lengths, duplicates, how well documents fill samples, and some texts
+
+SOURCE is what `task.data.source` may be (a file, a folder, a URL, a data set of Hugging Face), or a spec file, whose
+data are meant. The other options of the data are given by --set, such as --set task.data.tokenizer=bpe.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from paceline.cli.bar import Bar
+from paceline.cli.output import print_json, say_to, table_lines
+from paceline.cli.parser import number, whole
+from paceline.errors import ConfigError
+
+if TYPE_CHECKING:
+    from paceline.spec.task import DataSpec
+    from paceline.task.data.prepare.inspect import Inspected
+
+EXAMPLE = "paceline data prepare notes shards --set task.data.tokenizer=bpe\npaceline data inspect shards"
+CODES = (5, 74)
+ACTIONS = {"prepare": 2, "inspect": 1}  # how many paths each takes
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options of `paceline data`."""
+    parser.add_argument("action", metavar="ACTION", choices=tuple(ACTIONS), help=f"what to do: {', '.join(ACTIONS)}")
+    parser.add_argument("paths", metavar="PATH", nargs="+", help="SOURCE, and for prepare OUT, the folder to write")
+    parser.add_argument(
+        "--set", metavar="KEY=VALUE", action="append", default=[], dest="overrides",
+        help="one option of the data, such as task.data.text_field=body (repeatable)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--workers", metavar="N", type=whole, default=0, help="prepare: processes that tokenise (default: one per core)"
+    )
+    parser.add_argument("--dedup", action="store_true", help="prepare: keep the first of documents with equal text")
+    parser.add_argument("--append", action="store_true", help="prepare: add shards to a folder that has some")
+    parser.add_argument("--samples", metavar="N", type=number, default=3, help="inspect: texts to show (default 3)")
+
+
+def execute(options: argparse.Namespace) -> int:
+    """Run `paceline data`."""
+    wanted = ACTIONS[options.action]
+    if len(options.paths) != wanted:
+        raise ConfigError(
+            f"data {options.action} with {len(options.paths)} paths", f"it takes {wanted}", "paceline data --help"
+        )
+    return {"prepare": _prepare, "inspect": _inspect}[options.action](options)
+
+
+def _data_of(options: argparse.Namespace) -> DataSpec:
+    """Return the data that the command line names. Raises ConfigError where a spec file has none of its own."""
+    from paceline.spec.load import load_spec
+    from paceline.spec.task import DataSpec
+
+    source = options.paths[0]
+    if source.endswith(".toml"):
+        data = load_spec(source, options.overrides).task.data
+    else:
+        data = load_spec(None, [f"task.data.source={source}", *options.overrides]).task.data
+    if not isinstance(data, DataSpec):
+        raise ConfigError(f"the data of {source} are no text", "they are given as an object", "name a file or a folder")
+    return data
+
+
+def _prepare(options: argparse.Namespace) -> int:
+    import os
+
+    from paceline.task.data.prepare.prepare import prepare
+
+    workers = options.workers or len(os.sched_getaffinity(0))
+    with Bar(sys.stderr) as bar:
+        done = prepare(
+            _data_of(options), Path(options.paths[1]), workers, options.dedup, options.append, progress=bar.show
+        )
+    card = done.index.card
+    if options.json:
+        print_json({"folder": str(done.folder), "made": done.made, "fingerprint": done.index.fingerprint, "card": card})
+        return 0
+    if not done.made:
+        print(f"prepared {done.folder} was there already, from the same data and by the same options")
+    tokens = done.index.tokens("train") + done.index.tokens("validation")
+    shards = sum(map(len, done.index.splits.values()))
+    print(f"prepared {done.folder}: {card['documents']:,} documents, {tokens:,} tokens in {shards:,} shards")
+    for split in done.index.splits:
+        print(f"  {split:<12}{done.index.documents(split):,} documents, {done.index.tokens(split):,} tokens")
+    if card["duplicates_removed"]:
+        print(f"  {card['duplicates_removed']:,} documents were as earlier ones, and are left out")
+    if card["left_out"]:
+        print(f"  {card['left_out']:,} damaged documents are left out, the first: {card['left_out_first']}")
+    print(f'  read by      task.data.source = "{done.folder}" · fingerprint {done.index.fingerprint}')
+    return 0
+
+
+def _inspect(options: argparse.Namespace) -> int:
+    from paceline.task.data.prepare.inspect import inspect
+
+    found = inspect(_data_of(options), options.samples, say_to(options.json))
+    if options.json:
+        print_json(found)
+        return 0
+    _tell(found)
+    return 0
+
+
+def _tell(found: Inspected) -> None:
+    print(f"data     {found.what} · tokenizer {found.tokenizer}, {found.vocab:,} ids · fingerprint {found.fingerprint}")
+    rows: list[tuple[str, ...]] = [("", *found.splits)]
+    facts = list(found.splits.values())
+    rows.append(("documents", *(f"{each.documents:,}" for each in facts)))
+    rows.append(("tokens", *(f"{each.tokens:,}" for each in facts)))
+    rows.append((f"samples of {found.seq_len:,}", *(f"{each.samples:,}" for each in facts)))
+    for name in facts[0].lengths:
+        rows.append((f"document, {name}", *(f"{each.lengths.get(name, 0):,g}" for each in facts)))
+    rows.append(("equal documents", *(f"{each.duplicates:.2%}" for each in facts)))
+    rows.append(("documents cut", *(f"{each.cut:.2%}" for each in facts)))
+    rows.append(("padding if padded", *(f"{each.padded:.2%}" for each in facts)))
+    rows.append(("padding if packed", *(f"{each.packed:.2%}" for each in facts)))
+    print("\n".join(table_lines(rows)))
+    for at, text in enumerate(found.samples, 1):
+        print(f"text {at}   {text!r}")

@@ -1,0 +1,167 @@
+"""A look at tokenised data: how much there is, how long documents are, how well they fill samples, what they say."""
+
+from __future__ import annotations
+
+import hashlib
+from bisect import bisect_left, insort
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from paceline.errors import ConfigError
+from paceline.spec.task import DataSpec
+from paceline.task.data.order.permutation import sample_ids
+from paceline.task.data.prepare.card import length_quantiles
+from paceline.task.data.sources.cache import Say, open_corpus
+from paceline.task.data.sources.named import kind_of_source
+from paceline.task.data.sources.shards.opened import TOKEN_KINDS, open_token_set
+from paceline.task.data.sources.tokenizer import Tokenizer
+from paceline.task.data.sources.tokens import Split
+
+HASHED = 1_000_000  # documents at most that are held against each other
+SHOWN_CHARACTERS = 300
+SEED = 0
+
+
+@dataclass(frozen=True)
+class SplitFacts:
+    """What one split holds. Shares are of 1.
+
+    `duplicates` is the share of documents that equal an earlier one, among the first `hashed`. `padded` is the share of
+    padding where each document is padded to the longest, `packed` where documents are packed best-fit into samples, and
+    `cut` the share of documents that the ends of samples cut where they run on.
+    """
+
+    tokens: int
+    documents: int
+    samples: int
+    lengths: dict[str, float]
+    duplicates: float
+    hashed: int
+    padded: float
+    packed: float
+    cut: float
+
+
+@dataclass(frozen=True)
+class Inspected:
+    """What was found in data."""
+
+    source: str
+    what: str
+    tokenizer: str
+    vocab: int
+    seq_len: int
+    fingerprint: str
+    splits: dict[str, SplitFacts]
+    samples: list[str]
+    card: dict[str, Any] = field(default_factory=dict)
+
+
+def inspect(data: DataSpec, samples: int = 3, say: Say | None = None) -> Inspected:
+    """Return what tokenised data hold; text is tokenised into the cache first. Raises the errors of reading them."""
+    kind, path = kind_of_source(data.source)
+    tokenizer: Tokenizer | None
+    train: Split
+    validation: Split
+    if kind in TOKEN_KINDS:
+        found = open_token_set(data, kind, path)
+        train, validation, tokenizer, vocab = found.train, found.validation, found.tokenizer, found.vocab
+        name, what, card = found.tokenizer.name if found.tokenizer else "unknown", found.what, found.card
+        digest = found.fingerprint
+    elif kind in ("text", "hf"):
+        corpus = open_corpus(data, say)
+        train, validation, tokenizer, vocab = corpus.train, corpus.validation, corpus.open_tokenizer(), corpus.vocab
+        name, what, card = corpus.tokenizer, corpus.what, {}
+        digest = corpus.key
+    else:
+        raise ConfigError(
+            f"'{data.source}' is no text", "data inspect looks at tokens and their documents",
+            "name text, token shards, or Megatron's files",
+        )  # fmt: skip
+    splits = {split.name: _split_facts(split, data.seq_len) for split in (train, validation)}
+    texts = [] if tokenizer is None else _sample_texts(train, tokenizer, samples)
+    return Inspected(data.source, what, name, vocab, data.seq_len, digest, splits, texts, card)
+
+
+def packed_rows(lengths: npt.NDArray[Any], row: int) -> int:
+    """Return how many rows of `row` tokens best-fit packing needs, the longest documents first.
+
+    Documents that are longer than a row are cut into whole rows and a rest.
+    """
+    rows = int((lengths // row).sum())
+    rests = lengths % row
+    sizes, counts = np.unique(rests[rests > 0], return_counts=True)
+    room: list[int] = []  # the free places of open rows, by how many rows have them, in order
+    of_room: dict[int, int] = {}
+
+    def open_rows(free: int, count: int) -> None:
+        if free:
+            if free not in of_room:
+                insort(room, free)
+            of_room[free] = of_room.get(free, 0) + count
+
+    for size, count in zip(sizes[::-1].tolist(), counts[::-1].tolist(), strict=True):
+        left = count
+        while left:
+            at = bisect_left(room, size)
+            if at == len(room):  # no open row has the room: as many as fit go into a new one
+                each = min(row // size, left)
+                new = left // each
+                rows, left = rows + new, left - new * each
+                open_rows(row - each * size, new)
+                continue
+            free = room[at]
+            taken = min(left, of_room[free])
+            of_room[free] -= taken
+            if not of_room[free]:
+                del of_room[free]
+                room.pop(at)
+            open_rows(free - size, taken)
+            left -= taken
+    return rows
+
+
+def _split_facts(split: Split, seq_len: int) -> SplitFacts:
+    offsets = split.offsets()
+    lengths = np.diff(offsets)
+    total = int(lengths.sum())
+    duplicates, hashed = _duplicates(split, offsets)
+    longest = int(lengths.max()) if len(lengths) else 0
+    rows = packed_rows(lengths, seq_len)
+    cut = ((offsets[:-1] // seq_len) != ((offsets[1:] - 1) // seq_len)).mean() if len(lengths) else 0.0
+    return SplitFacts(
+        tokens=split.tokens,
+        documents=split.documents,
+        samples=split.windows(seq_len),
+        lengths=length_quantiles(lengths),
+        duplicates=duplicates,
+        hashed=hashed,
+        padded=1 - total / (longest * len(lengths)) if total else 0.0,
+        packed=1 - total / (rows * seq_len) if rows else 0.0,
+        cut=float(cut),
+    )
+
+
+def _duplicates(split: Split, offsets: npt.NDArray[Any]) -> tuple[float, int]:
+    """Return the share of documents that equal an earlier one, and among how many of the first it was looked for."""
+    tokens, count = split.open(), min(HASHED, split.documents)
+    seen = set()
+    for start, stop in zip(offsets[:count].tolist(), offsets[1 : count + 1].tolist(), strict=True):
+        seen.add(hashlib.blake2b(np.ascontiguousarray(tokens[start:stop]).data, digest_size=16).digest())
+    return (1 - len(seen) / count if count else 0.0), count
+
+
+def _sample_texts(split: Split, tokenizer: Tokenizer, samples: int) -> list[str]:
+    """Return the beginnings of some documents, drawn as an order of samples is."""
+    if not split.documents:
+        return []
+    offsets, tokens = split.offsets(), split.open()
+    chosen = sample_ids(SEED, np.arange(min(samples, split.documents)), split.documents)
+    texts = []
+    for document in chosen.tolist():
+        start, stop = int(offsets[document]), int(offsets[document + 1])
+        texts.append(tokenizer.decode(tokens[start : min(stop, start + SHOWN_CHARACTERS)])[:SHOWN_CHARACTERS])
+    return texts

@@ -1,0 +1,264 @@
+"""Preparing a corpus: its documents tokenised by several processes into a folder of token shards.
+
+The parts of the corpus follow from its files alone, and each part makes its own shards: any number of workers writes
+the same bytes. A part that is done leaves a receipt in OUT/.work, so that a preparation that was interrupted goes on
+where it stopped. `shards.json` is written last: without it a folder is not finished.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import json
+import multiprocessing
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TypeVar
+
+import numpy as np
+
+from paceline.errors import ConfigError, DataError, StorageError
+from paceline.spec.task import DataSpec
+from paceline.task.data.prepare.card import make_card
+from paceline.task.data.prepare.parts import PART_BYTES, CorpusPart, documents_of, parts_of
+from paceline.task.data.prepare.work import (
+    WORK,
+    PrepareJob,
+    Receipt,
+    begin_worker,
+    hashes_path,
+    keep_path,
+    save,
+    survey,
+    tokenise,
+    write_text,
+)
+from paceline.task.data.sources.documents import Damaged, document_hash, split_value
+from paceline.task.data.sources.files import list_files
+from paceline.task.data.sources.listing import CorpusFiles
+from paceline.task.data.sources.shards.folder import INDEX, TOKENIZER, ShardIndex, read_index, with_more, write_index
+from paceline.task.data.sources.shards.opened import storage_of
+from paceline.task.data.sources.tokenizer import ByteTokenizer, Tokenizer, from_json, load_tokenizer, train_bpe
+from paceline.task.data.sources.tokens import SPLITS
+
+FORMAT = 1  # raise it when the same documents would give other shards
+Result = TypeVar("Result")
+Progress = Callable[[str, float], None]  # what is done, and how much of it: 0..1
+
+
+@dataclass(frozen=True)
+class PreparedShards:
+    """A folder of shards. `made` is False where it was there already."""
+
+    folder: Path
+    index: ShardIndex
+    made: bool
+
+
+def prepare(
+    data: DataSpec,
+    folder: Path,
+    workers: int = 1,
+    dedup: bool = False,
+    append: bool = False,
+    part_bytes: int = PART_BYTES,
+    progress: Progress = lambda what, share: None,
+) -> PreparedShards:
+    """Write the documents of `data` as token shards into `folder` and return what is there then.
+
+    `dedup` keeps the first of equal documents. `append` adds to a folder that is finished, with its tokenizer. Raises
+    DataError for documents that cannot be read, ConfigError for a folder that holds something else, and StorageError
+    for one that cannot be written.
+    """
+    listing = list_files(data)
+    before = _before(data, folder, append)
+    job_key = _key(data, listing, dedup, part_bytes)
+    if before is not None and job_key in before.card.get("jobs", []):
+        return PreparedShards(folder, before, False)
+    if before is not None and not append:
+        raise ConfigError(
+            f"{folder} holds other shards",
+            f"they are from {', '.join(before.card.get('source', []))}, or made by other options",
+            "name another folder, or --append to add to these",
+        )  # fmt: skip
+    with _told(folder), _alone(folder):
+        work = folder / WORK
+        _begin(work, f"{job_key} {before.fingerprint if before else ''}")
+        first = int(before.card.get("parts", 0)) if before else 0
+        limit = int(data.validation_fraction * 2**64)
+        parts = parts_of(listing, part_bytes)
+        job = PrepareJob(data, replace(listing, files=()), len(listing.files), str(folder), limit, dedup, first)
+        tokenizer = _tokenizer(data, job, parts, folder if before else None, progress)
+        with _pool(workers) as pool:
+            if dedup:
+                _each(pool, survey, job, parts, "reading", progress)
+                _choose(work, parts)
+            receipts = _each(pool, tokenise, job, parts, "tokenising", progress)
+        index = _index(job, tokenizer, receipts, before, job_key)
+        write_text(folder / TOKENIZER, tokenizer.to_json())
+        write_index(folder, index)
+        shutil.rmtree(work)
+    return PreparedShards(folder, index, True)
+
+
+def _before(data: DataSpec, folder: Path, append: bool) -> ShardIndex | None:
+    """Return the index of a folder that is finished, None where it is not. Raises ConfigError for other folders."""
+    if (folder / INDEX).is_file():
+        return read_index(str(folder), storage_of(data))
+    if append:
+        raise ConfigError(
+            f"{folder} holds no shards", f"it has no {INDEX}, so nothing can be added", "leave out --append"
+        )
+    if folder.is_dir() and not (folder / WORK).is_dir() and any(folder.iterdir()):
+        raise ConfigError(
+            f"{folder} is not empty", "shards are written to a folder of their own", "name another folder"
+        )
+    return None
+
+
+def _key(data: DataSpec, listing: CorpusFiles, dedup: bool, part_bytes: int) -> str:
+    """Return a hash of all that decides the shards, taking a file's size and time for its content."""
+    tokenizer: list[object] = [data.tokenizer, data.vocab if data.tokenizer == "bpe" else 0]
+    if data.tokenizer not in ("bytes", "bpe"):
+        tokenizer = [load_tokenizer(data.tokenizer).identity]
+    files = [(file.path, file.name, file.size, file.mtime_ns) for file in listing.files]
+    options = [data.validation_fraction, data.text_field, data.on_bad, dedup, part_bytes,
+               data.document_tokens, data.score_field, data.score_min, data.score_max]  # fmt: skip
+    decides = [FORMAT, listing.kind, tokenizer, *options, files]
+    return hashlib.blake2b(json.dumps(decides).encode(), digest_size=16).hexdigest()
+
+
+def _begin(work: Path, key: str) -> None:
+    """Make the folder of what is not finished, or see that it is that of the same work."""
+    note = work / "job"
+    if note.is_file() and note.read_text(encoding="utf-8") != key:
+        raise ConfigError(
+            f"{work.parent} holds the unfinished work of another preparation",
+            "its files, its tokenizer or its options are not those of now", f"remove {work}, or name another folder",
+        )  # fmt: skip
+    write_text(note, key)
+
+
+def _tokenizer(
+    data: DataSpec, job: PrepareJob, parts: Sequence[CorpusPart], before: Path | None, progress: Progress
+) -> Tokenizer:
+    """Return the tokenizer, learned from the corpus where it is to be; workers find it in the folder of the work."""
+    path = job.work / TOKENIZER
+    if path.is_file():
+        return from_json(path.read_text(encoding="utf-8"), data.tokenizer)
+    tokenizer: Tokenizer
+    if before is not None:
+        tokenizer = from_json((before / TOKENIZER).read_text(encoding="utf-8"), data.tokenizer)
+    elif data.tokenizer == "bytes":
+        tokenizer = ByteTokenizer()
+    elif data.tokenizer == "bpe":
+        progress("learning a tokenizer", 0.0)
+        tokenizer = train_bpe(_training_texts(data, job, parts), data.vocab)
+    else:
+        tokenizer = load_tokenizer(data.tokenizer)
+    write_text(path, tokenizer.to_json())
+    return tokenizer
+
+
+def _training_texts(data: DataSpec, job: PrepareJob, parts: Sequence[CorpusPart]) -> Iterator[bytes]:
+    for part in parts:
+        for document in documents_of(data, job.listing, part, Damaged(data.on_bad == "skip")):
+            if split_value(document_hash(document.text)) >= job.limit:
+                yield document.text
+
+
+def _choose(work: Path, parts: Sequence[CorpusPart]) -> None:
+    """Write which documents of each part are kept: of equal ones the first."""
+    hashes = [np.load(hashes_path(work, part.number)) for part in parts]
+    together = np.ascontiguousarray(np.concatenate(hashes)).view("V16").reshape(-1)
+    _, firsts = np.unique(together, return_index=True)
+    kept = np.zeros(len(together), dtype=bool)
+    kept[firsts] = True
+    ends = np.cumsum([len(each) for each in hashes])
+    for part, start, stop in zip(parts, [0, *ends[:-1].tolist()], ends.tolist(), strict=True):
+        save(keep_path(work, part.number), kept[start:stop])
+
+
+def _each(
+    pool: ProcessPoolExecutor | None,
+    do: Callable[[PrepareJob, CorpusPart], Result],
+    job: PrepareJob,
+    parts: Sequence[CorpusPart],
+    what: str,
+    progress: Progress,
+) -> list[Result]:
+    """Return `do(job, part)` for each part, in order; the first error ends all."""
+    total, done = max(1, sum(part.bytes for part in parts)), 0
+    progress(what, 0.0)
+    if pool is None:
+        results = []
+        for part in parts:
+            results.append(do(job, part))
+            done += part.bytes
+            progress(what, done / total)
+        return results
+    coming = {pool.submit(do, job, part): part for part in parts}
+    try:
+        for future in as_completed(coming):
+            future.result()
+            done += coming[future].bytes
+            progress(what, done / total)
+    except BaseException:
+        pool.shutdown(wait=True, cancel_futures=True)
+        raise
+    return [future.result() for future in coming]
+
+
+@contextlib.contextmanager
+def _pool(workers: int) -> Iterator[ProcessPoolExecutor | None]:
+    """Give processes that are started anew, never forked, or None where this process does the work."""
+    if workers == 1:
+        yield None
+        return
+    with ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"), begin_worker) as pool:
+        yield pool
+
+
+def _index(
+    job: PrepareJob, tokenizer: Tokenizer, receipts: Sequence[Receipt], before: ShardIndex | None, key: str
+) -> ShardIndex:
+    found = {split: tuple(each.shards[split] for each in receipts if split in each.shards) for split in SPLITS}
+    if not any(found.values()):
+        first = next((each.left_out_first for each in receipts if each.left_out), "")
+        raise DataError(
+            f"'{job.data.source}' holds no text",
+            f"{job.files:,} files were read, all of them empty{f' or damaged: {first}' if first else ''}",
+            "name other data",
+        )
+    name = job.data.tokenizer if job.data.tokenizer in ("bytes", "bpe") else tokenizer.name
+    new = ShardIndex(name, tokenizer.vocab, tokenizer.end_of_document, found)
+    index = new if before is None else with_more(before, found)
+    return replace(index, card=make_card(job, receipts, tokenizer, index, key))
+
+
+@contextlib.contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """Hold a folder against a second preparation at the same time."""
+    (folder / WORK).mkdir(parents=True, exist_ok=True)
+    with (folder / WORK / "lock").open("w") as stream:
+        try:
+            fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise StorageError(
+                f"another preparation writes to {folder}", "it holds the folder's lock", "wait for it, or end it"
+            ) from error
+        yield
+
+
+@contextlib.contextmanager
+def _told(folder: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise StorageError(
+            f"{folder} cannot be written", f"{error.strerror or error}", "free space or name another folder"
+        ) from error

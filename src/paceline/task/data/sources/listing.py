@@ -1,0 +1,24 @@
+"""The files of a corpus, as they are listed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class File:
+    """One file: its path or URL, its name within the corpus, and what tells that it changed."""
+
+    path: str
+    name: str
+    size: int
+    mtime_ns: int
+
+
+@dataclass(frozen=True)
+class CorpusFiles:
+    """The files of a corpus, sorted by name. `what` names their content for people: "Python source"."""
+
+    what: str
+    files: tuple[File, ...]
+    kind: str  # "stdlib", "file" or "folder"

@@ -1,0 +1,149 @@
+"""Samples of tokens that lie in several files, local or remote: windows of them, or packed documents."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from paceline.errors import DataError
+from paceline.task.data.rows.packed_source import PackedSource
+from paceline.task.data.rows.windows import TokenSource
+from paceline.task.data.sources.shards.parts import TokenParts
+from paceline.task.data.sources.tokens import Split
+from paceline.task.data.storage.notices import LEFT_OUT, DataNotices
+
+NO_LABEL = -100
+STEPS_AHEAD = 8  # whose samples are fetched before they are wanted, where they are remote
+
+
+class _OverFiles:
+    """What windows and packed documents have in common where their tokens lie in several files.
+
+    `notices` tells of reads that were tried again. With `skip_bad` a sample that touches damaged bytes keeps its place
+    and counts nothing. Whether it does depends on the files alone, so all layouts and all resumes leave out the same.
+    """
+
+    notices: DataNotices
+    skip_bad: bool
+    vocab: int | None
+    split: Split
+    items_per_sample: int
+
+    def _prepare(self, skip_bad: bool, notices: DataNotices | None) -> None:
+        self.skip_bad, self.notices = skip_bad, notices or DataNotices()
+
+    def _opened(self, tokens: TokenParts) -> None:
+        self.is_near = tokens.is_near
+        self.steps_ahead = 0 if tokens.is_near else STEPS_AHEAD
+        self._is_checked = tokens.is_checked
+
+    def _or_blank(self, read: Any, ids: npt.NDArray[Any]) -> Any:
+        """Return `read(ids)`; where that fails and may, the batch with the damaged rows left blank."""
+        try:
+            return self._held(read(ids))
+        except DataError as error:
+            if not self.skip_bad:
+                raise
+            if len(ids) == 1:
+                return self._left_out(error)
+        import torch
+
+        rows = [self._or_blank(read, ids[at : at + 1]) for at in range(len(ids))]
+        return {name: torch.cat([row[name] for row in rows]) for name in rows[0]}
+
+    def _left_out(self, error: DataError) -> dict[str, Any]:
+        import torch
+
+        self.notices.tell(LEFT_OUT, f"{error.what}: {error.because}")
+        tokens = torch.zeros(1, self.items_per_sample, dtype=torch.int64)
+        blank = {"tokens": tokens, "labels": tokens + NO_LABEL}
+        return blank if getattr(self, "cross_documents", True) else {**blank, "documents": tokens.clone()}
+
+    def _held(self, batch: Any) -> Any:
+        """Return the batch, whose tokens are of the vocabulary. Files with checksums hold what was written to them."""
+        if not self._is_checked and batch["tokens"].numel():
+            highest = max(int(batch["tokens"].max()), int(batch["labels"].max()))
+            if highest >= (self.vocab or 0):
+                raise DataError(
+                    f"token {highest:,} is in the {self.split.name} data, and the vocabulary ends before it",
+                    f"the vocabulary is said to have {self.vocab:,} tokens, and the files have no checksums",
+                    "name the tokenizer that wrote them, or its vocabulary",
+                )
+        return batch
+
+
+class ShardSource(_OverFiles, TokenSource):
+    """A TokenSource over token shards and their like."""
+
+    def __init__(
+        self,
+        split: Split,
+        vocab: int,
+        seq_len: int,
+        cross_documents: bool = True,
+        skip_bad: bool = False,
+        notices: DataNotices | None = None,
+    ) -> None:
+        """Open the split. Raises DataError where it does not make one sample, or a file of it is not there."""
+        self._prepare(skip_bad, notices)
+        super().__init__(split, vocab, seq_len, cross_documents)
+
+    def expect(self, ids: npt.NDArray[Any]) -> None:
+        """Say which samples will be read next, in their order: remote ones are fetched meanwhile."""
+        starts = self._starts(ids)
+        self._tokens.expect(starts, starts + self.items_per_sample + 1)
+
+    def read(self, ids: npt.NDArray[Any], positions: npt.NDArray[Any] | None = None) -> Any:
+        """Return the batch of a TokenSource; damaged samples count nothing where they may be left out."""
+        return self._or_blank(super().read, ids)
+
+    def _open(self) -> None:
+        self._tokens: TokenParts = self.split.open()
+        self._opened(self._tokens)
+
+    def _rows(self, ids: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        return self._tokens.windows(self._starts(ids), self.items_per_sample + 1)
+
+    def _starts(self, ids: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
+        if ids.size and ids.max() >= self.samples:
+            raise IndexError(f"sample {ids.max():,} of {self.samples:,}")
+        return np.asarray(ids, dtype=np.int64) * self.items_per_sample
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        settings = (self.split, self.vocab, self.items_per_sample, self.cross_documents, self.skip_bad, self.notices)
+        return ShardSource, settings
+
+
+class PackedShards(_OverFiles, PackedSource):
+    """A PackedSource over token shards and their like."""
+
+    def __init__(
+        self,
+        split: Split,
+        vocab: int,
+        seq_len: int,
+        cross_documents: bool = True,
+        skip_bad: bool = False,
+        notices: DataNotices | None = None,
+    ) -> None:
+        """Open the split and pack its documents. Raises DataError where it does not hold two tokens."""
+        self._prepare(skip_bad, notices)
+        super().__init__(split, vocab, seq_len, cross_documents)
+        self._opened(self._tokens)
+
+    def expect(self, ids: npt.NDArray[Any]) -> None:
+        """Say which samples will be read next, in their order: remote ones are fetched meanwhile."""
+        for sample in np.asarray(ids).tolist():
+            pieces = slice(int(self.rows.firsts[sample]), int(self.rows.firsts[sample + 1]))
+            starts = self.rows.starts[pieces]
+            self._tokens.expect(starts, starts + self.rows.lengths[pieces] + 1)
+
+    def read(self, ids: npt.NDArray[Any], positions: npt.NDArray[Any] | None = None) -> Any:
+        """Return the batch of a PackedSource; damaged samples count nothing where they may be left out."""
+        return self._or_blank(super().read, ids)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        settings = (self.split, self.vocab, self.items_per_sample, self.cross_documents, self.skip_bad, self.notices)
+        return PackedShards, settings

@@ -1,0 +1,186 @@
+"""The block cache: pieces of remote files on local disk, of a bounded size, shared by all processes of a machine.
+
+    ROOT/HH/KEY.block   a piece, and after it 16 bytes of its BLAKE2b hash; HH are the first two letters of KEY
+    ROOT/HH/lock        held by whoever fetches or removes in this folder: no piece is fetched twice at a time
+    ROOT/usage          bytes of all pieces, as far as is known; its lock is held by whoever makes room
+
+A piece is written beside its place and renamed: no reader sees half of one. Pieces that were not used for longest go
+first. A piece that does not match its hash is fetched again. A reader may keep a piece mapped that is removed: the
+system keeps its bytes for as long as it is mapped.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import os
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from paceline.errors import StorageError
+from paceline.task.data.storage.notices import DataNotices
+
+Bytes = npt.NDArray[np.uint8]
+
+HASH_BYTES = 16
+ROOM_SHARE = 0.9  # what is kept of a full cache, so that not every further piece makes room
+MAPPED = 256  # pieces that a process keeps mapped
+
+
+class BlockCache:
+    """Pieces by their keys. Any thread and any process may use one; a key always stands for the same bytes."""
+
+    def __init__(self, root: Path, most_bytes: int, notices: DataNotices | None = None) -> None:
+        """Keep pieces below `root`, at most `most_bytes` of them together."""
+        self.root, self.most_bytes, self.notices = root, most_bytes, notices
+        self._mapped: OrderedDict[str, Bytes] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def get(self, key: str, fetch: Callable[[], bytes]) -> Bytes:
+        """Return the piece of that key, from the disk or by `fetch()`. Raises what `fetch` raises, and StorageError."""
+        with self._lock:
+            if (known := self._mapped.get(key)) is not None:
+                self._mapped.move_to_end(key)
+                return known
+        path = self._path(key)
+        with self._written():
+            found = self._load(path)
+            if found is None:
+                with _locked(path.parent / "lock"):
+                    found = self._load(path)
+                    if found is None:
+                        found = self._store(path, fetch())
+        self._keep(key, found)
+        return found
+
+    def has(self, key: str) -> bool:
+        """Return whether the piece is on the disk, sound or not."""
+        return key in self._mapped or self._path(key).exists()
+
+    def forget(self, key: str) -> None:
+        """Remove a piece, which is not what its key stands for."""
+        with self._lock:
+            self._mapped.pop(key, None)
+        self._path(key).unlink(missing_ok=True)
+
+    def _keep(self, key: str, piece: Bytes) -> None:
+        with self._lock:
+            self._mapped[key] = piece
+            while len(self._mapped) > MAPPED:
+                self._mapped.popitem(last=False)
+
+    def _load(self, path: Path) -> Bytes | None:
+        """Return a piece that is on the disk, noting that it is used; None where it is not there or damaged."""
+        try:
+            if path.stat().st_size < HASH_BYTES:
+                raise ValueError("it is shorter than its hash")
+            whole = np.memmap(path, dtype=np.uint8, mode="r")
+            piece, recorded = whole[:-HASH_BYTES], whole[-HASH_BYTES:].tobytes()
+            if _hash(piece) != recorded:
+                raise ValueError("it does not match its hash")
+            os.utime(path)
+        except FileNotFoundError:
+            return None
+        except ValueError as error:
+            path.unlink(missing_ok=True)
+            if self.notices is not None:
+                self.notices.tell("a piece of the block cache was dropped", str(error))
+            return None
+        return piece
+
+    def _store(self, path: Path, content: bytes) -> Bytes:
+        """Write a piece, after making room for it, and return it. One that has no room is returned all the same."""
+        piece = np.frombuffer(content, dtype=np.uint8)
+        size = len(content) + HASH_BYTES
+        if size > self.most_bytes:
+            return piece
+        self._make_room(size, path.parent)
+        beside = path.with_suffix(".part")  # the folder's lock is held: there is one writer
+        with beside.open("wb") as stream:
+            stream.write(content)
+            stream.write(_hash(piece))
+        beside.replace(path)
+        stored = self._load(path)
+        return piece if stored is None else stored  # another process may have made room with it
+
+    def _make_room(self, size: int, held: Path) -> None:
+        """Count `size` bytes more, and remove pieces where they do not fit. The lock of the folder `held` is held."""
+        with _locked(self.root / "usage") as stream:
+            recorded = stream.read(32).strip()
+            used = int(recorded) if recorded.isdigit() else self.most_bytes  # not known: it is counted
+            if used + size > self.most_bytes:
+                used = self._remove_oldest(int(self.most_bytes * ROOM_SHARE) - size, held)
+            stream.seek(0)
+            stream.truncate()
+            stream.write(b"%d" % (used + size))
+
+    def _remove_oldest(self, keep_bytes: int, held: Path) -> int:
+        """Remove the pieces that were not used for longest, until at most `keep_bytes` stay; return what stays."""
+        pieces = []
+        for folder in self._folders():
+            for path in folder.iterdir():
+                with contextlib.suppress(FileNotFoundError):  # another process removed it
+                    found = path.stat()
+                    if path.suffix == ".block":
+                        pieces.append((found.st_mtime_ns, found.st_size, path))
+                    elif path.suffix == ".part" and (folder == held or _is_free(folder / "lock")):
+                        path.unlink()  # left by a process that died
+        used = sum(size for _, size, _ in pieces)
+        for _, size, path in sorted(pieces, key=lambda piece: piece[:2]):
+            if used <= keep_bytes:
+                break
+            path.unlink(missing_ok=True)
+            used -= size
+        return used
+
+    def _folders(self) -> list[Path]:
+        return [folder for folder in self.root.iterdir() if folder.is_dir()]
+
+    def _path(self, key: str) -> Path:
+        return self.root / key[:2] / f"{key}.block"
+
+    @contextlib.contextmanager
+    def _written(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise StorageError(
+                f"the block cache in {self.root} cannot be written", f"{error.strerror or error}",
+                'name a folder with room: cache_dir = "/path", or lower task.data.cache_limit',
+            ) from error  # fmt: skip
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return BlockCache, (self.root, self.most_bytes, self.notices)
+
+
+def _hash(piece: Bytes) -> bytes:
+    return hashlib.blake2b(np.ascontiguousarray(piece).data, digest_size=HASH_BYTES).digest()
+
+
+@contextlib.contextmanager
+def _locked(path: Path) -> Iterator[IO[bytes]]:
+    """Hold a file's lock, made where it is not there. A file system without locks costs a second fetch at most."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with open(os.open(path, os.O_RDWR | os.O_CREAT, 0o666), "r+b") as stream:  # noqa: PTH123 (made and opened at once)
+        with contextlib.suppress(OSError):
+            fcntl.flock(stream, fcntl.LOCK_EX)  # the system lets go of it when the process ends, however it ends
+        yield stream
+
+
+def _is_free(lock: Path) -> bool:
+    """Return whether nobody fetches in a lock's folder."""
+    try:
+        with lock.open("rb") as stream:
+            fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except FileNotFoundError:
+        return True
+    except OSError:
+        return False
+    return True

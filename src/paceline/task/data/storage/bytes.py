@@ -1,0 +1,186 @@
+"""Files of bytes that are read at any place: local ones mapped into memory, remote ones by way of the block cache."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from paceline.errors import DataError
+from paceline.task.data.storage.ahead import FetchesAhead
+from paceline.task.data.storage.blocks import BlockCache, Bytes
+from paceline.task.data.storage.notices import DataNotices
+from paceline.task.data.storage.remote import RemoteFile, RemoteFiles, is_remote
+
+PIECE_BYTES = 4 * 2**20  # what one request asks for: large against a request's latency, small against a shard
+
+
+class ByteFile(Protocol):
+    """A file that is read at any place."""
+
+    name: str
+    size: int
+
+    def read(self, start: int, stop: int) -> Bytes:
+        """Return the bytes start..stop. Raises DataError."""
+        ...
+
+    def forget(self, start: int, stop: int) -> bool:
+        """Drop what is kept of these bytes, so that they are read anew; return whether anything was kept."""
+        ...
+
+    def expect(self, spans: Sequence[tuple[int, int]]) -> None:
+        """Begin to read what will be asked for, where that takes long."""
+        ...
+
+
+class LocalBytes:
+    """A local file, mapped: nothing is read until it is used."""
+
+    def __init__(self, path: str) -> None:
+        self.name = path
+        try:
+            self.size = Path(path).stat().st_size
+            empty = np.zeros(0, dtype=np.uint8)  # an empty file cannot be mapped
+            self.mapped: Bytes = np.memmap(path, dtype=np.uint8, mode="r") if self.size else empty
+        except FileNotFoundError as error:
+            raise DataError(
+                f"'{path}' is not there", "no such file", "check the path, or copy the data again"
+            ) from error
+        except OSError as error:
+            raise DataError(
+                f"'{path}' cannot be read", error.strerror or str(error), "check its permissions"
+            ) from error
+
+    def read(self, start: int, stop: int) -> Bytes:
+        """Return the bytes start..stop."""
+        if stop > self.size:
+            raise cut_short(self.name, self.size, stop)
+        return self.mapped[start:stop]
+
+    def forget(self, start: int, stop: int) -> bool:
+        """Keep nothing: the system does."""
+        return False
+
+    def expect(self, spans: Sequence[tuple[int, int]]) -> None:
+        """Begin nothing."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return LocalBytes, (self.name,)
+
+
+class CachedBytes:
+    """A remote file: its pieces are fetched as they are wanted, or before, and stay in the block cache."""
+
+    def __init__(
+        self,
+        files: RemoteFiles,
+        file: RemoteFile,
+        cache: BlockCache,
+        ahead: FetchesAhead | None = None,
+        piece_bytes: int = PIECE_BYTES,
+    ) -> None:
+        self.name, self.size, self.version = file.url, file.size, file.version
+        self._files, self._file, self._cache, self._piece_bytes = files, file, cache, piece_bytes
+        self._ahead = ahead or FetchesAhead()
+
+    def read(self, start: int, stop: int) -> Bytes:
+        """Return the bytes start..stop."""
+        if stop > self.size:
+            raise cut_short(self.name, self.size, stop)
+        if stop <= start:
+            return np.zeros(0, dtype=np.uint8)
+        pieces = []
+        for number in self._numbers(start, stop):
+            first = number * self._piece_bytes
+            pieces.append(self._piece(number)[max(0, start - first) : stop - first])
+        return pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
+
+    def forget(self, start: int, stop: int) -> bool:
+        """Drop the pieces that hold these bytes."""
+        for number in self._numbers(start, stop):
+            self._cache.forget(self._key(number))
+        return True
+
+    def expect(self, spans: Sequence[tuple[int, int]]) -> None:
+        """Begin to fetch the pieces of these bytes, the first ones of them first."""
+        for number in dict.fromkeys(number for start, stop in spans for number in self._numbers(start, stop)):
+            key = self._key(number)
+            if not self._cache.has(key) and not self._ahead.begin(key, partial(self._get, number)):
+                return
+
+    def _piece(self, number: int) -> Bytes:
+        return self._ahead.take(self._key(number), partial(self._get, number))
+
+    def _get(self, number: int) -> Bytes:
+        start = number * self._piece_bytes
+        stop = min(self.size, start + self._piece_bytes)
+        return self._cache.get(self._key(number), lambda: self._files.read(self._file.url, start, stop))
+
+    def _numbers(self, start: int, stop: int) -> range:
+        return range(start // self._piece_bytes, -(-stop // self._piece_bytes))
+
+    def _key(self, number: int) -> str:
+        what = f"{self.name} {self.size} {self.version} {self._piece_bytes} {number}"
+        return hashlib.blake2b(what.encode(), digest_size=16).hexdigest()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _again, (self._file, self._cache, self._ahead, self._piece_bytes)
+
+
+def _again(file: RemoteFile, cache: BlockCache, ahead: FetchesAhead, piece_bytes: int) -> CachedBytes:
+    return CachedBytes(RemoteFiles(file.url, cache.notices), file, cache, ahead, piece_bytes)
+
+
+@dataclass(frozen=True)
+class Storage:
+    """How files of bytes are opened: where pieces of remote ones are kept, how much of them, and who is told."""
+
+    cache_dir: Path
+    cache_bytes: int
+    notices: DataNotices = field(default_factory=DataNotices)
+    ahead: FetchesAhead = field(default_factory=FetchesAhead)
+
+    def open(self, path: str) -> ByteFile:
+        """Return a file, of a path or a URL. Raises DataError where it is not there."""
+        if not is_remote(path):
+            return LocalBytes(path)
+        files = RemoteFiles(path, self.notices)
+        cache = BlockCache(self.cache_dir / "blocks", self.cache_bytes, self.notices)
+        return CachedBytes(files, files.file(), cache, self.ahead)
+
+    def read_all(self, path: str) -> bytes:
+        """Return a small file whole, as it is now. Raises DataError."""
+        if is_remote(path):
+            return RemoteFiles(path, self.notices).read_all(path)
+        file = LocalBytes(path)
+        return file.read(0, file.size).tobytes()
+
+    def exists(self, path: str) -> bool:
+        """Return whether there is a file of that path or URL. Raises DataError where the storage does not say."""
+        return RemoteFiles(path, self.notices).exists(path) if is_remote(path) else Path(path).is_file()
+
+
+def beside(path: str, name: str) -> str:
+    """Return the path of a name in a folder, which may be a URL."""
+    return f"{path.rstrip('/')}/{name}"
+
+
+def cut_short(name: str, size: int, wanted: int) -> DataError:
+    """Return the error of a file that ends too early."""
+    return DataError(
+        f"{name} is cut short", f"it has {size:,} bytes, and {wanted:,} belong to it", "copy or prepare it again"
+    )
+
+
+def as_words(content: Bytes, dtype: str) -> npt.NDArray[Any]:
+    """Return bytes as numbers of a type, without a copy where they lie well."""
+    if content.ctypes.data % np.dtype(dtype).alignment:
+        content = content.copy()
+    return content.view(dtype)

@@ -1,0 +1,170 @@
+"""`prepare`: the same shards for any number of workers and after interruptions, with the documents of another walk."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import random
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from paceline.errors import ConfigError, DataError
+from paceline.spec.task import DataSpec
+from paceline.task.data.prepare import prepare as module
+from paceline.task.data.prepare.prepare import prepare
+from paceline.task.data.source import open_sources
+from paceline.task.data.sources.shards.folder import read_index, splits_of
+from paceline.task.data.sources.shards.opened import storage_of
+
+PART = 4000
+
+
+def write_corpus(folder: Path) -> DataSpec:
+    """Write text files and a JSONL file of several parts, some documents of both twice."""
+    folder.mkdir()
+    generator = random.Random(3)
+    for number in range(12):
+        words = " ".join(generator.choice(["one", "two", "drei", "vier ü"]) for _ in range(60 + 20 * number))
+        (folder / f"{number:02}.txt").write_text(words)
+    lines = [json.dumps({"text": f"line {generator.randrange(60)} " * generator.randrange(1, 9)}) for _ in range(400)]
+    (folder / "many.jsonl").write_text("\n".join(lines) + "\n\n")
+    (folder / "twice.txt").write_text((folder / "03.txt").read_text())
+    return DataSpec(str(folder), seq_len=32, validation_fraction=0.2, cache_dir=str(folder / ".cache"))
+
+
+def texts_of(spec: DataSpec) -> list[str]:
+    """Return the documents by a walk of the folder that uses nothing of ours."""
+    folder, texts = Path(spec.source), []
+    for path in sorted(folder.glob("*.*")):
+        if path.suffix == ".jsonl":
+            texts += [json.loads(line)["text"] for line in path.read_text().splitlines() if line]
+        else:
+            texts.append(path.read_text())
+    return texts
+
+
+def stored(folder: Path, spec: DataSpec) -> dict[str, list[str]]:
+    """Return the documents of each split as they are in the shards."""
+    index, storage = read_index(str(folder), storage_of(spec)), storage_of(spec)
+    found = {}
+    for name, split in splits_of(str(folder), index, storage).items():
+        tokens, offsets = split.open()[:], split.offsets()
+        found[name] = [bytes(tokens[start : stop - 1].astype(np.uint8)).decode() for start, stop in pairwise(offsets)]
+        assert (tokens[offsets[1:] - 1] == 256).all()
+    return found
+
+
+def content(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in sorted(folder.iterdir()) if path.is_file()}
+
+
+def is_held_out(text: str) -> bool:
+    value = int.from_bytes(hashlib.blake2b(text.encode(), digest_size=16).digest()[:8], "little")
+    return value < 0.2 * 2**64
+
+
+def test_any_number_of_workers_writes_the_same_documents_each_once(tmp_path: Path) -> None:
+    spec = write_corpus(tmp_path / "text")
+    seen: list[float] = []
+    one = prepare(spec, tmp_path / "one", part_bytes=PART, progress=lambda what, share: seen.append(share))
+    prepare(spec, tmp_path / "three", workers=3, part_bytes=PART)
+    assert content(tmp_path / "one") == content(tmp_path / "three") and not (tmp_path / "one" / ".work").exists()
+    assert len(one.index.splits["train"]) > 5, "JSONL is cut"
+    assert seen == sorted(seen) and seen[0] == 0 and seen[-1] == 1
+    texts, found = texts_of(spec), stored(tmp_path / "one", spec)
+    assert found["train"] == [text for text in texts if not is_held_out(text)]
+    assert found["validation"] == [text for text in texts if is_held_out(text)]
+    card = one.index.card
+    assert (card["documents"], card["bytes"]) == (len(texts), sum(len(text.encode()) for text in texts))
+    assert card["tokens_per_document"]["longest"] == max(len(text.encode()) for text in texts) + 1
+    assert not prepare(spec, tmp_path / "one", part_bytes=PART).made, "what is there is not made again"
+
+
+def test_of_equal_documents_the_first_is_kept(tmp_path: Path) -> None:
+    spec = write_corpus(tmp_path / "text")
+    done = prepare(spec, tmp_path / "out", workers=2, dedup=True, part_bytes=PART)
+    texts = list(dict.fromkeys(texts_of(spec)))
+    found = stored(tmp_path / "out", spec)
+    assert found["train"] == [text for text in texts if not is_held_out(text)]
+    assert done.index.card["duplicates_removed"] == len(texts_of(spec)) - len(texts) > 50
+
+
+@pytest.mark.parametrize("dedup", [False, True])
+def test_an_interrupted_preparation_goes_on_where_it_stopped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dedup: bool
+) -> None:
+    spec = write_corpus(tmp_path / "text")
+    prepare(spec, tmp_path / "whole", dedup=dedup, part_bytes=PART)
+    tokenise, done = module.tokenise, []
+
+    def stop_after_four(job, part):  # type: ignore[no-untyped-def]
+        if len(done) == 4:
+            raise KeyboardInterrupt
+        done.append(part.number)
+        return tokenise(job, part)
+
+    monkeypatch.setattr(module, "tokenise", stop_after_four)
+    with pytest.raises(KeyboardInterrupt):
+        prepare(spec, tmp_path / "cut", dedup=dedup, part_bytes=PART)
+    assert not (tmp_path / "cut" / "shards.json").exists()
+    with pytest.raises(DataError, match=r"no documents|shards|not there"):
+        open_sources(DataSpec(f"shards:{tmp_path / 'cut'}", seq_len=32), 7)
+    again: list[int] = []
+    monkeypatch.setattr(module, "tokenise", lambda job, part: again.append(part.number) or tokenise(job, part))
+    written = {path: path.stat().st_mtime_ns for path in (tmp_path / "cut").glob("*.shard")}
+    prepare(spec, tmp_path / "cut", dedup=dedup, part_bytes=PART)
+    assert content(tmp_path / "cut") == content(tmp_path / "whole")
+    kept = {path for path, time in written.items() if path.exists() and path.stat().st_mtime_ns == time}
+    assert len(kept) >= 4, "what was done is not done again"
+    with pytest.raises(ConfigError, match="holds other shards"):
+        prepare(spec, tmp_path / "cut", dedup=not dedup, part_bytes=PART)
+
+
+def test_shards_are_added_and_those_that_are_there_stay(tmp_path: Path) -> None:
+    first, second = write_corpus(tmp_path / "text"), tmp_path / "more"
+    second.mkdir()
+    (second / "new.txt").write_text("something new " * 100)
+    more = DataSpec(str(second), validation_fraction=0.0)
+    with pytest.raises(ConfigError, match="holds no shards"):
+        prepare(first, tmp_path / "out", append=True, part_bytes=PART)
+    before = prepare(first, tmp_path / "out", part_bytes=PART)
+    kept = content(tmp_path / "out")
+    after = prepare(more, tmp_path / "out", append=True, part_bytes=PART)
+    now = content(tmp_path / "out")
+    assert all(now[name] == kept[name] for name in kept if name.endswith(".shard"))
+    assert stored(tmp_path / "out", first)["train"][-1] == "something new " * 100
+    assert after.index.fingerprint != before.index.fingerprint
+    assert after.index.card["documents"] == before.index.card["documents"] + 1
+    assert not prepare(more, tmp_path / "out", append=True, part_bytes=PART).made
+
+
+def test_a_damaged_document_ends_it_or_is_left_out_and_counted(tmp_path: Path) -> None:
+    spec = write_corpus(tmp_path / "text")
+    lines = (tmp_path / "text" / "many.jsonl").read_text().splitlines()
+    lines[250] = '{"text": 5'
+    (tmp_path / "text" / "many.jsonl").write_text("\n".join(lines))
+    with pytest.raises(DataError, match=r"many.jsonl, byte [\d,]+ is not JSON"):
+        prepare(spec, tmp_path / "out", workers=2, part_bytes=PART)
+    skipping = DataSpec(spec.source, validation_fraction=0.2, on_bad="skip")
+    with pytest.raises(ConfigError, match="unfinished work of another"):
+        prepare(skipping, tmp_path / "out", part_bytes=PART)
+    card = prepare(skipping, tmp_path / "other", part_bytes=PART).index.card
+    assert card["left_out"] == 1 and "is not JSON" in card["left_out_first"]
+
+
+def test_a_tokenizer_is_learned_once_and_travels_with_the_shards(tmp_path: Path) -> None:
+    pytest.importorskip("tokenizers")
+    spec = write_corpus(tmp_path / "text")
+    learned = DataSpec(spec.source, tokenizer="bpe", vocab=300, validation_fraction=0.2, seq_len=16)
+    done = prepare(learned, tmp_path / "out", workers=2, part_bytes=PART)
+    train, _ = open_sources(DataSpec(str(tmp_path / "out"), seq_len=16), 7)
+    assert train.vocab == done.index.vocab <= 300 and done.index.tokenizer == "bpe"
+    from paceline.task.data.sources.tokenizer import from_json
+
+    tokenizer = from_json((tmp_path / "out" / "tokenizer.json").read_text(), "x")
+    offsets = train.split.offsets()
+    text = tokenizer.decode(train.split.open()[0 : int(offsets[1])])
+    assert text == next(text for text in texts_of(spec) if not is_held_out(text))

@@ -1,0 +1,61 @@
+"""Whole runs on token shards: the numbers of the text they were made from, and what damage does to a run."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from runs import in_process, paceline, records_of, steps_of, write_corpus, write_spec
+
+from paceline.spec.task import DataSpec
+from paceline.task.data.prepare.prepare import prepare
+
+
+def shards_of(folder: Path) -> Path:
+    corpus = write_corpus(folder)
+    spec = DataSpec(str(corpus), validation_fraction=0.2, cache_dir=str(folder / "cache"))
+    prepare(spec, folder / "shards", part_bytes=20_000)
+    return folder / "shards"
+
+
+def damage(shards: Path) -> Path:
+    """Damage one token in the middle of the first shard, and return the shard."""
+    path = shards / "train-000000.shard"
+    content = bytearray(path.read_bytes())
+    content[64 + 9_000] ^= 1
+    path.write_bytes(content)
+    return path
+
+
+def test_a_run_on_shards_takes_the_steps_of_the_run_on_their_text(tmp_path: Path) -> None:
+    shards = shards_of(tmp_path)
+    plain, sharded = (write_spec(tmp_path, tmp_path / name, steps=4) for name in ("text", "sharded"))
+    assert in_process("train", plain).returncode == 0
+    done = in_process("train", sharded, "--set", f"task.data.source={shards}", "--set", "run.verify=true")
+    assert done.returncode == 0, done.stderr
+    assert [step["loss"] for step in steps_of(tmp_path / "sharded")] == [
+        step["loss"] for step in steps_of(tmp_path / "text")
+    ]
+    (started,) = records_of(tmp_path / "sharded", "run_started")
+    card = json.loads((shards / "shards.json").read_text())["card"]
+    assert started["facts"]["card"] == card and card["documents"] == 40
+
+
+def test_damage_ends_a_run_with_5_or_is_left_out_the_same_on_all_layouts(tmp_path: Path) -> None:
+    shards = shards_of(tmp_path)
+    shard = damage(shards)
+    spec = write_spec(tmp_path, tmp_path / "run", steps=6, precision="fp64")
+    stopped = paceline("train", spec, "--set", "cluster.devices=2", "--set", f"task.data.source={shards}")
+    assert stopped.returncode == 5, stopped.stderr
+    assert f"{shard} is damaged" in stopped.stderr and "its bytes 64 to" in stopped.stderr
+    skip = ["--set", f"task.data.source={shards}", "--set", "task.data.on_bad=skip"]
+    losses = []
+    for name, devices, train in (("one", 1, in_process), ("two", 2, paceline)):
+        done = train("train", spec, *skip, "--set", f"cluster.devices={devices}", "--set", f"run.dir={tmp_path / name}")
+        assert done.returncode == 0, done.stderr
+        faults = records_of(tmp_path / name, "fault")
+        assert any("a sample was left out" in each["what"] and str(shard) in each["because"] for each in faults)
+        losses.append([step["loss"] for step in steps_of(tmp_path / name)])
+        assert "a sample was left out" in done.stdout
+    assert losses[0] == pytest.approx(losses[1], abs=1e-9)

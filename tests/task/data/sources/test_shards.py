@@ -1,0 +1,216 @@
+"""Token shards: read against a reader of the documented layout; damage found where it is; many files as one array."""
+
+from __future__ import annotations
+
+import pickle
+import random
+import struct
+import zlib
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from paceline.errors import DataError
+from paceline.spec.task import DataSpec
+from paceline.task.data.facts import data_facts
+from paceline.task.data.source import open_sources
+from paceline.task.data.sources.shards.folder import ShardIndex, write_index
+from paceline.task.data.sources.shards.layout import ShardWriter
+from paceline.task.data.sources.shards.source import ShardSource
+from paceline.task.data.sources.tokenizer import ByteTokenizer
+from paceline.task.data.unigram import unigram_loss
+
+END = ByteTokenizer.end_of_document
+
+
+def read_by_the_page(content: bytes) -> tuple[np.ndarray, np.ndarray]:
+    """Return a shard's tokens and document ends, read as docs/reference/token-shards.md says and by no code of ours."""
+    assert content[:8] == b"PACETOK1"
+    token_bytes, block_bytes = struct.unpack_from("<II", content, 8)
+    tokens, documents, ends_at, checksums_at = struct.unpack_from("<QQQQ", content, 16)
+    ends_crc, checksums_crc, zero, header_crc = struct.unpack_from("<IIII", content, 48)
+    assert zero == 0 and zlib.crc32(content[:60]) == header_crc
+    stored = content[64 : 64 + tokens * token_bytes]
+    assert ends_at % 8 == 0 and checksums_at == ends_at + 8 * documents
+    assert zlib.crc32(content[ends_at:checksums_at]) == ends_crc and zlib.crc32(content[checksums_at:]) == checksums_crc
+    for number, at in enumerate(range(0, len(stored), block_bytes)):
+        assert struct.unpack_from("<I", content, checksums_at + 4 * number)[0] == zlib.crc32(
+            stored[at : at + block_bytes]
+        )
+    return np.frombuffer(stored, f"<u{token_bytes}"), np.frombuffer(content, "<u8", documents, ends_at)
+
+
+def write_folder(folder: Path, documents: list[list[np.ndarray]], vocab: int = 257) -> DataSpec:
+    """Write a folder with one shard for each list of documents, the last of them for validation."""
+    folder.mkdir(exist_ok=True)
+    (folder / "tokenizer.json").write_text(ByteTokenizer().to_json())
+    written = []
+    for number, each in enumerate(documents):
+        with ShardWriter(folder / f"{number}.shard", 2 if vocab <= 2**16 else 4, END) as writer:
+            for document in each:
+                writer.add([document])
+        written.append(writer.result())
+    splits = {"train": tuple(written[:-1]), "validation": tuple(written[-1:])}
+    write_index(folder, ShardIndex("bytes", vocab, END, splits, {"bytes": 5}))
+    return DataSpec(str(folder), seq_len=32, cache_dir=str(folder / ".cache"))
+
+
+def documents_of(seed: int, count: int, longest: int = 60) -> list[np.ndarray]:
+    generator = np.random.default_rng(seed)
+    return [generator.integers(0, 256, generator.integers(0, longest)) for _ in range(count)]
+
+
+def joined(documents: list[np.ndarray]) -> np.ndarray:
+    return np.concatenate([part for each in documents for part in (each, [END])])
+
+
+@pytest.mark.parametrize("vocab", [257, 100_000])
+def test_a_shard_is_as_its_page_says(tmp_path: Path, vocab: int) -> None:
+    documents = documents_of(1, 2500)  # more than one block of checksums
+    write_folder(tmp_path, [documents, documents[:3]], vocab)
+    tokens, ends = read_by_the_page((tmp_path / "0.shard").read_bytes())
+    assert np.array_equal(tokens, joined(documents))
+    assert np.array_equal(ends, np.cumsum([len(each) + 1 for each in documents]))
+    assert not list(tmp_path.glob(".*part"))
+
+
+def test_windows_run_through_all_shards(tmp_path: Path) -> None:
+    parts = [documents_of(seed, count) for seed, count in ((1, 40), (2, 1), (3, 0), (4, 25), (5, 30))]
+    spec = write_folder(tmp_path, parts)
+    train, validation = open_sources(spec, 7)
+    assert isinstance(train, ShardSource) and isinstance(validation, ShardSource)
+    whole = torch.from_numpy(np.concatenate([joined(part) for part in parts[:-1] if part]).astype(np.int64))
+    assert train.samples == (len(whole) - 1) // 32
+    ids = np.random.default_rng(1).permutation(train.samples)
+    batch = train.read(ids)
+    for row, sample in enumerate(ids.tolist()):
+        assert torch.equal(batch["tokens"][row], whole[sample * 32 : sample * 32 + 32])
+        assert torch.equal(batch["labels"][row], whole[sample * 32 + 1 : sample * 32 + 33])
+    assert torch.equal(pickle.loads(pickle.dumps(train)).read(ids)["tokens"], batch["tokens"])
+    assert train.read(ids[:0])["tokens"].shape == (0, 32)
+    with pytest.raises(IndexError):
+        train.read(np.array([train.samples]))
+    apart = open_sources(DataSpec(spec.source, seq_len=32, cross_documents=False), 7)[0].read(ids[:5])["documents"]
+    ends = np.cumsum([len(each) + 1 for part in parts[:-1] for each in part])
+    for row, sample in enumerate(ids[:5].tolist()):
+        places = np.arange(sample * 32, sample * 32 + 32)
+        assert apart[row].tolist() == [int((ends - 1 <= place).sum()) for place in places]
+    facts = data_facts(spec)
+    assert (facts.samples, facts.vocab, facts.card["bytes"], facts.bytes) == (train.samples, 257, 5, 5)
+    assert facts.documents == sum(map(len, parts)) and "tokens in" in facts.description
+    assert 0 < unigram_loss(train, validation) < 6
+
+
+def test_tokens_of_one_shard_or_many_are_one_content(tmp_path: Path) -> None:
+    documents = documents_of(1, 50)
+    one = write_folder(tmp_path / "one", [documents, documents[:9]])
+    many = write_folder(tmp_path / "many", [documents[:20], documents[20:], documents[:9]])
+    sources = [open_sources(spec, 7)[0] for spec in (one, many)]
+    ids = np.arange(sources[0].samples)
+    assert torch.equal(sources[0].read(ids)["tokens"], sources[1].read(ids)["tokens"])
+    assert np.array_equal(sources[0].split.open()[5:700], sources[1].split.open()[5:700])
+    assert np.array_equal(sources[0].split.offsets(), sources[1].split.offsets())
+
+
+def test_damage_is_told_with_its_place_and_checksum(tmp_path: Path) -> None:
+    documents = documents_of(1, 5000)
+    spec = write_folder(tmp_path, [documents, documents[:9]])
+    path = tmp_path / "0.shard"
+    content = bytearray(path.read_bytes())
+    content[64 + 70_000] ^= 1  # in the second block of tokens
+    path.write_bytes(content)
+    train, _ = open_sources(spec, 7)
+    bad = 35_000 // 32
+    assert train.read(np.arange(10))["tokens"].shape == (10, 32), "samples elsewhere are read"
+    found = zlib.crc32(bytes(content[64 + 65_536 : 64 + 131_072]))
+    with pytest.raises(DataError, match=rf"0.shard is damaged\n.*65,600 to 131,136 .*CRC-32 {found:08x}"):
+        train.read(np.array([bad]))
+    skipping, _ = open_sources(DataSpec(spec.source, seq_len=32, on_bad="skip"), 7)
+    ids = np.array([3, bad, 7])
+    batch = skipping.read(ids)
+    assert (batch["labels"][1] == -100).all() and (batch["tokens"][1] == 0).all()
+    assert torch.equal(batch["labels"][[0, 2]], train.read(ids[[0, 2]])["labels"])
+    (notice,) = skipping.notices.take()
+    assert notice.what == "a sample was left out" and "65,600" in notice.because and notice.times == 1
+    again = open_sources(DataSpec(spec.source, seq_len=32, on_bad="skip"), 7)[0]
+    alone = torch.cat([again.read(ids[row : row + 1])["labels"] for row in range(3)])
+    assert torch.equal(alone, batch["labels"]), "what is left out does not depend on the batch"
+
+
+@pytest.mark.parametrize("place", [3, 20, -2, -9])
+def test_damage_outside_of_tokens_is_found_when_the_shard_is_opened(tmp_path: Path, place: int) -> None:
+    documents = documents_of(1, 20)
+    spec = write_folder(tmp_path, [documents, documents[:9]])
+    content = bytearray((tmp_path / "0.shard").read_bytes())
+    content[place] ^= 1
+    (tmp_path / "0.shard").write_bytes(content)
+    with pytest.raises(DataError, match=r"damaged|not a token shard"):
+        open_sources(DataSpec(spec.source, seq_len=32, cross_documents=False), 7)
+    (tmp_path / "0.shard").write_bytes(bytes(content)[:-5])
+    with pytest.raises(DataError, match=r"cut short|damaged|not a token shard"):
+        open_sources(spec, 7)
+
+
+def test_a_folder_whose_index_or_shard_is_another_one_is_refused(tmp_path: Path) -> None:
+    documents = documents_of(1, 40)
+    spec = write_folder(tmp_path / "a", [documents, documents[:9]])
+    other = write_folder(tmp_path / "b", [documents[:30], documents[:9]])
+    shard = Path(spec.source) / "0.shard"
+    good = shard.read_bytes()
+    shard.write_bytes((Path(other.source) / "0.shard").read_bytes())
+    with pytest.raises(DataError, match="another shard"):
+        open_sources(spec, 7)
+    shard.write_bytes(good)
+    index = Path(spec.source) / "shards.json"
+    index.write_text(index.read_text().replace('"vocab": 257', '"vocab": 258'))
+    with pytest.raises(DataError, match="damaged"):
+        open_sources(spec, 7)
+    shard.unlink()
+    index.write_text(index.read_text().replace('"vocab": 258', '"vocab": 257'))
+    with pytest.raises(DataError, match="is not there"):
+        open_sources(spec, 7)
+
+
+def write_megatron(prefix: Path, sequences: list[list[int]], documents: list[int], code: int = 8) -> None:
+    """Write PREFIX.bin and PREFIX.idx by the layout that Megatron-LM publishes. `documents` index sequences."""
+    kind = {4: "<i4", 8: "<u2"}[code]
+    tokens = [np.array(each, dtype=kind).tobytes() for each in sequences]
+    prefix.with_suffix(".bin").write_bytes(b"".join(tokens))
+    pointers = np.cumsum([0, *map(len, tokens)])[:-1]
+    prefix.with_suffix(".idx").write_bytes(
+        b"MMIDIDX\x00\x00" + struct.pack("<Q", 1) + struct.pack("<B", code)
+        + struct.pack("<Q", len(sequences)) + struct.pack("<Q", len(documents))
+        + np.array([len(each) for each in sequences], dtype=np.int32).tobytes()
+        + pointers.astype(np.int64).tobytes() + np.array(documents, dtype=np.int64).tobytes()
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("code", [4, 8])
+def test_megatrons_files_are_read_by_their_layout(tmp_path: Path, code: int) -> None:
+    generator = random.Random(1)
+    sequences = [[generator.randrange(500) for _ in range(generator.randrange(1, 40))] for _ in range(50)]
+    documents = [0, *range(1, 51, 1)][:51]
+    write_megatron(tmp_path / "text", sequences, documents, code)
+    spec = DataSpec(str(tmp_path / "text"), arguments={"vocab": 500}, seq_len=16, validation_fraction=0.1,
+                    cross_documents=False)  # fmt: skip
+    train, held_out = open_sources(spec, 7)
+    whole = [token for each in sequences[:45] for token in each]
+    batch = train.read(np.arange(train.samples))
+    assert batch["tokens"].flatten().tolist() == whole[: train.samples * 16]
+    rest = [token for each in sequences[45:] for token in each]
+    assert held_out is not None and held_out.read(np.array([0]))["tokens"][0].tolist() == rest[:16]
+    assert train.split.offsets().tolist() == np.cumsum([0, *map(len, sequences[:45])]).tolist()
+    for name in (f"{tmp_path}/text.idx", f"{tmp_path}/text.bin", f"megatron:{tmp_path}/text"):
+        assert open_sources(DataSpec(name, arguments={"vocab": 500}, seq_len=16), 7)[0].vocab == 500
+    with pytest.raises(DataError, match=r"token \d+ is in the train data"):
+        open_sources(DataSpec(spec.source, arguments={"vocab": 100}, seq_len=16), 7)[0].read(np.arange(9))
+    with pytest.raises(DataError, match=r"vocabulary of .* is not known"):
+        open_sources(DataSpec(spec.source, seq_len=16), 7)
+    (tmp_path / "text.bin").write_bytes(b"12")
+    with pytest.raises(DataError, match="does not belong to its index"):
+        open_sources(spec, 7)
+    (tmp_path / "text.idx").write_bytes(b"something else entirely")
+    with pytest.raises(DataError, match="no index of Megatron's"):
+        open_sources(spec, 7)
