@@ -31,6 +31,7 @@ FLOORS: dict[str, float] = {
     "paceline.errors": 1,
     "paceline.units": 1,
     "paceline.durable": 1,
+    "paceline.said": 1,
     "paceline.lock": 1,
     "paceline.svg": 1,
     "paceline.patience": 1,

@@ -72,11 +72,22 @@ class RunLock:
         self.generation = max(self.generation, generation)
 
     def next_generation(self) -> int:
-        """Begin a new generation of the run's processes and return its number: no older one can write any more."""
+        """Begin a new generation of the run's processes and return its number: no older one can write any more.
+
+        Raises RunInUse, and StorageError where the disk does not take the number: older ranks would not be fenced off.
+        """
         self.check()
-        self.generation += 1
         holder = _read(self.run_dir / NAME) or {"token": self.token, **_this_process()}
-        _write(self.descriptor, {**holder, "generation": self.generation, "processes": holder["processes"][:1]})
+        told = {**holder, "generation": self.generation + 1, "processes": holder["processes"][:1]}
+        try:
+            _write(self.descriptor, told)
+        except OSError as error:
+            raise StorageError(
+                f"cannot begin generation {self.generation + 1} of the run in {self.run_dir}",
+                str(error),
+                "mend the storage and start again: it goes on from the last checkpoint",
+            ) from error
+        self.generation += 1
         return self.generation
 
     @property

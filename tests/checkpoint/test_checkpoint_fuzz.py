@@ -6,6 +6,7 @@ format: a value of a JSON file is replaced and all digests are made right again,
 
 from __future__ import annotations
 
+import codecs
 import copy
 import json
 import random
@@ -19,12 +20,13 @@ import pytest
 from checkpoint_samples import check_equal, laid_out, save_sample, write_document, write_listed
 from distributed import run_ranks
 
-from paceline.checkpoint import load_latest
+from paceline.checkpoint import load_latest, manifest, save_checkpoint
 from paceline.checkpoint.manifest import MANIFEST_NAME
+from paceline.checkpoint.tiers.unchanged import Unchanged
 from paceline.errors import ConfigError, StorageError
 
 BLOCK = 1000
-DEEP_BLOCKS = 10  # 10,000 damages in all
+DEEP = {"files": range(4), "lists": range(4, 7), "linked": range(7, 10)}  # blocks of 10,000 damages in all
 VALUES = (None, True, -1, 0, 1, 7, 2**31, 2**63, 10**30, 1.5, "", "x", "../../etc/passwd", "shard-00000-of-00002.json",
           "float32", "int8", [], [0], [[0]], {}, {"dtype": "float32"})  # fmt: skip
 CODE = ("pickle.find_class", "os.system", "os.exec", "os.posix_spawn", "subprocess.Popen", "exec", "marshal.loads")
@@ -65,6 +67,9 @@ class Damages:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.whole = {file.name: file.read_bytes() for file in path.iterdir()}
+        self.lists = {  # each list of files, as above 64 ranks, and what it lists
+            name: json.loads(content) for name, content in self.whole.items() if name.startswith("files-")
+        }
 
     def make(self, draw: random.Random) -> str:
         """Damage the checkpoint and return how."""
@@ -108,11 +113,17 @@ class Damages:
         return f"another value in {name}"
 
     def _sign(self, name: str) -> None:
-        """Make the digests of a file right again."""
-        if name != MANIFEST_NAME and (self.path / name).exists():
-            manifest = json.loads(self.whole[MANIFEST_NAME])
-            write_listed(self.path, manifest["body"]["files"], name, (self.path / name).read_bytes())
-            write_document(self.path, manifest["version"], manifest["body"])
+        """Make the digests of a file right again: where a list has it, that of the list as well."""
+        if name == MANIFEST_NAME or not (self.path / name).exists():
+            return
+        whole = json.loads(self.whole[MANIFEST_NAME])
+        for list_name, listed in copy.deepcopy(self.lists).items():
+            if name in listed:
+                write_listed(self.path, listed, name, (self.path / name).read_bytes())
+                name = list_name
+                (self.path / name).write_bytes(json.dumps(listed).encode())
+        write_listed(self.path, whole["body"]["files"], name, (self.path / name).read_bytes())
+        write_document(self.path, whole["version"], whole["body"])
 
 
 def _fuzzed(root: str, seed: int, count: int) -> Counter[str]:
@@ -121,6 +132,8 @@ def _fuzzed(root: str, seed: int, count: int) -> Counter[str]:
     damages, found, ran = Damages(path), Counter[str](), []
     target = laid_out("plain", blank=True)
     load_latest(Path(root), target)  # whatever is imported late is there now
+    for encoding in ("utf-16", "utf-16-le", "utf-16-be", "utf-32", "utf-32-le", "utf-32-be"):
+        codecs.lookup(encoding)  # which json tries for bytes that look like it
     watching = [True]
     sys.addaudithook(lambda event, given: ran.append((event, given)) if watching[0] and event in CODE else None)
     for number in range(seed, seed + count):
@@ -148,21 +161,35 @@ def _fuzzed(root: str, seed: int, count: int) -> Counter[str]:
     return found
 
 
-def _saved(root: str) -> None:
-    save_sample(Path(root), 1, "shard")
+def _saved(root: str, kind: str) -> None:
+    """Save as `kind` says: plainly, with lists of files as more than 64 ranks have them, or with linked files."""
+    if kind == "linked":
+        state, known = laid_out("shard"), Unchanged()
+        for step in range(1, 4):
+            save_checkpoint(Path(root), step, state, {"step": step}, keep_last=1, unchanged=known)
+            state["fp32"] += 1 if step < 2 else -1 if step < 3 else 0
+        return
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(manifest, "INLINE_RANKS", 2 if kind == "lists" else 64)
+        save_sample(Path(root), 1, "shard")
 
 
-def _fuzz(root: Path, seed: int, count: int) -> None:
-    run_ranks(_saved, 2, str(root))
+def _fuzz(root: Path, kind: str, seed: int, count: int) -> None:
+    run_ranks(_saved, 3 if kind == "lists" else 2, str(root), kind)
+    names = [path.name for path in root.glob("step-*/*")]
+    assert any(name.startswith("files-") for name in names) == (kind == "lists")
+    assert any("unchanged" in name for name in names) == (kind == "linked")
     (found,) = run_ranks(_fuzzed, 1, str(root), seed, count, timeout_seconds=600)
     assert found["refused"] > count / 2 and found["restored"] > count / 100, found
+    print(f"{kind}: {found['refused']} of {count} damages refused, {found['restored']} restored exactly")
 
 
-def test_four_hundred_damages_are_refused_or_change_nothing(tmp_path: Path) -> None:
-    _fuzz(tmp_path, 0, 400)
+@pytest.mark.parametrize(("kind", "count"), [("files", 200), ("lists", 100), ("linked", 100)])
+def test_four_hundred_damages_are_refused_or_change_nothing(tmp_path: Path, kind: str, count: int) -> None:
+    _fuzz(tmp_path, kind, 0, count)
 
 
 @pytest.mark.deep
-@pytest.mark.parametrize("block", range(DEEP_BLOCKS))
-def test_ten_thousand_damages_are_refused_or_change_nothing(tmp_path: Path, block: int) -> None:
-    _fuzz(tmp_path, block * BLOCK, BLOCK)
+@pytest.mark.parametrize(("kind", "block"), [(kind, block) for kind, blocks in DEEP.items() for block in blocks])
+def test_ten_thousand_damages_are_refused_or_change_nothing(tmp_path: Path, kind: str, block: int) -> None:
+    _fuzz(tmp_path, kind, block * BLOCK, BLOCK)

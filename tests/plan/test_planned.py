@@ -40,6 +40,13 @@ def test_headline_has_the_look_of_the_product(text):
     assert tried == f", {len(planned.contest.contenders) - 1} more worth a try"
 
 
+@pytest.mark.parametrize(("device", "price"), [("cpu", "x1.00 of a step's time"), ("h100-sxm", "not measured on cuda")])
+def test_the_price_of_deterministic_kernels_is_part_of_the_promise(text, device, price):
+    usual = headline_lines(planned_with(text, f"cluster.device={device}"))
+    *same, told = headline_lines(planned_with(text, f"cluster.device={device}", "run.deterministic=true"))
+    assert same == usual and f"deterministic kernels: {price}" in told
+
+
 @pytest.mark.parametrize("device", ["cpu", "h100-sxm"])
 def test_explanation_holds_everything_in_100_columns(text, device):
     planned = planned_with(text, f"cluster.device={device}", "cluster.devices=2")

@@ -308,9 +308,10 @@ for batch in run:
 """
 
 
-@pytest.mark.parametrize("rank", ["0", "1"])
-def test_a_loop_sees_each_step_once_though_a_peer_dies(tmp_path: Path, rank: str) -> None:
-    ended = run(tmp_path, SEEN, rank)
+@pytest.mark.parametrize(("rank", "launcher"), [("0", ""), ("1", ""), ("1", "torchrun")])
+def test_a_loop_sees_each_step_once_though_a_peer_dies(tmp_path: Path, rank: str, launcher: str) -> None:
+    before = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2") if launcher else ()
+    ended = run(tmp_path, SEEN, rank, before=before)
     assert ended.returncode == 0, ended.stdout + ended.stderr
     assert [step["step"] for step in steps_of(tmp_path / "run")] == list(range(1, 13))
     (recovery,) = records_of(tmp_path / "run", "recovery")

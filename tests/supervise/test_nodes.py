@@ -15,6 +15,7 @@ from nodes import Nodes
 from rounding import assert_curves_close
 from runs import paceline, records_of, steps_of, wait_for_step, wait_until, write_spec
 
+from paceline.run.loop.resume import RANKS_MEMORY
 from paceline.run.survive.saving.peers import peers_of
 from paceline.supervise.lines import Lines
 from paceline.supervise.nodes.held import whole_of
@@ -58,7 +59,7 @@ def test_nodes_and_coordinators_come_and_go_and_the_experiment_stays(
     nodes.start()
 
     def recovered(count: int) -> None:
-        staying = [nodes.processes[number] for number in (0, 1)]
+        staying = [nodes.processes[1]]
         wait_until(
             lambda: len(records_of(run_dir, "recovery")) == count or any(one.poll() is not None for one in staying)
         )
@@ -72,13 +73,17 @@ def test_nodes_and_coordinators_come_and_go_and_the_experiment_stays(
     recovered(2)
     os.kill(nodes.coordinator(), signal.SIGKILL)
     recovered(3)
+    nodes.lose(0)  # the coordinator with its node
+    recovered(4)
     wait_for_step(run_dir, STEPS, nodes.processes[1])
     nodes.processes[1].send_signal(signal.SIGTERM)
-    told = [nodes.ended(number) for number in range(3)]
-    assert [code for code, _ in told] == [75, 75, 75], told
+    told = [nodes.ended(number) for number in (1, 2)]
+    assert [code for code, _ in told] == [75, 75], told
     assert not nodes.running()
 
-    smaller, larger, taken = records_of(run_dir, "recovery")
+    smaller, larger, taken, without = records_of(run_dir, "recovery")
+    assert (without["from_world"], without["to_world"], without["steps_lost"]) == (3, 2, 0)
+    assert [each["resumed_from"] for each in (smaller, larger, taken, without)] == [RANKS_MEMORY] * 4, "and no disk"
     assert (smaller["from_world"], smaller["to_world"], smaller["rung"]) == (3, 2, "reform")
     assert "node 2 (127.0.0.1) is lost with rank 2" in smaller["because"]
     assert (larger["from_world"], larger["to_world"], larger["steps_lost"]) == (2, 3, 0)
@@ -141,15 +146,15 @@ def test_the_part_of_a_cut_network_that_has_fewer_nodes_neither_trains_nor_publi
 
 
 def test_a_node_that_is_lost_with_its_memory_is_restored_from_its_peers(folder: Path, one_device: Path) -> None:
-    """Shards on two nodes, and no checkpoint on disk: what the lost node held is in the memory of the other."""
+    """Shards on three nodes, and no checkpoint on disk: what the lost node held is in the memory of another."""
     run_dir = folder / "pieces"
-    spec = write_spec(folder, run_dir, 2, "dp_shard = 2", precision="fp64")
-    nodes = Nodes(spec, 2, *OPTIONS, "--set", "run.checkpoint_every=none", "--set",
+    spec = write_spec(folder, run_dir, 3, "dp_shard = 3", precision="fp64")
+    nodes = Nodes(spec, 3, *OPTIONS, "--set", "run.checkpoint_every=none", "--set",
                   "run.checkpoints.memory_every=2 steps")  # fmt: skip
     try:
         nodes.start()
         wait_for_step(run_dir, 7, nodes.processes[0])
-        nodes.lose(1)
+        nodes.lose(2)
         wait_until(lambda: bool(records_of(run_dir, "recovery")) or nodes.processes[0].poll() is not None)
         wait_for_step(run_dir, STEPS, nodes.processes[0])
         assert not list((run_dir / "checkpoints").glob("step-*")), "no disk was needed"
@@ -159,7 +164,7 @@ def test_a_node_that_is_lost_with_its_memory_is_restored_from_its_peers(folder: 
         nodes.close()
     assert code == 75, told
     (recovery,) = records_of(run_dir, "recovery")
-    assert (recovery["from_world"], recovery["to_world"]) == (2, 1)
+    assert (recovery["from_world"], recovery["to_world"], recovery["resumed_from"]) == (3, 2, RANKS_MEMORY)
     assert recovery["step"] >= 4 and recovery["step"] % 2 == 0 and recovery["steps_lost"] <= 4
     assert [record["to"] for record in records_of(run_dir, "decision") if record["what"] == "restore"]
     found, expected = steps_of(run_dir), steps_of(one_device)

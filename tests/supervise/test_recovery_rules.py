@@ -4,21 +4,27 @@ from __future__ import annotations
 
 import dataclasses
 import http.server
+import math
 import threading
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 from runs import wait_until
+from tests_shared import plan_of
 
-from paceline.errors import RunInUse
+from paceline.errors import DoesNotFit, RunInUse
 from paceline.lock import take
+from paceline.run.process.brief import Brief
 from paceline.run.survive.notice import Notices
+from paceline.spec.journal.kinds import DecisionRecord
+from paceline.spec.journal.planned import PlannedRecord
 from paceline.spec.layout import Layout
 from paceline.spec.plan import Plan
 from paceline.spec.run import RunSpec
 from paceline.spec.survive.recovery import RecoverySpec
 from paceline.spec.sync import Sync
+from paceline.supervise.again.elastic import Elastic, Replanned
 from paceline.supervise.again.generations import Generations
 from paceline.supervise.again.judge import FRUITLESS, Judge, Reached
 from paceline.supervise.again.machines import OneMachine, seats_of
@@ -127,7 +133,9 @@ def test_whether_more_devices_pay_is_asked_until_the_ranks_are_called(tmp_path: 
 
     one = object.__new__(Generations)
     one._crew, one._policy, one._machines = Crew(), RecoverySpec(), OneMachine(Starter(start, None, print), {})
-    one._elastic = SimpleNamespace(pays=lambda done: asked.append(1) or len(asked) == 2)
+    one._elastic = SimpleNamespace(
+        pays=lambda done: asked.append(1) or len(asked) == 2, prepare=lambda unit, has_begun: None
+    )
     settled = one._settled(tmp_path, lambda: ())
     for _ in range(5):
         settled()
@@ -167,3 +175,33 @@ def test_a_url_announces_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
         says[0] = b"TERMINATE at noon"
         wait_until(lambda: "TERMINATE at noon" in notices.look())
         server.shutdown()
+
+
+def test_the_plan_for_the_next_loss_is_made_ahead_and_used() -> None:
+    """Nine devices, of which a node of two is lost: there is no plan for seven, and that for six is made beside."""
+    plan = plan_of(Layout(dp_replicate=9), batch=18)
+    brief = Brief(plan, 100, 1, "tokens", "cpu", 1, 1.0, math.nan, 1.0, math.nan, PlannedRecord())
+    asked, there = list[int](), [9]
+
+    def replan(devices: int, now: Brief) -> Replanned:
+        asked.append(devices)
+        if devices == 7:
+            raise DoesNotFit("no plan", "seven", "")
+        smaller = dataclasses.replace(plan, layout=Layout(dp_replicate=devices))
+        return Replanned(
+            dataclasses.replace(now, plan=smaller), DecisionRecord("replan", "9", "6", "b", {"devices": 6})
+        )
+
+    elastic = Elastic(RecoverySpec(), brief, replan, lambda: there[0])
+    elastic.prepare(2, lambda: False)
+    assert not asked, "before the first step the ranks want the cores"
+    elastic._asked = -math.inf
+    elastic.prepare(2, lambda: True)
+    there[0] = 7
+    assert elastic.next_plan()
+    assert asked[:2] == [7, 6]
+    found, (decision,) = elastic.take(lambda text: None)
+    assert found.layout.devices == 6 and decision.evidence == {"devices": 6, "made_ahead": True}
+    off = Elastic(RecoverySpec(prepare=False), brief, replan, lambda: there[0])
+    off.prepare(2, lambda: True)
+    assert off.next_plan() and off.take(lambda text: None)[1][0].evidence == {"devices": 6}

@@ -12,8 +12,10 @@ from pathlib import Path
 import pytest
 from runs import environment, is_running, wait_until
 
+from paceline.errors import Requeue
 from paceline.supervise import supervisor
 from paceline.supervise.blame import Ending, Outcome, outcome_of
+from paceline.supervise.crew import Crew
 from paceline.supervise.memory_kills import USUAL, memory_kills, why_killed
 from paceline.supervise.supervisor import report_error, supervise
 
@@ -245,3 +247,13 @@ def test_the_kernels_count_is_read_where_there_is_one(tmp_path: Path, monkeypatc
     (tmp_path / own).mkdir(parents=True, exist_ok=True)
     (tmp_path / own / "memory.events").write_text("low 0\nhigh 2\noom 4\noom_kill 3\n")
     assert memory_kills() == 3
+
+
+def test_a_rank_that_a_stop_signal_meets_as_it_leaves_has_stopped_like_the_others() -> None:
+    crew = Crew()
+    crew.endings = {0: Ending(0, Requeue.exit_code, 0.0, 1.0), 1: Ending(1, -signal.SIGTERM, 0.0, 1.0)}
+    assert outcome_of(crew.ended(), (), Path("/nowhere"), None).exit_code == 128 + signal.SIGTERM, "sent by somebody"
+    crew.send(signal.SIGTERM)
+    assert outcome_of(crew.ended(), (), Path("/nowhere"), None) == Outcome(Requeue.exit_code)
+    crew.endings[0] = Ending(0, 1, 0.0, 1.0)
+    assert outcome_of(crew.ended(), (), Path("/nowhere"), None).exit_code != Requeue.exit_code, "nobody has stopped"

@@ -66,6 +66,13 @@ def local_part(tensor: torch.Tensor) -> tuple[torch.Tensor, list[Box]]:
     return tensor.to_local(), [(tuple(chunk.offsets), tuple(chunk.sizes)) for chunk in chunks]
 
 
+def within(local: torch.Tensor, place: Box, box: Box) -> torch.Tensor:
+    """Return the part of `local` (which lies at `place`) that lies at `box`, as a view."""
+    for dimension, (at, length) in enumerate(zip(*box, strict=True)):
+        local = local.narrow(dimension, at - place[0][dimension], length)
+    return local
+
+
 def _part(tensor: torch.Tensor, weights: PlaceWeights) -> Iterable[tuple[Box, int]]:
     """Yield (place, sum) of this rank's part of a tensor, if it holds any."""
     local, places = local_part(tensor)

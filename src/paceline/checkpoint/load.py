@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 
 from paceline.checkpoint.boxes import overlap
-from paceline.checkpoint.fingerprint import Parts, local_part, parts_held, whole_fingerprints
+from paceline.checkpoint.fingerprint import Parts, local_part, parts_held, whole_fingerprints, within
 from paceline.checkpoint.folder import check_lengths, verify_files
 from paceline.checkpoint.index import Chunks, IndexReader, TensorKind
 from paceline.checkpoint.manifest import Manifest, read_manifest
@@ -125,11 +125,8 @@ def _fill(path: Path, tensors: Mapping[str, torch.Tensor], kinds: Kinds, chunks:
             shared = overlap((chunk.offsets, chunk.sizes), (offsets, sizes))
             if shared is None:
                 continue
-            target, begin = local, []
-            for dimension, (at, length) in enumerate(zip(*shared, strict=True)):
-                target = target.narrow(dimension, at - offsets[dimension], length)
-                begin.append(at - chunk.offsets[dimension])
-            target.copy_(shards.read(chunk, kinds[name].dtype, begin, shared[1]))
+            begin = [at - first for at, first in zip(shared[0], chunk.offsets, strict=True)]
+            within(local, (offsets, sizes), shared).copy_(shards.read(chunk, kinds[name].dtype, begin, shared[1]))
 
 
 def _check_values(path: Path, tensors: Mapping[str, torch.Tensor], kinds: Kinds, ranks: Ranks) -> None:

@@ -71,6 +71,13 @@ class Ranks:
         dist.gather_object(value, values, group=self.group, group_dst=0)
         return values or []
 
+    def everywhere(self, value: T) -> list[T]:
+        """Return every rank's value, in rank order, on every rank."""
+        values: list[Any] = [value] * self.size
+        if self.size > 1:
+            dist.all_gather_object(values, value, group=self.group)
+        return values
+
     def rows(self, row: bytes) -> list[bytes]:
         """Return every rank's row, all of one length, in rank order, on the first rank, and nothing on the others."""
         if self.size == 1:
@@ -92,17 +99,22 @@ class Ranks:
             heard = self._carry(turn)
 
     def _carry(self, turn: Message) -> bytes:
-        """Send a message to one rank and return that of another: its length, and then what it says."""
-        length = torch.zeros(1, dtype=torch.int64, device=self.device)
-        self._swap(turn, torch.tensor([len(turn.content)], device=self.device), length)
-        heard = torch.empty(int(length), dtype=torch.uint8, device=self.device)
-        self._swap(turn, torch.frombuffer(bytearray(turn.content), dtype=torch.uint8).to(self.device)
-                   if turn.content else heard.new_empty(0), heard)  # fmt: skip
-        return bytes(heard.cpu().numpy())
+        """Send a message to one rank and return that of another."""
+        content = turn.content
+        sent = torch.frombuffer(bytearray(content), dtype=torch.uint8) if content else torch.empty(0, dtype=torch.uint8)
+        return bytes(self.swap(sent, turn.to, turn.source).numpy())
 
-    def _swap(self, turn: Message, sent: torch.Tensor, heard: torch.Tensor) -> None:
+    def swap(self, content: torch.Tensor, to: int | None, source: int | None) -> torch.Tensor:
+        """Send bytes to one rank and return those of another: their number, and then what they are."""
+        length = torch.zeros(1, dtype=torch.int64, device=self.device)
+        self._move(to, source, torch.tensor([len(content)], device=self.device), length)
+        heard = torch.empty(int(length), dtype=torch.uint8, device=self.device)
+        self._move(to, source, content.to(self.device), heard)
+        return heard.cpu()
+
+    def _move(self, to: int | None, source: int | None, sent: torch.Tensor, heard: torch.Tensor) -> None:
         """Send one tensor and receive the other at once; an empty one does not travel."""
-        pairs = ((dist.isend, sent, turn.to), (dist.irecv, heard, turn.source))
+        pairs = ((dist.isend, sent, to), (dist.irecv, heard, source))
         moves = [dist.P2POp(move, tensor, group=self.group, group_peer=peer)
                  for move, tensor, peer in pairs if peer is not None and tensor.numel()]  # fmt: skip
         for work in dist.batch_isend_irecv(moves) if moves else ():

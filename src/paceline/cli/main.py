@@ -21,6 +21,7 @@ from types import ModuleType
 from paceline.cli.output import paint
 from paceline.cli.parser import EXIT_CODES, Parser, add_common_arguments, epilog
 from paceline.errors import ConfigError, PacelineError, Requeue, suggestion
+from paceline.said import flush_said
 
 VERBS = {
     "plan": "choose a layout and price it: time, memory, money, energy",
@@ -44,7 +45,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     _tolerate_any_character()
     try:
         code = _dispatch(words)
-        sys.stdout.flush()
+        flush_said()
         return code
     except PacelineError as error:
         return _tell(error.as_dict(), str(error), as_json)

@@ -25,6 +25,12 @@ def place_here(environ: Environ) -> Place | None:
     return Place(rank, size, local_rank, on_node, rendezvous)
 
 
+def node_here(environ: Environ, place: Place) -> int:
+    """Return the number of the machine that this process runs on, as its launcher counts machines."""
+    told = next((number for launcher in LAUNCHERS if (number := launcher.node(environ)) is not None), None)
+    return place.rank // max(1, place.ranks_on_node) if told is None else told
+
+
 def without_place(environ: Environ) -> dict[str, str]:
     """Return the environment without this process's place, for processes that make a world of their own."""
     variables = {name for launcher in LAUNCHERS for name in launcher.variables}

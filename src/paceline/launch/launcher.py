@@ -17,6 +17,7 @@ class Launcher:
     ranks: Callable[[Environ], Ranks3 | None]  # None outside of it
     ranks_on_node: Callable[[Environ], int | None]
     rendezvous: Callable[[Environ], str]  # a URL for `init_process_group`, empty where it tells none
+    node: Callable[[Environ], int | None]  # the number of this process's machine, None where it tells none
     ends_with: tuple[signal.Signals, ...]  # by which a process hears that its time is over
     variables: tuple[str, ...] = ()  # what a process that makes a world of its own must not see
     prefixes: tuple[str, ...] = ()  # the beginnings of more of them

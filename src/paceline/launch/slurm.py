@@ -56,6 +56,7 @@ SLURM = Launcher(
     ranks=_ranks,
     ranks_on_node=_ranks_on_node,
     rendezvous=_rendezvous,
+    node=lambda environ: int(environ["SLURM_NODEID"]) if "SLURM_NODEID" in environ else None,
     ends_with=(signal.SIGTERM, signal.SIGUSR1),  # the latter where `--signal=USR1@SECONDS` asks for it
     prefixes=("SLURM_", "PMI_", "PMIX_", "OMPI_"),  # MPI libraries read their place from the last three
 )

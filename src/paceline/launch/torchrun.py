@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 
 from paceline.launch.launcher import Environ, Launcher, Ranks3
+from paceline.run.process.place import KEPT_STORE
 
 
 def ranks_of(environ: Environ) -> Ranks3 | None:
@@ -18,10 +19,25 @@ def _ranks_on_node(environ: Environ) -> int | None:
     return int(environ["LOCAL_WORLD_SIZE"]) if "LOCAL_WORLD_SIZE" in environ else None
 
 
+def _rendezvous(environ: Environ) -> str:
+    """Return where ranks meet: in the store of torchrun's agent under a prefix of each restart, where it keeps one.
+
+    Torch itself takes that store as it is, and ranks that were started again read the addresses of those before
+    (torch 2.13, `_create_c10d_store`: "We create a new TCPStore for every retry", which its agent does not).
+    """
+    if "MASTER_ADDR" not in environ or "MASTER_PORT" not in environ:
+        return ""
+    if environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
+        return "env://"
+    attempt = environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    return f"{KEPT_STORE}{environ['MASTER_ADDR']}:{environ['MASTER_PORT']}/paceline-{attempt}"
+
+
 TORCHRUN = Launcher(
     ranks=ranks_of,
     ranks_on_node=_ranks_on_node,
-    rendezvous=lambda environ: "env://" if "MASTER_ADDR" in environ and "MASTER_PORT" in environ else "",
+    rendezvous=_rendezvous,
+    node=lambda environ: int(environ["GROUP_RANK"]) if "GROUP_RANK" in environ else None,
     ends_with=(signal.SIGTERM,),
     variables=(
         "RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK", "ROLE_NAME", "WORLD_SIZE", "LOCAL_WORLD_SIZE",

@@ -14,6 +14,7 @@ from paceline.errors import PacelineError, Requeue
 from paceline.launch.here import place_here
 from paceline.run.process.brief import take_brief
 from paceline.run.process.handover import take_over
+from paceline.said import flush_said
 from paceline.supervise.forked import leave
 from paceline.supervise.groups import end_own_group
 from paceline.supervise.parent import end_with_parent
@@ -56,6 +57,6 @@ def _train(path: Path) -> None:
 if __name__ == "__main__":
     supervisor = os.getppid()
     code = main()
-    sys.stdout.flush()
+    flush_said()
     end_own_group(supervisor)
     leave(code)  # a peer may be dead: nothing is waited for

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 from collections.abc import Callable
 
-from paceline.cluster.groups import group_specs
 from paceline.errors import ConfigError
 from paceline.lock import RunLock, take
 from paceline.plan.explain.explain import headline_lines
@@ -14,6 +12,8 @@ from paceline.plan.planned import Planned, plan_task
 from paceline.run.process.brief import Brief, brief_from_json, make_brief
 from paceline.run.process.place import Place
 from paceline.run.process.world import World, join_world
+from paceline.said import say_line
+from paceline.session.nodes.launched import for_peers
 from paceline.session.prove import prove
 from paceline.session.together import from_first
 from paceline.spec.arguments import run_directory
@@ -22,7 +22,7 @@ from paceline.spec.load import Spec
 Say = Callable[[str], None]
 
 
-def planned_brief(spec: Spec, say: Say = print, first_only: bool = False) -> Brief:
+def planned_brief(spec: Spec, say: Say = say_line, first_only: bool = False) -> Brief:
     """Plan, say so, prove, and return the brief.
 
     With `first_only`, raise ConfigError for a plan of several devices: another run was made in this process, which
@@ -39,7 +39,7 @@ def planned_brief(spec: Spec, say: Say = print, first_only: bool = False) -> Bri
     return _brief(planned, say)
 
 
-def join_peers(spec: Spec, place: Place, say: Say = print) -> tuple[World, Brief, RunLock | None]:
+def join_peers(spec: Spec, place: Place, say: Say = say_line) -> tuple[World, Brief, RunLock | None]:
     """Join the processes that torchrun, srun or an earlier run started; rank 0 plans for them and proves.
 
     Before that it takes the run's directory: it alone returns the lock. All raise RunInUse where another run has it.
@@ -49,7 +49,7 @@ def join_peers(spec: Spec, place: Place, say: Say = print) -> tuple[World, Brief
 
     def begin() -> str:
         locks.append(take(run_directory(spec)))
-        return _brief(plan_task(_for_peers(spec, place), say=say), say).to_json()
+        return _brief(plan_task(for_peers(spec, place), say=say), say).to_json()
 
     text = from_first(world, begin)
     return world, brief_from_json(text), locks[0] if locks else None
@@ -59,28 +59,6 @@ def _brief(planned: Planned, say: Say) -> Brief:
     say("\n".join(headline_lines(planned)))
     proven = prove(planned, say)
     return make_brief(planned, proven.record, proven.decisions)
-
-
-def _for_peers(spec: Spec, place: Place) -> Spec:
-    """Return the spec on as many devices as there are processes."""
-    devices = place.world_size
-    if spec.cluster.groups:
-        stated = sum(own.devices for own in group_specs(spec.cluster).values())
-        if stated != devices:
-            raise ConfigError(
-                f"the groups of cluster.groups have {stated} devices",
-                f"{devices} processes were started",
-                f"start {stated} processes, those of the first group first",
-            )
-        return spec
-    if spec.cluster.devices not in (0, devices):
-        raise ConfigError(
-            f"cluster.devices = {spec.cluster.devices}",
-            f"{devices} processes were started",
-            f"start {spec.cluster.devices} processes, or leave cluster.devices unset",
-        )
-    there = dataclasses.replace(spec.cluster, devices=devices, devices_per_node=place.ranks_on_node)
-    return dataclasses.replace(spec, cluster=there)
 
 
 def _device_here(spec: Spec, place: Place) -> tuple[str, int]:

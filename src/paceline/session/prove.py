@@ -14,6 +14,7 @@ from paceline.cluster.store import cache_dir, write_json
 from paceline.errors import ConfigError, StorageError
 from paceline.plan.planned import Planned
 from paceline.run.process.handover import hand_over, holds_objects
+from paceline.said import say_line
 from paceline.session.fingerprint import proof_key
 from paceline.spec.arguments import run_directory
 from paceline.spec.journal.kinds import DecisionRecord, RunEnded, VerifyRecord
@@ -37,7 +38,7 @@ class Proven:
     decisions: tuple[DecisionRecord, ...] = ()
 
 
-def prove(planned: Planned, say: Say = print) -> Proven:
+def prove(planned: Planned, say: Say = say_line) -> Proven:
     """Prove the plan equal to one device, or take the proof that was made of the same before; say which.
 
     One device has nothing to prove, but that a batch which it cuts may be cut, and a run that is complete no more.

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable
 
 from paceline.cluster.groups import group_specs
-from paceline.errors import ConfigError, DoesNotFit
+from paceline.errors import ConfigError, DoesNotFit, PacelineError, VerificationFailed
 from paceline.plan.planned import Planned, plan_task
 from paceline.run.process.brief import Brief, make_brief
 from paceline.session.prove import Proven, prove
@@ -29,6 +30,7 @@ class Replanner:
         """`devices_per_node` is 0 where all are on this machine."""
         self._spec, self._say, self._per_node = spec, say, devices_per_node
         self._made: dict[int, tuple[Planned, bool, Proven]] = {}
+        self._refused: dict[int, PacelineError] = {}
 
     def __call__(self, devices: int, now: Brief) -> Replanned:
         """Return the plan for so many devices. It is proven first, as any plan before it trains.
@@ -36,9 +38,15 @@ class Replanner:
         A proof that was made before is remembered; one that is made now delays the run by its seconds, since a run that
         recovers into wrong numbers would not have recovered. Raises DoesNotFit and VerificationFailed.
         """
+        if devices in self._refused:
+            raise self._refused[devices]
         if devices not in self._made:
-            planned, is_relaxed = self.planned(devices, now.plan.precision)
-            self._made[devices] = planned, is_relaxed, prove(planned, self._say)
+            try:
+                planned, is_relaxed = self.planned(devices, now.plan.precision)
+                self._made[devices] = planned, is_relaxed, prove(planned, self._say)
+            except (ConfigError, DoesNotFit, VerificationFailed) as error:
+                self._refused[devices] = error
+                raise
         planned, is_relaxed, proven = self._made[devices]
         before, after = now.step_seconds, planned.forecast.step_seconds.value
         evidence = {
@@ -58,7 +66,9 @@ class Replanner:
         asked = dataclasses.replace(self._spec.plan, precision=precision)
         cluster = _with_devices(self._spec.cluster, devices)
         if self._per_node:
-            cluster = dataclasses.replace(cluster, devices_per_node=self._per_node)
+            # Of machines that have lost some of their devices nobody says which: those left count as smaller ones.
+            here = math.gcd(devices, self._per_node) if devices > self._per_node else devices
+            cluster = dataclasses.replace(cluster, devices_per_node=here)
         spec = dataclasses.replace(self._spec, cluster=cluster, plan=asked)
         try:
             return plan_task(spec), False

@@ -12,6 +12,8 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
+import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,13 +22,18 @@ from paceline.launch.here import place_here
 from paceline.lock import RunLock, take
 from paceline.run.loop.training import Training
 from paceline.run.process.brief import BRIEF_VARIABLE, Brief, take_brief
+from paceline.run.process.handover import hand_over, holds_objects
+from paceline.run.process.place import Place
 from paceline.run.process.world import join_world, leave_world
 from paceline.run.record.journal import mark_end
 from paceline.run.record.tensorboard import asked_sinks
 from paceline.run.survive.points import points_of
 from paceline.session.begin import join_peers, planned_brief
 from paceline.session.extras import check_extras
+from paceline.session.nodes.attendance import attend_run
+from paceline.session.nodes.launched import as_node, is_attended
 from paceline.session.survive import survive
+from paceline.session.together import as_error
 from paceline.session.uncaught import end_with_own_code
 from paceline.spec.arguments import make_spec, run_directory
 from paceline.spec.cluster import ClusterSpec
@@ -44,7 +51,8 @@ class Run(Training):
     """A task, planned, proven and ready to train on this process's share of the cluster.
 
     Started as a plain script with a plan of several devices, the script is started again once per device and this
-    process only supervises; under torchrun or srun it joins the processes that are there. A layout of more than one
+    process only supervises; under torchrun or srun each process supervises one that it starts, or joins the others as
+    a rank where `run.recovery.supervise` is off. A layout of more than one
     device is proven equal to one device first, as `paceline train` does; `verify=False` leaves that out, on record.
     `faults` are made on purpose, to rehearse them: a TOML file, or its tables.
     An error that nobody catches ends a script with the exit code of the command line.
@@ -71,6 +79,8 @@ class Run(Training):
             brief = planned_brief(spec, first_only=not first)
             if brief.plan.layout.devices > 1:
                 start_script_again(brief, spec, lock)
+        elif brief is None and place is not None:
+            attend_script(spec, place)
         if brief is None:
             assert place is not None, "else there is a brief"
             world, brief, lock = join_peers(spec, place)
@@ -94,11 +104,38 @@ class Run(Training):
         leave_world()
 
 
-def start_script_again(brief: Brief, spec: Spec, lock: RunLock) -> None:
-    """Start the running script once per device, wait for the processes and exit as they did. Does not return."""
+def is_script() -> bool:
+    """Return whether this process runs a script, which can be started again."""
     import __main__
 
-    if not Path(getattr(__main__, "__file__", "")).is_file() or sys.flags.interactive:
+    return Path(getattr(__main__, "__file__", "")).is_file() and not sys.flags.interactive
+
+
+def attend_script(spec: Spec, place: Place, say: Callable[[str], None] = print) -> None:
+    """Start the running script as a rank that this process supervises, with the launcher's others, and exit as it did.
+
+    Returns where this process is the rank itself: where no other can have the task, or nothing is to be supervised.
+    Raises the error of a run that has ended before its ranks began, as it is raised where this process is the rank.
+    """
+    if not is_attended(spec, place) or not is_script():
+        return
+    if holds_objects(spec):
+        try:
+            with tempfile.TemporaryDirectory(prefix="paceline-spec-") as folder:
+                hand_over(spec, Path(folder))
+        except ConfigError as error:
+            say(f"recover  off: {error.what}: {error.because}; this process is a rank, and a fault ends the run")
+            return
+    own, seat = as_node(spec, place, os.environ)
+    ended = attend_run(own, say, seat, sys.orig_argv[1:])
+    if ended.error is not None:
+        raise as_error(ended.error)
+    sys.exit(ended.exit_code)
+
+
+def start_script_again(brief: Brief, spec: Spec, lock: RunLock) -> None:
+    """Start the running script once per device, wait for the processes and exit as they did. Does not return."""
+    if not is_script():
         raise ConfigError(
             f"a Run over {brief.plan.layout.devices} devices cannot start from a notebook or a prompt",
             "its loop would have to run in every process, and only a script can be started again",

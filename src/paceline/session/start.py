@@ -21,6 +21,7 @@ from paceline.run.process.brief import BRIEF_VARIABLE, make_brief
 from paceline.run.process.handover import hand_over
 from paceline.run.process.place import Place
 from paceline.run.record.journal import mark_end
+from paceline.said import say_line
 from paceline.session.extras import check_extras
 from paceline.session.prove import Proven, prove
 from paceline.session.survive import WORKER, survive
@@ -33,7 +34,7 @@ from paceline.supervise.supervisor import explain
 Say = Callable[[str], None]
 
 
-def train(spec: Spec, say: Say = print) -> int:
+def train(spec: Spec, say: Say = say_line) -> int:
     """Train the spec on this machine's devices, or as one rank of torchrun's or srun's; return the exit code.
 
     Prints the plan and its price before, and the report after. Raises RunInUse at once where another run has the
@@ -44,18 +45,8 @@ def train(spec: Spec, say: Say = print) -> int:
     run_dir = run_directory(spec)
     check_writable(run_dir)
     place = place_here(os.environ)
-    if place is not None and spec.run.nodes.count > 1:
-        raise ConfigError(
-            f"run.nodes.count = {spec.run.nodes.count} in a process that a launcher has started",
-            "torchrun and srun bring the ranks of all nodes together themselves",
-            "leave out --nodes, or start `paceline train` once on each node without the launcher",
-        )
-    if place is not None:
-        return _as_one_rank(spec, place, run_dir, say)
-    if spec.run.nodes.count > 1:
-        from paceline.session.nodes.attendance import train_on_nodes
-
-        return train_on_nodes(spec, say)
+    if place is not None or spec.run.nodes.count > 1:
+        return _among_others(spec, place, run_dir, say)
     with take(run_dir) as lock:
         planned = _plan(spec, say)
         for line in headline_lines(planned):
@@ -118,6 +109,25 @@ def _here(spec: Spec, brief: Any, lock: RunLock) -> Outcome:
     except PacelineError as error:
         return Outcome(error.exit_code, error.as_dict())
     return Outcome(0)
+
+
+def _among_others(spec: Spec, place: Place | None, run_dir: Path, say: Say) -> int:
+    """Train as a node of a run, or as one rank of it, with the processes that others have started."""
+    from paceline.session.nodes.attendance import attend_run
+    from paceline.session.nodes.launched import as_node, is_attended
+
+    if place is None:
+        return attend_run(spec, say).exit_code
+    if is_attended(spec, place):
+        own, seat = as_node(spec, place, os.environ)
+        return attend_run(own, say, seat).exit_code
+    if spec.run.nodes.count > 1:
+        raise ConfigError(
+            f"run.nodes.count = {spec.run.nodes.count} in a process that is one of {place.world_size} ranks",
+            "what a launcher has started is a node only where it supervises: run.recovery.supervise, and retries",
+            "leave out --nodes, or start `paceline train` once on each node without the launcher",
+        )
+    return _as_one_rank(spec, place, run_dir, say)
 
 
 def _as_one_rank(spec: Spec, place: Place, run_dir: Path, say: Say) -> int:

@@ -8,9 +8,11 @@ from collections.abc import Callable, Mapping, Sequence
 from paceline.errors import ConfigError
 from paceline.lock import RunLock
 from paceline.run.process.brief import Brief
+from paceline.said import say_line
 from paceline.session.replanner import Replanner
 from paceline.spec.journal.redact import Redactor
 from paceline.spec.load import Spec
+from paceline.spec.survive.recovery import RecoverySpec
 from paceline.supervise.again.generations import Generations
 from paceline.supervise.again.machines import OneMachine
 from paceline.supervise.blame import Outcome
@@ -23,7 +25,7 @@ WORKER = "paceline.launch.worker"
 
 
 def survive(
-    words: Sequence[str], spec: Spec, brief: Brief, environ: Mapping[str, str], lock: RunLock, say: Say = print
+    words: Sequence[str], spec: Spec, brief: Brief, environ: Mapping[str, str], lock: RunLock, say: Say = say_line
 ) -> Outcome:
     """Run `python WORDS` for each device of the plan, again after a fault that may pass, and return how it ended."""
     if spec.run.nodes.count > 1:
@@ -33,13 +35,8 @@ def survive(
             "paceline train, or torchrun or srun around the script",
         )
     policy = spec.run.recovery
-    standby, because = None, ""
-    if policy.standby:
-        work, because = forkable(words)
-        standby = Standby(work, environ, lock) if work else None
-    cold = starter([sys.executable, *words], environ, lock)
     generations = Generations(
-        OneMachine(Starter(cold, standby, say, because), environ),
+        OneMachine(starter_of(words, environ, policy, say, lock), environ),
         brief,
         lock,
         policy,
@@ -51,12 +48,26 @@ def survive(
     return generations.run()
 
 
+def starter_of(
+    words: Sequence[str], environ: Mapping[str, str], policy: RecoverySpec, say: Say, lock: RunLock | None = None
+) -> Starter:
+    """Return what starts `python WORDS` as a rank: forked from a standby where the policy wants one and one can be."""
+    standby, because = None, ""
+    if policy.standby:
+        work, because = forkable(words)
+        unbuffered = {"PYTHONUNBUFFERED": "1"} if words[:1] == ["-u"] else {}
+        standby = Standby(work, {**environ, **unbuffered}, lock) if work else None
+    return Starter(starter([sys.executable, *words], environ, lock), standby, say, because)
+
+
 def forkable(words: Sequence[str]) -> tuple[list[str], str]:
     """Return what a standby's ranks do in the place of `python WORDS`, and why none can, one of them empty."""
     if list(words[:2]) == ["-m", WORKER]:
         return ["worker", *words[2:]], ""
     if sys.platform != "linux":
         return [], "forking a process that has imported torch is tried on Linux alone"
+    if list(words[:1]) == ["-u"]:  # as torchrun says it
+        return forkable(words[1:])
     if not words or words[0].startswith("-"):
         return [], f"the script was started with options of the interpreter ({' '.join(words[:2])})"
     return ["script", *words], ""

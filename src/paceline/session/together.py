@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -31,7 +31,7 @@ def from_first(world: World, work: Callable[[], str]) -> str:
         _wait(world.device, time.monotonic() + LIMIT_SECONDS)
         told = json.loads(world.share(""))
         if "error" in told:
-            raise _as_error(told["error"])
+            raise as_error(told["error"])
         return str(told["text"])
     ended = threading.Event()
     beats = threading.Thread(target=_beat, args=(world.device, ended), name="paceline-alive", daemon=True)
@@ -70,8 +70,8 @@ def _wait(device: torch.device, latest: float) -> None:
         dist.broadcast(over, src=0)
 
 
-def _as_error(details: dict[str, Any]) -> PacelineError:
-    """Return rank 0's error as this rank's."""
+def as_error(details: Mapping[str, Any]) -> PacelineError:
+    """Return the error of another process as this one's."""
     kind = getattr(paceline.errors, str(details.get("error", "")), PacelineError)
     if not (isinstance(kind, type) and issubclass(kind, PacelineError)):
         kind = PacelineError

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
 
+from paceline.errors import Requeue
 from paceline.patience import Patience
 from paceline.run.survive.health.watch import PulseWatch
 from paceline.supervise.blame import Ending
@@ -18,6 +20,7 @@ class Crew:
         self.processes = list(processes)
         self.endings: dict[int, Ending] = {}
         self.killed: set[int] = set()  # by the supervisor, because a peer had failed before
+        self.passed_on: set[int] = set()  # stop signals that ranks were sent
         self._looked = time.time()
 
     def look(self) -> None:
@@ -31,6 +34,7 @@ class Crew:
 
     def send(self, number: int) -> None:
         """Send a signal to every process that runs."""
+        self.passed_on.add(number)
         for process in self.processes:
             signal_process(process, number)
 
@@ -52,8 +56,17 @@ class Crew:
         return len(self.endings) == len(self.processes)
 
     def ended(self) -> list[Ending]:
-        """Return how they ended, in the order in which that was seen."""
-        return list(self.endings.values())
+        """Return how they ended, in the order in which that was seen.
+
+        A stop signal may reach a rank when all have agreed to stop by that of another, and this one has saved and is
+        about to leave: it has stopped like the others.
+        """
+        found = list(self.endings.values())
+        if not any(ending.code == Requeue.exit_code for ending in found):
+            return found
+        return [
+            replace(ending, code=Requeue.exit_code) if -ending.code in self.passed_on else ending for ending in found
+        ]
 
 
 def attend(

@@ -9,9 +9,9 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import sys
 from collections.abc import Callable, Mapping
 
+from paceline.said import flush_said
 from paceline.supervise.parent import end_with_parent
 from paceline.supervise.signals import STOP_SIGNALS
 
@@ -64,8 +64,7 @@ def split(environ: Mapping[str, str], number: int) -> Forked | None:
     parent = os.getpid()
     # A signal between the fork and the child's own handlers would run this process's handlers there.
     before = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
-    sys.stdout.flush()  # or both processes would write what waits there
-    sys.stderr.flush()
+    flush_said()  # or both processes would write what waits there
     child = os.fork()
     if child:
         with contextlib.suppress(OSError):  # both sides make the group: neither may use it before it is there
@@ -86,6 +85,5 @@ def split(environ: Mapping[str, str], number: int) -> Forked | None:
 
 def leave(code: int) -> None:
     """End this process without waiting for anything, such as collectives that will never come."""
-    sys.stdout.flush()
-    sys.stderr.flush()
+    flush_said()
     os._exit(code)

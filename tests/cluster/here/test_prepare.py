@@ -12,6 +12,7 @@ import torch
 from paceline.cluster.here import prepare
 from paceline.cluster.here.prepare import bind_rank, environment_for, prepare_process
 from paceline.spec.run import RunSpec
+from paceline.spec.survive.health import HealthSpec
 
 
 @pytest.fixture
@@ -30,18 +31,25 @@ def switches_kept() -> Iterator[None]:
     torch.set_num_threads(kept[4])
 
 
+UNHEARD = HealthSpec(hangs=False)
+RECORDER = {"TORCH_FR_BUFFER_SIZE": "2000"}
+
+
 @pytest.mark.parametrize(
     ("run", "kind", "environ", "added"),
     [
-        (RunSpec(), "cuda", {}, {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}),
-        (RunSpec(), "cuda", {"PYTORCH_CUDA_ALLOC_CONF": "max_split_size_mb:64"}, {}),
-        (RunSpec(), "cuda", {"PYTORCH_ALLOC_CONF": ""}, {}),
-        (RunSpec(expandable_segments=False), "cuda", {}, {}),
-        (RunSpec(expandable_segments=False, deterministic=True), "cuda", {}, {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"}),
-        (RunSpec(expandable_segments=False, deterministic=True), "cuda", {"CUBLAS_WORKSPACE_CONFIG": ":16:8"}, {}),
+        (RunSpec(), "cuda", {}, {"PYTORCH_ALLOC_CONF": "expandable_segments:True", **RECORDER}),
+        (RunSpec(health=UNHEARD), "cuda", {"PYTORCH_CUDA_ALLOC_CONF": "max_split_size_mb:64"}, {}),
+        (RunSpec(health=UNHEARD), "cuda", {"PYTORCH_ALLOC_CONF": ""}, {}),
+        (RunSpec(expandable_segments=False), "cuda", {}, RECORDER),
+        (RunSpec(expandable_segments=False), "cuda", {"TORCH_NCCL_TRACE_BUFFER_SIZE": "0"}, {}),
+        (RunSpec(expandable_segments=False, deterministic=True), "cuda", RECORDER,
+         {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"}),
+        (RunSpec(expandable_segments=False, deterministic=True, health=UNHEARD), "cuda",
+         {"CUBLAS_WORKSPACE_CONFIG": ":16:8"}, {}),
         (RunSpec(deterministic=True), "cpu", {}, {}),
     ],
-)
+)  # fmt: skip
 def test_the_environment_of_a_process(run: RunSpec, kind: str, environ: dict[str, str], added: dict[str, str]) -> None:
     assert environment_for(run, kind, environ) == added
 
@@ -59,7 +67,9 @@ def test_switches_are_set_and_told_with_their_price(switches_kept: None) -> None
     told = {one.what: one for one in prepare_process(run, "cuda", environ)}
     assert list(told) == ["allocator", "run.tf32", "run.cudnn_benchmark", "run.deterministic"]
     assert all(one.because for one in told.values()) and "TF32 rate" in told["run.tf32"].because
-    assert environ == {"PYTORCH_ALLOC_CONF": "expandable_segments:True", "CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
+    assert "what it costs: not measured on cuda" in told["run.deterministic"].because
+    chosen = {"PYTORCH_ALLOC_CONF": "expandable_segments:True", "CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
+    assert environ == {**chosen, **RECORDER}
     assert torch.get_float32_matmul_precision() == "high" and torch.backends.cudnn.allow_tf32
     assert torch.backends.cudnn.benchmark and torch.are_deterministic_algorithms_enabled()
     with pytest.raises(RuntimeError, match="deterministic"):

@@ -214,3 +214,16 @@ def test_a_file_that_cannot_be_written_is_told(tmp_path: Path) -> None:
     (tmp_path / NAME).mkdir()
     with pytest.raises(StorageError, match="cannot lock the run's directory"):
         take(tmp_path)
+
+
+def test_a_generation_that_is_not_on_disk_has_not_begun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*given: object) -> int:
+        raise OSError(30, "Read-only file system")
+
+    with take(tmp_path / "run") as lock:
+        monkeypatch.setattr(lock_module.os, "pwrite", full)
+        with pytest.raises(StorageError, match="cannot begin generation 2"):
+            lock.next_generation()
+        assert lock.generation == 1
+        monkeypatch.undo()
+        assert lock.next_generation() == 2

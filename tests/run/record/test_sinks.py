@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import threading
 from pathlib import Path
 
 import pytest
@@ -14,12 +15,12 @@ from paceline.run.loop.training import Training
 from paceline.run.process.brief import Brief
 from paceline.run.process.world import World
 from paceline.run.record.sink import Sink
-from paceline.run.record.tensorboard import TensorBoardWriter, asked_sinks
+from paceline.run.record.tensorboard import TensorBoardSink, asked_sinks
 from paceline.spec.cluster import ClusterSpec
 from paceline.spec.journal.kinds import StepRecord
 from paceline.spec.journal.planned import PlannedRecord
 from paceline.spec.journal.reading import read_journal
-from paceline.spec.journal.record import Record, plain
+from paceline.spec.journal.record import Record, now, plain, read
 from paceline.spec.layout import Layout
 from paceline.spec.load import Spec
 from paceline.spec.run import RunSpec
@@ -89,4 +90,20 @@ def test_a_sink_that_fails_ends_the_run_on_record_and_all_are_closed(tmp_path: P
 
 def test_tensorboard_is_a_sink_that_the_options_ask_for() -> None:
     assert asked_sinks(RunSpec()) == []
-    assert asked_sinks(RunSpec(tensorboard=True)) == [TensorBoardWriter]
+    assert asked_sinks(RunSpec(tensorboard=True)) == [TensorBoardSink]
+
+
+def test_a_full_disk_ends_the_pictures_and_not_the_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("tensorboard")
+    monkeypatch.setattr(threading, "excepthook", lambda error: None)  # TensorBoard's own thread ends with the error
+    sink = TensorBoardSink(tmp_path)
+    assert sink._writer is not None
+    with Path("/dev/full").open("wb", buffering=0) as full:
+        sink._writer._file._async_writer._writer._writer = full  # what its thread writes to
+        for step in range(1, 50):
+            sink.write(now(read(StepRecord, {"step": step, "loss": 1.0, "seconds": {"total": 1.0}})))
+        sink.close()
+    told = capsys.readouterr().out
+    assert told.count("warning  event files") == 1 and "No space left on device" in told

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import errno
 import json
+import os
+import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -79,6 +82,20 @@ def test_a_fault_strikes_once_and_the_run_ends_as_if_it_had_not(
     assert [step["loss"].hex() for step in found] == [step["loss"].hex() for step in undisturbed]
     assert [step["sample_ids"] for step in found] == [step["sample_ids"] for step in undisturbed]
     assert digest(folder / name) == digest(folder / "none")
+
+
+def test_a_rank_that_waits_for_one_that_hangs_tells_its_last_collectives(
+    folder: Path, starts: dict[str, list[Start]]
+) -> None:
+    """Torch's own record, dumped by a thread while the main one waits in gloo; one that is stopped cannot answer."""
+    (hang,) = (folder / "stop" / "hangs").iterdir()
+    waits, stopped = (json.loads((hang / f"rank-{rank}.flight.json").read_text()) for rank in (0, 1))
+    assert stopped == {"missing": "the rank did not answer"}
+    last = waits["entries"][-1]
+    assert last["profiling_name"].startswith("gloo:") and not last["retired"] and last["collective_seq_id"] > 0
+    (told,) = records_of(folder / "stop", "fault")
+    by_rank = {each["rank"]: each for each in told["evidence"]["ranks"]}
+    assert list(by_rank[0]["reached"].values())[-1][0] > 0 and by_rank[1]["reached"] == {}
 
 
 def test_without_faults_nothing_of_them_exists(folder: Path, starts: dict[str, list[Start]]) -> None:
@@ -169,6 +186,30 @@ def test_damage_is_done_to_what_is_published(tmp_path: Path) -> None:
     assert sum(byte.bit_count() for byte in path.read_bytes()) == 1
     damage(path, "truncate", 0.0)
     assert path.stat().st_size == 500
+    path.unlink()
+    damage(path, "corrupt", 0.5)  # it has gone with its checkpoint
+    assert newest_file(tmp_path) is None and not path.exists()
+
+
+def test_what_is_removed_while_the_newest_file_is_looked_for_is_passed_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As other ranks do it: a save under way that is published, and a checkpoint that is pruned."""
+    for name in (".partial-1", "step-00000001", "step-00000002", "step-00000003"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "shard.safetensors").write_bytes(bytes(1000))
+    walk = os.walk
+
+    def removed(below: Path) -> Iterator[tuple[str, list[str], list[str]]]:
+        for number, found in enumerate(walk(below)):
+            if number == 0:
+                shutil.rmtree(tmp_path / "step-00000002")  # before it is entered
+            if found[0].endswith("step-00000003"):
+                shutil.rmtree(found[0])  # after it was listed
+            yield found
+
+    monkeypatch.setattr(os, "walk", removed)
+    assert newest_file(tmp_path) == tmp_path / "step-00000001" / "shard.safetensors"
 
 
 # ---- the plan -------------------------------------------------------------------------------------------------------
@@ -203,6 +244,6 @@ def test_a_fault_that_would_never_strike_is_refused(fault: dict[str, object], be
 
 def test_every_kind_is_tried_here() -> None:
     tried = {str(fault["kind"]) for fault, _, _ in KINDS_TRIED.values()}
-    elsewhere = {"cut", "slow_network"}  # test_network_faults.py
+    elsewhere = {"cut", "slow_network", "journal_full"}  # test_network_faults.py, test_storage_failures.py
     assert set(KINDS) - tried == {"disk_full", "read_only", "corrupt", "truncate", *elsewhere}
     assert errno.ENOSPC != errno.EROFS

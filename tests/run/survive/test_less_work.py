@@ -95,3 +95,19 @@ def test_a_run_that_promises_the_same_bits_cuts_no_rows_by_the_clock() -> None:
     run = {"deterministic": True, "health": {"on_straggler": "less_work"}}
     with pytest.raises(ConfigError, match="on_straggler"):
         make_spec(decoder_task(), run=run)
+
+
+def test_a_world_of_survivors_begins_with_what_they_know_of_their_speeds(tmp_path: Path) -> None:
+    """Rank 1 is slow and has fewer rows; then rank 2 is killed, and another process takes its place."""
+    run = {"health": {**HEALTH, "on_straggler": "less_work"}, "checkpoint_every": "none", "check_every": "1 steps",
+           "deterministic": False}  # fmt: skip
+    faults = [{**SLOW, "steps": 12}, {"kind": "kill", "rank": 2, "step": 9}]
+    story = Story("survivors", {"dp_replicate": 3}, faults, run, steps=12, how=SURVIVES)
+    assert [start.code for start in told(tmp_path, [story])["survivors"]] == [0]
+    (recovered,) = records_of(tmp_path / "survivors", "recovery")
+    assert (recovered["rung"], recovered["rank"], recovered["steps_lost"] <= 1) == ("reform", 2, True)
+    decided = [each for each in records_of(tmp_path / "survivors", "decision") if each["what"] == "rows"]
+    (begun,) = [each["evidence"] for each in decided if "the world is another" in each["because"]]
+    assert begun["rows"]["from"] == [4, 4, 5] and begun["rows"]["to"][1] < 4
+    assert begun["row_seconds"][1] == max(begun["row_seconds"]) and begun["step"] == recovered["step"]
+    assert [step["step"] for step in steps_of(tmp_path / "survivors")] == list(range(1, 13))

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import stat
+import time
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +17,15 @@ from survive_runs import here, records, through, training, values_of
 
 from paceline.checkpoint import list_checkpoints
 from paceline.run.survive.saving import memory_tier
-from paceline.run.survive.saving.memory_tier import NAME, make_memory_root, memory_root, remove_memory_root
+from paceline.run.survive.saving.memory_tier import (
+    NAME,
+    OWNER,
+    clear_memory_roots,
+    hold_memory_root,
+    make_memory_root,
+    memory_root,
+    remove_memory_root,
+)
 
 pytestmark = pytest.mark.skipif(not memory_tier.RAM_DISK.is_dir(), reason="no RAM disk")
 
@@ -114,4 +124,36 @@ def test_a_folder_that_others_may_write_to_is_not_the_runs(tmp_path: Path) -> No
     assert memory_root(tmp_path) == root
     root.chmod(0o777)
     assert memory_root(tmp_path) is None
-    root.rmdir()
+    shutil.rmtree(root)
+
+
+def test_folders_of_runs_that_are_gone_are_removed_by_the_next_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Deleted, begun anew elsewhere, or of an earlier release; a run that is there, or lives unseen, keeps its own."""
+    ram = tmp_path / "ram"
+    ram.mkdir()
+    monkeypatch.setattr(memory_tier, "RAM_DISK", ram)
+    runs = {name: tmp_path / name for name in ("deleted", "unseen", "other", "there", "foreign")}
+    for run_dir in runs.values():
+        run_dir.mkdir()
+    roots = {name: make_memory_root(run_dir) for name, run_dir in runs.items()}
+    assert clear_memory_roots() == []
+    held = hold_memory_root(roots["unseen"])
+    assert held is not None
+    shutil.rmtree(runs["deleted"])
+    shutil.rmtree(runs["unseen"])  # as one of a container that has the same RAM disk and another disk
+    (runs["other"] / NAME).write_text(json.dumps({"folder": roots["there"].name}))
+    (roots["foreign"] / OWNER).unlink()
+    assert set(clear_memory_roots()) == {roots["deleted"].name, roots["other"].name}
+    held.close()
+    long_ago = time.time() - memory_tier.NOBODYS_SECONDS - 1
+    rescues = [ram / "paceline-rescue-old-2", ram / "paceline-rescue-new-3"]
+    for rescue in rescues:
+        rescue.mkdir()
+    for folder in (roots["foreign"], rescues[0]):
+        os.utime(folder, (long_ago, long_ago))
+    through(training(tmp_path / "new"))
+    (told,) = [each for each in records(tmp_path / "new", "decision") if each["what"] == "memory"]
+    assert set(told["from"].split(", ")) == {roots["unseen"].name, roots["foreign"].name, rescues[0].name}
+    assert told["to"] == "removed" and set(ram.iterdir()) == {roots["there"], rescues[1]}

@@ -116,4 +116,5 @@ def test_a_run_comes_through_three_hundred_faults(tmp_path: Path) -> None:
 
 
 def test_a_storm_has_faults_of_every_kind() -> None:
-    assert {each["kind"] for each in storm(26, 1)[0]} == set(KINDS) - {"cut", "slow_network"}, "those are of nodes"
+    of_nodes, of_one_process = {"cut", "slow_network"}, {"journal_full"}  # what waits in memory dies with rank 0
+    assert {each["kind"] for each in storm(26, 1)[0]} == set(KINDS) - of_nodes - of_one_process

@@ -247,6 +247,9 @@ def test_a_supervisor_ends_a_run_that_hangs(tmp_path: Path, what: str, monkeypat
     assert "rank 1 of 2 hung in the forward and backward passes of step 5" in str(outcome.error["what"])
     (folder,) = (tmp_path / "run" / "hangs").iterdir()
     stacks = [(folder / f"rank-{rank}.txt").read_text() for rank in (0, 1)]
+    flights = [json.loads((folder / f"rank-{rank}.flight.json").read_text()) for rank in (0, 1)]
+    assert "this torch has none" in flights[0]["missing"], "these ranks have not imported torch"
+    assert ("did not answer" in flights[1]["missing"]) == (what == "stops")
     assert "in waits_for_a_peer" in stacks[0]
     if what == "stops":
         assert "state T" in stacks[1] and "no stack" in stacks[1] and "stopped by a signal" in str(outcome.error)

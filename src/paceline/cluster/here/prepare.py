@@ -10,12 +10,16 @@ from collections.abc import Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
 
 from paceline.cluster.here.cores import bind_process, is_bound, memory_nodes, node_of_device, split_cores
+from paceline.cluster.here.determinism import deterministic_price
 from paceline.errors import ConfigError
 from paceline.spec.run import RunSpec
 
 ALLOCATOR_VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")  # the second is the older name
 WORKSPACE_VARIABLE = "CUBLAS_WORKSPACE_CONFIG"
 WORKSPACE = ":4096:8"  # one of the two that NVIDIA documents as deterministic, and 24 MiB
+
+RECORDER_VARIABLES = ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE")  # the second is the older name
+RECORDER_ENTRIES = "2000"  # collectives in the flight recorder's ring: torch's own default since 2.13
 
 TF32_PRICE = (
     "fp32 products of CUDA run at the TF32 rate of the catalog, 2 to 16 times that of fp32; of a factor's 23 bits 10 "
@@ -25,7 +29,7 @@ BENCHMARK_PRICE = (
     "cuDNN tries its convolutions for every new shape and keeps the fastest, which may be another one, with sums in "
     "another order, at the next start"
 )
-DETERMINISTIC_PRICE = (
+DETERMINISTIC_GAIN = (
     "the same step gives the same bits on the same devices; scatters and index sums are slower, some operators have no "
     "such kernel and end in an error, and cuBLAS keeps 24 MiB"
 )
@@ -57,6 +61,8 @@ def environment_for(run: RunSpec, kind: str, environ: Mapping[str, str]) -> dict
         found[ALLOCATOR_VARIABLES[0]] = "expandable_segments:True"
     if run.deterministic and WORKSPACE_VARIABLE not in environ:
         found[WORKSPACE_VARIABLE] = WORKSPACE
+    if run.health.hangs and not any(name in environ for name in RECORDER_VARIABLES):
+        found[RECORDER_VARIABLES[0]] = RECORDER_ENTRIES
     return found
 
 
@@ -84,10 +90,10 @@ def prepare_process(run: RunSpec, kind: str, environ: MutableMapping[str, str] =
     found = [
         Switched("allocator", None, added[name], EXPANDABLE_PRICE) for name in ALLOCATOR_VARIABLES if name in added
     ]
-    return [*found, *_set_kernels(run)]
+    return [*found, *_set_kernels(run, kind)]
 
 
-def _set_kernels(run: RunSpec) -> list[Switched]:
+def _set_kernels(run: RunSpec, kind: str) -> list[Switched]:
     """Choose the kernels of this process. They are torch's own switches, and change nothing on a CPU but determinism.
 
     What the run leaves off stays as the user's program has set it.
@@ -106,7 +112,8 @@ def _set_kernels(run: RunSpec) -> list[Switched]:
         torch.backends.cudnn.benchmark = True
     if run.deterministic:
         before = torch.are_deterministic_algorithms_enabled()
-        found.append(Switched("run.deterministic", before, True, DETERMINISTIC_PRICE))
+        because = f"{DETERMINISTIC_GAIN}; what it costs: {deterministic_price(kind)}"
+        found.append(Switched("run.deterministic", before, True, because))
         torch.use_deterministic_algorithms(True)
         torch.backends.cudnn.benchmark = run.cudnn_benchmark
     return found

@@ -26,7 +26,8 @@ def peer_copy_terms(
     `items` are those of a sample. Bytes are of the fullest device; seconds beside training are not part of a step's.
     """
     every = spec.run.checkpoints.memory_every
-    if spec.run.nodes.count < 2 or every is None:
+    is_one_machine = cluster.devices <= spec.cluster.devices_per_node  # several nodes of one: as torchrun starts them
+    if spec.run.nodes.count < 2 or every is None or is_one_machine:
         return ()
     steps = in_steps(every, batch_samples, items, 0)
     size = sum(term.value for term in forecast.memory if term.kind in ("weights", "optimizer"))

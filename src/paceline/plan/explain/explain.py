@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 
+from paceline.cluster.here.determinism import deterministic_price
 from paceline.plan.cost.intervals import TIME_ERROR
 from paceline.plan.cost.memory.usable import HEADROOM
 from paceline.plan.cost.rates import Rates
@@ -38,6 +39,7 @@ def headline_lines(planned: Planned) -> list[str]:
     """Return the block that every run opens with: task, cluster, plan and price."""
     others = f"best of {len(planned.search.candidates)} that fit, {len(planned.search.refused)} refused"
     others += f"{tried_text(planned.contest)}: --explain"
+    device = planned.cluster.device.kind
     return [
         f"task     {task_text(planned)}",
         f"cluster  {cluster_text(planned)}",
@@ -45,6 +47,7 @@ def headline_lines(planned: Planned) -> list[str]:
         f"{INDENT}{price_text(planned)}   ({others})",
         *([f"{INDENT}{expected_text(planned)}"] if planned.expected.goodput < NOTABLE_GOODPUT else []),
         *(f"{INDENT}{line}" for line in limit_lines(planned)),
+        *([f"{INDENT}deterministic kernels: {deterministic_price(device)}"] if planned.spec.run.deterministic else []),
     ]
 
 

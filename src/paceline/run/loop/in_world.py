@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,6 +10,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
+from paceline.checkpoint.tiers.held import HeldByRanks
 from paceline.errors import StorageError
 from paceline.lock import RunLock, take
 from paceline.run.loop.evaluate import unigram_bar
@@ -18,7 +20,7 @@ from paceline.run.loop.step import Stepper, StepStats
 from paceline.run.loop.under_plan import UnderPlan
 from paceline.run.memory.spent import MemoryMeter
 from paceline.run.process.brief import Brief, take_brief
-from paceline.run.process.generation import Generation, take_generation
+from paceline.run.process.generation import REFORMED, Generation, take_generation
 from paceline.run.process.groups import abort_groups
 from paceline.run.process.world import World
 from paceline.run.record.journal import Journal
@@ -134,6 +136,8 @@ class InWorld:
         elif held and not self._generation.is_called:
             self._record.fault(*self._recovered.fault)
         self._record.decided_before(self._recovered.decisions)
+        if self._generation.rung == REFORMED:
+            self._record.decided_now(self._stragglers.go_on(self.progress.step, held.learnt if held else None))
         self._points.tell(self._record)
         for remark in self._under.built.remarks if not held else ():
             self._record.remark(remark)
@@ -160,9 +164,11 @@ class InWorld:
         journal = Journal(self.dir, self._fence, self.spec.run.group_read)
         status = StatusLine(self.brief, self._steps(self.spec.run.log_every) or 1)
         every: list[Sink] = [journal, status, *(open_sink(self.dir) for open_sink in self._sinks)]
-        return Recorder(self.dir, journal.attempt, self.spec, self.brief, self.world, self._meter, every)
+        record = Recorder(self.dir, journal.attempt, self.spec, self.brief, self.world, self._meter, every)
+        journal.tell_by(record.fault, record.decided)
+        return record
 
-    def _build(self, plan: Plan, world: World, root: Path | None = None) -> UnderPlan:
+    def _build(self, plan: Plan, world: World, root: Path | HeldByRanks | None = None) -> UnderPlan:
         self._points.starting("load", self.dir)
         under = UnderPlan(self._run, plan, world, self.source, self.brief.items_per_sample, root)
         self._points.bind(under.built.stepper)
@@ -201,6 +207,7 @@ class InWorld:
             return False
         is_done = self._done_step >= self.progress.step
         held = hold(self._run, self._under.built, self.brief.plan, self.progress, self._made, is_done)
+        held = dataclasses.replace(held, learnt=self._stragglers.learnt())
         self._keeper.abandon()
         self._good = self._keeper.good
         self.world.groups.forget()

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,7 @@ from paceline.checkpoint import (
     training_state,
 )
 from paceline.checkpoint.ranks import Ranks
+from paceline.checkpoint.tiers.held import HeldByRanks
 from paceline.checkpoint.tiers.newest import newest_first
 from paceline.checkpoint.tiers.remote import fetch_newer
 from paceline.errors import ConfigError, VerificationFailed
@@ -44,6 +45,7 @@ from paceline.task.data.described import what_changed
 from paceline.task.optimizer.schedule import Course
 from paceline.version import __version__
 
+RANKS_MEMORY = "the memory of the ranks"  # for the journal, where it names the checkpoint that a run goes on from
 LOOK_AHEAD = 10_000  # steps in which another course must show
 
 
@@ -132,16 +134,22 @@ def saved_state(
     return _state(built), extra
 
 
-def restore(run: RunIdentity, built: Assembled, plan: Plan, world: World, root: Path | None = None) -> Restored | None:
+def restore(
+    run: RunIdentity, built: Assembled, plan: Plan, world: World, root: Path | HeldByRanks | None = None
+) -> Restored | None:
     """Load the newest sound checkpoint of a run into what was built, or return None where there is none.
 
-    `root` is the folder of checkpoints, the run's own if it is not given.
+    `root` is the folder of checkpoints, the run's own if it is not given; or the state, where ranks hold it.
 
     Raises ConfigError where the task is not the one that the checkpoint belongs to, or copies were kept in step in
     another way, and VerificationFailed where the learning rate would take another course though nothing in the task
     says so.
     """
-    sync, optimizer, scaler = built.stepper.sync, built.optimizer, built.stepper.scaler
+    if isinstance(root, HeldByRanks):
+        notes = _changes(run, dict(root.extra), plan)
+        _make_state(built, root.names)
+        root.fill(_state(built))
+        return _taken(built, plan, Path(RANKS_MEMORY), root.extra, notes)
     in_memory = None if root else world.share(memory_root(run.dir))
     roots = [root] if root else [each for each in (in_memory, checkpoint_root(run.dir)) if each is not None]
     url, ranks = None if root else run.spec.run.checkpoints.remote, Ranks(alone=world.size == 1)
@@ -153,25 +161,36 @@ def restore(run: RunIdentity, built: Assembled, plan: Plan, world: World, root: 
         world.share(json.dumps(sorted(IndexReader(newest, manifest).kinds) if newest and manifest else []))
     )
     changes = _changes(run, json.loads(written), plan) if written else []
-    materialise_optimizer_state(optimizer)
-    if isinstance(optimizer, JoinedOptimizer):  # of others' rules the state is known by what was saved
-        prefix = sync.optimizer_prefix
-        reached = {name.rpartition(".")[0].removeprefix(prefix) for name in stored if name.startswith(prefix)}
-        optimizer.begin([weight for name, weight in named_parameters(built.model) if name in reached])
+    _make_state(built, stored)
     found = load_latest(roots, _state(built), alone=world.size == 1)
     if found is None:
         return None
     path, extra, skipped, unchecked = found
-    if scaler is not None and extra["scaler"]:
-        scaler.load(extra["scaler"])
-    if built.stepper.guard is not None:
-        built.stepper.guard.load(extra.get("guard"))
     notes = [*fetched, *(f"skipped {reason}" for reason in skipped), *changes]
     if in_memory is not None and path.parent == in_memory:
         notes.append(f"the memory of this machine has the newest checkpoint, of step {extra['progress']['step']}")
     if unchecked:
         also = f" and {len(unchecked) - 1} more" if len(unchecked) > 1 else ""
         notes.append(f"the values of {unchecked[0]}{also} were not checked: the checkpoint has no fingerprint of them")
+    return _taken(built, plan, path, extra, notes)
+
+
+def _make_state(built: Assembled, stored: Collection[str]) -> None:
+    """Give the optimizer the state that the tensors of these names are loaded into."""
+    optimizer = built.optimizer
+    materialise_optimizer_state(optimizer)
+    if isinstance(optimizer, JoinedOptimizer):  # of others' rules the state is known by what was saved
+        prefix = built.stepper.sync.optimizer_prefix
+        reached = {name.rpartition(".")[0].removeprefix(prefix) for name in stored if name.startswith(prefix)}
+        optimizer.begin([weight for name, weight in named_parameters(built.model) if name in reached])
+
+
+def _taken(built: Assembled, plan: Plan, path: Path, extra: Mapping[str, Any], notes: list[str]) -> Restored:
+    """Put what belongs to the loaded tensors in its place, and return what was restored."""
+    if built.stepper.scaler is not None and extra["scaler"]:
+        built.stepper.scaler.load(extra["scaler"])
+    if built.stepper.guard is not None:
+        built.stepper.guard.load(extra.get("guard"))
     if extra["plan"]["layout"] != dataclasses.asdict(plan.layout):
         notes.append(f"resharded from layout {Layout(**extra['plan']['layout'])} to {plan.layout}")
     return Restored(path, Progress(**extra["progress"]), notes, extra["data_fingerprint"] != run.fingerprint)

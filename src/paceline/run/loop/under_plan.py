@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
+from paceline.checkpoint.tiers.held import HeldByRanks
 from paceline.errors import ConfigError
 from paceline.run.assemble import assemble
 from paceline.run.loop.loader import BatchStream
@@ -40,9 +41,9 @@ class UnderPlan:
         world: World,
         source: Source,
         items_per_sample: int,
-        root: Path | None = None,
+        root: Path | HeldByRanks | None = None,
     ) -> None:
-        """`root` is the folder of checkpoints whose newest is restored, the run's own if it is not given."""
+        """`root` is the folder of checkpoints whose newest is restored, the run's own if none is given, or a state."""
         task, device = run.spec.task, world.device
         self.plan, self.world = plan, world
         self.built = assemble(task, plan, world, source, items_per_sample)

@@ -21,6 +21,8 @@ GENERATION_VARIABLE = "PACELINE_GENERATION"
 # How a generation comes about, the cheapest first.
 REFORMED, FORKED, RESTARTED, FIRST = "reform", "standby", "restart", "start"
 
+FROM_RANKS = "ranks"  # where survivors bring their state together: nowhere, it goes from rank to rank
+
 
 @dataclass(frozen=True)
 class Generation:
@@ -39,7 +41,8 @@ class Generation:
     moments: Mapping[str, float] = field(default_factory=dict)
     decisions: tuple[DecisionRecord, ...] = ()  # of the supervisor
     is_called: bool = False  # nothing has failed: the ranks were called to a world of another size
-    # Where survivors bring their state together, and after how many steps it is; nowhere where it is restored instead.
+    # The folder in which survivors bring their state together, or FROM_RANKS, and after how many steps it is; empty
+    # where an older state is restored instead.
     rescue: str = ""
     rescue_step: int = 0
     pieces: Mapping[str, Sequence[str]] = field(default_factory=dict)  # by rank: files of parts of it, in memory

@@ -14,7 +14,7 @@ from paceline.cluster.here.prepare import Switched, bind_rank, device_index, pre
 from paceline.errors import ConfigError
 from paceline.run.memory.allocator import keep_freed_memory
 from paceline.run.process.groups import COLLECTIVE_TIMEOUT, Groups, Mesh
-from paceline.run.process.place import Place
+from paceline.run.process.place import KEPT_STORE, SERVED_STORE, Place
 from paceline.run.process.sockets import noted
 from paceline.spec.layout import Layout
 from paceline.spec.run import RunSpec
@@ -139,15 +139,17 @@ def _meet(place: Place, device: torch.device) -> None:
 
 
 def _store(place: Place) -> dist.Store | None:
-    """Return the store of a rendezvous "store://HOST:PORT/PREFIX", which rank 0 serves; None for others.
+    """Return the store of a rendezvous that names one; None for others.
 
     Each generation of a run has a prefix of its own: who is left of an older one meets nobody of a newer one.
     """
-    if not place.rendezvous.startswith("store://"):
+    kind = next((kind for kind in (SERVED_STORE, KEPT_STORE) if place.rendezvous.startswith(kind)), None)
+    if kind is None:
         return None
-    address, _, prefix = place.rendezvous.removeprefix("store://").partition("/")
+    address, _, prefix = place.rendezvous.removeprefix(kind).partition("/")
     host, _, port = address.rpartition(":")
-    store = dist.TCPStore(host, int(port), None, place.rank == 0, timeout=COLLECTIVE_TIMEOUT, wait_for_workers=False)
+    serves = kind == SERVED_STORE and place.rank == 0
+    store = dist.TCPStore(host, int(port), None, serves, timeout=COLLECTIVE_TIMEOUT, wait_for_workers=False)
     return dist.PrefixStore(prefix, store)
 
 

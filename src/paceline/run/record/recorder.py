@@ -14,7 +14,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from paceline.errors import DataError, PacelineError, Requeue, StorageError
+from paceline.errors import DataError, PacelineError, Requeue, RunInUse, StorageError
 from paceline.plan.learn.observe import remember_run
 from paceline.run.loop.resume import Progress, Restored
 from paceline.run.loop.step import StepStats
@@ -23,6 +23,7 @@ from paceline.run.process.brief import Brief
 from paceline.run.process.world import World
 from paceline.run.record.sink import Sink
 from paceline.run.survive.faults.ledger import StruckFault
+from paceline.said import say_line
 from paceline.spec.journal.kinds import (
     CheckpointRecord,
     DecisionRecord,
@@ -209,7 +210,8 @@ class Recorder:
     def ended(self, status: str, step: int, seconds: float, error: BaseException | None = None) -> None:
         """Record how this start ended. Only the first call counts.
 
-        What a peer's death brought about is left to the supervisor, where there is one: it knows the cause.
+        What a peer's death brought about is left to the supervisor, where there is one: it knows the cause. Raises
+        StorageError where a run that is complete has lost records of its journal.
         """
         if self._ended:
             return
@@ -219,12 +221,17 @@ class Recorder:
         details, code = describe(error)
         if error is not None and not isinstance(error, PacelineError | Requeue):
             details["traceback"] = "".join(traceback.format_exception(error))
-        with ExitStack() as closing:
-            for sink in self._sinks:
-                closing.callback(sink.close)
-            if error is not None and status == "failed":
-                self._write(FaultRecord(details["what"], details["because"], self._world.rank))
-            self._write(RunEnded(status, code, details if status == "failed" else None, step, seconds))
+        try:
+            with ExitStack() as closing:
+                for sink in self._sinks:
+                    closing.callback(sink.close)
+                if error is not None and status == "failed":
+                    self._write(FaultRecord(details["what"], details["because"], self._world.rank))
+                self._write(RunEnded(status, code, details if status == "failed" else None, step, seconds))
+        except StorageError as lost:
+            if status == "complete" or isinstance(lost, RunInUse):
+                raise
+            self.say(f"warning  {lost.what}: {lost.because}")  # the run ends for another reason, which is told
         if status == "complete" and self._spec.cluster.learn:
             self._remember()
 
@@ -237,7 +244,7 @@ class Recorder:
 
     def say(self, text: str) -> None:
         """Print a line."""
-        print(text, flush=True)
+        say_line(text)
 
 
 class SilentRecorder:

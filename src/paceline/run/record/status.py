@@ -9,6 +9,7 @@ from typing import TextIO
 
 from paceline.plan.flops import OWN
 from paceline.run.process.brief import Brief
+from paceline.said import say_line
 from paceline.spec.journal.kinds import EvaluationRecord, StepRecord
 from paceline.spec.journal.record import Record
 from paceline.units import format_count, format_seconds
@@ -78,4 +79,4 @@ class StatusLine:
 
     def say(self, text: str) -> None:
         """Print one line that is not a step."""
-        print(text, file=self._stream, flush=True)
+        say_line(text, self._stream)

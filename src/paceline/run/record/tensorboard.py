@@ -10,6 +10,7 @@ from typing import Any
 
 from paceline.errors import MissingExtra, StorageError
 from paceline.run.record.sink import OpenSink
+from paceline.said import say_line
 from paceline.spec.journal.kinds import DecisionRecord, EvaluationRecord, FaultRecord, RunStarted, StepRecord
 from paceline.spec.journal.record import Record, number
 from paceline.spec.run import RunSpec
@@ -19,7 +20,35 @@ FOLDER = "tensorboard"
 
 def asked_sinks(run: RunSpec) -> list[OpenSink]:
     """Return the sinks that the run's options ask for, for whoever starts it to hand in."""
-    return [TensorBoardWriter] if run.tensorboard else []
+    return [TensorBoardSink] if run.tensorboard else []
+
+
+class TensorBoardSink:
+    """Shows a run's records while it trains. A disk that takes no more costs the pictures, with a warning."""
+
+    def __init__(self, run_dir: Path) -> None:
+        self._writer: TensorBoardWriter | None = TensorBoardWriter(run_dir)
+
+    def write(self, record: Record) -> None:
+        """Write what TensorBoard can show of one record."""
+        if self._writer is not None:
+            try:
+                self._writer.write(record)
+            except OSError as error:  # that of an earlier record: they are written in a thread
+                self._give_up(error)
+
+    def close(self) -> None:
+        """Flush and close the event file."""
+        if self._writer is not None:
+            try:
+                self._writer.close()
+            except OSError as error:
+                self._give_up(error)
+
+    def _give_up(self, error: OSError) -> None:
+        assert self._writer is not None
+        say_line(f"warning  event files in {self._writer.folder} end here: {error}; export_tensorboard makes them anew")
+        self._writer = None
 
 
 class TensorBoardWriter:

@@ -55,6 +55,8 @@ class Points:
 def points_of(run: RunSpec, run_dir: Path, rank: int, world_size: int) -> Points:
     """Return the points of a process of a run: its rank's, of so many."""
     if run.health.hangs and listened_to() not in (None, *(heart.place for heart in _HEARTS)):
+        for heart in _HEARTS:
+            heart.stop()
         _HEARTS[:] = filter(None, [heart_here()])  # this process's first, or its first in another world
     injector = None
     if run.faults.each:

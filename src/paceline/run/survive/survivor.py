@@ -1,7 +1,8 @@
 """A rank that outlives a peer: it keeps its state, leaves the broken world, and joins the next one in its own process.
 
-What survivors hold between them is brought together as a checkpoint in memory, which the next world restores as it
-would any other, under whatever plan it has.
+What survivors hold between them is brought together as a checkpoint in the machine's memory, which the next world
+restores as it would any other, under whatever plan it has. On several nodes it goes from rank to rank instead, and each
+gets what it needs under its plan: no disk is needed.
 """
 
 from __future__ import annotations
@@ -16,17 +17,19 @@ from torch.distributed.fsdp import FSDPModule
 
 from paceline.checkpoint import Snapshot, publish, take_snapshot, write
 from paceline.checkpoint.ranks import Ranks
+from paceline.checkpoint.tiers.held import HeldByRanks
 from paceline.errors import ConfigError, StorageError
 from paceline.lock import adopt_generation
 from paceline.run.assemble import Assembled
 from paceline.run.loop.resume import Progress, RunIdentity, saved_state
 from paceline.run.loop.step import StepStats
 from paceline.run.loop.under_plan import refuse_replan
-from paceline.run.process.generation import Generation, take_generation
+from paceline.run.process.generation import FROM_RANKS, Generation, take_generation
 from paceline.run.process.groups import abort_groups
 from paceline.run.process.place import Place
 from paceline.run.process.world import World, join_next
 from paceline.run.record.recorder import is_echo
+from paceline.run.survive.health.less_work import Learnt
 from paceline.run.survive.listener import stop_listening
 from paceline.run.survive.saving.peers import read_pieces
 from paceline.spec.plan import Plan
@@ -46,13 +49,14 @@ class Brought:
     snapshot: Snapshot | None
     stats: StepStats | None
     is_done: bool
+    learnt: Learnt | None = None  # of how fast this rank is
 
 
 @dataclass(frozen=True)
 class Together:
     """What the ranks of a new world have brought together, what the last step did, and whether its duties are done."""
 
-    root: Path
+    root: Path | HeldByRanks
     stats: StepStats | None
     is_done: bool
 
@@ -124,13 +128,13 @@ def next_place(world: World, generation: int, held: Brought) -> tuple[World, Gen
 
 
 def bring_together(world: World, generation: Generation, held: Brought | None) -> Together | None:
-    """Write what survivors hold as a checkpoint that the new world restores. Every rank calls it.
+    """Bring together what survivors hold, for the new world to restore it. Every rank calls it.
 
     A rank that is new holds nothing. Returns None where the generation restores an older checkpoint instead.
     """
     if not generation.rescue:
         return None
-    root, step = Path(generation.rescue), generation.rescue_step
+    step = generation.rescue_step
     mine = held if held and held.snapshot and held.snapshot.step == step else None
     if generation.pieces:  # what living ranks hold is not whole, or older
         files = generation.pieces.get(str(world.rank))
@@ -141,13 +145,17 @@ def bring_together(world: World, generation: Generation, held: Brought | None) -
     extra, stats, _ = next(item for item in brought if item)
     is_done = all(done for _, _, done in filter(None, brought))
     taken = mine.snapshot if mine and mine.snapshot else Snapshot(step, {}, extra)
-    publish(write(root, replace(taken, extra=extra), alone=world.size == 1), keep_last=1)
+    taken, alone = replace(taken, extra=extra), world.size == 1
+    if generation.rescue == FROM_RANKS:
+        return Together(HeldByRanks(taken, Ranks(alone=alone)), stats, is_done)
+    root = Path(generation.rescue)
+    publish(write(root, taken, alone=alone), keep_last=1)
     return Together(root, stats, is_done)
 
 
 def let_go(together: Together | None, world: World) -> None:
     """Remove what was brought together, when every rank has restored it."""
-    if together is not None:
+    if together is not None and isinstance(together.root, Path):
         world.wait()
         if world.is_first:
             shutil.rmtree(together.root, ignore_errors=True)

@@ -11,25 +11,25 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from paceline.cluster.machine import visible_gpus
 from paceline.errors import PacelineError, Requeue
 from paceline.patience import Patience
 from paceline.run.process.handover import hand_over
-from paceline.session.survive import WORKER, forkable
+from paceline.said import say_line
+from paceline.session.survive import WORKER, starter_of
 from paceline.spec.arguments import run_directory
 from paceline.spec.load import Spec
 from paceline.supervise.groups import collect
 from paceline.supervise.nodes.agent import Agent
 from paceline.supervise.nodes.link import NodeLink, NoPeer, knock
 from paceline.supervise.nodes.meeting import find_meeting
-from paceline.supervise.parent import PARENT_VARIABLE
+from paceline.supervise.parent import PARENT_VARIABLE, name_process
 from paceline.supervise.signals import forward_signals
-from paceline.supervise.standby import Standby
-from paceline.supervise.starting import Starter
-from paceline.supervise.supervisor import starter
 
 Say = Callable[[str], None]
 COORDINATOR = "paceline.session.nodes.coordinate"
@@ -38,24 +38,42 @@ LOOK_SECONDS = 0.02
 BACK_SECONDS = 5.0
 
 
-def train_on_nodes(spec: Spec, say: Say = print) -> int:
-    """Supervise this node's ranks of a run on several nodes to its end; return the exit code."""
-    nodes = spec.run.nodes
+@dataclass(frozen=True)
+class Seat:
+    """What a launcher has said of this node where it is a part of a machine: its ranks' environment, and how many such
+    parts a machine has. Nothing and 0 for a machine of its own."""
+
+    environ: Mapping[str, str] = field(default_factory=dict)
+    per_machine: int = 0
+
+
+@dataclass(frozen=True)
+class Attended:
+    """How a run has ended for a node: with which exit code, and by which error where no rank has said it."""
+
+    exit_code: int
+    error: Mapping[str, Any] | None = None
+
+
+def attend_run(spec: Spec, say: Say = say_line, seat: Seat | None = None, script: Sequence[str] = ()) -> Attended:
+    """Supervise this node's ranks of a run on several nodes to its end.
+
+    Each rank is `python SCRIPT`, or trains the spec where there is no script. Raises a PacelineError where the spec
+    cannot be handed to other processes, or the run is not found.
+    """
+    nodes, seat = spec.run.nodes, seat or Seat()
     nodes.check()
+    name_process(f"paceline node {nodes.node}")
     with tempfile.TemporaryDirectory(prefix="paceline-node-", ignore_cleanup_errors=True) as name:
         folder = Path(name)
         path = hand_over(spec, folder)
-        words = ["-m", WORKER, str(path)]
-        standby, because = None, ""
-        if spec.run.recovery.standby:
-            work, because = forkable(words)
-            standby = Standby(work, os.environ) if work else None
-        cold = starter([sys.executable, *words], dict(os.environ))
-        agent = Agent(folder, Starter(cold, standby, say, because), nodes.node, devices_here(spec), os.environ)
+        words = list(script) or ["-m", WORKER, str(path)]
+        start = starter_of(words, dict(os.environ), spec.run.recovery, say)
+        agent = Agent(folder, start, nodes.node, devices_here(spec), os.environ, seat.environ)
         flag = forward_signals(agent.send)
-        attendance = Attendance(spec, agent, path, say)
+        attendance = Attendance(spec, agent, path, say, seat.per_machine, script)
         try:
-            return attendance.run()
+            return Attended(attendance.run(), agent.error)
         finally:
             agent.close()
             attendance.close()
@@ -74,7 +92,11 @@ def devices_here(spec: Spec) -> int:
 class Attendance:
     """This node's part in the run: with one coordinator after the other, of which some may run here."""
 
-    def __init__(self, spec: Spec, agent: Agent, path: Path, say: Say) -> None:
+    def __init__(
+        self, spec: Spec, agent: Agent, path: Path, say: Say, per_machine: int = 0, script: Sequence[str] = ()
+    ) -> None:
+        """`path` is where the spec is handed over; `per_machine` nodes are on each machine, 0 where all are alone."""
+        self._per_machine, self._script = per_machine, script
         self._spec, self._nodes, self._agent, self._path, self._say = spec, spec.run.nodes, agent, path, say
         self._run_dir = run_directory(spec)
         self._coordinator: subprocess.Popen[bytes] | None = None
@@ -176,7 +198,9 @@ class Attendance:
         host, port = self._nodes.address
         words: Sequence[str] = (
             sys.executable, "-m", COORDINATOR, str(self._path), self._host if self._link else host, str(port),
-            str(self._nodes.node),
+            str(self._nodes.node), str(self._per_machine),
         )  # fmt: skip
         environ = {**os.environ, PARENT_VARIABLE: str(os.getpid())}
+        if self._script:  # whose task may come from modules beside it
+            environ["PYTHONPATH"] = os.pathsep.join(each for each in (sys.path[0], environ.get("PYTHONPATH")) if each)
         return subprocess.Popen(words, env=environ, process_group=0)

@@ -22,6 +22,7 @@ from paceline.plan.explain.explain import headline_lines
 from paceline.plan.planned import Planned, plan_task
 from paceline.run.process.brief import make_brief
 from paceline.run.process.handover import take_over
+from paceline.said import say_line
 from paceline.session.nodes.attendance import NOT_ELECTED, STEPPED_DOWN
 from paceline.session.prove import prove
 from paceline.session.replanner import Replanner
@@ -46,12 +47,15 @@ def main() -> int:
     """Coordinate the run that the command line names, and return its exit code."""
     end_with_parent(number=signal.SIGKILL)
     name_process("paceline coord")
-    path, host, port, node = sys.argv[1:]
-    return coordinate(take_over(Path(path)), host, int(port), int(node))
+    path, host, port, node, per_machine = sys.argv[1:]
+    return coordinate(take_over(Path(path)), host, int(port), int(node), int(per_machine))
 
 
-def coordinate(spec: Spec, host: str, port: int, node: int, say: Say = print) -> int:
-    """Coordinate a run at an address of this node; return the run's exit code, or `NOT_ELECTED`."""
+def coordinate(spec: Spec, host: str, port: int, node: int, per_machine: int = 0, say: Say = say_line) -> int:
+    """Coordinate a run at an address of this node; return the run's exit code, or `NOT_ELECTED`.
+
+    `per_machine` nodes share a machine each; 0 where each is one.
+    """
     run_dir = run_directory(spec)
     lock = _elected(run_dir, spec.run.nodes.lost_after)
     if lock is None:
@@ -60,20 +64,19 @@ def coordinate(spec: Spec, host: str, port: int, node: int, say: Say = print) ->
         server.setblocking(False)
         meeting = announce(run_dir, host, server.getsockname()[1], node)
         say(f"nodes    node {node} coordinates at {host}:{meeting.port}")
-        fleet = Fleet(spec.run.nodes, node, server, meeting.secret, lock, say)
+        fleet = Fleet(spec.run.nodes, server, meeting.secret, lock, say)
         fleet.steps_down = lambda: _step_down(lock, say)
-        code = 1  # of whatever ends this process here
+        outcome = Outcome(1)  # of whatever ends this process here
         try:
-            outcome = _outcome(spec, fleet, lock, say)
+            outcome = _outcome(spec, fleet, lock, say, per_machine)
             if not lock.is_lost:
                 if outcome.error is not None:
                     mark_ended(run_dir, outcome, Redactor(spec.run.redact), say)
                 tell_report(run_dir, say)
             explain(outcome)
-            code = outcome.exit_code
         finally:
-            fleet.end(code)
-    return code
+            fleet.end(outcome)
+    return outcome.exit_code
 
 
 def _elected(run_dir: Path, seconds: float) -> RunLock | None:
@@ -88,19 +91,20 @@ def _elected(run_dir: Path, seconds: float) -> RunLock | None:
         time.sleep(LOOK_SECONDS)  # for the coordinator before to be gone
 
 
-def _outcome(spec: Spec, fleet: Fleet, lock: RunLock, say: Say) -> Outcome:
+def _outcome(spec: Spec, fleet: Fleet, lock: RunLock, say: Say, per_machine: int) -> Outcome:
     try:
-        return _run(spec, fleet, lock, say)
+        return _run(spec, fleet, lock, say, per_machine)
     except PacelineError as error:
         return Outcome(error.exit_code, error.as_dict())
 
 
-def _run(spec: Spec, fleet: Fleet, lock: RunLock, say: Say) -> Outcome:
+def _run(spec: Spec, fleet: Fleet, lock: RunLock, say: Say, per_machine: int) -> Outcome:
     """Plan for the nodes that come, prove, and train."""
     _gather(spec, fleet)
     if not fleet.members:
         raise PacelineError("no node has joined", f"none came in {spec.run.nodes.wait:g} s", "start the nodes again")
-    taken, per_node, most = fleet.take_over(), fleet.per_node, fleet.per_node * spec.run.nodes.count
+    taken, most = fleet.take_over(), fleet.per_node * spec.run.nodes.count
+    per_node = fleet.per_node * (per_machine or 1)
     if taken is not None:
         lock.continue_from(taken.number)
     planned = _planned(spec, fleet, taken, per_node, say)
@@ -121,7 +125,7 @@ def _planned(spec: Spec, fleet: Fleet, taken: TakenOver | None, per_node: int, s
     devices = fleet.devices() or 0
     if len(fleet.members) == spec.run.nodes.count:
         cluster = dataclasses.replace(spec.cluster, devices=devices, devices_per_node=per_node)
-        return plan_task(dataclasses.replace(spec, cluster=cluster), say=say)
+        return plan_task(spec if spec.cluster.groups else dataclasses.replace(spec, cluster=cluster), say=say)
     say(f"nodes    {len(fleet.members)} of {spec.run.nodes.count} nodes are there: {devices} device(s)")
     if devices < spec.run.recovery.min_devices:
         raise PacelineError(

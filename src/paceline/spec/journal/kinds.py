@@ -280,8 +280,9 @@ class FaultRecord(Record):
         Table | None,
         Told(
             "of a rank that hung: `silent_seconds`, `limit_seconds`, `median_step_seconds`, the folder of all `stacks`,"
-            " and of each of `ranks` its `step`, `phase`, `state` (of /proc), `collective` and the innermost frames of"
-            " its `stack`",
+            " of each of `ranks` its `step`, `phase`, `state` (of /proc), `collective`, number and name of the last"
+            " collective that it has `reached` in each group, and the innermost frames of its `stack`; and which"
+            " `collectives` some ranks have begun and others have not",
             if_any=True,
         ),
     ] = None

@@ -28,6 +28,7 @@ KINDS = {
     "flip": ("one bit of `target` is flipped", "backward"),
     "disk_full": ("the next file of a checkpoint cannot be written: no space is left", "save"),
     "read_only": ("the next file of a checkpoint cannot be written: the file system is read-only", "save"),
+    "journal_full": ("for `steps` steps no file can grow beyond the journal's size, the journal included", "data"),
     "corrupt": ("one bit of the newest published checkpoint is flipped", "data"),
     "truncate": ("a file of the newest published checkpoint loses its second half", "data"),
     "descriptors": ("no further file can be opened for `seconds`", "data"),
@@ -52,11 +53,14 @@ class FaultSpec:
     times: int = option(1, "how often it strikes at most, over all starts of the run; 0 for no limit", minimum=0)
     again: bool = option(False, "strike again in the same step after a restart, as a bug does and an accident does not")
     seconds: float = option(
-        0.0, "how long it lasts (stop, delay, descriptors, cut, slow_network)", quantity="duration", minimum=0.0
+        0.0,
+        "how long it lasts (stop, delay, descriptors, cut, slow_network)",
+        quantity="duration",
+        minimum=0.0,
     )
     bandwidth: int = option(1_000_000, "bytes per second that a slow network takes", quantity="bytes", minimum=1000)
     factor: float = option(3.0, "how many times as long a slow rank takes", minimum=1.0)
-    steps: int = option(1, "for how many steps a slow rank is slow", minimum=1)
+    steps: int = option(1, "for how many steps it lasts (slow, journal_full)", minimum=1)
     target: str = option("gradient", "what gets a NaN or a flipped bit", choices=("gradient", "weight", "optimizer"))
     bit: int = option(-1, "which bit of a number is flipped, from the lowest; -1 draws one by the seed", minimum=-1)
     signal: str = option("SIGTERM", "the signal of kind `signal`", choices=("SIGTERM", "SIGUSR1", "SIGINT"))

@@ -17,6 +17,11 @@ class RecoverySpec:
     preemption_retries: int = option(
         100, "how often one call goes on after a rank was killed from outside; 0 ends it at the first", minimum=0
     )
+    supervise: bool = option(
+        True,
+        "let a process that torchrun or srun started supervise its rank, as a process of its own, so that a fault is "
+        "survived; where off, it is the rank, and a fault ends the run",
+    )
     standby: bool = option(
         True, "keep a process that has imported torch, from which ranks are forked; where off, each imports it anew"
     )
@@ -39,6 +44,11 @@ class RecoverySpec:
         "forecast saving from which more devices are worth the change to them; none takes whatever device is there",
         quantity="duration",
         minimum=0.0,
+    )
+    prepare: bool = option(
+        True,
+        "plan, and prove, ahead for the world that the loss of a device or a node would leave, beside training; where "
+        "off, that is done when it is lost",
     )
     notice: float | None = option(
         None,

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from paceline.errors import PacelineError
@@ -16,6 +16,7 @@ from paceline.run.process.brief import BRIEF_VARIABLE, Brief
 from paceline.spec.journal.kinds import DecisionRecord
 from paceline.spec.plan import Plan
 from paceline.spec.survive.recovery import RecoverySpec
+from paceline.supervise.again.ahead import Ahead
 
 LOOK_SECONDS = 1.0  # between two looks at the file
 
@@ -43,6 +44,8 @@ class Elastic:
         self._most = policy.max_devices or brief.plan.layout.devices
         self._next: Replanned | None = None
         self._looked, self._refused = -math.inf, 0
+        self._ahead = Ahead(self._replan_for)
+        self._prepared_for, self._asked = 0, -math.inf
         self.because = ""  # why the run cannot go on
 
     def environ(self, folder: Path) -> dict[str, str]:
@@ -61,7 +64,12 @@ class Elastic:
             return True
         while devices >= self._policy.min_devices and devices != now:
             try:
+                is_ahead = self._ahead.wait_for(devices)
                 self._next = self._replan_for(devices)
+                if is_ahead:
+                    decision = self._next.decision
+                    evidence = {**(decision.evidence or {}), "made_ahead": True}
+                    self._next = replace(self._next, decision=replace(decision, evidence=evidence))
                 return True
             except PacelineError as error:  # 3 devices may have no plan where 2 have one
                 self.because = f"no plan for {devices} device(s): {error.what}: {error.because}"
@@ -81,6 +89,22 @@ class Elastic:
         self._next, self._refused = None, 0
         say(f"replan   {decision.after}: {decision.because}")
         return self._brief.plan, (decision,)
+
+    def prepare(self, unit: int, has_begun: Callable[[], bool]) -> None:
+        """Begin to plan for the world that the loss of `unit` devices would leave, once the run makes steps."""
+        now = self._brief.plan.layout.devices
+        may = self._policy.prepare and self._is_elastic and self._prepared_for != now
+        if not may or time.monotonic() - self._asked < LOOK_SECONDS:
+            return
+        self._asked = time.monotonic()
+        if has_begun():
+            self._prepared_for = now
+            self._ahead.begin(range(now - unit, self._policy.min_devices - 1, -1))
+
+    @property
+    def _is_elastic(self) -> bool:
+        """Whether the number of devices may become another."""
+        return self._replan is not None and (bool(self._policy.devices_file) or self._there() is not None)
 
     def pays(self, done: Callable[[], int]) -> bool:
         """Return whether more devices are there than the run uses, and the steps that are left pay for the change."""

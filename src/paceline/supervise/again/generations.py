@@ -22,6 +22,7 @@ from paceline.run.process.brief import Brief
 from paceline.run.process.generation import FIRST, REFORMED, Generation
 from paceline.run.record.journal import mark_fault
 from paceline.run.survive.health.watch import PulseWatch
+from paceline.said import say_line
 from paceline.spec.journal.kinds import DecisionRecord
 from paceline.spec.journal.redact import Redactor
 from paceline.spec.plan import Plan
@@ -39,7 +40,7 @@ from paceline.supervise.crew import Crew, attend
 from paceline.supervise.groups import Process, collect
 from paceline.supervise.memory_kills import memory_kills
 from paceline.supervise.nodes.held import HeldPieces
-from paceline.supervise.signals import forward_signals
+from paceline.supervise.signals import STOP_SIGNALS, forward_signals
 
 PEERS_SECONDS = 1.0  # that the peers of a rank have whose failure is known: what they would tell is an echo of it
 
@@ -75,7 +76,7 @@ class Generations:
         brief: Brief,
         lock: RunLock,
         policy: RecoverySpec,
-        say: Callable[[str], None] = print,
+        say: Callable[[str], None] = say_line,
         redactor: Redactor | None = None,
         replan: Replan | None = None,
         health: HealthSpec | None = None,
@@ -198,6 +199,8 @@ class Generations:
             while not crew.is_over:
                 crew.kill()
                 crew.look()
+        if self._machines.is_stopped():  # on another machine, which has passed the signal on by itself
+            crew.passed_on |= set(STOP_SIGNALS)
         outcome = outcome_of(crew.ended(), crew.killed, folder, kills, len(crew.processes))
         collect([process for rank, process in enumerate(crew.processes) if rank not in left])
         moments = {**_moments(crew.ended()), "ended": time.time()}
@@ -217,6 +220,7 @@ class Generations:
         def settled() -> bool:
             nonlocal peers
             if not crew.has_failed:
+                self._elastic.prepare(self._machines.unit, lambda: reached_by(self._lock.run_dir).made)
                 may_grow = self._policy.reform and not call.exists()
                 if may_grow and self._elastic.pays(lambda: reached_by(self._lock.run_dir).step):
                     self._machines.word(folder, CALL_NAME)
@@ -261,7 +265,7 @@ class Generations:
             moments=fallen.moments,
             decisions=decisions,
             is_called=bool(fallen.called),
-            rescue="" if held is None and kept is None else str(self._machines.rescue(self._lock, number)),
+            rescue="" if held is None and kept is None else self._machines.rescue(self._lock, number),
             rescue_step=kept.step if kept is not None else held or 0,
             pieces={str(rank): tuple(files) for rank, files in kept.files.items()} if kept is not None else {},
         )

@@ -43,6 +43,10 @@ class RankHosts(Protocol):
     def devices(self) -> int | None:
         """Return how many devices are there now; None where that is not for the machines to say."""
 
+    @property
+    def unit(self) -> int:
+        """How many devices go with the least that can be lost and not be replaced."""
+
     def wait_for(self, devices: int) -> bool:
         """Return whether so many devices are there, or come before the run has waited for too long."""
 
@@ -70,8 +74,8 @@ class RankHosts(Protocol):
     def watch(self, health: HealthSpec | None, folder: Path, ranks: int, run_dir: Path) -> PulseWatch | None:
         """Return the watch over a world's ranks, None where hangs are not looked for."""
 
-    def rescue(self, lock: RunLock, generation: int) -> Path:
-        """Return a folder in which the ranks of the next world can bring together what they hold."""
+    def rescue(self, lock: RunLock, generation: int) -> str:
+        """Return the folder in which the ranks of the next world bring together what they hold, or FROM_RANKS."""
 
     def held(self, ranks: int) -> HeldPieces | None:
         """Return the state that is in the memory of machines, for the ranks of the next world; None where none is."""
@@ -100,6 +104,11 @@ class OneMachine:
     def devices(self) -> int | None:
         """Return None: the devices of one machine stay as they are, but for what a file says."""
         return None
+
+    @property
+    def unit(self) -> int:
+        """One: a device may be lost by itself."""
+        return 1
 
     def wait_for(self, devices: int) -> bool:
         """Return False: no more devices will come than there are."""
@@ -138,9 +147,9 @@ class OneMachine:
         """Return the watch over a world's ranks, None where hangs are not looked for."""
         return PulseWatch.of(health, folder, ranks, run_dir)
 
-    def rescue(self, lock: RunLock, generation: int) -> Path:
-        """Return a folder in which the ranks of the next world can bring together what they hold."""
-        return rescue_folder(lock, generation)
+    def rescue(self, lock: RunLock, generation: int) -> str:
+        """Return the folder in which the ranks of the next world bring together what they hold."""
+        return str(rescue_folder(lock, generation))
 
     def held(self, ranks: int) -> HeldPieces | None:
         """Return None: what a machine's memory holds of checkpoints is found as those on disk are."""

@@ -1,4 +1,4 @@
-"""Where survivors bring their state together: a folder in the node's memory where there is one, else in the run's."""
+"""Where survivors on one machine bring their state together: in its memory where there is room, else in the run's."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from paceline.lock import RunLock
 MEMORY = Path("/dev/shm")
 
 
-def rescue_folder(lock: RunLock, generation: int, in_memory: bool = True) -> Path:
+def rescue_folder(lock: RunLock, generation: int) -> Path:
     """Return the folder of a generation's rescue, which nobody else uses. Only its user can read it."""
     clear_rescues(lock)
-    parent = MEMORY if in_memory and MEMORY.is_dir() and os.access(MEMORY, os.W_OK) else lock.run_dir
+    parent = MEMORY if MEMORY.is_dir() and os.access(MEMORY, os.W_OK) else lock.run_dir
     folder = parent / f"{_name(lock)}{generation}"
     folder.mkdir(mode=0o700)
     return folder

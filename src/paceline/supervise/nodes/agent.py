@@ -38,7 +38,18 @@ INTERFACES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 class Agent:
     """The ranks of a run on this node."""
 
-    def __init__(self, folder: Path, starter: Starter, node: int, devices: int, environ: Mapping[str, str]) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        starter: Starter,
+        node: int,
+        devices: int,
+        environ: Mapping[str, str],
+        seat: Mapping[str, str] | None = None,
+    ) -> None:
+        """`seat` is what the environment of ranks says whose node is a part of a machine, whatever the coordinator."""
+        self._seat = seat or {}
+        self.error: Mapping[str, Any] | None = None  # by which the run has ended, where no rank was ever here
         self.folder, self.node, self.devices = folder, node, devices
         self._starter, self._environ, self._control = starter, environ, Control(folder)
         self._pieces = PiecesFolder(node)
@@ -76,6 +87,7 @@ class Agent:
         while True:
             for message in link.taken(LOOK_SECONDS):
                 if "end" in message:
+                    self.error = message.get("error") if not self._generation else None
                     return int(message["end"])
                 self._do(message, link)
             if link.is_lost:  # after a look at what has come: this process may have been busy
@@ -179,7 +191,8 @@ class Agent:
         found = {name: interface for name in INTERFACES if interface and name not in self._environ}
         found |= {PARENT_VARIABLE: str(os.getpid()), NODE_VARIABLE: str(self.node)}
         found |= self._pieces.environ()
-        return {**found, **{name: value.replace(HERE, str(self.folder)) for name, value in environ.items()}}
+        told = {name: value.replace(HERE, str(self.folder)) for name, value in environ.items()}
+        return {**found, **told, **self._seat}
 
     def _signal(self, message: Mapping[str, Any]) -> None:
         process = self._processes.get(message["signal"])

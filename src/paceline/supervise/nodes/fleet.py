@@ -18,7 +18,8 @@ from paceline.errors import WorkerDied
 from paceline.lock import RunLock
 from paceline.patience import Patience
 from paceline.run.process.brief import brief_from_json
-from paceline.run.process.generation import FORKED, RESTARTED
+from paceline.run.process.generation import FORKED, FROM_RANKS, RESTARTED
+from paceline.run.process.place import SERVED_STORE
 from paceline.run.survive.health.pulse import Pulse
 from paceline.run.survive.health.watch import PulseWatch
 from paceline.spec.journal.kinds import DecisionRecord
@@ -26,8 +27,7 @@ from paceline.spec.survive.health import HealthSpec
 from paceline.spec.survive.nodes import NodesSpec
 from paceline.supervise.again.generations import TakenOver
 from paceline.supervise.again.machines import seats_of
-from paceline.supervise.again.rescue import rescue_folder
-from paceline.supervise.blame import leave_error
+from paceline.supervise.blame import Outcome, leave_error
 from paceline.supervise.control import CONTROL_VARIABLE
 from paceline.supervise.nodes.agent import HERE
 from paceline.supervise.nodes.far import FarRank, FarSight, FarStanding
@@ -48,11 +48,11 @@ Say = Callable[[str], None]
 class Fleet:
     """The nodes that have joined, by their number, and the ranks on them."""
 
-    def __init__(self, spec: NodesSpec, node: int, server: socket.socket, secret: str, lock: RunLock, say: Say) -> None:
-        """`node` is the one that this coordinator runs on; `server` is where nodes connect."""
+    def __init__(self, spec: NodesSpec, server: socket.socket, secret: str, lock: RunLock, say: Say) -> None:
+        """`server` is where nodes connect."""
         self.members: dict[int, Member] = {}
         self.stopped = ""  # why a node wants the run to end
-        self._spec, self._node, self._server, self._secret = spec, node, server, secret
+        self._spec, self._server, self._secret = spec, server, secret
         self._lock, self._say = lock, say
         self._folder, self._world = Path(), Path()
         self._ranks: dict[int, FarRank] = {}  # of this world
@@ -167,6 +167,11 @@ class Fleet:
         self.poll()
         return self.per_node * len(self.members)
 
+    @property
+    def unit(self) -> int:
+        """The devices of a node."""
+        return max(1, self.per_node)
+
     def wait_for(self, devices: int) -> bool:
         """Return whether so many devices are there, or come before the run has waited for too long."""
         patience = Patience(self._spec.wait)
@@ -201,7 +206,7 @@ class Fleet:
         prefix = f"{self._lock.token}-{self._lock.generation}"
         shared = {
             "WORLD_SIZE": str(ranks),
-            "PACELINE_RENDEZVOUS": f"store://{meet}/{prefix}",
+            "PACELINE_RENDEZVOUS": f"{SERVED_STORE}{meet}/{prefix}",
             ERROR_FOLDER: str(folder),
             **self._lock.for_far_ranks(),
         }
@@ -274,9 +279,9 @@ class Fleet:
             return None
         return PulseWatch(folder, ranks, health, run_dir, self._sight.load, self._sight)
 
-    def rescue(self, lock: RunLock, generation: int) -> Path:
-        """Return a folder in which the ranks of the next world can bring together what they hold."""
-        return rescue_folder(lock, generation, in_memory=list(self.members) == [self._node])
+    def rescue(self, lock: RunLock, generation: int) -> str:
+        """Return how ranks bring together what they hold: from rank to rank, since they share no memory."""
+        return FROM_RANKS
 
     def take_over(self) -> TakenOver | None:
         """Return the world that another coordinator has left, as the nodes have it; None where there was none."""
@@ -310,10 +315,10 @@ class Fleet:
     def close(self) -> None:
         """End what is left of the service to the run: the links stay until the end is told."""
 
-    def end(self, code: int) -> None:
+    def end(self, outcome: Outcome) -> None:
         """Tell all nodes how the run has ended."""
         for member in self.members.values():
-            member.link.send({"end": code})
+            member.link.send({"end": outcome.exit_code, "error": outcome.error})
             member.link.close()
         self._server.close()
 

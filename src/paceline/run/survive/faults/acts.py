@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import resource
 import signal
 import subprocess
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 from paceline.errors import ConfigError
 from paceline.run.survive.faults.network import disturb
+from paceline.spec.journal.reading import starts_of
 from paceline.spec.survive.faults import FaultSpec
 from paceline.supervise.nodes.meeting import find_meeting
 from paceline.supervise.parent import NODE_VARIABLE
@@ -79,10 +82,18 @@ def _late(seconds: float) -> None:
 
 def _without_descriptors(seconds: float) -> None:
     """Let this process open no further file for some seconds."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     probe = os.open(os.devnull, os.O_RDONLY)  # the lowest number that is free
     os.close(probe)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (probe, hard))
     timer = threading.Timer(seconds, resource.setrlimit, (resource.RLIMIT_NOFILE, (soft, hard)))
     timer.daemon = True
     timer.start()
+
+
+def without_room(run_dir: Path) -> Callable[[], None]:
+    """Let no file of this process grow beyond the size that the journal has now; return what ends that."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    starts = starts_of(run_dir)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (starts[-1][1].stat().st_size if starts else 0, before[1]))
+    return functools.partial(resource.setrlimit, resource.RLIMIT_FSIZE, before)

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch.distributed.tensor import DTensor
 
-from paceline.run.survive.faults.acts import act, keep_busy
+from paceline.run.survive.faults.acts import act, keep_busy, without_room
 from paceline.run.survive.faults.draws import LASTING, draw, is_due, is_struck
 from paceline.run.survive.faults.ledger import Ledger, StruckFault
 from paceline.run.survive.faults.storage import damage, newest_file, refuse_writes
@@ -42,6 +42,7 @@ class Injector:
         self._stepper: Any = None
         self._step = 0
         self._passes_began = 0.0
+        self._room_back: tuple[int, Callable[[], None]] | None = None  # from which step on files can grow again
         self._slow: dict[int, float] = {}  # step -> how many times as long this rank takes
         self._here: set[int] = set()  # faults that have struck this process since the step's batch was read
 
@@ -58,6 +59,9 @@ class Injector:
         self._step = step
         if phase == "data":
             self._here.clear()
+            if self._room_back is not None and step >= self._room_back[0]:
+                self._room_back[1]()
+                self._room_back = None
         if phase == "forward":
             self._passes_began = time.perf_counter()
         if phase == "reduce":
@@ -116,6 +120,8 @@ class Injector:
             self._slow |= dict.fromkeys(range(step, step + fault.steps), fault.factor)
             if phase == "reduce":
                 keep_busy((fault.factor - 1) * (time.perf_counter() - self._passes_began))
+        elif fault.kind == "journal_full":
+            self._room_back = (step + fault.steps, without_room(self._run_dir))
         elif fault.kind in VALUES:
             tensor = self._target(fault.target, self._draw(number, step, "tensor"))
             if tensor is not None:

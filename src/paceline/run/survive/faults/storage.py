@@ -6,8 +6,10 @@ meets a real OSError where it would, and no code of checkpoints knows of faults.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
+import stat
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -37,23 +39,30 @@ def refuse_writes(below: Path, refused: Callable[[], str]) -> None:
 
 
 def newest_file(below: Path) -> Path | None:
-    """Return the newest published file of a checkpoint that holds weights, None where there is none yet."""
+    """Return the newest published file of a checkpoint that holds weights, None where there is none yet.
+
+    Other ranks publish and remove checkpoints meanwhile: what goes is passed over.
+    """
     found = []
-    for path in below.rglob("*"):
-        if any(part.startswith(".") for part in path.relative_to(below).parts):
-            continue  # a save under way
-        try:
-            status = path.lstat()
-        except FileNotFoundError:
-            continue
-        if path.is_file() and status.st_size >= SMALLEST_BYTES and path.suffix != ".json":
-            found.append((status.st_mtime_ns, status.st_size, path))
+    for folder, folders, names in os.walk(below):  # which passes over folders that have gone
+        folders[:] = [name for name in folders if not name.startswith(".")]  # a save under way
+        for name in names:
+            path = Path(folder) / name
+            if name.startswith(".") or path.suffix == ".json":
+                continue
+            with contextlib.suppress(FileNotFoundError):
+                status = path.lstat()
+                if stat.S_ISREG(status.st_mode) and status.st_size >= SMALLEST_BYTES:
+                    found.append((status.st_mtime_ns, status.st_size, path))
     return max(found)[2] if found else None
 
 
 def damage(path: Path, kind: str, drawn: float) -> None:
-    """Flip one bit of a file (`corrupt`), or cut off its second half (`truncate`), and make that durable."""
-    with path.open("r+b") as file:
+    """Flip one bit of a file (`corrupt`), or cut off its second half (`truncate`), and make that durable.
+
+    A file that has just gone with its checkpoint can no longer be damaged.
+    """
+    with contextlib.suppress(FileNotFoundError), path.open("r+b") as file:
         size = path.stat().st_size
         if kind == "truncate":
             file.truncate(size // 2)

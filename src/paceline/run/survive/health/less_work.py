@@ -3,13 +3,16 @@
 All ranks hear the same measurements and come to the same cut, between two steps. Rates are those of a window of
 comparisons under one cut; a cut is left for a forecast gain alone, so that noise does not move rows to and fro; and the
 run comes back to its plan's own cut when that is as good. What a cut has brought is told after the next window.
+Ranks that outlive their world take their rates along, so that the next one begins with a cut of its own.
 """
 
 from __future__ import annotations
 
+import statistics
 import time
 from collections import deque
 from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 
 from paceline.plan.placement.recut import Recut, keeps_passes, recut, rows_of_ranks
 from paceline.run.loop.under_plan import UnderPlan
@@ -17,6 +20,14 @@ from paceline.spec.journal.kinds import DecisionRecord
 from paceline.spec.plan import counts_text
 from paceline.spec.survive.health import HealthSpec
 from paceline.units import format_seconds
+
+
+@dataclass(frozen=True)
+class Learnt:
+    """What a rank takes along from a world in which rows were cut by rates: its own, and how many cuts are left."""
+
+    row_seconds: float
+    cuts_left: int
 
 
 class LessWork:
@@ -27,6 +38,7 @@ class LessWork:
         self._under, self._base = under, under.plan
         self._window: deque[list[tuple[float, float]]] = deque(maxlen=health.straggler_checks)
         self._made: Recut | None = None  # the last cut, until it is told what it has brought
+        self._each: list[float] = []  # what each data rank took for a row when the rows were cut
 
     @staticmethod
     def of(health: HealthSpec, under: UnderPlan | None) -> LessWork | None:
@@ -52,12 +64,45 @@ class LessWork:
         if change is None or not self._left:
             return found
         began = time.perf_counter()
-        self._under.recut(change.plan)
-        cost = time.perf_counter() - began
         self._left -= 1
+        self._cut(change, each)
+        cost = time.perf_counter() - began
+        who = f"rank {', '.join(map(str, sorted(slow)))} is slow" if slow else "no rank is slow any more"
+        return [*found, self._record(step, now.rows, change, f"after step {step} {who}", cost)]
+
+    def learnt(self, rank: int) -> Learnt | None:
+        """Return what a rank takes along to the next world; None where rows are those of the plan."""
+        if rows_of_ranks(self._under.plan) == rows_of_ranks(self._base):
+            return None
+        return Learnt(self._each[self._under.plan.layout.data_rank(rank)], self._left)
+
+    def go_on(self, step: int, told: Sequence[Learnt | None]) -> list[DecisionRecord]:
+        """Return what is decided in a new world, by what each of its ranks has brought along.
+
+        New ranks count as the median of the others. Every rank calls it with the same.
+        """
+        known = [each for each in told if each is not None]
+        if not known:
+            return []
+        usual = statistics.median(each.row_seconds for each in known)
+        layout = self._under.plan.layout
+        each = [0.0] * layout.data_degree
+        for rank, brought in enumerate(told):
+            data_rank = layout.data_rank(rank)
+            each[data_rank] = max(each[data_rank], brought.row_seconds if brought else usual)
+        self._left = min(brought.cuts_left for brought in known)
+        same_passes = keeps_passes(self._base) or self._under.sees_whole_batch
+        change = recut(self._base, self._base, each, self._gain, may_leave=True, same_passes=same_passes)
+        if change is None:
+            return []
+        self._cut(change, each)
+        because = f"after step {step} the world is another, and its ranks are as fast as they were"
+        return [self._record(step, self._base.rows, change, because, 0.0)]
+
+    def _cut(self, change: Recut, each: list[float]) -> None:
+        self._under.recut(change.plan)
         self._window.clear()
-        self._made = change
-        return [*found, self._record(step, now.rows, change, each, slow, cost)]
+        self._made, self._each = change, each
 
     def _row_seconds(self) -> list[float]:
         """Return what each data rank takes for a row: its slowest rank's time, over the window."""
@@ -69,18 +114,15 @@ class LessWork:
             found[data_rank] = max(found[data_rank], seconds / rows, 1e-9)
         return found
 
-    def _record(
-        self, step: int, before: tuple[int, ...], change: Recut, each: list[float], slow: Collection[int], cost: float
-    ) -> DecisionRecord:
+    def _record(self, step: int, before: tuple[int, ...], change: Recut, why: str, cost: float) -> DecisionRecord:
         now, plan = before or rows_of_ranks(self._base), change.plan
         is_base = plan is self._base
-        who = f"rank {', '.join(map(str, sorted(slow)))} is slow" if slow else "no rank is slow any more"
-        because = f"after step {step} {who}; a step computes for {format_seconds(change.seconds)} by forecast, and "
+        because = f"{why}; a step computes for {format_seconds(change.seconds)} by forecast, and "
         because += f"{format_seconds(change.now_seconds)} as it is"
         rows = rows_of_ranks(plan)
         evidence = {
             "step": step,
-            "row_seconds": each,
+            "row_seconds": self._each,
             "rows": {"from": list(now), "to": list(rows)},
             "micro_batches": plan.accumulation,
             "computing_seconds": {"from": change.now_seconds, "to": change.seconds},

@@ -15,6 +15,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+from paceline.run.survive.health.flight import FlightTeller
 from paceline.spec.survive.phases import PHASES
 
 PULSE_FOLDER = "PACELINE_PULSES"  # set by a supervisor that listens
@@ -71,8 +72,13 @@ class Heart:
         if STACK_SIGNAL is not None:
             self._stacks = stack_path(folder, rank).open("w")
             faulthandler.register(STACK_SIGNAL, self._stacks, all_threads=True)
+        self._flight = FlightTeller(folder, rank)
         HEAD.pack_into(self._memory, 0, os.getpid(), answers)
         self.beat("starting", 0)
+
+    def stop(self) -> None:
+        """Tell nothing more: this process is in another world."""
+        self._flight.stop()
 
     def beat(self, phase: str, step: int) -> None:
         """Tell that this process has come to a phase of a step."""

@@ -7,7 +7,9 @@ import os
 from pathlib import Path
 from typing import Protocol
 
+from paceline.run.survive.health.flight import ask_flight, read_flight
 from paceline.run.survive.health.pulse import STACK_SIGNAL, Pulse, read_pulse, stack_path
+from paceline.run.survive.health.stacks import FLIGHT_MARK
 from paceline.run.survive.health.system import cpu_seconds, state_of
 
 
@@ -27,7 +29,7 @@ class Sight(Protocol):
         """Have a rank write its stacks."""
 
     def stack(self, rank: int) -> str:
-        """Return the stacks that a rank has written, empty where it has not."""
+        """Return the stacks that a rank has written, and its last collectives (`parted`); empty where it has not."""
 
 
 class NearSight:
@@ -49,14 +51,17 @@ class NearSight:
         return cpu_seconds(pulse.process)
 
     def ask(self, pulse: Pulse) -> None:
-        """Have a rank write its stacks."""
+        """Have a rank write its stacks, and its last collectives."""
+        ask_flight(self._folder, pulse.rank)
         if pulse.answers and STACK_SIGNAL is not None:
             with contextlib.suppress(ProcessLookupError):  # it has just ended
                 os.kill(pulse.process, STACK_SIGNAL)
 
     def stack(self, rank: int) -> str:
-        """Return the stacks that a rank has written, empty where it has not."""
+        """Return the stacks that a rank has written, and its last collectives; empty where it has not."""
+        flight = read_flight(self._folder, rank)
         try:
-            return stack_path(self._folder, rank).read_text(errors="replace")
+            stacks = stack_path(self._folder, rank).read_text(errors="replace")
         except FileNotFoundError:
-            return ""
+            stacks = ""
+        return f"{stacks}{FLIGHT_MARK}{flight}" if flight else stacks

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import re
 import time
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 FOLDER = "hangs"
 _FRAME = re.compile(r'^  File "(?P<file>.*)", line (?P<at>\d+) in (?P<name>.*)$', re.MULTILINE)
@@ -13,6 +15,7 @@ _THREAD = re.compile(r"^(?:Current thread|Thread) 0x.*$", re.MULTILINE)
 # Code whose innermost frame says that a thread waits for peers.
 WAITING = ("torch/distributed/", "paceline/run/replicas/", "paceline/run/process/")
 INNERMOST = 3  # frames in which a wait shows
+FLIGHT_MARK = "\nflight recorder: "  # between a rank's stacks and its last collectives
 NO_COLLECTIVES = ("wrapper", "_fn", "wait", "__call__")
 
 
@@ -29,14 +32,31 @@ def collective_in(text: str) -> str:
     return named[0] if named else "a wait" if inside else ""
 
 
-def save_stacks(run_dir: Path, stacks: Mapping[int, str], states: Mapping[int, str], step: int) -> Path | None:
-    """Keep the stacks of all ranks in a folder of the run, and return it; None where the disk takes none."""
+def parted(answer: str) -> tuple[str, dict[str, Any]]:
+    """Return what a rank has answered as its stacks and what its flight recorder holds."""
+    stacks, _, flight = answer.partition(FLIGHT_MARK)
+    try:
+        told = json.loads(flight) if flight else {"missing": "the rank did not answer"}
+    except ValueError as error:
+        told = {"missing": f"what the rank answered is no JSON: {error}"}
+    return stacks, told
+
+
+def save_stacks(
+    run_dir: Path,
+    stacks: Mapping[int, str],
+    flights: Mapping[int, Mapping[str, Any]],
+    states: Mapping[int, str],
+    step: int,
+) -> Path | None:
+    """Keep the stacks and the last collectives of all ranks in a folder of the run; None where the disk takes none."""
     folder = run_dir / FOLDER / f"step-{step:08d}-{time.time_ns() // 10**6}"
     try:
         folder.mkdir(parents=True)
         for rank, text in stacks.items():
             answered = text or "no stack: it did not answer, as one that is stopped cannot\n"
             (folder / f"rank-{rank}.txt").write_text(f"state {states[rank]} (of /proc)\n{answered}")
+            (folder / f"rank-{rank}.flight.json").write_text(json.dumps(flights[rank], indent=1))
     except OSError:  # a full disk may be why they hang: what is told without the files is told all the same
         return None
     return folder

@@ -17,9 +17,10 @@ from typing import Any
 
 from paceline.errors import RankHung
 from paceline.patience import programs_per_core
+from paceline.run.survive.health.flight import missing_from, reached
 from paceline.run.survive.health.pulse import PULSE_FOLDER, Pulse
 from paceline.run.survive.health.sight import NearSight, Sight
-from paceline.run.survive.health.stacks import collective_in, main_thread, save_stacks
+from paceline.run.survive.health.stacks import collective_in, main_thread, parted, save_stacks
 from paceline.spec.survive.health import HealthSpec
 from paceline.spec.survive.phases import IN_A_STEP, TOLD
 from paceline.supervise.blame import leave_error
@@ -167,7 +168,9 @@ class PulseWatch:
                 self._sight.ask(pulse)
 
     def _blamed(self, known: Mapping[int, Pulse], behind: list[Pulse], now: float) -> Suspect:
-        stacks = {rank: self._sight.stack(rank) for rank in known}
+        answers = {rank: parted(self._sight.stack(rank)) for rank in known}
+        stacks = {rank: stack for rank, (stack, _) in answers.items()}
+        flights = {rank: flight for rank, (_, flight) in answers.items()}
         waits_in = {rank: collective_in(stack) for rank, stack in stacks.items()}
         named = [one for one in behind if not waits_in[one.rank]] or behind
         states = {rank: self._sight.state(pulse) for rank, pulse in known.items()}
@@ -178,7 +181,7 @@ class PulseWatch:
         who = ", ".join(str(one.rank) for one in named)
         subject = f"rank{'s' if len(named) > 1 else ''} {who} of {self._ranks}"
         what = f"{subject} hung {TOLD[first.phase]} of step {first.step}"
-        kept = save_stacks(self._run_dir, stacks, states, first.step) if self._run_dir else None
+        kept = save_stacks(self._run_dir, stacks, flights, states, first.step) if self._run_dir else None
         told = [f"nothing was heard for {silence:.1f} s of an idle machine, where {self._told_limit(first, now)}"]
         told += [f"process {one.process} is {_state_told(states[one.rank])}" for one in named
                  if states[one.rank] in STOPPED]  # fmt: skip
@@ -188,8 +191,9 @@ class PulseWatch:
             told.append(f"its peers wait in {', '.join(sorted(peers))}")
         at = main_thread(stacks[first.rank])
         told.append(f"it is at {at[0]}" if at else "it answered with no stack")
+        told += (apart := missing_from(flights))
         if kept is not None:
-            told.append(f"the stacks of all ranks are in {kept}")
+            told.append(f"the stacks of all ranks and their last collectives are in {kept}")
         evidence = {
             "silent_seconds": round(silence, 3),
             "limit_seconds": round(self.limit_seconds(first, now), 3),
@@ -197,9 +201,11 @@ class PulseWatch:
             "ranks": [
                 {"rank": rank, "step": pulse.step, "phase": pulse.phase, "state": states[rank],
                  "silent_seconds": round(self._silences[rank].seconds, 3), "collective": waits_in[rank] or None,
+                 "reached": {group: list(last) for group, last in reached(flights[rank]).items()},
                  "stack": main_thread(stacks[rank])[:6]}
                 for rank, pulse in known.items()
             ],
+            "collectives": apart,
             "stacks": str(kept) if kept else None,
         }  # fmt: skip
         ranks = tuple(one.rank for one in named)

@@ -271,6 +271,8 @@ class CheckpointKeeper:
         if world.maximum([float(self.good is None)]) != [0.0]:
             last = next((str(outcome.error) for outcome in mine if outcome.error is not None), "another rank could not")
             raise StorageError(because, last, "mend the storage, or choose another run.dir")
+        because = f"{because}; the last good one is {self.good}"
+        self._record.decided("stop", "training", "requeue", because)
         raise Requeue(because)
 
     def _tell_pressure(self, flight: SaveInFlight, step: int, waited: float) -> None:

@@ -9,15 +9,18 @@ from __future__ import annotations
 import hashlib
 import json
 import struct
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from paceline.checkpoint import Snapshot
+from paceline.checkpoint.fingerprint import PlaceWeights
 from paceline.checkpoint.snapshot import Part
+from paceline.checkpoint.untrusted import Refused
 from paceline.errors import StorageError
+from paceline.run.survive.saving.checked import ToldPart, check_values, checked
 
 HEAD = struct.Struct("<Q32s")  # the length of what follows as JSON, and the digest of all that follows
 
@@ -45,23 +48,30 @@ def to_bytes(taken: Snapshot) -> torch.Tensor:
 
 
 def from_bytes(path: Path) -> Snapshot:
-    """Return the snapshot of a file. Raises StorageError where a single bit of it is another."""
+    """Return the snapshot of a file. Raises StorageError where a single bit of it is another, or it cannot be true."""
     try:
         content = path.read_bytes()
         length, digest = HEAD.unpack_from(content)
         if hashlib.sha256(memoryview(content)[HEAD.size :]).digest() != digest:
             raise StorageError(f"{path} is damaged", "its bytes are not those that were written")
-        told: dict[str, Any] = json.loads(content[HEAD.size : HEAD.size + length])
-    except (OSError, ValueError, struct.error) as error:
+        at = HEAD.size + length
+        if at > len(content):
+            raise Refused(f"it says {length} bytes of JSON")
+        step, parts, extra = checked(json.loads(content[HEAD.size : at]), len(content) - at)
+        return Snapshot(step, _values(parts, content, at), extra)
+    except (OSError, ValueError, RecursionError, struct.error) as error:
         raise StorageError(f"{path} cannot be read", str(error)) from error
-    at, values = HEAD.size + length, {}
-    for each in told["parts"]:
-        held = each.pop("held")
-        part = Part(**{**each, **{name: tuple(each[name]) for name in ("shape", "offsets", "sizes")}})
-        value = torch.empty(held, dtype=getattr(torch, part.dtype))
+
+
+def _values(parts: Sequence[ToldPart], content: bytes, at: int) -> dict[Part, torch.Tensor]:
+    """Return the values that begin at a place of the content. Raises Refused."""
+    values, weights = {}, PlaceWeights()
+    for told in parts:
+        value = torch.empty(told.held, dtype=getattr(torch, told.part.dtype))
         if value.nbytes:
             raw = torch.frombuffer(bytearray(content[at : at + value.nbytes]), dtype=torch.uint8)
             value.view(-1).view(torch.uint8).copy_(raw)
-        values[part] = value
+        check_values(told, value, weights)
+        values[told.part] = value
         at += value.nbytes
-    return Snapshot(told["step"], values, told["extra"])
+    return values

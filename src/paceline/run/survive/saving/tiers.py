@@ -18,6 +18,8 @@ from paceline.run.process.world import World
 from paceline.run.record.recorder import Recorder, SilentRecorder
 from paceline.run.survive.saving.intervals import Cadence
 from paceline.run.survive.saving.memory_tier import (
+    clear_memory_roots,
+    hold_memory_root,
     make_memory_root,
     memory_root,
     remove_memory_root,
@@ -59,7 +61,12 @@ class Tiers:
         self.cadences = cadences  # of DISK and MEMORY
         self._memory: Tier | None = None
         self._unchanged = Unchanged()  # on disk
-        self.disk = self._on_disk(memory_root(run.dir))
+        known = memory_root(run.dir)
+        self._hold = hold_memory_root(known) if known else None  # for as long as this process lives
+        self.disk = self._on_disk(known)
+        if isinstance(record, Recorder) and (removed := clear_memory_roots()):
+            because = "the runs that these folders held the memory for are gone"
+            record.decided("memory", ", ".join(removed), "removed", because)
 
     def due(self, step: int) -> bool:
         """Return whether a checkpoint is due in any tier after the step."""
@@ -93,7 +100,7 @@ class Tiers:
     def close(self) -> None:
         """Give the memory back: the run's state is on disk."""
         remove_memory_root(self._run.dir)
-        self._memory = None
+        self._memory = self._hold = None
 
     def _open_memory(self, tensors: Mapping[str, torch.Tensor], world: World) -> None:
         peers = meet_peers(world, self._run.spec.cluster.nodes_per_rack)
@@ -105,6 +112,7 @@ class Tiers:
             self._record.decided("checkpoint", "memory and disk", "disk alone", because)
             self.cadences[MEMORY].every_steps = None
             return
+        self._hold = hold_memory_root(root)
         to = SaveTo(root, 1, self._kept, self._fence, (self.disk.to.root,))
         self._memory = Tier(MEMORY, to)
         self.disk = self._on_disk(root)

@@ -1,0 +1,150 @@
+"""Runs that torchrun or srun started: a fault is survived as far as the launcher allows it."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from nodes import MARK
+from runs import environment, paceline, records_of, steps_of, wait_for_step, wait_until, write_spec
+
+from paceline.errors import ConfigError
+from paceline.launch.here import node_here, place_here
+from paceline.run.process.place import Place
+from paceline.session.nodes.launched import as_node, is_attended
+from paceline.spec.load import load_spec
+
+STEPS = 16
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "--max-restarts=1"]
+OPTIONS = ["--set", "task.stop=100000 steps"]
+
+
+class Started:
+    """What a launcher has started, known by a mark in its environment."""
+
+    def __init__(self, command: list[str], said: Path) -> None:
+        self.mark = secrets.token_hex(8)
+        with said.open("w") as out:
+            self.process = subprocess.Popen(
+                command, stdout=out, stderr=out, text=True, env=environment(**{MARK: self.mark}), process_group=0
+            )
+
+    def running(self) -> dict[str, int]:
+        """Return the processes that run, by name."""
+        found = {}
+        for folder in Path("/proc").glob("[0-9]*"):
+            try:
+                is_one = f"{MARK}={self.mark}" in (folder / "environ").read_text(errors="replace")
+                state = (folder / "stat").read_text().rpartition(")")[2].split()[0]
+                if is_one and state not in "ZX":
+                    found[(folder / "comm").read_text().strip()] = int(folder.name)
+            except OSError:  # it has ended meanwhile
+                continue
+        return found
+
+    def close(self) -> None:
+        while left := self.running():
+            for number in left.values():
+                os.kill(number, signal.SIGKILL)
+        self.process.wait()
+
+
+@pytest.fixture(scope="module")
+def one_device(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("launched")
+    ended = paceline("train", write_spec(folder, folder / "one", 1, steps=STEPS, precision="fp64"))
+    assert ended.returncode == 0, ended.stderr
+    return folder / "one"
+
+
+@pytest.fixture
+def started(request: pytest.FixtureRequest, one_device: Path, tmp_path: Path) -> Iterator[tuple[Started, Path]]:
+    run_dir = tmp_path / "run"
+    spec = write_spec(tmp_path, run_dir, 2, "dp_shard = 2", precision="fp64")
+    options = [*OPTIONS, "--set", f"run.recovery.supervise={str(request.param).lower()}"]
+    begun = Started([*TORCHRUN, "-m", "paceline", "train", str(spec), *options], tmp_path / "said")
+    try:
+        yield begun, run_dir
+    finally:
+        begun.close()
+
+
+def assert_one_experiment(run_dir: Path, one_device: Path) -> None:
+    found, expected = steps_of(run_dir), steps_of(one_device)
+    assert [step["step"] for step in found] == list(range(1, len(found) + 1))
+    assert [step["sample_ids"] for step in found[:STEPS]] == [step["sample_ids"] for step in expected]
+    losses = [(one["loss"], other["loss"]) for one, other in zip(found[:STEPS], expected, strict=True)]
+    assert all(one == pytest.approx(other, rel=1e-9) for one, other in losses)
+
+
+@pytest.mark.parametrize("started", [True], indirect=True)
+def test_a_killed_rank_is_survived_under_torchrun_and_a_killed_supervisor_restarted(
+    started: tuple[Started, Path], one_device: Path
+) -> None:
+    begun, run_dir = started
+    wait_for_step(run_dir, 5, begun.process)
+    stays = begun.running()["rank 0 paceline"]
+    os.kill(begun.running()["rank 1 paceline"], signal.SIGKILL)
+    wait_until(lambda: bool(records_of(run_dir, "recovery")) or begun.process.poll() is not None)
+    (recovery,) = records_of(run_dir, "recovery")
+    assert (recovery["rung"], recovery["from_world"], recovery["to_world"], recovery["rank"]) == ("reform", 2, 2, 1)
+    assert begun.running()["rank 0 paceline"] == stays, "torchrun saw nothing of it"
+    wait_for_step(run_dir, STEPS, begun.process)
+    os.kill(begun.running()["paceline node 1"], signal.SIGKILL)  # which torchrun has started, and starts again
+    wait_until(lambda: len(records_of(run_dir, "run_started")) == 2 or begun.process.poll() is not None)
+    begin = records_of(run_dir, "run_started")[1]["step"]
+    wait_for_step(run_dir, begin + 2, begun.process)
+    begun.process.send_signal(signal.SIGTERM)
+    begun.process.wait()
+    wait_until(lambda: not begun.running())
+    assert [end["status"] for end in records_of(run_dir, "run_ended")][-1] == "requeue"
+    assert_one_experiment(run_dir, one_device)
+
+
+@pytest.mark.deep
+@pytest.mark.parametrize("started", [False], indirect=True)
+def test_ranks_that_torchrun_starts_again_meet_and_resume(started: tuple[Started, Path], one_device: Path) -> None:
+    """Without a supervisor of ours, and with torch's own store, ranks would read addresses of those that are gone."""
+    begun, run_dir = started
+    wait_for_step(run_dir, STEPS, begun.process)
+    os.kill(begun.running()["rank 1 paceline"], signal.SIGKILL)
+    wait_until(lambda: len(records_of(run_dir, "run_started")) == 2 or begun.process.poll() is not None)
+    wait_for_step(run_dir, records_of(run_dir, "run_started")[1]["step"] + 2, begun.process)
+    assert records_of(run_dir, "run_started")[1]["step"] >= 4, "from a checkpoint"
+    begun.process.send_signal(signal.SIGTERM)
+    begun.process.wait()
+    wait_until(lambda: not begun.running())
+    assert_one_experiment(run_dir, one_device)
+
+
+def test_processes_of_a_launcher_as_nodes(tmp_path: Path) -> None:
+    spec = load_spec(write_spec(tmp_path, tmp_path / "run", 0))
+    srun = {"SLURM_PROCID": "5", "SLURM_STEP_NUM_TASKS": "8", "SLURM_LOCALID": "1", "SLURM_NODEID": "1",
+            "SLURM_STEP_TASKS_PER_NODE": "4(x2)", "SLURM_STEP_NODELIST": "n[1-2]", "SLURM_JOB_ID": "7"}  # fmt: skip
+    place = place_here(srun)
+    assert place is not None and is_attended(spec, place) and node_here(srun, place) == 1
+    own, seat = as_node(spec, place, srun)
+    assert (own.run.nodes.count, own.run.nodes.node, own.run.nodes.devices) == (8, 5, 1)
+    assert own.run.nodes.address == ("n1", 29400), "rank 0 finds out its own address, others where it is"
+    assert (own.cluster.devices, own.cluster.devices_per_node, seat.per_machine) == (8, 4, 4)
+    assert seat.environ == {"PACELINE_NODE": "1", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4"}
+    each = load_spec(spec.path, ["run.nodes.count=8"])
+    own, seat = as_node(each, place, srun)
+    assert (own.run.nodes.node, own.run.nodes.devices, seat.per_machine, seat.environ) == (5, 0, 0, {})
+    with pytest.raises(ConfigError, match="8 processes were started"):
+        as_node(load_spec(spec.path, ["run.nodes.count=3"]), place, srun)
+    torchrun = {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "a",
+                "MASTER_PORT": "1", "GROUP_RANK": "0", "TORCHELASTIC_USE_AGENT_STORE": "True",
+                "TORCHELASTIC_RESTART_COUNT": "2"}  # fmt: skip
+    place = place_here(torchrun)
+    assert place == Place(3, 4, 1, 2, "kept-store://a:1/paceline-2") and node_here(torchrun, place) == 0
+    assert as_node(spec, place, torchrun)[0].run.nodes.address == ("a", 29400)
+    alone = Place(0, 1, 0, 1, "env://")
+    unwanted = load_spec(spec.path, ["run.recovery.supervise=false"])
+    assert not is_attended(spec, alone) and not is_attended(unwanted, place)
