@@ -108,11 +108,15 @@ class DataSpec:
     shuffle: str = option(
         "global",
         "the order of an epoch: 'global' (any sample may follow any other), 'windowed' (blocks of neighbours, then"
-        " samples within a window of blocks, for storage that is slow to reach) or 'none' (as filed)",
-        choices=("global", "windowed", "none"),
+        " samples within a window of blocks, for storage that is slow to reach), 'bucketed' (samples of about one"
+        " length together, for data sets that declare lengths) or 'none' (as filed)",
+        choices=("global", "windowed", "bucketed", "none"),
     )
-    shuffle_block: int = option(2048, "samples in a block of the windowed order", minimum=1)
-    shuffle_window: int = option(16, "blocks in a window of the windowed order", minimum=1)
+    shuffle_block: int = option(2048, "samples in a block of the windowed and the bucketed order", minimum=1)
+    shuffle_window: int = option(16, "blocks in a window of the windowed and the bucketed order", minimum=1)
+    shuffle_bucket: int = option(
+        64, "samples of about one length that the bucketed order keeps together: a global batch, best", minimum=1
+    )
     mix: tuple[MixSpec, ...] = option((), "several sources instead of one, each with its weight")
 
     def parts(self) -> tuple[DataSpec, ...]:

@@ -9,7 +9,7 @@ from typing import Any
 from paceline.spec.task import DataSpec
 from paceline.task.data.order.of_source import order_of
 from paceline.task.data.protocol import Source
-from paceline.task.data.rows.packing import PackedSource
+from paceline.task.data.rows.packed_source import PackedSource
 from paceline.task.data.source import corpus_sources, is_text, open_sources
 from paceline.task.data.sources.cache import Say, open_corpus
 from paceline.task.data.sources.manifest import Corpus

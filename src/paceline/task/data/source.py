@@ -13,7 +13,7 @@ from paceline.task.data.order.mixture import MixShare, MixtureOrder
 from paceline.task.data.order.of_source import ordering
 from paceline.task.data.protocol import OpensSources, Pair, Source
 from paceline.task.data.rows.mixed import InOrder, MixedSource
-from paceline.task.data.rows.packing import PackedSource
+from paceline.task.data.rows.packed_source import PackedSource
 from paceline.task.data.rows.windows import TokenSource
 from paceline.task.data.sources.cache import Say, open_corpus
 from paceline.task.data.sources.digits import open_digits
@@ -48,7 +48,7 @@ def arranged(data: DataSpec, pairs: Sequence[Pair]) -> Pair:
     """
     if not data.mix:
         train, validation = pairs[0]
-        return (train if data.shuffle == "global" else InOrder(train, ordering(data, train.samples))), validation
+        return (train if data.shuffle == "global" else InOrder(train, ordering(data, train))), validation
     names, trains = [each.label for each in data.mix], [train for train, _ in pairs]
     shares = [
         MixShare(
@@ -59,7 +59,7 @@ def arranged(data: DataSpec, pairs: Sequence[Pair]) -> Pair:
         )
         for each, train in zip(data.mix, trains, strict=True)
     ]
-    order = MixtureOrder(shares, [ordering(data, train.samples) for train in trains])
+    order = MixtureOrder(shares, [ordering(data, train) for train in trains])
     held_out = [(name, validation) for name, (_, validation) in zip(names, pairs, strict=True) if validation]
     validation = MixedSource([each for _, each in held_out], [name for name, _ in held_out]) if held_out else None
     return MixedSource(trains, names, order), validation
