@@ -149,7 +149,7 @@ def restore(
         notes = _changes(run, dict(root.extra), plan)
         _make_state(built, root.names)
         root.fill(_state(built))
-        return _taken(built, plan, Path(RANKS_MEMORY), root.extra, notes)
+        return _taken(run, built, plan, Path(RANKS_MEMORY), root.extra, notes)
     in_memory = None if root else world.share(memory_root(run.dir))
     roots = [root] if root else [each for each in (in_memory, checkpoint_root(run.dir)) if each is not None]
     url, ranks = None if root else run.spec.run.checkpoints.remote, Ranks(alone=world.size == 1)
@@ -172,7 +172,7 @@ def restore(
     if unchecked:
         also = f" and {len(unchecked) - 1} more" if len(unchecked) > 1 else ""
         notes.append(f"the values of {unchecked[0]}{also} were not checked: the checkpoint has no fingerprint of them")
-    return _taken(built, plan, path, extra, notes)
+    return _taken(run, built, plan, path, extra, notes)
 
 
 def _make_state(built: Assembled, stored: Collection[str]) -> None:
@@ -185,7 +185,9 @@ def _make_state(built: Assembled, stored: Collection[str]) -> None:
         optimizer.begin([weight for name, weight in named_parameters(built.model) if name in reached])
 
 
-def _taken(built: Assembled, plan: Plan, path: Path, extra: Mapping[str, Any], notes: list[str]) -> Restored:
+def _taken(
+    run: RunIdentity, built: Assembled, plan: Plan, path: Path, extra: Mapping[str, Any], notes: list[str]
+) -> Restored:
     """Put what belongs to the loaded tensors in its place, and return what was restored."""
     if built.stepper.scaler is not None and extra["scaler"]:
         built.stepper.scaler.load(extra["scaler"])
@@ -193,7 +195,8 @@ def _taken(built: Assembled, plan: Plan, path: Path, extra: Mapping[str, Any], n
         built.stepper.guard.load(extra.get("guard"))
     if extra["plan"]["layout"] != dataclasses.asdict(plan.layout):
         notes.append(f"resharded from layout {Layout(**extra['plan']['layout'])} to {plan.layout}")
-    return Restored(path, Progress(**extra["progress"]), notes, extra["data_fingerprint"] != run.fingerprint)
+    changed = extra["data_fingerprint"] != run.fingerprint  # which was accepted, or nothing would be restored
+    return Restored(path, Progress(**extra["progress"]), notes, changed)
 
 
 def _state(built: Assembled) -> dict[str, torch.Tensor]:

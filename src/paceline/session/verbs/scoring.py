@@ -25,7 +25,7 @@ Progress = Callable[[str, float], None]
 
 
 @dataclass(frozen=True)
-class Scored:
+class ScoredDocuments:
     """Documents that were scored into a file, and how their scores lie."""
 
     out: Path
@@ -38,7 +38,7 @@ class Scored:
 
 def score_documents(
     run_dir: Path, data: DataSpec, out: Path, by: str = "loss", progress: Progress = lambda what, share: None
-) -> Scored:
+) -> ScoredDocuments:
     """Write each document of `data` with its score by a run's newest checkpoint as a line of JSONL.
 
     The score is the mean over a document's tokens of the next-token loss, or of the entropy of what the model expects,
@@ -71,7 +71,7 @@ def score_documents(
         unfinished.unlink(missing_ok=True)
     names = {"lowest": 0.0, "10 %": 0.1, "median": 0.5, "90 %": 0.9, "highest": 1.0}
     quantiles = {name: float(np.quantile(scores, part)) for name, part in names.items()}
-    return Scored(out, chosen.path, chosen.manifest.step, by, len(scores), quantiles)
+    return ScoredDocuments(out, chosen.path, chosen.manifest.step, by, len(scores), quantiles)
 
 
 def _texts(data: DataSpec) -> Iterator[tuple[list[bytes], float]]:
