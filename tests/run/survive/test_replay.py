@@ -19,13 +19,21 @@ from paceline.run.loop.step import StepStats
 from paceline.run.loop.training import Training
 from paceline.run.process.brief import Brief
 from paceline.run.process.world import World
-from paceline.run.survive.replay import StepBefore, expected_step, hold_against, relative
+from paceline.run.survive.replay import (
+    TOLERANCES,
+    StepBefore,
+    expected_step,
+    hold_against,
+    relative,
+    rounding_of,
+)
 from paceline.spec.cluster import ClusterSpec
 from paceline.spec.journal.planned import PlannedRecord
 from paceline.spec.journal.reading import read_journal, starts_of
 from paceline.spec.layout import Layout
 from paceline.spec.load import Spec
 from paceline.spec.run import RunSpec
+from paceline.spec.task import ModelSpec
 from paceline.units import Amount
 
 STEPS, SAVED, KILLED = 8, 4, 6  # a run of so many steps, saved after the fourth, killed after the sixth
@@ -165,3 +173,10 @@ def test_rounding_of_another_layout_is_no_other_step() -> None:
         hold_against(THEN, near, None, "fp64")
     assert relative(math.inf, math.inf) == 0.0 and relative(math.nan, math.nan) == 0.0
     assert relative(math.inf, -math.inf) == math.inf or math.isnan(relative(math.inf, -math.inf))
+
+
+def test_a_program_of_others_may_compute_parts_in_fp32() -> None:
+    ours, theirs = ModelSpec("llama-1m"), ModelSpec("mamba:factory")
+    assert [rounding_of(each, ours) for each in TOLERANCES["loss"]] == list(TOLERANCES["loss"])
+    assert [rounding_of(each, theirs) for each in ("fp64", "fp32", "bf16")] == ["fp32", "fp32", "bf16"]
+    assert rounding_of("fp64", torch.nn.Linear(1, 1)) == "fp32"

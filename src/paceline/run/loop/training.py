@@ -25,7 +25,7 @@ from paceline.run.record.recorder import is_echo
 from paceline.run.survive.health.go_back import go_back
 from paceline.run.survive.health.guard import RollBack
 from paceline.run.survive.notice import Notices
-from paceline.run.survive.replay import hold_against
+from paceline.run.survive.replay import hold_against, rounding_of
 from paceline.run.survive.survivor import is_lost_peer, without_frames
 from paceline.spec.plan import Plan
 from paceline.spec.sync import refuse_between
@@ -227,7 +227,8 @@ class Training(InWorld):
         self._keeper.poll()
         ids = self._ids_read(batch) if self.spec.run.record_samples else None
         if self._expected is not None:
-            self._record.replayed(hold_against(self._expected, stats, ids, self.brief.plan.precision))
+            rounding = rounding_of(self.brief.plan.precision, self.spec.task.model)
+            self._record.replayed(hold_against(self._expected, stats, ids, rounding))
             self._expected = None
         self._record.step(stats, scaler.scale if scaler else None, ids)
         self._record.recovered(self._recovered.stepped())

@@ -18,6 +18,8 @@ from paceline.run.loop.step import StepStats
 from paceline.spec.journal.kinds import DecisionRecord, ReplayRecord, RunStarted, StepRecord, parse
 from paceline.spec.journal.reading import records_back_to, records_of_kind, starts_of
 from paceline.spec.plan import Plan
+from paceline.spec.task import ModelSpec
+from paceline.task.models.sizes import is_named
 
 SWITCHES = ("tf32", "cudnn_benchmark")
 PASSED_OVER = ("rollback",)  # decisions after which a step that was made is made with other samples
@@ -88,6 +90,15 @@ def _expected(record: StepRecord) -> StepBefore | None:
     before, after, loss, norm = known
     assert before is not None and after is not None and loss is not None and norm is not None
     return StepBefore(record.step, before, after, loss, norm, record.attempt or 0, record.sample_ids)
+
+
+def rounding_of(precision: str, model: Any) -> str:
+    """Return the format in which a model rounds at its coarsest: one that is not ours may compute parts in fp32.
+
+    Norms and scans of transformers' models do so whatever they are asked for, which fp64's tolerances would not allow.
+    """
+    is_ours = isinstance(model, ModelSpec) and is_named(model.name)
+    return precision if is_ours or precision != "fp64" else "fp32"
 
 
 def hold_against(

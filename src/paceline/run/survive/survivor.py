@@ -29,7 +29,7 @@ from paceline.run.process.groups import abort_groups
 from paceline.run.process.place import Place
 from paceline.run.process.world import World, join_next
 from paceline.run.record.recorder import is_echo
-from paceline.run.survive.health.less_work import Learnt
+from paceline.run.survive.health.less_work import OwnPace
 from paceline.run.survive.listener import stop_listening
 from paceline.run.survive.saving.peers import read_pieces
 from paceline.spec.plan import Plan
@@ -49,7 +49,7 @@ class Brought:
     snapshot: Snapshot | None
     stats: StepStats | None
     is_done: bool
-    learnt: Learnt | None = None  # of how fast this rank is
+    learnt: OwnPace | None = None  # of how fast this rank is
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ from paceline.units import format_seconds
 
 
 @dataclass(frozen=True)
-class Learnt:
+class OwnPace:
     """What a rank takes along from a world in which rows were cut by rates: its own, and how many cuts are left."""
 
     row_seconds: float
@@ -70,13 +70,13 @@ class LessWork:
         who = f"rank {', '.join(map(str, sorted(slow)))} is slow" if slow else "no rank is slow any more"
         return [*found, self._record(step, now.rows, change, f"after step {step} {who}", cost)]
 
-    def learnt(self, rank: int) -> Learnt | None:
+    def learnt(self, rank: int) -> OwnPace | None:
         """Return what a rank takes along to the next world; None where rows are those of the plan."""
         if rows_of_ranks(self._under.plan) == rows_of_ranks(self._base):
             return None
-        return Learnt(self._each[self._under.plan.layout.data_rank(rank)], self._left)
+        return OwnPace(self._each[self._under.plan.layout.data_rank(rank)], self._left)
 
-    def go_on(self, step: int, told: Sequence[Learnt | None]) -> list[DecisionRecord]:
+    def go_on(self, step: int, told: Sequence[OwnPace | None]) -> list[DecisionRecord]:
         """Return what is decided in a new world, by what each of its ranks has brought along.
 
         New ranks count as the median of the others. Every rank calls it with the same.

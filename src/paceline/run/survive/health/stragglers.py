@@ -18,7 +18,7 @@ from paceline.run.loop.step import StepStats
 from paceline.run.loop.under_plan import UnderPlan
 from paceline.run.process.world import World
 from paceline.run.survive.health.computing import computed_seconds, device_facts, planned_rows, rows_computed
-from paceline.run.survive.health.less_work import Learnt, LessWork
+from paceline.run.survive.health.less_work import LessWork, OwnPace
 from paceline.spec.journal.kinds import DecisionRecord
 from paceline.spec.journal.reading import read_records
 from paceline.spec.survive.health import HealthSpec
@@ -64,11 +64,11 @@ class Stragglers:
             found += self._less_work.decided(step, seconds, rows, self._named())
         return found
 
-    def learnt(self) -> Learnt | None:
+    def learnt(self) -> OwnPace | None:
         """Return what this rank takes along to the next world of how fast it is, where rows were cut by that."""
         return self._less_work.learnt(self._world.rank) if self._less_work is not None else None
 
-    def go_on(self, step: int, mine: Learnt | None) -> list[DecisionRecord]:
+    def go_on(self, step: int, mine: OwnPace | None) -> list[DecisionRecord]:
         """Return what is decided in a world that survivors have formed, by what each brings. Every rank calls it."""
         return self._less_work.go_on(step, self._world.gather(mine)) if self._less_work is not None else []
 
