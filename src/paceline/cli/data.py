@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from paceline.spec.task import DataSpec
     from paceline.task.data.prepare.inspect import Inspected
 
-EXAMPLE = "paceline data prepare notes shards --set task.data.tokenizer=bpe\npaceline data inspect shards"
+EXAMPLE = "paceline data prepare examples ready --workers 2\npaceline data inspect ready"
 CODES = (5, 74)
 ACTIONS = {"prepare": 2, "inspect": 1, "score": 3}  # how many paths each takes
 

@@ -87,6 +87,9 @@ class DataSpec:
         100 * 2**30, "most bytes of remote files kept on local disk; what was not used for longest goes first",
         quantity="bytes", minimum=1,
     )  # fmt: skip
+    image_size: int = option(
+        224, "pixels of a side: images are scaled to it by their shorter side, and cut to a square", minimum=1
+    )
     on_bad: str = option(
         "stop",
         "what a damaged sample does: 'stop' ends the run (exit code 5) and says where, 'skip' counts and leaves it out",

@@ -75,6 +75,7 @@ CLAUSES = (
     Clause("task.data.shuffle_bucket", REFUSED, ORDER),
     Clause("task.data.mix", REFUSED, ORDER),
     Clause("task.data.cache_dir", FREE, "where tokens are kept, not which"),
+    Clause("task.data.image_size", REFUSED, EXPERIMENT),
     Clause("task.data.cache_limit", FREE, "how many bytes are kept, not which are read"),
     Clause("task.objective", REFUSED, EXPERIMENT),
     Clause("task.turns", REFUSED, EXPERIMENT),

@@ -56,6 +56,8 @@ def data_facts(data: Any, say: Say | None = None) -> DataFacts:
     documents = train.samples + (validation.samples if validation else 0)
     if isinstance(data, DataSpec) and data.source == "digits":
         description = f"{documents:,} handwritten digits"
+    elif (described := getattr(train, "described", None)) is not None:
+        description = str(described)
     else:
         name = data.source if isinstance(data, DataSpec) else _name_of(train)
         description = f"{train.samples:,} samples of {name}"

@@ -17,6 +17,7 @@ from paceline.task.data.rows.packed_source import PackedSource
 from paceline.task.data.rows.windows import TokenSource
 from paceline.task.data.sources.cache import Say, open_corpus
 from paceline.task.data.sources.digits import open_digits
+from paceline.task.data.sources.images.source import open_images
 from paceline.task.data.sources.manifest import Corpus
 from paceline.task.data.sources.named import kind_of_source
 from paceline.task.data.sources.shards.opened import open_token_set
@@ -90,12 +91,18 @@ def _open_tokens(data: DataSpec, seed: int, say: Say | None) -> Pair:
     return open_token_set(data, *kind_of_source(data.source)).sources(data)
 
 
+def _open_images(data: DataSpec, seed: int, say: Say | None) -> Pair:
+    _refuse_collate(data)
+    return open_images(data, kind_of_source(data.source)[1])
+
+
 Opener = Callable[[DataSpec, int, Say | None], Pair]
 
 # By the name in `task.data.source`; any other name is of a kind.
 OPENERS: dict[str, Opener] = {"digits": _open_digits}
 OF_KIND: dict[str, Opener] = {
     "text": _open_corpus, "hf": _open_corpus, "shards": _open_tokens, "megatron": _open_tokens, "object": _open_factory,
+    "images": _open_images,
 }  # fmt: skip
 
 

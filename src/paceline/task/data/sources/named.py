@@ -35,6 +35,8 @@ def kind_of_source(source: str) -> tuple[str, str]:
 def _kind_of_remote(url: str) -> str:
     if url.endswith((".idx", ".bin")):
         return "megatron"
+    if url.endswith(".tar"):
+        return "images"
     if Path(url).suffix:
         return "text"
     return "shards" if RemoteFiles(url).exists(beside(url, INDEX)) else "text"
