@@ -24,7 +24,7 @@ def kind_of_source(source: str) -> tuple[str, str]:
         return scheme, rest
     if names_object(source):
         return "object", source
-    if not source:
+    if source in ("", "stdlib"):
         return "text", source
     if is_remote(source):
         return _kind_of_remote(source), source
