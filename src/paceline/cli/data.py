@@ -2,6 +2,8 @@
 
     prepare SOURCE OUT    tokenises documents into a folder of token shards, in parallel; a run reads them with
                           `task.data.source = "OUT"`. Started again after an interruption, it goes on where it stopped
+    score RUN SOURCE OUT  writes each document with its score by a run's model, as JSONL; `task.data.score_min` and
+                          `score_max` then select documents by it
     inspect SOURCE        documents, tokens, lengths, duplicates, how well documents fill samples, and some texts
 
 SOURCE is what `task.data.source` may be (a file, a folder, a URL, a data set of Hugging Face), or a spec file, whose
@@ -24,15 +26,17 @@ if TYPE_CHECKING:
     from paceline.spec.task import DataSpec
     from paceline.task.data.prepare.inspect import Inspected
 
-EXAMPLE = "paceline data prepare notes shards --set task.data.tokenizer=bpe\npaceline data inspect shards"
+EXAMPLE = "paceline data prepare examples ready --workers 2\npaceline data inspect ready"
 CODES = (5, 74)
-ACTIONS = {"prepare": 2, "inspect": 1}  # how many paths each takes
+ACTIONS = {"prepare": 2, "inspect": 1, "score": 3}  # how many paths each takes
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of `paceline data`."""
     parser.add_argument("action", metavar="ACTION", choices=tuple(ACTIONS), help=f"what to do: {', '.join(ACTIONS)}")
-    parser.add_argument("paths", metavar="PATH", nargs="+", help="SOURCE, and for prepare OUT, the folder to write")
+    parser.add_argument(
+        "paths", metavar="PATH", nargs="+", help="SOURCE; for prepare and score OUT too, what is written"
+    )
     parser.add_argument(
         "--set", metavar="KEY=VALUE", action="append", default=[], dest="overrides",
         help="one option of the data, such as task.data.text_field=body (repeatable)",
@@ -42,6 +46,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--dedup", action="store_true", help="prepare: keep the first of documents with equal text")
     parser.add_argument("--append", action="store_true", help="prepare: add shards to a folder that has some")
+    parser.add_argument(
+        "--by", choices=("loss", "uncertainty"), default="loss",
+        help="score: mean next-token loss, or mean entropy of what the model expects, in nats (default loss)",
+    )  # fmt: skip
     parser.add_argument("--samples", metavar="N", type=number, default=3, help="inspect: texts to show (default 3)")
 
 
@@ -52,7 +60,7 @@ def execute(options: argparse.Namespace) -> int:
         raise ConfigError(
             f"data {options.action} with {len(options.paths)} paths", f"it takes {wanted}", "paceline data --help"
         )
-    return {"prepare": _prepare, "inspect": _inspect}[options.action](options)
+    return {"prepare": _prepare, "inspect": _inspect, "score": _score}[options.action](options)
 
 
 def _data_of(options: argparse.Namespace) -> DataSpec:
@@ -60,7 +68,7 @@ def _data_of(options: argparse.Namespace) -> DataSpec:
     from paceline.spec.load import load_spec
     from paceline.spec.task import DataSpec
 
-    source = options.paths[0]
+    source = options.paths[1 if options.action == "score" else 0]
     if source.endswith(".toml"):
         data = load_spec(source, options.overrides).task.data
     else:
@@ -96,6 +104,25 @@ def _prepare(options: argparse.Namespace) -> int:
     if card["left_out"]:
         print(f"  {card['left_out']:,} damaged documents are left out, the first: {card['left_out_first']}")
     print(f'  read by      task.data.source = "{done.folder}" · fingerprint {done.index.fingerprint}')
+    return 0
+
+
+def _score(options: argparse.Namespace) -> int:
+    from paceline.session.verbs.scoring import score_documents
+
+    with Bar(sys.stderr) as bar:
+        done = score_documents(
+            Path(options.paths[0]), _data_of(options), Path(options.paths[2]), options.by, progress=bar.show
+        )
+    if options.json:
+        print_json(done)
+        return 0
+    print(
+        f"scored   {done.documents:,} documents by {done.by} with step {done.step:,} of {options.paths[0]}: {done.out}"
+    )
+    print("  scores       " + " · ".join(f"{name} {value:.4g}" for name, value in done.quantiles.items()))
+    half = f"{done.quantiles['median']:.4g}"
+    print(f'  read half by task.data.source = "{done.out}" · task.data.score_max = {half}')
     return 0
 
 

@@ -56,6 +56,9 @@ class RunSpec:
     replay: bool = option(
         True, "hold the first step after a resume against the journal's record of it, and stop where it is another"
     )
+    accept_data: str = option(
+        "", "the fingerprint of changed data with which a run may go on; the error that stops it names it"
+    )
     record_samples: bool = option(False, "write the sample ids of every step to the journal")
     redact: tuple[str, ...] = option(
         (), "regular expressions of what the journal must not hold, besides secrets of known shapes"

@@ -87,6 +87,9 @@ class DataSpec:
         100 * 2**30, "most bytes of remote files kept on local disk; what was not used for longest goes first",
         quantity="bytes", minimum=1,
     )  # fmt: skip
+    image_size: int = option(
+        224, "pixels of a side: images are scaled to it by their shorter side, and cut to a square", minimum=1
+    )
     on_bad: str = option(
         "stop",
         "what a damaged sample does: 'stop' ends the run (exit code 5) and says where, 'skip' counts and leaves it out",
@@ -105,11 +108,15 @@ class DataSpec:
     shuffle: str = option(
         "global",
         "the order of an epoch: 'global' (any sample may follow any other), 'windowed' (blocks of neighbours, then"
-        " samples within a window of blocks, for storage that is slow to reach) or 'none' (as filed)",
-        choices=("global", "windowed", "none"),
+        " samples within a window of blocks, for storage that is slow to reach), 'bucketed' (samples of about one"
+        " length together, for data sets that declare lengths) or 'none' (as filed)",
+        choices=("global", "windowed", "bucketed", "none"),
     )
-    shuffle_block: int = option(2048, "samples in a block of the windowed order", minimum=1)
-    shuffle_window: int = option(16, "blocks in a window of the windowed order", minimum=1)
+    shuffle_block: int = option(2048, "samples in a block of the windowed and the bucketed order", minimum=1)
+    shuffle_window: int = option(16, "blocks in a window of the windowed and the bucketed order", minimum=1)
+    shuffle_bucket: int = option(
+        64, "samples of about one length that the bucketed order keeps together: a global batch, best", minimum=1
+    )
     mix: tuple[MixSpec, ...] = option((), "several sources instead of one, each with its weight")
 
     def parts(self) -> tuple[DataSpec, ...]:

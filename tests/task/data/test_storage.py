@@ -234,6 +234,17 @@ def test_remote_documents_are_the_local_ones(tmp_path: Path, served: tuple[str, 
         open_sources(DataSpec(f"{served[0]}/none.jsonl", seq_len=32, cache_dir=spec.cache_dir), 7)
 
 
+def test_remote_text_is_prepared_as_local_text_is(tmp_path: Path, served: tuple[str, type[Server]]) -> None:
+    text_spec(tmp_path / "text")
+    lines = [json.dumps({"text": path.read_text()}) for path in sorted((tmp_path / "text").glob("*.txt"))]
+    (served[1].folder / "all.jsonl").write_text("\n".join(lines))
+    far = DataSpec(f"{served[0]}/all.jsonl", validation_fraction=0.2)
+    near = DataSpec(str(served[1].folder / "all.jsonl"), validation_fraction=0.2)
+    served[1].faults += [503]
+    done = [prepare(spec, tmp_path / name, workers=2, part_bytes=9000) for name, spec in (("far", far), ("near", near))]
+    assert done[0].index.fingerprint == done[1].index.fingerprint and len(done[0].index.splits["train"]) > 2
+
+
 def test_a_piece_that_is_not_what_the_shard_says_is_fetched_again(tmp_path: Path) -> None:
     spec = text_spec(tmp_path / "text")
     prepare(spec, tmp_path / "shards")

@@ -11,9 +11,12 @@ from paceline.run.loop.loader import held_out_batches, held_out_ids
 from paceline.run.loop.step import Stepper
 from paceline.task.data.protocol import Source
 from paceline.task.data.rows.mixed import InOrder
+from paceline.task.data.rows.packed_source import PackedSource
 from paceline.task.data.rows.windows import TokenSource
 from paceline.task.data.unigram import unigram_loss
 from paceline.task.models.build import evaluating
+
+OF_TEXT = (TokenSource, PackedSource)
 
 
 def evaluate(stepper: Stepper, source: Source, samples: int, data_rank: int) -> dict[str, float]:
@@ -36,6 +39,6 @@ def evaluate(stepper: Stepper, source: Source, samples: int, data_rank: int) -> 
 def unigram_bar(source: Source, held_out: Source | None, samples: int) -> float | None:
     """Return the loss that a language model must get below on the samples that evaluations read; None without text."""
     source = source.inner if isinstance(source, InOrder) else source
-    if isinstance(source, TokenSource) and isinstance(held_out, TokenSource):
+    if isinstance(source, OF_TEXT) and isinstance(held_out, OF_TEXT):
         return unigram_loss(source, held_out, held_out_ids(held_out, samples))
     return None

@@ -50,6 +50,7 @@ from paceline.spec.amounts import in_steps
 from paceline.spec.load import Spec
 from paceline.spec.plan import Plan
 from paceline.spec.sync import refuse_between
+from paceline.task.data.described import described
 from paceline.task.optimizer.schedule import Course
 from paceline.units import Amount
 
@@ -84,7 +85,7 @@ class InWorld:
         refuse_between(brief.plan.sync, {"task.stop": brief.steps, "run.evaluate_every": self._evaluate_every})
         peak, schedule = task.optimizer.lr, task.schedule
         course = Course(schedule.kind, peak, schedule.final, brief.steps, self._warmup, self._decay)
-        self._run = RunIdentity(run_dir, spec, self.source.fingerprint, course)
+        self._run = RunIdentity(run_dir, spec, self.source.fingerprint, course, described(self.source))
         self._good: Path | None = None  # the newest checkpoint that is known to be whole
         self._made: StepStats | None = None  # what the last step did
         self._done_step = 0  # the last step of which all that follows is done
@@ -118,7 +119,7 @@ class InWorld:
         self._first_step = self.progress.step + 1
         self._passed_over = PassedOver(self.dir, self.world)
         self._position, self._went_back = self._passed_over.position_from(self.progress.position), False
-        self._expected: StepBefore | None = self._step_before() if restored else None
+        self._expected: StepBefore | None = self._step_before() if restored and not restored.data_changed else None
         assert self.world.is_first or isinstance(self._record, SilentRecorder), "one rank records, and goes on doing so"
         is_new = self.world.is_first and isinstance(self._record, SilentRecorder)
         if is_new:

@@ -41,6 +41,7 @@ from paceline.spec.load import Spec, spec_to_dict
 from paceline.spec.plan import Plan
 from paceline.spec.survive.contract import Change, check_contract
 from paceline.spec.sync import refuse_resync
+from paceline.task.data.described import what_changed
 from paceline.task.optimizer.schedule import Course
 from paceline.version import __version__
 
@@ -64,6 +65,7 @@ class RunIdentity:
     spec: Spec
     fingerprint: str  # of the data
     course: Course
+    data: Mapping[str, Any] = field(default_factory=dict, compare=False)  # in plain numbers, for what changed
     # The spec as plain data, before a plan has changed the class of a model that was given as an object.
     stated: Mapping[str, Any] = field(init=False, compare=False, repr=False)
 
@@ -78,6 +80,7 @@ class Restored:
     path: Path
     progress: Progress
     notes: list[str] = field(default_factory=list)
+    data_changed: bool = False  # and were accepted
 
 
 def checkpoint_root(run_dir: Path) -> Path:
@@ -123,6 +126,7 @@ def saved_state(
         "guard": built.stepper.guard.state() if built.stepper.guard else None,
         "schedule": dataclasses.asdict(run.course),
         "data_fingerprint": run.fingerprint,
+        "data": dict(run.data),
         "spec": dict(run.stated),
         "plan": dataclasses.asdict(plan),
         "versions": {"paceline": __version__, "torch": str(torch.__version__)},
@@ -145,7 +149,7 @@ def restore(
         notes = _changes(run, dict(root.extra), plan)
         _make_state(built, root.names)
         root.fill(_state(built))
-        return _taken(built, plan, Path(RANKS_MEMORY), root.extra, notes)
+        return _taken(run, built, plan, Path(RANKS_MEMORY), root.extra, notes)
     in_memory = None if root else world.share(memory_root(run.dir))
     roots = [root] if root else [each for each in (in_memory, checkpoint_root(run.dir)) if each is not None]
     url, ranks = None if root else run.spec.run.checkpoints.remote, Ranks(alone=world.size == 1)
@@ -168,7 +172,7 @@ def restore(
     if unchecked:
         also = f" and {len(unchecked) - 1} more" if len(unchecked) > 1 else ""
         notes.append(f"the values of {unchecked[0]}{also} were not checked: the checkpoint has no fingerprint of them")
-    return _taken(built, plan, path, extra, notes)
+    return _taken(run, built, plan, path, extra, notes)
 
 
 def _make_state(built: Assembled, stored: Collection[str]) -> None:
@@ -181,7 +185,9 @@ def _make_state(built: Assembled, stored: Collection[str]) -> None:
         optimizer.begin([weight for name, weight in named_parameters(built.model) if name in reached])
 
 
-def _taken(built: Assembled, plan: Plan, path: Path, extra: Mapping[str, Any], notes: list[str]) -> Restored:
+def _taken(
+    run: RunIdentity, built: Assembled, plan: Plan, path: Path, extra: Mapping[str, Any], notes: list[str]
+) -> Restored:
     """Put what belongs to the loaded tensors in its place, and return what was restored."""
     if built.stepper.scaler is not None and extra["scaler"]:
         built.stepper.scaler.load(extra["scaler"])
@@ -189,7 +195,8 @@ def _taken(built: Assembled, plan: Plan, path: Path, extra: Mapping[str, Any], n
         built.stepper.guard.load(extra.get("guard"))
     if extra["plan"]["layout"] != dataclasses.asdict(plan.layout):
         notes.append(f"resharded from layout {Layout(**extra['plan']['layout'])} to {plan.layout}")
-    return Restored(path, Progress(**extra["progress"]), notes)
+    changed = extra["data_fingerprint"] != run.fingerprint  # which was accepted, or nothing would be restored
+    return Restored(path, Progress(**extra["progress"]), notes, changed)
 
 
 def _state(built: Assembled) -> dict[str, torch.Tensor]:
@@ -199,23 +206,36 @@ def _state(built: Assembled) -> dict[str, torch.Tensor]:
 
 def _changes(run: RunIdentity, extra: dict[str, Any], plan: Plan) -> list[str]:
     """Return what is to be told of a resume under `plan`; raise ConfigError or VerificationFailed where none may be."""
-    changes = _check_same_experiment(run, extra)
+    changes, data = _check_same_experiment(run, extra), _check_same_data(run, extra)
     refuse_resync(extra["plan"], plan.sync, plan.layout.dp_replicate)
     moves_rate = any(change.clause.moves_rate for change in changes)
     course = _check_same_course(run.course, extra, moves_rate)
-    return [*map(str, changes), *_precision_changed(extra["plan"], plan), *course]
+    return [*map(str, changes), *data, *_precision_changed(extra["plan"], plan), *course]
 
 
 def _check_same_experiment(run: RunIdentity, extra: dict[str, Any]) -> list[Change]:
     """Return the changes of the spec that a resume tells; raise ConfigError naming one that it does not allow."""
-    changes = check_contract(extra["spec"], dict(run.stated), run.dir)
-    if run.fingerprint != extra["data_fingerprint"]:
-        raise ConfigError(
-            f"{run.dir} was trained on other data",
-            f"their fingerprint was {extra['data_fingerprint']} and is now {run.fingerprint}",
-            "restore the data, or start a new run in another run.dir",
-        )
-    return changes
+    return check_contract(extra["spec"], dict(run.stated), run.dir)
+
+
+def _check_same_data(run: RunIdentity, extra: dict[str, Any]) -> list[str]:
+    """Return what is to be told of data that changed and were accepted; raise ConfigError where they were not."""
+    before, now = extra["data_fingerprint"], run.fingerprint
+    if before == now:
+        return []
+    changed = what_changed(extra["data"], run.data) if extra.get("data") else ""
+    what = f"their fingerprint was {before} and is now {now}" + (f": {changed}" if changed else "")
+    if run.spec.run.accept_data == now:
+        position = extra["progress"]["position"]
+        return [
+            f"the data changed: {what}; run.accept_data says to go on, with the new data's order from {position} on"
+        ]
+    raise ConfigError(
+        f"{run.dir} was trained on other data",
+        what,
+        "restore the data, or start a new run in another run.dir; "
+        f"--set run.accept_data={now} goes on with the new data, some samples of which come again or not at all",
+    )
 
 
 def _precision_changed(written: dict[str, Any], plan: Plan) -> list[str]:

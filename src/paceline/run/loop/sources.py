@@ -39,7 +39,7 @@ def _open_part(data: DataSpec, seed: int, world: World) -> Pair:
     if data.collate or not is_text(data.source):
         return open_sources(dataclasses.replace(data, shuffle="global"), seed)
     what = f"the data of '{data.source}' were not opened"
-    first = _together(what, world, (lambda: open_corpus(data)) if world.is_first else None)
+    first = _together(what, world, (lambda: _prepared(data)) if world.is_first else None)
     key = world.share(first.key if first else "")
     of_node = world.local_rank == 0 and not world.is_first
     second = _together(what, world, (lambda: _on_node(data, key, world.rank)) if of_node else None)
@@ -75,9 +75,16 @@ def _together(what: str, world: World, work: Callable[[], Corpus] | None) -> Cor
     return Ranks().attempt(what, outcome)
 
 
+def _prepared(data: DataSpec, corpus: Corpus | None = None) -> Corpus:
+    """Return the corpus, tokenised and packed into the cache of this node where it is not there."""
+    corpus = corpus or open_corpus(data)
+    corpus_sources(corpus, data)
+    return corpus
+
+
 def _on_node(data: DataSpec, key: str, rank: int) -> Corpus:
     """Return the corpus from this node's cache, built into it where it is not there."""
-    corpus = known_corpus(data, key) or open_corpus(data)
+    corpus = _prepared(data, known_corpus(data, key))
     if corpus.key != key:
         raise DataError(
             f"rank {rank} finds other documents in '{data.source}' than rank 0",

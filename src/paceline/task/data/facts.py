@@ -9,7 +9,7 @@ from typing import Any
 from paceline.spec.task import DataSpec
 from paceline.task.data.order.of_source import order_of
 from paceline.task.data.protocol import Source
-from paceline.task.data.rows.packing import PackedSource
+from paceline.task.data.rows.packed_source import PackedSource
 from paceline.task.data.source import corpus_sources, is_text, open_sources
 from paceline.task.data.sources.cache import Say, open_corpus
 from paceline.task.data.sources.manifest import Corpus
@@ -56,6 +56,8 @@ def data_facts(data: Any, say: Say | None = None) -> DataFacts:
     documents = train.samples + (validation.samples if validation else 0)
     if isinstance(data, DataSpec) and data.source == "digits":
         description = f"{documents:,} handwritten digits"
+    elif (described := getattr(train, "described", None)) is not None:
+        description = str(described)
     else:
         name = data.source if isinstance(data, DataSpec) else _name_of(train)
         description = f"{train.samples:,} samples of {name}"

@@ -13,10 +13,11 @@ from paceline.task.data.order.mixture import MixShare, MixtureOrder
 from paceline.task.data.order.of_source import ordering
 from paceline.task.data.protocol import OpensSources, Pair, Source
 from paceline.task.data.rows.mixed import InOrder, MixedSource
-from paceline.task.data.rows.packing import PackedSource
+from paceline.task.data.rows.packed_source import PackedSource
 from paceline.task.data.rows.windows import TokenSource
 from paceline.task.data.sources.cache import Say, open_corpus
 from paceline.task.data.sources.digits import open_digits
+from paceline.task.data.sources.images.source import open_images
 from paceline.task.data.sources.manifest import Corpus
 from paceline.task.data.sources.named import kind_of_source
 from paceline.task.data.sources.shards.opened import open_token_set
@@ -47,7 +48,7 @@ def arranged(data: DataSpec, pairs: Sequence[Pair]) -> Pair:
     """
     if not data.mix:
         train, validation = pairs[0]
-        return (train if data.shuffle == "global" else InOrder(train, ordering(data, train.samples))), validation
+        return (train if data.shuffle == "global" else InOrder(train, ordering(data, train))), validation
     names, trains = [each.label for each in data.mix], [train for train, _ in pairs]
     shares = [
         MixShare(
@@ -58,7 +59,7 @@ def arranged(data: DataSpec, pairs: Sequence[Pair]) -> Pair:
         )
         for each, train in zip(data.mix, trains, strict=True)
     ]
-    order = MixtureOrder(shares, [ordering(data, train.samples) for train in trains])
+    order = MixtureOrder(shares, [ordering(data, train) for train in trains])
     held_out = [(name, validation) for name, (_, validation) in zip(names, pairs, strict=True) if validation]
     validation = MixedSource([each for _, each in held_out], [name for name, _ in held_out]) if held_out else None
     return MixedSource(trains, names, order), validation
@@ -90,12 +91,18 @@ def _open_tokens(data: DataSpec, seed: int, say: Say | None) -> Pair:
     return open_token_set(data, *kind_of_source(data.source)).sources(data)
 
 
+def _open_images(data: DataSpec, seed: int, say: Say | None) -> Pair:
+    _refuse_collate(data)
+    return open_images(data, kind_of_source(data.source)[1])
+
+
 Opener = Callable[[DataSpec, int, Say | None], Pair]
 
 # By the name in `task.data.source`; any other name is of a kind.
 OPENERS: dict[str, Opener] = {"digits": _open_digits}
 OF_KIND: dict[str, Opener] = {
     "text": _open_corpus, "hf": _open_corpus, "shards": _open_tokens, "megatron": _open_tokens, "object": _open_factory,
+    "images": _open_images,
 }  # fmt: skip
 
 

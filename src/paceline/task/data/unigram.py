@@ -6,9 +6,11 @@ import numpy as np
 import numpy.typing as npt
 
 from paceline.errors import DataError
+from paceline.task.data.rows.packed_source import PackedSource
 from paceline.task.data.rows.windows import TokenSource
 from paceline.task.data.sources.tokenizer import Tokens
 
+OfText = TokenSource | PackedSource
 BLOCK_TOKENS = 2**22
 FAR_BLOCK_TOKENS, FAR_BLOCKS = 2**17, 8  # of remote data, which would be fetched for nothing else
 COUNTED_TOKENS = 2**26  # enough for frequencies; a tenth of a second
@@ -22,7 +24,7 @@ def token_counts(tokens: Tokens, vocab: int) -> npt.NDArray[np.int64]:
     return counts
 
 
-def first_counts(source: TokenSource) -> npt.NDArray[np.int64]:
+def first_counts(source: OfText) -> npt.NDArray[np.int64]:
     """Return how often each id occurs in the first COUNTED_TOKENS of a split; of remote ones in the first few blocks.
 
     Blocks with damaged tokens are passed over where the source leaves out damaged samples.
@@ -40,7 +42,7 @@ def first_counts(source: TokenSource) -> npt.NDArray[np.int64]:
     return counts
 
 
-def unigram_loss(train: TokenSource, validation: TokenSource, ids: npt.NDArray[np.int64] | None = None) -> float:
+def unigram_loss(train: OfText, validation: OfText, ids: npt.NDArray[np.int64] | None = None) -> float:
     """Return the cross-entropy, in nats per token, of the unigram model of `train` on the labels of `validation`.
 
     The model gives token t the probability (count(t) + 1) / (tokens + vocab), Laplace's rule, so that a token not seen
@@ -50,7 +52,8 @@ def unigram_loss(train: TokenSource, validation: TokenSource, ids: npt.NDArray[n
     assert train.vocab, "a corpus has a vocabulary"
     counts = first_counts(train) + 1
     if ids is None:
-        labels = validation.samples * validation.items_per_sample
+        windows = isinstance(validation, TokenSource)
+        labels = validation.samples * validation.items_per_sample if windows else validation.split.tokens
         held_out = token_counts(validation.split.open()[1 : labels + 1], train.vocab)
     else:
         labels_read = validation.read(ids)["labels"].numpy().reshape(-1)

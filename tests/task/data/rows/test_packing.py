@@ -15,7 +15,8 @@ from torch import nn
 
 from paceline.spec.task import DataSpec, ModelSpec
 from paceline.task.data.facts import data_facts
-from paceline.task.data.rows.packing import IGNORED, PackedSource, best_fit, pack, pieces_of
+from paceline.task.data.rows.packed_source import IGNORED, PackedSource
+from paceline.task.data.rows.packing import best_fit, pack, pieces_of
 from paceline.task.data.source import open_sources
 from paceline.task.data.sources.tokens import TokenWriter
 from paceline.task.models.build import build_model
@@ -127,3 +128,18 @@ def test_a_document_is_computed_as_if_it_were_alone(tmp_path: Path) -> None:
 
 def _trained(model: nn.Module) -> list[nn.Parameter]:
     return [parameter for parameter in model.parameters() if parameter.requires_grad]
+
+
+def test_rows_are_packed_once_and_never_taken_from_a_file_that_is_not_whole(tmp_path: Path) -> None:
+    first = packed(tmp_path, [5, 1, 30, 3, 8, 8, 17, 2, 64], 16)
+    [kept] = tmp_path.glob("train.rows-16-*")
+    before = kept.stat().st_mtime_ns
+    again = PackedSource(first.split, VOCAB, 16, False)
+    assert isinstance(again.rows.starts, np.memmap) and kept.stat().st_mtime_ns == before
+    for one, other in zip(vars(first.rows).values(), vars(again.rows).values(), strict=True):
+        assert np.array_equal(one, other)
+    kept.write_bytes(kept.read_bytes()[:-16])
+    healed = PackedSource(first.split, VOCAB, 16, False)
+    assert np.array_equal(healed.rows.starts, first.rows.starts) and kept.stat().st_size % 8 == 0
+    assert isinstance(PackedSource(first.split, VOCAB, 16, False).rows.starts, np.memmap)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["train.offsets", kept.name, "train.tokens"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import gzip
+import itertools
 import json
 import os
 import sysconfig
@@ -254,3 +255,61 @@ def test_a_small_corpus_still_holds_one_out() -> None:
     assert [value < limit for value in few].count(True) == 1
     assert split_limit(few, 0.0) == 0
     assert not any(value < split_limit(few[:1], 1e-9) for value in few[:1])
+
+
+@pytest.mark.parametrize("form", ["file", "stream", "hf"])
+def test_arrow_files_are_read_as_pyarrow_writes_them(tmp_path: Path, form: str) -> None:
+    arrow = pytest.importorskip("pyarrow")
+    texts = [f"text {number}" for number in range(2500)]
+    table = arrow.table({"id": list(range(2500)), "text": texts})
+    path = tmp_path / ("data-00000-of-00001.arrow" if form == "hf" else "a.arrow")
+    kind = arrow.ipc.new_file if form == "file" else arrow.ipc.new_stream  # save_to_disk writes streams
+    with kind(path, table.schema) as writer:
+        writer.write_table(table, max_chunksize=700)
+    spec = DataSpec(source=f"hf:{tmp_path}" if form == "hf" else str(tmp_path))
+    read = [document.text.decode() for document in read_documents(spec, list_files(spec))]
+    assert read == texts
+    path.write_bytes(path.read_bytes()[:300])
+    with pytest.raises(DataError, match="not a readable Arrow file"):
+        list(read_documents(spec, list_files(spec)))
+
+
+def test_a_folder_of_splits_asks_which_is_meant(tmp_path: Path) -> None:
+    (tmp_path / "train").mkdir()
+    (tmp_path / "train" / "data-00000-of-00001.arrow").write_bytes(b"")
+    with pytest.raises(DataError, match=r"(?s)has the splits train.*hf:.*/train"):
+        list_files(DataSpec(source=f"hf:{tmp_path}"))
+
+
+def test_damaged_documents_are_left_out_and_counted_where_they_may_be(tmp_path: Path) -> None:
+    lines = ['{"text": "one"}', '{"text": 2}', '{"text"', '{"text": "four"}']
+    write(tmp_path / "a.jsonl", "\n".join(lines))
+    (tmp_path / "b.txt").write_bytes(b"good until \xff here")
+    (tmp_path / "c.txt.gz").write_bytes(gzip.compress(b"text" * 9)[:-6])
+    spec = DataSpec(source=str(tmp_path), on_bad="skip")
+    damaged = module.Damaged(True)
+    assert [each.text for each in read_documents(spec, list_files(spec), damaged)] == [b"one", b"four"]
+    assert damaged.count == 4 and "line 2" in damaged.first
+    with pytest.raises(DataError, match="line 2"):
+        list(read_documents(DataSpec(source=str(tmp_path)), list_files(spec)))
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    lines=st.lists(st.text(st.characters(blacklist_categories=["Cs"]), max_size=9), max_size=20),
+    cut=st.integers(0, 400),
+)
+def test_the_lines_of_all_parts_are_the_lines_of_the_file(
+    lines: list[str], cut: int, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    content = "\n".join(json.dumps({"text": line}, ensure_ascii=False) for line in lines)
+    path = write(tmp_path_factory.getbasetemp() / "cut.jsonl", content)
+    entry, size = list_files(DataSpec(source=str(path))).files[0], path.stat().st_size
+    bounds = [0, min(cut, size), size]
+    spec, damaged = DataSpec(source=str(path)), module.Damaged(False)
+    read = [
+        document.text.decode()
+        for start, stop in itertools.pairwise(bounds)
+        for document in (module.read_lines(entry, start, stop, spec, damaged) if stop > start else ())
+    ]
+    assert read == lines

@@ -32,7 +32,7 @@ def test_a_run_on_shards_takes_the_steps_of_the_run_on_their_text(tmp_path: Path
     shards = shards_of(tmp_path)
     plain, sharded = (write_spec(tmp_path, tmp_path / name, steps=4) for name in ("text", "sharded"))
     assert in_process("train", plain).returncode == 0
-    done = in_process("train", sharded, "--set", f"task.data.source={shards}", "--set", "run.verify=true")
+    done = in_process("train", sharded, "--set", f"task.data.source={shards}")
     assert done.returncode == 0, done.stderr
     assert [step["loss"] for step in steps_of(tmp_path / "sharded")] == [
         step["loss"] for step in steps_of(tmp_path / "text")

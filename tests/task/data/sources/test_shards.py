@@ -15,6 +15,7 @@ import torch
 from paceline.errors import DataError
 from paceline.spec.task import DataSpec
 from paceline.task.data.facts import data_facts
+from paceline.task.data.rows.packed_source import PackedSource
 from paceline.task.data.source import open_sources
 from paceline.task.data.sources.shards.folder import ShardIndex, write_index
 from paceline.task.data.sources.shards.layout import ShardWriter
@@ -137,6 +138,48 @@ def test_damage_is_told_with_its_place_and_checksum(tmp_path: Path) -> None:
     again = open_sources(DataSpec(spec.source, seq_len=32, on_bad="skip"), 7)[0]
     alone = torch.cat([again.read(ids[row : row + 1])["labels"] for row in range(3)])
     assert torch.equal(alone, batch["labels"]), "what is left out does not depend on the batch"
+
+
+class Whole:
+    """A split as one array, read by no code of shards."""
+
+    def __init__(self, documents: list[np.ndarray], digest: str) -> None:
+        self.name, self.digest, self.folder = "train", digest, ""
+        self._tokens, self._ends = joined(documents), np.cumsum([len(each) + 1 for each in documents])
+        self.tokens, self.documents = len(self._tokens), len(documents)
+
+    def open(self) -> np.ndarray:
+        return self._tokens
+
+    def offsets(self) -> np.ndarray:
+        return np.concatenate([[0], self._ends])
+
+    def windows(self, seq_len: int) -> int:
+        return (self.tokens - 1) // seq_len
+
+
+@pytest.mark.parametrize("cross_documents", [True, False])
+def test_packed_rows_of_many_shards_are_those_of_one_array(tmp_path: Path, cross_documents: bool) -> None:
+    parts = [documents_of(seed, count) for seed, count in ((1, 900), (2, 1), (3, 700), (5, 30))]
+    spec = write_folder(tmp_path, parts)
+    options = {"seq_len": 64, "rows": "packed", "cross_documents": cross_documents, "cache_dir": spec.cache_dir}
+    train, _ = open_sources(DataSpec(spec.source, **options), 7)
+    wanted = PackedSource(
+        Whole([each for part in parts[:-1] for each in part], train.split.digest), 257, 64, cross_documents
+    )
+    ids = np.random.default_rng(1).permutation(train.samples)
+    found, expected = train.read(ids), wanted.read(ids)
+    assert train.samples == wanted.samples and set(found) == set(expected)
+    assert all(torch.equal(found[name], expected[name]) for name in found)
+    content = bytearray((tmp_path / "0.shard").read_bytes())
+    content[100] ^= 1  # all of the first shard is one block of checksums, but for the end of it
+    (tmp_path / "0.shard").write_bytes(content)
+    with pytest.raises(DataError, match=r"0.shard is damaged"):
+        open_sources(DataSpec(spec.source, **options), 7)[0].read(ids)
+    left = open_sources(DataSpec(spec.source, on_bad="skip", **options), 7)[0].read(ids)
+    blank = (left["labels"] == -100).all(dim=1)
+    assert 0 < int(blank.sum()) < len(ids) and set(left) == set(found)
+    assert torch.equal(left["tokens"][~blank], found["tokens"][~blank]), "the other rows are as they were"
 
 
 @pytest.mark.parametrize("place", [3, 20, -2, -9])

@@ -8,7 +8,9 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 import numpy.typing as npt
 
+from paceline.errors import ConfigError
 from paceline.spec.task import DataSpec
+from paceline.task.data.order.bucketed import BucketedOrder
 from paceline.task.data.order.permutation import sample_ids
 from paceline.task.data.order.windowed import WindowedOrder
 
@@ -45,10 +47,20 @@ class GlobalOrder:
         return sample_ids(seed, positions, self.samples)
 
 
-def ordering(data: DataSpec, samples: int) -> Order:
-    """Return the order that `task.data.shuffle` asks for."""
+def ordering(data: DataSpec, source: Any) -> Order:
+    """Return the order of a source that `task.data.shuffle` asks for. Raises ConfigError where it needs lengths."""
+    samples: int = source.samples
     if data.shuffle == "windowed":
         return WindowedOrder(samples, data.shuffle_block, data.shuffle_window)
+    if data.shuffle == "bucketed":
+        lengths = getattr(source, "lengths", None)
+        if lengths is None:
+            raise ConfigError(
+                "task.data.shuffle = 'bucketed' with samples whose lengths are not known",
+                "the data set has no attribute 'lengths'; samples of text all have one length",
+                "lengths = [...] on the data set, a number per sample, or rows = 'packed' for text",
+            )
+        return BucketedOrder(lengths, data.shuffle_bucket, data.shuffle_block * data.shuffle_window)
     return FiledOrder(samples) if data.shuffle == "none" else GlobalOrder(samples)
 
 

@@ -67,6 +67,7 @@ class MapSource:
                 "it says what the loss counts",
                 suggestion(self.unit, UNITS),
             )
+        self.lengths = self._lengths()
         self.fingerprint = _declared(dataset, "fingerprint", str) or self._probe()
 
     def read(self, ids: npt.NDArray[Any], positions: npt.NDArray[Any] | None = None) -> Any:
@@ -82,6 +83,20 @@ class MapSource:
                 torch.default_generator.manual_seed(seed)
                 rows.append(self._row(index))
             return self._collate(rows, np.asarray(ids).tolist())
+
+    def _lengths(self) -> npt.NDArray[np.int64] | None:
+        """Return the lengths that the data set declares of its samples. Raises DataError where they are not as many."""
+        declared = getattr(self.dataset, "lengths", None)
+        if declared is None or callable(declared):
+            return None
+        lengths = np.asarray(declared)
+        if lengths.shape != (self.samples,) or not np.issubdtype(lengths.dtype, np.number):
+            raise DataError(
+                f"{type(self.dataset).__name__}.lengths are not the lengths of its samples",
+                f"they have the shape {lengths.shape}, and there are {self.samples:,} samples",
+                "one number for each sample, in their order",
+            )
+        return lengths.astype(np.int64)
 
     def _row(self, index: int) -> Any:
         try:

@@ -24,7 +24,7 @@ def kind_of_source(source: str) -> tuple[str, str]:
         return scheme, rest
     if names_object(source):
         return "object", source
-    if not source:
+    if source in ("", "stdlib"):
         return "text", source
     if is_remote(source):
         return _kind_of_remote(source), source
@@ -35,6 +35,8 @@ def kind_of_source(source: str) -> tuple[str, str]:
 def _kind_of_remote(url: str) -> str:
     if url.endswith((".idx", ".bin")):
         return "megatron"
+    if url.endswith(".tar"):
+        return "images"
     if Path(url).suffix:
         return "text"
     return "shards" if RemoteFiles(url).exists(beside(url, INDEX)) else "text"

@@ -1,0 +1,178 @@
+"""Scores of documents by the model of a run: a pass that writes a number beside each text, for a later selection."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from paceline.durable import publish
+from paceline.errors import ConfigError, DataError, StorageError
+from paceline.spec.load import spec_from_dict
+from paceline.spec.task import DataSpec, Task
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+    from paceline.task.data.sources.tokenizer import Tokenizer
+
+BY = ("loss", "uncertainty")
+PASS_TOKENS = 8192  # in one forward pass
+IGNORED = -100
+Progress = Callable[[str, float], None]
+
+
+@dataclass(frozen=True)
+class ScoredDocuments:
+    """Documents that were scored into a file, and how their scores lie."""
+
+    out: Path
+    checkpoint: Path
+    step: int
+    by: str
+    documents: int
+    quantiles: dict[str, float]
+
+
+def score_documents(
+    run_dir: Path, data: DataSpec, out: Path, by: str = "loss", progress: Progress = lambda what, share: None
+) -> ScoredDocuments:
+    """Write each document of `data` with its score by a run's newest checkpoint as a line of JSONL.
+
+    The score is the mean over a document's tokens of the next-token loss, or of the entropy of what the model expects,
+    in nats. A document longer than a sample is read in pieces. Raises as `choose_checkpoint`; ConfigError where the
+    run's model reads no text, DataError for documents that cannot be read or none, StorageError where `out` cannot be
+    written.
+    """
+    import numpy as np
+
+    from paceline.session.verbs.weights import choose_checkpoint
+
+    chosen = choose_checkpoint(run_dir)
+    task = spec_from_dict(chosen.manifest.extra["spec"], origin="the checkpoint").task
+    tokenizer, seq_len = _tokenizer_of(task), task.data.seq_len
+    model, scores = _model_of(task, chosen.path, tokenizer.vocab, seq_len), list[float]()
+    unfinished = out.with_name(f".{out.name}.part")
+    try:
+        with unfinished.open("w", encoding="utf-8") as stream:
+            for texts, share in _texts(data):
+                for text, score in zip(texts, _scores(model, tokenizer, texts, seq_len, by), strict=True):
+                    stream.write(json.dumps({"text": text.decode(), "score": score}, ensure_ascii=False) + "\n")
+                    scores.append(score)
+                progress("scoring", share)
+        if not scores:
+            raise DataError(f"'{data.source}' holds no text", "nothing was read to be scored", "name other data")
+        publish(unfinished, out)
+    except OSError as error:
+        raise StorageError(f"cannot write {out}", str(error), "a folder with room to write") from error
+    finally:
+        unfinished.unlink(missing_ok=True)
+    names = {"lowest": 0.0, "10 %": 0.1, "median": 0.5, "90 %": 0.9, "highest": 1.0}
+    quantiles = {name: float(np.quantile(scores, part)) for name, part in names.items()}
+    return ScoredDocuments(out, chosen.path, chosen.manifest.step, by, len(scores), quantiles)
+
+
+def _texts(data: DataSpec) -> Iterator[tuple[list[bytes], float]]:
+    """Yield documents, some at a time, and the share of all files' bytes that were read by then."""
+    from paceline.task.data.sources.documents import read_documents
+    from paceline.task.data.sources.files import list_files
+
+    listing = list_files(data)
+    whole, done = sum(file.size for file in listing.files) or 1, 0
+    texts, size = list[bytes](), 0
+    for document in read_documents(data, listing):
+        texts.append(document.text)
+        size += len(document.text)
+        if size >= 4 * PASS_TOKENS:
+            done += size
+            yield texts, min(1.0, done / whole)
+            texts, size = [], 0
+    if texts:
+        yield texts, 1.0
+
+
+def _tokenizer_of(task: Task) -> Tokenizer:
+    """Return the tokenizer of a run's text. Raises ConfigError where its data are none."""
+    from paceline.task.data.source import is_text
+    from paceline.task.data.sources.cache import open_corpus
+
+    first = task.data.parts()[0] if isinstance(task.data, DataSpec) else None
+    if first is None or not is_text(first.source):
+        raise ConfigError(
+            "the run was trained on data that are no text",
+            "documents are scored with the tokenizer of the run's own documents",
+            "a run whose task.data.source is text",
+        )
+    return open_corpus(first).open_tokenizer()
+
+
+def _model_of(task: Task, checkpoint: Path, vocab: int, seq_len: int) -> nn.Module:
+    """Return a run's model with a checkpoint's weights, on the accelerator if there is one."""
+    import torch
+
+    from paceline.checkpoint import WholeTensors
+    from paceline.task.models.build import build_model
+
+    model, tensors = build_model(task.model, vocab, seq_len, task.seed), WholeTensors(checkpoint)
+    with torch.no_grad():
+        for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
+            if name in tensors:
+                tensor.copy_(tensors[name])
+            elif isinstance(tensor, torch.nn.Parameter):
+                raise ConfigError(
+                    f"{checkpoint} does not hold '{name}'",
+                    "its model is not the one that the run's spec names",
+                    "the code of the run",
+                )
+    return model.eval().to("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def _scores(model: nn.Module, tokenizer: Tokenizer, texts: Sequence[bytes], seq_len: int, by: str) -> list[float]:
+    """Return a score for each text: pieces of about one length are read together, and their tokens added up by text."""
+    import torch
+
+    sums, counts = [0.0] * len(texts), [0] * len(texts)
+    pieces = list(_pieces(tokenizer, texts, seq_len))
+    pieces.sort(key=lambda piece: len(piece[1]))
+    rows = list[tuple[int, Any]]()
+    device = next(model.parameters()).device
+    with torch.no_grad():
+        for at, piece in enumerate(pieces):
+            rows.append(piece)
+            if at + 1 == len(pieces) or (len(rows) + 1) * len(pieces[at + 1][1]) > PASS_TOKENS:
+                tokens = torch.nn.utils.rnn.pad_sequence(
+                    [torch.as_tensor(ids) for _, ids in rows], batch_first=True, padding_value=IGNORED
+                ).to(device)
+                real = tokens[:, 1:] != IGNORED
+                by_row = (_of_tokens(model, tokens.clamp(min=0), by) * real).sum(1).tolist()
+                for (text, _), total, count in zip(rows, by_row, real.sum(1).tolist(), strict=True):
+                    sums[text], counts[text] = sums[text] + total, counts[text] + count
+                rows = []
+    return [total / count for total, count in zip(sums, counts, strict=True)]
+
+
+def _of_tokens(model: nn.Module, tokens: Tensor, by: str) -> Tensor:
+    """Return the loss of each token after the first, or the entropy of what was expected there: [rows, seq - 1].
+
+    Padding stands behind the tokens, which see only what is before them.
+    """
+    import torch
+
+    output = model(tokens[:, :-1])
+    log_probability = torch.log_softmax(getattr(output, "logits", output).double(), -1)
+    if by == "uncertainty":
+        return -(log_probability.exp() * log_probability).sum(-1)
+    return -log_probability.gather(-1, tokens[:, 1:, None]).squeeze(-1)
+
+
+def _pieces(tokenizer: Tokenizer, texts: Sequence[bytes], seq_len: int) -> Iterator[tuple[int, Any]]:
+    """Yield (number of the text, its tokens): between two end-of-document tokens, at most seq_len of them predicted."""
+    import numpy as np
+
+    end = np.array([tokenizer.end_of_document], dtype=np.int64)
+    for number, ids in enumerate(tokenizer.encode(texts)):
+        whole = np.concatenate([end, np.asarray(ids, dtype=np.int64), end])
+        for at in range(0, len(whole) - 1, seq_len):
+            yield number, whole[at : at + seq_len + 1]

@@ -1,0 +1,85 @@
+"""PackedSource: rows of whole documents as samples."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from paceline.errors import DataError
+from paceline.task.data.rows.kept_rows import FORMAT, rows_of_split
+from paceline.task.data.rows.packing import WINDOW_PIECES
+from paceline.task.data.sources.tokens import Split
+
+IGNORED = -100  # the label of what is no token
+
+
+class PackedSource:
+    """Sample i is row i: documents, and pieces of those longer than a row, of at most seq_len tokens together.
+
+    What a row does not fill are tokens of 0 whose labels do not count. Without `cross_documents` a batch says which
+    document each token is of, and what fills the row is one of its own.
+    """
+
+    unit = "tokens"
+    reads_in_threads = True  # of a mapped file, and of nothing that changes
+    is_near = True  # reading it costs no request over a network
+    skip_bad = False  # whether damaged samples are left out
+
+    def __init__(self, split: Split, vocab: int, seq_len: int, cross_documents: bool = True) -> None:
+        """Map the split and pack its documents. Raises DataError where it does not hold two tokens."""
+        self.split, self.items_per_sample = split, seq_len
+        self.vocab: int | None = vocab
+        self.cross_documents = cross_documents
+        self._tokens = split.open()
+        self.rows = rows_of_split(split, seq_len)
+        self.samples = len(self.rows.firsts) - 1
+        if split.tokens < 2 or not self.samples:
+            raise DataError(
+                f"the {split.name} data do not make a single sample",
+                f"they are {split.tokens:,} tokens in {split.documents:,} documents",
+                "more text, or validation_fraction = 0",
+            )
+        named = f"{split.digest} packed {seq_len} {WINDOW_PIECES} {FORMAT}"
+        self.fingerprint = hashlib.blake2b(named.encode(), digest_size=16).hexdigest()
+
+    @property
+    def waste(self) -> float:
+        """The part of all rows that no token fills."""
+        return 1 - (self.split.tokens - 1) / (self.samples * self.items_per_sample)
+
+    def read(self, ids: npt.NDArray[Any], positions: npt.NDArray[Any] | None = None) -> Any:
+        """Return {"tokens", "labels"}: int64 tensors [rows, seq_len]; and "documents" where they do not mix.
+
+        Positions do not matter.
+        """
+        import torch
+
+        assert ids.size == 0 or ids.min() >= 0, "a sample id is negative"
+        first, last = self.rows.firsts[ids], self.rows.firsts[np.asarray(ids) + 1]
+        counts = last - first
+        pieces = np.repeat(first - np.cumsum(counts) + counts, counts) + np.arange(counts.sum())
+        starts, lengths = self.rows.starts[pieces], self.rows.lengths[pieces]
+        row = np.repeat(np.arange(len(ids)), counts)
+        # Where each piece stands in the flattened rows: after the pieces of its row before it.
+        ahead = np.cumsum(lengths) - lengths
+        began = ahead[np.cumsum(counts) - counts] if len(counts) else ahead
+        at = row * self.items_per_sample + ahead - began[row]
+        within = np.arange(lengths.sum()) - np.repeat(ahead, lengths)
+        places, source = np.repeat(at, lengths) + within, np.repeat(starts, lengths) + within
+        shape = (len(ids), self.items_per_sample)
+        tokens, labels = np.zeros(shape, dtype=np.int64), np.full(shape, IGNORED, dtype=np.int64)
+        tokens.reshape(-1)[places] = self._tokens[source]
+        labels.reshape(-1)[places] = self._tokens[source + 1]
+        batch = {"tokens": torch.from_numpy(tokens), "labels": torch.from_numpy(labels)}
+        if not self.cross_documents:
+            documents = np.zeros(shape, dtype=np.int64)  # 0 is what fills the row
+            documents.reshape(-1)[places] = np.repeat(np.arange(1, len(lengths) + 1), lengths)
+            batch["documents"] = torch.from_numpy(documents)
+        return batch
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # A process that receives the source maps the files again; the tokens themselves do not travel.
+        return PackedSource, (self.split, self.vocab, self.items_per_sample, self.cross_documents)

@@ -1,0 +1,157 @@
+"""Which images there are, where their bytes lie, and of which class each is."""
+
+from __future__ import annotations
+
+import io
+import tarfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from paceline.errors import DataError
+from paceline.task.data.sources.named import IMAGE_SUFFIXES
+from paceline.task.data.storage.bytes import ByteFile, Storage
+from paceline.task.data.storage.remote import is_remote
+
+
+@dataclass(frozen=True)
+class ImageEntry:
+    """One image: its name for people, the number of its file, where its bytes lie there, and its class."""
+
+    name: str
+    file: int
+    start: int
+    size: int
+    label: int
+
+
+@dataclass(frozen=True)
+class ImageListing:
+    """The images in the order of their names, the files that hold them, and the names of the classes."""
+
+    files: tuple[str, ...]
+    entries: tuple[ImageEntry, ...]
+    classes: tuple[str, ...]
+
+
+def list_images(source: str, storage: Storage) -> ImageListing:
+    """Return the images of a folder of folders, of a tar file, or of a folder of tar files.
+
+    Raises DataError where there are none, or one has no class.
+    """
+    path = Path(source).expanduser()
+    if source.endswith(".tar"):
+        return _of_tars([source if is_remote(source) else str(path)], storage)
+    if is_remote(source):
+        raise DataError(
+            f"'{source}' is a remote folder of images", "each of them would be a request of its own",
+            "pack them into tar files, and name one",
+        )  # fmt: skip
+    if not path.is_dir():
+        raise DataError(f"'{source}' is not there", f"there is no folder '{path}'", "check the path")
+    tars = sorted(str(each) for each in path.glob("*.tar"))
+    return _of_tars(tars, storage) if tars else _of_folder(path)
+
+
+def _of_folder(root: Path) -> ImageListing:
+    """Return the images below the folders of a folder, whose names are the classes."""
+    there = sorted(each for each in root.rglob("*") if each.suffix.lower() in IMAGE_SUFFIXES)
+    found = [each for each in there if not any(part.startswith(".") for part in each.relative_to(root).parts)]
+    if not found:
+        raise DataError(f"'{root}' holds no images", f"images end in {' '.join(IMAGE_SUFFIXES)}", "check the path")
+    names = [each.relative_to(root) for each in found]
+    if loose := next((name for name in names if len(name.parts) < 2), None):
+        raise DataError(f"'{root / loose}' has no class", "it lies in no folder", "a folder for each class of images")
+    classes = tuple(sorted({name.parts[0] for name in names}))
+    entries = tuple(
+        ImageEntry(str(name), number, 0, path.stat().st_size, classes.index(name.parts[0]))
+        for number, (path, name) in enumerate(zip(found, names, strict=True))
+    )
+    return ImageListing(tuple(map(str, found)), entries, classes)
+
+
+def _of_tars(paths: list[str], storage: Storage) -> ImageListing:
+    """Return the images of tar files. An image's class is the number in the file beside it that ends in `.cls`, or the
+    name of its folder."""
+    found: list[tuple[str, int, int, int, str]] = []
+    for number, path in enumerate(paths):
+        members = _members(path, storage)
+        classes = {_stem(member.name): member for member in members if member.name.endswith(".cls")}
+        file = storage.open(path)
+        for member in members:
+            if not member.name.lower().endswith(IMAGE_SUFFIXES):
+                continue
+            name, beside = f"{path}: {member.name}", classes.get(_stem(member.name))
+            folder = member.name.rpartition("/")[0].rpartition("/")[2]
+            label = _number(file, beside, name) if beside else folder
+            if not label:
+                raise DataError(
+                    f"{name} has no class", "no .cls lies beside it, and it is in no folder", "add a .cls file"
+                )
+            found.append((name, number, member.offset_data, member.size, label))
+    if not found:
+        raise DataError(f"{paths[0]} holds no images", f"images end in {' '.join(IMAGE_SUFFIXES)}", "check the path")
+    labels = {each[-1] for each in found}
+    numbered = all(label.isdecimal() for label in labels)
+    ordered = tuple(map(str, range(max(map(int, labels)) + 1))) if numbered else tuple(sorted(labels))
+    places = {label: at for at, label in enumerate(ordered)}
+    entries = tuple(ImageEntry(*each[:-1], places[str(int(each[-1])) if numbered else each[-1]]) for each in found)
+    return ImageListing(tuple(paths), entries, ordered)
+
+
+def _members(path: str, storage: Storage) -> list[tarfile.TarInfo]:
+    """Return the files of a tar file. Raises DataError where it is none, or cut short."""
+    file = storage.open(path)
+    try:
+        with tarfile.open(fileobj=io.BufferedReader(_Stream(file))) as tar:
+            members = [member for member in tar if member.isreg()]
+    except tarfile.TarError as error:
+        raise DataError(f"{path} is not a tar file", str(error), "write or copy it again") from error
+    for member in members:
+        if member.offset_data + member.size > file.size:
+            raise DataError(
+                f"{path} is cut short", f"{member.name} ends after byte {file.size:,}", "write or copy it again"
+            )
+    return members
+
+
+def _stem(name: str) -> str:
+    folder, slash, last = name.rpartition("/")
+    return folder + slash + last.partition(".")[0]
+
+
+def _number(file: ByteFile, member: tarfile.TarInfo, name: str) -> str:
+    text = file.read(member.offset_data, member.offset_data + member.size).tobytes().decode("ascii", "replace").strip()
+    if not text.isdecimal():
+        raise DataError(
+            f"{name} has no class", f"{member.name} holds {text[:20]!r}", "the number of a class, from 0 on"
+        )
+    return text
+
+
+class _Stream(io.RawIOBase):
+    """A file of bytes, to be read by its places."""
+
+    def __init__(self, file: ByteFile) -> None:
+        self._file, self._at = file, 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        self._at = max(0, {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._file.size}[whence] + offset)
+        return self._at
+
+    def tell(self) -> int:
+        return self._at
+
+    def readinto(self, buffer: Any) -> int:
+        wanted = memoryview(buffer).cast("B")
+        stop = max(self._at, min(self._file.size, self._at + len(wanted)))
+        content = self._file.read(self._at, stop) if stop > self._at else b""
+        wanted[: len(content)] = bytes(content)
+        self._at += len(content)
+        return len(content)

@@ -1,0 +1,158 @@
+"""ImageSource: images decoded and cut to a square, and their classes. Needs the extra 'images'."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import os
+import threading
+import zlib
+from collections import OrderedDict
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from paceline.errors import DataError, MissingExtra
+from paceline.spec.task import DataSpec
+from paceline.task.data.sources.documents import document_hash, split_limit, split_value
+from paceline.task.data.sources.images.listing import ImageListing, list_images
+from paceline.task.data.sources.shards.opened import storage_of
+from paceline.task.data.storage.bytes import ByteFile, Storage
+from paceline.task.data.storage.notices import LEFT_OUT
+from paceline.task.data.storage.remote import is_remote
+
+THREADS = 8
+OPEN_FILES = 64
+NO_LABEL = -100
+STEPS_AHEAD = 4
+
+
+class ImageSource:
+    """Images as {"images": float32 [rows, 3, size, size] in 0..1, "labels": int64 [rows]}.
+
+    An image is scaled until its shorter side is `size` and cut to the square in its middle. The pixels depend on its
+    bytes and on the version of Pillow alone. With `skip_bad` an image that cannot be decoded counts nothing: it is
+    black, and its label is -100.
+    """
+
+    unit = "samples"
+    items_per_sample = 1
+    vocab: int | None = None
+    reads_in_threads = True
+
+    def __init__(
+        self, listing: ImageListing, chosen: npt.NDArray[np.int64], size: int, storage: Storage, skip_bad: bool
+    ) -> None:
+        """`chosen` are the numbers of the images in the listing. Raises MissingExtra without Pillow."""
+        try:
+            import PIL.Image  # noqa: F401 (whether it is there)
+        except ImportError as error:
+            raise MissingExtra("pillow", "images", "decoding images") from error
+        self.listing, self.chosen, self.size, self.storage, self.skip_bad = listing, chosen, size, storage, skip_bad
+        self.samples, self.notices = len(chosen), storage.notices
+        self.described = f"{len(listing.entries):,} images of {len(listing.classes):,} classes"
+        self.steps_ahead = STEPS_AHEAD if any(map(is_remote, listing.files)) else 0
+        digest = hashlib.blake2b(f"{size} {listing.classes}".encode(), digest_size=16)
+        for each in chosen.tolist():
+            entry = listing.entries[each]
+            digest.update(f"{entry.name.rpartition('/')[2]} {entry.size} {entry.label}\n".encode())
+        self.fingerprint = digest.hexdigest()
+        self._open: OrderedDict[int, ByteFile] = OrderedDict()
+        self._lock = threading.Lock()
+        self._pool: ThreadPoolExecutor | None = None
+
+    def read(self, ids: npt.NDArray[Any], positions: npt.NDArray[Any] | None = None) -> Any:
+        """Return the batch. Positions do not matter. Raises DataError for an image that cannot be decoded."""
+        import torch
+
+        assert ids.size == 0 or ids.min() >= 0, "a sample id is negative"
+        pixels = np.zeros((len(ids), self.size, self.size, 3), dtype=np.uint8)
+        labels = np.empty(len(ids), dtype=np.int64)
+        numbers = self.chosen[ids].tolist()
+
+        def fill(row: int) -> None:
+            labels[row] = self._decode(numbers[row], pixels[row])
+
+        list(self._threads().map(fill, range(len(ids))))
+        images = torch.from_numpy(pixels).permute(0, 3, 1, 2).to(torch.float32) / 255
+        return {"images": images, "labels": torch.from_numpy(labels)}
+
+    def expect(self, ids: npt.NDArray[Any]) -> None:
+        """Say which samples will be read next, in their order: remote ones are fetched meanwhile."""
+        for number in self.chosen[ids].tolist():
+            entry = self.listing.entries[number]
+            self._file(entry.file).expect([(entry.start, entry.start + entry.size)])
+
+    def _decode(self, number: int, into: npt.NDArray[np.uint8]) -> int:
+        """Fill in an image and return its label, -100 where it is left out."""
+        from PIL import Image
+
+        entry = self.listing.entries[number]
+        content = self._file(entry.file).read(entry.start, entry.start + entry.size).tobytes()
+        try:
+            with Image.open(io.BytesIO(content)) as image:
+                into[:] = _square(image.convert("RGB"), self.size)
+        except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:  # as Pillow's decoders raise
+            wrong = DataError(
+                f"the image {entry.name} cannot be decoded",
+                f"its bytes {entry.start:,} to {entry.start + entry.size:,}, of CRC-32 {zlib.crc32(content):08x}: "
+                f"{error}",
+                'copy it again, or train without it: task.data.on_bad = "skip"',
+            )
+            if not self.skip_bad:
+                raise wrong from error
+            into[:] = 0
+            self.notices.tell(LEFT_OUT, f"{wrong.what}: {wrong.because}")
+            return NO_LABEL
+        return entry.label
+
+    def _file(self, number: int) -> ByteFile:
+        with self._lock:
+            if (known := self._open.get(number)) is None:
+                known = self._open[number] = self.storage.open(self.listing.files[number])
+                if len(self._open) > OPEN_FILES:
+                    self._open.popitem(last=False)
+            return known
+
+    def _threads(self) -> ThreadPoolExecutor:
+        with self._lock:
+            if self._pool is None:
+                count = min(THREADS, len(os.sched_getaffinity(0)))
+                self._pool = ThreadPoolExecutor(count, thread_name_prefix="paceline-decode")
+            return self._pool
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return ImageSource, (self.listing, self.chosen, self.size, self.storage, self.skip_bad)
+
+
+def open_images(data: DataSpec, path: str) -> tuple[ImageSource, ImageSource | None]:
+    """Return the images, split by a hash of their names: (train, validation or None).
+
+    Raises DataError where there are none, MissingExtra without Pillow.
+    """
+    storage = storage_of(data)
+    listing = list_images(path, storage)
+    values = [split_value(document_hash(entry.name.rpartition("/")[2].encode())) for entry in listing.entries]
+    limit = split_limit(values, data.validation_fraction)
+    held_out = np.array([value < limit for value in values])
+
+    def source(chosen: Sequence[bool] | npt.NDArray[Any]) -> ImageSource:
+        return ImageSource(listing, np.flatnonzero(chosen), data.image_size, storage, data.on_bad == "skip")
+
+    if held_out.all():
+        raise DataError("no images are left", "the validation part took all of them", "lower validation_fraction")
+    return source(~held_out), source(held_out) if held_out.any() else None
+
+
+def _square(image: Any, size: int) -> npt.NDArray[np.uint8]:
+    """Return the middle of an image, [size, size, 3], scaled until its shorter side is `size`."""
+    from PIL import Image
+
+    shorter = min(image.size)
+    wide, high = (max(size, round(side * size / shorter)) for side in image.size)
+    left, top = (wide - size) // 2, (high - size) // 2
+    scaled = image.resize((wide, high), Image.Resampling.BILINEAR)
+    return np.asarray(scaled.crop((left, top, left + size, top + size)), dtype=np.uint8)

@@ -1,0 +1,92 @@
+"""Data that change under a run: what changed is said, and nothing goes on unless it is accepted."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from pathlib import Path
+
+import pytest
+import torch
+from tests_shared import plan_of
+
+from paceline.errors import ConfigError
+from paceline.run.loop.training import Training
+from paceline.run.process.brief import Brief
+from paceline.run.process.world import World
+from paceline.spec.cluster import ClusterSpec
+from paceline.spec.data.mix import MixSpec
+from paceline.spec.journal.planned import PlannedRecord
+from paceline.spec.journal.reading import read_journal
+from paceline.spec.layout import Layout
+from paceline.spec.load import Spec
+from paceline.spec.run import RunSpec
+from paceline.spec.task import DataSpec, ModelSpec, Task
+
+STEPS = 6
+MODEL = ModelSpec(name="llama-1m", layers=1, hidden=32, heads=2, kv_heads=1, ffn=32)
+
+
+def write(folder: Path, name: str, documents: int) -> str:
+    path = folder / f"{name}.jsonl"
+    path.write_text("\n".join(f'{{"text": "{name} {number} {"word " * 20}"}}' for number in range(documents)))
+    return str(path)
+
+
+def train(folder: Path, until: int, **run: str) -> list[float]:
+    """Start the run or go on with it, leave it after a step with a checkpoint, and return its losses."""
+    parts = tuple(MixSpec(str(folder / f"{name}.jsonl"), name=name) for name in ("first", "second"))
+    data = DataSpec(seq_len=24, rows="packed", validation_fraction=0.0, cache_dir=str(folder / "cache"), mix=parts)
+    spec = Spec(
+        task=Task(model=MODEL, data=data, seed=3),
+        cluster=ClusterSpec(learn=False),
+        run=RunSpec(checkpoint_every=None, evaluate_every=None, **run),
+    )
+    brief = Brief(plan_of(Layout(), 4, 4), STEPS, 24, "tokens", "cpu", 1, 1.0, math.nan, 1.0, math.nan, PlannedRecord())
+    training = Training(spec, brief, World(0, 1, 0, torch.device("cpu")), folder / "run")
+    losses = []
+    for batch in training:
+        losses.append(training.step(batch).loss)
+        if training.progress.step >= until:
+            training.save()
+            break
+    return losses
+
+
+def test_changed_data_are_refused_in_words_and_accepted_by_their_fingerprint(tmp_path: Path) -> None:
+    write(tmp_path, "first", 30)
+    write(tmp_path, "second", 20)
+    train(tmp_path, 2)
+    train(tmp_path, 4)  # the same data: nothing is said
+    write(tmp_path, "second", 35)
+    with pytest.raises(ConfigError, match="trained on other data") as refused:
+        train(tmp_path, 5)
+    assert "'second': 20 documents then and 35 now" in refused.value.because and "'first'" not in refused.value.because
+    now = refused.value.because.partition("is now ")[2][:32]
+    assert f"run.accept_data={now}" in refused.value.try_
+    with pytest.raises(ConfigError, match="trained on other data"):
+        train(tmp_path, 5, accept_data="another")
+    train(tmp_path, STEPS, accept_data=now)
+    told = [record["because"] for record in read_journal(tmp_path / "run") if record.get("what") == "resume"]
+    assert any("the data changed" in each and "35 now" in each for each in told)
+    given = [record["given"] for record in read_journal(tmp_path / "run") if record["kind"] == "sources"]
+    assert given[-1]["first"]["samples"] + given[-1]["second"]["samples"] == 4 * STEPS
+
+
+def test_a_part_that_changes_in_content_alone_is_named(tmp_path: Path) -> None:
+    write(tmp_path, "first", 30)
+    second = Path(write(tmp_path, "second", 20))
+    train(tmp_path, 2)
+    second.write_text(second.read_text().replace("word", "turn"))
+    with pytest.raises(ConfigError) as refused:
+        train(tmp_path, 3)
+    assert "'second': 20 documents" in refused.value.because
+    assert "as before, with other content" in refused.value.because
+
+
+def test_what_is_kept_of_a_spec_holds_the_mixture() -> None:
+    from paceline.spec.load import dump_toml, parse_spec
+
+    parts = (MixSpec("a", weight=2.0, most_samples=7), MixSpec("b", score_min=0.5))
+    spec = Spec(task=Task(data=DataSpec(mix=parts, shuffle="windowed")))
+    assert parse_spec(dump_toml(spec)).task == dataclasses.replace(spec.task)
