@@ -205,3 +205,16 @@ def test_what_checkpoints_cost(tmp_path: Path) -> None:
     assert all(run["stall_seconds"] > 0 for run in result["runs"].values())
     assert all(rate > 0 for rate in result["rates"].values())
     assert "| beside training |" in printed and "| load |" in printed
+
+
+@pytest.mark.deep
+def test_reading_samples_of_text(tmp_path: Path) -> None:
+    result, printed = run_script("data.py", tmp_path, "--quick")
+    rows = result["contenders"]
+    assert rows["memory map and permutation"]["over_memory_map"] == 1.0
+    assert all(row["cpu"] > 0 and row["first"] > 0 for row in rows.values())
+    assert rows["Paceline"]["cpu"] < rows["torch DataLoader, batched, a worker"]["cpu"], (
+        "which pays for every batch sent"
+    )
+    assert 0.5 < result["orders"]["global"] < 1.5 and all(row["waste"] < 0.01 for row in result["packing"].values())
+    assert printed.count("| Paceline") == 5

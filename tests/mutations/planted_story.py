@@ -18,11 +18,12 @@ from torch.distributed.tensor import DTensor
 from paceline.checkpoint import load
 from paceline.run.assemble import Assembled
 from paceline.run.loop import evaluate as evaluate_module
-from paceline.run.loop import loader, passes, training, under_plan
+from paceline.run.loop import passes, training, under_plan
 from paceline.run.loop.resume import Progress, Restored
 from paceline.run.process.world import World
 from paceline.run.record import recorder
 from paceline.run.survive.saving import keeper
+from paceline.task.data.order import many
 
 # ---- the learning rate -----------------------------------------------------------------------------------------------
 
@@ -97,9 +98,9 @@ def started_at(patch: Patch, what: str) -> list[int]:
 
 
 def order_from_the_start(patch: Patch, world: World) -> None:
-    ids, start = loader.sample_ids, started_at(patch, "position")
+    ids, start = many.ids_at, started_at(patch, "position")
     patch.setattr(
-        loader, "sample_ids", lambda seed, at, samples: ids(seed, np.where(at < start[0], at, at - start[0]), samples)
+        many, "ids_at", lambda source, seed, at: ids(source, seed, np.where(at < start[0], at, at - start[0]))
     )
 
 

@@ -12,6 +12,7 @@ from torch.utils._pytree import tree_map
 from paceline.errors import ConfigError
 from paceline.spec.layout import accumulation_for
 from paceline.spec.plan import Plan, rows_refusal
+from paceline.task.data.order.many import StepIds
 from paceline.task.data.order.of_source import ids_at
 from paceline.task.data.order.permutation import sample_ids
 from paceline.task.data.protocol import Source
@@ -79,6 +80,7 @@ class BatchStream:
     def __post_init__(self) -> None:
         if because := rows_refusal(self.plan):
             raise ConfigError("the rows of the plan's data ranks", because, "rows that add up to the batch, or none")
+        self._ids = StepIds(self.source, self.seed)
 
     def at(
         self, position: int, step: int | None = None, samples: int | None = None, micro_batch: int | None = None
@@ -96,7 +98,7 @@ class BatchStream:
             passes = _passes(plan, samples or plan.batch_samples, micro_batch or plan.micro_batch)
         # Where a rank has no row, the batch's first one stands in.
         positions = position + np.arange(rows.start, rows.stop, dtype=np.int64) if rows else np.array([position])
-        ids = ids_at(self.source, self.seed, positions)
+        ids = self._ids.at(positions, samples or plan.batch_samples)
         parts = split_rows(range(len(rows)), passes)
         self._expect(positions, samples or plan.batch_samples)
         micro_batches = tuple(self._read(ids, positions, part, step) for part in parts)
@@ -106,7 +108,7 @@ class BatchStream:
         """Tell a source that fetches what it reads which samples it will be asked for in the coming steps."""
         steps = getattr(self.source, "steps_ahead", 0)
         if steps:
-            coming = (positions + samples * np.arange(steps + 1)[:, None]).reshape(-1)
+            coming = self._ids.coming(positions, samples, steps + 1).reshape(-1)
             self.source.expect(ids_at(self.source, self.seed, coming))  # type: ignore[attr-defined]
 
     def _read(self, ids: np.ndarray, positions: np.ndarray, part: range, step: int) -> MicroBatch:
