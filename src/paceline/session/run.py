@@ -10,6 +10,7 @@ The loop is the user's, and no line of it changes with the layout.
 from __future__ import annotations
 
 import contextlib
+import multiprocessing
 import os
 import sys
 import tempfile
@@ -105,10 +106,11 @@ class Run(Training):
 
 
 def is_script() -> bool:
-    """Return whether this process runs a script, which can be started again."""
+    """Return whether this process runs a script, which can be started again. A child of multiprocessing does not."""
     import __main__
 
-    return Path(getattr(__main__, "__file__", "")).is_file() and not sys.flags.interactive
+    is_child = multiprocessing.parent_process() is not None
+    return Path(getattr(__main__, "__file__", "")).is_file() and not sys.flags.interactive and not is_child
 
 
 def attend_script(spec: Spec, place: Place, say: Callable[[str], None] = print) -> None:
@@ -137,7 +139,7 @@ def start_script_again(brief: Brief, spec: Spec, lock: RunLock) -> None:
     """Start the running script once per device, wait for the processes and exit as they did. Does not return."""
     if not is_script():
         raise ConfigError(
-            f"a Run over {brief.plan.layout.devices} devices cannot start from a notebook or a prompt",
+            f"a Run over {brief.plan.layout.devices} devices cannot start from a notebook, a prompt or another's child",
             "its loop would have to run in every process, and only a script can be started again",
             "paceline.fit(task, ...), which starts processes of its own, or cluster=1",
         )

@@ -15,7 +15,9 @@ import json
 import math
 import os
 import time
+import weakref
 from collections.abc import Callable, Sequence
+from inspect import ismethod
 from pathlib import Path
 from typing import Any
 
@@ -72,8 +74,8 @@ class Journal:
         self._since: float | None = None  # since when nothing can be written
         self._tried = 0.0
         self._most_held = 0
-        self._fault: Fault | None = None
-        self._decided: Decided | None = None
+        self._fault: Callable[[], Fault | None] = lambda: None
+        self._decided: Callable[[], Decided | None] = lambda: None
         self.folder = run_dir / "journal"
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
@@ -89,9 +91,10 @@ class Journal:
     def tell_by(self, fault: Fault, decided: Decided) -> None:
         """Have what becomes of the journal told: `fault(what, because)` when the disk takes no more, and then the rest.
 
-        Both may write to this journal.
+        Both may write to this journal. Methods are not kept alive: their object may own it, and the lock of the run.
         """
-        self._fault, self._decided = fault, decided
+        self._fault = weakref.WeakMethod(fault) if ismethod(fault) else lambda: fault
+        self._decided = weakref.WeakMethod(decided) if ismethod(decided) else lambda: decided
 
     def write(self, record: Record) -> None:
         """Append one record, or hold it until the disk takes it. Raises what the fence does."""
@@ -184,9 +187,9 @@ class Journal:
         return file
 
     def _tell(self, error: OSError) -> None:
-        if self._fault is not None:
+        if (fault := self._fault()) is not None:
             because = f"{error}; its records are held in memory until it can be written again"
-            self._fault(f"the journal {self.path} cannot be written", because)
+            fault(f"the journal {self.path} cannot be written", because)
 
     def _tell_return(self) -> None:
         """Tell that all is written that waited, and what was left out meanwhile."""
@@ -194,14 +197,14 @@ class Journal:
         seconds, left_out, steps = time.monotonic() - self._since, self._held.left_out, self._held.steps_left_out
         held, self._since, self._most_held = self._most_held, None, 0
         self._held.forget_gaps()
-        if self._decided is None:
+        if (decided := self._decided()) is None:
             return
         gap = f"; {sum(left_out.values())} more are left out" if left_out else ""
         gap += f", of steps {steps[0]} to {steps[1]}" if steps else ""
         because = f"it could not be written for {format_seconds(seconds)}, and up to {held} records waited{gap}"
         evidence = {"seconds": seconds, "held": held, "left_out": left_out, "steps_left_out": steps}
         after = "written with a gap" if left_out else "written"
-        self._decided("journal", "held in memory", after, because, evidence)
+        decided("journal", "held in memory", after, because, evidence)
 
 
 def mark_end(run_dir: Path, exit_code: int, error: dict[str, Any], redactor: Redactor | None = None) -> None:
