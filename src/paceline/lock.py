@@ -146,6 +146,17 @@ def take(run_dir: Path) -> RunLock:
     return lock
 
 
+def holder_here(run_dir: Path) -> tuple[str, RunInUse] | None:
+    """Return the token of a living process of this machine that holds the directory, and the error that names it.
+
+    Takes nothing, and says nothing of other machines' processes, of which nobody here knows whether they live.
+    """
+    holder = _read(run_dir / NAME)
+    if holder is None or holder["host"] != platform.node() or not _may_live(holder):
+        return None
+    return str(holder["token"]), _in_use(run_dir, holder, False)
+
+
 def adopt_generation(number: int) -> None:
     """Go over to a new generation of this process's run, in the process: what it inherits of the lock stays good."""
     descriptor, _, rest = os.environ.get(LOCK_VARIABLE, "").partition(":")

@@ -18,6 +18,7 @@ from typing import Any
 
 from paceline.cluster.machine import visible_gpus
 from paceline.errors import PacelineError, Requeue
+from paceline.lock import holder_here
 from paceline.patience import Patience
 from paceline.run.process.handover import hand_over
 from paceline.said import say_line
@@ -136,6 +137,7 @@ class Attendance:
         nodes, had_one = self._nodes, self._link is not None
         patience = Patience(nodes.wait + 2 * nodes.lost_after * nodes.count)
         turn = time.monotonic() + self._delay()
+        others = _OthersRun(self._run_dir, 2 * nodes.lost_after)
         while True:
             over = self._looked_after()
             if over is not None and over >= 0 and over not in (NOT_ELECTED, STEPPED_DOWN):
@@ -145,6 +147,8 @@ class Attendance:
             link = self._connected()
             if link is not None:
                 return link
+            if not had_one and self._coordinator is None:
+                others.look()
             may = nodes.node == 0 or had_one
             if self._coordinator is None and may and time.monotonic() >= turn and not self._agent.stopped:
                 self._coordinator = self._start()
@@ -204,3 +208,21 @@ class Attendance:
         if self._script:  # whose task may come from modules beside it
             environ["PYTHONPATH"] = os.pathsep.join(each for each in (sys.path[0], environ.get("PYTHONPATH")) if each)
         return subprocess.Popen(words, env=environ, process_group=0)
+
+
+class _OthersRun:
+    """Finds out that another run has the directory: a coordinator announces itself as soon as it has it."""
+
+    def __init__(self, run_dir: Path, seconds: float) -> None:
+        self._run_dir, self._seconds = run_dir, seconds
+        self._token = ""
+        self._patience = Patience(seconds)
+
+    def look(self) -> None:
+        """Raise RunInUse where one process has had the directory for so long, and nobody could be connected to."""
+        found = holder_here(self._run_dir)
+        token = found[0] if found else ""
+        if token != self._token:
+            self._token, self._patience = token, Patience(self._seconds)
+        if found and self._patience.is_over:
+            raise found[1]
