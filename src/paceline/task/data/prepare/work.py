@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -15,14 +14,12 @@ import numpy.typing as npt
 from paceline.durable import publish
 from paceline.spec.task import DataSpec
 from paceline.task.data.prepare.parts import CorpusPart, documents_of
-from paceline.task.data.sources.documents import Damaged, Document, document_hash, split_value
+from paceline.task.data.sources.documents import Damaged, document_hash, in_lists, split_value
 from paceline.task.data.sources.listing import CorpusFiles
 from paceline.task.data.sources.shards.layout import ShardWriter, WrittenShard
 from paceline.task.data.sources.tokenizer import from_json
 from paceline.task.data.sources.tokens import SPLITS, dtype_for
 
-BATCH_BYTES = 4 * 2**20
-BATCH_DOCUMENTS = 4096
 WORK = ".work"  # the folder of what is not finished, inside of the folder that is written
 
 
@@ -88,7 +85,7 @@ def tokenise(job: PrepareJob, part: CorpusPart) -> Receipt:
     writers = {split: ShardWriter(names[split], token_bytes, tokenizer.end_of_document) for split in SPLITS}
     documents, size, most = 0, 0, job.data.document_tokens
     with writers["train"], writers["validation"]:
-        for batch in _batches(documents_of(job.data, job.listing, part, damaged)):
+        for batch in in_lists(documents_of(job.data, job.listing, part, damaged)):
             kept = batch if keep is None else [each for at, each in enumerate(batch, documents) if keep[at]]
             documents, size = documents + len(batch), size + sum(len(each.text) for each in kept)
             held = [split_value(document_hash(each.text)) < job.limit for each in kept]
@@ -137,17 +134,3 @@ def write_text(path: Path, text: str) -> None:
     beside = path.with_name(f".{path.name}.part")
     beside.write_text(text, encoding="utf-8")
     publish(beside, path)
-
-
-def _batches(documents: Iterator[Document]) -> Iterator[list[Document]]:
-    """Yield documents in lists of a few megabytes."""
-    batch: list[Document] = []
-    size = 0
-    for document in documents:
-        batch.append(document)
-        size += len(document.text)
-        if size >= BATCH_BYTES or len(batch) >= BATCH_DOCUMENTS:
-            yield batch
-            batch, size = [], 0
-    if batch:
-        yield batch

@@ -28,8 +28,8 @@ from paceline.errors import DataError, StorageError
 from paceline.spec.task import DataSpec
 from paceline.task.data.sources.documents import (
     Damaged,
-    Document,
     document_hash,
+    in_lists,
     read_documents,
     split_limit,
     split_value,
@@ -42,8 +42,6 @@ from paceline.task.data.sources.tokens import SPLITS, TokenWriter
 from paceline.units import format_bytes, format_count
 
 FORMAT = 1  # raise it when the same documents would give other files
-BATCH_BYTES = 4 * 2**20
-BATCH_DOCUMENTS = 4096
 
 Say = Callable[[str], None]
 
@@ -162,7 +160,7 @@ def _write_corpus(data: DataSpec, listing: CorpusFiles, survey: _Survey, key: st
             stack.enter_context(TokenWriter(folder, split, tokenizer.vocab, tokenizer.end_of_document))
             for split in SPLITS
         ]
-        for batch in _batches(read_documents(data, listing)):
+        for batch in in_lists(read_documents(data, listing)):
             hashes = [document_hash(document.text) for document in batch]
             digest.update(b"".join(hashes))
             encoded = tokenizer.encode([document.text for document in batch])
@@ -177,20 +175,6 @@ def _write_corpus(data: DataSpec, listing: CorpusFiles, survey: _Survey, key: st
             "wait until nothing writes to it",
         )
     write_manifest(folder, key, tokenizer, survey.documents, survey.bytes, [writer.result() for writer in writers])
-
-
-def _batches(documents: Iterator[Document]) -> Iterator[list[Document]]:
-    """Yield the documents in lists of a few megabytes."""
-    batch: list[Document] = []
-    size = 0
-    for document in documents:
-        batch.append(document)
-        size += len(document.text)
-        if size >= BATCH_BYTES or len(batch) >= BATCH_DOCUMENTS:
-            yield batch
-            batch, size = [], 0
-    if batch:
-        yield batch
 
 
 def _publish(beside: Path, final: Path) -> Corpus:

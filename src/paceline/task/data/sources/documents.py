@@ -25,6 +25,7 @@ BOM = b"\xef\xbb\xbf"
 LONE_FILE_PIECE_BYTES = 16 * 2**10  # a corpus of one text file is cut, so that a part of it can be held out
 PIECE_BYTES = 4 * 2**20  # and a large file is, so that memory stays bounded
 PARQUET_ROWS = 1024
+LIST_BYTES, LIST_DOCUMENTS = 4 * 2**20, 4096  # what is tokenised at a time
 
 
 class Document(NamedTuple):
@@ -65,6 +66,20 @@ def read_documents(data: DataSpec, listing: CorpusFiles, damaged: Damaged | None
             if document.text:
                 yield document
                 left -= len(document.text)
+
+
+def in_lists(documents: Iterable[Document]) -> Iterator[list[Document]]:
+    """Yield documents in lists of a few megabytes."""
+    batch: list[Document] = []
+    size = 0
+    for document in documents:
+        batch.append(document)
+        size += len(document.text)
+        if size >= LIST_BYTES or len(batch) >= LIST_DOCUMENTS:
+            yield batch
+            batch, size = [], 0
+    if batch:
+        yield batch
 
 
 def document_hash(text: bytes) -> bytes:
