@@ -48,7 +48,7 @@ OWN_MODELS = (
     _own("contrastive (InfoNCE)", "each row's loss depends on all others", "Towers", "vectors", "info_nce"),
     _own("a mean, not a sum", "`objective` returns (mean, 1)", "Classifier", "vectors", "mean_of_rows"),
     _own("BatchNorm", "statistics over the batch", "batch_norm", "images", slice=True),
-    _own("SyncBatchNorm", "the same over the rows of all ranks", "synced_batch_norm", "images", slice=True),
+    _own("SyncBatchNorm", "the same over the rows of all ranks", "synced_batch_norm", "images"),
     _own("BatchNorm by hand", "the same, in no class of that name", "HandBatchNorm", "vectors"),
     _own("moving average", "a buffer that every forward pass updates", "MovingAverage", "vectors"),
     _own("counter", "an integer buffer counts forward passes", "Counter", "vectors"),

@@ -33,7 +33,7 @@ quantity and the tensor. The proof is `paceline verify SPEC --layout LAYOUT` and
 the [twin](guide/verifying.md#the-twin) that it makes of the spec, and the mistake is planted by the import path of the
 spec's objective. A proof has parts, and names the first that is not equal: what only the `story` names (a whole run
 with evaluations, a checkpoint and resumes), or only `low precision`, no update in fp64 shows. Where the run of a part
-ends with an error, the command does so too. `make test` plants most of them again, `make test-deep` all.
+ends with an error, the command does so too. `make test` plants one of each kind again, `make test-deep` all.
 
 Unplanted controls, {controls} of them, are never flagged. The reference that a proof compares with is
 [written plainly](guide/verifying.md), so a mistake in the run is not in it too.
