@@ -106,6 +106,7 @@ def prove_compiled(cases: list[tuple[Task, Plan]]) -> tuple[list[CheckProof], in
     return proofs, counters["frames"]["ok"], dict(counters["graph_break"])
 
 
+@pytest.mark.deep
 @needs_vectors
 @pytest.mark.parametrize(
     "cases",
@@ -281,6 +282,7 @@ def without_the_planner(task: Task, plan: Plan) -> bool:
     return prove([(task, plan)], steps=1)[0].equal
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize(
     ("layout", "changes"),
     [(Layout(pp=2, dp_shard=2), {}), (TWO, {"recompute": "selective"}), (TWO, {"compile": True})],
