@@ -18,6 +18,7 @@ from paceline.run.loop.resume import Progress, RunIdentity
 from paceline.run.loop.sources import open_together
 from paceline.run.loop.step import Stepper, StepStats
 from paceline.run.loop.under_plan import UnderPlan
+from paceline.run.memory.exhausted import is_exhausted, out_of_memory
 from paceline.run.memory.spent import MemoryMeter
 from paceline.run.process.brief import Brief, take_brief
 from paceline.run.process.generation import REFORMED, Generation, take_generation
@@ -170,7 +171,12 @@ class InWorld:
 
     def _build(self, plan: Plan, world: World, root: Path | HeldByRanks | None = None) -> UnderPlan:
         self._points.starting("load", self.dir)
-        under = UnderPlan(self._run, plan, world, self.source, self.brief.items_per_sample, root)
+        try:
+            under = UnderPlan(self._run, plan, world, self.source, self.brief.items_per_sample, root)
+        except (RuntimeError, MemoryError) as error:
+            if not is_exhausted(error):
+                raise
+            raise out_of_memory(error, self._points.at, self.brief, world, self._meter) from error
         self._points.bind(under.built.stepper)
         run = self.spec.run
         looks_every = self._steps(run.health.recompute_every)
@@ -187,6 +193,12 @@ class InWorld:
     def optimizer(self) -> torch.optim.Optimizer:
         """What updates the model."""
         return self._under.built.optimizer
+
+    def _told(self, error: BaseException) -> BaseException:
+        """Return an error of this rank as the run tells it: memory that is exhausted with what it was spent on."""
+        if not is_exhausted(error):
+            return error
+        return out_of_memory(error, self._points.at, self.brief, self.world, self._meter, self.model, self.optimizer)
 
     @property
     def _stepper(self) -> Stepper:

@@ -104,8 +104,11 @@ class Training(InWorld):
             self._left(left_at(sys._getframe().f_back))
             raise
         except BaseException as error:
-            self.failed(error)
-            raise
+            told = self._told(error)
+            self.failed(told)
+            if told is error:
+                raise
+            raise told from error
         finally:
             self._stop.release()
 
@@ -133,8 +136,11 @@ class Training(InWorld):
                 )
             return self._until(batch.step, batch)
         except BaseException as error:
-            self.failed(error)
-            raise
+            told = self._told(error)
+            self.failed(told)
+            if told is error:
+                raise
+            raise told from error
 
     def _until(self, wanted: int, batch: StepBatch) -> StepStats:
         """Make the steps up to one, in further worlds where peers are lost, and return what it did.

@@ -13,12 +13,12 @@ from torch.distributed.tensor import DTensor
 _STATUS = Path("/proc/self/status")
 
 
-def _status() -> dict[str, int]:
-    """Return the kibibytes that Linux reports of this process, by field; empty where it does not."""
+def process_bytes() -> dict[str, int]:
+    """Return the bytes that Linux reports of this process, by field; empty where it does not."""
     if not _STATUS.exists():
         return {}
     fields = (line.split() for line in _STATUS.read_bytes().splitlines() if line.endswith(b" kB"))
-    return {field[0][:-1].decode(): int(field[1]) for field in fields}
+    return {field[0][:-1].decode(): 1024 * int(field[1]) for field in fields}
 
 
 class MemoryMeter:
@@ -30,15 +30,22 @@ class MemoryMeter:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._mapped_kib = _status().get("RssFile", 0)
+        self._mapped = process_bytes().get("RssFile", 0)
 
     def peak_bytes(self) -> int:
         """Return the peak so far."""
         if self._device.type == "cuda":
             return torch.cuda.max_memory_allocated(self._device)
-        status = _status()
-        peak_kib = status.get("VmHWM", resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
-        return 1024 * (peak_kib - max(0, status.get("RssFile", 0) - self._mapped_kib))
+        status = process_bytes()
+        peak = status.get("VmHWM", 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+        return peak - max(0, status.get("RssFile", 0) - self._mapped)
+
+    def now_bytes(self) -> int:
+        """Return what this rank uses at the moment, measured as the peak is."""
+        if self._device.type == "cuda":
+            return torch.cuda.memory_allocated(self._device)
+        status = process_bytes()
+        return status.get("VmRSS", 0) - max(0, status.get("RssFile", 0) - self._mapped)
 
 
 def _local_bytes(tensors: list[torch.Tensor]) -> int:
