@@ -1,4 +1,4 @@
-"""Memory that is exhausted: a real allocator fails on one rank of two, and the run says where, by what, and what fits."""
+"""Memory that is exhausted: an allocator fails on one rank of two; the run says where, by what, and what fits."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from paceline.plan.smaller import SmallerPlan
 from paceline.run.memory.exhausted import asked_bytes, is_exhausted, smallest_that_fits
 from paceline.run.memory.live import largest_live
 
-# In a run's third step a rank's address space is limited to what it has: the allocator fails as it does on a full machine.
+# In a run's third step a rank's address space is limited to what it has: the allocator fails as on a full machine.
 MODEL = """
 import os
 import resource
@@ -68,7 +68,7 @@ def train(folder: Path, spec: Path, greedy: str, *options: str) -> Any:
 
 
 def test_one_rank_of_two_runs_out_of_memory(tmp_path: Path) -> None:
-    """All end with code 3, the error names rank 1 and what it holds, the last checkpoint is whole, the change is taken."""
+    """All end with code 3, rank 1 and what it holds are named, the last checkpoint is whole, the change is taken."""
     spec, run_dir = greedy_spec(tmp_path, "two", 2), tmp_path / "two"
     ended = train(tmp_path, spec, "1")
     assert ended.returncode == 3, ended.stderr
@@ -83,7 +83,7 @@ def test_one_rank_of_two_runs_out_of_memory(tmp_path: Path) -> None:
     names = [each["what"] for each in told["largest"]]
     assert {"gradient of embed.weight", "exp_avg of embed.weight"} <= set(names)
     newest = find_latest(run_dir / "checkpoints")
-    assert newest is not None and newest.name.startswith("step-00000002") and check_sound(newest).unchecked
+    assert newest is not None and newest.name.startswith("step-00000002") and not check_sound(newest).unchecked
     change = told["smallest_change"]["change"].replace(" ", "")
     assert change in ("plan.micro_batch=3", "plan.micro_batch=1") and told["smallest_change"]["bytes"] > 0
     again = train(tmp_path, spec, "", "--set", change)
@@ -124,7 +124,7 @@ class Priced:
     smaller: tuple[SmallerPlan, ...]
 
 
-@pytest.mark.parametrize(("needed", "limit", "change"), [(900, 1000, "half"), (1000, 700, "quarter"), (1800, 600, ""),
+@pytest.mark.parametrize(("needed", "limit", "change"), [(900, 1000, "half"), (1000, 500, "quarter"), (1800, 600, ""),
                                                          (1700, 950, "half"), (1900, 950, "quarter")])  # fmt: skip
 def test_the_smallest_change_that_fits_counts_how_far_the_forecast_was_off(
     needed: float, limit: float, change: str

@@ -24,6 +24,7 @@ from paceline.run.record.left_loop import LeftLoop, left_at, record_left
 from paceline.run.record.recorder import is_echo
 from paceline.run.survive.health.go_back import go_back
 from paceline.run.survive.health.guard import RollBack
+from paceline.run.survive.health.pressure import LOOKS_EVERY
 from paceline.run.survive.notice import Notices
 from paceline.run.survive.replay import hold_against, rounding_of
 from paceline.run.survive.survivor import is_lost_peer, without_frames
@@ -260,6 +261,8 @@ class Training(InWorld):
         if isinstance(self.source, MixedSource) and (evaluates or last or stats.stop_requested):
             given = self.source.given(self.spec.task.seed, self.progress.position)
             self._record.sources(step, self.progress.position, given)
+        if self._pressure and not last and is_due(step, self._first_step, self._check_every or LOOKS_EVERY):
+            self._ease(step)
         self._called_away = stats.stop_requested and not last and self._is_called()
         if stats.stop_requested and not last and not self._called_away:
             # A signal may reach the ranks in different steps: whoever was asked knows why.
@@ -281,6 +284,15 @@ class Training(InWorld):
         self._done_step = step
         if not last:
             self._stragglers.leave(self._save)
+
+    def _ease(self, step: int) -> None:
+        """Go on with a smaller micro-batch where a rank's memory gets short. Every rank calls it between two steps."""
+        assert self._pressure is not None
+        plan, decisions = self._pressure.decided(step)
+        if plan is not None:
+            self._under.recut(plan)
+            self._stragglers.rebase(plan)
+        self._record.decided_now(decisions)
 
     def _ids_read(self, batch: StepBatch) -> list[int]:
         """Return the sample ids that the ranks really read in this step, in order of position."""

@@ -68,11 +68,12 @@ class UnderPlan:
         return any(is_coupled(self.built.model, turn.turn.objective) for turn in self.built.stepper.turns)
 
     def recut(self, plan: Plan) -> None:
-        """Read the coming batches in the parts of another plan, which differs in rows and passes alone.
+        """Read the coming batches in the parts of another plan, which differs in rows, micro-batch and passes alone.
 
         Nothing is built anew: what a rank holds does not depend on what it reads. Every rank calls it between steps.
         """
-        same = dataclasses.replace(plan, rows=self.plan.rows, accumulation=self.plan.accumulation)
+        now = self.plan
+        same = dataclasses.replace(plan, rows=now.rows, accumulation=now.accumulation, micro_batch=now.micro_batch)
         assert same == self.plan and rows_refusal(plan) is None, "another plan is another build"
         self.batches.forget()
         self.plan = self._stream.plan = self.built.stepper.plan = plan

@@ -31,14 +31,25 @@ class MemoryMeter:
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._mapped = process_bytes().get("RssFile", 0)
+        self._earlier = 0  # the peak before the last `begin_anew`
 
     def peak_bytes(self) -> int:
         """Return the peak so far."""
         if self._device.type == "cuda":
-            return torch.cuda.max_memory_allocated(self._device)
+            return max(self._earlier, torch.cuda.max_memory_allocated(self._device))
         status = process_bytes()
         peak = status.get("VmHWM", 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
         return peak - max(0, status.get("RssFile", 0) - self._mapped)
+
+    def begin_anew(self) -> None:
+        """Measure the peak of what comes from here on by itself, where the device can: see `recent_bytes`."""
+        if self._device.type == "cuda":
+            self._earlier = self.peak_bytes()
+            torch.cuda.reset_peak_memory_stats(self._device)
+
+    def recent_bytes(self) -> int:
+        """Return the peak since `begin_anew`; on a CPU what is used now, since nothing measures such a peak there."""
+        return torch.cuda.max_memory_allocated(self._device) if self._device.type == "cuda" else self.now_bytes()
 
     def now_bytes(self) -> int:
         """Return what this rank uses at the moment, measured as the peak is."""
