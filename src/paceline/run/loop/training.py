@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import sys
 import time
 import weakref
@@ -193,6 +194,13 @@ class Training(InWorld):
         began = time.perf_counter()
         task = self.spec.task
         lr = learning_rate(task.schedule, task.optimizer.lr, batch.step, self.brief.steps, self._warmup, self._decay)
+        growth = self._under.growth
+        small_norm, small = math.nan, 0
+        if growth is not None:
+            growth.begin(batch.step, batch.samples)
+            lr *= growth.rate_factor(batch.samples)
+            if small := growth.small(batch.step, batch.samples):
+                small_norm = self._stepper.grad_norm_of(self._under.first_of(batch, small))
         if self._second_look is not None:
             self._record.decided_now(self._second_look.check(self._stepper, batch, self._step_seconds))
         on_cuda = self.world.device.type == "cuda"
@@ -203,6 +211,10 @@ class Training(InWorld):
             while_busy=self._under.batches.read_begun if on_cuda else None,
         )
         self.progress = Progress(step=batch.step, position=stats.position_after)
+        if growth is not None:
+            if small and growth.measured(batch.step, batch.samples, stats.grad_norm, small, small_norm):
+                self._under.batches.forget()  # the batch that is being read has the size of this one
+            self._record.decided_now(growth.take())
         seconds = stats.seconds
         total = time.perf_counter() - began + self._data_seconds
         seconds["data"] = self._data_seconds

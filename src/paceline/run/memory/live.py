@@ -65,7 +65,7 @@ def largest_live(
 
 def _named(model: nn.Module | None, optimizer: torch.optim.Optimizer | None) -> Iterator[tuple[str, torch.Tensor]]:
     """Yield weights, gradients and state, by names that those of equal blocks have in common."""
-    names: dict[nn.Parameter, str] = {}
+    names: dict[torch.Tensor, str] = {}
     for name, parameter in model.named_parameters() if model is not None else ():
         names[parameter] = re.sub(r"\b\d+\b", "*", name)
         yield f"weight {names[parameter]}", parameter.detach()

@@ -97,7 +97,8 @@ def _why_not(planned: Planned) -> str:
 def _tries(planned: Planned, say: Say) -> Tries:
     """Make the probe's steps; where memory runs out, again with smaller micro-batches, in other processes."""
     context = planned.search.candidates.context
-    sizes, failed = worth_a_try(context, planned.plan), {}
+    sizes = worth_a_try(context, planned.plan)
+    failed: dict[int, str] = {}
     while sizes:
         say(f"probe    steps with micro-batch {', '.join(map(str, sizes))}, in processes of their own")
         made, (size, why) = _probe(planned, sizes)
@@ -126,7 +127,7 @@ def _probe(planned: Planned, sizes: tuple[int, ...]) -> tuple[tuple[TriedMicroBa
         command = [sys.executable, "-m", "paceline.session.confirm.device", str(request), str(result)]
         environ = {**os.environ, **({"OMP_NUM_THREADS": str(planned.threads)} if planned.threads else {})}
         outcome = supervise(command, plan.layout.devices, environ, LIMIT_SECONDS)
-        told = json.loads(result.read_text()) if result.exists() else {"trying": sizes[0]}
+        told: dict[str, Any] = json.loads(result.read_text()) if result.exists() else {"trying": sizes[0]}
     if outcome.error is None:
         return tuple(
             TriedMicroBatch(size, statistics.median(seconds), spread_of(seconds), told["peak_bytes"][str(size)])
