@@ -56,6 +56,9 @@ class GrowthSpec:
     )
     changes: tuple[BatchChange, ...] = option((), "schedule: the batches and where they begin, in order")
     largest: Amount | None = option(None, "noise: the largest batch", quantity="amount", units=("samples", "tokens"))
+    noise_ratio: float = option(
+        1.0, "noise: the batch doubles where the noise scale is so many times the batch", above=0.0
+    )
     measure_every: int = option(10, "noise: steps between two measurements", minimum=1)
     measurements: int = option(10, "noise: measurements that an estimate averages over", minimum=2)
 

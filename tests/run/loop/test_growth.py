@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 import torch
-from runs import in_process, paceline, records_of, steps_of, write_spec
+from runs import as_json, in_process, paceline, records_of, steps_of, write_spec
 
 from paceline.errors import ConfigError
 from paceline.run.loop.growth import BatchGrowth
 from paceline.spec.growth import BatchChange, BatchCourse, GrowthSpec, Piece, course_of, rate_factor
-from paceline.units import Amount, parse_amount
+from paceline.units import parse_amount
 
 
 def drawn_course(drawn: random.Random) -> BatchCourse:
@@ -58,15 +58,16 @@ def test_a_schedule_that_is_none_is_refused() -> None:
         Piece(5, None, 16),
     )
     assert course(("33 tokens", "8 samples")).pieces == (Piece(None, 3, 8),)
-    for wrong in ([("2 steps", "8 samples"), ("2 steps", "9 samples")], [("2 steps", "8 samples"), ("99 samples", "9 samples")],
-                  [("2 steps", "17 tokens")]):  # fmt: skip
-        with pytest.raises(ConfigError):
-            course(*wrong)
+    for place in ("2 steps", "99 samples"):  # no later than the one before, or in another unit
+        with pytest.raises(ConfigError, match="begins after"):
+            course(("2 steps", "8 samples"), (place, "9 samples"))
+    with pytest.raises(ConfigError, match="whole number of samples"):
+        course(("2 steps", "17 tokens"))
     assert rate_factor("linear", 16, 4) == 4 and rate_factor("sqrt", 16, 4) == 2 and rate_factor("none", 16, 4) == 1
 
 
 def test_the_noise_scale_of_known_noise_is_found() -> None:
-    """Gradients of mean 1 in 64 places, each sample's with variance 4: S = 256, |G|^2 = 64, so the scale is 4 samples."""
+    """Gradients of mean 1 in 64 places, each sample's with variance 4: S = 256, |G|^2 = 64, the scale 4 samples."""
     torch.manual_seed(0)
     growth = BatchGrowth(GrowthSpec("noise", measure_every=1, measurements=400), BatchCourse(32), largest=64)
     for step in range(1, 401):
@@ -115,12 +116,14 @@ SCHEDULE = GROWN.format(
     by="schedule",
     rest='changes = [{ after = "3 steps", batch = "21 samples" }, { after = "6 steps", batch = "34 samples" }]',
 )
-NOISE = GROWN.format(by="noise", rest='largest = "56 samples"\nmeasure_every = 1\nmeasurements = 2')
+NOISE = GROWN.format(by="noise", rest='largest = "9 samples"\nmeasure_every = 1\nmeasurements = 2\nnoise_ratio = 0.03')
+FIRST = {SCHEDULE: 14, NOISE: 3}  # samples of the first batch
 
 
 def spec_of(folder: Path, name: str, growth: str, devices: int) -> Path:
     path = write_spec(folder, folder / name, devices, steps=9, precision="fp64")
-    path.write_text(path.read_text() + growth)
+    first = 3 if NOISE in growth else 14
+    path.write_text(path.read_text().replace('"14 samples"', f'"{first} samples"') + growth)
     return path
 
 
@@ -136,20 +139,20 @@ def test_a_growing_run_is_one_device_and_goes_on_as_if_never_stopped(tmp_path: P
     assert paceline("train", path).returncode == 0
     expected, found = steps_of(one), steps_of(two)
     sizes = [step["position_after"] - step["position_before"] for step in expected]
-    assert sizes[0] == 14 and sizes == sorted(sizes) and len(set(sizes)) > 1
+    first = sizes[0]
+    assert first == FIRST[growth] and sizes == sorted(sizes) and len(set(sizes)) > 1
     assert sizes == [14] * 3 + [21] * 3 + [34] * 3 or growth is NOISE
     for mine, his in zip(found, expected, strict=True):
         assert mine["sample_ids"] == his["sample_ids"] and mine["position_after"] == his["position_after"]
-        assert mine["lr"] == his["lr"] == pytest.approx(3e-3 * math.sqrt(len(his["sample_ids"]) / 14))
+        assert mine["lr"] == his["lr"] == pytest.approx(3e-3 * math.sqrt(len(his["sample_ids"]) / first))
         assert mine["loss"] == pytest.approx(his["loss"], rel=1e-9)
-    told: dict[str, list[Any]] = {
-        str(each): [(record["from"], record["to"], record["evidence"]["step"]) for record in records_of(each, "decision")
-                    if record["what"] == "global_batch"]
-        for each in (one, two)
-    }  # fmt: skip
+    told: dict[Path, list[Any]] = {}
+    for each in (one, two):
+        decisions = [record for record in records_of(each, "decision") if record["what"] == "global_batch"]
+        told[each] = [(record["from"], record["to"], record["evidence"]["step"]) for record in decisions]
     changes = [(before, after) for before, after in itertools.pairwise(sizes) if before != after]
-    assert [each[:2] for each in told[str(one)]] == changes
-    assert list(dict.fromkeys(told[str(two)])) == told[str(one)]
+    assert [each[:2] for each in told[one]] == changes
+    assert list(dict.fromkeys(told[two])) == told[one]
 
 
 def test_the_price_of_a_run_is_that_of_all_its_batches(tmp_path: Path) -> None:
@@ -157,4 +160,5 @@ def test_the_price_of_a_run_is_that_of_all_its_batches(tmp_path: Path) -> None:
     grown = in_process("plan", spec_of(tmp_path, "grown", SCHEDULE, 1), "--json")
     assert plain.returncode == grown.returncode == 0, grown.stderr
     assert "3 steps of 14 samples, 3 steps of 21 samples, 3 steps of 34 samples" in grown.stdout
-    assert Amount(1, "steps") != Amount(2, "steps")
+    seconds = [as_json(each.stdout)["forecast"]["run_seconds"]["value"] for each in (plain, grown)]
+    assert 1.2 < seconds[1] / seconds[0] < 23 / 14, "between one and the ratio of samples"

@@ -73,7 +73,7 @@ class BatchGrowth:
         mean_spread, mean_square = (sum(each[part] for each in self._measured) / len(self._measured) for part in (0, 1))
         # An estimate of the true gradient's square that is none: noise is all there is to see at this batch.
         noise = mean_spread / mean_square if mean_square > 0 else math.inf
-        if not noise >= samples:
+        if not noise >= self._spec.noise_ratio * samples:
             return False
         after = min(self._largest, 2 * samples)
         evidence = {
@@ -82,6 +82,7 @@ class BatchGrowth:
             "noise_scale_samples": noise if math.isfinite(noise) else None,
             "covariance_trace": mean_spread,
             "gradient_square": mean_square,
+            "noise_ratio": self._spec.noise_ratio,
             "measurements": len(self._measured),
             "small_samples": small,
             **self._rate(after),
