@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from paceline.errors import DataError
+from paceline.errors import DamagedData, DataError
 from paceline.task.data.rows.packed_source import PackedSource
 from paceline.task.data.rows.windows import TokenSource
 from paceline.task.data.sources.shards.parts import TokenParts
@@ -40,10 +40,13 @@ class _OverFiles:
         self._is_checked = tokens.is_checked
 
     def _or_blank(self, read: Any, ids: npt.NDArray[Any]) -> Any:
-        """Return `read(ids)`; where that fails and may, the batch with the damaged rows left blank."""
+        """Return `read(ids)`; where bytes are damaged and may be, the batch with their rows left blank.
+
+        A storage that fails, and a token that the vocabulary lacks, are raised always.
+        """
         try:
             return self._held(read(ids))
-        except DataError as error:
+        except DamagedData as error:
             if not self.skip_bad:
                 raise
             if len(ids) == 1:
@@ -53,7 +56,7 @@ class _OverFiles:
         rows = [self._or_blank(read, ids[at : at + 1]) for at in range(len(ids))]
         return {name: torch.cat([row[name] for row in rows]) for name in rows[0]}
 
-    def _left_out(self, error: DataError) -> dict[str, Any]:
+    def _left_out(self, error: DamagedData) -> dict[str, Any]:
         import torch
 
         self.notices.tell(LEFT_OUT, f"{error.what}: {error.because}")
