@@ -71,6 +71,11 @@ class DataError(PacelineError):
     exit_code = 5
 
 
+class DamagedData(DataError):
+    """Bytes or a record of the data are not what they should be. The files alone decide it, never a network or a disk
+    that fails: with `task.data.on_bad = "skip"` what is damaged may be left out."""
+
+
 class NumericalStop(PacelineError):
     """The loss or the gradient norm is no longer a finite number."""
 

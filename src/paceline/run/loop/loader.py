@@ -16,7 +16,7 @@ from paceline.spec.plan import Plan, rows_refusal
 from paceline.task.data.order.many import StepIds
 from paceline.task.data.order.of_source import ids_at
 from paceline.task.data.order.permutation import sample_ids
-from paceline.task.data.protocol import Source
+from paceline.task.data.protocol import Source, reading_ahead
 
 HELD_OUT_SEED = 0
 
@@ -111,10 +111,9 @@ class BatchStream:
 
     def _expect(self, positions: np.ndarray, samples: int) -> None:
         """Tell a source that fetches what it reads which samples it will be asked for in the coming steps."""
-        steps = getattr(self.source, "steps_ahead", 0)
-        if steps:
-            coming = self._ids.coming(positions, samples, steps + 1).reshape(-1)
-            self.source.expect(ids_at(self.source, self.seed, coming))  # type: ignore[attr-defined]
+        if (ahead := reading_ahead(self.source)) is not None:
+            coming = self._ids.coming(positions, samples, ahead.steps_ahead + 1).reshape(-1)
+            ahead.expect(ids_at(self.source, self.seed, coming))
 
     def _read(self, ids: np.ndarray, positions: np.ndarray, part: range, step: int) -> MicroBatch:
         counts = len(part) > 0
