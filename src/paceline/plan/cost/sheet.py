@@ -392,7 +392,10 @@ class Sheet:
     def ring(self, axis: str) -> Rings:
         """Return the rings of the plans' groups along an axis, on the links that they really cross."""
         if axis not in self._rings:
-            self._rings[axis] = ring(self.context.cluster, self.context.constants, *self.columns.group(axis))
+            size, stride = self.columns.group(axis)
+            if axis == "ep" and self.context.software.spreads_experts:  # the ranks of a group stand side by side
+                stride = np.ones_like(stride)
+            self._rings[axis] = ring(self.context.cluster, self.context.constants, size, stride)
         return self._rings[axis]
 
     @cached_property

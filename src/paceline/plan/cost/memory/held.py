@@ -205,13 +205,14 @@ class Held:
         software = self.sheet.context.software
         size = max(software.gradient_bytes, self.size if self.compute > 4 else 0)
         # ZeRO-1 adds up whole gradients over micro-batches; with a single one they are scattered as they come.
-        whole = (shards == 1) | ((plans.zero == 1) & (plans.accumulation > 1))
+        once = (plans.zero == 1) | ((plans.zero == 2) & software.reduces_once)
+        whole = (shards == 1) | (once & (plans.accumulation > 1))
         both = whole & (shards > 1) & (not software.master_weights)
         held = np.where(both, 1 + 1 / shards, np.where(whole, 1.0, 1 / shards))
 
         def text(i: int) -> str:
             words = f"{size} B x parameters{self.here(i)}" + ("" if whole[i] else f" / dp_shard {shards[i]}")
-            return words + (", whole until the last micro-batch (ZeRO-1), and this device's shard" if both[i] else "")
+            return words + (", whole until the last micro-batch, and this device's shard" if both[i] else "")
 
         parameters = self.local_parameters if software.master_weights else self.parameters
         values, law = size * parameters * held, "ZeRO (Rajbhandari et al. 2020)"
