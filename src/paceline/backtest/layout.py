@@ -14,7 +14,7 @@ from __future__ import annotations
 import itertools
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from paceline.backtest.schema import StepRow
@@ -134,6 +134,10 @@ def _data_axes(
     class.
     """
     text = row.zero_stage.lower()
+    if "fsdp+dp" in text:
+        marks.append("copies beside shards: the best that fit")
+        sizes = [size for size in _doublings(devices_per_node, dp) if dp % size == 0] or [dp]
+        return [({"dp_shard": size, "dp_replicate": dp // size}, 3) for size in sizes]
     if text:
         return [_stated_axes(text, dp, degrees, devices_per_node, marks)]
     if dp * degrees["cp"] == 1:
@@ -143,11 +147,20 @@ def _data_axes(
     return [_stated_axes(str(name), dp, degrees, devices_per_node, marks) for name in classes]
 
 
+def _doublings(least: int, most: int) -> Iterator[int]:
+    """Yield least, 2 least, 4 least, ... up to most."""
+    while least <= most:
+        yield least
+        least *= 2
+
+
 def _stated_axes(
     text: str, dp: int, degrees: dict[str, int], devices_per_node: int, marks: list[str]
 ) -> tuple[dict[str, int], int]:
     """Return the data axes' degrees and the ZeRO class that a table's word for its sharding means."""
-    group = re.search(r"group (\d+)", text)
+    group, copies = re.search(r"group (\d+)", text), re.search(r"\bdp=(\d+)", text)
+    if "fsdp" in text and copies and dp % int(copies[1]) == 0:
+        return {"dp_shard": dp // int(copies[1]), "dp_replicate": int(copies[1])}, 3
     if "hsdp" in text:
         shard = math.gcd(dp, max(1, devices_per_node // (degrees["tp"] * degrees["cp"])))
         return {"dp_shard": shard, "dp_replicate": dp // shard}, 3

@@ -35,7 +35,8 @@ class Machines:
         if not found:
             return None, f"accelerator {accelerator} is not in the catalog"
         # The module for servers is what tables mean where they name the chip alone; the larger memory is the later one.
-        best = max(found, key=lambda entry: ("pcie" not in entry.name, "nvl" not in entry.name, entry.memory_bytes))
+        rare = ("pcie", "nvl", "hbm2e")
+        best = max(found, key=lambda entry: (not any(kind in entry.name for kind in rare), entry.memory_bytes))
         sure = len(found) == 1 or best.name == accelerator.lower()
         return best, "" if sure else f"accelerator {accelerator} taken as {best.name}"
 

@@ -87,7 +87,7 @@ def contexts_of(cases: Sequence[Case], constants: Constants) -> list[tuple[Price
     found: dict[tuple[object, ...], tuple[PricedTask, list[int]]] = {}
     for place, case in enumerate(cases):
         software, precision = software_of(case), case.plans[0].precision
-        key = (id(case.profile), id(case.cluster), case.batch_samples, software, precision)
+        key = (id(case.profile), id(case.cluster), case.batch_samples, software, precision, case.plans[0].compile)
         if key not in found:
             context = PricedTask(
                 case.profile, case.cluster, case.batch_samples, 1, software=software, constants=constants

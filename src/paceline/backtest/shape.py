@@ -119,6 +119,9 @@ def _with_kernels(shape: TransformerShape, row: StepRow, marks: list[str]) -> Tr
         program, assumed = program_of(row.program, row.zero_stage)
         unfused = row.arch == "gpt" and not program.fuses_attention and not assumed
         marks.append(f"{'unfused' if unfused else 'fused'} attention assumed")
+    program, _ = program_of(row.program, row.zero_stage)
+    if not program.selective_is_attention:
+        shape = replace(shape, selective_products=program.selective_products)
     return replace(shape, flash=not unfused, dropout=unfused and row.arch == "gpt")
 
 

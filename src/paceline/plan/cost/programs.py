@@ -28,12 +28,18 @@ MEGATRON = Software(
     classes=(1, 0),  # `--use-distributed-optimizer`, or whole copies without it
 )
 # Its recipes: distributed optimizer, gradients reduced in bf16, tensor collectives through user buffers
-# (`tp_comm_overlap`), experts reached through DeepEP.
+# (`tp_comm_overlap`), attention of cuDNN or FlashAttention through Transformer Engine.
 NEMO = replace(
-    MEGATRON, name="NeMo", gradient_bytes=2, reduce_bytes=2, hides_tensor=True, sends_once_per_node=True, classes=(1,),
-    spreads_experts=True,  # `expert_tensor_parallel_size=1` in its recipes of mixtures
+    MEGATRON,
+    name="NeMo",
+    gradient_bytes=2,
+    reduce_bytes=2,
+    hides_tensor=True,
     fuses_attention=True,
-)  # fmt: skip
+    classes=(1,),
+)
+# Its recipes of mixtures: `expert_tensor_parallel_size=1`, and tokens sent through DeepEP.
+MEGATRON_BRIDGE = replace(NEMO, name="Megatron Bridge", spreads_experts=True, sends_once_per_node=True)
 # Gradients stay in bf16.
 INTERNEVO = replace(
     MEGATRON, name="InternEvo", gradient_bytes=2, reduce_bytes=2, fuses_attention=True
@@ -53,14 +59,17 @@ NANOTRON = Software(
 FSDP = Software("PyTorch FSDP", reduce_bytes=2, classes=(3,))
 LLM_FOUNDRY = Software("LLM Foundry", reduce_bytes=2, first_flash=True, classes=(3,))
 # MixedPrecisionPolicy(param_dtype=bfloat16, reduce_dtype=float32), torchtitan/config/job_config.py.
-TORCHTITAN = Software("torchtitan", classes=(3,))
+# Selective recompute keeps attention and every other product: `_get_custom_policy` in activation_checkpoint.py. It
+# shards tok_embeddings and [norm, output] apart, and compiles the loss with the model: parallelize.py.
+TORCHTITAN = Software("torchtitan", classes=(3,), selective_products=0.5, splits_root=True, compiles_loss=True)
+FSDP2 = Software("PyTorch FSDP2", classes=(3,), splits_root=True)
 MAXTEXT = Software("MaxText", reduce_bytes=2, classes=(3,))
 
 # What a table's `program` column may hold.
 PROGRAMS = {
     "megatron-lm": MEGATRON,
     "nemo": NEMO,
-    "megatron-bridge": NEMO,
+    "megatron-bridge": MEGATRON_BRIDGE,
     "megatron-deepspeed": MEGATRON_DEEPSPEED,
     "deepspeed": DEEPSPEED,
     "mist": MEGATRON,
@@ -68,8 +77,8 @@ PROGRAMS = {
     "megascale": MEGASCALE,
     "nanotron": NANOTRON,
     "pytorch-fsdp1": FSDP,
-    "pytorch-fsdp2": TORCHTITAN,
-    "torchtune": TORCHTITAN,
+    "pytorch-fsdp2": FSDP2,
+    "torchtune": FSDP2,
     "litgpt": FSDP,
     "llm-foundry": LLM_FOUNDRY,
     "torchtitan": TORCHTITAN,

@@ -233,7 +233,8 @@ class Sheet:
             moved = SCORE_MOVES * scores * self.rates.seconds_per_element
             some = attention + moved / self.columns.tp[:, None]
         else:
-            some = some + (0.0 if "products" in save else self.product_seconds)
+            kept = self.context.software.selective_products if "products" in save else 0.0
+            some = some + (1 - kept) * self.product_seconds
             some = some + (0.0 if "attention" in save else attention)
         return np.stack([np.zeros_like(full), some, full])
 

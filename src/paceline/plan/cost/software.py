@@ -18,8 +18,11 @@ class Software:
     # Otherwise fp32 weights are cast, and sharded in every class, as FSDP2 does.
     master_weights: bool = False
     selective_is_attention: bool = False  # selective recompute repeats attention's core alone, else all but products
+    selective_products: float = 1.0  # part of the products whose outputs selective recompute keeps, else
     fuses_gradient_sums: bool = False  # whether products of weight gradients add to what earlier micro-batches left
     fused: bool = True  # whether activations, rotary positions and the loss are fused kernels, as profiles count them
+    splits_root: bool = False  # whether embedding and head are units of sharding of their own
+    compiles_loss: bool = False  # whether a compiled plan's loss works on logits in the compute dtype, fused
     keeps_gathered: bool = True  # whether inputs gathered over tp are kept for backward, instead of gathered again
     first_flash: bool = False  # whether fused attention is that of before FlashAttention-2
     hides_context: bool = False  # whether keys of other ranks arrive while attention computes on those that are there

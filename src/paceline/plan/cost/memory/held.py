@@ -102,6 +102,21 @@ class Held:
         experts = self.parts.total("expert_parameters")
         return self.parameters - experts * (1 - 1 / self.plans.ep) / self.plans.tp
 
+    @property
+    def _root(self) -> Floats:
+        """Parameters outside of the repeated blocks that are gathered at once."""
+        if not self.sheet.context.software.splits_root:
+            return self.parts.root_parameters
+        shapes = self.parts.shapes
+        return np.max(np.where(self.parts.counts > 0, shapes["parameters"] * (1 - shapes.repeated), 0.0), axis=1)
+
+    @property
+    def _largest_block(self) -> Floats:
+        """Parameters of the largest unit that is gathered beside them."""
+        if not self.sheet.context.software.splits_root:
+            return self.parts.largest_unit(self.plans.ep)
+        return self.parts.largest_block(self.plans.ep)
+
     @cached_property
     def flying(self) -> Floats:
         """Micro-batches whose activations are held at once."""
@@ -221,7 +236,7 @@ class Held:
     def _weight_copies(self) -> Component:
         """Return weights in the compute dtype beside the fp32 ones: gathered, or cast and saved for backward."""
         size, plans, parts, flying = self.compute, self.plans, self.parts, self.flying
-        root, largest = parts.root_parameters / plans.tp, parts.largest_unit(plans.ep) / plans.tp
+        root, largest = self._root / plans.tp, self._largest_block / plans.tp
         no_recompute = plans.recomputes("none")
         # Blocks that a budget spares recompute keep theirs for every micro-batch in flight.
         spared = np.zeros(len(plans))
@@ -286,7 +301,8 @@ class Held:
 
     def _transients(self) -> Component:
         plans, shapes, rows = self.sheet.columns, self.sheet.context.shapes, self.sheet.rows
-        wide = max(4, self.compute)
+        software = self.sheet.context.software
+        wide = self.compute if software.compiles_loss and plans.common.compile else max(4, self.compute)
         grown = (plans.micro_batch / plans.cp)[:, None] * shapes["transient_elements"]
         caps = shapes["transient_cap_elements"]
         elements = np.where(caps > 0, np.minimum(grown, caps), grown) / plans.tp[:, None]
@@ -308,7 +324,7 @@ class Held:
         """Return buffers that collectives read and write besides what they produce."""
         size, compute, plans, parts = self.size, self.compute, self.plans, self.parts
         copies = ~plans.is_sharded & (plans.dp_replicate > 1)
-        units = (2 * size + compute) * parts.largest_unit(plans.ep) / plans.tp
+        units = (2 * size + compute) * np.maximum(self._root, self._largest_block) / plans.tp
         bucket = np.minimum(plans.common.bucket_bytes, size * self.parameters)
         held = np.where(plans.is_sharded, units, np.where(copies, bucket, 0.0))
         stream = plans.micro_batch * compute * self.sheet.context.stream_elements / plans.cp

@@ -59,6 +59,8 @@ def _saved(columns: Columns, shapes: Shapes, software: Software, size: int) -> F
     inputs = whole * shapes["input_elements"] * shapes.repeated
     keys = shapes["kv_elements"]
     wide, saved = shapes["saved_fp32_elements"], shapes["saved_elements"]
+    if software.compiles_loss and columns.common.compile:
+        wide = wide * np.where(shapes.is_head, size / max(4, size), 1.0)
     if not software.fused:
         wide = wide * np.where(shapes.is_head, UNFUSED_LOGITS, 1.0)
         saved = saved * np.where(shapes.repeated > 0, UNFUSED_SAVED, 1.0)
