@@ -15,6 +15,7 @@ from paceline.plan.cost import pricing
 from paceline.plan.cost.columns import Floats
 from paceline.plan.cost.components import only, without
 from paceline.plan.cost.constants import Constants, read_constants
+from paceline.plan.cost.low import recipe_of
 from paceline.plan.cost.memory.usable import needed, usable_bytes
 from paceline.plan.cost.programs import MEGATRON, program_of
 from paceline.plan.cost.rates import BYTES
@@ -79,6 +80,10 @@ def software_of(case: Case) -> Software:
         found = replace(found, gradient_bytes=2, reduce_bytes=2)
     if found.overlaps_with_te and TRANSFORMER_ENGINE.search(case.row.attention_kernel.lower()):
         found = replace(found, hides_tensor=True)
+    if found.fuses_compiled and not case.plans[0].compile:
+        found = replace(found, fused=False)
+    if case.plans[0].precision == "fp8":
+        found = replace(found, recipe=recipe_of(case.row.precision, found.recipe))
     return replace(found, sequence_parallel=case.sequence_parallel) if found.master_weights else found
 
 
@@ -117,7 +122,7 @@ def price_cases(cases: Sequence[Case], constants: Constants | None = None) -> li
             case = cases[place]
             mine = slice(at, at + len(case.plans))
             at = mine.stop
-            fits = ~(pricing.most_bytes(context, peaks[mine]) > usable)
+            fits = ~(peaks[mine] > usable)
             best = _resolved(seconds[mine], held[mine], peaks[mine], context) + mine.start
             if not math.isfinite(seconds[best]):
                 found[place] = "a rate of the cluster is unknown"

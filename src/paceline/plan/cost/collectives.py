@@ -32,6 +32,7 @@ from paceline.plan.cost.time.compute import state_bytes
 from paceline.spec.optimizers import gathered_values
 
 BUCKET_RANKS = 40  # from so many ranks on, a bucket grows with them
+FP8_BYTES = 1
 ROUNDED_BYTES = 2  # of a gradient's value in bf16
 LOSS_REDUCTIONS = 3  # over tp, per token in fp32: the largest logit, the sum of exponentials, the label's logit
 
@@ -128,6 +129,9 @@ def gather_collectives(sheet: Sheet) -> tuple[Collective, Collective]:
     """Return the all-gathers of weights: dense ones, and those of routed experts."""
     columns, part, rounds = sheet.columns, sheet.heaviest, sheet.columns.accumulation
     third, size = columns.zero == 3, sheet.rates.element_bytes
+    software = sheet.context.software
+    if columns.precision == "fp8" and software.gathers_fp8 and software.recipe != "rowwise":  # scales are of rows then
+        size = FP8_BYTES
     dense, experts = _held(sheet)
     passes = np.where(third, 2 * rounds, 1)
     # The root unit stays gathered from forward to backward.

@@ -11,6 +11,11 @@ from dataclasses import replace
 
 from paceline.plan.cost.software import Software
 
+# PyTorch's own loss in separate kernels: logits in bf16 and their log-probabilities; in backward as much again.
+EAGER_LOGITS = 1.5
+# A fused one: logits and their gradients in bf16 (`fused_crossentropy` of LLM Foundry, flash_attn.losses).
+FUSED_LOGITS = 0.5
+
 MEGATRON = Software(
     "Megatron-LM",
     master_weights=True,
@@ -21,6 +26,7 @@ MEGATRON = Software(
     keeps_gathered=False,  # saves the shard and gathers again in backward: core/tensor_parallel/layers.py
     overlaps_with_te=True,
     hides_sends=True,  # `--no-overlap-p2p-communication` turns it off
+    recipe="delayed",  # `--fp8-recipe` of Transformer Engine
     half_in_fp16=True,  # arguments.py sets `accumulate_allreduce_grads_in_fp32` with --bf16 alone
     bucket_parameters=40e6,  # max(40 million, 1 million x ranks) parameters: distributed_data_parallel_config.py
     reduces_once=True,  # gradients stay in one buffer until the last micro-batch: `no_sync` in schedules.py
@@ -57,13 +63,24 @@ NANOTRON = Software(
 )  # fmt: skip
 # FullyShardedDataParallel with MixedPrecision in bf16, its reductions included; every backward pass reduces.
 FSDP = Software("PyTorch FSDP", reduce_bytes=2, classes=(3,))
-LLM_FOUNDRY = Software("LLM Foundry", reduce_bytes=2, first_flash=True, classes=(3,))
+LLM_FOUNDRY = Software("LLM Foundry", reduce_bytes=2, first_flash=True, logit_share=FUSED_LOGITS, classes=(3,))
 # MixedPrecisionPolicy(param_dtype=bfloat16, reduce_dtype=float32), torchtitan/config/job_config.py.
 # Selective recompute keeps attention and every other product: `_get_custom_policy` in activation_checkpoint.py. It
-# shards tok_embeddings and [norm, output] apart, and compiles the loss with the model: parallelize.py.
-TORCHTITAN = Software("torchtitan", classes=(3,), selective_products=0.5, splits_root=True, compiles_loss=True)
-FSDP2 = Software("PyTorch FSDP2", classes=(3,), splits_root=True)
-MAXTEXT = Software("MaxText", reduce_bytes=2, classes=(3,))
+# shards tok_embeddings and [norm, output] apart: parallelize.py. Of fp8 its benchmarks gather weights in it
+# (`enable_fsdp_float8_all_gather`), and their memory shows a loss that was not compiled.
+TORCHTITAN = Software(
+    "torchtitan",
+    classes=(3,),
+    selective_products=0.5,
+    splits_root=True,
+    logit_share=EAGER_LOGITS,
+    fuses_compiled=True,
+    gathers_fp8=True,
+    recipe="tensorwise",
+)
+FSDP2 = Software("PyTorch FSDP2", classes=(3,), splits_root=True, fuses_compiled=True, logit_share=EAGER_LOGITS)
+# XLA gathers every weight by itself, in the compute dtype, and reduces its gradient in it.
+MAXTEXT = Software("MaxText", reduce_bytes=2, classes=(3,), splits_root=True, recipe="delayed")
 
 # What a table's `program` column may hold.
 PROGRAMS = {

@@ -22,7 +22,10 @@ class Software:
     fuses_gradient_sums: bool = False  # whether products of weight gradients add to what earlier micro-batches left
     fused: bool = True  # whether activations, rotary positions and the loss are fused kernels, as profiles count them
     splits_root: bool = False  # whether embedding and head are units of sharding of their own
-    compiles_loss: bool = False  # whether a compiled plan's loss works on logits in the compute dtype, fused
+    logit_share: float = 0.0  # of fp32's 4 bytes, for a logit in forward and again in backward; 0: by `fused`
+    fuses_compiled: bool = False  # whether kernels are fused in compiled plans alone
+    gathers_fp8: bool = False  # whether fp8 plans gather weights in fp8
+    recipe: str = ""  # of fp8, a name of plan/cost/low.py
     keeps_gathered: bool = True  # whether inputs gathered over tp are kept for backward, instead of gathered again
     first_flash: bool = False  # whether fused attention is that of before FlashAttention-2
     hides_context: bool = False  # whether keys of other ranks arrive while attention computes on those that are there

@@ -301,11 +301,12 @@ class Held:
 
     def _transients(self) -> Component:
         plans, shapes, rows = self.sheet.columns, self.sheet.context.shapes, self.sheet.rows
-        software = self.sheet.context.software
-        wide = self.compute if software.compiles_loss and plans.common.compile else max(4, self.compute)
+        wide = max(4, self.compute)
         grown = (plans.micro_batch / plans.cp)[:, None] * shapes["transient_elements"]
         caps = shapes["transient_cap_elements"]
         elements = np.where(caps > 0, np.minimum(grown, caps), grown) / plans.tp[:, None]
+        share = self.sheet.context.software.logit_share or 1.0
+        elements = elements * np.where(shapes.is_head, share, 1.0)
         largest = np.max(np.where(self.parts.counts > 0, elements[rows.plan], 0.0), axis=1)
         words = "largest short-lived buffers of a block (loss, products)"
         return Component("transients", "activations", wide * largest, MEASURED, lambda i: words, "counted")
