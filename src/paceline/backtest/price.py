@@ -15,6 +15,7 @@ from paceline.plan.cost import pricing
 from paceline.plan.cost.columns import Floats
 from paceline.plan.cost.components import only, without
 from paceline.plan.cost.constants import Constants, read_constants
+from paceline.plan.cost.intervals import memory_widths, published_widths
 from paceline.plan.cost.low import recipe_of
 from paceline.plan.cost.memory.usable import needed, usable_bytes
 from paceline.plan.cost.programs import MEGATRON, program_of
@@ -23,6 +24,7 @@ from paceline.plan.cost.sheet import PricedTask
 from paceline.plan.cost.software import Software
 from paceline.plan.cost.time import ring
 from paceline.plan.cost.time.ring import hop
+from paceline.plan.cost.unknown import Widths
 from paceline.spec.cluster import Cluster
 from paceline.spec.forecast import Kind
 from paceline.spec.layout import Layout
@@ -66,6 +68,11 @@ class Priced:
     memory_bytes: float  # of the kind that the row measured
     fits: bool  # that or another plan that the row may have run
     terms: tuple[TermSeconds, ...]
+    program: str = ""  # whose conventions it was priced by
+    memory_widths: tuple[float, float] = (
+        math.nan,
+        math.nan,
+    )  # half-widths of its 80 % and 95 % intervals, as logarithms
 
 
 def constants_sha256() -> str:
@@ -129,9 +136,21 @@ def price_cases(cases: Sequence[Case], constants: Constants | None = None) -> li
                 continue
             counted = sum(column.values[best] for column in without(memory, *OUTSIDE[case.memory_kind]))
             terms = tuple(TermSeconds(column.name, column.kind, float(column.values[best])) for column in time)
-            interval = _interval(float(seconds[best]), constants)
+            interval = _interval(float(seconds[best]), published_widths(sheet))
             plan = case.plans[best - mine.start]
-            found[place] = Priced(plan, interval, float(counted), bool(fits.any()), terms)
+            found[place] = Priced(
+                plan, interval, float(counted), bool(fits.any()), terms,
+                context.software.name, memory_widths(context.cluster, constants),
+            )  # fmt: skip
+    return found
+
+
+def seconds_of_cases(cases: Sequence[Case], constants: Constants) -> Floats:
+    """Return the seconds per step of every case's first plan."""
+    found = np.full(len(cases), math.nan)
+    for context, places in contexts_of(cases, constants):
+        sheet = context.sheet(*(cases[place].plans[0] for place in places))
+        found[places] = pricing.total(pricing.time_components(sheet))
     return found
 
 
@@ -148,9 +167,9 @@ def _resolved(seconds: Floats, held: Floats, peaks: Floats, context: PricedTask)
     return int(np.argmin(peaks))
 
 
-def _interval(value: float, constants: Constants) -> Interval:
-    """Return the value with the intervals that the residuals of calibration give."""
-    narrow, wide = math.exp(constants.time_80), math.exp(constants.time_95)
+def _interval(value: float, widths: Widths) -> Interval:
+    """Return the value with intervals of these half-widths."""
+    narrow, wide = math.exp(widths.narrow), math.exp(widths.wide)
     return Interval(value, value / narrow, value * narrow, value / wide, value * wide)
 
 
