@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from paceline.config.declared import Declared
 from paceline.config.fields import option
-from paceline.errors import ConfigError, suggestion
+from paceline.errors import ConfigError
 from paceline.spec.layout import Layout, rows_of
 from paceline.spec.sync import PLAIN, Sync, sync_of
 
@@ -21,7 +22,7 @@ QUANTITIES = ("time", "memory", "money", "energy", "carbon")  # what a plan take
 
 
 @dataclass(frozen=True)
-class GoalSpec:
+class GoalSpec(Declared, table="plan.goal"):
     """What the planner minimises: one quantity, or a weighted sum of several, each over the least that a plan takes."""
 
     name: str = option("time", "minimised alone, where no weight is set", choices=QUANTITIES)
@@ -30,12 +31,6 @@ class GoalSpec:
     money: float = option(0.0, "weight of the run's money", minimum=0.0)
     energy: float = option(0.0, "weight of the run's energy", minimum=0.0)
     carbon: float = option(0.0, "weight of the run's carbon", minimum=0.0)
-
-    def __post_init__(self) -> None:
-        if self.name not in QUANTITIES:
-            raise ConfigError(
-                f"plan.goal = '{self.name}'", f"a plan takes {', '.join(QUANTITIES)}", suggestion(self.name, QUANTITIES)
-            )
 
     @property
     def weights(self) -> dict[str, float]:
@@ -52,7 +47,7 @@ class GoalSpec:
 
 
 @dataclass(frozen=True)
-class PlanSpec:
+class PlanSpec(Declared, table="plan"):
     """The `[plan]` table of a spec. What is left unset ("auto" or 0) is the planner's choice; the rest binds it."""
 
     dp_replicate: int = option(0, "copies of the model (0: planner's choice)", minimum=0)
@@ -103,13 +98,6 @@ class PlanSpec:
     memory_risk: float = option(
         0.1, "largest chance of running out of memory that a plan may have", above=0.0, maximum=0.5
     )
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "sync", sync_of(self.sync))
-        if isinstance(self.goal, str):
-            object.__setattr__(self, "goal", GoalSpec(self.goal))
-        elif isinstance(self.goal, dict):
-            object.__setattr__(self, "goal", GoalSpec(**self.goal))
 
 
 @dataclass(frozen=True)
