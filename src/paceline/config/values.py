@@ -88,7 +88,8 @@ def wrong_type(option: Option, key: str, value: Any) -> ConfigError:
     ):
         fix = f"{value}, without quotes"
     elif option.kind in _UNIT and isinstance(value, int | float) and not isinstance(value, bool) and value > 0:
-        fix = f'"{value} {option.units[0] if option.kind == "amount" else _UNIT[option.kind]}", with a unit'
+        unit = option.units[0] if option.kind == "amount" else _UNIT[option.kind]
+        fix = f'"{value} {unit}", with a unit; {fix}'
     return ConfigError(
         f"{key} = {literal(value)} is not {_EXPECTED[option.kind]}",
         f"{found} was given where {_EXPECTED[option.kind]} is expected", fix,
