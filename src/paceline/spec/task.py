@@ -8,7 +8,7 @@ from typing import Any
 from paceline.config.declared import Declared
 from paceline.config.fields import option
 from paceline.spec.data.mix import MixSpec
-from paceline.spec.growth import GrowthSpec
+from paceline.spec.steps.growth import GrowthSpec
 from paceline.units import Amount
 
 CALLED = {"__call__": "a function"}
