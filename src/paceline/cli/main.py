@@ -33,6 +33,7 @@ VERBS = {
     "checkpoint": "a run's checkpoints: list, show, verify, compare, convert",
     "backtest": "forecasts against measured tables, published ones or your own",
     "data": "prepare token shards, and look at what data hold",
+    "bench": "measure what a task's steps take with their loader and without",
     "probe": "measure this machine: compute, memory, links",
     "schema": "the JSON schema of spec files, for editors",
 }

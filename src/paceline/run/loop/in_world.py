@@ -27,6 +27,7 @@ from paceline.run.record.journal import Journal
 from paceline.run.record.recorder import Recorder, SilentRecorder
 from paceline.run.record.sink import OpenSink, Sink
 from paceline.run.record.status import StatusLine
+from paceline.run.record.tally import RankTally
 from paceline.run.survive.health.passed_over import PassedOver
 from paceline.run.survive.health.second_look import SecondLook
 from paceline.run.survive.health.stragglers import Stragglers
@@ -171,11 +172,14 @@ class InWorld:
     def _build(self, plan: Plan, world: World, root: Path | HeldByRanks | None = None) -> UnderPlan:
         self._points.starting("load", self.dir)
         under = UnderPlan(self._run, plan, world, self.source, self.brief.items_per_sample, root)
+        if self.brief.read_steps is not None:
+            under.read_until(self.brief.read_steps)
         self._points.bind(under.built.stepper)
         run = self.spec.run
         looks_every = self._steps(run.health.recompute_every)
         self._second_look = SecondLook(looks_every, plan, world, run.deterministic) if looks_every else None
         self._stragglers = Stragglers(run.health, world, under, self.dir)
+        self._tally = RankTally(world)
         return under
 
     @property

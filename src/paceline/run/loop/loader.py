@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +20,7 @@ from paceline.task.data.order.permutation import sample_ids
 from paceline.task.data.protocol import Source
 
 HELD_OUT_SEED = 0
+MOST_KEPT = 8  # batches that a measurement trains on again
 
 
 @dataclass(frozen=True)
@@ -116,6 +119,28 @@ class BatchStream:
         taken = slice(part.start, part.stop) if counts else slice(0, 1)
         data = to_device(self.source.read(ids[taken], positions[taken]), self.device)
         return MicroBatch(data, ids[taken] if counts else ids[:0], int(positions[taken.start]), counts, step)
+
+
+class RepeatedBatches:
+    """Reads batches up to a step, and then gives them again in turn, as those of the steps that follow.
+
+    What a step takes without its loader is measured so. Steps that give what was trained on teach nothing.
+    """
+
+    def __init__(self, read: Callable[..., StepBatch], last_read: int) -> None:
+        """`read` reads a batch, as `BatchStream.at` does; `last_read` is the last step whose batch is read."""
+        self._read, self._last_read = read, last_read
+        self._kept: list[StepBatch] = []
+
+    def at(self, position: int, step: int) -> StepBatch:
+        """Return the batch of update `step`, which starts at a position, or an earlier one in its place."""
+        if step <= self._last_read or not self._kept:
+            batch = self._read(position, step)
+            self._kept = [*self._kept, batch][-MOST_KEPT:]
+            return batch
+        again = self._kept[step % len(self._kept)]
+        micro_batches = tuple(dataclasses.replace(micro, step=step) for micro in again.micro_batches)
+        return dataclasses.replace(again, step=step, position=position, micro_batches=micro_batches)
 
 
 def _passes(plan: Plan, samples: int, micro_batch: int) -> int:

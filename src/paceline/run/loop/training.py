@@ -241,10 +241,12 @@ class Training(InWorld):
             self._measure_memory()
         self._points.reached("check", step)
         self._stragglers.add(stats, batch)
+        self._tally.add(stats)
         if self._check_every and (is_due(step, self._first_step, self._check_every) or last):
             numbers, apart = numbers_of(stats, scaler.scale if scaler else None), self._stepper.sync.apart_after(step)
             check_agreement(self.model, numbers, step, self.world, self.brief.plan.layout, apart)
             self._record.decided_now(self._stragglers.compare(step))
+            self._record.ranks(self._tally.over_ranks(step, last))
             first = self.brief.plan.layout.reads_first(self.world.rank)
             for what, because in data_faults(self.source, self.world, first):
                 self._record.fault(what, because)

@@ -13,7 +13,7 @@ from torch import nn
 from paceline.checkpoint.tiers.held import HeldByRanks
 from paceline.errors import ConfigError
 from paceline.run.assemble import assemble
-from paceline.run.loop.loader import BatchStream
+from paceline.run.loop.loader import BatchStream, RepeatedBatches
 from paceline.run.loop.resume import Restored, RunIdentity, restore
 from paceline.run.process.world import World
 from paceline.run.survive.health.guard import guard_of
@@ -56,6 +56,11 @@ class UnderPlan:
         prepare = partial(torch.cuda.set_device, device) if on_cuda and may_read_in_a_thread(source) else None
         self.batches = ReadAhead(self._stream.at, prepare)
         self.restored = restore(run, self.built, plan, world, root)
+
+    def read_until(self, step: int) -> None:
+        """Read no batch after a step: those that were read are given again. It measures steps without their loader."""
+        self.batches.close()
+        self.batches = ReadAhead(RepeatedBatches(self._stream.at, step).at)
 
     def go_back(self, run: RunIdentity) -> Restored | None:
         """Put model and optimizer into the state of the run's newest checkpoint, where there is one. All ranks do."""

@@ -38,6 +38,8 @@ class Brief:
     model_flops_per_step: float
     peak_flops: float  # of all devices together, at the plan's precision; NaN where unknown
     record: PlannedRecord  # goes into the journal
+    # After so many steps batches that were read are trained on again: a measurement (`paceline bench data`).
+    read_steps: int | None = None
 
     def to_json(self) -> str:
         """Return the brief as JSON text."""
