@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_leaves, tree_map
 
 from paceline.errors import ConfigError
 from paceline.spec.layout import accumulation_for
@@ -57,11 +58,29 @@ def to_device(data: Any, device: torch.device) -> Any:
     """Return the nested batch with its tensors on `device`, copied without waiting where the device allows it."""
     if device.type == "cpu":
         return data
+    return tree_map(
+        lambda leaf: leaf.to(device, non_blocking=True) if isinstance(leaf, torch.Tensor) else leaf,
+        pinned(data, device),
+    )
 
-    def move(leaf: Any) -> Any:
-        return leaf.pin_memory().to(device, non_blocking=True) if isinstance(leaf, torch.Tensor) else leaf
 
-    return tree_map(move, data)
+def pinned(data: Any, device: torch.device) -> Any:
+    """Return the nested batch with its tensors where `device` can fetch them by itself: in pinned host memory."""
+    if device.type == "cpu":
+        return data
+    return tree_map(lambda leaf: leaf.pin_memory() if isinstance(leaf, torch.Tensor) else leaf, data)
+
+
+def bytes_of(batch: StepBatch) -> int:
+    """Return how many bytes the tensors of a batch take."""
+    leaves = tree_leaves([micro.data for micro in batch.micro_batches])
+    return sum(leaf.nbytes for leaf in leaves if isinstance(leaf, torch.Tensor))
+
+
+def moved(batch: StepBatch, move: Callable[[Any], Any]) -> StepBatch:
+    """Return the batch with `move` called on the data of each micro-batch."""
+    micro_batches = tuple(dataclasses.replace(micro, data=move(micro.data)) for micro in batch.micro_batches)
+    return dataclasses.replace(batch, micro_batches=micro_batches)
 
 
 @dataclass
@@ -83,12 +102,20 @@ class BatchStream:
     def __post_init__(self) -> None:
         if because := rows_refusal(self.plan):
             raise ConfigError("the rows of the plan's data ranks", because, "rows that add up to the batch, or none")
-        self._ids = StepIds(self.source, self.seed)
+        self._ids, self._lock = StepIds(self.source, self.seed), threading.Lock()
 
     def at(
         self, position: int, step: int | None = None, samples: int | None = None, micro_batch: int | None = None
     ) -> StepBatch:
+        """Return this rank's part of the global batch as `on_host` does, on the device."""
+        return moved(self.on_host(position, step, samples, micro_batch), lambda data: to_device(data, self.device))
+
+    def on_host(
+        self, position: int, step: int | None = None, samples: int | None = None, micro_batch: int | None = None
+    ) -> StepBatch:
         """Return this rank's part of the global batch that starts at `position`, which is that of update `step`.
+
+        It is in host memory, from which the device can fetch it. Any thread may call.
 
         The batch has the plan's size, or `samples` over all ranks, of which a rank passes `micro_batch` at once. All
         ranks ask for the same. Without a `step` all batches before are taken to be as large as the plan's.
@@ -101,9 +128,10 @@ class BatchStream:
             passes = _passes(plan, samples or plan.batch_samples, micro_batch or plan.micro_batch)
         # Where a rank has no row, the batch's first one stands in.
         positions = position + np.arange(rows.start, rows.stop, dtype=np.int64) if rows else np.array([position])
-        ids = self._ids.at(positions, samples or plan.batch_samples)
+        with self._lock:  # several threads may read several batches
+            ids = self._ids.at(positions, samples or plan.batch_samples)
+            self._expect(positions, samples or plan.batch_samples)
         parts = split_rows(range(len(rows)), passes)
-        self._expect(positions, samples or plan.batch_samples)
         micro_batches = tuple(self._read(ids, positions, part, step) for part in parts)
         return StepBatch(step, position, samples or plan.batch_samples, micro_batches)
 
@@ -117,7 +145,7 @@ class BatchStream:
     def _read(self, ids: np.ndarray, positions: np.ndarray, part: range, step: int) -> MicroBatch:
         counts = len(part) > 0
         taken = slice(part.start, part.stop) if counts else slice(0, 1)
-        data = to_device(self.source.read(ids[taken], positions[taken]), self.device)
+        data = pinned(self.source.read(ids[taken], positions[taken]), self.device)
         return MicroBatch(data, ids[taken] if counts else ids[:0], int(positions[taken.start]), counts, step)
 
 

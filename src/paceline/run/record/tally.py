@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -38,11 +38,16 @@ class RankTally:
             self._sums[name] = self._sums.get(name, 0.0) + value
         self._steps += 1
 
-    def over_ranks(self, step: int, last: bool = False) -> RanksRecord | None:
-        """Return where steps spent their time since the last record. Every rank calls it; all return it."""
+    def over_ranks(
+        self, step: int, last: bool = False, more: Callable[[], Mapping[str, float]] = dict
+    ) -> RanksRecord | None:
+        """Return where steps spent their time since the last record. Every rank calls it; all return it.
+
+        `more` gives further means since the last record.
+        """
         if self._steps < (1 if last else LEAST_STEPS):
             return None
-        told = self._world.gather(self._means())
+        told = self._world.gather({**self._means(), **more()})
         steps = self._steps
         self._clear()
         names = [name for name in told[0] if all(name in each for each in told)]
