@@ -14,7 +14,7 @@ import torch.distributed as dist
 from distributed import run_ranks
 from tests_shared import SEQ_LEN, PaddedText, decoder_task, plan_of
 
-from paceline.observe.verdict.seen import RankSpread, Seen, seen_of
+from paceline.observe.verdict.seen import RankSpread, StepsSeen, seen_of
 from paceline.observe.verdict.verdict import BoundVerdict, judge
 from paceline.report.build import build_report
 from paceline.report.html import render_html
@@ -99,10 +99,10 @@ def test_what_a_run_is_slowed_by_bounds_it(kind: str, tmp_path: Path) -> None:
     assert summary.as_dict()["bound"]["kind"] == bound.kind
 
 
-def cpu(**means: tuple[float, float]) -> Seen:
+def cpu(**means: tuple[float, float]) -> StepsSeen:
     """Return what two ranks have shown, whose least and most are given."""
     found = {name: RankSpread(least, (least + most) / 2, most, 1) for name, (least, most) in means.items()}
-    return Seen({"total": RankSpread(1.0, 1.0, 1.0, 0), **found}, 20, 2, "cpu")
+    return StepsSeen({"total": RankSpread(1.0, 1.0, 1.0, 0), **found}, 20, 2, "cpu")
 
 
 def parts_of(verdict: BoundVerdict) -> dict[str, float]:
@@ -127,7 +127,7 @@ def test_a_device_that_computes_while_the_host_waits_is_not_starved() -> None:
 
     def verdict(idle: float, awaited: float) -> BoundVerdict:
         more = {"idle": RankSpread(idle, idle, idle, 0), "awaited": RankSpread(awaited, awaited, awaited, 0)}
-        return judge(Seen({**spreads, **more}, 20, 1, "cuda"))
+        return judge(StepsSeen({**spreads, **more}, 20, 1, "cuda"))
 
     assert verdict(idle=0.01, awaited=0.3).kind == "compute"
     assert verdict(idle=0.55, awaited=0.3).kind == "data"

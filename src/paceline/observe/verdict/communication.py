@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from paceline.observe.verdict.part import BoundPart, share_of
-from paceline.observe.verdict.seen import Seen
+from paceline.observe.verdict.seen import StepsSeen
 from paceline.units import format_seconds
 
 KIND = "communication"
 
 
-def communication_part(seen: Seen) -> BoundPart | None:
+def communication_part(seen: StepsSeen) -> BoundPart | None:
     """Return the part of a step in which every rank waits for the others' bytes; None of a single rank.
 
     On a CPU the rank that waits least counts. A rank that waits for a slower one has that one's computing to wait for,

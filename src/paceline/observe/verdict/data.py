@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from paceline.observe.verdict.part import BoundPart, share_of
-from paceline.observe.verdict.seen import Seen
+from paceline.observe.verdict.seen import StepsSeen
 from paceline.units import format_seconds
 
 KIND = "data"
 
 
-def data_part(seen: Seen) -> BoundPart:
+def data_part(seen: StepsSeen) -> BoundPart:
     """Return the part of a step in which a rank waits for its batch.
 
     The rank that waits longest counts: the others wait for it in their collectives. On CUDA only the time counts in

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from paceline.observe.verdict.part import BoundPart, share_of
-from paceline.observe.verdict.seen import Seen
+from paceline.observe.verdict.seen import StepsSeen
 from paceline.units import format_seconds
 
 KIND = "host"
 NEVER_AHEAD = 0.02  # of a step: a host that waits for its device for less than this is never ahead of it
 
 
-def host_part(seen: Seen) -> BoundPart:
+def host_part(seen: StepsSeen) -> BoundPart:
     """Return the part of a step whose length the host decides."""
     return _with_device(seen) if seen.knows("idle") else _alone(seen)
 
 
-def _alone(seen: Seen) -> BoundPart:
+def _alone(seen: StepsSeen) -> BoundPart:
     """Return it where the host computes: what the threads that train wait for a core, and what lies beside a step."""
     # On a busy machine a rank that has a core waits for one that has none: the rank that waits longest counts.
     queued, other = seen.most("queued_here"), seen.most("other")
@@ -31,7 +31,7 @@ def _alone(seen: Seen) -> BoundPart:
     return BoundPart(KIND, share_of(queued + other, seen.step_seconds), tuple(evidence), advice)
 
 
-def _with_device(seen: Seen) -> BoundPart:
+def _with_device(seen: StepsSeen) -> BoundPart:
     """Return it where a device computes: what it had nothing to do in, and the passes in which nobody waited for it."""
     dry = max(0.0, seen.most("idle") - seen.most("data"))
     evidence = [f"the device had nothing to do for {format_seconds(seen.most('idle'))} between two steps"]

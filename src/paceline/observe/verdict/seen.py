@@ -1,4 +1,4 @@
-"""Seen: where a run's steps spent their time, on all ranks, as its journal has it."""
+"""StepsSeen: where a run's steps spent their time, on all ranks, as its journal has it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class RankSpread:
 
 
 @dataclass(frozen=True)
-class Seen:
+class StepsSeen:
     """Means of one step over all ranks, in seconds; `ready` is a share of the batches. What is not known is absent.
 
     `steps` is how many steps they are of, `ranks` how many ranks there were. `whole` is False where rank 0 alone is
@@ -52,7 +52,7 @@ class Seen:
         return all(name in self.spreads for name in names)
 
 
-def seen_of(told: Sequence[RanksRecord], rank_0: Mapping[str, float], steps: int, ranks: int) -> Seen | None:
+def seen_of(told: Sequence[RanksRecord], rank_0: Mapping[str, float], steps: int, ranks: int) -> StepsSeen | None:
     """Return where the steps of one start spent their time; None where no step is on record.
 
     `told` are its records of all ranks. Where there are none, what is known are rank 0's own means, `rank_0`, of so
@@ -61,7 +61,7 @@ def seen_of(told: Sequence[RanksRecord], rank_0: Mapping[str, float], steps: int
     return _of_ranks(told) or _of_rank_0(rank_0, steps, ranks)
 
 
-def _of_ranks(told: Sequence[RanksRecord]) -> Seen | None:
+def _of_ranks(told: Sequence[RanksRecord]) -> StepsSeen | None:
     """Return the means of the newest world that the records know: one of as many ranks as the last."""
     known = [each for each in told if each.steps and each.ranks == told[-1].ranks]
     if not known:
@@ -75,7 +75,7 @@ def _of_ranks(told: Sequence[RanksRecord]) -> Seen | None:
             spreads[name] = _mean(found)
     if "total" not in spreads or spreads["total"].most <= 0:
         return None
-    return Seen(spreads, int(sum(weights)), known[-1].ranks or 1, known[-1].device)
+    return StepsSeen(spreads, int(sum(weights)), known[-1].ranks or 1, known[-1].device)
 
 
 def _spread(values: object) -> RankSpread | None:
@@ -99,9 +99,9 @@ def _mean(found: list[tuple[RankSpread, float]]) -> RankSpread:
     )
 
 
-def _of_rank_0(means: Mapping[str, float], steps: int, ranks: int) -> Seen | None:
+def _of_rank_0(means: Mapping[str, float], steps: int, ranks: int) -> StepsSeen | None:
     known = {name: value for name, value in means.items() if math.isfinite(value)}
     if not steps or not known.get("total", 0.0) > 0:
         return None
     spreads = {name: RankSpread(value, value, value, rank=0) for name, value in known.items()}
-    return Seen(spreads, steps, ranks, "cpu" if "waiting" in known else "cuda", whole=ranks == 1)
+    return StepsSeen(spreads, steps, ranks, "cpu" if "waiting" in known else "cuda", whole=ranks == 1)

@@ -1,6 +1,6 @@
 """BoundVerdict: what bounds a run's steps, the figures that show it, and what to try next.
 
-A cause is a small module with a function from `Seen` to a part of the step; CAUSES is their table. What no cause takes
+A cause is a small module with a function from `StepsSeen` to a part of the step; CAUSES is their table. What no cause takes
 is computing. Parts are shares of the step's own time, so that a slow machine does not change the verdict.
 """
 
@@ -13,10 +13,10 @@ from paceline.observe.verdict.communication import communication_part
 from paceline.observe.verdict.data import data_part
 from paceline.observe.verdict.host import host_part
 from paceline.observe.verdict.part import BoundPart
-from paceline.observe.verdict.seen import RankSpread, Seen
+from paceline.observe.verdict.seen import RankSpread, StepsSeen
 from paceline.units import format_seconds
 
-CAUSES: tuple[Callable[[Seen], BoundPart | None], ...] = (data_part, communication_part, host_part)
+CAUSES: tuple[Callable[[StepsSeen], BoundPart | None], ...] = (data_part, communication_part, host_part)
 COMPUTE = "compute"
 LEAST_SHARE = 0.25  # of a step: a cause that decides less than this does not bound it
 SKEWED = 1.2  # times the median: a rank beyond it is said to be apart
@@ -60,7 +60,7 @@ class BoundVerdict:
         return f"{self.kind}-bound: {self.because}"
 
 
-def judge(seen: Seen) -> BoundVerdict:
+def judge(seen: StepsSeen) -> BoundVerdict:
     """Return the verdict: the cause with the largest part, if it is a quarter of a step; else computing."""
     parts = sorted(filter(None, (cause(seen) for cause in CAUSES)), key=lambda part: -part.share)
     left = _compute_part(seen, parts)
@@ -84,7 +84,7 @@ def _words(kind: str) -> str:
     return {"data": "waiting for data", "host": "the host"}.get(kind, kind)
 
 
-def _compute_part(seen: Seen, parts: list[BoundPart]) -> BoundPart:
+def _compute_part(seen: StepsSeen, parts: list[BoundPart]) -> BoundPart:
     """Return what no cause takes: the computing."""
     taken = sum(part.share for part in parts)
     evidence = [f"data, collectives and the host decide {min(1.0, taken):.0%} of a step together"]
@@ -99,12 +99,12 @@ def _compute_part(seen: Seen, parts: list[BoundPart]) -> BoundPart:
     return BoundPart(COMPUTE, max(0.0, 1.0 - taken), tuple(evidence), advice)
 
 
-def _computed(seen: Seen) -> RankSpread | None:
+def _computed(seen: StepsSeen) -> RankSpread | None:
     """Return how far ranks are apart in what they compute, where waiting can be told from it."""
     return seen.spreads.get("computing")
 
 
-def _skew(seen: Seen) -> tuple[RankSkew, ...]:
+def _skew(seen: StepsSeen) -> tuple[RankSkew, ...]:
     if seen.ranks < 2 or not seen.whole:
         return ()
     found = [(SHOWN[name], seen.spreads[name]) for name in SHOWN if name in seen.spreads]
