@@ -1,7 +1,7 @@
 """BoundVerdict: what bounds a run's steps, the figures that show it, and what to try next.
 
-A cause is a small module with a function from `StepsSeen` to a part of the step; CAUSES is their table. What no cause takes
-is computing. Parts are shares of the step's own time, so that a slow machine does not change the verdict.
+A cause is a small module with a function from `StepsSeen` to a part of the step; CAUSES is their table. What no cause
+takes is computing. Parts are shares of the step's own time, so that a slow machine does not change the verdict.
 """
 
 from __future__ import annotations

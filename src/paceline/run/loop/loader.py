@@ -18,7 +18,7 @@ from paceline.spec.plan import Plan, rows_refusal
 from paceline.task.data.order.many import StepIds
 from paceline.task.data.order.of_source import ids_at
 from paceline.task.data.order.permutation import sample_ids
-from paceline.task.data.protocol import Source
+from paceline.task.data.protocol import FinishesBatches, Source
 
 HELD_OUT_SEED = 0
 MOST_KEPT = 8  # batches that a measurement trains on again
@@ -102,13 +102,20 @@ class BatchStream:
     def __post_init__(self) -> None:
         if because := rows_refusal(self.plan):
             raise ConfigError("the rows of the plan's data ranks", because, "rows that add up to the batch, or none")
+        # Whether the device finishes batches that the source has only begun, as with images (task/data/protocol.py).
+        self.finishes = self.device.type == "cuda" and isinstance(self.source, FinishesBatches)
         self._ids, self._lock = StepIds(self.source, self.seed), threading.Lock()
 
     def at(
         self, position: int, step: int | None = None, samples: int | None = None, micro_batch: int | None = None
     ) -> StepBatch:
         """Return this rank's part of the global batch as `on_host` does, on the device."""
-        return moved(self.on_host(position, step, samples, micro_batch), lambda data: to_device(data, self.device))
+        return moved(self.on_host(position, step, samples, micro_batch), self.on_device)
+
+    def on_device(self, data: Any) -> Any:
+        """Return the data of a micro-batch on the device, with what the source leaves to be done there."""
+        data = to_device(data, self.device)
+        return self.source.finish(data) if self.finishes else data  # type: ignore[attr-defined]
 
     def on_host(
         self, position: int, step: int | None = None, samples: int | None = None, micro_batch: int | None = None
@@ -145,7 +152,8 @@ class BatchStream:
     def _read(self, ids: np.ndarray, positions: np.ndarray, part: range, step: int) -> MicroBatch:
         counts = len(part) > 0
         taken = slice(part.start, part.stop) if counts else slice(0, 1)
-        data = pinned(self.source.read(ids[taken], positions[taken]), self.device)
+        read = self.source.read_unfinished if self.finishes else self.source.read  # type: ignore[attr-defined]
+        data = pinned(read(ids[taken], positions[taken]), self.device)
         return MicroBatch(data, ids[taken] if counts else ids[:0], int(positions[taken.start]), counts, step)
 
 

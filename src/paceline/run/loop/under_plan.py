@@ -68,7 +68,7 @@ class UnderPlan:
     def _ahead(self, read: Callable[..., StepBatch]) -> ReadAhead[StepBatch]:
         """Return what calls `read` ahead: in threads where the source allows it, and on to the device."""
         device, in_threads = self.world.device, may_read_in_a_thread(self._stream.source)
-        copies = DeviceCopies(device) if device.type == "cuda" else None
+        copies = DeviceCopies(self._stream) if device.type == "cuda" else None
         prepare = partial(torch.cuda.set_device, device) if copies else _nothing
         return ReadAhead(
             read,

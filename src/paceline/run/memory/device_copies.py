@@ -7,7 +7,7 @@ from collections import deque
 import torch
 from torch.utils._pytree import tree_leaves
 
-from paceline.run.loop.loader import StepBatch, moved, to_device
+from paceline.run.loop.loader import BatchStream, StepBatch, moved
 
 
 class DeviceCopies:
@@ -17,14 +17,15 @@ class DeviceCopies:
     after the copy. A batch that was sent and is not wanted any more is dropped with the next one that is received.
     """
 
-    def __init__(self, device: torch.device) -> None:
-        self._device, self._stream = device, torch.cuda.Stream(device)
+    def __init__(self, batches: BatchStream) -> None:
+        """`batches` are what is copied, for their device."""
+        self._batches, self._device, self._stream = batches, batches.device, torch.cuda.Stream(batches.device)
         self._sent: deque[tuple[StepBatch, torch.cuda.Event]] = deque()
 
     def send(self, batch: StepBatch) -> StepBatch:
         """Begin to copy a batch from host memory and return it as it will be on the device."""
         with torch.cuda.stream(self._stream):
-            there = moved(batch, lambda data: to_device(data, self._device))
+            there = moved(batch, self._batches.on_device)
             self._sent.append((there, self._stream.record_event()))
         return there
 
