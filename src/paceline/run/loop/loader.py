@@ -18,7 +18,7 @@ from paceline.spec.plan import Plan, rows_refusal
 from paceline.task.data.order.many import StepIds
 from paceline.task.data.order.of_source import ids_at
 from paceline.task.data.order.permutation import sample_ids
-from paceline.task.data.protocol import FinishesBatches, Source
+from paceline.task.data.protocol import FinishesBatches, Source, reading_ahead
 
 HELD_OUT_SEED = 0
 MOST_KEPT = 8  # batches that a measurement trains on again
@@ -98,6 +98,7 @@ class BatchStream:
     plan: Plan
     data_rank: int
     device: torch.device
+    sizes: Callable[[int, int], int] | None = None  # the samples of a step that starts at a position, where they differ
 
     def __post_init__(self) -> None:
         if because := rows_refusal(self.plan):
@@ -112,6 +113,10 @@ class BatchStream:
         """Return this rank's part of the global batch as `on_host` does, on the device."""
         return moved(self.on_host(position, step, samples, micro_batch), self.on_device)
 
+    def samples_at(self, position: int, step: int) -> int:
+        """Return the samples of the global batch of update `step`, which starts at a position."""
+        return self.sizes(step, position) if self.sizes is not None else self.plan.batch_samples
+
     def on_device(self, data: Any) -> Any:
         """Return the data of a micro-batch on the device, with what the source leaves to be done there."""
         data = to_device(data, self.device)
@@ -124,11 +129,14 @@ class BatchStream:
 
         It is in host memory, from which the device can fetch it. Any thread may call.
 
-        The batch has the plan's size, or `samples` over all ranks, of which a rank passes `micro_batch` at once. All
-        ranks ask for the same. Without a `step` all batches before are taken to be as large as the plan's.
+        The batch has the plan's size, or that of the step where they differ, or `samples` over all ranks, of which a
+        rank passes `micro_batch` at once. All ranks ask for the same. Without a `step` all batches before are taken to
+        be as large as the plan's.
         """
         plan = self.plan
         step = position // plan.batch_samples + 1 if step is None else step
+        if samples is None and self.sizes is not None:
+            samples = self.samples_at(position, step)
         rows = plan.rows_of(self.data_rank, samples or 0)
         passes = plan.accumulation
         if samples is not None or micro_batch is not None:
@@ -144,10 +152,9 @@ class BatchStream:
 
     def _expect(self, positions: np.ndarray, samples: int) -> None:
         """Tell a source that fetches what it reads which samples it will be asked for in the coming steps."""
-        steps = getattr(self.source, "steps_ahead", 0)
-        if steps:
-            coming = self._ids.coming(positions, samples, steps + 1).reshape(-1)
-            self.source.expect(ids_at(self.source, self.seed, coming))  # type: ignore[attr-defined]
+        if (ahead := reading_ahead(self.source)) is not None:
+            coming = self._ids.coming(positions, samples, ahead.steps_ahead + 1).reshape(-1)
+            ahead.expect(ids_at(self.source, self.seed, coming))
 
     def _read(self, ids: np.ndarray, positions: np.ndarray, part: range, step: int) -> MicroBatch:
         counts = len(part) > 0

@@ -14,6 +14,7 @@ from torch import nn
 from paceline.checkpoint.tiers.held import HeldByRanks
 from paceline.errors import ConfigError
 from paceline.run.assemble import assemble
+from paceline.run.loop.growth import growth_of
 from paceline.run.loop.loader import BatchStream, RepeatedBatches, StepBatch, bytes_of
 from paceline.run.loop.resume import Restored, RunIdentity, restore
 from paceline.run.memory.device_copies import DeviceCopies
@@ -55,10 +56,24 @@ class UnderPlan:
         self.data_rank = plan.layout.data_rank(world.rank)
         source = for_device(source, device.type, task.model)
         self.order = order_of(source)
-        self._stream = BatchStream(source, task.seed, plan, self.data_rank, device)
+        self.growth = self.built.stepper.growth = growth_of(task, plan, items_per_sample)
+        sizes = self.growth.at if self.growth is not None else None
+        self._stream = BatchStream(source, task.seed, plan, self.data_rank, device, sizes)
         self._rule = DepthRule(run.spec.run.read_ahead_limit, device.type == "cuda", bytes_of)
         self.batches = self._ahead(self._stream.on_host)
         self.restored = restore(run, self.built, plan, world, root)
+
+    def read_ahead(self, batch: StepBatch, last_step: int, position_from: Callable[[int], int]) -> None:
+        """Ask for the batches after one, as many as are read ahead, up to that of `last_step`.
+
+        `position_from` says where a batch starts that would start at a position, but for what is passed over. What is
+        saved of a run is the position of the batch that was trained, whatever is asked for here.
+        """
+        position, samples = batch.position, batch.samples
+        for step in range(batch.step + 1, min(batch.step + max(1, self.batches.depth), last_step) + 1):
+            position = position_from(position + samples)
+            self.batches.begin(position, step)
+            samples = self._stream.samples_at(position, step)
 
     def read_until(self, step: int) -> None:
         """Read no batch after a step: those that were read are given again. It measures steps without their loader."""
@@ -87,17 +102,22 @@ class UnderPlan:
         self.batches.forget()
         return restore(run, self.built, self.plan, self.world)
 
+    def first_of(self, batch: StepBatch, samples: int) -> StepBatch:
+        """Return this rank's part of the first `samples` of a global batch."""
+        return self._stream.at(batch.position, batch.step, samples)
+
     @property
     def sees_whole_batch(self) -> bool:
         """Whether the rows of a batch see each other: then ranks meet inside of a pass, and passes stay as planned."""
         return any(is_coupled(self.built.model, turn.turn.objective) for turn in self.built.stepper.turns)
 
     def recut(self, plan: Plan) -> None:
-        """Read the coming batches in the parts of another plan, which differs in rows and passes alone.
+        """Read the coming batches in the parts of another plan, which differs in rows, micro-batch and passes alone.
 
         Nothing is built anew: what a rank holds does not depend on what it reads. Every rank calls it between steps.
         """
-        same = dataclasses.replace(plan, rows=self.plan.rows, accumulation=self.plan.accumulation)
+        now = self.plan
+        same = dataclasses.replace(plan, rows=now.rows, accumulation=now.accumulation, micro_batch=now.micro_batch)
         assert same == self.plan and rows_refusal(plan) is None, "another plan is another build"
         self.batches.forget()
         self.plan = self._stream.plan = self.built.stepper.plan = plan

@@ -179,9 +179,9 @@ def test_decoded_images_are_kept_by_their_content(tmp_path: Path, monkeypatch: p
     decodes: list[int] = []
     decoded = image_source.decoded
 
-    def watched(content: bytes, size: int) -> np.ndarray:
+    def watched(content: bytes, entry: Any, size: int) -> np.ndarray:
         decodes.append(size)
-        return decoded(content, size)
+        return decoded(content, entry, size)
 
     monkeypatch.setattr(image_source, "decoded", watched)
 

@@ -17,14 +17,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from paceline.errors import DataError, MissingExtra, PacelineError
+from paceline.errors import DamagedData, DataError, MissingExtra
 from paceline.spec.data.augment import AugmentSpec
 from paceline.spec.task import DataSpec
 from paceline.task.data.sources.documents import document_hash, split_limit, split_value
 from paceline.task.data.sources.images.choices import choices_of, unchanged
-from paceline.task.data.sources.images.listing import ImageListing, list_images
+from paceline.task.data.sources.images.listing import ImageEntry, ImageListing, list_images
 from paceline.task.data.sources.shards.opened import storage_of
-from paceline.task.data.storage.blocks import BlockCache
+from paceline.task.data.storage.blocks import BlockCache, Bytes
 from paceline.task.data.storage.bytes import ByteFile, Storage
 from paceline.task.data.storage.notices import LEFT_OUT
 from paceline.task.data.storage.remote import is_remote
@@ -134,37 +134,23 @@ class ImageSource:
 
     def _decode(self, number: int, into: npt.NDArray[np.uint8]) -> int:
         """Fill in an image and return its label, -100 where it is left out."""
-        from PIL import Image
-
         entry = self.listing.entries[number]
-        content = self._file(entry.file).read(entry.start, entry.start + entry.size).tobytes()
         try:
-            into[:] = self._square_of(content)
-        except PacelineError:
-            raise
-        except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:  # as Pillow's decoders raise
-            wrong = DataError(
-                f"the image {entry.name} cannot be decoded",
-                f"its bytes {entry.start:,} to {entry.start + entry.size:,}, of CRC-32 {zlib.crc32(content):08x}: "
-                f"{error}",
-                'copy it again, or train without it: task.data.on_bad = "skip"',
-            )
+            into[:] = self._square_of(self._file(entry.file).read(entry.start, entry.start + entry.size), entry)
+        except DamagedData as error:
             if not self.look.skip_bad:
-                raise wrong from error
-            into[:] = 0
-            self.notices.tell(LEFT_OUT, f"{wrong.what}: {wrong.because}")
+                raise
+            self.notices.tell(LEFT_OUT, f"{error.what}: {error.because}")
             return NO_LABEL
         return entry.label
 
-    def _square_of(self, content: bytes) -> npt.NDArray[np.uint8]:
-        """Return the square of an image of these bytes, from the disk where it was kept. Raises as Pillow does."""
-        side = self.look.side
+    def _square_of(self, content: Bytes, entry: ImageEntry) -> npt.NDArray[np.uint8]:
+        """Return the square of an image of these bytes, from the disk where it was kept. Raises DamagedData."""
+        side, encoded = self.look.side, content.tobytes()
         if self._kept is None:
-            return decoded(content, side)
-        key = hashlib.blake2b(content, digest_size=16, key=f"{side} {self._version}".encode()).hexdigest()
-        # The cache takes an OSError for its own: what Pillow says of an image is said before it is asked.
-        square = b"" if self._kept.has(key) else decoded(content, side).tobytes()
-        return self._kept.get(key, lambda: square or decoded(content, side).tobytes()).reshape(side, side, 3)
+            return decoded(encoded, entry, side)
+        key = hashlib.blake2b(encoded, digest_size=16, key=f"{side} {self._version}".encode()).hexdigest()
+        return self._kept.get(key, lambda: decoded(encoded, entry, side).tobytes()).reshape(side, side, 3)
 
     def _file(self, number: int) -> ByteFile:
         with self._lock:
@@ -208,12 +194,25 @@ def open_images(data: DataSpec, path: str, seed: int) -> tuple[ImageSource, Imag
     return source(~held_out, data.augment), source(held_out, None) if held_out.any() else None
 
 
-def decoded(content: bytes, size: int) -> npt.NDArray[np.uint8]:
-    """Return the middle of an image, [size, size, 3], scaled until its shorter side is `size`. Raises as Pillow."""
+def decoded(content: bytes, entry: ImageEntry, size: int) -> npt.NDArray[np.uint8]:
+    """Return an image of its bytes, as `_square` cuts it. Raises DamagedData where it cannot be decoded."""
     from PIL import Image
 
-    with Image.open(io.BytesIO(content)) as opened:
-        image = opened.convert("RGB")
+    try:
+        with Image.open(io.BytesIO(content)) as image:
+            return _square(image.convert("RGB"), size)
+    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:  # as Pillow's decoders raise
+        raise DamagedData(
+            f"the image {entry.name} cannot be decoded",
+            f"its bytes {entry.start:,} to {entry.start + entry.size:,}, of CRC-32 {zlib.crc32(content):08x}: {error}",
+            'copy it again, or train without it: task.data.on_bad = "skip"',
+        ) from error
+
+
+def _square(image: Any, size: int) -> npt.NDArray[np.uint8]:
+    """Return the middle of an image, [size, size, 3], scaled until its shorter side is `size`."""
+    from PIL import Image
+
     shorter = min(image.size)
     wide, high = (max(size, round(side * size / shorter)) for side in image.size)
     left, top = (wide - size) // 2, (high - size) // 2
