@@ -10,6 +10,7 @@ from paceline.spec.data.mix import MixSpec
 from paceline.spec.growth import GrowthSpec
 from paceline.units import Amount, parse_amount
 
+BATCH_ROWS = ("fixed", "by_length")
 DTYPES = ("fp32", "bf16", "fp16", "fp64")
 
 
@@ -240,6 +241,12 @@ class Task:
         "samples or tokens in one optimizer update",
         quantity="amount",
         units=("samples", "tokens"),
+    )
+    batch_rows: str = option(
+        "fixed",
+        "rows of a global batch in tokens: as many as the longest samples would make (fixed), or, of samples of known"
+        " lengths, as many as have that many tokens at most (by_length)",
+        choices=BATCH_ROWS,
     )
     growth: GrowthSpec = option(factory=GrowthSpec, doc="whether and how the global batch grows")
     stop: Amount = option(Amount(300, "steps"), "when training is complete", quantity="amount")

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -45,6 +44,16 @@ class StepBatch:
     micro_batches: tuple[MicroBatch, ...]
 
 
+class BatchSizes(Protocol):
+    """Says how large batches are, where they differ. Alike on all ranks."""
+
+    def at(self, step: int, position: int) -> int:
+        """Return the samples of update `step`, before which `position` samples are consumed."""
+
+    def at_once(self, position: int, samples: int, micro_batch: int) -> int:
+        """Return how many samples of that batch a rank passes at once, where it usually passes `micro_batch`."""
+
+
 def split_rows(rows: range, parts: int) -> list[range]:
     """Return `rows` in `parts` contiguous runs, as even as can be; with few rows some are empty."""
     count = len(rows)
@@ -77,7 +86,7 @@ class BatchStream:
     plan: Plan
     data_rank: int
     device: torch.device
-    sizes: Callable[[int, int], int] | None = None  # the samples of a step that starts at a position, where they differ
+    sizes: BatchSizes | None = None  # of batches that differ
 
     def __post_init__(self) -> None:
         if because := rows_refusal(self.plan):
@@ -96,7 +105,8 @@ class BatchStream:
         plan = self.plan
         step = position // plan.batch_samples + 1 if step is None else step
         if samples is None and self.sizes is not None:
-            samples = self.sizes(step, position)
+            samples = self.sizes.at(step, position)
+            micro_batch = micro_batch or self.sizes.at_once(position, samples, plan.micro_batch)
         rows = plan.rows_of(self.data_rank, samples or 0)
         passes = plan.accumulation
         if samples is not None or micro_batch is not None:
