@@ -1,7 +1,7 @@
 """Batches of as many samples as make up a number of tokens: their number follows from the lengths, and varies.
 
-The batch that starts at a position holds the samples from there on whose lengths add up to the budget at most, and one at
-least. It depends on nothing else, so a run that is killed and resumed, on any ranks, cuts the same batches.
+The batch that starts at a position holds the samples from there on whose lengths add up to the budget at most, and one
+in any case. It depends on nothing else: a run that is killed and resumed, on any ranks, cuts the same batches.
 """
 
 from __future__ import annotations
