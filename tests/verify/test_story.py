@@ -12,10 +12,10 @@ from distributed import run_ranks
 from tests_shared import SEQ_LEN, VOCAB, Dropout, decoder_task, plan_of
 
 from paceline.run.process.world import join_world
-from paceline.spec.growth import BatchChange, GrowthSpec
 from paceline.spec.layout import Layout
 from paceline.spec.plan import Plan
 from paceline.spec.proof.records import CheckProof
+from paceline.spec.steps.growth import BatchChange, GrowthSpec
 from paceline.spec.task import ModelSpec, OptimizerSpec, ScheduleSpec, Task
 from paceline.task.optimizer.schedule import learning_rate
 from paceline.units import Amount

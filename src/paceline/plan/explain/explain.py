@@ -25,8 +25,8 @@ from paceline.plan.planned import Planned
 from paceline.plan.search.limits import chance_within
 from paceline.plan.search.search import Candidates
 from paceline.spec.forecast import BillTerm, Estimate, Term
-from paceline.spec.growth import course_of
 from paceline.spec.plan import Plan
+from paceline.spec.steps.growth import course_of
 from paceline.spec.task import ModelSpec
 from paceline.units import format_bytes, format_count, format_rate, format_seconds
 

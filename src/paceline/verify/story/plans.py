@@ -7,9 +7,9 @@ import math
 from dataclasses import dataclass
 
 from paceline.run.process.world import World
-from paceline.spec.growth import BatchChange, GrowthSpec
 from paceline.spec.layout import Layout, accumulation_for
 from paceline.spec.plan import Plan
+from paceline.spec.steps.growth import BatchChange, GrowthSpec
 from paceline.spec.task import ModelSpec, ScheduleSpec, Task
 from paceline.task.models.sizes import is_named
 from paceline.units import Amount
