@@ -7,7 +7,7 @@ the only case in which a traceback is shown.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 
 class PacelineError(Exception):
@@ -43,6 +43,20 @@ class DoesNotFit(PacelineError):
     """No layout of the task fits the cluster, or the one asked for does not."""
 
     exit_code = 3
+
+
+class OutOfMemory(DoesNotFit):
+    """A device's memory was exhausted during a run; `evidence` is what it was spent on, as plain data."""
+
+    def __init__(
+        self, what: str, because: str = "", try_: str = "", evidence: Mapping[str, object] | None = None
+    ) -> None:
+        super().__init__(what, because, try_)
+        self.evidence = dict(evidence or {})
+
+    def as_dict(self) -> dict[str, object]:
+        """Return the error as plain data, with its evidence."""
+        return {**super().as_dict(), "evidence": self.evidence}
 
 
 class VerificationFailed(PacelineError):

@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import types
 import typing
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -37,6 +37,7 @@ class Option:
     maximum: float | None = None
     units: tuple[str, ...] = AMOUNT_UNITS
     item: Table | None = None
+    words: Mapping[str, int] = dataclasses.field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -104,5 +105,5 @@ def _option(field: dataclasses.Field[Any], hint: Any, optional: bool) -> Option:
     return Option(
         name=field.name, kind=kind, optional=optional, default=default, item=item,
         doc=rules["doc"], choices=rules["choices"], minimum=rules["minimum"], above=rules["above"],
-        maximum=rules["maximum"], units=rules["units"] or AMOUNT_UNITS,
+        maximum=rules["maximum"], units=rules["units"] or AMOUNT_UNITS, words=rules["words"],
     )  # fmt: skip

@@ -17,6 +17,7 @@ SAVED_KINDS = ("products", "attention")  # what selective recompute may keep
 OFFLOAD = ("none", "optimizer", "activations", "all")
 SCHEDULES = ("gpipe", "1f1b", "interleaved", "zero-bubble")
 CP_METHODS = ("gather", "ring")
+CONFIRMED = -1  # what `micro_batch = "auto"` is held as
 QUANTITIES = ("time", "memory", "money", "energy", "carbon")  # what a plan takes, and a goal minimises
 
 
@@ -67,7 +68,13 @@ class PlanSpec:
         minimum=0,
         maximum=3,
     )
-    micro_batch: int = option(0, "samples per forward pass on a device (0: planner's choice)", minimum=0)
+    micro_batch: int = option(
+        0,
+        "samples per forward pass on a device (0: planner's choice; auto: that choice, confirmed by a few steps in "
+        "processes that end before the run begins, and made smaller where a run's memory gets short)",
+        minimum=0,
+        words={"auto": CONFIRMED},
+    )
     rows: str = option(
         "", 'samples of the global batch that each data rank reads, such as "3x10+2" (empty: as even as can be)'
     )
@@ -104,7 +111,19 @@ class PlanSpec:
         0.1, "largest chance of running out of memory that a plan may have", above=0.0, maximum=0.5
     )
 
+    @property
+    def confirms(self) -> bool:
+        """Whether the micro-batch is confirmed by a probe, and may change during the run."""
+        return self.micro_batch == CONFIRMED
+
+    @property
+    def asked_micro_batch(self) -> int:
+        """The micro-batch that the spec settles; 0 where it settles none."""
+        return max(0, self.micro_batch)
+
     def __post_init__(self) -> None:
+        if isinstance(self.micro_batch, str):  # as a file has it
+            object.__setattr__(self, "micro_batch", CONFIRMED if self.micro_batch == "auto" else self.micro_batch)
         object.__setattr__(self, "sync", sync_of(self.sync))
         if isinstance(self.goal, str):
             object.__setattr__(self, "goal", GoalSpec(self.goal))

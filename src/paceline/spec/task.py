@@ -7,6 +7,7 @@ from typing import Any
 
 from paceline.config.fields import option
 from paceline.spec.data.mix import MixSpec
+from paceline.spec.growth import GrowthSpec
 from paceline.units import Amount, parse_amount
 
 DTYPES = ("fp32", "bf16", "fp16", "fp64")
@@ -240,6 +241,7 @@ class Task:
         quantity="amount",
         units=("samples", "tokens"),
     )
+    growth: GrowthSpec = option(factory=GrowthSpec, doc="whether and how the global batch grows")
     stop: Amount = option(Amount(300, "steps"), "when training is complete", quantity="amount")
     seed: int = option(7, "seed of the initial weights, the sample order and dropout", minimum=0)
 

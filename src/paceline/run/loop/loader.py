@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -76,6 +77,7 @@ class BatchStream:
     plan: Plan
     data_rank: int
     device: torch.device
+    sizes: Callable[[int, int], int] | None = None  # the samples of a step that starts at a position, where they differ
 
     def __post_init__(self) -> None:
         if because := rows_refusal(self.plan):
@@ -87,11 +89,14 @@ class BatchStream:
     ) -> StepBatch:
         """Return this rank's part of the global batch that starts at `position`, which is that of update `step`.
 
-        The batch has the plan's size, or `samples` over all ranks, of which a rank passes `micro_batch` at once. All
-        ranks ask for the same. Without a `step` all batches before are taken to be as large as the plan's.
+        The batch has the plan's size, or that of the step where they differ, or `samples` over all ranks, of which a
+        rank passes `micro_batch` at once. All ranks ask for the same. Without a `step` all batches before are taken to
+        be as large as the plan's.
         """
         plan = self.plan
         step = position // plan.batch_samples + 1 if step is None else step
+        if samples is None and self.sizes is not None:
+            samples = self.sizes(step, position)
         rows = plan.rows_of(self.data_rank, samples or 0)
         passes = plan.accumulation
         if samples is not None or micro_batch is not None:
