@@ -1,6 +1,6 @@
 """Prepares data ahead of training, and looks at what they hold.
 
-    prepare SOURCE OUT    tokenises documents into a folder of token shards, in parallel; a run reads them with
+    prepare SOURCE OUT    tokenises documents into a folder of token shards, or a URL, in parallel; a run reads them with
                           `task.data.source = "OUT"`. Started again after an interruption, it goes on where it stopped
     score RUN SOURCE OUT  writes each document with its score by a run's model, as JSONL; `task.data.score_min` and
                           `score_max` then select documents by it
@@ -82,12 +82,16 @@ def _prepare(options: argparse.Namespace) -> int:
     import os
 
     from paceline.task.data.prepare.prepare import prepare
+    from paceline.task.data.prepare.remote_out import prepare_remote
+    from paceline.task.data.storage.remote import is_remote
 
-    workers = options.workers or len(os.sched_getaffinity(0))
+    workers, data, out = options.workers or len(os.sched_getaffinity(0)), _data_of(options), options.paths[1]
+    chosen = {"workers": workers, "dedup": options.dedup, "append": options.append}
     with Bar(sys.stderr) as bar:
-        done = prepare(
-            _data_of(options), Path(options.paths[1]), workers, options.dedup, options.append, progress=bar.show
-        )
+        if is_remote(out):
+            done = prepare_remote(data, out, bar.show, **chosen)
+        else:
+            done = prepare(data, Path(out), progress=bar.show, **chosen)
     card = done.index.card
     if options.json:
         print_json({"folder": str(done.folder), "made": done.made, "fingerprint": done.index.fingerprint, "card": card})
