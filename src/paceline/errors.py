@@ -7,7 +7,8 @@ the only case in which a traceback is shown.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Mapping
+import textwrap
+from collections.abc import Iterable, Mapping, Sequence
 
 
 class PacelineError(Exception):
@@ -37,6 +38,22 @@ class ConfigError(PacelineError, ValueError):
     """A specification, an option or a value is wrong."""
 
     exit_code = 2
+
+
+class ConfigErrors(ConfigError):
+    """Everything that is wrong with a specification, at once: `errors` holds each with its place."""
+
+    def __init__(self, errors: Sequence[ConfigError]) -> None:
+        self.errors = tuple(errors)
+        told = "\n".join(str(error) for error in self.errors)
+        super().__init__(f"{len(self.errors)} things are wrong\n" + textwrap.indent(told, "  "))
+
+    def as_dict(self) -> dict[str, object]:
+        """Return the errors as plain data, for `--json`: those of all, and each."""
+        return {**super().as_dict(), "errors": [error.as_dict() for error in self.errors]}
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return ConfigErrors, (self.errors,)
 
 
 class DoesNotFit(PacelineError):

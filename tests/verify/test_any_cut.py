@@ -64,12 +64,17 @@ def _proven(layout: Layout, seed: int) -> tuple[list[Any], list[dict[str, torch.
     task = decoder_task(data=Ragged())
     kept: dict[Any, Reference] = {}
     proofs = [compare(task, plan, world, task.data, SEQ_LEN, 2, kept) for plan in drawn_plans(layout, seed)]
-    return proofs, [{**each.steps[-1].gradients, **{f"{name} updated": value for name, value in each.steps[-1].weights.items()}}
-                    for each in kept.values()]  # fmt: skip
+    last = [each.steps[-1] for each in kept.values()]
+    return proofs, [
+        {**step.gradients, **{f"{name} updated": value for name, value in step.weights.items()}} for step in last
+    ]
 
 
-@pytest.mark.parametrize(("layout", "seed"), [(Layout(), 1), (Layout(), 2), (Layout(dp_replicate=2), 3), (Layout(dp_shard=2), 4)],
-                         ids=str)  # fmt: skip
+@pytest.mark.parametrize(
+    ("layout", "seed"),
+    [(Layout(), 1), (Layout(), 2), (Layout(dp_replicate=2), 3), (Layout(dp_shard=2), 4)],
+    ids=str,
+)
 def test_gradients_are_those_of_any_other_cut(layout: Layout, seed: int) -> None:
     results = run_ranks(_proven, layout.devices, layout, seed)
     proofs, references = results[0]

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from paceline.config.fields import option
-from paceline.errors import ConfigError, suggestion
+from paceline.config.declared import Declared
+from paceline.config.fields import HeldWord, option
+from paceline.errors import ConfigError
 from paceline.spec.layout import Layout, rows_of
 from paceline.spec.sync import PLAIN, Sync, sync_of
 
@@ -17,12 +18,12 @@ SAVED_KINDS = ("products", "attention")  # what selective recompute may keep
 OFFLOAD = ("none", "optimizer", "activations", "all")
 SCHEDULES = ("gpipe", "1f1b", "interleaved", "zero-bubble")
 CP_METHODS = ("gather", "ring")
-CONFIRMED = -1  # what `micro_batch = "auto"` is held as
+CONFIRMED = HeldWord(-1)  # what `micro_batch = "auto"` is held as
 QUANTITIES = ("time", "memory", "money", "energy", "carbon")  # what a plan takes, and a goal minimises
 
 
 @dataclass(frozen=True)
-class GoalSpec:
+class GoalSpec(Declared, table="plan.goal"):
     """What the planner minimises: one quantity, or a weighted sum of several, each over the least that a plan takes."""
 
     name: str = option("time", "minimised alone, where no weight is set", choices=QUANTITIES)
@@ -31,12 +32,6 @@ class GoalSpec:
     money: float = option(0.0, "weight of the run's money", minimum=0.0)
     energy: float = option(0.0, "weight of the run's energy", minimum=0.0)
     carbon: float = option(0.0, "weight of the run's carbon", minimum=0.0)
-
-    def __post_init__(self) -> None:
-        if self.name not in QUANTITIES:
-            raise ConfigError(
-                f"plan.goal = '{self.name}'", f"a plan takes {', '.join(QUANTITIES)}", suggestion(self.name, QUANTITIES)
-            )
 
     @property
     def weights(self) -> dict[str, float]:
@@ -53,7 +48,7 @@ class GoalSpec:
 
 
 @dataclass(frozen=True)
-class PlanSpec:
+class PlanSpec(Declared, table="plan"):
     """The `[plan]` table of a spec. What is left unset ("auto" or 0) is the planner's choice; the rest binds it."""
 
     dp_replicate: int = option(0, "copies of the model (0: planner's choice)", minimum=0)
@@ -120,15 +115,6 @@ class PlanSpec:
     def asked_micro_batch(self) -> int:
         """The micro-batch that the spec settles; 0 where it settles none."""
         return max(0, self.micro_batch)
-
-    def __post_init__(self) -> None:
-        if isinstance(self.micro_batch, str):  # as a file has it
-            object.__setattr__(self, "micro_batch", CONFIRMED if self.micro_batch == "auto" else self.micro_batch)
-        object.__setattr__(self, "sync", sync_of(self.sync))
-        if isinstance(self.goal, str):
-            object.__setattr__(self, "goal", GoalSpec(self.goal))
-        elif isinstance(self.goal, dict):
-            object.__setattr__(self, "goal", GoalSpec(**self.goal))
 
 
 @dataclass(frozen=True)

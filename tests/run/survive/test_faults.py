@@ -223,7 +223,7 @@ def test_a_plan_is_one_thing_in_a_file_in_python_and_in_a_spec(tmp_path: Path) -
     path = tmp_path / "faults.toml"
     path.write_text('seed = 3\n[[each]]\nkind = "stop"\nstep = 5\nseconds = "2 s"\n')
     plan = read_faults(path)
-    assert plan.seed == 3 and plan.each == (FaultSpec(kind="stop", step=5, seconds=2.0),)
+    assert plan.seed == 3 and plan.each == (FaultSpec(kind="stop", step=5, seconds="2 s"),)
     assert read_faults({"seed": 3, "each": [{"kind": "stop", "step": 5, "seconds": "2 s"}]}) == plan
     spec = parse_spec('[run.faults]\nseed = 3\n[[run.faults.each]]\nkind = "stop"\nstep = 5\nseconds = "2 s"\n')
     assert spec.run.faults == plan and spec_from_dict(json.loads(json.dumps(spec_to_dict(spec)))).run.faults == plan

@@ -20,7 +20,6 @@ from torch.distributed.tensor import DTensor
 
 from paceline.errors import NumericalStop
 from paceline.run.loop.clock import PhaseClock
-from paceline.run.loop.growth import BatchGrowth
 from paceline.run.loop.loader import StepBatch
 from paceline.run.loop.numbers import NumbersOnTheWay, one_vector
 from paceline.run.loop.passes import Objective, Passes
@@ -33,6 +32,7 @@ from paceline.run.process.world import World
 from paceline.run.replicas.copy_sync import CopySync, StepTotals
 from paceline.run.survive.health.guard import UpdateGuard
 from paceline.run.survive.points import nowhere
+from paceline.run.updates.growth import BatchGrowth
 from paceline.spec.plan import Plan
 
 CLIP_EPS = 1e-6  # as in torch.nn.utils.clip_grad_norm_, so that clipping equals torch's to the last digits

@@ -13,11 +13,11 @@ from torch import nn
 from paceline.checkpoint.tiers.held import HeldByRanks
 from paceline.errors import ConfigError
 from paceline.run.assemble import assemble
-from paceline.run.loop.growth import growth_of
 from paceline.run.loop.loader import BatchStream, StepBatch
 from paceline.run.loop.resume import Restored, RunIdentity, restore
 from paceline.run.process.world import World
 from paceline.run.survive.health.guard import guard_of
+from paceline.run.updates.growth import growth_of
 from paceline.spec.import_paths import is_import_path, load_object
 from paceline.spec.plan import Plan, rows_refusal
 from paceline.spec.sync import refuse_resync

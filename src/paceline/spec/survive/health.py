@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from paceline.config.declared import Declared
 from paceline.config.fields import option
 from paceline.units import Amount
 
 
 @dataclass(frozen=True)
-class HealthSpec:
+class HealthSpec(Declared, table="run.health"):
     """When a rank counts as hung, a number as wrong, a device as slow."""
 
     hangs: bool = option(True, "look for ranks that hang, save the stacks of all, and end those that hang")

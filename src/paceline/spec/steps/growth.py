@@ -10,36 +10,32 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from paceline.config.declared import Declared
 from paceline.config.fields import option
 from paceline.errors import ConfigError
-from paceline.units import Amount, parse_amount
+from paceline.units import Amount
 
 RATES = ("linear", "sqrt", "none")
 
 
 @dataclass(frozen=True)
-class BatchChange:
+class BatchChange(Declared, table="task.growth.changes"):
     """Another global batch, from a place in the training on."""
 
     after: Amount = option(
-        Amount(0, "steps"),
+        Amount(1, "steps"),
         "steps, samples or tokens after which it holds",
         quantity="amount",
         units=("steps", "samples", "tokens"),
     )
     batch: Amount = option(
-        Amount(0, "samples"), "samples or tokens in one update from there on", quantity="amount",
+        Amount(1, "samples"), "samples or tokens in one update from there on", quantity="amount",
         units=("samples", "tokens"),
     )  # fmt: skip
 
-    def __post_init__(self) -> None:
-        for field in ("after", "batch"):
-            if isinstance(getattr(self, field), str):
-                object.__setattr__(self, field, parse_amount(getattr(self, field)))
-
 
 @dataclass(frozen=True)
-class GrowthSpec:
+class GrowthSpec(Declared, table="task.growth"):
     """The `[task.growth]` table: whether and how the global batch grows. It begins at `task.global_batch`."""
 
     by: str = option(
@@ -61,12 +57,6 @@ class GrowthSpec:
     )
     measure_every: int = option(10, "noise: steps between two measurements", minimum=1)
     measurements: int = option(10, "noise: measurements that an estimate averages over", minimum=2)
-
-    def __post_init__(self) -> None:
-        if isinstance(self.largest, str):
-            object.__setattr__(self, "largest", parse_amount(self.largest))
-        changes = tuple(BatchChange(**each) if isinstance(each, dict) else each for each in self.changes)
-        object.__setattr__(self, "changes", changes)
 
     @property
     def grows(self) -> bool:
