@@ -1,6 +1,6 @@
 """Prepares data ahead of training, and looks at what they hold.
 
-    prepare SOURCE OUT    tokenises documents into a folder of token shards, or a URL, in parallel; a run reads them with
+    prepare SOURCE OUT    tokenises documents into token shards in a folder or a URL, in parallel; a run reads them with
                           `task.data.source = "OUT"`. Started again after an interruption, it goes on where it stopped
     score RUN SOURCE OUT  writes each document with its score by a run's model, as JSONL; `task.data.score_min` and
                           `score_max` then select documents by it
