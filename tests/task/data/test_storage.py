@@ -145,7 +145,7 @@ def test_pieces_are_fetched_once_and_kept(tmp_path: Path) -> None:
     assert third.read(0, len(content)).tobytes() == content and len(asked) == 1, "a damaged piece is fetched again"
     ahead = CachedBytes(files, files.file(), BlockCache(tmp_path / "other", 10**6), piece_bytes=4096)
     asked.clear()
-    ahead.expect([(0, 50_000)])
+    ahead.expect(np.array([[0, 50_000]]))
     assert ahead.read(0, 50_000).tobytes() == content[:50_000]
     assert asked == [(0, 13 * 4096)], "neighbours come by one request"
     with pytest.raises(DataError, match="cut short"):

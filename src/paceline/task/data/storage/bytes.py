@@ -36,8 +36,8 @@ class ByteFile(Protocol):
         """Drop what is kept of these bytes, so that they are read anew; return whether anything was kept."""
         ...
 
-    def expect(self, spans: Sequence[tuple[int, int]]) -> None:
-        """Begin to read what will be asked for, where that takes long."""
+    def expect(self, spans: npt.NDArray[np.int64]) -> None:
+        """Begin to read what will be asked for, where that takes long: [spans, 2], where each begins and ends."""
         ...
 
 
@@ -69,7 +69,7 @@ class LocalBytes:
         """Keep nothing: the system does."""
         return False
 
-    def expect(self, spans: Sequence[tuple[int, int]]) -> None:
+    def expect(self, spans: npt.NDArray[np.int64]) -> None:
         """Begin nothing."""
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -113,15 +113,18 @@ class CachedBytes:
             self._cache.forget(self._key(number))
         return True
 
-    def expect(self, spans: Sequence[tuple[int, int]]) -> None:
+    def expect(self, spans: npt.NDArray[np.int64]) -> None:
         """Begin to fetch the pieces of these bytes, the first ones of them first, and their neighbours with them."""
-        wanted = dict.fromkeys(number for start, stop in spans for number in self._numbers(start, stop))
+        spans = spans[spans[:, 1] > spans[:, 0]]
+        first, last = spans[:, 0] // self._piece_bytes, (spans[:, 1] - 1) // self._piece_bytes
+        widest = int((last - first).max(initial=-1)) + 1
+        numbers = np.minimum(first[:, None] + np.arange(widest), last[:, None]).reshape(-1)
         rows: dict[int, list[int]] = {}
-        for number in wanted:
+        for number in dict.fromkeys(numbers.tolist()):
             if not self._ahead.is_coming(key := self._key(number)) and not self._cache.has(key):
                 rows.setdefault(number // ROW_PIECES, []).append(number)
-        for numbers in rows.values():
-            for row in _rows(sorted(numbers)):
+        for together in rows.values():
+            for row in _rows(sorted(together)):
                 if not self._ahead.begin([self._key(number) for number in row], partial(self._get, row)):
                     return
 
