@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import difflib
 import textwrap
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 
 class PacelineError(Exception):
@@ -62,6 +62,20 @@ class DoesNotFit(PacelineError):
     exit_code = 3
 
 
+class OutOfMemory(DoesNotFit):
+    """A device's memory was exhausted during a run; `evidence` is what it was spent on, as plain data."""
+
+    def __init__(
+        self, what: str, because: str = "", try_: str = "", evidence: Mapping[str, object] | None = None
+    ) -> None:
+        super().__init__(what, because, try_)
+        self.evidence = dict(evidence or {})
+
+    def as_dict(self) -> dict[str, object]:
+        """Return the error as plain data, with its evidence."""
+        return {**super().as_dict(), "evidence": self.evidence}
+
+
 class VerificationFailed(PacelineError):
     """A layout does not compute the numbers of a single device."""
 
@@ -72,6 +86,11 @@ class DataError(PacelineError):
     """The data cannot be read or do not make a single sample."""
 
     exit_code = 5
+
+
+class DamagedData(DataError):
+    """Bytes or a record of the data are not what they should be. The files alone decide it, never a network or a disk
+    that fails: with `task.data.on_bad = "skip"` what is damaged may be left out."""
 
 
 class NumericalStop(PacelineError):

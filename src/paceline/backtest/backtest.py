@@ -30,6 +30,7 @@ from paceline.backtest.score import (
     timed,
 )
 from paceline.backtest.table import MeasuredTable, read_table
+from paceline.plan.cost.constants import Constants
 
 BY = ("source", "accelerator", "model")
 
@@ -114,16 +115,17 @@ PARTS: dict[str, tuple[str, Callable[[Any, Machines], tuple[list[Compared], list
 
 
 def _score_file(table: MeasuredTable, reader: Reader) -> FileResult:
-    return _score_steps(table, reader) if table.kind == "steps" else _score_parts(table, reader)
+    return score_steps(table, reader) if table.kind == "steps" else _score_parts(table, reader)
 
 
-def _score_steps(table: MeasuredTable, reader: Reader) -> FileResult:
+def score_steps(table: MeasuredTable, reader: Reader, constants: Constants | None = None) -> FileResult:
+    """Return the scores of a table of steps, by these constants or by those that came with this version."""
     rows = cast(tuple[StepRow, ...], table.rows)
     found = [(row, *reader.case(row)) for row in rows]
     cases = [case for _, case, _ in found if case is not None]
     unscored = [Unscored(row, reason) for row, case, reason in found if case is None]
     scored = []
-    for case, priced in zip(cases, price_cases(cases), strict=True):
+    for case, priced in zip(cases, price_cases(cases, constants), strict=True):
         if isinstance(priced, Priced):
             scored.append(Scored(case, priced))
         else:

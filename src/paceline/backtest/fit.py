@@ -11,32 +11,34 @@ from __future__ import annotations
 
 import datetime
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
 import numpy as np
 
 from paceline.backtest.parts import compare_collectives
-from paceline.backtest.price import Priced, allocated_and_kept, price_cases
+from paceline.backtest.price import Priced, allocated_and_kept, price_cases, seconds_of_cases, software_of
 from paceline.backtest.rows import Case, Reader
 from paceline.backtest.schema import CollectiveRow, StepRow
 from paceline.backtest.table import MeasuredTable, read_table
 from paceline.errors import DataError
 from paceline.plan.cost.columns import Floats
-from paceline.plan.cost.constants import BY_FAMILY, FAMILIES, Constants, constants_text, family_of
+from paceline.plan.cost.constants import BY_FAMILY, FAMILIES, Constants, Seen, constants_text, family_of
 
 Item = TypeVar("Item")
 FITTED = ("operand_traffic", "unfused_moves", "unfused_launches", "memory_share", "launch_seconds", "node_link_share",
           "network_link_share", "collective_seconds", "pipeline_wait_seconds", "flush_seconds",
           "node_hop_seconds", "network_hop_seconds", "overlap", "fixed_seconds")  # fmt: skip
 AT_MOST_ONE = ("operand_traffic", "memory_share", "node_link_share", "network_link_share", "overlap")
-ROWS_PER_FILE = 150
+ROWS_PER_FILE = 60
 FILE_WEIGHT = 60.0  # rows that the longest file counts for
 HUBER = 0.10  # of log(forecast / measured)
 PRIOR_WEIGHT = 0.5  # of a constant's distance from where it starts, as a logarithm
 STEP, LONGEST_STEP, ROUNDS = 0.03, 0.5, 12
+RESTING = 50  # times that rows are weighed anew until a linear fit rests
 # Links that are no switch: groups of some sizes share them unevenly, which no share of a rate describes.
 UNSWITCHED = ("V100",)
 
@@ -103,26 +105,108 @@ class Fit:
 
 def fit(paths: Sequence[Path], start: Constants = START) -> Fit:
     """Return the constants fitted on tables, from `start` on. Raises DataError where no row can be fitted on."""
-    reader, constants = Reader(), start
-    tables = [read_table(path) for path in paths]
-    parts = [part for table in tables if (part := _part(table, reader)) is not None]
-    if not parts:
-        raise DataError("nothing to fit on", "no row of these files has a time that can be forecast", "other tables")
-    names = (*(f"{name}.{family}" for name in BY_FAMILY for family in _families(tables, reader)), *FITTED)
-    constants = _descend(names, constants, parts)
-    held = [(table.file, cases) for table in tables if (cases := _held(table, reader))]
-    constants = replace(constants, allocator_share=_allocator_share(held, constants))
-    residuals = tuple(Residuals(part.file, part.missed(constants)) for part in parts)
-    memory = tuple(Residuals(name, _memory_misses(cases, constants)) for name, cases in held)
-    unseen = _left_out(names, start, parts, residuals) or residuals
-    time_80, time_95 = (_quantile(unseen, share) for share in (0.80, 0.95))
-    memory_80, memory_95 = (_quantile(memory, share) for share in (0.80, 0.95)) if memory else (0.15, 0.30)
-    constants = replace(
-        constants,
-        time_80=time_80, time_95=time_95, memory_80=memory_80, memory_95=memory_95,
-        files=tuple(Path(table.file).name for table in tables), date=datetime.date.today().isoformat(),
-    )  # fmt: skip
-    return Fit(constants, residuals, memory)
+    return Fitting([read_table(path) for path in paths], Reader(), start).fit()
+
+
+@dataclass(frozen=True)
+class Fitting:
+    """Tables to be fitted on, and where their fits start."""
+
+    tables: Sequence[MeasuredTable]
+    reader: Reader
+    start: Constants = START
+
+    @cached_property
+    def parts(self) -> list[FittedTable]:
+        """The tables as the fit sees them. Raises DataError where none can be fitted on."""
+        found = [part for table in self.tables if (part := _part(table, self.reader)) is not None]
+        if not found:
+            raise DataError(
+                "nothing to fit on", "no row of these files has a time that can be forecast", "other tables"
+            )
+        return found
+
+    @cached_property
+    def names(self) -> tuple[str, ...]:
+        """What is fitted: shares of the generations that the tables have, and the rest."""
+        families = sorted(frozenset[str]().union(*(part.generations for part in self.parts)))
+        return (*(f"{name}.{family}" for name in BY_FAMILY for family in families), *FITTED)
+
+    @cached_property
+    def constants(self) -> Constants:
+        """The constants at the least loss over all tables, those of allocators and intervals aside."""
+        return _descend(self.names, self.start, self.parts)
+
+    def without(self, left_out: Collection[FittedTable]) -> Constants:
+        """Return the constants fitted without some tables; what no other table tells of stays where fits start.
+
+        By the slopes at the full fit: a table's absence moves the constants little, so the others' misses are taken to
+        change in proportion, and the loss is minimised by weighing rows anew until it rests.
+        """
+        others = [place for place, part in enumerate(self.parts) if part not in left_out]
+        if len(others) == len(self.parts):
+            return self.constants
+        if not others:
+            return self.start
+        found = _nearby(self.names, self.start, self.constants, [self._slopes[place] for place in others])
+        return _with(self.constants, self.names, found)
+
+    @cached_property
+    def _slopes(self) -> list[tuple[Floats, Floats]]:
+        """What every table misses at the full fit, and how that changes with each constant's logarithm."""
+        at = _logarithms(self.constants, self.names)
+        here = [part.missed(self.constants) for part in self.parts]
+        moved = [
+            [part.missed(_with(self.constants, self.names, at + STEP * row)) for part in self.parts]
+            for row in np.eye(len(at))
+        ]
+        return [
+            (misses, np.column_stack([(found[place] - misses) / STEP for found in moved]))
+            for place, misses in enumerate(here)
+        ]
+
+    def fit(self) -> Fit:
+        """Return the constants with the intervals that left-out tables give."""
+        constants = self.constants
+        held = [(table.file, cases) for table in self.tables if (cases := _held(table, self.reader))]
+        constants = replace(constants, allocator_share=_allocator_share(held, constants))
+        residuals = tuple(Residuals(part.file, part.missed(constants)) for part in self.parts)
+        memory = tuple(Residuals(name, _memory_misses(cases, constants)) for name, cases in held)
+        unseen = self._left_out(residuals) or residuals
+        time_80, time_95 = (quantile(unseen, share) for share in (0.80, 0.95))
+        memory_80, memory_95 = (quantile(memory, share) for share in (0.80, 0.95)) if memory else (0.15, 0.30)
+        constants = replace(
+            constants,
+            time_80=time_80, time_95=time_95, memory_80=memory_80, memory_95=memory_95,
+            files=tuple(Path(table.file).name for table in self.tables), date=datetime.date.today().isoformat(),
+            seen=seen_in(self.parts),
+        )  # fmt: skip
+        return Fit(constants, residuals, memory)
+
+    def _left_out(self, fitted: Sequence[Residuals]) -> list[Residuals]:
+        """Return what constants fitted on all others miss of each table of steps: what a new table is to expect.
+
+        A table that alone tells of a generation has nothing else to be forecast from: of it, what is left over.
+        """
+        found = []
+        for part, left in zip(self.parts, fitted, strict=True):
+            known = frozenset[str]().union(*(other.generations for other in self.parts if other is not part))
+            if part.generations and part.generations <= known:
+                found.append(Residuals(part.file, part.missed(self.without([part]))))
+            elif part.generations:
+                found.append(left)
+        return found
+
+
+def seen_in(parts: Sequence[FittedTable]) -> Seen:
+    """Return what the rows of tables had."""
+    cases = [case for part in parts for case in part.cases]
+    return Seen(
+        families=tuple(sorted({family_of(case.cluster.device.name) for case in cases} - {"other"})),
+        precisions=tuple(sorted({case.plans[0].precision for case in cases})),
+        programs=tuple(sorted({software_of(case).name for case in cases})),
+        devices=max((case.cluster.devices for case in cases), default=1),
+    )
 
 
 @dataclass(frozen=True)
@@ -132,6 +216,12 @@ class FittedTable:
     file: str
     missed: Callable[[Constants], Floats]  # what constants miss of its rows: log(forecast / measured)
     generations: frozenset[str]  # that its training steps ran on; none: it has single collectives
+    cases: tuple[Case, ...] = ()  # its training steps, each with the one plan that it is taken to have run
+
+    @property
+    def sources(self) -> frozenset[str]:
+        """Where its rows are from."""
+        return frozenset(case.row.source for case in self.cases)
 
 
 def _part(table: MeasuredTable, reader: Reader) -> FittedTable | None:
@@ -144,27 +234,18 @@ def _part(table: MeasuredTable, reader: Reader) -> FittedTable | None:
             return np.log([item.forecast / item.measured for item in found])
 
         return FittedTable(table.file, missed, frozenset()) if rows else None
-    cases = _thinned(_cases(table, reader, "step_seconds"))
+    cases = _settled(_thinned(_cases(table, reader, "step_seconds")))
+    if not cases:
+        return None
     generations = frozenset(family_of(case.cluster.device.name) for case in cases)
-    return FittedTable(table.file, lambda constants: _time_misses(cases, constants), generations) if cases else None
+    return FittedTable(table.file, lambda constants: _time_misses(cases, constants), generations, tuple(cases))
 
 
-def _left_out(
-    names: Sequence[str], start: Constants, parts: Sequence[FittedTable], fitted: Sequence[Residuals]
-) -> list[Residuals]:
-    """Return what constants fitted on all other tables miss of each table of steps: what a new table is to expect.
-
-    A table that alone tells of a generation of devices has nothing else to be forecast from: of it, what is left over.
-    """
-    found = []
-    for part, left in zip(parts, fitted, strict=True):
-        others = [other for other in parts if other is not part]
-        known = frozenset[str]().union(*(other.generations for other in others))
-        if part.generations and part.generations <= known:
-            found.append(Residuals(part.file, part.missed(_descend(names, start, others))))
-        elif part.generations:
-            found.append(left)
-    return found
+def _settled(cases: Sequence[Case]) -> list[Case]:
+    """Return the cases with the plan that each is taken to have run: the fit moves constants, not plans."""
+    priced = price_cases(cases)
+    return [replace(case, plans=(item.plan,)) for case, item in zip(cases, priced, strict=True)
+            if isinstance(item, Priced)]  # fmt: skip
 
 
 def _tells(row: CollectiveRow) -> bool:
@@ -192,16 +273,9 @@ def _thinned(items: list[Item]) -> list[Item]:
     return items[:: -(-len(items) // ROWS_PER_FILE)] if items else []
 
 
-def _families(tables: Sequence[MeasuredTable], reader: Reader) -> list[str]:
-    """Return the generations of accelerators that the tables' steps ran on."""
-    cases = [case for table in tables for case in _cases(table, reader, "step_seconds")]
-    return sorted({family_of(case.cluster.device.name) for case in cases})
-
-
 def _time_misses(cases: Sequence[Case], constants: Constants) -> Floats:
-    priced = [item for item in price_cases(cases, constants) if isinstance(item, Priced)]
     measured = np.array([case.step_seconds for case in cases], dtype=np.float64)
-    return np.log(np.array([item.step_seconds.value for item in priced]) / measured)
+    return np.log(seconds_of_cases(cases, constants) / measured)
 
 
 def _memory_misses(cases: Sequence[Case], constants: Constants) -> Floats:
@@ -221,7 +295,7 @@ def _allocator_share(held: Sequence[tuple[str, Sequence[Case]]], constants: Cons
     return _rounded(max(0.0, float(np.median(shares)))) if shares else constants.allocator_share
 
 
-def _quantile(parts: Sequence[Residuals], share: float) -> float:
+def quantile(parts: Sequence[Residuals], share: float) -> float:
     """Return the half-width that holds a share of the rows, files weighing as they do in the fit."""
     sizes = np.concatenate([np.abs(part.values) for part in parts])
     weights = _weights([part.values for part in parts])
@@ -235,8 +309,7 @@ def _rounded(value: float) -> float:
 
 def _descend(names: Sequence[str], start: Constants, parts: Sequence[FittedTable]) -> Constants:
     """Return the constants at the least loss, found from `start` on."""
-    begin = np.log([_get(start, name) for name in names])
-    ceiling = np.array([0.0 if name.split(".")[0] in (*AT_MOST_ONE, *BY_FAMILY) else math.inf for name in names])
+    begin, ceiling = _logarithms(start, names), _ceiling(names)
 
     def missed(at: Floats) -> list[Floats]:
         constants = _with(start, names, at)
@@ -269,6 +342,28 @@ def _descend(names: Sequence[str], start: Constants, parts: Sequence[FittedTable
         if before - least < 1e-3 * before:
             break
     return _with(start, names, at)
+
+
+def _nearby(names: Sequence[str], start: Constants, near: Constants, slopes: Sequence[tuple[Floats, Floats]]) -> Floats:
+    """Return the logarithms of constants at the least loss of misses that are linear about `near`."""
+    begin, at = _logarithms(start, names), _logarithms(near, names)
+    misses, slope = np.concatenate([misses for misses, _ in slopes]), np.concatenate([slope for _, slope in slopes])
+    files, moved = _weights([misses for misses, _ in slopes]), np.zeros(len(at))
+    for _ in range(RESTING):
+        left = misses + slope @ moved
+        weights = files * np.minimum(1.0, HUBER / np.maximum(np.abs(left), 1e-12))
+        curve = slope.T @ (weights[:, None] * slope) + PRIOR_WEIGHT * np.eye(len(at))
+        pull = slope.T @ (weights * misses) + PRIOR_WEIGHT * (at - begin)
+        moved = np.clip(-np.linalg.solve(curve, pull), -LONGEST_STEP, LONGEST_STEP)
+    return np.minimum(at + moved, _ceiling(names))
+
+
+def _ceiling(names: Sequence[str]) -> Floats:
+    return np.array([0.0 if name.split(".")[0] in (*AT_MOST_ONE, *BY_FAMILY) else math.inf for name in names])
+
+
+def _logarithms(constants: Constants, names: Sequence[str]) -> Floats:
+    return np.log([_get(constants, name) for name in names])
 
 
 def _weights(misses: list[Floats]) -> Floats:

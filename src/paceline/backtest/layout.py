@@ -14,9 +14,11 @@ from __future__ import annotations
 import itertools
 import math
 import re
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from paceline.backtest.schema import StepRow
+from paceline.plan.cost.programs import program_of
 from paceline.plan.feasible.split import split_by_cost
 from paceline.spec.layout import Layout, accumulation_for
 from paceline.spec.plan import Plan
@@ -24,8 +26,9 @@ from paceline.spec.profile import ModelProfile
 
 DEFAULT_BATCH_TOKENS = 2**20  # of a step, where a table states neither a batch nor what it is made of
 PRECISIONS = {"bf16": "bf16", "fp16": "fp16", "fp32": "fp32", "fp8": "fp8"}
-SPLIT_BY_COST = ("nanotron",)  # `get_block_compute_costs` of its models weighs layers and head
 LARGEST_MICRO_BATCH = 64
+BUDGETS = (0.25, 0.5, 0.75)  # of what a device keeps without recompute
+Schedule = tuple[str, int, tuple[int, ...]]  # name, stages per device, layers of each stage
 
 
 def precision_of(text: str, marks: list[str]) -> str:
@@ -66,15 +69,15 @@ def batch_of(row: StepRow, dp: int, marks: list[str]) -> int:
     return samples
 
 
-def stages_of(source: str, profile: ModelProfile, count: int) -> tuple[int, ...]:
+def stages_of(by_cost: bool, profile: ModelProfile, count: int) -> tuple[int, ...]:
     """Return the layers of each of so many stages, () with too few layers or one stage.
 
-    Frameworks deal out layers evenly where they can, whatever embedding and head cost; a few split by cost.
+    Frameworks deal out layers evenly where they can, whatever embedding and head cost; a few split `by_cost`.
     """
     layers = profile.repeated_blocks
     if count == 1 or layers < count:
         return ()
-    if layers % count or any(name in source for name in SPLIT_BY_COST):
+    if layers % count or by_cost:
         return split_by_cost(profile, count)
     return (layers // count,) * count
 
@@ -83,44 +86,81 @@ def plans_of(
     row: StepRow,
     degrees: dict[str, int],
     batch: int,
-    schedule: tuple[str, int],
-    stages: tuple[int, ...],
+    schedules: Sequence[Schedule],
     devices_per_node: int,
     marks: list[str],
 ) -> tuple[list[Plan], str]:
-    """Return every plan that the row may have run: one, or several where it leaves choices open; else the reason."""
-    placed, zero = _data_axes(row, degrees["dp"], degrees, devices_per_node, marks)
-    if placed.get("dp_shard", 1) * degrees["cp"] % degrees["ep"]:  # groups smaller than those of the experts
-        placed = {"dp_shard": degrees["dp"]}
-    layout = Layout(**placed, cp=degrees["cp"], tp=degrees["tp"], pp=degrees["pp"], ep=degrees["ep"])
+    """Return every plan that the row may have run: one, or several where it leaves choices open; else the reason.
+
+    What is open is open jointly: every class of sharding with every recompute, micro-batch and interleaving that the
+    program has.
+    """
     recompute = _recompute(row.recompute, marks)
     if not recompute:
         return [], "recompute of some layers only"
-    base = Plan(
-        layout=layout,
-        zero=zero,
-        batch_samples=batch,
-        precision=precision_of(row.precision, marks),
-        compile=bool(row.compile),
-        schedule=schedule[0],
-        virtual_stages=schedule[1],
-        stages=stages,
-    )
-    micro_batches = _micro_batches(row, batch, layout.data_degree, marks)
-    return [
-        replace(
-            base, micro_batch=micro, accumulation=accumulation_for(batch, layout.data_degree, micro), recompute=mode
-        )
-        for micro, mode in itertools.product(micro_batches, recompute)
-    ], ""
+    precision, micro_batches = precision_of(row.precision, marks), _micro_batches(row, batch, degrees["dp"], marks)
+    plans = []
+    for placed, zero in _data_axes(row, degrees["dp"], degrees, devices_per_node, marks):
+        whole = placed.get("dp_shard", 1) * degrees["cp"] % degrees["ep"]  # groups smaller than those of the experts
+        over = {"dp_shard": degrees["dp"]} if whole else placed
+        layout = Layout(**over, cp=degrees["cp"], tp=degrees["tp"], pp=degrees["pp"], ep=degrees["ep"])
+        base = Plan(layout=layout, zero=zero, batch_samples=batch, precision=precision, compile=bool(row.compile))
+        plans += [
+            replace(
+                base,
+                schedule=schedule,
+                virtual_stages=chunks,
+                stages=stages,
+                recompute=mode,
+                recompute_budget=part,
+                micro_batch=micro,
+                accumulation=accumulation_for(batch, layout.data_degree, micro),
+            )
+            for (schedule, chunks, stages), micro, (mode, part) in itertools.product(
+                schedules, micro_batches, recompute
+            )
+        ]
+    # Interleaved schedules go round the stages, as many micro-batches at a time (megatron/core/pipeline_parallel).
+    even = [plan for plan in plans if plan.schedule != "interleaved" or plan.accumulation % plan.layout.pp == 0]
+    return even or plans, ""
 
 
 def _data_axes(
     row: StepRow, dp: int, degrees: dict[str, int], devices_per_node: int, marks: list[str]
-) -> tuple[dict[str, int], int]:
-    """Return the data axes' degrees and the ZeRO class. Experts are spread over `dp_shard`, whatever the class."""
+) -> list[tuple[dict[str, int], int]]:
+    """Return the data axes' degrees and the ZeRO class, of every class that the row may have run.
+
+    A table that states none leaves open what its program can do. Experts are spread over `dp_shard`, whatever the
+    class.
+    """
     text = row.zero_stage.lower()
-    group = re.search(r"group (\d+)", text)
+    if "fsdp+dp" in text:
+        marks.append("copies beside shards: the best that fit")
+        sizes = [size for size in _doublings(devices_per_node, dp) if dp % size == 0] or [dp]
+        return [({"dp_shard": size, "dp_replicate": dp // size}, 3) for size in sizes]
+    if text:
+        return [_stated_axes(text, dp, degrees, devices_per_node, marks)]
+    if dp * degrees["cp"] == 1:
+        return [({}, 3)]
+    classes = program_of(row.program, text)[0].classes or (0,)
+    marks.append("ZeRO class: the best that fits")
+    return [_stated_axes(str(name), dp, degrees, devices_per_node, marks) for name in classes]
+
+
+def _doublings(least: int, most: int) -> Iterator[int]:
+    """Yield least, 2 least, 4 least, ... up to most."""
+    while least <= most:
+        yield least
+        least *= 2
+
+
+def _stated_axes(
+    text: str, dp: int, degrees: dict[str, int], devices_per_node: int, marks: list[str]
+) -> tuple[dict[str, int], int]:
+    """Return the data axes' degrees and the ZeRO class that a table's word for its sharding means."""
+    group, copies = re.search(r"group (\d+)", text), re.search(r"\bdp=(\d+)", text)
+    if "fsdp" in text and copies and dp % int(copies[1]) == 0:
+        return {"dp_shard": dp // int(copies[1]), "dp_replicate": int(copies[1])}, 3
     if "hsdp" in text:
         shard = math.gcd(dp, max(1, devices_per_node // (degrees["tp"] * degrees["cp"])))
         return {"dp_shard": shard, "dp_replicate": dp // shard}, 3
@@ -135,37 +175,47 @@ def _data_axes(
         return {"dp_shard": dp}, 2
     if text.startswith("1") or "dist_opt" in text:
         return {"dp_shard": dp}, 1
-    if not text:
-        marks.append("plain data parallel assumed" if dp > 1 else "no sharding assumed")
     if degrees["ep"] > 1:  # the mesh spreads experts over dp_shard; ZeRO-1 is the class that shards least
         shard = math.lcm(degrees["ep"], degrees["cp"]) // degrees["cp"]
         return {"dp_shard": shard, "dp_replicate": dp // shard}, 1
-    return {"dp_replicate": dp}, 3
+    # Ranks that share a sequence hold the same weights; as copies go, they reduce once a step, as class 1 does.
+    return {"dp_replicate": dp}, 1 if degrees["cp"] > 1 else 3
 
 
-def schedule_of(row: StepRow, pp: int, marks: list[str]) -> tuple[str, int]:
-    """Return the pipeline schedule and the stages per device."""
+def schedules_of(row: StepRow, pp: int, layers: int, marks: list[str]) -> list[tuple[str, int]]:
+    """Return the pipeline schedules that a row may have run, each with its stages per device.
+
+    Stages per device that a table does not state are as many as divide the layers (Narayanan et al. 2021, section 2.2).
+    """
     if pp == 1:
-        return "1f1b", 1
-    chunks = row.vpp or 1
+        return [("1f1b", 1)]
     name = row.pp_schedule.lower()
-    if "interleaved" in name and not row.vpp:
-        chunks = 2
-        marks.append("2 stages per device assumed")
-    if not name and chunks == 1:
+    if "gpipe" in name:
+        return [("gpipe", row.vpp or 1)]
+    if row.vpp:
+        return [("interleaved" if row.vpp > 1 else "1f1b", row.vpp)]
+    several = [chunks for chunks in range(2, layers // pp + 1) if layers % (pp * chunks) == 0] or [2]
+    if "interleaved" in name:
+        marks.append("stages per device: the best that fits")
+        return [("interleaved", chunks) for chunks in several]
+    if not name:
         marks.append("1F1B assumed")
-    return ("gpipe" if "gpipe" in name else "interleaved" if chunks > 1 else "1f1b"), chunks
+    return [("1f1b", 1)]
 
 
-def _recompute(text: str, marks: list[str]) -> tuple[str, ...]:
-    """Return the modes of recompute that a row may have run; () for a mode that no plan has."""
+def _recompute(text: str, marks: list[str]) -> list[tuple[str, float]]:
+    """Return the modes of recompute that a row may have run, each with its budget; [] for a mode that no plan has.
+
+    Where a table states none, some of the layers may be computed again: `--recompute-num-layers` of Megatron-LM, named
+    policies of MaxText.
+    """
     plain = text.lower()
     if not plain:
-        marks.append("recompute: the planner's choice")
-        return ("none", "selective", "full")
+        marks.append("recompute: the best that fits")
+        return [("none", 0.0), ("selective", 0.0), ("full", 0.0), *(("budget", part) for part in BUDGETS)]
     if plain.startswith("mixed"):
-        return ()
-    return (plain if plain in ("none", "selective", "full") else "selective",)
+        return []
+    return [(plain if plain in ("none", "selective", "full") else "selective", 0.0)]
 
 
 def _micro_batches(row: StepRow, batch: int, data_degree: int, marks: list[str]) -> list[int]:
@@ -174,6 +224,6 @@ def _micro_batches(row: StepRow, batch: int, data_degree: int, marks: list[str])
         return [min(row.micro_batch, per_device)]
     if row.grad_accum:
         return [-(-per_device // row.grad_accum)]
-    marks.append("micro-batch: the planner's choice")
+    marks.append("micro-batch: the best that fits")
     sizes = (2**power for power in range(LARGEST_MICRO_BATCH.bit_length()))
     return [size for size in sizes if size <= per_device and per_device % size == 0] or [1]

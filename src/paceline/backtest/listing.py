@@ -93,6 +93,9 @@ def _memory_lines(file: FileScore) -> Iterator[str]:
     assert score is not None
     if score.n:
         yield f"memory: {_errors_text(score)}"
+        if math.isfinite(score.coverage_80):
+            held = f"80 % hold {_percent(score.coverage_80)}, 95 % hold {_percent(score.coverage_95)}"
+            yield f"intervals of memory: {held}"
     called = [
         f"{wrong} of {rows} {what}"
         for wrong, rows, what in (

@@ -12,6 +12,7 @@ from paceline.spec.cluster import Cluster, ClusterSpec, Figure, Link
 
 PCIE4_BYTES_PER_SECOND = 32e9  # one direction of 16 lanes
 RATE = re.compile(r"(?:(\d+)\s*x\s*)?(\d+(?:\.\d+)?)\s*([GT])([bB])(?:ps|it/s|/s)")
+PER_DEVICE = re.compile(r"(/|per )\s*(gpu|device|chip|accelerator)")
 NOISE = ("nvidia", "amd", "google", "gpu", "instinct", "tesla", "geforce", "rtx", "blackwell", "oam", "intel",
          "hbm2", "hbm2e", "hbm3", "hbm3e")  # fmt: skip
 PACKAGES = ("sxm", "pcie", "nvl")
@@ -34,7 +35,8 @@ class Machines:
         if not found:
             return None, f"accelerator {accelerator} is not in the catalog"
         # The module for servers is what tables mean where they name the chip alone; the larger memory is the later one.
-        best = max(found, key=lambda entry: ("pcie" not in entry.name, "nvl" not in entry.name, entry.memory_bytes))
+        rare = ("pcie", "nvl", "hbm2e")
+        best = max(found, key=lambda entry: (not any(kind in entry.name for kind in rare), entry.memory_bytes))
         sure = len(found) == 1 or best.name == accelerator.lower()
         return best, "" if sure else f"accelerator {accelerator} taken as {best.name}"
 
@@ -69,7 +71,7 @@ class Machines:
             spec = ClusterSpec(device=entry.name, devices=devices, devices_per_node=per_node)
             cluster, _ = resolve_cluster(spec)
             self._clusters[key] = _with_links(cluster, inside, between)
-        if devices > per_node and rate_of(between) is None:
+        if devices > per_node and rate_of(between, per_node) is None:
             marks.append("network: the catalog's standard system")
         return self._clusters[key], marks
 
@@ -87,23 +89,27 @@ def _same_chip(chip: list[str], entry: Accelerator) -> bool:
     return bool(wanted) and all(word in known for word in wanted)
 
 
-def rate_of(text: str) -> float | None:
-    """Return the bytes per second of a node's adapters that a text such as "8x200Gbps HDR IB/node" states, or None."""
+def rate_of(text: str, devices_per_node: int) -> float | None:
+    """Return a device's bytes per second between nodes, as a text such as "8x200Gbps HDR IB/node" states; else None.
+
+    A rate is that of a node's adapters together unless the text says that it is a device's: "400Gbps RDMA/GPU".
+    """
     match = RATE.search(text)
     if match is None:
         return None
+    shared = 1 if PER_DEVICE.search(text.lower()) else devices_per_node
     count, number, prefix, unit = match.groups()
     rate = int(count or 1) * float(number) * {"G": 1e9, "T": 1e12}[prefix] / (8 if unit == "b" else 1)
-    return rate or None
+    return rate / shared or None
 
 
 def _with_links(cluster: Cluster, inside: str, between: str) -> Cluster:
     near, far = cluster.links[0], cluster.links[-1]
     if "pcie" in inside.lower() and near.bytes_per_second.value > PCIE4_BYTES_PER_SECOND:
         near = _with_rate(near, PCIE4_BYTES_PER_SECOND, inside)
-    rate = rate_of(between)
+    rate = rate_of(between, cluster.devices_per_node)
     if rate is not None:
-        far = _with_rate(far, rate / cluster.devices_per_node, between)
+        far = _with_rate(far, rate, between)
     return dataclasses.replace(cluster, links=(near, *cluster.links[1:-1], far))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -11,23 +12,19 @@ import numpy as np
 from paceline.backtest.rows import Case
 from paceline.cluster.catalog.devices import published_watts, read_catalog
 from paceline.plan.cost import pricing
+from paceline.plan.cost.columns import Floats
 from paceline.plan.cost.components import only, without
 from paceline.plan.cost.constants import Constants, read_constants
+from paceline.plan.cost.intervals import memory_widths, published_widths
+from paceline.plan.cost.low import recipe_of
 from paceline.plan.cost.memory.usable import needed, usable_bytes
+from paceline.plan.cost.programs import MEGATRON, program_of
 from paceline.plan.cost.rates import BYTES
 from paceline.plan.cost.sheet import PricedTask
-from paceline.plan.cost.software import (
-    EARLY_MEGATRON,
-    FSDP,
-    INTERNEVO,
-    LLM_FOUNDRY,
-    MEGATRON,
-    NANOTRON,
-    NEMO,
-    Software,
-)
+from paceline.plan.cost.software import Software
 from paceline.plan.cost.time import ring
 from paceline.plan.cost.time.ring import hop
+from paceline.plan.cost.unknown import Widths
 from paceline.spec.cluster import Cluster
 from paceline.spec.forecast import Kind
 from paceline.spec.layout import Layout
@@ -38,10 +35,8 @@ from paceline.spec.profile import ModelProfile
 OUTSIDE: dict[str, tuple[Kind, ...]] = {"allocated": ("runtime", "cache"), "reserved": ("runtime",), "device": ()}
 # Terms of a step's time that are no part of a layer's forward and backward pass.
 BESIDE_LAYERS: tuple[Kind, ...] = ("update", "host", "casts", "sync")
-
-# What the source of a table says of the program that was measured, where it is not Megatron-LM as it comes. Training in
-# fp16, or with attention that is not fused, is of 2021 and 2022.
-PROGRAMS = {"nemo": NEMO, "bridge": NEMO, "mlperf": NEMO, "internevo": INTERNEVO}
+# Layers of Transformer Engine, whose tensor collectives run in pieces beside products (`--tp-comm-overlap`).
+TRANSFORMER_ENGINE = re.compile(r"\bte\b|transformer.?engine")
 
 
 @dataclass(frozen=True)
@@ -73,6 +68,11 @@ class Priced:
     memory_bytes: float  # of the kind that the row measured
     fits: bool  # that or another plan that the row may have run
     terms: tuple[TermSeconds, ...]
+    program: str = ""  # whose conventions it was priced by
+    memory_widths: tuple[float, float] = (
+        math.nan,
+        math.nan,
+    )  # half-widths of its 80 % and 95 % intervals, as logarithms
 
 
 def constants_sha256() -> str:
@@ -81,17 +81,17 @@ def constants_sha256() -> str:
 
 
 def software_of(case: Case) -> Software:
-    """Return the conventions of the program that ran a case: FSDP as PyTorch has it, else a kind of Megatron-LM's."""
-    if case.row.zero_stage.lower().startswith(("fsdp", "hsdp")):
-        return LLM_FOUNDRY if "llm_foundry" in case.row.source else FSDP
-    if "nanotron" in case.row.source:
-        return replace(NANOTRON, sequence_parallel=case.sequence_parallel)
-    named = next((software for sign, software in PROGRAMS.items() if sign in case.row.source.lower()), MEGATRON)
-    fused = all(block.fused_attention for block in case.profile.blocks if block.attention_flops)
-    megatron = EARLY_MEGATRON if case.plans[0].precision == "fp16" else named
-    if not fused:  # in bf16, gradients are summed up in fp32
-        megatron = replace(EARLY_MEGATRON, gradient_bytes=megatron.gradient_bytes, reduce_bytes=megatron.reduce_bytes)
-    return replace(megatron, sequence_parallel=case.sequence_parallel)
+    """Return the conventions of the program that ran a case, in the case's precision."""
+    found, _ = program_of(case.row.program, case.row.zero_stage)
+    if found.half_in_fp16 and case.plans[0].precision == "fp16":
+        found = replace(found, gradient_bytes=2, reduce_bytes=2)
+    if found.overlaps_with_te and TRANSFORMER_ENGINE.search(case.row.attention_kernel.lower()):
+        found = replace(found, hides_tensor=True)
+    if found.fuses_compiled and not case.plans[0].compile:
+        found = replace(found, fused=False)
+    if case.plans[0].precision == "fp8":
+        found = replace(found, recipe=recipe_of(case.row.precision, found.recipe))
+    return replace(found, sequence_parallel=case.sequence_parallel) if found.master_weights else found
 
 
 def contexts_of(cases: Sequence[Case], constants: Constants) -> list[tuple[PricedTask, list[int]]]:
@@ -99,7 +99,7 @@ def contexts_of(cases: Sequence[Case], constants: Constants) -> list[tuple[Price
     found: dict[tuple[object, ...], tuple[PricedTask, list[int]]] = {}
     for place, case in enumerate(cases):
         software, precision = software_of(case), case.plans[0].precision
-        key = (id(case.profile), id(case.cluster), case.batch_samples, software, precision)
+        key = (id(case.profile), id(case.cluster), case.batch_samples, software, precision, case.plans[0].compile)
         if key not in found:
             context = PricedTask(
                 case.profile, case.cluster, case.batch_samples, 1, software=software, constants=constants
@@ -129,25 +129,47 @@ def price_cases(cases: Sequence[Case], constants: Constants | None = None) -> li
             case = cases[place]
             mine = slice(at, at + len(case.plans))
             at = mine.stop
-            fits = ~(pricing.most_bytes(context, peaks[mine]) > usable)
-            # What ran did fit: of the plans that a row may have run, the fastest whose tensors can have been within the
-            # memory, as far as the interval goes.
-            ran = held[mine] <= context.cluster.device.memory_bytes.value * math.exp(constants.memory_80)
-            best = int(np.argmin(np.where(ran, seconds[mine], math.inf) if ran.any() else peaks[mine])) + mine.start
+            fits = ~(peaks[mine] > usable)
+            best = _resolved(seconds[mine], held[mine], peaks[mine], context) + mine.start
             if not math.isfinite(seconds[best]):
                 found[place] = "a rate of the cluster is unknown"
                 continue
             counted = sum(column.values[best] for column in without(memory, *OUTSIDE[case.memory_kind]))
             terms = tuple(TermSeconds(column.name, column.kind, float(column.values[best])) for column in time)
-            interval = _interval(float(seconds[best]), constants)
+            interval = _interval(float(seconds[best]), published_widths(sheet))
             plan = case.plans[best - mine.start]
-            found[place] = Priced(plan, interval, float(counted), bool(fits.any()), terms)
+            found[place] = Priced(
+                plan, interval, float(counted), bool(fits.any()), terms,
+                context.software.name, memory_widths(context.cluster, constants),
+            )  # fmt: skip
     return found
 
 
-def _interval(value: float, constants: Constants) -> Interval:
-    """Return the value with the intervals that the residuals of calibration give."""
-    narrow, wide = math.exp(constants.time_80), math.exp(constants.time_95)
+def seconds_of_cases(cases: Sequence[Case], constants: Constants) -> Floats:
+    """Return the seconds per step of every case's first plan."""
+    found = np.full(len(cases), math.nan)
+    for context, places in contexts_of(cases, constants):
+        sheet = context.sheet(*(cases[place].plans[0] for place in places))
+        found[places] = pricing.total(pricing.time_components(sheet))
+    return found
+
+
+def _resolved(seconds: Floats, held: Floats, peaks: Floats, context: PricedTask) -> int:
+    """Return the place of the plan that a row is taken to have run: the fastest that fits, because it ran.
+
+    What fits is what memory's own forecast says, without its interval: a row that ran did not have to be safe. Where
+    nothing fits, the fastest whose tensors alone do; else the one that needs least.
+    """
+    memory = context.cluster.device.memory_bytes.value
+    for among in (peaks <= memory, held <= memory):
+        if among.any():
+            return int(np.argmin(np.where(among, seconds, math.inf)))
+    return int(np.argmin(peaks))
+
+
+def _interval(value: float, widths: Widths) -> Interval:
+    """Return the value with intervals of these half-widths."""
+    narrow, wide = math.exp(widths.narrow), math.exp(widths.wide)
     return Interval(value, value / narrow, value * narrow, value / wide, value * wide)
 
 

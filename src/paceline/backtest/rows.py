@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from paceline.backtest.layout import batch_of, degrees_of, plans_of, precision_of, schedule_of, stages_of
+from paceline.backtest.layout import batch_of, degrees_of, plans_of, precision_of, schedules_of, stages_of
 from paceline.backtest.machine import Machines
 from paceline.backtest.row_measurement import memory_kind, not_training, step_seconds, time_excluded
 from paceline.backtest.schema import StepRow
 from paceline.backtest.shape import shape_of
+from paceline.plan.cost.programs import program_of
 from paceline.plan.flops import flops_per_sample
 from paceline.spec.cluster import Cluster
 from paceline.spec.plan import Plan
@@ -71,6 +72,8 @@ class Reader:
         shape, marks = shape_of(row)
         if shape is None:
             return None, marks[0]
+        assumed_program = program_of(row.program, row.zero_stage)[1]
+        marks += [assumed_program] if assumed_program else []
         degrees, reason = degrees_of(row, marks)
         if degrees is None:
             return None, reason
@@ -81,20 +84,24 @@ class Reader:
             return None, assumed[0]
         marks += assumed
         batch = batch_of(row, degrees["dp"], marks)
-        schedule = schedule_of(row, degrees["pp"], marks)
-        stages, reason = self._stages(row, shape, degrees["pp"] * schedule[1])
-        if reason:
+        schedules = []
+        for name, chunks in schedules_of(row, degrees["pp"], shape.layers, marks):
+            stages, reason = self._stages(row, shape, degrees["pp"] * chunks)
+            if not reason:
+                schedules.append((name, chunks, stages))
+        if not schedules:
             return None, reason
-        plans, reason = plans_of(row, degrees, batch, schedule, stages, cluster.devices_per_node, marks)
+        plans, reason = plans_of(row, degrees, batch, schedules, cluster.devices_per_node, marks)
         if not plans:
             return None, reason
         return self._measured(row, shape, cluster, tuple(plans), marks)
 
     def _stages(self, row: StepRow, shape: TransformerShape, count: int) -> tuple[tuple[int, ...], str]:
         """Return the layers of each pipeline stage, () without a pipeline; the reason where there are too few."""
-        key = (row.source, shape, count)
+        key = (row.program, shape, count)
         if key not in self._splits:
-            self._splits[key] = stages_of(row.source, shape.profile(), count)
+            by_cost = program_of(row.program, row.zero_stage)[0].splits_by_cost
+            self._splits[key] = stages_of(by_cost, shape.profile(), count)
         stages = self._splits[key]
         return stages, "fewer layers than pipeline stages" if count > 1 and not stages else ""
 

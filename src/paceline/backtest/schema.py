@@ -23,6 +23,7 @@ class StepRow(Origin):
 
     source: str = ""
     source_ref: str = ""
+    program: str = ""  # the software that ran, such as megatron-lm or torchtitan
     model: str = ""
     arch: str = ""  # gpt, llama, moe, bert, t5
     n_params: float | None = None

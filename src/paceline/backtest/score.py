@@ -66,6 +66,8 @@ class MemoryScore(Errors):
     failed_called_feasible: int
     ok_rows: int
     ok_called_infeasible: int
+    coverage_80: float = math.nan
+    coverage_95: float = math.nan
 
 
 @dataclass(frozen=True)
@@ -161,7 +163,15 @@ def memory_score(scored: Sequence[Scored]) -> MemoryScore:
         failed_called_feasible=count("failed", True),
         ok_rows=count("ok"),
         ok_called_infeasible=count("ok", False),
+        coverage_80=mean(_memory_within(item, 0) for item in scored if item.memory_error is not None),
+        coverage_95=mean(_memory_within(item, 1) for item in scored if item.memory_error is not None),
     )
+
+
+def _memory_within(item: Scored, which: int) -> float:
+    """Return whether an interval of memory holds what was measured: the 80 % one, or the 95 % one."""
+    missed = abs(math.log(1 + (item.memory_error or 0.0)))
+    return float(missed <= item.priced.memory_widths[which])
 
 
 def choice_score(scored: Sequence[Scored]) -> ChoiceScore:

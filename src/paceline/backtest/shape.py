@@ -7,6 +7,7 @@ import re
 from dataclasses import replace
 
 from paceline.backtest.schema import StepRow
+from paceline.plan.cost.programs import program_of
 from paceline.task.profile.transformer import ExpertSizes, Latent, TransformerShape
 
 GPT2_VOCAB = 50_257
@@ -94,7 +95,7 @@ def _with_family(shape: TransformerShape, row: StepRow, flags: dict[str, str]) -
         shape = replace(shape, gated=True, biases=False, layer_norm=False, positions="rotary", tied=False)
     elif name.startswith("mpt"):
         shape = replace(shape, biases=False, positions="alibi")
-    elif "bloom" in row.source.lower() or "bloom" in name:
+    elif "bloom" in name:
         shape = replace(shape, positions="alibi", embedding_norm=True)
     elif row.arch in ("bert", "t5"):
         shape = replace(shape, causal=row.arch == "t5", cross_attention_layers=shape.layers if row.arch == "t5" else 0)
@@ -110,13 +111,17 @@ def _with_family(shape: TransformerShape, row: StepRow, flags: dict[str, str]) -
 def _with_kernels(shape: TransformerShape, row: StepRow, marks: list[str]) -> TransformerShape:
     """Return the shape with the attention that the row's software computed.
 
-    Where a table does not say: fused, but unfused for GPT in fp16, which was trained so before fused kernels came.
+    Where a table does not say: as the program does unless it is asked, of which GPT shapes are the older ones.
     """
     kernel = row.attention_kernel.lower()
     unfused = any(sign in kernel for sign in ("unfused", "no flash", "non-flash", "local"))
     if not kernel:
-        unfused = row.arch == "gpt" and row.precision == "fp16"
+        program, assumed = program_of(row.program, row.zero_stage)
+        unfused = row.arch == "gpt" and not program.fuses_attention and not assumed
         marks.append(f"{'unfused' if unfused else 'fused'} attention assumed")
+    program, _ = program_of(row.program, row.zero_stage)
+    if not program.selective_is_attention:
+        shape = replace(shape, selective_products=program.selective_products)
     return replace(shape, flash=not unfused, dropout=unfused and row.arch == "gpt")
 
 

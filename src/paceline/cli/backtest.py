@@ -31,11 +31,24 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--fit", metavar="OUT.toml", help="fit the constants of the forecasts on these files and write them there"
     )
+    parser.add_argument(
+        "--leave-one-source-out", action="store_true",
+        help="score each table of steps by constants that are fitted without its source",
+    )  # fmt: skip
+    parser.add_argument(
+        "--fit-on", metavar="FILE", nargs="+",
+        help="the tables that --leave-one-source-out may fit on (default: all that are scored)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--anchor", choices=("smallest",),
+        help="also score the rest of every series when its smallest row is given",
+    )  # fmt: skip
     parser.add_argument("--rows", metavar="OUT.csv", help="write every row's forecast beside its measurement")
 
 
 def execute(options: argparse.Namespace) -> int:
     """Run `paceline backtest`. Raises DataError (exit code 5) for a file that is no table of measurements."""
+    from paceline.backtest.anchor import anchor_smallest, anchored_lines
     from paceline.backtest.backtest import break_down
     from paceline.backtest.listing import listing, write_rows
     from paceline.session.verbs.scores import backtest_of
@@ -43,7 +56,10 @@ def execute(options: argparse.Namespace) -> int:
     say, files = say_to(options.json), [Path(name) for name in options.files]
     if options.fit:
         return _fit(files, Path(options.fit), options.json)
+    if options.leave_one_source_out:
+        return _leave_out(files, [Path(name) for name in options.fit_on or options.files], options.json)
     backtest = backtest_of(files)
+    anchored = anchor_smallest(backtest.steps()) if options.anchor else None
     parts = break_down(backtest, options.by) if options.by else []
     if options.rows:
         count = write_rows(backtest, Path(options.rows))
@@ -51,10 +67,24 @@ def execute(options: argparse.Namespace) -> int:
     if options.json:
         scores = [dataclasses.asdict(file.score) for file in backtest.files]
         by = {"by": {options.by: parts}} if options.by else {}
+        by = {**by, "anchored": dataclasses.asdict(anchored)} if anchored else by
         print_json({"constants_sha256": backtest.constants_sha256, "files": scores, **by})
         return 0
-    for line in listing(backtest, parts):
+    for line in [*listing(backtest, parts), *(["", *anchored_lines(anchored)] if anchored else [])]:
         say(line)
+    return 0
+
+
+def _leave_out(files: list[Path], fit_on: list[Path], as_json: bool) -> int:
+    """Score every table of steps by constants that are fitted without its source."""
+    from paceline.backtest.leave_out import leave_sources_out, left_out_lines
+
+    found = leave_sources_out(files, fit_on)
+    for line in left_out_lines(found):
+        say_to(as_json)(line)
+    if as_json:
+        told = {name: value for name, value in vars(found).items() if name != "files"}
+        print_json({"leave_one_source_out": told, "files": [dataclasses.asdict(file.score) for file in found.files]})
     return 0
 
 

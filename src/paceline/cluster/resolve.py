@@ -157,6 +157,7 @@ def _published(spec: ClusterSpec, remarks: list[str]) -> Cluster:
         carbon_g_per_kwh=UNKNOWN,
         waiting_watts_per_device=published_watts(entry, busy=0.0),
         rails=node.rails,
+        fabric_devices=node.joined(devices, per_node),
     )
 
 

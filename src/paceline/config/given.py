@@ -8,6 +8,7 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
+from paceline.config.fields import HeldWord
 from paceline.config.shape import Option, Table
 from paceline.config.values import check_free, convert, duration, kind_of, literal, plain, wrong_type
 from paceline.errors import ConfigError
@@ -31,6 +32,8 @@ def settled(member: Option | Table, key: str, value: Any) -> Any:
         return _object(member, key, value)
     if member.kind == "duration" and (isinstance(value, Seconds) or _is_default(member, value)):
         return duration(member, key, value, value)
+    if isinstance(value, HeldWord) and value in member.words.values():
+        return value
     given = _as_in_a_file(member, value)
     if not isinstance(given, str | bool | int | float | list | tuple | dict):
         raise wrong_type(member, key, given)

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from paceline.config.fields import HeldWord
 from paceline.units import AMOUNT_UNITS
 
 KINDS = ("text", "texts", "whole", "number", "flag", "amount", "duration", "bytes", "free", "tables")
@@ -37,6 +38,7 @@ class Option:
     maximum: float | None = None
     units: tuple[str, ...] = AMOUNT_UNITS
     item: Table | None = None
+    words: Mapping[str, HeldWord] = dataclasses.field(default_factory=dict)
     objects: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
 
@@ -111,5 +113,6 @@ def _option(field: dataclasses.Field[Any], hint: Any, optional: bool) -> Option:
     return Option(
         name=field.name, kind=kind, optional=optional, default=default, item=item,
         doc=rules["doc"], choices=rules["choices"], minimum=rules["minimum"], above=rules["above"],
-        maximum=rules["maximum"], units=rules["units"] or AMOUNT_UNITS, objects=rules["objects"],
+        maximum=rules["maximum"], units=rules["units"] or AMOUNT_UNITS, words=rules["words"],
+        objects=rules["objects"],
     )  # fmt: skip

@@ -49,6 +49,8 @@ def convert(option: Option, key: str, value: Any) -> Any:
         size = value if _is_whole(value) else _quantity(option, key, value, parse_bytes)
         return _in_range(option, key, value, size)
     assert option.kind in ("whole", "number"), option.kind
+    if isinstance(value, str) and value in option.words:
+        return option.words[value]
     return _in_range(option, key, value, _number(option, key, value))
 
 
@@ -183,7 +185,7 @@ def plain(option: Option, value: Any) -> Any:
         return f"{int(value) if value == int(value) else value} s"
     if isinstance(value, tuple | list):
         return list(value)
-    return value
+    return next((word for word, held in option.words.items() if held == value), value)
 
 
 def literal(value: Any) -> str:

@@ -150,7 +150,13 @@ class Cluster:
     # Of devices that differ: for every device, in the order of ranks, its time for the same work over that of `device`,
     # the slowest of them; empty: all are alike.
     paces: tuple[float, ...] = ()
+    fabric_devices: int = 0  # that the fast fabric joins, where it joins several nodes; 0: those of a node
+
+    @property
+    def domain(self) -> int:
+        """Devices that reach each other over the nearest link: those of a node, or of several that a fabric joins."""
+        return max(self.fabric_devices, self.devices_per_node)
 
     def link(self, group_size: int) -> Link:
         """Return the slowest link that a collective over `group_size` consecutive devices crosses."""
-        return self.links[0] if group_size <= self.devices_per_node or len(self.links) == 1 else self.links[-1]
+        return self.links[0] if group_size <= self.domain or len(self.links) == 1 else self.links[-1]

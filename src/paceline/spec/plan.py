@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from paceline.config.declared import Declared
-from paceline.config.fields import option
+from paceline.config.fields import HeldWord, option
 from paceline.errors import ConfigError
 from paceline.spec.layout import Layout, rows_of
 from paceline.spec.sync import PLAIN, Sync, sync_of
@@ -18,6 +18,7 @@ SAVED_KINDS = ("products", "attention")  # what selective recompute may keep
 OFFLOAD = ("none", "optimizer", "activations", "all")
 SCHEDULES = ("gpipe", "1f1b", "interleaved", "zero-bubble")
 CP_METHODS = ("gather", "ring")
+CONFIRMED = HeldWord(-1)  # what `micro_batch = "auto"` is held as
 QUANTITIES = ("time", "memory", "money", "energy", "carbon")  # what a plan takes, and a goal minimises
 
 
@@ -62,7 +63,13 @@ class PlanSpec(Declared, table="plan"):
         minimum=0,
         maximum=3,
     )
-    micro_batch: int = option(0, "samples per forward pass on a device (0: planner's choice)", minimum=0)
+    micro_batch: int = option(
+        0,
+        "samples per forward pass on a device (0: planner's choice; auto: that choice, confirmed by a few steps in "
+        "processes that end before the run begins, and made smaller where a run's memory gets short)",
+        minimum=0,
+        words={"auto": CONFIRMED},
+    )
     rows: str = option(
         "", 'samples of the global batch that each data rank reads, such as "3x10+2" (empty: as even as can be)'
     )
@@ -98,6 +105,16 @@ class PlanSpec(Declared, table="plan"):
     memory_risk: float = option(
         0.1, "largest chance of running out of memory that a plan may have", above=0.0, maximum=0.5
     )
+
+    @property
+    def confirms(self) -> bool:
+        """Whether the micro-batch is confirmed by a probe, and may change during the run."""
+        return self.micro_batch == CONFIRMED
+
+    @property
+    def asked_micro_batch(self) -> int:
+        """The micro-batch that the spec settles; 0 where it settles none."""
+        return max(0, self.micro_batch)
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ from typing import Any
 from paceline.config.declared import Declared
 from paceline.config.fields import option
 from paceline.spec.data.mix import MixSpec
+from paceline.spec.steps.growth import GrowthSpec
 from paceline.units import Amount
 
 CALLED = {"__call__": "a function"}
@@ -248,5 +249,6 @@ class Task(Declared, table="task"):
         quantity="amount",
         units=("samples", "tokens"),
     )
+    growth: GrowthSpec = option(factory=GrowthSpec, doc="whether and how the global batch grows")
     stop: Amount = option(Amount(300, "steps"), "when training is complete", quantity="amount")
     seed: int = option(7, "seed of the initial weights, the sample order and dropout", minimum=0)

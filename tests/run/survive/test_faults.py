@@ -35,7 +35,11 @@ KINDS_TRIED: dict[str, tuple[dict[str, object], int, str]] = {
     "slow": ({"kind": "slow", "step": 2, "steps": 3}, 0, ""),
     "delay": ({"kind": "delay", "step": 3, "seconds": "200 ms"}, 0, ""),
     "error": ({"kind": "error", "step": 3, "phase": "update"}, 1, "RuntimeError: fault 1 (error) was made on purpose"),
-    "oom": ({"kind": "oom", "step": 3}, 1, "OutOfMemoryError"),
+    "oom": (
+        {"kind": "oom", "step": 3},
+        3,
+        "out of memory on rank 1 of 2, in the forward",
+    ),
     "nan": ({"kind": "nan", "step": 3}, 6, "step 3: loss"),
     "nan weight": ({"kind": "nan", "step": 3, "phase": "data", "target": "weight"}, 6, "step 3: loss nan"),
     "flip": ({"kind": "flip", "step": 3, "phase": "update", "bit": 20}, 4, "step 3: ranks 0 and 1 no longer agree"),

@@ -31,12 +31,24 @@ class NodeType:
     name: str = option("", "the key of its table")
     title: str = option("", "its name for people")
     devices: int = option(0, "devices that the fabric joins", minimum=1)
+    devices_per_host: int = option(0, "devices of one host, where the fabric joins several hosts; 0: one", minimum=0)
     fabric: str = option("", "what joins them")
     fabric_bytes_per_second: float = option(0.0, "per device, one direction", above=0.0)
     adapters: int = option(0, "network adapters; 0: no standard network", minimum=0)
     adapter_bytes_per_second: float = option(0.0, "per adapter, one direction", minimum=0.0)
     rails: int = option(0, "separate planes that the adapters lead into; 0: unknown", minimum=0)
     source: str = option("", "where the figures are printed")
+
+    def joined(self, devices: int, devices_per_node: int) -> int:
+        """Return how many of so many devices the fabric joins, where it joins several nodes of so many; else 0.
+
+        Jobs take equal parts of fabrics, as many nodes as go into one: of 512 devices on racks of 72, 64 each.
+        """
+        if not self.devices_per_host or devices_per_node >= self.devices:
+            return 0
+        most = min(devices, self.devices)
+        equal = [size for size in range(devices_per_node, most + 1, devices_per_node) if devices % size == 0]
+        return max(equal) if equal and 2 * max(equal) > most else most
 
     @property
     def network_bytes_per_second(self) -> float | None:

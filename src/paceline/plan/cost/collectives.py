@@ -31,6 +31,8 @@ from paceline.plan.cost.sheet import Sheet
 from paceline.plan.cost.time.compute import state_bytes
 from paceline.spec.optimizers import gathered_values
 
+BUCKET_RANKS = 40  # from so many ranks on, a bucket grows with them
+FP8_BYTES = 1
 ROUNDED_BYTES = 2  # of a gradient's value in bf16
 LOSS_REDUCTIONS = 3  # over tp, per token in fp32: the largest logit, the sum of exponentials, the label's logit
 
@@ -127,11 +129,14 @@ def gather_collectives(sheet: Sheet) -> tuple[Collective, Collective]:
     """Return the all-gathers of weights: dense ones, and those of routed experts."""
     columns, part, rounds = sheet.columns, sheet.heaviest, sheet.columns.accumulation
     third, size = columns.zero == 3, sheet.rates.element_bytes
+    software = sheet.context.software
+    if columns.precision == "fp8" and software.gathers_fp8 and software.recipe != "rowwise":  # scales are of rows then
+        size = FP8_BYTES
     dense, experts = _held(sheet)
     passes = np.where(third, 2 * rounds, 1)
     # The root unit stays gathered from forward to backward.
     gathered = passes * dense - np.where(third, rounds * part.root_parameters / columns.tp, 0.0)
-    calls = np.where(third, rounds * (2 * part.units - 1), part.units)
+    calls = np.where(third, rounds * (2 * part.units - 1), _units(sheet))
     return (
         Collective("fsdp", "all_gather", "weights", gathered * size, calls),
         Collective("expert_shard", "all_gather", "experts' weights", passes * experts * size, passes * part.routers),
@@ -140,15 +145,26 @@ def gather_collectives(sheet: Sheet) -> tuple[Collective, Collective]:
 
 def reduce_collectives(sheet: Sheet) -> tuple[Collective, Collective]:
     """Return the reduce-scatters of gradients: of dense weights, and of routed experts."""
-    columns, part, size = sheet.columns, sheet.heaviest, gradient_bytes(sheet)
+    part, size = sheet.heaviest, gradient_bytes(sheet)
     dense, experts = _held(sheet)
-    times = np.where(columns.zero >= 2, columns.accumulation, 1)
+    times = reductions(sheet)
     return (
-        Collective("fsdp", "reduce_scatter", "gradients", times * dense * size, times * part.units),
+        Collective("fsdp", "reduce_scatter", "gradients", times * dense * size, times * _units(sheet)),
         Collective(
             "expert_shard", "reduce_scatter", "experts' gradients", times * experts * size, times * part.routers
         ),
     )
+
+
+def reductions(sheet: Sheet) -> Ints:
+    """Return how often gradients are reduced over shards in a step: in every micro-batch of ZeRO-2 and 3, else once.
+
+    Programs that keep ZeRO-2's gradients whole until the last micro-batch reduce them once, as ZeRO-1 does.
+    """
+    columns = sheet.columns
+    each = columns.zero >= (3 if sheet.context.software.reduces_once else 2)
+    found: Ints = np.where(each, columns.accumulation, 1)
+    return found
 
 
 def copies_collective(sheet: Sheet) -> Collective:
@@ -219,6 +235,19 @@ def _held(sheet: Sheet) -> tuple[Floats, Floats]:
     columns, part = sheet.columns, sheet.heaviest
     experts = part.total("expert_parameters")
     return (part.parameters - experts) / columns.tp, experts / columns.tp / columns.ep
+
+
+def _units(sheet: Sheet) -> Floats:
+    """Return how many collectives the weights or gradients of a device take: one for each unit, or for each bucket.
+
+    Buckets of Megatron-LM's grow with the ranks, so that a ring's latency stays small beside what it moves.
+    """
+    least, columns, part = sheet.context.software.bucket_parameters, sheet.columns, sheet.heaviest
+    if not least:
+        return np.asarray(part.units, dtype=np.float64)
+    bucket = np.maximum(least, least / BUCKET_RANKS * columns.state_degree)
+    found: Floats = np.where(columns.zero == 3, part.units, np.ceil(part.parameters / columns.tp / bucket))
+    return found
 
 
 def _copies_share(sheet: Sheet, nodes: Ints) -> Floats:

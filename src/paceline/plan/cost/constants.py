@@ -12,6 +12,7 @@ import json
 import tomllib
 from dataclasses import asdict, dataclass, field
 from importlib import resources
+from typing import Any
 
 # What a device's name says of its generation. Products and attention of one generation reach like shares of their peak.
 FAMILIES = {
@@ -20,7 +21,18 @@ FAMILIES = {
     "blackwell": ("B200", "B100", "B300", "GB200", "GB300"),
 }
 
+ABOUT = ("files", "date", "seen")
 BY_FAMILY = ("share", "attention")  # constants that every generation has its own of
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What the fit's tables had: a forecast of anything else is less sure."""
+
+    families: tuple[str, ...]
+    precisions: tuple[str, ...]
+    programs: tuple[str, ...]
+    devices: int  # the most of a row
 
 
 @dataclass(frozen=True)
@@ -50,6 +62,7 @@ class Constants:
     memory_95: float = 0.0
     files: tuple[str, ...] = ()  # the calibration files
     date: str = ""
+    seen: Seen | None = None  # None: intervals say nothing of what is unknown
 
     def share_of(self, device_name: str) -> float:
         """Return the share of its peak that a device's large products sustain; of others, that of its like."""
@@ -62,7 +75,7 @@ class Constants:
     @property
     def sha256(self) -> str:
         """The hash over all values, names and order aside."""
-        values = {name: value for name, value in asdict(self).items() if name not in ("files", "date")}
+        values = {name: value for name, value in asdict(self).items() if name not in ABOUT[:2]}
         return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
 
 
@@ -70,7 +83,7 @@ def constants_text(constants: Constants) -> str:
     """Return constants as the text of `plan/constants.toml`."""
     values = asdict(constants)
     families = {name: values.pop(name) for name in BY_FAMILY}
-    about = {name: values.pop(name) for name in ("files", "date")}
+    about = {name: values.pop(name) for name in ABOUT}
     spread = {name: values.pop(name) for name in ("time_80", "time_95", "memory_80", "memory_95")}
     lines = [
         "# Fitted by `paceline backtest FILES --fit constants.toml` (backtest/fit.py); cost/constants.py says",
@@ -81,15 +94,26 @@ def constants_text(constants: Constants) -> str:
         f'sha256 = "{constants.sha256}"',
         f"files = {json.dumps(about['files'])}",
     ]
-    for title, table in (*families.items(), ("constants", values), ("spread", spread)):
-        lines += ["", f"[{title}]", *(f"{name} = {value!r}" for name, value in table.items())]
+    tables = [*families.items(), ("constants", values), ("spread", spread)]
+    tables += [("seen", about["seen"])] if about["seen"] else []
+    for title, table in tables:
+        lines += ["", f"[{title}]", *(f"{name} = {_toml(value)}" for name, value in table.items())]
     return "\n".join(lines) + "\n"
+
+
+def _toml(value: float | tuple[str, ...]) -> str:
+    return json.dumps(value) if isinstance(value, tuple) else repr(value)
 
 
 def family_of(device_name: str) -> str:
     """Return the generation that a device's name tells, or "other"."""
     words = device_name.replace("-", " ").split()
     return next((family for family, names in FAMILIES.items() if any(name in words for name in names)), "other")
+
+
+def _seen(record: dict[str, Any]) -> Seen:
+    named = {name: tuple(record[name]) for name in ("families", "precisions", "programs")}
+    return Seen(**named, devices=record["devices"])
 
 
 @functools.cache
@@ -103,4 +127,5 @@ def read_constants() -> Constants:
         **record["spread"],
         files=tuple(about.get("files", ())),
         date=about.get("date", ""),
+        seen=_seen(record["seen"]) if "seen" in record else None,
     )

@@ -17,6 +17,7 @@ from paceline.plan.cost.components import Component, total
 from paceline.plan.cost.constants import Constants
 from paceline.plan.cost.rates import Rates, weakest
 from paceline.plan.cost.sheet import Sheet
+from paceline.plan.cost.unknown import Widths, time_widths
 from paceline.spec.cluster import SOURCES, Cluster
 from paceline.spec.forecast import Z80, Z95, Estimate, Term
 
@@ -26,10 +27,19 @@ CPU_MEMORY_ERROR = 0.15  # bytes are counted, not timed: what is missed is alloc
 NEGLIGIBLE = 0.05  # a term below this share of the sum does not decide how the sum is known
 
 
-def time_estimate(terms: tuple[Term, ...], rates: Rates, learnt_spread: float | None = None) -> Estimate:
+def published_widths(sheet: Sheet) -> Widths:
+    """Return how wide the intervals of step times on the sheet's published device are, and why."""
+    context = sheet.context
+    cluster, program = context.cluster, context.software.name
+    return time_widths(context.constants, cluster.device.name, sheet.columns.precision, program, cluster.devices)
+
+
+def time_estimate(
+    terms: tuple[Term, ...], rates: Rates, widths: Widths, learnt_spread: float | None = None
+) -> Estimate:
     """Return the sum of time terms with its intervals.
 
-    Of a published device, the intervals are those that hold 80 % and 95 % of what calibration measured. Of a probed
+    Of a published device they have these `widths`, those that left-out tables and what is unknown give. Of a probed
     one, the half-width is the model's error, weighted by the terms' shares, joined in quadrature with the spread of the
     probe's repeats and sizes. After learning from runs it is what their posterior leaves, `learnt_spread`, a standard
     deviation of the logarithm.
@@ -41,7 +51,7 @@ def time_estimate(terms: tuple[Term, ...], rates: Rates, learnt_spread: float | 
     if learnt_spread is not None:
         return around(total, Z80 * learnt_spread, Z95 * learnt_spread, source)
     if rates.is_published:
-        return around(total, rates.constants.time_80, rates.constants.time_95, source)
+        return around(total, widths.narrow, widths.wide, source)
     error = sum(term.value * TIME_ERROR[term.source] for term in terms if term.value) / total
     width = math.log(1 + math.hypot(error, rates.relative_spread))
     return around(total, width, width * QUANTILES, source)
@@ -51,7 +61,7 @@ def time_spread(sheet: Sheet, formulas: Sequence[Component]) -> Floats:
     """Return the standard deviation of log(measured / forecast) that every plan's unlearnt step time states."""
     rates = sheet.rates
     if rates.is_published:
-        return np.full(len(sheet.columns), rates.constants.time_80 / Z80)
+        return np.full(len(sheet.columns), published_widths(sheet).narrow / Z80)
     by_source = np.array([TIME_ERROR[source] for source in SOURCES])
     errors = [np.where(column.values == 0, 0.0, column.values * by_source[column.known]) for column in formulas]
     error = np.sum(errors, axis=0) / total(formulas)

@@ -187,7 +187,11 @@ class Parts:
 
     def largest_unit(self, ep: Ints) -> Floats:
         """Return the parameters of the largest unit of sharding on a device that has one in `ep` of its experts."""
-        largest = self.root_parameters
+        return np.maximum(self.root_parameters, self.largest_block(ep))
+
+    def largest_block(self, ep: Ints) -> Floats:
+        """Return the same of the largest repeated block."""
+        largest = np.zeros(len(self.counts))
         for index, block in enumerate(self.shapes.blocks):
             if block.recomputable:
                 held = block.parameters - block.expert_parameters * (1 - 1 / ep)

@@ -13,7 +13,7 @@ import numpy as np
 from paceline.plan.cost.bill import WAITING, bill, busy_share
 from paceline.plan.cost.columns import Columns, Floats
 from paceline.plan.cost.components import Component, only, terms_of, total, without
-from paceline.plan.cost.intervals import memory_estimate, memory_widths, time_estimate, with_intervals
+from paceline.plan.cost.intervals import memory_estimate, memory_widths, published_widths, time_estimate, with_intervals
 from paceline.plan.cost.memory.held import memory_components
 from paceline.plan.cost.memory.offload import offload_components
 from paceline.plan.cost.memory.usable import flush_components, needed
@@ -137,8 +137,9 @@ def _forecast(
 ) -> Forecast:
     context = sheet.context
     constants, rates = context.constants, sheet.rates
-    step = time_estimate(time, rates, time_spread)
-    time = with_intervals(time, *((constants.time_80, constants.time_95) if rates.is_published else (None, None)))
+    widths = published_widths(sheet)
+    step = time_estimate(time, rates, widths, time_spread)
+    time = with_intervals(time, *((widths.narrow, widths.wide) if rates.is_published else (None, None)))
     run = _scaled(step, context.steps)
     flops = 3 * context.profile.forward_flops * context.batch_samples
     peak, _ = matrix_peak(context, sheet.columns.precision)

@@ -14,6 +14,7 @@ import numpy as np
 
 from paceline.plan.cost.columns import Columns, Floats, Ints, columns_of
 from paceline.plan.cost.constants import Constants, read_constants
+from paceline.plan.cost.low import PLAIN, RECIPES, Recipe
 from paceline.plan.cost.memory.recompute import MODE_OF, fill_budget, kept_bytes, modes_in_order
 from paceline.plan.cost.model_parts import MODES, Known, PartRows, Parts, Shapes, rows_of
 from paceline.plan.cost.rates import ATTENTION_PASSES, Rates
@@ -173,9 +174,29 @@ class Sheet:
             if block.experts:  # each expert sees its part of the group's tokens
                 chosen = block.routed_elements / max(block.input_elements, 1.0)
                 rows = np.maximum(rows * chosen / block.experts * columns.ep, 1.0)
-            per_flop = self.rates.product_seconds_per_flop(np.array(float(block.matmul_width)), rows, tp)
+            rates = self.context.rates("bf16") if block.kind == "head" and self.recipe is not PLAIN else self.rates
+            per_flop = rates.product_seconds_per_flop(np.array(float(block.matmul_width)), rows, tp)
             seconds[:, index] = block.matmul_flops / tp * per_flop
+            if rates is self.rates:
+                seconds[:, index] /= self.recipe.rate
         return seconds
+
+    @property
+    def recipe(self) -> Recipe:
+        """How operands of products are cast, of plans in fp8."""
+        if self.columns.precision != "fp8" or not self.rates.is_published:
+            return PLAIN
+        return RECIPES.get(self.context.software.recipe, PLAIN)
+
+    @cached_property
+    def cast_seconds(self) -> Floats:
+        """Seconds of casting one sample's operands and gradients in every different block (plan x shape).
+
+        Products of `F` FLOPs and width `w` have F / w values of operands and outputs.
+        """
+        shapes = self.context.shapes
+        values = np.where(shapes.is_head, 0.0, shapes["matmul_flops"] / np.maximum(shapes["matmul_width"], 1.0))
+        return self.recipe.cast_bytes * values / self.rates.memory_rate / self.columns.tp[:, None]
 
     @cached_property
     def attention_seconds(self) -> Floats:
@@ -206,7 +227,7 @@ class Sheet:
         slower = np.ones(len(moved))
         if not self.context.software.fused:  # the loss is written alike everywhere
             slower = np.where(shapes.repeated, self.context.constants.unfused_moves, 1.0)
-        return slower * self.rates.seconds_per_element * (whole + (moved - whole) / tp)
+        return slower * self.rates.seconds_per_element * (whole + (moved - whole) / tp) + self.cast_seconds / 3
 
     @property
     def formula_seconds(self) -> Floats:
@@ -233,7 +254,8 @@ class Sheet:
             moved = SCORE_MOVES * scores * self.rates.seconds_per_element
             some = attention + moved / self.columns.tp[:, None]
         else:
-            some = some + (0.0 if "products" in save else self.product_seconds)
+            kept = self.context.software.selective_products if "products" in save else 0.0
+            some = some + (1 - kept) * self.product_seconds
             some = some + (0.0 if "attention" in save else attention)
         return np.stack([np.zeros_like(full), some, full])
 
@@ -392,7 +414,10 @@ class Sheet:
     def ring(self, axis: str) -> Rings:
         """Return the rings of the plans' groups along an axis, on the links that they really cross."""
         if axis not in self._rings:
-            self._rings[axis] = ring(self.context.cluster, self.context.constants, *self.columns.group(axis))
+            size, stride = self.columns.group(axis)
+            if axis == "ep" and self.context.software.spreads_experts:  # the ranks of a group stand side by side
+                stride = np.ones_like(stride)
+            self._rings[axis] = ring(self.context.cluster, self.context.constants, size, stride)
         return self._rings[axis]
 
     @cached_property

@@ -50,4 +50,8 @@ class HealthSpec(Declared, table="run.health"):
     straggler_gain: float = option(
         0.1, "part of the longest computing of a step that other rows must save by forecast", above=0.0
     )
+    memory_pressure: float = option(
+        0.92, "part of a device's memory in use from which on a run with plan.micro_batch = auto halves it",
+        above=0.0, maximum=1.0,
+    )  # fmt: skip
     straggler_cuts: int = option(16, "how often one start changes the rows of its ranks at most", minimum=0)

@@ -19,8 +19,8 @@ from paceline import errors
 from paceline.errors import ConfigError, PacelineError
 from paceline.spec.data.mix import mix_of
 from paceline.spec.profile import ModelProfile
+from paceline.spec.steps.turns import objectives_named
 from paceline.spec.task import DataSpec, ModelSpec, Task, TurnSpec
-from paceline.spec.turns import objectives_named
 from paceline.task.profile.plain import pack_profile, unpack_profile
 from paceline.task.profile.turns import together
 

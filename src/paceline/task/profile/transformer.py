@@ -70,6 +70,8 @@ class TransformerShape:
     causal: bool = True
     dropout: bool = False
     flash: bool = True  # fused attention; else scores are computed whole, and kept
+    # Part of its products' outputs that selective recompute keeps beside attention's; None: all but attention's core.
+    selective_products: float | None = None
     cross_attention_layers: int = 0  # of an encoder-decoder: the last so many layers also attend to the encoder
     experts: ExpertSizes | None = None
     latent: Latent | None = None
@@ -160,6 +162,13 @@ def _layer(shape: TransformerShape) -> BlockProfile:
     # Kept: the inputs of two norms and of what reads them, queries, keys, values, attention's output, and of the
     # activation its inputs and its result; masks of two dropouts.
     linear = 4 * hidden + attention.queries + narrow + attention.output + matrices * ffn + 2 * mask * hidden
+    # Kept under selective recompute: all but attention's core (Korthikanti, section 5), or the block's input and the
+    # outputs of attention and of products.
+    kept_attention = attention.output + 2 * heads
+    selective = linear
+    if shape.selective_products is not None:
+        outputs = attention.queries + narrow + (matrices - 1) * ffn + 2 * hidden
+        selective = hidden + kept_attention + shape.selective_products * outputs
     # Kept by unfused attention: the softmax's result and, with dropout, a mask and its result.
     kept_scores = scores * (1 + (1 + MASK if shape.dropout else 0))
     return BlockProfile(
@@ -173,7 +182,7 @@ def _layer(shape: TransformerShape) -> BlockProfile:
         ),
         saved_elements=float(seq * (linear + kept_scores)),
         saved_fp32_elements=float(seq * (heads if shape.flash else 0)),  # log-sum-exp per head
-        selective_elements=float(seq * linear),  # attention's core is computed again (Korthikanti, section 5)
+        selective_elements=float(seq * selective),
         input_elements=float(seq * hidden),
         transient_elements=float(seq * (max(ffn, scores) + hidden)) / 2,  # gradients, in the compute dtype
         operators=len(products) + 2 + 4 + (2 if shape.flash else 5),
@@ -183,6 +192,7 @@ def _layer(shape: TransformerShape) -> BlockProfile:
         fused_attention=shape.flash,
         heads=heads,
         kv_heads=shape.kv_heads,
+        attention_out_elements=0.0 if shape.selective_products is None else float(seq * kept_attention),
     )
 
 

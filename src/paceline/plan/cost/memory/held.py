@@ -102,6 +102,21 @@ class Held:
         experts = self.parts.total("expert_parameters")
         return self.parameters - experts * (1 - 1 / self.plans.ep) / self.plans.tp
 
+    @property
+    def _root(self) -> Floats:
+        """Parameters outside of the repeated blocks that are gathered at once."""
+        if not self.sheet.context.software.splits_root:
+            return self.parts.root_parameters
+        shapes = self.parts.shapes
+        return np.max(np.where(self.parts.counts > 0, shapes["parameters"] * (1 - shapes.repeated), 0.0), axis=1)
+
+    @property
+    def _largest_block(self) -> Floats:
+        """Parameters of the largest unit that is gathered beside them."""
+        if not self.sheet.context.software.splits_root:
+            return self.parts.largest_unit(self.plans.ep)
+        return self.parts.largest_block(self.plans.ep)
+
     @cached_property
     def flying(self) -> Floats:
         """Micro-batches whose activations are held at once."""
@@ -205,13 +220,14 @@ class Held:
         software = self.sheet.context.software
         size = max(software.gradient_bytes, self.size if self.compute > 4 else 0)
         # ZeRO-1 adds up whole gradients over micro-batches; with a single one they are scattered as they come.
-        whole = (shards == 1) | ((plans.zero == 1) & (plans.accumulation > 1))
+        once = (plans.zero == 1) | ((plans.zero == 2) & software.reduces_once)
+        whole = (shards == 1) | (once & (plans.accumulation > 1))
         both = whole & (shards > 1) & (not software.master_weights)
         held = np.where(both, 1 + 1 / shards, np.where(whole, 1.0, 1 / shards))
 
         def text(i: int) -> str:
             words = f"{size} B x parameters{self.here(i)}" + ("" if whole[i] else f" / dp_shard {shards[i]}")
-            return words + (", whole until the last micro-batch (ZeRO-1), and this device's shard" if both[i] else "")
+            return words + (", whole until the last micro-batch, and this device's shard" if both[i] else "")
 
         parameters = self.local_parameters if software.master_weights else self.parameters
         values, law = size * parameters * held, "ZeRO (Rajbhandari et al. 2020)"
@@ -220,7 +236,7 @@ class Held:
     def _weight_copies(self) -> Component:
         """Return weights in the compute dtype beside the fp32 ones: gathered, or cast and saved for backward."""
         size, plans, parts, flying = self.compute, self.plans, self.parts, self.flying
-        root, largest = parts.root_parameters / plans.tp, parts.largest_unit(plans.ep) / plans.tp
+        root, largest = self._root / plans.tp, self._largest_block / plans.tp
         no_recompute = plans.recomputes("none")
         # Blocks that a budget spares recompute keep theirs for every micro-batch in flight.
         spared = np.zeros(len(plans))
@@ -289,6 +305,8 @@ class Held:
         grown = (plans.micro_batch / plans.cp)[:, None] * shapes["transient_elements"]
         caps = shapes["transient_cap_elements"]
         elements = np.where(caps > 0, np.minimum(grown, caps), grown) / plans.tp[:, None]
+        share = self.sheet.context.software.logit_share or 1.0
+        elements = elements * np.where(shapes.is_head, share, 1.0)
         largest = np.max(np.where(self.parts.counts > 0, elements[rows.plan], 0.0), axis=1)
         words = "largest short-lived buffers of a block (loss, products)"
         return Component("transients", "activations", wide * largest, MEASURED, lambda i: words, "counted")
@@ -307,7 +325,7 @@ class Held:
         """Return buffers that collectives read and write besides what they produce."""
         size, compute, plans, parts = self.size, self.compute, self.plans, self.parts
         copies = ~plans.is_sharded & (plans.dp_replicate > 1)
-        units = (2 * size + compute) * parts.largest_unit(plans.ep) / plans.tp
+        units = (2 * size + compute) * np.maximum(self._root, self._largest_block) / plans.tp
         bucket = np.minimum(plans.common.bucket_bytes, size * self.parameters)
         held = np.where(plans.is_sharded, units, np.where(copies, bucket, 0.0))
         stream = plans.micro_batch * compute * self.sheet.context.stream_elements / plans.cp

@@ -59,8 +59,11 @@ def _saved(columns: Columns, shapes: Shapes, software: Software, size: int) -> F
     inputs = whole * shapes["input_elements"] * shapes.repeated
     keys = shapes["kv_elements"]
     wide, saved = shapes["saved_fp32_elements"], shapes["saved_elements"]
-    if not software.fused:
+    if software.logit_share:
+        wide = wide * np.where(shapes.is_head, software.logit_share, 1.0)
+    elif not software.fused:
         wide = wide * np.where(shapes.is_head, UNFUSED_LOGITS, 1.0)
+    if not software.fused:
         saved = saved * np.where(shapes.repeated > 0, UNFUSED_SAVED, 1.0)
     split = np.maximum(0.0, saved - inputs - keys)
     kept = np.where(tp * cp > 1, split / (tp * cp) + inputs / cp + keys / tp, saved)

@@ -18,9 +18,9 @@ from paceline.plan.cost.sheet import Sheet
 from paceline.spec.cluster import SOURCES, Cluster
 from paceline.spec.forecast import Term
 
-# What of the cache is whole blocks, the rest being blocks that are partly in use. With 0, 0.5 and 1 of it returned, 64,
-# 69 and 100 of the 631 runs of the nanotron grid that failed would be tried, and 50, 40 and 22 of 677 that ran refused.
-RETURNED_SHARE = 0.5
+# All of what an accelerator's allocator keeps unused is given back before it gives up (PyTorch's notes on CUDA
+# semantics, "Memory management").
+RETURNED_SHARE = 1.0
 HEADROOM = 0.05  # of a device's memory, kept free: allocator rounding, other processes, evaluation
 
 

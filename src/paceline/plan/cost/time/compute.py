@@ -141,7 +141,7 @@ def launch_component(sheet: Sheet, busy_seconds: Floats) -> Component:
     per_micro_batch = (3 * operators + again) * launch.value + 2 * selective * SELECTIVE_SECONDS_PER_OPERATOR
     if software.pipeline_waits:
         size, stride = columns.group("pp")
-        waits = (columns.tp > 1) & (columns.pp > 1) & (size * stride > sheet.context.cluster.devices_per_node)
+        waits = (columns.tp > 1) & (columns.pp > 1) & (size * stride > sheet.context.cluster.domain)
         each = 2 * np.where(waits, columns.tp, 0) * constants.pipeline_wait_seconds
         per_micro_batch = per_micro_batch + rows.parts.number(shapes.collectives) * each[rows.plan]
     # The stage that launches most sets the pace where hosts do; on a CPU, launching is part of the slowest's work.
@@ -246,12 +246,12 @@ def fixed_component(sheet: Sheet) -> Component:
     cluster = sheet.context.cluster
     loop = CPU_FIXED_SECONDS if cluster.device.kind == "cpu" else sheet.context.constants.fixed_seconds
     near, far = cluster.links[0].latency_seconds.value, cluster.links[-1].latency_seconds.value
-    if cluster.devices <= cluster.devices_per_node:
+    if cluster.devices <= cluster.domain:
         waits = 1 if cluster.links[0].latency_seconds.source == "measured" else 2  # as a ring of the same link
         latency = waits * (cluster.devices - 1) * near if cluster.devices > 1 else 0.0
     else:  # a few numbers travel along trees between nodes (NCCL 2.4 and later)
-        latency = 2 * (cluster.devices_per_node - 1) * near
-        latency += 2 * math.ceil(math.log2(cluster.devices / cluster.devices_per_node)) * far
+        latency = 2 * (cluster.domain - 1) * near
+        latency += 2 * math.ceil(math.log2(cluster.devices / cluster.domain)) * far
     return Component(
         "fixed step overhead",
         "host",

@@ -16,6 +16,7 @@ from paceline.plan.cost.collectives import (
     gather_collectives,
     gradient_bytes,
     reduce_collectives,
+    reductions,
 )
 from paceline.plan.cost.columns import Floats, Ints
 from paceline.plan.cost.components import Component
@@ -40,7 +41,7 @@ def data_seconds(sheet: Sheet) -> DataSeconds:
     shard, copies, same = sheet.ring("fsdp"), sheet.ring("dp_replicate"), sheet.ring("expert_shard")
     compute_bytes, size, memory_rate = sheet.rates.element_bytes, gradient_bytes(sheet), sheet.rates.memory_rate
     has_shards, third = shard.size > 1, columns.zero == 3
-    times = np.where(columns.zero >= 2, rounds, 1)
+    times = reductions(sheet)
     both = []
     for dense, experts in (gather_collectives(sheet), reduce_collectives(sheet)):
         seconds = seconds_of(shard, dense)
@@ -137,7 +138,7 @@ def _exposed(sheet: Sheet, moved: DataSeconds, forward_backward_seconds: Floats)
     columns, gather, reduce = sheet.columns, moved.gather_seconds, moved.reduce_seconds
     ends = 1 / np.maximum(1, sheet.heaviest.units)
     forward_backward_seconds = sheet.context.constants.overlap * forward_backward_seconds
-    always = (columns.state_degree > 1) & (columns.zero >= 2)
+    always = (columns.state_degree > 1) & ((reductions(sheet) > 1) | (columns.accumulation == 1))
     window = 2 / 3 * forward_backward_seconds / np.where(always, 1, columns.accumulation)
     gather_window = forward_backward_seconds / np.where(columns.zero == 3, 1, columns.accumulation)
     # Both share the links: the backward pass hides reduction first, and gathering takes what is left.

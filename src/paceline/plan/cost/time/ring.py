@@ -64,7 +64,7 @@ class Rings:
 def ring(cluster: Cluster, constants: Constants, size: Ints, stride: Ints) -> Rings:
     """Return the rings of groups. Groups `stride` apart run at once and share their nodes' adapters."""
     size, stride = np.broadcast_arrays(size, stride)
-    per_node = np.maximum(1, np.minimum(size, cluster.devices_per_node // stride))
+    per_node = np.maximum(1, np.minimum(size, cluster.domain // stride))
     nodes = -(-size // per_node)
     near, far = cluster.links[0], cluster.links[-1]
     inside = {name: _inside(near, name, per_node, cluster, constants) for name in COLLECTIVES}
@@ -77,9 +77,10 @@ def ring(cluster: Cluster, constants: Constants, size: Ints, stride: Ints) -> Ri
     slowest = np.maximum((size - per_node) / adapter, (per_node - 1) / inside["all_to_all"])
     leaving = np.maximum(size - 1, 1) / np.where(size > 1, slowest, 1.0)
     rates["all_to_all"] = np.where(single, inside["all_to_all"], leaving)
-    # All members of a ring move on together: every hop takes as long as the slowest.
+    # What the last member waits for has gone around the ring: one hop out of every node, the others inside.
     near_hop, far_hop = _near_hop(near, per_node, cluster, constants), hop_seconds(far, constants)
-    latency = np.asarray((size - 1) * np.where(single, near_hop, np.maximum(near_hop, far_hop)), dtype=np.float64)
+    leaving_hops = np.where(single, 0, np.minimum(nodes, size - 1))
+    latency = np.asarray((size - 1 - leaving_hops) * near_hop + leaving_hops * far_hop, dtype=np.float64)
     tree = (np.minimum(size, per_node) - 1) * near_hop + np.log2(np.maximum(nodes, 1)) * far_hop
     near_source, far_source = near.bytes_per_second.source, far.bytes_per_second.source
     mixed = SOURCES.index(weakest(near_source, far_source))
@@ -93,13 +94,13 @@ def _inside(near: Link, collective: str, size: Ints, cluster: Cluster, constants
     """Return the bytes per second of a collective inside nodes, by group size where that was measured."""
     whole = near.collective_bytes_per_second.get(collective) or rate_of(near, constants.node_link_share)
     smaller = [(group.size, group.collective_bytes_per_second.get(collective, whole)) for group in near.groups]
-    return interpolate((*smaller, (cluster.devices_per_node, whole)), size.astype(np.float64))
+    return interpolate((*smaller, (cluster.domain, whole)), size.astype(np.float64))
 
 
 def _near_hop(near: Link, size: Ints, cluster: Cluster, constants: Constants) -> Floats:
     """Return the latency of one hop inside nodes, by group size where that was measured."""
     smaller = [(group.size, group.hop_seconds) for group in near.groups]
-    return interpolate((*smaller, (cluster.devices_per_node, hop_seconds(near, constants))), size.astype(np.float64))
+    return interpolate((*smaller, (cluster.domain, hop_seconds(near, constants))), size.astype(np.float64))
 
 
 def rate_of(link: Link, share: float) -> float:
@@ -118,7 +119,7 @@ def hop_seconds(link: Link, constants: Constants) -> float:
 
 def hop(cluster: Cluster, constants: Constants, size: Ints, stride: Ints) -> tuple[Floats, Floats, Ints]:
     """Return (bytes per second, latency, place in SOURCES) of sends between neighbours, on their slowest pair."""
-    far = size * stride > cluster.devices_per_node
+    far = size * stride > cluster.domain
     near_link, far_link = cluster.links[0], cluster.links[-1]
     rate = np.where(far, rate_of(far_link, constants.network_link_share), rate_of(near_link, constants.node_link_share))
     latency = np.where(far, hop_seconds(far_link, constants), hop_seconds(near_link, constants))

@@ -1,0 +1,120 @@
+"""Anchored forecasts: one row of a series is measured, the rest is forecast from it.
+
+A series is what one source measured with one program and model on one chip in one precision. Its smallest row, the one
+on the fewest devices, says how far the formulas are off in what a device computes; links, pipelines and the network
+stay as they were forecast. That is what three measured steps on one node say of a thousand.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from paceline.backtest.score import SMALLEST_GROUP, Scored, grouped, timed
+from paceline.backtest.statistics import mean, median, spearman
+from paceline.plan.cost.bill import WAITING
+
+
+@dataclass(frozen=True)
+class Series:
+    """One series: its anchor, and what the forecasts of its other rows miss with it and without."""
+
+    name: str
+    devices: int  # of the anchor
+    rows: int  # besides it
+    factor: float  # measured over forecast of what its devices compute
+    mape: float
+    unanchored_mape: float
+    spearman: float  # of all forecasts of the series, anchored
+    regret: float  # of choosing the fastest by forecast among rows on as many devices, the worst
+
+
+@dataclass(frozen=True)
+class Anchored:
+    """What anchoring gives over all series."""
+
+    series: tuple[Series, ...]
+    median_mape: float
+    unanchored_median_mape: float
+
+
+def anchor_smallest(steps: Sequence[Scored]) -> Anchored:
+    """Return the forecasts of series of at least three rows, anchored at the smallest row of each."""
+    groups = grouped(timed(steps), _series_of)
+    series = tuple(_anchored(items) for items in groups.values() if len(items) >= SMALLEST_GROUP)
+    return Anchored(series, median(one.mape for one in series), median(one.unanchored_mape for one in series))
+
+
+def _series_of(item: Scored) -> tuple[object, ...]:
+    row = item.case.row
+    return (row.source, row.program, row.model, row.layers, row.hidden, row.accelerator, row.precision)
+
+
+def _anchored(items: Sequence[Scored]) -> Series:
+    ordered = sorted(items, key=lambda item: item.case.cluster.devices)
+    anchor, others = ordered[0], ordered[1:]
+    factor = anchor_factor(anchor)
+    forecasts = [anchored_seconds(item, factor) for item in others]
+    measured = [item.case.step_seconds or math.nan for item in others]
+    errors = [abs(forecast / real - 1) for forecast, real in zip(forecasts, measured, strict=True)]
+    row = anchor.case.row
+    return Series(
+        name=f"{row.source}: {row.model}, {row.accelerator}, {row.precision}",
+        devices=anchor.case.cluster.devices,
+        rows=len(others),
+        factor=factor,
+        mape=mean(errors),
+        unanchored_mape=mean(abs(item.time_error or 0.0) for item in others),
+        spearman=spearman(forecasts, measured),
+        regret=_regret(others, forecasts),
+    )
+
+
+def anchor_factor(item: Scored) -> float:
+    """Return measured over forecast seconds of what an anchor's devices compute, its waiting as forecast.
+
+    Of an anchor that mostly waits, of its whole step: what it waits for is then not known better.
+    """
+    measured, forecast = item.case.step_seconds or math.nan, item.priced.step_seconds.value
+    waiting = _waiting(item)
+    if waiting < forecast / 2 and measured > waiting:
+        return (measured - waiting) / (forecast - waiting)
+    return measured / forecast
+
+
+def anchored_seconds(item: Scored, factor: float) -> float:
+    """Return the seconds of a step whose computing takes `factor` times as long; bubbles are made of computing."""
+    forecast, waiting = item.priced.step_seconds.value, _waiting(item)
+    return (forecast - waiting) * factor + waiting
+
+
+def _waiting(item: Scored) -> float:
+    """Return the seconds of a step in which links are waited for."""
+    return math.fsum(term.seconds for term in item.priced.terms if term.kind in WAITING and term.kind != "bubble")
+
+
+def _regret(items: Sequence[Scored], forecasts: Sequence[float]) -> float:
+    """Return how much slower the row forecast to be fastest was than the fastest, of rows of one job; the worst."""
+    jobs = grouped(list(zip(items, forecasts, strict=True)), lambda pair: pair[0].case.group)
+    found = [0.0]
+    for pairs in jobs.values():
+        measured = [item.case.step_seconds or math.nan for item, _ in pairs]
+        chosen = min(range(len(pairs)), key=lambda place: pairs[place][1])
+        found.append(measured[chosen] / min(measured) - 1)
+    return max(found)
+
+
+def anchored_lines(found: Anchored) -> list[str]:
+    """Return what was found, for people."""
+    lines = ["anchored at the smallest row of each series:"]
+    lines += [
+        f"  {one.name[:60]:60} from {one.devices:5,} devices: {one.rows:4} rows, MAPE {one.mape:6.1%} "
+        f"({one.unanchored_mape:.1%} without), Spearman {one.spearman:.2f}, worst regret {one.regret:.1%}"
+        for one in found.series
+    ]
+    return [
+        *lines,
+        f"  median series {found.median_mape:.1%} ({found.unanchored_median_mape:.1%} without), "
+        f"{len(found.series)} series",
+    ]

@@ -1,0 +1,113 @@
+"""Conventions of training programs by name, each with the place in its code or documents that says so.
+
+A name is what a table's `program` column holds. It is the only thing that conventions are looked up by: a table's file,
+source and precision say nothing of the program. What a program does by default stands here; what it may do besides
+(a ZeRO class, recompute, a micro-batch) is resolved row by row, backtest/layout.py.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from paceline.plan.cost.software import Software
+
+# PyTorch's own loss in separate kernels: logits in bf16 and their log-probabilities; in backward as much again.
+EAGER_LOGITS = 1.5
+# A fused one: logits and their gradients in bf16 (`fused_crossentropy` of LLM Foundry, flash_attn.losses).
+FUSED_LOGITS = 0.5
+
+MEGATRON = Software(
+    "Megatron-LM",
+    master_weights=True,
+    selective_is_attention=True,  # `--recompute-granularity selective` is core attention (Korthikanti et al. 2022)
+    fuses_gradient_sums=True,  # `--no-gradient-accumulation-fusion` turns it off
+    hides_context=True,
+    routes_parts=True,
+    keeps_gathered=False,  # saves the shard and gathers again in backward: core/tensor_parallel/layers.py
+    overlaps_with_te=True,
+    hides_sends=True,  # `--no-overlap-p2p-communication` turns it off
+    recipe="delayed",  # `--fp8-recipe` of Transformer Engine
+    half_in_fp16=True,  # arguments.py sets `accumulate_allreduce_grads_in_fp32` with --bf16 alone
+    bucket_parameters=40e6,  # max(40 million, 1 million x ranks) parameters: distributed_data_parallel_config.py
+    reduces_once=True,  # gradients stay in one buffer until the last micro-batch: `no_sync` in schedules.py
+    fuses_attention=False,  # `--use-flash-attn` must be asked for
+    classes=(1, 0),  # `--use-distributed-optimizer`, or whole copies without it
+)
+# Its recipes: distributed optimizer, gradients reduced in bf16, tensor collectives through user buffers
+# (`tp_comm_overlap`), attention of cuDNN or FlashAttention through Transformer Engine.
+NEMO = replace(
+    MEGATRON,
+    name="NeMo",
+    gradient_bytes=2,
+    reduce_bytes=2,
+    hides_tensor=True,
+    fuses_attention=True,
+    classes=(1,),
+)
+# Its recipes of mixtures: `expert_tensor_parallel_size=1`, and tokens sent through DeepEP.
+MEGATRON_BRIDGE = replace(NEMO, name="Megatron Bridge", spreads_experts=True, sends_once_per_node=True)
+# Gradients stay in bf16.
+INTERNEVO = replace(
+    MEGATRON, name="InternEvo", gradient_bytes=2, reduce_bytes=2, fuses_attention=True
+)  # gradients stay in bf16
+# Its pipeline engine reduces after the last backward pass (`_exec_reduce_grads`), and sends between passes.
+MEGATRON_DEEPSPEED = replace(MEGATRON, name="Megatron-DeepSpeed", overlaps=False, hides_sends=False)
+# ZeRO-2 and 3 of its own engine reduce in every backward pass; weights rest in 16 bits.
+DEEPSPEED = replace(MEGATRON_DEEPSPEED, name="DeepSpeed", reduces_once=False, classes=(1, 2, 3))
+# Tensor collectives in pieces beside products, sends and data-parallel traffic beside computing (Jiang et al. 2024,
+# arXiv:2402.15627, section 3.2).
+MEGASCALE = replace(MEGATRON, name="MegaScale", hides_tensor=True, fuses_attention=True)
+NANOTRON = Software(
+    "Nanotron", master_weights=True, fused=False, keeps_gathered=False, overlaps=False, pipeline_waits=True,
+    flushes=True, classes=(0, 1), splits_by_cost=True,  # `get_block_compute_costs` of its models
+)  # fmt: skip
+# FullyShardedDataParallel with MixedPrecision in bf16, its reductions included; every backward pass reduces.
+FSDP = Software("PyTorch FSDP", reduce_bytes=2, classes=(3,))
+LLM_FOUNDRY = Software("LLM Foundry", reduce_bytes=2, first_flash=True, logit_share=FUSED_LOGITS, classes=(3,))
+# MixedPrecisionPolicy(param_dtype=bfloat16, reduce_dtype=float32), torchtitan/config/job_config.py.
+# Selective recompute keeps attention and every other product: `_get_custom_policy` in activation_checkpoint.py. It
+# shards tok_embeddings and [norm, output] apart: parallelize.py. Of fp8 its benchmarks gather weights in it
+# (`enable_fsdp_float8_all_gather`), and their memory shows a loss that was not compiled.
+TORCHTITAN = Software(
+    "torchtitan",
+    classes=(3,),
+    selective_products=0.5,
+    splits_root=True,
+    logit_share=EAGER_LOGITS,
+    fuses_compiled=True,
+    gathers_fp8=True,
+    recipe="tensorwise",
+)
+FSDP2 = Software("PyTorch FSDP2", classes=(3,), splits_root=True, fuses_compiled=True, logit_share=EAGER_LOGITS)
+# XLA gathers every weight by itself, in the compute dtype, and reduces its gradient in it.
+MAXTEXT = Software("MaxText", reduce_bytes=2, classes=(3,), splits_root=True, recipe="delayed")
+
+# What a table's `program` column may hold.
+PROGRAMS = {
+    "megatron-lm": MEGATRON,
+    "nemo": NEMO,
+    "megatron-bridge": MEGATRON_BRIDGE,
+    "megatron-deepspeed": MEGATRON_DEEPSPEED,
+    "deepspeed": DEEPSPEED,
+    "mist": MEGATRON,
+    "internevo": INTERNEVO,
+    "megascale": MEGASCALE,
+    "nanotron": NANOTRON,
+    "pytorch-fsdp1": FSDP,
+    "pytorch-fsdp2": FSDP2,
+    "torchtune": FSDP2,
+    "litgpt": FSDP,
+    "llm-foundry": LLM_FOUNDRY,
+    "torchtitan": TORCHTITAN,
+    "maxtext": MAXTEXT,
+    "paxml": MAXTEXT,
+}
+
+
+def program_of(name: str, sharding: str) -> tuple[Software, str]:
+    """Return the conventions of a program, and what was assumed where it is not known: by how it shards its state."""
+    known = PROGRAMS.get(name.strip().lower())
+    if known is not None:
+        return known, ""
+    found = FSDP if sharding.lower().startswith(("fsdp", "hsdp")) else MEGATRON
+    return found, f"{f'program {name} priced' if name else 'no program stated: priced'} as {found.name}"

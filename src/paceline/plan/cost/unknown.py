@@ -1,0 +1,55 @@
+"""What a forecast rests on that nobody measured, and how much wider its interval is for it.
+
+The half-widths that came with the constants are those of tables left out of the fit, of chips, precisions and programs
+that other tables have. What no table had adds to them, in quadrature of logarithms.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from paceline.plan.cost.constants import Constants, family_of
+from paceline.spec.forecast import Z80, Z95
+
+# 80 % half-widths, as logarithms. Of chips: shares of published peaks of the fitted generations lie between 0.43 and
+# 0.78, a fifth about the 0.65 that others are taken to have; memory and links are guessed as well. Of programs and
+# precisions: what the tables that were looked at, and not fitted on, miss beyond the fitted ones (docs/log.md).
+CHIP, PRECISION, PROGRAM = 0.30, 0.12, 0.10
+PER_DOUBLING = 0.02  # beyond the largest number of devices that was fitted
+
+
+@dataclass(frozen=True)
+class Widths:
+    """Half-widths of a step time's 80 % and 95 % intervals as logarithms, and why they are as wide."""
+
+    narrow: float
+    wide: float
+    because: str
+
+
+def time_widths(constants: Constants, device: str, precision: str, program: str, devices: int) -> Widths:
+    """Return how wide the intervals of a published device's step time are.
+
+    Example: with 0.20 of the fit, a chip of no fitted generation has sqrt(0.20^2 + 0.30^2) = 0.36.
+    """
+    seen, found = constants.seen, [(constants.time_80, "")]
+    if seen is None:
+        return Widths(constants.time_80, constants.time_95, "")
+    if family_of(device) not in seen.families:
+        found.append((CHIP, "chip"))
+    if precision not in seen.precisions:
+        found.append((PRECISION, "precision"))
+    if program not in seen.programs:
+        found.append((PROGRAM, "program"))
+    if devices > seen.devices:
+        found.append((PER_DOUBLING * math.log2(devices / seen.devices), "scale"))
+    narrow = math.hypot(*(width for width, _ in found))
+    wide = math.hypot(constants.time_95, *(width * Z95 / Z80 for width, _ in found[1:]))
+    return Widths(narrow, wide, _words([what for _, what in found[1:]]))
+
+
+def _words(unknown: list[str]) -> str:
+    measured = [what for what in ("chip", "program") if what not in unknown]
+    words = [f"this {' and '.join(measured)} measured"] if measured else []
+    return "; ".join([*words, *([f"{', '.join(unknown)} never measured"] if unknown else [])])
