@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from paceline.backtest.fit import fit
+from paceline.backtest.fitting.fit import fit
 from paceline.backtest.price import Priced, price_cases
 from paceline.backtest.rows import Reader
 from paceline.backtest.table import read_table
