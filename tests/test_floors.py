@@ -30,6 +30,7 @@ FLOORS: dict[str, float] = {
     "paceline.version": 1,
     "paceline.errors": 1,
     "paceline.units": 1,
+    "paceline.uncaught": 1,
     "paceline.durable": 1,
     "paceline.said": 1,
     "paceline.lock": 1,
@@ -59,7 +60,8 @@ FLOORS: dict[str, float] = {
 }
 
 # Rooms whose modules import no torch while they are being imported: whoever plans or asks for help does not wait.
-TORCH_FREE = ("paceline.config", "paceline.errors", "paceline.units", "paceline.spec", "paceline.plan",
+TORCH_FREE = ("paceline.config", "paceline.errors", "paceline.uncaught", "paceline.units", "paceline.spec",
+              "paceline.plan",
               "paceline.simulate", "paceline.backtest", "paceline.cluster", "paceline.cli", "paceline.supervise",
               "paceline.session.start", "paceline.session.measure", "paceline.session.verbs",
               "paceline.report")  # fmt: skip

@@ -167,6 +167,7 @@ def takes(option: Option) -> str:
         bounds.append(f"at least {option.minimum:g}")
     if option.maximum is not None:
         bounds.append(f"at most {option.maximum:g}")
+    bounds += [f'or "{word}"' for word in option.words]
     if option.optional:
         bounds.append(f'or "{UNSET}"')
     return ", ".join([text, *bounds])

@@ -10,10 +10,18 @@ used, and what functions need when they are called: `import paceline` imports ne
 
 from __future__ import annotations
 
+import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from paceline.version import __version__ as __version__
+
+if sys.version_info < (3, 11):  # noqa: UP036 - a file tree needs no pip, which would have refused it
+    _OLD = "Paceline %s needs Python 3.11 or later, and this is %s: python3.11 -m venv .venv, and install it there"
+    if sys.argv[0] == "-m" or sys.argv[0].endswith("paceline"):
+        print(_OLD % (__version__, sys.version.split()[0]), file=sys.stderr)
+        sys.exit(2)
+    raise ImportError(_OLD % (__version__, sys.version.split()[0]))
 
 # Five rooms have the name of a verb. Python gives the name of a package to the package once, when it is first imported:
 # these are empty and imported here, so that the names are the verbs' whatever is imported later.

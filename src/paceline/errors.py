@@ -7,7 +7,8 @@ the only case in which a traceback is shown.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+import textwrap
+from collections.abc import Iterable, Mapping, Sequence
 
 
 class PacelineError(Exception):
@@ -39,10 +40,40 @@ class ConfigError(PacelineError, ValueError):
     exit_code = 2
 
 
+class ConfigErrors(ConfigError):
+    """Everything that is wrong with a specification, at once: `errors` holds each with its place."""
+
+    def __init__(self, errors: Sequence[ConfigError]) -> None:
+        self.errors = tuple(errors)
+        told = "\n".join(str(error) for error in self.errors)
+        super().__init__(f"{len(self.errors)} things are wrong\n" + textwrap.indent(told, "  "))
+
+    def as_dict(self) -> dict[str, object]:
+        """Return the errors as plain data, for `--json`: those of all, and each."""
+        return {**super().as_dict(), "errors": [error.as_dict() for error in self.errors]}
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return ConfigErrors, (self.errors,)
+
+
 class DoesNotFit(PacelineError):
     """No layout of the task fits the cluster, or the one asked for does not."""
 
     exit_code = 3
+
+
+class OutOfMemory(DoesNotFit):
+    """A device's memory was exhausted during a run; `evidence` is what it was spent on, as plain data."""
+
+    def __init__(
+        self, what: str, because: str = "", try_: str = "", evidence: Mapping[str, object] | None = None
+    ) -> None:
+        super().__init__(what, because, try_)
+        self.evidence = dict(evidence or {})
+
+    def as_dict(self) -> dict[str, object]:
+        """Return the error as plain data, with its evidence."""
+        return {**super().as_dict(), "evidence": self.evidence}
 
 
 class VerificationFailed(PacelineError):
@@ -55,6 +86,11 @@ class DataError(PacelineError):
     """The data cannot be read or do not make a single sample."""
 
     exit_code = 5
+
+
+class DamagedData(DataError):
+    """Bytes or a record of the data are not what they should be. The files alone decide it, never a network or a disk
+    that fails: with `task.data.on_bad = "skip"` what is damaged may be left out."""
 
 
 class NumericalStop(PacelineError):

@@ -6,6 +6,7 @@ Decimal prefixes (k, M, G, T) are powers of 1,000; binary ones (Ki, Mi, Gi, Ti) 
 from __future__ import annotations
 
 import math
+import numbers
 import re
 from dataclasses import dataclass
 
@@ -28,9 +29,24 @@ class Amount:
     value: float
     unit: str
 
+    def __post_init__(self) -> None:
+        if isinstance(self.value, bool) or not isinstance(self.value, numbers.Real):
+            raise ConfigError(f"Amount: {self.value!r} is no number", "it is so much of a unit", 'Amount(300, "steps")')
+        if not math.isfinite(self.value) or self.value <= 0:
+            raise ConfigError(f"Amount({self.value!r}, {self.unit!r}) cannot be", "it must be finite and above 0",
+                              'Amount(300, "steps")')  # fmt: skip
+        if self.unit not in AMOUNT_UNITS:
+            raise ConfigError(f"Amount({self.value!r}, {self.unit!r}) cannot be",
+                              f"its unit is one of {', '.join(AMOUNT_UNITS)}",
+                              suggestion(str(self.unit), AMOUNT_UNITS))  # fmt: skip
+
     def __str__(self) -> str:
         number = f"{self.value:,.0f}" if self.value == int(self.value) else f"{self.value:g}"
         return f"{number} {self.unit}"
+
+
+class Seconds(float):
+    """Seconds that were read from a duration with a unit: what tells them from a bare number."""
 
 
 def _split(text: str, kind: str) -> tuple[float, str]:
@@ -57,10 +73,10 @@ def parse_amount(text: str, units: tuple[str, ...] = AMOUNT_UNITS) -> Amount:
     """
     value, rest = _split(text, "an amount")
     prefix, _, unit = rest.rpartition(" ")
-    unit = unit if unit.endswith("s") or not unit else unit + "s"
+    written, unit = unit, unit if unit.endswith("s") or not unit else unit + "s"
     if unit not in units:
         near = suggestion(unit, units) if unit else f"add a unit, {suggestion('', units)}"
-        raise ConfigError(f"'{text}' is not an amount in {', '.join(units)}", f"unit '{unit or '(none)'}'", near)
+        raise ConfigError(f"'{text}' is not an amount in {', '.join(units)}", f"unit '{written or '(none)'}'", near)
     if prefix not in PREFIXES:
         raise ConfigError(f"'{text}' is not an amount", f"unknown prefix '{prefix}'", suggestion(prefix, PREFIXES))
     value *= PREFIXES[prefix]
@@ -71,7 +87,7 @@ def parse_amount(text: str, units: tuple[str, ...] = AMOUNT_UNITS) -> Amount:
     return Amount(value, unit)
 
 
-def parse_seconds(text: str) -> float:
+def parse_seconds(text: str) -> Seconds:
     """Return the seconds in a duration such as "2 h" or "90 s"."""
     value, unit = _split(text, "a duration")
     if unit not in SECONDS:
@@ -79,7 +95,7 @@ def parse_seconds(text: str) -> float:
     seconds = value * SECONDS[unit]
     if not math.isfinite(seconds):
         raise ConfigError(f"'{text}' is not a duration", "the number is not finite", _EXAMPLES["a duration"])
-    return seconds
+    return Seconds(seconds)
 
 
 def parse_bytes(text: str) -> int:

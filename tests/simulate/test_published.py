@@ -23,7 +23,7 @@ LLAMA3 = Scenario(2048, 8, 54 * DAY, STUDIES["llama3"], horizon_seconds=54 * DAY
 
 
 def llama3_policy(detection: float, restart: float) -> Policy:
-    reliability = ReliabilitySpec(detection=detection, restart=restart)
+    reliability = ReliabilitySpec(detection=f"{detection} s", restart=f"{restart} s")
     saving = saving_of(405_853_388_800, "adamw", 2048, 16384, reliability)
     return make_policy("spares", LLAMA3, saving, reliability, step_seconds=6.0)
 
@@ -85,7 +85,9 @@ def test_97_percent_on_9600_devices_is_within_reach_of_copies_in_memory() -> Non
     assert 0.03 * job.mtbf_seconds / 60 == pytest.approx(9.5, abs=0.1)
     saving = saving_of(200 * 10**9, "adamw", 1200, 9600, ReliabilitySpec())
     quick, slow = (
-        simulated(job, make_policy("memory", job, saving, ReliabilitySpec(detection=seconds, restart=seconds)))
+        simulated(
+            job, make_policy("memory", job, saving, ReliabilitySpec(detection=f"{seconds} s", restart=f"{seconds} s"))
+        )
         for seconds in (150.0, 600.0)
     )
     assert slow.goodput.mean < 0.95 < 0.97 < quick.goodput.mean

@@ -18,7 +18,7 @@ def test_batch_in_tokens_and_samples() -> None:
 @pytest.mark.parametrize(
     ("value", "unit", "offers"),
     [(1000, "tokens", ['"768 tokens"', '"1024 tokens"']), (100, "tokens", ['"256 tokens"']),
-     (2.5, "samples", ['"2 samples"', '"3 samples"']), (3, "steps", ['"32 samples"']), (1, "epochs", ["samples"])],
+     (2.5, "samples", ['"2 samples"', '"3 samples"']), (3, "steps", ["tokens"]), (1, "epochs", ["samples"])],
 )  # fmt: skip
 def test_a_batch_is_never_rounded(value: float, unit: str, offers: list[str]) -> None:
     with pytest.raises(ConfigError) as caught:

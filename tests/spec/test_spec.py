@@ -24,7 +24,7 @@ from paceline.spec.load import (
     table,
 )
 from paceline.spec.task import DataSpec, ModelSpec, Task
-from paceline.units import Amount
+from paceline.units import Amount, Seconds
 
 EXAMPLES = sorted((Path(__file__).parents[2] / "examples").glob("*.toml"))
 
@@ -170,14 +170,14 @@ def test_any_spec_survives_toml_and_json(
         data=DataSpec(text_field=text, include=(text,)),
         optimizer=dataclasses.replace(base.task.optimizer, lr=lr), stop=Amount(epochs, "epochs"),
     )  # fmt: skip
-    run = dataclasses.replace(base.run, time_limit=seconds, checkpoint_every=None)
+    run = dataclasses.replace(base.run, time_limit=Seconds(seconds), checkpoint_every=None)
     spec = Spec(task=task, run=run, cluster=dataclasses.replace(base.cluster, memory_per_device=size))
     assert parse_spec(dump_toml(spec)) == spec
     assert spec_from_dict(spec_to_dict(spec)) == spec
 
 
 def test_objects_of_the_user_become_import_paths() -> None:
-    spec = Spec(task=Task(model=subprocess.run, data=object(), objective=os.path.join))
+    spec = Spec(task=Task(model=subprocess.run, data=[1, 2], objective=os.path.join))
     values = spec_to_dict(spec)["task"]
     assert (values["model"], values["objective"]) == ("subprocess:run", "posixpath:join")
     assert 'model = "subprocess:run"' in dump_toml(spec)

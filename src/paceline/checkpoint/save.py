@@ -36,7 +36,7 @@ from paceline.checkpoint.manifest import (
 )
 from paceline.checkpoint.ranks import Ranks
 from paceline.checkpoint.save_plan import KeptPlan, SavePlan
-from paceline.checkpoint.shards import Chunk, TensorToWrite, write_file, write_shard
+from paceline.checkpoint.shards import Chunk, TensorToWrite, check_shard, write_file, write_shard
 from paceline.checkpoint.snapshot import Part, Snapshot, take_snapshot
 from paceline.checkpoint.tiers.newest import next_sequence
 from paceline.checkpoint.tiers.retention import Retention
@@ -216,17 +216,24 @@ def _write_share(
     shard, index, kept = files_of(rank, plan.size)
     files = {}
     if entries:
-        files[shard] = write_shard(unfinished / shard, entries)
+        files[shard] = _written(unfinished / shard, entries)
     if own:
         linked = unchanged.link(frozenset(own_parts), unfinished / kept)
-        files[kept] = linked or write_shard(unfinished / kept, own)
+        files[kept] = linked or _written(unfinished / kept, own)
     unchanged.wrote(taken.values, frozenset(own_parts), kept, files.get(kept))
     if chunks:
         files[index] = write_file(unfinished / index, encode_part(chunks))
         with refusal(unfinished, index):
             content(unfinished / index)  # no more than a load accepts
-    folder.verify_files(unfinished, files)
+        folder.verify_files(unfinished, {index: files[index]})
     return files
+
+
+def _written(path: Path, entries: Sequence[TensorToWrite]) -> FileEntry:
+    """Write a shard and read it back."""
+    entry = write_shard(path, entries)
+    check_shard(path, entries)
+    return entry
 
 
 def _entry(part: Part, values: torch.Tensor) -> TensorToWrite:

@@ -13,12 +13,14 @@ import hashlib
 import json
 import math
 import os
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
 
@@ -38,6 +40,7 @@ DTYPES = {
 IN_PARTS = ("complex128",)
 PIECE_BYTES = 64 * 2**20
 OVERLAP_BYTES = 2**20  # below, handing a piece to the hashing thread costs more than it saves
+READ_BYTES = 2**20  # read back at a time: it stays in the cache
 
 
 @dataclass(frozen=True)
@@ -78,26 +81,54 @@ def stored_shape(dtype: str, shape: Sequence[int]) -> tuple[int, ...]:
 def write_shard(path: Path, entries: Sequence[TensorToWrite], metadata: dict[str, str] | None = None) -> FileEntry:
     """Write a new safetensors file, flushed to disk, and return its length and digest.
 
-    The digest is computed by a second thread from the very bytes that are written. Raises OSError.
+    The digest is computed by a second thread from the very bytes that are written, and a third one has the disk take
+    what is there meanwhile. Raises OSError.
     """
-    ordered = sorted(entries, key=lambda entry: (-DTYPES[entry.dtype][1], entry.key))
-    assert len({entry.key for entry in ordered}) == len(ordered), "keys repeat"
+    ordered = _in_order(entries)
     header = _header(ordered, metadata)
     digest = hashlib.sha256(header)
-    with path.open("xb") as file, ThreadPoolExecutor(1, "sha256") as hasher:
+    with path.open("xb") as file, ThreadPoolExecutor(2, "shard") as beside:
+        flushed: Future[None] | None = None
         file.write(header)
-        for entry in ordered:
-            for piece in _pieces(entry):
-                if len(piece) < OVERLAP_BYTES:
-                    digest.update(piece)
-                    file.write(piece)
-                else:
-                    hashed = hasher.submit(digest.update, piece)
-                    file.write(piece)
-                    hashed.result()
+        for piece in _pieces_of(ordered):
+            if len(piece) < OVERLAP_BYTES:
+                digest.update(piece)
+                file.write(piece)
+                continue
+            hashed = beside.submit(digest.update, piece)
+            file.write(piece)
+            if flushed is None or flushed.done():
+                flushed = beside.submit(os.fdatasync, file.fileno())
+            hashed.result()
         file.flush()
+        if flushed is not None:
+            flushed.result()
         os.fsync(file.fileno())
         return FileEntry(file.tell(), digest.hexdigest())
+
+
+def check_shard(path: Path, entries: Sequence[TensorToWrite], metadata: dict[str, str] | None = None) -> None:
+    """Read a file of `write_shard` back and raise StorageError unless it holds the same bytes."""
+    ordered = _in_order(entries)
+    buffer = np.empty(READ_BYTES, dtype=np.uint8)
+    try:
+        with path.open("rb") as file:
+            for piece in chain([memoryview(_header(ordered, metadata))], _pieces_of(ordered)):
+                written = np.frombuffer(piece, dtype=np.uint8)
+                for at in range(0, len(written), READ_BYTES):
+                    part = written[at : at + READ_BYTES]
+                    read = buffer[: len(part)]
+                    if file.readinto(read.data) != len(part) or not np.array_equal(read, part):
+                        raise _not_as_written(path)
+            if file.read(1):
+                raise _not_as_written(path)
+    except OSError as error:
+        raise StorageError(f"cannot read {path}", str(error), "use an earlier checkpoint") from error
+
+
+def _not_as_written(path: Path) -> StorageError:
+    because = "what is read back is not what was written a moment ago"
+    return StorageError(f"{path} is damaged", because, "use an earlier checkpoint, and look at this storage")
 
 
 def write_file(path: Path, content: bytes) -> FileEntry:
@@ -107,6 +138,12 @@ def write_file(path: Path, content: bytes) -> FileEntry:
         file.flush()
         os.fsync(file.fileno())
     return FileEntry(len(content), hashlib.sha256(content).hexdigest())
+
+
+def _in_order(entries: Sequence[TensorToWrite]) -> list[TensorToWrite]:
+    ordered = sorted(entries, key=lambda entry: (-DTYPES[entry.dtype][1], entry.key))
+    assert len({entry.key for entry in ordered}) == len(ordered), "keys repeat"
+    return ordered
 
 
 def _header(ordered: Sequence[TensorToWrite], metadata: dict[str, str] | None) -> bytes:
@@ -120,6 +157,11 @@ def _header(ordered: Sequence[TensorToWrite], metadata: dict[str, str] | None) -
     text = json.dumps(table, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
     return len(text).to_bytes(8, "little") + text
+
+
+def _pieces_of(entries: Iterable[TensorToWrite]) -> Iterator[memoryview]:
+    for entry in entries:
+        yield from _pieces(entry)
 
 
 def _pieces(entry: TensorToWrite) -> Iterator[memoryview]:

@@ -17,9 +17,9 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from paceline.cli.bar import Bar
 from paceline.cli.output import print_json, say_to, table_lines
 from paceline.cli.parser import number, whole
+from paceline.cli.terminal.bar import Bar
 from paceline.errors import ConfigError
 
 if TYPE_CHECKING:

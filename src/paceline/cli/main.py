@@ -33,9 +33,13 @@ VERBS = {
     "checkpoint": "a run's checkpoints: list, show, verify, compare, convert",
     "backtest": "forecasts against measured tables, published ones or your own",
     "data": "prepare token shards, and look at what data hold",
+    "doctor": "what is there for training here, and what to do about what is not",
     "probe": "measure this machine: compute, memory, links",
     "schema": "the JSON schema of spec files, for editors",
 }
+
+
+NEEDED = ("torch", "numpy", "safetensors")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -62,6 +66,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 141  # 128 + SIGPIPE
     except SystemExit as stop:  # argparse leaves this way after --help and --version
         return stop.code if isinstance(stop.code, int) else 0
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] not in NEEDED:
+            return _defect(error, words, as_json)
+        fix = "pip install paceline, which brings it; `paceline doctor` looks for the rest"
+        missing = ConfigError(f"the package '{error.name}' is not installed", "Paceline stands on it", fix)
+        return _tell(missing.as_dict(), str(missing), as_json)
     except Exception as error:
         return _defect(error, words, as_json)
 

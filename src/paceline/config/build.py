@@ -8,7 +8,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+from paceline.config.declared import from_file
 from paceline.config.document import Key, TomlDocument
+from paceline.config.problems import Problems
 from paceline.config.shape import Option, Table
 from paceline.config.values import check_free, convert, literal, toml_key, wrong_type
 from paceline.errors import ConfigError, suggestion
@@ -40,6 +42,7 @@ Layer = dict[Key, GivenValue]
 class _Source:
     root: Table
     where: Callable[[Key], str]
+    problems: Problems
 
 
 def dotted(key: Key) -> str:
@@ -47,19 +50,28 @@ def dotted(key: Key) -> str:
     return ".".join(toml_key(part) for part in key)
 
 
-def document_layer(table: Table, document: TomlDocument) -> Layer:
-    """Return a file's values. Raises ConfigError with file and line at the first key that no table has."""
-    return mapping_layer(table, document.values, document.where)
+def document_layer(table: Table, document: TomlDocument, problems: Problems | None = None) -> Layer:
+    """Return a file's values. Raises ConfigError with file and line of every key that no table has."""
+    return mapping_layer(table, document.values, document.where, problems)
 
 
-def mapping_layer(table: Table, values: Mapping[str, Any], where: Callable[[Key], str]) -> Layer:
-    """Return nested values as a flat layer; `where` tells the origin of a key."""
+def mapping_layer(
+    table: Table, values: Mapping[str, Any], where: Callable[[Key], str], problems: Problems | None = None
+) -> Layer:
+    """Return nested values as a flat layer; `where` tells the origin of a key.
+
+    What is wrong is added to `problems`, or raised, all of it, where there are none.
+    """
     layer: Layer = {}
-    _flatten(table, values, _Source(table, where), (), layer)
+    found = Problems() if problems is None else problems
+    with found.noting():
+        _flatten(table, values, _Source(table, where, found), (), layer)
+    if problems is None:
+        found.raise_all()
     return layer
 
 
-def override_layer(table: Table, override: Override) -> Layer:
+def override_layer(table: Table, override: Override, problems: Problems | None = None) -> Layer:
     """Return the one value (or the inline table) of an override as a layer."""
     where = override.origin
     parts = tuple(part.strip() for part in override.key.split("."))
@@ -74,7 +86,7 @@ def override_layer(table: Table, override: Override) -> Layer:
     value = _typed(_member(table, parts), override.text.strip(), where)
     for part in reversed(parts):
         value = {part: value}
-    return mapping_layer(table, value, lambda key: override.origin)
+    return mapping_layer(table, value, lambda key: override.origin, problems)
 
 
 def parse_override(text: str) -> Override:
@@ -96,21 +108,36 @@ def overlay(layers: Iterable[Layer]) -> Layer:
     return merged
 
 
-def build(table: Table, layer: Layer) -> tuple[Any, dict[str, str]]:
+def build(table: Table, layer: Layer, problems: Problems | None = None) -> tuple[Any, dict[str, str]]:
     """Return the table's dataclass with the layer's values, and the origin of every option by dotted key.
 
-    Raises ConfigError, with the origin of the value, for a wrong type, choice, range or unit.
+    Raises ConfigError, with the origin of each value, for wrong types, choices, ranges and units, and for `problems`
+    that were found before.
     """
     origins: dict[str, str] = {}
-    return _build(table, layer, (), origins), origins
+    problems = Problems() if problems is None else problems
+    with from_file():
+        built = _build(table, layer, (), _Built(origins, problems))
+    problems.raise_all()
+    return built, origins
 
 
-def _build(table: Table, layer: Layer, prefix: Key, origins: dict[str, str]) -> Any:
+@dataclass(frozen=True)
+class _Built:
+    """What building a table finds out besides: the origin of every option, and what is wrong."""
+
+    origins: dict[str, str]
+    problems: Problems
+
+
+def _build(table: Table, layer: Layer, prefix: Key, found: _Built) -> Any:
+    """Return the table's dataclass; None where something in it is wrong, which is in `found`."""
     arguments: dict[str, Any] = {}
+    origins, problems, before = found.origins, found.problems, len(found.problems)
     for name, member in table.members.items():
         key = (*prefix, name)
         if isinstance(member, Table):
-            arguments[name] = _build(member, layer, key, origins)
+            arguments[name] = _build(member, layer, key, found)
         elif member.kind == "free":
             given = {other: entry for other, entry in layer.items() if other[: len(key)] == key}
             if given:
@@ -118,18 +145,28 @@ def _build(table: Table, layer: Layer, prefix: Key, origins: dict[str, str]) -> 
             origins.update({dotted(other): entry.origin for other, entry in given.items()} or {dotted(key): DEFAULT})
         elif member.item is not None and key in layer:
             origins[dotted(key)] = layer[key].origin
-            arguments[name] = tuple(_items(member, layer[key], key))
+            with problems.noting():
+                arguments[name] = tuple(_items(member, layer[key], key, problems))
         elif key in layer:
             entry = layer[key]
             origins[dotted(key)] = entry.origin
-            with _located(entry.origin):
+            with problems.noting(entry.origin):
                 arguments[name] = convert(member, dotted(key), entry.value)
         else:
             origins[dotted(key)] = DEFAULT
-    return table.cls(**arguments)
+    if len(problems) > before:
+        return None
+    with problems.noting(_origin_of(layer, prefix)):
+        return table.cls(**arguments)
+    return None
 
 
-def _items(member: Option, entry: GivenValue, key: Key) -> Iterator[Any]:
+def _origin_of(layer: Layer, prefix: Key) -> str:
+    """Return where the first of a table's values stands; "" where it has none."""
+    return next((entry.origin for key, entry in layer.items() if prefix and key[: len(prefix)] == prefix), "")
+
+
+def _items(member: Option, entry: GivenValue, key: Key, problems: Problems) -> Iterator[Any]:
     """Yield the dataclasses of a list of tables. Raises ConfigError, with the origin, for what is none."""
     assert member.item is not None
     if not isinstance(entry.value, list | tuple):
@@ -141,9 +178,17 @@ def _items(member: Option, entry: GivenValue, key: Key) -> Iterator[Any]:
         if not isinstance(values, Mapping):
             what = f"{entry.origin}: {dotted(at)} = {literal(values)} is not a table"
             raise ConfigError(what, f"it holds options: {', '.join(member.item.members)}", f"[[{dotted(key)}]]")
-        _flatten(member.item, values, _Source(member.item, lambda _: entry.origin), (), layer)
-        with _located(f"{dotted(at)}"):
-            yield _build(member.item, layer, (), {})
+        inner = Problems()
+        _flatten(member.item, values, _Source(member.item, lambda _: entry.origin, inner), (), layer)
+        built = _build(member.item, layer, (), _Built({}, inner))
+        for error in inner:
+            problems.add(_within(dotted(at), error))
+        yield built
+
+
+def _within(at: str, error: ConfigError) -> ConfigError:
+    """Return the error of a table in a list with the number of the table before it."""
+    return ConfigError(f"{at}: {error.what}", error.because, error.try_)
 
 
 @contextmanager
@@ -166,16 +211,17 @@ def _flatten(table: Table, values: Any, source: _Source, prefix: Key, layer: Lay
         key = (*prefix, name)
         member = table.members.get(name)
         if member is None:
-            raise _unknown(table, key, source)
-        if isinstance(member, Table):
+            source.problems.add(_unknown(table, key, source))
+        elif isinstance(member, Table):
             short = bool(member.shorthand) and isinstance(value, str)
-            _flatten(member, {member.shorthand: value} if short else value, source, key, layer)
+            with source.problems.noting():
+                _flatten(member, {member.shorthand: value} if short else value, source, key, layer)
         elif member.kind == "free":
-            with _located(source.where(key)):
+            with source.problems.noting(source.where(key)):
                 if not isinstance(value, Mapping):
                     raise wrong_type(member, dotted(key), value)
                 check_free(dotted(key), value)
-            _flatten_free(value, source, key, layer)
+                _flatten_free(value, source, key, layer)
         else:
             layer[key] = GivenValue(value, source.where(key))
 

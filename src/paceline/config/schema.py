@@ -65,6 +65,8 @@ def _value(option: Option) -> dict[str, Any]:
         "duration": {"type": "string", "pattern": _pattern(list(SECONDS))},
         "amount": {"type": "string", "pattern": _pattern(_amount_units(option))},
     }
+    if option.words:
+        return {"anyOf": [kinds[option.kind], {"enum": list(option.words)}]}
     return kinds[option.kind]
 
 

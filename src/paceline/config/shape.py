@@ -8,10 +8,11 @@ from __future__ import annotations
 import dataclasses
 import types
 import typing
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from paceline.config.fields import HeldWord
 from paceline.units import AMOUNT_UNITS
 
 KINDS = ("text", "texts", "whole", "number", "flag", "amount", "duration", "bytes", "free", "tables")
@@ -37,6 +38,8 @@ class Option:
     maximum: float | None = None
     units: tuple[str, ...] = AMOUNT_UNITS
     item: Table | None = None
+    words: Mapping[str, HeldWord] = dataclasses.field(default_factory=dict)
+    objects: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -48,6 +51,7 @@ class Table:
     doc: str
     members: dict[str, Option | Table]
     shorthand: str = ""
+    objects: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
     def options(self, prefix: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Option]]:
         """Yield every option below this table with its full key, in the order of declaration."""
@@ -65,7 +69,9 @@ class Table:
                 yield from member.every_key((*prefix, name))
 
 
-def table_of(cls: type, name: str = "", doc: str = "", shorthand: bool = False) -> Table:
+def table_of(
+    cls: type, name: str = "", doc: str = "", shorthand: bool = False, objects: Mapping[str, str] | None = None
+) -> Table:
     """Return the table that a dataclass declares.
 
     A field whose type is a dataclass is a sub-table. So is a field typed Any whose default is made by a dataclass:
@@ -75,14 +81,17 @@ def table_of(cls: type, name: str = "", doc: str = "", shorthand: bool = False) 
     hints = typing.get_type_hints(cls)
     members: dict[str, Option | Table] = {}
     for field in dataclasses.fields(cls):
+        if "doc" not in field.metadata:  # no option: what a spec knows of itself
+            continue
         hint, optional = _without_none(hints[field.name])
         nested = field.default_factory if hint is Any else hint
         if isinstance(nested, type) and dataclasses.is_dataclass(nested) and not field.metadata["quantity"]:
-            members[field.name] = table_of(nested, field.name, field.metadata["doc"], shorthand=hint is Any)
+            rules = field.metadata
+            members[field.name] = table_of(nested, field.name, rules["doc"], hint is Any, rules["objects"])
         else:
             members[field.name] = _option(field, hint, optional)
     doc = doc or (cls.__doc__ or "").split("\n")[0]
-    return Table(name, cls, doc, members, shorthand=next(iter(members)) if shorthand else "")
+    return Table(name, cls, doc, members, next(iter(members)) if shorthand else "", objects or {})
 
 
 def _without_none(hint: Any) -> tuple[Any, bool]:
@@ -104,5 +113,6 @@ def _option(field: dataclasses.Field[Any], hint: Any, optional: bool) -> Option:
     return Option(
         name=field.name, kind=kind, optional=optional, default=default, item=item,
         doc=rules["doc"], choices=rules["choices"], minimum=rules["minimum"], above=rules["above"],
-        maximum=rules["maximum"], units=rules["units"] or AMOUNT_UNITS,
+        maximum=rules["maximum"], units=rules["units"] or AMOUNT_UNITS, words=rules["words"],
+        objects=rules["objects"],
     )  # fmt: skip

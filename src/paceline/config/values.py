@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from typing import Any
 
 from paceline.config.shape import Option
 from paceline.errors import ConfigError, suggestion
-from paceline.units import Amount, parse_amount, parse_bytes, parse_seconds
+from paceline.units import Amount, Seconds, parse_amount, parse_bytes, parse_seconds
 
+_UNIT = {"amount": "steps", "duration": "s"}  # what a bare number most likely means
 UNSET = "none"  # TOML has no null: this text unsets an optional value
 _LARGEST = 2**63 - 1
 
@@ -42,12 +44,19 @@ def convert(option: Option, key: str, value: Any) -> Any:
     if option.kind == "amount":
         return _amount(option, key, value)
     if option.kind == "duration":
-        return _in_range(option, key, value, _quantity(option, key, value, parse_seconds))
+        return duration(option, key, value, _quantity(option, key, value, parse_seconds))
     if option.kind == "bytes":
         size = value if _is_whole(value) else _quantity(option, key, value, parse_bytes)
         return _in_range(option, key, value, size)
     assert option.kind in ("whole", "number"), option.kind
+    if isinstance(value, str) and value in option.words:
+        return option.words[value]
     return _in_range(option, key, value, _number(option, key, value))
+
+
+def duration(option: Option, key: str, given: Any, seconds: float) -> Seconds:
+    """Return the seconds that were `given`. Raises ConfigError where they are out of the option's range."""
+    return Seconds(_in_range(option, key, given, seconds))
 
 
 def check_free(key: str, value: Any) -> None:
@@ -70,10 +79,20 @@ def wrong_type(option: Option, key: str, value: Any) -> ConfigError:
     """Return the error for a value of another type than the option's."""
     named = {bool: "true or false", int: "a whole number", float: "a number with a fraction", str: "text",
              list: "a list", dict: "a table"}  # fmt: skip
-    found = named.get(type(value), f"a {type(value).__name__}")
+    found = named.get(type(value), kind_of(value))
+    fix = hint(option)
+    if (
+        isinstance(value, str)
+        and option.kind in ("whole", "number")
+        and re.fullmatch(r"-?[\d.]+([eE][+-]?\d+)?", value)
+    ):
+        fix = f"{value}, without quotes"
+    elif option.kind in _UNIT and isinstance(value, int | float) and not isinstance(value, bool) and value > 0:
+        unit = option.units[0] if option.kind == "amount" else _UNIT[option.kind]
+        fix = f'"{value} {unit}", with a unit; {fix}'
     return ConfigError(
         f"{key} = {literal(value)} is not {_EXPECTED[option.kind]}",
-        f"{found} was given where {_EXPECTED[option.kind]} is expected", hint(option),
+        f"{found} was given where {_EXPECTED[option.kind]} is expected", fix,
     )  # fmt: skip
 
 
@@ -81,6 +100,8 @@ def hint(option: Option) -> str:
     """Return what to write for an option: its default or an example, and its documentation."""
     if option.default in (None, "", 0, (), {}) and option.kind in _EXAMPLES:
         example = f"such as {_EXAMPLES[option.kind]}"
+    elif option.default is None and not option.optional:
+        return option.doc or _EXPECTED[option.kind]
     elif option.default is None:
         example = '"none" leaves it unset'
     else:
@@ -148,9 +169,10 @@ def _quantity(option: Option, key: str, value: Any, parse: Any) -> Any:
 def _amount(option: Option, key: str, value: Any) -> Amount:
     amount = _quantity(option, key, value, lambda text: parse_amount(text, option.units))
     if amount.unit != "epochs" and amount.value != int(amount.value):
+        near = sorted({max(1, math.floor(amount.value)), math.ceil(amount.value)})
         raise ConfigError(
             f"{key} = {literal(value)} is not whole", f"{amount.unit} are counted in whole numbers",
-            f'"{max(1, math.floor(amount.value))} {amount.unit}"',
+            " or ".join(f'"{count} {amount.unit}"' for count in near),
         )  # fmt: skip
     return amount
 
@@ -163,13 +185,22 @@ def plain(option: Option, value: Any) -> Any:
         return f"{int(value) if value == int(value) else value} s"
     if isinstance(value, tuple | list):
         return list(value)
-    return value
+    return next((word for word, held in option.words.items() if held == value), value)
 
 
 def literal(value: Any) -> str:
-    """Return the value in TOML's syntax (None as the text "none"), shortened where long for messages."""
-    text = toml(value)
+    """Return the value in TOML's syntax (None as the text "none"), shortened where long; of an object what it is."""
+    plain_types = str | int | float | list | tuple | dict | Amount | None
+    text = toml(value) if isinstance(value, plain_types) else kind_of(value)
     return text if len(text) <= 80 else text[:77] + "..."
+
+
+def kind_of(value: Any) -> str:
+    """Return what an object is, for messages: "a DataLoader", "the class Net"."""
+    if isinstance(value, type):
+        return f"the class {value.__name__}"
+    name = type(value).__name__
+    return f"{'an' if name[:1].lower() in 'aeiou' else 'a'} {name}"
 
 
 def toml(value: Any) -> str:

@@ -11,6 +11,7 @@ from paceline.cluster.override import with_tf32
 from paceline.cluster.resolve import resolve_cluster
 from paceline.errors import DoesNotFit
 from paceline.plan.choice import Choice, Prepared
+from paceline.plan.cost.growth import seconds_at, too_large, with_growth
 from paceline.plan.cost.peer_copies import peer_copy_terms
 from paceline.plan.learn.recall import recall
 from paceline.plan.learn.task_measurement import read_measurements
@@ -21,16 +22,18 @@ from paceline.plan.risk.contest import Contest, contest
 from paceline.plan.risk.sensitivity import sensitivity
 from paceline.plan.risk.switch import Sensitivity
 from paceline.plan.search.front import Front, front_plans
-from paceline.plan.search.search import search
+from paceline.plan.search.search import SearchResult, search
 from paceline.simulate.expected import Expected, expected_run
 from paceline.spec.cluster import Cluster
 from paceline.spec.forecast import Forecast
+from paceline.spec.growth import course_of, whole_samples
 from paceline.spec.load import Spec
 from paceline.spec.optimizers import optimizer_key
 from paceline.spec.plan import Plan, PlanSpec, counts_text
 from paceline.spec.profile import ModelProfile
 from paceline.spec.sync import refuse_between
 from paceline.task.profile.plain import task_key
+from paceline.units import format_bytes, format_seconds
 
 JOINT_TRIED = 64  # best plans of equal rows, whose layouts are tried with rows by speed
 
@@ -139,6 +142,7 @@ def _planned(prepared: Prepared, cluster: Cluster, remarks: tuple[str, ...], goo
         learnt=learnt,
         measured=measured,
     )
+    forecast, grows = _with_growth(prepared, found)
     return Planned(
         spec=spec,
         cluster=cluster,
@@ -146,17 +150,46 @@ def _planned(prepared: Prepared, cluster: Cluster, remarks: tuple[str, ...], goo
         facts=prepared.facts,
         search=found,
         plan=found.best.plan,
-        forecast=_with_copies(prepared, cluster, found.best.forecast),
+        forecast=_with_copies(prepared, cluster, forecast),
         batch_samples=prepared.batch_samples,
         steps=prepared.steps,
         remarks=(
             *remarks,
             *_notes(prepared),
+            *grows,
             *_offload_remarks(found.best.plan, spec.plan, cluster),
             *_compile_remarks(found.best.plan, prepared.profile),
         ),
         learnt=learnt,
     )
+
+
+def _with_growth(prepared: Prepared, found: SearchResult) -> tuple[Forecast, tuple[str, ...]]:
+    """Return the best plan's forecast with the price of every batch that a schedule has, and what is said of it.
+
+    Raises DoesNotFit where a later batch does not fit: a schedule of a pipeline may hold what all micro-batches keep.
+    """
+    growth, plan, forecast = prepared.spec.task.growth, found.best.plan, found.best.forecast
+    if not growth.grows:
+        return forecast, ()
+    context, items = found.candidates.context, prepared.facts.items_per_sample
+    stretches = list(course_of(growth, prepared.batch_samples, items).stretches(steps=prepared.steps))
+    if growth.by == "noise" and growth.largest is not None:
+        largest = whole_samples(growth.largest, items, "task.growth.largest")
+    else:
+        largest = max(samples for _, samples in stretches)
+    if needed := too_large(context, plan, largest):
+        raise DoesNotFit(
+            f"a global batch of {largest:,} samples does not fit {plan}",
+            f"it needs {format_bytes(needed)} a device, though {prepared.batch_samples:,} samples fit",
+            "plan.schedule other than gpipe, a smaller plan.micro_batch, or a smaller largest batch",
+        )
+    if growth.by == "noise":
+        last = seconds_at(context, plan, largest)
+        said = f"priced at the first batch; a step of the largest, {largest:,} samples, takes {format_seconds(last)}"
+        return forecast, (f"the global batch grows by the gradient noise scale: {said}",)
+    told = ", ".join(f"{count:,} steps of {samples:,} samples" for count, samples in stretches)
+    return with_growth(context, plan, forecast, stretches), (f"the global batch grows: {told}",)
 
 
 def _with_copies(prepared: Prepared, cluster: Cluster, forecast: Forecast) -> Forecast:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from paceline.errors import ConfigError
 from paceline.plan.choice import Prepared
 from paceline.spec.amounts import batch_samples, total_steps
+from paceline.spec.growth import course_of
 from paceline.spec.load import Spec
 from paceline.task.data.facts import data_facts
 from paceline.task.profile.of_task import profile_task
@@ -22,9 +23,11 @@ def prepare_task(spec: Spec, *, say: Callable[[str], None] | None = None) -> Pre
     profile = profile_task(task, facts)
     batch = batch_samples(task, facts.items_per_sample)
     steps = total_steps(task, batch, facts.items_per_sample, facts.samples)
-    if facts.end is not None and steps * batch > facts.end:
+    course = course_of(task.growth, batch, facts.items_per_sample)
+    taken = sum(count * samples for count, samples in course.stretches(steps=steps))
+    if facts.end is not None and taken > facts.end:
         raise ConfigError(
-            f"the mixture ends after {facts.end:,} samples, and the task takes {steps * batch:,}",
+            f"the mixture ends after {facts.end:,} samples, and the task takes {taken:,}",
             "every source that still has a weight is then read as often as its limit allows",
             f'task.stop = "{facts.end // batch} steps", later limits, or a source without one',
         )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from paceline.config.called import checked_call
 from paceline.errors import PacelineError, Requeue
 from paceline.report.build import build_report
 from paceline.report.summary import Summary
@@ -17,6 +18,7 @@ from paceline.spec.survive.faults import FaultPlan
 from paceline.spec.task import Task
 
 
+@checked_call()
 def fit(
     task: Task,
     plan: str | dict[str, Any] | PlanSpec | Plan = "auto",

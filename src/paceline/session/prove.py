@@ -50,7 +50,7 @@ def prove(planned: Planned, say: Say = say_line) -> Proven:
         return Proven()
     if not planned.spec.run.verify:
         return _unproven(f"run.verify = false ({planned.spec.provenance.get('run.verify', 'python')})", say)
-    because = _cannot_be_handed_over(planned)
+    because = cannot_be_handed_over(planned)
     if because:
         return _unproven(because, say)
     key = proof_key(planned, jobs)
@@ -98,7 +98,7 @@ def _unproven(because: str, say: Say) -> Proven:
     return Proven(None, (DecisionRecord("verify", "prove the layout", "no proof", because, None),))
 
 
-def _cannot_be_handed_over(planned: Planned) -> str:
+def cannot_be_handed_over(planned: Planned) -> str:
     """Return why no other process can have the task, or "" where it can: a proof runs in processes of its own."""
     if not holds_objects(planned.spec):
         return ""

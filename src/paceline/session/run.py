@@ -18,6 +18,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from paceline.config.called import checked_call
 from paceline.errors import ConfigError
 from paceline.launch.here import place_here
 from paceline.lock import RunLock, take
@@ -59,6 +60,7 @@ class Run(Training):
     An error that nobody catches ends a script with the exit code of the command line.
     """
 
+    @checked_call()
     def __init__(
         self,
         task: Task,

@@ -22,10 +22,12 @@ from paceline.run.process.handover import hand_over
 from paceline.run.process.place import Place
 from paceline.run.record.journal import mark_end
 from paceline.said import say_line
+from paceline.session.confirm.micro_batch import confirm_micro_batch
 from paceline.session.extras import check_extras
 from paceline.session.prove import Proven, prove
 from paceline.session.survive import WORKER, survive
 from paceline.spec.arguments import run_directory
+from paceline.spec.journal.kinds import DecisionRecord
 from paceline.spec.journal.redact import Redactor
 from paceline.spec.load import Spec
 from paceline.supervise.blame import Outcome
@@ -48,10 +50,10 @@ def train(spec: Spec, say: Say = say_line) -> int:
     if place is not None or spec.run.nodes.count > 1:
         return _among_others(spec, place, run_dir, say)
     with take(run_dir) as lock:
-        planned = _plan(spec, say)
+        planned, decisions = confirm_micro_batch(_plan(spec, say), say)
         for line in headline_lines(planned):
             say(line)
-        outcome = _run(planned, prove(planned, say), lock, say)
+        outcome = _run(planned, prove(planned, say), decisions, lock, say)
         if not lock.is_lost:
             if outcome.error is not None:
                 mark_ended(run_dir, outcome, Redactor(spec.run.redact), say)
@@ -86,9 +88,9 @@ def check_writable(run_dir: Path) -> None:
         ) from error
 
 
-def _run(planned: Planned, proven: Proven, lock: RunLock, say: Say) -> Outcome:
+def _run(planned: Planned, proven: Proven, decisions: tuple[DecisionRecord, ...], lock: RunLock, say: Say) -> Outcome:
     """Train in this process on one device, in processes of their own on several."""
-    spec, brief = planned.spec, make_brief(planned, proven.record, proven.decisions)
+    spec, brief = planned.spec, make_brief(planned, proven.record, (*decisions, *proven.decisions))
     if planned.plan.layout.devices == 1:
         return _here(spec, brief, lock)
     with (

@@ -10,6 +10,7 @@ import math
 from fractions import Fraction
 
 from paceline.errors import ConfigError
+from paceline.spec.growth import course_of
 from paceline.spec.task import Task
 from paceline.units import Amount
 
@@ -39,8 +40,21 @@ def batch_samples(task: Task, items_per_sample: int) -> int:
 
 
 def total_steps(task: Task, batch_samples: int, items_per_sample: int, dataset_samples: int) -> int:
-    """Return the steps at which the task is complete: `task.stop`, rounded up to a whole step."""
-    return in_steps(task.stop, batch_samples, items_per_sample, dataset_samples)
+    """Return the steps at which the task is complete: `task.stop`, rounded up to a whole step.
+
+    Raises ConfigError where a batch that grows by what is measured leaves their number open.
+    """
+    growth = task.growth
+    if growth.by == "noise" and task.stop.unit != "steps":
+        raise ConfigError(
+            f"task.stop = '{task.stop}' with task.growth.by = 'noise'",
+            "how many steps that takes follows from what is measured, and the learning rate's course is in steps",
+            'task.stop = "1000 steps"',
+        )
+    if growth.by != "schedule" or task.stop.unit == "steps":
+        return in_steps(task.stop, batch_samples, items_per_sample, dataset_samples)
+    samples = in_steps(task.stop, 1, items_per_sample, dataset_samples)  # steps of one sample each
+    return course_of(growth, batch_samples, items_per_sample).steps_for(samples)
 
 
 def in_steps(amount: Amount, batch_samples: int, items_per_sample: int, dataset_samples: int) -> int:

@@ -1,27 +1,27 @@
-"""What Python callers may write for a plan, a cluster and run options, made into a spec."""
+"""What Python callers may write for a task, a plan, a cluster and run options, made into a spec."""
 
 from __future__ import annotations
 
 import dataclasses
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from paceline.config.build import build, mapping_layer
-from paceline.config.plain import to_plain
+from paceline.config.declared import declared_table, from_file, told_at_caller
 from paceline.config.shape import Option, Table
-from paceline.config.values import plain
-from paceline.errors import ConfigError, suggestion
+from paceline.config.values import kind_of, literal
+from paceline.errors import ConfigError
 from paceline.spec.cluster import ClusterSpec
-from paceline.spec.load import Spec, table
+from paceline.spec.load import Spec, check
 from paceline.spec.plan import Plan, PlanSpec, counts_text
-from paceline.spec.run import RunSpec, with_faults
-from paceline.spec.sync import Sync, sync_of
+from paceline.spec.run import RunSpec
+from paceline.spec.survive.faults import read_faults
 from paceline.spec.task import Task
 
 
 def make_spec(
-    task: Task,
+    task: Any,
     plan: Any = "auto",
     cluster: Any = "auto",
     run: Any = None,
@@ -31,94 +31,138 @@ def make_spec(
     """Return the spec that Python arguments describe; each takes the typed spec, a dict of it, or a shorthand.
 
     A dict may hold what a spec file would: {"checkpoint_every": "2 steps", "time_limit": "2 h"}. `verify` replaces
-    `run.verify` where it is not None, and `faults` (a file, or the tables of one) `run.faults`.
+    `run.verify` where it is not None, and `faults` (a file, or the tables of one) `run.faults`. Raises ConfigError,
+    with the caller's place, for all that is wrong with them.
     """
-    if isinstance(plan, Plan):
-        layout = dataclasses.asdict(plan.layout)
-        same = ("zero", "micro_batch", "recompute", "recompute_save", "recompute_budget", "offload", "precision",
-                "compile", "schedule", "virtual_stages", "cp_method", "sync")  # fmt: skip
-        rest = {name: getattr(plan, name) for name in same}
-        rest |= {"stages": counts_text(plan.stages), "rows": counts_text(plan.rows)}
-        plan = PlanSpec(**layout, **rest)
-    elif isinstance(plan, str):
-        plan = plan_spec(plan)
-    elif isinstance(plan, dict):
-        plan = _from_dict("plan", plan)
-    if isinstance(cluster, int):
-        cluster = ClusterSpec(devices=cluster)
-    elif isinstance(cluster, str):
-        cluster = ClusterSpec(device=cluster)
-    elif isinstance(cluster, dict):
-        cluster = _from_dict("cluster", cluster)
-    run = _from_dict("run", run) if isinstance(run, dict) else run or RunSpec()
-    if verify is not None:
-        run = dataclasses.replace(run, verify=verify)
-    if faults is not None:
-        run = with_faults(run, faults)
-    return Spec(task=task, cluster=cluster, plan=plan, run=run)
+    made: dict[str, Any] = {}
+    with told_at_caller() as problems:
+        with problems.noting():
+            made["task"] = _task(task)
+        with problems.noting():
+            made["plan"] = _plan(plan)
+        with problems.noting():
+            made["cluster"] = _cluster(cluster)
+        changes: dict[str, Any] = {}
+        with problems.noting():
+            changes = {"faults": read_faults(faults)} if faults is not None else {}
+        with problems.noting():
+            if verify is not None and not isinstance(verify, bool):
+                raise _no("verify", verify, "True or False")
+            changes |= {} if verify is None else {"verify": verify}
+        with problems.noting():
+            made["run"] = dataclasses.replace(_run(run), **changes)
+        if not problems:
+            spec = Spec(**made)
+            with problems.noting():
+                check(spec)
+    return spec
 
 
-def _from_dict(name: str, given: dict[str, Any]) -> Any:
-    """Return a table's dataclass from values as a file or the dataclass has them. Raises ConfigError as a file does."""
-    member = table().members[name]
-    assert isinstance(member, Table)
-    values = {key: _as_in_a_file(member.members.get(key), value) for key, value in given.items()}
-    tables, _ = build(table(), mapping_layer(table(), {name: values}, lambda key: name))
-    return getattr(tables, name)
+def _task(given: Any) -> Task:
+    if isinstance(given, Task):
+        return given
+    if isinstance(given, Mapping):
+        return Task(**given)
+    if isinstance(given, Spec):
+        raise ConfigError("the task is a whole Spec", "its task, cluster, plan and run are arguments of their own",
+                          "spec.task, plan=spec.plan, cluster=spec.cluster, run=spec.run")  # fmt: skip
+    a_file = isinstance(given, str | Path)
+    raise ConfigError(
+        f"{literal(str(given) if isinstance(given, Path) else given)} is no task", f"it is {kind_of(given)}",
+        f"paceline.spec.load.load_spec({str(given)!r}).task, or `paceline train {given}`" if a_file
+        else "paceline.Task(model=..., data=...), or a dict of its options",
+    )  # fmt: skip
 
 
-def _as_in_a_file(member: Option | Table | None, value: Any) -> Any:
-    """Return a typed value as a file would hold it; what is not typed stays as it is."""
-    if isinstance(member, Table):
-        return to_plain(member, value) if isinstance(value, member.cls) else value
-    if member is None or isinstance(value, str):
-        return value
-    if isinstance(value, Path):
-        return str(value)
-    if member.kind == "duration" and not isinstance(value, int | float):
-        return value
-    return plain(member, value)
+def _plan(given: Any) -> PlanSpec:
+    if isinstance(given, PlanSpec):
+        return given
+    if isinstance(given, Plan):
+        return _constraints_of(given)
+    if isinstance(given, str):
+        return plan_spec(given)
+    if isinstance(given, Mapping):
+        return PlanSpec(**given)
+    raise _no("plan", given, '"auto", "dp_shard=2, precision=bf16", a dict of options, or PlanSpec(...)')
+
+
+def _constraints_of(plan: Plan) -> PlanSpec:
+    """Return the constraints that only this plan keeps."""
+    same = ("zero", "micro_batch", "recompute", "recompute_save", "recompute_budget", "offload", "precision",
+            "compile", "schedule", "virtual_stages", "cp_method", "sync")  # fmt: skip
+    rest = {name: getattr(plan, name) for name in same}
+    rest |= {"stages": counts_text(plan.stages), "rows": counts_text(plan.rows)}
+    return PlanSpec(**dataclasses.asdict(plan.layout), **rest)
+
+
+def _cluster(given: Any) -> ClusterSpec:
+    if isinstance(given, ClusterSpec):
+        return given
+    if isinstance(given, int) and not isinstance(given, bool):
+        return ClusterSpec(devices=given)
+    if isinstance(given, str):
+        return ClusterSpec(device=given)
+    if isinstance(given, Mapping):
+        return ClusterSpec(**given)
+    raise _no("cluster", given, '"auto", a number of devices, a device\'s name, a dict of options, or ClusterSpec(...)')
+
+
+def _run(given: Any) -> RunSpec:
+    if given is None:
+        return RunSpec()
+    if isinstance(given, RunSpec):
+        return given
+    if isinstance(given, Mapping):
+        return RunSpec(**given)
+    raise _no("run", given, '{"dir": "runs/first"}, or RunSpec(...)')
+
+
+def _no(name: str, given: Any, wanted: str) -> ConfigError:
+    return ConfigError(f"{name} = {literal(given)} cannot be used", f"it is {kind_of(given)}", wanted)
 
 
 def plan_spec(text: str) -> PlanSpec:
     """Return the constraints in "auto", "dp_shard=2, precision=bf16" or "dp_replicate=2 sync=outer sync.every=8"."""
-    if text == "auto":
+    if text.strip() == "auto":
         return PlanSpec()
-    known = {field.name: field for field in dataclasses.fields(PlanSpec)}
-    known |= {f"sync.{field.name}": field for field in dataclasses.fields(Sync)}
+    known = {".".join(key): option for key, option in declared_table(PlanSpec).options()}
+    shorthands = {f"{name}": f"{name}.{member.shorthand}" for name, member in declared_table(PlanSpec).members.items()
+                  if isinstance(member, Table) and member.shorthand}  # fmt: skip
     found: dict[str, Any] = {}
     for part in re.split(r"\s*,\s*|\s+(?=[\w.]+\s*=)", text.strip()):  # as options have them, as layouts are printed
         name, _, value = (piece.strip() for piece in part.partition("="))
-        name = "sync.kind" if name == "sync" else name
+        name = shorthands.get(name, name)
         if name not in known or not value:
             raise ConfigError(
                 f"plan = '{text}' is not a plan",
                 f"'{part.strip()}' is not of the form name=value with one of {', '.join(known)}",
                 '"auto", or for example "dp_shard=2, precision=bf16"',
             )
-        read, choices = _read(value, type(known[name].default)), known[name].metadata["choices"]
-        chosen = read if isinstance(read, tuple) else (read,)
-        if type(read) is not type(known[name].default) or (choices and not set(chosen) <= set(choices)):
-            kinds = {int: "a whole number", float: "a number", bool: "true or false"}
-            kind = kinds.get(type(known[name].default), "one of the choices")
-            raise ConfigError(
-                f"plan = '{text}' is not a plan", f"{name} = '{value}' is not {kind}",
-                suggestion(value, choices) if choices else f"{name}={known[name].default or 2}".lower(),
-            )  # fmt: skip
-        found[name] = read
-    sync = {name.removeprefix("sync."): found.pop(name) for name in list(found) if name.startswith("sync.")}
-    return PlanSpec(**found, sync=sync_of(sync))
+        if name in found:
+            raise ConfigError(f"plan = '{text}' is not a plan", f"it has {name} twice", "name each once")
+        found[name] = _read(value, known[name])
+    for name in shorthands:
+        inner = {key.partition(".")[2]: found.pop(key) for key in list(found) if key.startswith(f"{name}.")}
+        found |= {name: inner} if inner else {}
+    try:
+        with from_file():  # the place of the caller comes before the whole text
+            return PlanSpec(**found)
+    except ConfigError as error:
+        raise ConfigError(f"plan = '{text}' is not a plan", error.what, error.try_) from error
 
 
-def _read(text: str, kind: type) -> Any:
-    """Return a value of the type, with the parts of a list joined by "+"; the text itself where it is none."""
-    if kind is tuple:
+def _read(text: str, option: Option) -> Any:
+    """Return a value of the option's kind, with the parts of a list joined by "+"; the text itself where it is none."""
+    if option.kind == "texts":
         return tuple(part.strip() for part in text.split("+"))
-    if kind is float and text.replace(".", "", 1).isdigit():
-        return float(text)
-    if kind is int and text.isdigit():
-        return int(text)
-    return {"true": True, "false": False}.get(text.lower(), text) if kind is bool else text
+    if option.kind == "flag":
+        return {"true": True, "false": False}.get(text.lower(), text)
+    if option.kind in ("whole", "number"):
+        try:
+            return int(text) if option.kind == "whole" else float(text)
+        except ValueError:
+            return text
+    return text
 
 
 def run_directory(spec: Spec) -> Path:

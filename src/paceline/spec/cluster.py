@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from paceline.config.declared import Declared
 from paceline.config.fields import option
 from paceline.spec.reliability import ReliabilitySpec
 
@@ -14,7 +15,7 @@ FUSED_ADAMW_BYTES = 7 * 4
 
 
 @dataclass(frozen=True)
-class ClusterSpec:
+class ClusterSpec(Declared, table="cluster"):
     """The `[cluster]` table of a spec: which machines, how many, and at what price."""
 
     device: str = option("auto", "'auto' (this machine), 'cpu', 'cuda', or a catalog name such as 'h100-sxm'")

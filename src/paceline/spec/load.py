@@ -17,8 +17,10 @@ from typing import Any
 
 from paceline.config import build, plain, schema, shape
 from paceline.config.build import Override
+from paceline.config.declared import Declared, caller, from_file
 from paceline.config.document import TomlDocument, parse_document, read_document
 from paceline.config.fields import option
+from paceline.config.problems import Problems
 from paceline.config.values import literal
 from paceline.errors import ConfigError
 from paceline.spec.amounts import batch_samples
@@ -26,7 +28,7 @@ from paceline.spec.cluster import ClusterSpec
 from paceline.spec.data.rules import check_data
 from paceline.spec.import_paths import is_import_path, make_importable, names_object, scheme_of
 from paceline.spec.optimizers import names_of
-from paceline.spec.plan import PlanSpec, parse_rows
+from paceline.spec.plan import PlanSpec, parse_rows, parse_stages
 from paceline.spec.run import RunSpec
 from paceline.spec.survive.faults import check_faults
 from paceline.spec.task import DataSpec, Task
@@ -40,7 +42,7 @@ BUILT_IN = {"task.data.source": ("stdlib", "digits"), "task.data.tokenizer": ("b
 
 
 @dataclass(frozen=True)
-class Tables:
+class Tables(Declared):
     """The tables of a spec file."""
 
     task: Task = option(factory=Task, doc="what to learn")
@@ -82,11 +84,13 @@ def parse_spec(text: str, name: str = "spec", overrides: Sequence[str | Override
 
 
 def _from_document(document: TomlDocument, overrides: Sequence[str | Override], path: Path | None) -> Spec:
-    layers = [build.document_layer(table(), document)]
+    problems = Problems()
+    layers = [build.document_layer(table(), document, problems)]
     for override in overrides:
-        override = build.parse_override(override) if isinstance(override, str) else override
-        layers.append(build.override_layer(table(), override))
-    return _finish(build.overlay(layers), path)
+        with problems.noting():
+            parsed = build.parse_override(override) if isinstance(override, str) else override
+            layers.append(build.override_layer(table(), parsed, problems))
+    return _finish(build.overlay(layers), path, problems)
 
 
 def spec_to_dict(spec: Tables) -> dict[str, Any]:
@@ -130,18 +134,19 @@ def spec_schema() -> dict[str, Any]:
 def _origin(spec: Spec, key: str) -> str:
     while key and key not in spec.provenance:
         key = key.rpartition(".")[0]
-    return spec.provenance.get(key, "python")
+    return spec.provenance.get(key) or caller() or "python"
 
 
-def _finish(layer: build.Layer, path: Path | None) -> Spec:
+def _finish(layer: build.Layer, path: Path | None, problems: Problems | None = None) -> Spec:
     folders = [path.parent.resolve()] if path else []
     make_importable([*folders, Path.cwd()])
     layer = {key: _located_path(build.dotted(key), entry, folders) for key, entry in layer.items()}
     if (entry := layer.get(MIX)) and isinstance(entry.value, list | tuple):
         layer[MIX] = dataclasses.replace(entry, value=[_located_source(each, entry, folders) for each in entry.value])
-    tables, provenance = build.build(table(), layer)
-    spec = Spec(**{field.name: getattr(tables, field.name) for field in dataclasses.fields(Tables)},
-                provenance=provenance, path=path)  # fmt: skip
+    tables, provenance = build.build(table(), layer, problems)
+    with from_file():
+        spec = Spec(**{field.name: getattr(tables, field.name) for field in dataclasses.fields(Tables)},
+                    provenance=provenance, path=path)  # fmt: skip
     check(spec)
     return spec
 
@@ -182,41 +187,46 @@ def _exists(path: Path) -> bool:
 
 
 def check(spec: Spec) -> None:
-    """Raise ConfigError, with the origin of the value, for options that contradict each other."""
-    check_faults(spec.run.faults)
-    task, schedule = spec.task, spec.task.schedule
-    if not re.fullmatch(r"[\w][\w .+-]*", task.name):
-        _refuse(spec, "task.name", literal(task.name), "it names a folder", "letters, digits, '.', '_' and '-'")
-    check_data(task.data)
+    """Raise ConfigError, with the origin of each value, for all options that contradict each other."""
+    problems, task = Problems(), spec.task
+    with problems.noting(_origin(spec, "run.faults")):
+        check_faults(spec.run.faults)
+    with problems.noting(_origin(spec, "task.name")):
+        if not re.fullmatch(r"[\w][\w .+-]*", task.name):
+            _refuse("task.name", literal(task.name), "it names a folder", "letters, digits, '.', '_' and '-'")
+    with problems.noting(_origin(spec, "task.data.mix")):
+        check_data(task.data)
     if isinstance(task.data, DataSpec) and all(_is_of_tokens(part.source) for part in task.data.parts()):
-        try:
+        with problems.noting(_origin(spec, "task.global_batch")):
             batch_samples(task, task.data.seq_len)
-        except ConfigError as error:
-            raise ConfigError(
-                f"{_origin(spec, 'task.global_batch')}: {error.what}", error.because, error.try_
-            ) from error
-    try:
+    with problems.noting(_origin(spec, "task.turns")):
         check_turns(task)
-    except ConfigError as error:
-        raise ConfigError(f"{_origin(spec, 'task.turns')}: {error.what}", error.because, error.try_) from error
-    try:
+    with problems.noting(_origin(spec, "task.optimizer.name")):
         names_of(task.optimizer)
-    except ConfigError as error:
-        raise ConfigError(f"{_origin(spec, 'task.optimizer.name')}: {error.what}", error.because, error.try_) from error
-    if not spec.plan.sync.is_plain and spec.plan.dp_replicate < 2:
-        copies = f"plan.dp_replicate is {spec.plan.dp_replicate or 'unset'}"
-        _refuse(spec, "plan.sync.kind", f"'{spec.plan.sync.kind}' ({spec.plan.sync})",
+    with problems.noting(_origin(spec, "plan.sync.kind")):
+        _check_sync(spec.plan)
+    with problems.noting(_origin(spec, "plan.rows")):
+        parse_rows(spec.plan.rows)
+    with problems.noting(_origin(spec, "plan.stages")):
+        parse_stages(spec.plan.stages)
+    if task.schedule.decay is not None and task.schedule.kind != "wsd":
+        with problems.noting(_origin(spec, "task.schedule.decay")):
+            because = f"the schedule '{task.schedule.kind}' has no separate decay"
+            _refuse("task.schedule.decay", literal(str(task.schedule.decay)), because, 'task.schedule.kind = "wsd"')
+    problems.raise_all()
+
+
+def _check_sync(plan: PlanSpec) -> None:
+    if not plan.sync.is_plain and plan.dp_replicate < 2:
+        copies = f"plan.dp_replicate is {plan.dp_replicate or 'unset'}"
+        _refuse("plan.sync.kind", f"'{plan.sync.kind}' ({plan.sync})",
                 f"{copies}, and the number of copies is a part of what is computed: the planner does not choose it",
                 "plan.dp_replicate = 2, or more copies")  # fmt: skip
-    parse_rows(spec.plan.rows)
-    if schedule.decay is not None and schedule.kind != "wsd":
-        _refuse(spec, "task.schedule.decay", literal(str(schedule.decay)),
-                f"the schedule '{schedule.kind}' has no separate decay", 'task.schedule.kind = "wsd"')  # fmt: skip
 
 
 def _is_of_tokens(source: str) -> bool:
     return source != "digits" and not names_object(source) and scheme_of(source)[0] != "images"
 
 
-def _refuse(spec: Spec, key: str, value: str, because: str, fix: str) -> None:
-    raise ConfigError(f"{_origin(spec, key)}: {key} = {value} cannot be", because, fix)
+def _refuse(key: str, value: str, because: str, fix: str) -> None:
+    raise ConfigError(f"{key} = {value} cannot be", because, fix)

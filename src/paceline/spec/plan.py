@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from paceline.config.fields import option
-from paceline.errors import ConfigError, suggestion
+from paceline.config.declared import Declared
+from paceline.config.fields import HeldWord, option
+from paceline.errors import ConfigError
 from paceline.spec.layout import Layout, rows_of
 from paceline.spec.sync import PLAIN, Sync, sync_of
 
@@ -17,11 +18,12 @@ SAVED_KINDS = ("products", "attention")  # what selective recompute may keep
 OFFLOAD = ("none", "optimizer", "activations", "all")
 SCHEDULES = ("gpipe", "1f1b", "interleaved", "zero-bubble")
 CP_METHODS = ("gather", "ring")
+CONFIRMED = HeldWord(-1)  # what `micro_batch = "auto"` is held as
 QUANTITIES = ("time", "memory", "money", "energy", "carbon")  # what a plan takes, and a goal minimises
 
 
 @dataclass(frozen=True)
-class GoalSpec:
+class GoalSpec(Declared, table="plan.goal"):
     """What the planner minimises: one quantity, or a weighted sum of several, each over the least that a plan takes."""
 
     name: str = option("time", "minimised alone, where no weight is set", choices=QUANTITIES)
@@ -30,12 +32,6 @@ class GoalSpec:
     money: float = option(0.0, "weight of the run's money", minimum=0.0)
     energy: float = option(0.0, "weight of the run's energy", minimum=0.0)
     carbon: float = option(0.0, "weight of the run's carbon", minimum=0.0)
-
-    def __post_init__(self) -> None:
-        if self.name not in QUANTITIES:
-            raise ConfigError(
-                f"plan.goal = '{self.name}'", f"a plan takes {', '.join(QUANTITIES)}", suggestion(self.name, QUANTITIES)
-            )
 
     @property
     def weights(self) -> dict[str, float]:
@@ -52,7 +48,7 @@ class GoalSpec:
 
 
 @dataclass(frozen=True)
-class PlanSpec:
+class PlanSpec(Declared, table="plan"):
     """The `[plan]` table of a spec. What is left unset ("auto" or 0) is the planner's choice; the rest binds it."""
 
     dp_replicate: int = option(0, "copies of the model (0: planner's choice)", minimum=0)
@@ -67,7 +63,13 @@ class PlanSpec:
         minimum=0,
         maximum=3,
     )
-    micro_batch: int = option(0, "samples per forward pass on a device (0: planner's choice)", minimum=0)
+    micro_batch: int = option(
+        0,
+        "samples per forward pass on a device (0: planner's choice; auto: that choice, confirmed by a few steps in "
+        "processes that end before the run begins, and made smaller where a run's memory gets short)",
+        minimum=0,
+        words={"auto": CONFIRMED},
+    )
     rows: str = option(
         "", 'samples of the global batch that each data rank reads, such as "3x10+2" (empty: as even as can be)'
     )
@@ -104,12 +106,15 @@ class PlanSpec:
         0.1, "largest chance of running out of memory that a plan may have", above=0.0, maximum=0.5
     )
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "sync", sync_of(self.sync))
-        if isinstance(self.goal, str):
-            object.__setattr__(self, "goal", GoalSpec(self.goal))
-        elif isinstance(self.goal, dict):
-            object.__setattr__(self, "goal", GoalSpec(**self.goal))
+    @property
+    def confirms(self) -> bool:
+        """Whether the micro-batch is confirmed by a probe, and may change during the run."""
+        return self.micro_batch == CONFIRMED
+
+    @property
+    def asked_micro_batch(self) -> int:
+        """The micro-batch that the spec settles; 0 where it settles none."""
+        return max(0, self.micro_batch)
 
 
 @dataclass(frozen=True)

@@ -5,13 +5,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from paceline.config.declared import Declared
 from paceline.config.fields import option
 
 STUDIES = ("llama3", "meta-rsc1", "meta-rsc2", "opt-175b", "bloom")
 
 
 @dataclass(frozen=True)
-class ReliabilitySpec:
+class ReliabilitySpec(Declared, table="cluster.reliability"):
     """The `[cluster.reliability]` table of a spec. Only forecasts of whole runs and simulations read it."""
 
     failures: str = option(

@@ -6,6 +6,7 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Any
 
+from paceline.config.declared import Declared
 from paceline.config.fields import option
 from paceline.errors import ConfigError
 from paceline.spec.survive.checkpoints import CheckpointsSpec
@@ -17,7 +18,7 @@ from paceline.units import Amount
 
 
 @dataclass(frozen=True)
-class RunSpec:
+class RunSpec(Declared, table="run"):
     """Where a run lives and what it keeps."""
 
     dir: str = option("", "the run's directory; empty means runs/NAME")
@@ -88,7 +89,8 @@ class RunSpec:
     recovery: RecoverySpec = option(factory=RecoverySpec, doc="what is tried when processes of the run are lost")
     nodes: NodesSpec = option(factory=NodesSpec, doc="the nodes of the run, each with a supervisor of its own")
 
-    def __post_init__(self) -> None:
+    def refuse_contradictions(self) -> None:
+        """Raise ConfigError where the same work is asked to be cut otherwise and to give the same bits."""
         if self.deterministic and self.health.on_straggler == "less_work":
             raise ConfigError(
                 "run.health.on_straggler = 'less_work' with run.deterministic",

@@ -6,15 +6,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from paceline.config.declared import Declared
 from paceline.config.fields import option
-from paceline.errors import ConfigError, suggestion
+from paceline.errors import ConfigError
 
 SYNC_KINDS = ("every-step", "outer")
 WIRES = ("full", "bf16")
 
 
 @dataclass(frozen=True)
-class Sync:
+class Sync(Declared, table="plan.sync"):
     """How copies of the model (`dp_replicate`) stay in step.
 
     `every-step` sums all gradients in every step: what any layout does unless it is told otherwise. With `outer` each
@@ -31,12 +32,8 @@ class Sync:
         "full", "how copies send gradients: as they are, or in bf16 with what is left out added later", choices=WIRES
     )
 
-    def __post_init__(self) -> None:
-        for name, value, known in (("kind", self.kind, SYNC_KINDS), ("wire", self.wire, WIRES)):
-            if value not in known:
-                raise ConfigError(
-                    f"plan.sync.{name} = '{value}'", f"it is one of {', '.join(known)}", suggestion(value, known)
-                )
+    def refuse_contradictions(self) -> None:
+        """Raise ConfigError where there are options of an outer step without one, or of sums with one."""
         if self.kind != "outer" and (self.every, self.lr, self.momentum) != (1, 1.0, 0.0):
             raise ConfigError(
                 f"plan.sync.kind = '{self.kind}' with every, lr or momentum",

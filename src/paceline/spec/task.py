@@ -5,15 +5,21 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
+from paceline.config.declared import Declared
 from paceline.config.fields import option
 from paceline.spec.data.mix import MixSpec
-from paceline.units import Amount, parse_amount
+from paceline.spec.growth import GrowthSpec
+from paceline.units import Amount
 
+CALLED = {"__call__": "a function"}
+MODELS = {"__call__": "a torch.nn.Module or a function that makes one"}
+DATA_SETS = {"__len__ __getitem__": "a data set with a length, or (train, validation)", "read samples": "a Source",
+             "open_sources": "what opens sources"}  # fmt: skip
 DTYPES = ("fp32", "bf16", "fp16", "fp64")
 
 
 @dataclass(frozen=True)
-class ModelSpec:
+class ModelSpec(Declared, table="task.model"):
     """The model: a named size of a built-in family, or a user's `torch.nn.Module`."""
 
     name: str = option(
@@ -48,7 +54,7 @@ class ModelSpec:
 
 
 @dataclass(frozen=True)
-class DataSpec:
+class DataSpec(Declared, table="task.data"):
     """The data: what is read, how it becomes tokens, how long a sample is."""
 
     source: str = option(
@@ -64,6 +70,7 @@ class DataSpec:
         "",
         "`package.module:function` that makes a batch of a user's samples, such as ragged ones: collate(samples) or"
         " collate(samples, ids); empty stacks them",
+        objects=CALLED,
     )
     tokenizer: str = option(
         "bytes", "'bytes' (256 values and an end-of-document mark), 'bpe' (trained on the corpus), or a tokenizer.json"
@@ -138,13 +145,13 @@ class DataSpec:
 
 
 @dataclass(frozen=True)
-class GroupSpec:
+class GroupSpec(Declared, table="task.optimizer.groups"):
     """Parameters, by their names, that are trained otherwise than the rest."""
 
     match: tuple[str, ...] = option(
         (), "patterns of parameter names, `*` for any text; a parameter belongs to the first group that matches it"
     )
-    name: Any = option("", "another optimizer for them; empty keeps task.optimizer.name")
+    name: Any = option("", "another optimizer for them; empty keeps task.optimizer.name", objects=CALLED)
     lr_scale: float = option(1.0, "their learning rate over the schedule's", minimum=0.0)
     weight_decay: float | None = option(
         None, "their weight decay, whatever their dimensions; unset keeps the default rule", minimum=0.0
@@ -153,7 +160,7 @@ class GroupSpec:
 
 
 @dataclass(frozen=True)
-class OptimizerSpec:
+class OptimizerSpec(Declared, table="task.optimizer"):
     """The optimizer and its fixed hyperparameters.
 
     In Python `name` also takes a callable `factory(parameter_groups, lr=..., **arguments)` that returns a
@@ -165,6 +172,7 @@ class OptimizerSpec:
         "update rule: 'adamw', 'sgd', 'adam', 'nadam', 'radam', 'adamax', 'adagrad', 'adadelta', 'rmsprop', 'lion',"
         " 'adafactor', 'muon' (matrices; AdamW for the rest), 'adamw8bit' (needs the extra 8bit), or"
         " `package.module:factory`",
+        objects=CALLED,
     )
     lr: float = option(3e-4, "peak learning rate", above=0.0)
     beta1: float = option(
@@ -187,11 +195,11 @@ class OptimizerSpec:
 
 
 @dataclass(frozen=True)
-class TurnSpec:
+class TurnSpec(Declared, table="task.turns"):
     """One of several objectives that take turns in every step, as in a GAN, and the parameters that it trains."""
 
     name: str = option("", "a short name, under which the journal keeps its loss")
-    objective: Any = option("", "'next_token', 'classification' or `package.module:function`")
+    objective: Any = option("", "'next_token', 'classification' or `package.module:function`", objects=CALLED)
     match: tuple[str, ...] = option(
         (), "patterns of the parameters it trains, `*` for any text; each belongs to the first turn that matches it"
     )
@@ -202,7 +210,7 @@ class TurnSpec:
 
 
 @dataclass(frozen=True)
-class ScheduleSpec:
+class ScheduleSpec(Declared, table="task.schedule"):
     """The learning rate as a function of the step."""
 
     kind: str = option("cosine", "shape after warm-up", choices=("constant", "cosine", "linear", "wsd"))
@@ -214,7 +222,7 @@ class ScheduleSpec:
 
 
 @dataclass(frozen=True)
-class Task:
+class Task(Declared, table="task"):
     """What to learn: model, data, objective, optimizer, global batch, stop condition and seed.
 
     In Python, `model`, `data` and `objective` also take objects: a `torch.nn.Module` or a factory of one, a
@@ -222,12 +230,13 @@ class Task:
     """
 
     name: str = option("task", "a short name, used in the journal and the report")
-    model: Any = option(factory=ModelSpec, doc="the model")
-    data: Any = option(factory=DataSpec, doc="the data")
+    model: Any = option(factory=ModelSpec, doc="the model", objects=MODELS)
+    data: Any = option(factory=DataSpec, doc="the data", objects=DATA_SETS)
     objective: Any = option(
         "auto",
         "'next_token', 'classification', `package.module:function`, or 'auto' for the data's own; with turns, the name"
         " of the one that is evaluated, 'auto' for the first",
+        objects=CALLED,
     )
     turns: tuple[TurnSpec, ...] = option(
         (), "several objectives that take turns in every step, in this order, each on parameters of its own"
@@ -240,17 +249,6 @@ class Task:
         quantity="amount",
         units=("samples", "tokens"),
     )
+    growth: GrowthSpec = option(factory=GrowthSpec, doc="whether and how the global batch grows")
     stop: Amount = option(Amount(300, "steps"), "when training is complete", quantity="amount")
     seed: int = option(7, "seed of the initial weights, the sample order and dropout", minimum=0)
-
-    def __post_init__(self) -> None:
-        for field in ("global_batch", "stop"):
-            if isinstance(getattr(self, field), str):
-                object.__setattr__(self, field, parse_amount(getattr(self, field)))
-            elif isinstance(getattr(self, field), int):
-                unit = "samples" if field == "global_batch" else "steps"
-                object.__setattr__(self, field, Amount(getattr(self, field), unit))
-        if isinstance(self.model, str):
-            object.__setattr__(self, "model", ModelSpec(name=self.model))
-        if isinstance(self.data, str):
-            object.__setattr__(self, "data", DataSpec(source=self.data))

@@ -8,11 +8,16 @@ ROOT = Path("/sys/fs/cgroup")
 USUAL = "out of memory is the usual reason for SIGKILL"
 
 
+def own_group() -> Path:
+    """Return the folder of this process's control group. Raises OSError where the system has none."""
+    own = Path("/proc/self/cgroup").read_text().partition("0::")[2].split("\n")[0]
+    return ROOT / own.lstrip("/")
+
+
 def memory_kills() -> int | None:
     """Return how many processes of this one's control group the kernel has killed for memory; None where unknown."""
     try:
-        own = Path("/proc/self/cgroup").read_text().partition("0::")[2].split("\n")[0]
-        lines = (ROOT / own.lstrip("/") / "memory.events").read_text().splitlines()
+        lines = (own_group() / "memory.events").read_text().splitlines()
         return int(dict(line.split() for line in lines)["oom_kill"])
     except (OSError, ValueError, KeyError):
         return None

@@ -112,7 +112,7 @@ def explain(outcome: Outcome) -> None:
 
 def _as_error(details: Mapping[str, object]) -> PacelineError:
     what = str(details["what"])
-    if "rank" in details:
+    if "rank" in details and f"rank {details['rank']} " not in f"{what} ":
         what = f"{what} (rank {details['rank']})"
     return PacelineError(what, str(details["because"]), str(details["try"]))
 

@@ -35,7 +35,11 @@ KINDS_TRIED: dict[str, tuple[dict[str, object], int, str]] = {
     "slow": ({"kind": "slow", "step": 2, "steps": 3}, 0, ""),
     "delay": ({"kind": "delay", "step": 3, "seconds": "200 ms"}, 0, ""),
     "error": ({"kind": "error", "step": 3, "phase": "update"}, 1, "RuntimeError: fault 1 (error) was made on purpose"),
-    "oom": ({"kind": "oom", "step": 3}, 1, "OutOfMemoryError"),
+    "oom": (
+        {"kind": "oom", "step": 3},
+        3,
+        "out of memory on rank 1 of 2, in the forward",
+    ),
     "nan": ({"kind": "nan", "step": 3}, 6, "step 3: loss"),
     "nan weight": ({"kind": "nan", "step": 3, "phase": "data", "target": "weight"}, 6, "step 3: loss nan"),
     "flip": ({"kind": "flip", "step": 3, "phase": "update", "bit": 20}, 4, "step 3: ranks 0 and 1 no longer agree"),
@@ -219,7 +223,7 @@ def test_a_plan_is_one_thing_in_a_file_in_python_and_in_a_spec(tmp_path: Path) -
     path = tmp_path / "faults.toml"
     path.write_text('seed = 3\n[[each]]\nkind = "stop"\nstep = 5\nseconds = "2 s"\n')
     plan = read_faults(path)
-    assert plan.seed == 3 and plan.each == (FaultSpec(kind="stop", step=5, seconds=2.0),)
+    assert plan.seed == 3 and plan.each == (FaultSpec(kind="stop", step=5, seconds="2 s"),)
     assert read_faults({"seed": 3, "each": [{"kind": "stop", "step": 5, "seconds": "2 s"}]}) == plan
     spec = parse_spec('[run.faults]\nseed = 3\n[[run.faults.each]]\nkind = "stop"\nstep = 5\nseconds = "2 s"\n')
     assert spec.run.faults == plan and spec_from_dict(json.loads(json.dumps(spec_to_dict(spec)))).run.faults == plan

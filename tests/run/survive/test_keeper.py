@@ -157,7 +157,7 @@ def _hanging(folder: str) -> tuple[str, list[int]]:
         saves = range(1, 2) if here().rank == here().size - 1 else range(0)
         gate = Gate(patch, saves)
         try:
-            through(training(Path(folder), hanging_after=0.2), steps.append)
+            through(training(Path(folder), hanging_after="0.2 s"), steps.append)
         except StorageError as error:
             return f"{error.what}: {error.because}", steps
         finally:

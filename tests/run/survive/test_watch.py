@@ -27,7 +27,7 @@ from paceline.supervise import supervisor
 from paceline.supervise.blame import Outcome
 from paceline.supervise.supervisor import supervise_started
 
-HEALTH = HealthSpec(hang_factor=5.0, hang_minimum=2.0, hang_elsewhere=60.0)
+HEALTH = HealthSpec(hang_factor=5.0, hang_minimum="2.0 s", hang_elsewhere="60.0 s")
 STEP_SECONDS = 0.1
 LATE = 20.0
 
@@ -242,7 +242,7 @@ def run(folder: Path, what: str, health: HealthSpec) -> Outcome:
 @pytest.mark.parametrize("what", ["stops", "hangs"])
 def test_a_supervisor_ends_a_run_that_hangs(tmp_path: Path, what: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(supervisor, "GRACE_SECONDS", 0.1)  # rank 0 hears nothing of its peer's end
-    outcome = run(tmp_path, what, HealthSpec(hang_minimum=0.5, hang_factor=2.0))
+    outcome = run(tmp_path, what, HealthSpec(hang_minimum="0.5 s", hang_factor=2.0))
     assert outcome.exit_code == 137 and outcome.error is not None and outcome.error["rank"] == 1
     assert "rank 1 of 2 hung in the forward and backward passes of step 5" in str(outcome.error["what"])
     (folder,) = (tmp_path / "run" / "hangs").iterdir()
@@ -259,7 +259,7 @@ def test_a_supervisor_ends_a_run_that_hangs(tmp_path: Path, what: str, monkeypat
 
 
 def test_a_run_that_ends_is_no_hang(tmp_path: Path) -> None:
-    assert run(tmp_path, "ends", HealthSpec(hang_minimum=0.01, hang_factor=1.1)) == Outcome(0)
+    assert run(tmp_path, "ends", HealthSpec(hang_minimum="0.01 s", hang_factor=1.1)) == Outcome(0)
     assert run(tmp_path, "unheard", HealthSpec(hangs=False)) == Outcome(0)
     assert not (tmp_path / "run").exists()
 

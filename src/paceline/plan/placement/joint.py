@@ -43,7 +43,7 @@ def join_groups(spec: ClusterSpec, profile: ModelProfile, asked: PlanSpec, batch
         own.devices for own in specs.values()
     ]  # fmt: skip
     precision = _precision(profile, members.values(), asked.precision)
-    rows = asked.micro_batch or min(MOST_ROWS, -(-batch_samples // sum(counts)))
+    rows = asked.asked_micro_batch or min(MOST_ROWS, -(-batch_samples // sum(counts)))
     seconds = [_row_seconds(profile, cluster, precision, rows) for cluster in members.values()]
     known = all(math.isfinite(each) for each in seconds)
     slowest = max(range(len(seconds)), key=lambda at: seconds[at]) if known else 0

@@ -260,7 +260,7 @@ class Space:
         classes = any_class if layout.state_degree > 1 else (3,)
         sizes = [
             (size, accumulation_for(*batch, size, shares))
-            for size in micro_batches(*batch, self.constraints.micro_batch, shares=shares, coarse=self.coarse)
+            for size in micro_batches(*batch, self.constraints.asked_micro_batch, shares=shares, coarse=self.coarse)
         ]
         closed = "accumulation" in (self.context.profile.closed_axes or {})
         rows, told = [], set()

@@ -13,11 +13,13 @@ from torch import nn
 from paceline.checkpoint.tiers.held import HeldByRanks
 from paceline.errors import StorageError
 from paceline.lock import RunLock, take
+from paceline.plan.search.micro_batch import with_micro_batch
 from paceline.run.loop.evaluate import unigram_bar
 from paceline.run.loop.resume import Progress, RunIdentity
 from paceline.run.loop.sources import open_together
 from paceline.run.loop.step import Stepper, StepStats
 from paceline.run.loop.under_plan import UnderPlan
+from paceline.run.memory.exhausted import is_exhausted, out_of_memory
 from paceline.run.memory.spent import MemoryMeter
 from paceline.run.process.brief import Brief, take_brief
 from paceline.run.process.generation import REFORMED, Generation, take_generation
@@ -28,6 +30,7 @@ from paceline.run.record.recorder import Recorder, SilentRecorder
 from paceline.run.record.sink import OpenSink, Sink
 from paceline.run.record.status import StatusLine
 from paceline.run.survive.health.passed_over import PassedOver
+from paceline.run.survive.health.pressure import MemoryPressure
 from paceline.run.survive.health.second_look import SecondLook
 from paceline.run.survive.health.stragglers import Stragglers
 from paceline.run.survive.listener import listen_for_abort
@@ -47,6 +50,7 @@ from paceline.run.survive.survivor import (
     without_frames,
 )
 from paceline.spec.amounts import in_steps
+from paceline.spec.journal.settled import settled_micro_batch
 from paceline.spec.load import Spec
 from paceline.spec.plan import Plan
 from paceline.spec.sync import refuse_between
@@ -170,13 +174,29 @@ class InWorld:
 
     def _build(self, plan: Plan, world: World, root: Path | HeldByRanks | None = None) -> UnderPlan:
         self._points.starting("load", self.dir)
-        under = UnderPlan(self._run, plan, world, self.source, self.brief.items_per_sample, root)
+        plan = self._as_settled(plan, world)
+        try:
+            under = UnderPlan(self._run, plan, world, self.source, self.brief.items_per_sample, root)
+        except (RuntimeError, MemoryError) as error:
+            if not is_exhausted(error):
+                raise
+            raise out_of_memory(error, self._points.at, self.brief, world, self._meter) from error
         self._points.bind(under.built.stepper)
         run = self.spec.run
         looks_every = self._steps(run.health.recompute_every)
         self._second_look = SecondLook(looks_every, plan, world, run.deterministic) if looks_every else None
         self._stragglers = Stragglers(run.health, world, under, self.dir)
+        self._pressure = None
+        if self.spec.plan.confirms:
+            self._pressure = MemoryPressure(world, under, self._meter, run.health.memory_pressure)
         return under
+
+    def _as_settled(self, plan: Plan, world: World) -> Plan:
+        """Return the plan with the micro-batch that the run has settled on so far, where it is the run's to settle."""
+        if not self.spec.plan.confirms:
+            return plan
+        settled: int | None = world.share(settled_micro_batch(self.dir, plan) if world.is_first else None)
+        return plan if settled is None else with_micro_batch(plan, settled)
 
     @property
     def model(self) -> nn.Module:
@@ -187,6 +207,12 @@ class InWorld:
     def optimizer(self) -> torch.optim.Optimizer:
         """What updates the model."""
         return self._under.built.optimizer
+
+    def _told(self, error: BaseException) -> BaseException:
+        """Return an error of this rank as the run tells it: memory that is exhausted with what it was spent on."""
+        if not is_exhausted(error):
+            return error
+        return out_of_memory(error, self._points.at, self.brief, self.world, self._meter, self.model, self.optimizer)
 
     @property
     def _stepper(self) -> Stepper:

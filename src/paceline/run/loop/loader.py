@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +16,7 @@ from paceline.spec.plan import Plan, rows_refusal
 from paceline.task.data.order.many import StepIds
 from paceline.task.data.order.of_source import ids_at
 from paceline.task.data.order.permutation import sample_ids
-from paceline.task.data.protocol import Source
+from paceline.task.data.protocol import Source, reading_ahead
 
 HELD_OUT_SEED = 0
 
@@ -76,6 +77,7 @@ class BatchStream:
     plan: Plan
     data_rank: int
     device: torch.device
+    sizes: Callable[[int, int], int] | None = None  # the samples of a step that starts at a position, where they differ
 
     def __post_init__(self) -> None:
         if because := rows_refusal(self.plan):
@@ -87,11 +89,14 @@ class BatchStream:
     ) -> StepBatch:
         """Return this rank's part of the global batch that starts at `position`, which is that of update `step`.
 
-        The batch has the plan's size, or `samples` over all ranks, of which a rank passes `micro_batch` at once. All
-        ranks ask for the same. Without a `step` all batches before are taken to be as large as the plan's.
+        The batch has the plan's size, or that of the step where they differ, or `samples` over all ranks, of which a
+        rank passes `micro_batch` at once. All ranks ask for the same. Without a `step` all batches before are taken to
+        be as large as the plan's.
         """
         plan = self.plan
         step = position // plan.batch_samples + 1 if step is None else step
+        if samples is None and self.sizes is not None:
+            samples = self.sizes(step, position)
         rows = plan.rows_of(self.data_rank, samples or 0)
         passes = plan.accumulation
         if samples is not None or micro_batch is not None:
@@ -106,10 +111,9 @@ class BatchStream:
 
     def _expect(self, positions: np.ndarray, samples: int) -> None:
         """Tell a source that fetches what it reads which samples it will be asked for in the coming steps."""
-        steps = getattr(self.source, "steps_ahead", 0)
-        if steps:
-            coming = self._ids.coming(positions, samples, steps + 1).reshape(-1)
-            self.source.expect(ids_at(self.source, self.seed, coming))  # type: ignore[attr-defined]
+        if (ahead := reading_ahead(self.source)) is not None:
+            coming = self._ids.coming(positions, samples, ahead.steps_ahead + 1).reshape(-1)
+            ahead.expect(ids_at(self.source, self.seed, coming))
 
     def _read(self, ids: np.ndarray, positions: np.ndarray, part: range, step: int) -> MicroBatch:
         counts = len(part) > 0

@@ -124,6 +124,7 @@ def saved_state(
         "progress": dataclasses.asdict(progress),
         "scaler": scaler.state() if scaler else None,
         "guard": built.stepper.guard.state() if built.stepper.guard else None,
+        "growth": built.stepper.growth.state() if built.stepper.growth else None,
         "schedule": dataclasses.asdict(run.course),
         "data_fingerprint": run.fingerprint,
         "data": dict(run.data),
@@ -193,6 +194,8 @@ def _taken(
         built.stepper.scaler.load(extra["scaler"])
     if built.stepper.guard is not None:
         built.stepper.guard.load(extra.get("guard"))
+    if built.stepper.growth is not None:
+        built.stepper.growth.load(extra.get("growth"))
     if extra["plan"]["layout"] != dataclasses.asdict(plan.layout):
         notes.append(f"resharded from layout {Layout(**extra['plan']['layout'])} to {plan.layout}")
     changed = extra["data_fingerprint"] != run.fingerprint  # which was accepted, or nothing would be restored

@@ -20,6 +20,7 @@ from torch.distributed.tensor import DTensor
 
 from paceline.errors import NumericalStop
 from paceline.run.loop.clock import PhaseClock
+from paceline.run.loop.growth import BatchGrowth
 from paceline.run.loop.loader import StepBatch
 from paceline.run.loop.numbers import NumbersOnTheWay, one_vector
 from paceline.run.loop.passes import Objective, Passes
@@ -99,6 +100,7 @@ class Stepper:
     # Called with each phase and the step's number as a step comes to it; run/survive/points.py has who is told.
     reached: Callable[[str, int], None] = nowhere
     guard: UpdateGuard | None = None  # decides on updates, where a run's policy is not to stop at once
+    growth: BatchGrowth | None = None  # says how large batches are, where they grow
     # Parameters that more than one pipeline stage holds, and how many do.
     stages_holding: Mapping[nn.Parameter, int] = field(default_factory=dict)
 
@@ -199,6 +201,34 @@ class Stepper:
         router = self.routing.finish(sums[len(local) :], routed, weight_total, updated) if self.routing else None
         self._clock.mark("optimizer")
         return _Made(TurnStats(loss, seen.weight, seen.grad_norm, updated), seen.stop > 0, router)
+
+    def grad_norm_of(self, batch: StepBatch) -> float:
+        """Return the gradient norm of a batch, and change nothing: no weight, no state. Every rank calls it.
+
+        It is that of the objective that is evaluated, before clipping.
+        """
+        turn = self.turns[self.main]
+        before = [(buffer, buffer.detach().clone()) for buffer in self.model.buffers()]  # such as running means
+        self.gradients.zero()
+        expected = 2.0 ** round(math.log2(batch.samples * self.items_per_sample))
+        down = (self.scaler.scale if self.scaler else 1.0) / expected
+        _, weight = turn.passes.accumulate(batch.micro_batches, down)
+        self.gradients.finish()
+        self._keep_own(turn)
+        sums = one_vector([weight, self._local_squares(), self.gradients.unreached()], None, self.world.device)
+        self.sync.add_up(sums)
+        weight_total, square_total, unreached = NumbersOnTheWay(sums).arrived()
+        if unreached:
+            self.gradients.settle()
+        self.gradients.zero()
+        if self.routing:
+            self.routing.take()
+        with torch.no_grad():
+            for buffer, value in before:
+                buffer.copy_(value)
+        if not (weight_total > 0 and square_total >= 0):
+            return math.nan
+        return math.sqrt(square_total) * expected / weight_total / (self.scaler.scale if self.scaler else 1.0)
 
     def _keep_own(self, turn: StepTurn) -> None:
         """Drop the gradients of parameters that a turn does not train."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import sys
 import time
 import weakref
@@ -24,6 +25,7 @@ from paceline.run.record.left_loop import LeftLoop, left_at, record_left
 from paceline.run.record.recorder import is_echo
 from paceline.run.survive.health.go_back import go_back
 from paceline.run.survive.health.guard import RollBack
+from paceline.run.survive.health.pressure import LOOKS_EVERY
 from paceline.run.survive.notice import Notices
 from paceline.run.survive.replay import hold_against, rounding_of
 from paceline.run.survive.survivor import is_lost_peer, without_frames
@@ -104,8 +106,11 @@ class Training(InWorld):
             self._left(left_at(sys._getframe().f_back))
             raise
         except BaseException as error:
-            self.failed(error)
-            raise
+            told = self._told(error)
+            self.failed(told)
+            if told is error:
+                raise
+            raise told from error
         finally:
             self._stop.release()
 
@@ -133,8 +138,11 @@ class Training(InWorld):
                 )
             return self._until(batch.step, batch)
         except BaseException as error:
-            self.failed(error)
-            raise
+            told = self._told(error)
+            self.failed(told)
+            if told is error:
+                raise
+            raise told from error
 
     def _until(self, wanted: int, batch: StepBatch) -> StepStats:
         """Make the steps up to one, in further worlds where peers are lost, and return what it did.
@@ -186,6 +194,13 @@ class Training(InWorld):
         began = time.perf_counter()
         task = self.spec.task
         lr = learning_rate(task.schedule, task.optimizer.lr, batch.step, self.brief.steps, self._warmup, self._decay)
+        growth = self._under.growth
+        small_norm, small = math.nan, 0
+        if growth is not None:
+            growth.begin(batch.step, batch.samples)
+            lr *= growth.rate_factor(batch.samples)
+            if small := growth.small(batch.step, batch.samples):
+                small_norm = self._stepper.grad_norm_of(self._under.first_of(batch, small))
         if self._second_look is not None:
             self._record.decided_now(self._second_look.check(self._stepper, batch, self._step_seconds))
         on_cuda = self.world.device.type == "cuda"
@@ -196,6 +211,10 @@ class Training(InWorld):
             while_busy=self._under.batches.read_begun if on_cuda else None,
         )
         self.progress = Progress(step=batch.step, position=stats.position_after)
+        if growth is not None:
+            if small and growth.measured(batch.step, batch.samples, stats.grad_norm, small, small_norm):
+                self._under.batches.forget()  # the batch that is being read has the size of this one
+            self._record.decided_now(growth.take())
         seconds = stats.seconds
         total = time.perf_counter() - began + self._data_seconds
         seconds["data"] = self._data_seconds
@@ -254,6 +273,8 @@ class Training(InWorld):
         if isinstance(self.source, MixedSource) and (evaluates or last or stats.stop_requested):
             given = self.source.given(self.spec.task.seed, self.progress.position)
             self._record.sources(step, self.progress.position, given)
+        if self._pressure and not last and is_due(step, self._first_step, self._check_every or LOOKS_EVERY):
+            self._ease(step)
         self._called_away = stats.stop_requested and not last and self._is_called()
         if stats.stop_requested and not last and not self._called_away:
             # A signal may reach the ranks in different steps: whoever was asked knows why.
@@ -275,6 +296,15 @@ class Training(InWorld):
         self._done_step = step
         if not last:
             self._stragglers.leave(self._save)
+
+    def _ease(self, step: int) -> None:
+        """Go on with a smaller micro-batch where a rank's memory gets short. Every rank calls it between two steps."""
+        assert self._pressure is not None
+        plan, decisions = self._pressure.decided(step)
+        if plan is not None:
+            self._under.recut(plan)
+            self._stragglers.rebase(plan)
+        self._record.decided_now(decisions)
 
     def _ids_read(self, batch: StepBatch) -> list[int]:
         """Return the sample ids that the ranks really read in this step, in order of position."""

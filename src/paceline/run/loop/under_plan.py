@@ -13,7 +13,8 @@ from torch import nn
 from paceline.checkpoint.tiers.held import HeldByRanks
 from paceline.errors import ConfigError
 from paceline.run.assemble import assemble
-from paceline.run.loop.loader import BatchStream
+from paceline.run.loop.growth import growth_of
+from paceline.run.loop.loader import BatchStream, StepBatch
 from paceline.run.loop.resume import Restored, RunIdentity, restore
 from paceline.run.process.world import World
 from paceline.run.survive.health.guard import guard_of
@@ -51,7 +52,9 @@ class UnderPlan:
         self.data_rank = plan.layout.data_rank(world.rank)
         source = for_device(source, device.type, task.model)
         self.order = order_of(source)
-        self._stream = BatchStream(source, task.seed, plan, self.data_rank, device)
+        self.growth = self.built.stepper.growth = growth_of(task, plan, items_per_sample)
+        sizes = self.growth.at if self.growth is not None else None
+        self._stream = BatchStream(source, task.seed, plan, self.data_rank, device, sizes)
         on_cuda = device.type == "cuda"  # a CPU computes on all its cores
         prepare = partial(torch.cuda.set_device, device) if on_cuda and may_read_in_a_thread(source) else None
         self.batches = ReadAhead(self._stream.at, prepare)
@@ -62,17 +65,22 @@ class UnderPlan:
         self.batches.forget()
         return restore(run, self.built, self.plan, self.world)
 
+    def first_of(self, batch: StepBatch, samples: int) -> StepBatch:
+        """Return this rank's part of the first `samples` of a global batch."""
+        return self._stream.at(batch.position, batch.step, samples)
+
     @property
     def sees_whole_batch(self) -> bool:
         """Whether the rows of a batch see each other: then ranks meet inside of a pass, and passes stay as planned."""
         return any(is_coupled(self.built.model, turn.turn.objective) for turn in self.built.stepper.turns)
 
     def recut(self, plan: Plan) -> None:
-        """Read the coming batches in the parts of another plan, which differs in rows and passes alone.
+        """Read the coming batches in the parts of another plan, which differs in rows, micro-batch and passes alone.
 
         Nothing is built anew: what a rank holds does not depend on what it reads. Every rank calls it between steps.
         """
-        same = dataclasses.replace(plan, rows=self.plan.rows, accumulation=self.plan.accumulation)
+        now = self.plan
+        same = dataclasses.replace(plan, rows=now.rows, accumulation=now.accumulation, micro_batch=now.micro_batch)
         assert same == self.plan and rows_refusal(plan) is None, "another plan is another build"
         self.batches.forget()
         self.plan = self._stream.plan = self.built.stepper.plan = plan

@@ -13,12 +13,12 @@ from torch.distributed.tensor import DTensor
 _STATUS = Path("/proc/self/status")
 
 
-def _status() -> dict[str, int]:
-    """Return the kibibytes that Linux reports of this process, by field; empty where it does not."""
+def process_bytes() -> dict[str, int]:
+    """Return the bytes that Linux reports of this process, by field; empty where it does not."""
     if not _STATUS.exists():
         return {}
     fields = (line.split() for line in _STATUS.read_bytes().splitlines() if line.endswith(b" kB"))
-    return {field[0][:-1].decode(): int(field[1]) for field in fields}
+    return {field[0][:-1].decode(): 1024 * int(field[1]) for field in fields}
 
 
 class MemoryMeter:
@@ -30,15 +30,33 @@ class MemoryMeter:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._mapped_kib = _status().get("RssFile", 0)
+        self._mapped = process_bytes().get("RssFile", 0)
+        self._earlier = 0  # the peak before the last `begin_anew`
 
     def peak_bytes(self) -> int:
         """Return the peak so far."""
         if self._device.type == "cuda":
-            return torch.cuda.max_memory_allocated(self._device)
-        status = _status()
-        peak_kib = status.get("VmHWM", resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
-        return 1024 * (peak_kib - max(0, status.get("RssFile", 0) - self._mapped_kib))
+            return max(self._earlier, torch.cuda.max_memory_allocated(self._device))
+        status = process_bytes()
+        peak = status.get("VmHWM", 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+        return peak - max(0, status.get("RssFile", 0) - self._mapped)
+
+    def begin_anew(self) -> None:
+        """Measure the peak of what comes from here on by itself, where the device can: see `recent_bytes`."""
+        if self._device.type == "cuda":
+            self._earlier = self.peak_bytes()
+            torch.cuda.reset_peak_memory_stats(self._device)
+
+    def recent_bytes(self) -> int:
+        """Return the peak since `begin_anew`; on a CPU what is used now, since nothing measures such a peak there."""
+        return torch.cuda.max_memory_allocated(self._device) if self._device.type == "cuda" else self.now_bytes()
+
+    def now_bytes(self) -> int:
+        """Return what this rank uses at the moment, measured as the peak is."""
+        if self._device.type == "cuda":
+            return torch.cuda.memory_allocated(self._device)
+        status = process_bytes()
+        return status.get("VmRSS", 0) - max(0, status.get("RssFile", 0) - self._mapped)
 
 
 def _local_bytes(tensors: list[torch.Tensor]) -> int:

@@ -12,8 +12,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from paceline.plan.cost.memory.usable import usable_bytes
 from paceline.plan.explain.explain import headline_lines
 from paceline.plan.planned import Planned
+from paceline.plan.smaller import SmallerPlan, smaller_from_dict, smaller_plans
 from paceline.spec.journal.kinds import DecisionRecord, VerifyRecord
 from paceline.spec.journal.planned import PlannedRecord, planned_from_dict
 from paceline.spec.optimizers import optimizer_key
@@ -38,6 +40,8 @@ class Brief:
     model_flops_per_step: float
     peak_flops: float  # of all devices together, at the plan's precision; NaN where unknown
     record: PlannedRecord  # goes into the journal
+    usable_bytes: float = math.nan  # of a device's memory, that a plan may fill
+    smaller: tuple[SmallerPlan, ...] = ()  # plans that need less memory, the smallest change first
 
     def to_json(self) -> str:
         """Return the brief as JSON text."""
@@ -88,13 +92,17 @@ def make_brief(
             decisions=(decision, *decisions),
             verify=verified,
         ),
+        usable_bytes=usable_bytes(cluster),
+        smaller=smaller_plans(planned.search.candidates.context, plan),
     )
 
 
 def brief_from_json(text: str) -> Brief:
     """Return the brief that `to_json` wrote."""
     data = json.loads(text)
-    return Brief(**{**data, "plan": plan_from_dict(data["plan"]), "record": planned_from_dict(data["record"])})
+    smaller = tuple(map(smaller_from_dict, data.get("smaller", ())))
+    plan, record = plan_from_dict(data["plan"]), planned_from_dict(data["record"])
+    return Brief(**{**data, "plan": plan, "record": record, "smaller": smaller})
 
 
 def take_brief() -> Brief | None:

@@ -1,6 +1,6 @@
 """Points of a run: the places that a process tells when it comes to them. Pulses are beaten there, and faults strike.
 
-Without a supervisor and without a plan of faults a point costs a call of an empty function.
+Without a supervisor and without a plan of faults a point costs a note of where the process is.
 """
 
 from __future__ import annotations
@@ -31,10 +31,18 @@ class Points:
         self._heart, self.injector = heart, injector
         told: list[Reached] = [heart.beat] if heart is not None else []
         told += [injector.reached] if injector is not None else []
-        self.reached: Reached = told[0] if len(told) == 1 else _in_turn(told) if told else nowhere
+        self._told = tuple(told)
+        self.at = ("load", 0)  # the phase and the step that this process came to last
+
+    def reached(self, phase: str, step: int) -> None:
+        """Note that this process has come to a phase of a step, and tell it."""
+        self.at = (phase, step)
+        for tell in self._told:
+            tell(phase, step)
 
     def starting(self, phase: str, run_dir: Path) -> None:
         """Tell a phase before the first step, in which faults strike by the number of the start."""
+        self.at = (phase, 0)
         if self._heart is not None:
             self._heart.beat(phase, 0)
         if self.injector is not None:
@@ -64,13 +72,3 @@ def points_of(run: RunSpec, run_dir: Path, rank: int, world_size: int) -> Points
 
         injector = Injector(run.faults, run_dir, rank, world_size)
     return Points(_HEARTS[0] if _HEARTS else None, injector)
-
-
-def _in_turn(told: list[Reached]) -> Reached:
-    first, second = told
-
-    def reached(phase: str, step: int) -> None:
-        first(phase, step)
-        second(phase, step)
-
-    return reached

@@ -6,6 +6,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
+from paceline.config.called import OVERRIDES, SAY, argument, checked_call
+from paceline.config.values import kind_of, literal
+from paceline.errors import ConfigError
+
 if TYPE_CHECKING:
     from paceline.backtest.backtest import Backtest
     from paceline.plan.explain.compare_clusters import Comparison
@@ -46,6 +50,7 @@ def plan(
 ) -> Comparison: ...
 
 
+@checked_call(overrides=OVERRIDES, measure=argument("flag"), say=SAY)
 def plan(
     task: Any,
     plan: Any = "auto",
@@ -62,7 +67,6 @@ def plan(
     task's own blocks on this machine first. `say` hears of slow preparations. Raises DoesNotFit where no plan fits, and
     ConfigError for what is no task, plan or cluster.
     """
-    from paceline.errors import ConfigError
     from paceline.plan.explain.compare_clusters import compare_clusters
     from paceline.session.verbs.given import spec_of
     from paceline.session.verbs.planning import answer
@@ -72,10 +76,18 @@ def plan(
     if measure:
         raise ConfigError("measure with several clusters", "it speaks of one plan", "one of the clusters")
     names = [one for one in cluster if isinstance(one, str)]
-    counts = [one for one in cluster if isinstance(one, int)]
+    counts = [one for one in cluster if isinstance(one, int) and not isinstance(one, bool)]
+    if not cluster or len(names) + len(counts) < len(cluster) or any(count < 1 for count in counts):
+        because = "a list compares: names of devices, and numbers of them from 1 on"
+        raise ConfigError(f"cluster = {cluster!r} cannot be used", because, '[8, 16], or ["h100-sxm", "a100-sxm-80"]')
     return compare_clusters(spec_of(task, plan, "auto", overrides), names, counts, say=say)
 
 
+@checked_call(
+    layout=argument("text", 'such as "dp_shard=2"', optional=True), every=argument("whole", minimum=0),
+    steps=argument("whole", minimum=1), dtypes=argument("texts", 'such as ["fp32", "fp64"]', optional=True),
+    overrides=OVERRIDES, say=SAY,
+)  # fmt: skip
 def verify(
     task: Task | Spec | str | Path,
     layout: str | None = None,
@@ -100,6 +112,11 @@ def verify(
     return verification(spec, layout=layout, every=every, steps=steps, dtypes=dtypes, say=say)
 
 
+@checked_call(
+    days=argument("number", above=0.0, optional=True), policies=argument("texts"), runs=argument("whole", minimum=1),
+    seed=argument("whole", minimum=0), intervals=argument("flag"), measured=argument("text", optional=True),
+    overrides=OVERRIDES, say=SAY,
+)  # fmt: skip
 def simulate(
     task: Task | Spec | str | Path,
     plan: str | dict[str, Any] | PlanSpec | Plan = "auto",
@@ -131,6 +148,7 @@ def simulate(
     )  # fmt: skip
 
 
+@checked_call()
 def backtest(files: str | Path | Sequence[str | Path]) -> Backtest:
     """Return the scores of forecasts against tables of measurements (.csv, .jsonl, .parquet) and folders of runs.
 
@@ -139,9 +157,12 @@ def backtest(files: str | Path | Sequence[str | Path]) -> Backtest:
     from paceline.session.verbs.scores import backtest_of
 
     given = [files] if isinstance(files, str | Path) else files
+    if not isinstance(given, list | tuple) or not all(isinstance(name, str | Path) for name in given):
+        raise ConfigError(f"files = {literal(files)} cannot be used", f"it is {kind_of(files)}", "paths of tables")
     return backtest_of([Path(name) for name in given])
 
 
+@checked_call(run_dir=argument("text"))
 def report(run_dir: str | Path) -> Summary:
     """Write RUN_DIR/report.html and return what is in it: what a run took against what was forecast.
 
@@ -155,6 +176,7 @@ def report(run_dir: str | Path) -> Summary:
     return build_report(run.dir)
 
 
+@checked_call(run_dir=argument("text"))
 def load_run(run_dir: str | Path) -> RunFolder:
     """Return a run that is over, or still goes on, from its directory: records, spec, checkpoints, weights, report.
 

@@ -6,11 +6,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from paceline.config.declared import Declared
 from paceline.config.fields import option
 
 
 @dataclass(frozen=True)
-class WeightChange:
+class WeightChange(Declared, table="task.data.mix.changes"):
     """Another weight for one source of a mixture, from a place in the training on."""
 
     at: int = option(0, "samples of all sources together after which it holds", minimum=0)
@@ -18,7 +19,7 @@ class WeightChange:
 
 
 @dataclass(frozen=True)
-class MixSpec:
+class MixSpec(Declared, table="task.data.mix"):
     """One source of a mixture. What is left unset is as in task.data."""
 
     source: str = option("", "as task.data.source")

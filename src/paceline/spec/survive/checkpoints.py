@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from paceline.config.declared import Declared
 from paceline.config.fields import option
 from paceline.units import Amount
 
 
 @dataclass(frozen=True)
-class CheckpointsSpec:
+class CheckpointsSpec(Declared, table="run.checkpoints"):
     """How a run saves: beside training or while it waits, and for how long it goes on without."""
 
     asynchronous: str = option(

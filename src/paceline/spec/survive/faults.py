@@ -5,14 +5,17 @@ A file for `paceline train --faults` holds the same table: a seed, and `[[each]]
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from paceline.config.build import build, document_layer, mapping_layer
+from paceline.config.declared import Declared
 from paceline.config.document import read_document
 from paceline.config.fields import option
 from paceline.config.shape import table_of
+from paceline.config.values import kind_of, literal
 from paceline.errors import ConfigError
 
 # What each kind does, and the phase in which it strikes where the plan names none.
@@ -40,7 +43,7 @@ SUPERVISED = ("kill", "stop", "signal")  # those that can be aimed at the superv
 
 
 @dataclass(frozen=True)
-class FaultSpec:
+class FaultSpec(Declared, table="run.faults.each"):
     """One fault that is made on purpose: what, on which rank, where, and how often."""
 
     kind: str = option("kill", "what happens", choices=tuple(KINDS))
@@ -75,7 +78,7 @@ class FaultSpec:
 
 
 @dataclass(frozen=True)
-class FaultPlan:
+class FaultPlan(Declared, table="run.faults"):
     """Faults that a run is to live through, to rehearse them. Without any, nothing of this exists in a run."""
 
     seed: int = option(0, "seed of what is drawn: ranks, steps, bits", minimum=0)
@@ -92,6 +95,9 @@ def read_faults(given: Any) -> FaultPlan:
         plan = given
     elif isinstance(given, str | Path):
         plan, _ = build(shape, document_layer(shape, read_document(given)))
+    elif not isinstance(given, Mapping | list | tuple):
+        raise ConfigError(f"faults = {literal(given)} cannot be used", f"it is {kind_of(given)}",
+                          'a TOML file, or [{"kind": "kill", "step": 5}]')  # fmt: skip
     else:
         values = {"each": given} if isinstance(given, list | tuple) else given
         plan, _ = build(shape, mapping_layer(shape, values, lambda key: "faults"))

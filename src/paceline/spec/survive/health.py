@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from paceline.config.declared import Declared
 from paceline.config.fields import option
 from paceline.units import Amount
 
 
 @dataclass(frozen=True)
-class HealthSpec:
+class HealthSpec(Declared, table="run.health"):
     """When a rank counts as hung, a number as wrong, a device as slow."""
 
     hangs: bool = option(True, "look for ranks that hang, save the stacks of all, and end those that hang")
@@ -49,4 +50,8 @@ class HealthSpec:
     straggler_gain: float = option(
         0.1, "part of the longest computing of a step that other rows must save by forecast", above=0.0
     )
+    memory_pressure: float = option(
+        0.92, "part of a device's memory in use from which on a run with plan.micro_batch = auto halves it",
+        above=0.0, maximum=1.0,
+    )  # fmt: skip
     straggler_cuts: int = option(16, "how often one start changes the rows of its ranks at most", minimum=0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from paceline.config.declared import Declared
 from paceline.config.fields import option
 from paceline.errors import ConfigError
 
@@ -11,7 +12,7 @@ PORT = 29400  # torchrun's own, where none is given
 
 
 @dataclass(frozen=True)
-class NodesSpec:
+class NodesSpec(Declared, table="run.nodes"):
     """How many supervisors a run has, which of them this one is, and when one counts as lost."""
 
     count: int = option(

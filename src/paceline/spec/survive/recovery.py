@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from paceline.config.declared import Declared
 from paceline.config.fields import option
 
 
 @dataclass(frozen=True)
-class RecoverySpec:
+class RecoverySpec(Declared, table="run.recovery"):
     """How often a run goes on by itself after a fault, in which processes, and on how many devices."""
 
     retries: int = option(

@@ -2,8 +2,8 @@
 
 A rank that was killed from outside, or whose machine was lost, says nothing of the program: that has a budget of its
 own. A failure of the program has another, and the same one in the same step is not met a third time. What would fail
-again for certain is never tried again: a wrong spec, wrong data, a proof that failed, numbers that are none, storage
-that cannot be written, a stop that was asked for.
+again for certain is never tried again: a wrong spec, wrong data, memory that is too small, a proof that failed, numbers
+that are none, storage that cannot be written, a stop that was asked for.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, cast, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -29,6 +29,22 @@ class Source(Protocol):
         position and on nothing else. Without them (evaluation) it depends on the id.
         """
         ...
+
+
+class ReadsAhead(Protocol):
+    """A source that fetches what it reads: it wants to know the samples of the next `steps_ahead` steps, 0 of none."""
+
+    steps_ahead: int
+
+    def expect(self, ids: npt.NDArray[np.int64]) -> None:
+        """Begin to fetch these samples, the first ones first."""
+        ...
+
+
+def reading_ahead(source: Source) -> ReadsAhead | None:
+    """Return a source as one that fetches what it reads; None where nothing of it is fetched."""
+    # By the attribute: a source in an order of its own, or of documents that say their starts, passes it on.
+    return cast(ReadsAhead, source) if getattr(source, "steps_ahead", 0) else None
 
 
 Pair = tuple[Source, Source | None]  # for training, and held out

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from paceline.errors import DataError
+from paceline.errors import DamagedData
 from paceline.task.data.rows.packed_source import PackedSource
 from paceline.task.data.rows.windows import TokenSource
 from paceline.task.data.sources.tokenizer import Tokens
@@ -36,7 +36,7 @@ def first_counts(source: OfText) -> npt.NDArray[np.int64]:
     for start in range(0, stop, block):
         try:
             counts += np.bincount(tokens[start : min(stop, start + block)], minlength=source.vocab)
-        except DataError:
+        except DamagedData:
             if not source.skip_bad:
                 raise
     return counts

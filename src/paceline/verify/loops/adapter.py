@@ -28,6 +28,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.tensor import DTensor
 
+from paceline.config.called import argument, checked_call
 from paceline.errors import ConfigError, VerificationFailed
 from paceline.run.process.world import World
 from paceline.spec.layout import Layout
@@ -47,6 +48,11 @@ PREFIXES = ("module.", "_orig_mod.", "_fsdp_wrapped_module.")  # what DDP, torch
 DTYPES = {torch.float32: "fp32", torch.float64: "fp64"}
 
 
+@checked_call(
+    step=argument("object", called=True), objective=argument("object", called=True),
+    optimizer=argument("object", optional=True, called=True), split=argument("object", optional=True, called=True),
+    clip_norm=argument("number", minimum=0.0), part=argument("whole", optional=True, minimum=0),
+)  # fmt: skip
 def verify_loop(
     step: Step,
     model: nn.Module,

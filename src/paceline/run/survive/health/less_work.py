@@ -8,6 +8,7 @@ Ranks that outlive their world take their rates along, so that the next one begi
 
 from __future__ import annotations
 
+import dataclasses
 import statistics
 import time
 from collections import deque
@@ -17,7 +18,7 @@ from dataclasses import dataclass
 from paceline.plan.placement.recut import Recut, keeps_passes, recut, rows_of_ranks
 from paceline.run.loop.under_plan import UnderPlan
 from paceline.spec.journal.kinds import DecisionRecord
-from paceline.spec.plan import counts_text
+from paceline.spec.plan import Plan, counts_text
 from paceline.spec.survive.health import HealthSpec
 from paceline.units import format_seconds
 
@@ -69,6 +70,13 @@ class LessWork:
         cost = time.perf_counter() - began
         who = f"rank {', '.join(map(str, sorted(slow)))} is slow" if slow else "no rank is slow any more"
         return [*found, self._record(step, now.rows, change, f"after step {step} {who}", cost)]
+
+    def rebase(self, plan: Plan) -> None:
+        """Take the run's plan to be another, which differs in micro-batch and passes alone."""
+        rows = self._base.rows
+        self._base = dataclasses.replace(plan, rows=rows)
+        self._window.clear()
+        self._made = None
 
     def learnt(self, rank: int) -> OwnPace | None:
         """Return what a rank takes along to the next world; None where rows are those of the plan."""

@@ -21,6 +21,7 @@ from paceline.run.survive.health.computing import computed_seconds, device_facts
 from paceline.run.survive.health.less_work import LessWork, OwnPace
 from paceline.spec.journal.kinds import DecisionRecord
 from paceline.spec.journal.reading import read_records
+from paceline.spec.plan import Plan
 from paceline.spec.survive.health import HealthSpec
 from paceline.supervise.supervisor import is_supervised
 
@@ -63,6 +64,13 @@ class Stragglers:
         if self._less_work is not None:
             found += self._less_work.decided(step, seconds, rows, self._named())
         return found
+
+    def rebase(self, plan: Plan) -> None:
+        """Take the run's plan to be another, which differs in micro-batch and passes alone."""
+        self._planned = planned_rows(plan)
+        self._seconds, self._rows, self._steps = 0.0, 0, 0
+        if self._less_work is not None:
+            self._less_work.rebase(plan)
 
     def learnt(self) -> OwnPace | None:
         """Return what this rank takes along to the next world of how fast it is, where rows were cut by that."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-from bisect import bisect_left, insort
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,6 +13,7 @@ from paceline.errors import ConfigError
 from paceline.spec.task import DataSpec
 from paceline.task.data.order.permutation import sample_ids
 from paceline.task.data.prepare.card import length_quantiles
+from paceline.task.data.rows.kept_rows import rows_of_split
 from paceline.task.data.sources.cache import Say, open_corpus
 from paceline.task.data.sources.named import kind_of_source
 from paceline.task.data.sources.shards.opened import TOKEN_KINDS, open_token_set
@@ -30,7 +30,7 @@ class SplitFacts:
     """What one split holds. Shares are of 1.
 
     `duplicates` is the share of documents that equal an earlier one, among the first `hashed`. `padded` is the share of
-    padding where each document is padded to the longest, `packed` where documents are packed best-fit into samples, and
+    padding where each document is padded to the longest, `packed` where samples are rows of packed documents, and
     `cut` the share of documents that the ends of samples cut where they run on.
     """
 
@@ -86,51 +86,13 @@ def inspect(data: DataSpec, samples: int = 3, say: Say | None = None) -> Inspect
     return Inspected(data.source, what, name, vocab, data.seq_len, digest, splits, texts, card)
 
 
-def packed_rows(lengths: npt.NDArray[Any], row: int) -> int:
-    """Return how many rows of `row` tokens best-fit packing needs, the longest documents first.
-
-    Documents that are longer than a row are cut into whole rows and a rest.
-    """
-    rows = int((lengths // row).sum())
-    rests = lengths % row
-    sizes, counts = np.unique(rests[rests > 0], return_counts=True)
-    room: list[int] = []  # the free places of open rows, by how many rows have them, in order
-    of_room: dict[int, int] = {}
-
-    def open_rows(free: int, count: int) -> None:
-        if free:
-            if free not in of_room:
-                insort(room, free)
-            of_room[free] = of_room.get(free, 0) + count
-
-    for size, count in zip(sizes[::-1].tolist(), counts[::-1].tolist(), strict=True):
-        left = count
-        while left:
-            at = bisect_left(room, size)
-            if at == len(room):  # no open row has the room: as many as fit go into a new one
-                each = min(row // size, left)
-                new = left // each
-                rows, left = rows + new, left - new * each
-                open_rows(row - each * size, new)
-                continue
-            free = room[at]
-            taken = min(left, of_room[free])
-            of_room[free] -= taken
-            if not of_room[free]:
-                del of_room[free]
-                room.pop(at)
-            open_rows(free - size, taken)
-            left -= taken
-    return rows
-
-
 def _split_facts(split: Split, seq_len: int) -> SplitFacts:
     offsets = split.offsets()
     lengths = np.diff(offsets)
     total = int(lengths.sum())
     duplicates, hashed = _duplicates(split, offsets)
     longest = int(lengths.max()) if len(lengths) else 0
-    rows = packed_rows(lengths, seq_len)
+    rows = len(rows_of_split(split, seq_len).firsts) - 1
     cut = ((offsets[:-1] // seq_len) != ((offsets[1:] - 1) // seq_len)).mean() if len(lengths) else 0.0
     return SplitFacts(
         tokens=split.tokens,
@@ -140,7 +102,7 @@ def _split_facts(split: Split, seq_len: int) -> SplitFacts:
         duplicates=duplicates,
         hashed=hashed,
         padded=1 - total / (longest * len(lengths)) if total else 0.0,
-        packed=1 - total / (rows * seq_len) if rows else 0.0,
+        packed=1 - (total - 1) / (rows * seq_len) if rows else 0.0,
         cut=float(cut),
     )
 

@@ -12,7 +12,7 @@ import numpy.typing as npt
 from paceline.errors import DataError
 from paceline.task.data.order.mixture import MixtureOrder
 from paceline.task.data.order.of_source import Order
-from paceline.task.data.protocol import Source
+from paceline.task.data.protocol import Source, reading_ahead
 
 
 class MixedSource:
@@ -47,8 +47,8 @@ class MixedSource:
         """Say which samples will be read next, to those sources that fetch what they read."""
         which = np.searchsorted(self._ends, ids, side="right")
         for number, source in enumerate(self.sources):
-            if getattr(source, "steps_ahead", 0):
-                source.expect(ids[which == number] - (self._ends[number] - source.samples))  # type: ignore[attr-defined]
+            if (ahead := reading_ahead(source)) is not None:
+                ahead.expect(ids[which == number] - (self._ends[number] - source.samples))
 
     def read(self, ids: npt.NDArray[Any], positions: npt.NDArray[Any] | None = None) -> Any:
         """Return one batch of these rows, in their order. Raises DataError where the sources' batches do not fit."""

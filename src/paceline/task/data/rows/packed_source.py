@@ -10,29 +10,23 @@ import numpy.typing as npt
 
 from paceline.errors import DataError
 from paceline.task.data.rows.kept_rows import FORMAT, rows_of_split
+from paceline.task.data.rows.of_split import SourceOfSplit
 from paceline.task.data.rows.packing import WINDOW_PIECES
 from paceline.task.data.sources.tokens import Split
 
 IGNORED = -100  # the label of what is no token
 
 
-class PackedSource:
+class PackedSource(SourceOfSplit):
     """Sample i is row i: documents, and pieces of those longer than a row, of at most seq_len tokens together.
 
     What a row does not fill are tokens of 0 whose labels do not count. Without `cross_documents` a batch says which
     document each token is of, and what fills the row is one of its own.
     """
 
-    unit = "tokens"
-    reads_in_threads = True  # of a mapped file, and of nothing that changes
-    is_near = True  # reading it costs no request over a network
-    skip_bad = False  # whether damaged samples are left out
-
     def __init__(self, split: Split, vocab: int, seq_len: int, cross_documents: bool = True) -> None:
         """Map the split and pack its documents. Raises DataError where it does not hold two tokens."""
-        self.split, self.items_per_sample = split, seq_len
-        self.vocab: int | None = vocab
-        self.cross_documents = cross_documents
+        super().__init__(split, vocab, seq_len, cross_documents)
         self._tokens = split.open()
         self.rows = rows_of_split(split, seq_len)
         self.samples = len(self.rows.firsts) - 1
@@ -79,7 +73,3 @@ class PackedSource:
             documents.reshape(-1)[places] = np.repeat(np.arange(1, len(lengths) + 1), lengths)
             batch["documents"] = torch.from_numpy(documents)
         return batch
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        # A process that receives the source maps the files again; the tokens themselves do not travel.
-        return PackedSource, (self.split, self.vocab, self.items_per_sample, self.cross_documents)

@@ -9,10 +9,11 @@ import numpy as np
 import numpy.typing as npt
 
 from paceline.errors import DataError
+from paceline.task.data.rows.of_split import SourceOfSplit
 from paceline.task.data.sources.tokens import Split
 
 
-class TokenSource:
+class TokenSource(SourceOfSplit):
     """Sample i is the tokens [i * seq_len, (i + 1) * seq_len) of a split; its labels are the tokens after each of them.
 
     Each token of the split is thus a label once (the first and the last few excepted). Windows run across documents,
@@ -21,16 +22,9 @@ class TokenSource:
     others are predicted from their own document alone.
     """
 
-    unit = "tokens"
-    reads_in_threads = True  # of a mapped file, and of nothing that changes
-    is_near = True  # reading it costs no request over a network
-    skip_bad = False  # whether damaged samples are left out
-
     def __init__(self, split: Split, vocab: int, seq_len: int, cross_documents: bool = True) -> None:
         """Map the split. Raises DataError where it does not make one sample."""
-        self.split, self.items_per_sample = split, seq_len
-        self.vocab: int | None = vocab
-        self.cross_documents = cross_documents
+        super().__init__(split, vocab, seq_len, cross_documents)
         self.samples = split.windows(seq_len)
         if not self.samples:
             raise DataError(
@@ -79,7 +73,3 @@ class TokenSource:
             places = ids.astype(np.int64)[:, None] * self.items_per_sample + np.arange(self.items_per_sample)
             batch["documents"] = torch.from_numpy(np.searchsorted(self._begins, places, side="right").astype(np.int64))
         return batch
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        # A process that receives the source maps the files again; the tokens themselves do not travel.
-        return TokenSource, (self.split, self.vocab, self.items_per_sample, self.cross_documents)

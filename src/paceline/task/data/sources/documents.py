@@ -1,7 +1,8 @@
 """Reading documents: text, JSONL and Parquet files as one stream of UTF-8 texts, in a fixed order.
 
-Every defect is a DataError that names the file and the line, row or byte. It ends the reading, or is counted where the
-spec says that what is damaged is left out: nothing is skipped silently.
+Every defect is a DamagedData that names the file and the line, row or byte. It ends the reading, or is counted where
+the spec says that what is damaged is left out: nothing is skipped silently. A file that cannot be read now (a storage
+that fails, a permission) is a DataError, which always ends the reading: documents must not depend on the weather.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import IO, Any, NamedTuple, cast
 
-from paceline.errors import DataError, MissingExtra, suggestion
+from paceline.errors import DamagedData, DataError, MissingExtra, suggestion
 from paceline.spec.task import DataSpec
 from paceline.task.data.sources.files import kind_of
 from paceline.task.data.sources.listing import CorpusFiles, File
@@ -36,12 +37,12 @@ class Document(NamedTuple):
 
 
 class Damaged:
-    """What is done about documents that cannot be read: the first one is raised, or all are counted."""
+    """What is done about documents that are damaged: the first one is raised, or all are counted."""
 
     def __init__(self, skip: bool) -> None:
         self.skip, self.count, self.first = skip, 0, ""
 
-    def found(self, error: DataError) -> None:
+    def found(self, error: DamagedData) -> None:
         """Raise the error, or count it."""
         if not self.skip:
             raise error
@@ -107,10 +108,13 @@ def split_limit(values: Iterable[int], fraction: float) -> int:
 
 
 def read_file(data: DataSpec, listing: CorpusFiles, file: File, damaged: Damaged) -> Iterator[Document]:
-    """Yield one file's documents. What cannot be read goes to `damaged`; a file that breaks off ends there."""
+    """Yield one file's documents. What is damaged goes to `damaged`; a file that breaks off ends there.
+
+    Raises DataError for a file that cannot be read now.
+    """
     try:
         yield from _documents_of(data, listing, file, damaged)
-    except DataError as error:
+    except DamagedData as error:
         damaged.found(error)
 
 
@@ -154,12 +158,12 @@ def _read_text(file: File, piece_bytes: int, damaged: Damaged) -> Iterator[Docum
             block = block[end:] + stream.read(piece_bytes - (len(block) - end))
 
 
-def _why_not_text(file: File, piece: bytes, offset: int) -> DataError | None:
+def _why_not_text(file: File, piece: bytes, offset: int) -> DamagedData | None:
     """Return what is wrong with a piece of a text file that begins at `offset`, None where it is UTF-8."""
     try:
         piece.decode()
     except UnicodeDecodeError as error:
-        return DataError(
+        return DamagedData(
             f"{file.path} is not UTF-8 text",
             f"byte {offset + error.start:,} is 0x{piece[error.start]:02x}: {error.reason}",
             "convert it (iconv -f LATIN1 -t UTF-8), or leave it out with include patterns",
@@ -185,7 +189,7 @@ def _read_jsonl(file: File, data: DataSpec, damaged: Damaged) -> Iterator[Docume
     with _opened(file) as stream:
         for number, line in enumerate(stream, 1):
             line = line.removeprefix(BOM) if number == 1 else line
-            yield from _of_line(line, file, f"line {number:,}", data, damaged)
+            yield from _of_record(line, file, f"line {number:,}", data, damaged)
 
 
 def read_lines(file: File, start: int, stop: int, data: DataSpec, damaged: Damaged) -> Iterator[Document]:
@@ -200,20 +204,22 @@ def read_lines(file: File, start: int, stop: int, data: DataSpec, damaged: Damag
             at += len(stream.readline())  # of the line before; nothing but its end where one begins at `start`
         while at < stop and (line := stream.readline()):
             text = line if at else line.removeprefix(BOM)
-            yield from _of_line(text, file, f"byte {at:,}", data, damaged)
+            yield from _of_record(text, file, f"byte {at:,}", data, damaged)
             at += len(line)
 
 
-def _of_line(line: bytes, file: File, place: str, data: DataSpec, damaged: Damaged) -> Iterator[Document]:
-    """Yield the document of a line of JSON, unless it is blank, damaged, or of another score."""
-    if not line.strip():
+def _of_record(
+    record: bytes | dict[str, Any], file: File, place: str, data: DataSpec, damaged: Damaged
+) -> Iterator[Document]:
+    """Yield the document of a line of JSON or of a row, unless it is blank, damaged, or of another score."""
+    if isinstance(record, bytes) and not record.strip():
         return
     where = f"{file.path}, {place}"
     try:
-        record = _parse(line, where)
-        document = Document(f"{file.name} {place.replace(',', '')}", _text_of(record, data.text_field, where))
-        wanted = is_wanted(record, data, where)
-    except DataError as error:
+        found = _parse(record, where) if isinstance(record, bytes) else record
+        document = Document(f"{file.name} {place.replace(',', '')}", _text_of(found, data.text_field, where))
+        wanted = is_wanted(found, data, where)
+    except DamagedData as error:
         damaged.found(error)
     else:
         if wanted:
@@ -224,39 +230,39 @@ def _parse(line: bytes, where: str) -> object:
     try:
         return json.loads(line.decode())
     except UnicodeDecodeError as error:
-        raise DataError(
+        raise DamagedData(
             f"{where} is not UTF-8 text",
             f"byte {error.start:,} of the line is 0x{line[error.start]:02x}: {error.reason}",
             "write the file again in UTF-8",
         ) from error
     except json.JSONDecodeError as error:
-        raise DataError(
+        raise DamagedData(
             f"{where} is not JSON",
             f"{error.msg} at column {error.colno:,}",
             "put one complete JSON object on each line",
         ) from error
     except RecursionError as error:
-        raise DataError(f"{where} cannot be read", "its JSON is nested too deeply", "flatten the record") from error
+        raise DamagedData(f"{where} cannot be read", "its JSON is nested too deeply", "flatten the record") from error
 
 
 def _text_of(record: object, field: str, where: str) -> bytes:
-    """Return the record's text in UTF-8. Raises DataError where it is missing or not a string."""
+    """Return the record's text in UTF-8. Raises DamagedData where it is missing or not a string."""
     if not isinstance(record, dict):
-        raise DataError(
+        raise DamagedData(
             f"{where} is not an object", f"it is {_kind(record)}", f'write {{"{field}": "..."}} on each line'
         )
     if field not in record:
         near = suggestion(field, record) if record else "the record is empty"
-        raise DataError(f"{where} has no field '{field}'", "text_field names the field that holds the text", near)
+        raise DamagedData(f"{where} has no field '{field}'", "text_field names the field that holds the text", near)
     text = record[field]
     if not isinstance(text, str):
         strings = [name for name, value in record.items() if isinstance(value, str)]
         near = f"text_field = one of: {', '.join(strings)}" if strings else "write the text as a string"
-        raise DataError(f"{where}: field '{field}' is not text", f"it is {_kind(text)}", near)
+        raise DamagedData(f"{where}: field '{field}' is not text", f"it is {_kind(text)}", near)
     try:
         return text.encode()
     except UnicodeEncodeError as error:
-        raise DataError(
+        raise DamagedData(
             f"{where}: field '{field}' is not valid Unicode",
             f"character {error.start:,} is half of a surrogate pair",
             "write the text again without lone surrogates",
@@ -279,30 +285,22 @@ def _read_table(file: File, kind: str, data: DataSpec, damaged: Damaged) -> Iter
         import pyarrow as arrow
     except ImportError as error:
         raise MissingExtra("pyarrow", "parquet", f"reading {file.name}") from error
-    try:
-        with _opened(file) as stream:
+    with _opened(file) as stream:
+        try:
             schema, batches = (_parquet if kind == "parquet" else _arrow)(stream, columns)
             _check_column(schema, field, file.path)
             if missing := [name for name in columns if name not in schema.names]:
                 raise no_score(missing[0], file.path)
-            row = 0
-            for batch in batches:
-                for record in batch.select(columns).to_pylist():
-                    where = f"{file.path}, row {row:,}"
-                    try:
-                        document = Document(f"{file.name} row {row}", _text_of(record, field, where))
-                        wanted = is_wanted(record, data, where)
-                    except DataError as error:
-                        damaged.found(error)
-                    else:
-                        if wanted:
-                            yield document
-                    row += 1
-    except arrow.ArrowException as error:
-        name = "a readable Parquet file" if kind == "parquet" else "a readable Arrow file"
-        raise DataError(
-            f"{file.path} is not {name}", str(error).splitlines()[0], "write or download it again"
-        ) from error
+            records = (record for batch in batches for record in batch.select(columns).to_pylist())
+            for row, record in enumerate(records):
+                yield from _of_record(record, file, f"row {row:,}", data, damaged)
+        except (arrow.ArrowException, OSError) as error:
+            if isinstance(error, OSError) and error.errno is not None:
+                raise  # of the system, which reads the file; those of damaged pages have no number
+            name = "a readable Parquet file" if kind == "parquet" else "a readable Arrow file"
+            raise DamagedData(
+                f"{file.path} is not {name}", str(error).splitlines()[0], "write or download it again"
+            ) from error
 
 
 def _parquet(stream: IO[bytes], columns: list[str]) -> tuple[Any, Iterator[Any]]:
@@ -328,10 +326,10 @@ def _arrow(stream: IO[bytes], columns: list[str]) -> tuple[Any, Iterator[Any]]:
 
 
 def _check_column(schema: object, field: str, path: str) -> None:
-    """Raise DataError unless the schema has a column `field` of strings."""
+    """Raise DamagedData unless the schema has a column `field` of strings."""
     columns = {column.name: column.type for column in schema}  # type: ignore[attr-defined]
     if field not in columns:
-        raise DataError(
+        raise DamagedData(
             f"{path} has no column '{field}'",
             f"text_field names the column that holds the text; the file has {', '.join(columns) or 'no columns'}",
             suggestion(field, columns) if columns else "write the text into a column",
@@ -341,7 +339,7 @@ def _check_column(schema: object, field: str, path: str) -> None:
         "dictionary<values=string"
     ):
         strings = [name for name, other in columns.items() if "string" in str(other)]
-        raise DataError(
+        raise DamagedData(
             f"{path}: column '{field}' is not text",
             f"it holds {kind}",
             f"text_field = one of: {', '.join(strings)}" if strings else "write the text into a column of strings",
@@ -356,7 +354,10 @@ def _raw(file: File) -> IO[bytes]:
 
 @contextmanager
 def _opened(file: File) -> Iterator[IO[bytes]]:
-    """Open a file for reading, unpacking `.gz`; whatever fails while it is read is a DataError that names it."""
+    """Open a file for reading, unpacking `.gz`.
+
+    Raises DamagedData for one that cannot be unpacked, and DataError for what fails while it is read.
+    """
     try:
         with _raw(file) as raw:
             if file.name.lower().endswith(".gz"):
@@ -365,7 +366,7 @@ def _opened(file: File) -> Iterator[IO[bytes]]:
             else:
                 yield raw
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-        raise DataError(f"{file.path} cannot be unpacked", str(error), "write or download it again") from error
+        raise DamagedData(f"{file.path} cannot be unpacked", str(error), "write or download it again") from error
     except OSError as error:
         raise DataError(
             f"{file.path} cannot be read", error.strerror or str(error), "check that it is there and its permissions"

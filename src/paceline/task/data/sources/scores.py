@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from paceline.errors import DataError
+from paceline.errors import DamagedData
 from paceline.spec.task import DataSpec
 
 
@@ -16,13 +16,13 @@ def asks_scores(data: DataSpec) -> bool:
 def is_wanted(record: object, data: DataSpec, where: str) -> bool:
     """Return whether a document's score lies from score_min on and below score_max, where they are asked for.
 
-    Raises DataError, naming the place, for a document without a number there.
+    Raises DamagedData, naming the place, for a document without a number there.
     """
     if not asks_scores(data):
         return True
     score = record.get(data.score_field) if isinstance(record, dict) else None
     if isinstance(score, bool) or not isinstance(score, int | float) or math.isnan(score):
-        raise DataError(
+        raise DamagedData(
             f"{where} has no number in '{data.score_field}'",
             f"score_min and score_max select documents by it, and it is {score!r}",
             "score_field = the field that holds the score, or give every document one",
@@ -31,9 +31,9 @@ def is_wanted(record: object, data: DataSpec, where: str) -> bool:
     return (low is None or score >= low) and (high is None or score < high)
 
 
-def no_score(column: str, path: str) -> DataError:
+def no_score(column: str, path: str) -> DamagedData:
     """Return the error for a file that lacks the column of scores."""
-    return DataError(
+    return DamagedData(
         f"{path} has no column '{column}'",
         "score_min and score_max select documents by it",
         "score_field = the column that holds the score",
@@ -41,9 +41,9 @@ def no_score(column: str, path: str) -> DataError:
 
 
 def refuse_scores(data: DataSpec, path: str) -> None:
-    """Raise DataError where documents of a plain text are to be selected by a score."""
+    """Raise DamagedData where documents of a plain text are to be selected by a score."""
     if asks_scores(data):
-        raise DataError(
+        raise DamagedData(
             f"{path} holds no scores",
             "score_min and score_max select documents of JSONL and Parquet files",
             "write text and score as JSONL, or leave the scores out",

@@ -41,6 +41,7 @@ class BlockCache:
         """Keep pieces below `root`, at most `most_bytes` of them together."""
         self.root, self.most_bytes, self.notices = root, most_bytes, notices
         self._mapped: OrderedDict[str, Bytes] = OrderedDict()
+        self._mapped_bytes = 0
         self._lock = threading.Lock()
 
     def get(self, key: str, fetch: Callable[[], bytes]) -> Bytes:
@@ -67,14 +68,18 @@ class BlockCache:
     def forget(self, key: str) -> None:
         """Remove a piece, which is not what its key stands for."""
         with self._lock:
-            self._mapped.pop(key, None)
+            if (known := self._mapped.pop(key, None)) is not None:
+                self._mapped_bytes -= len(known)
         self._path(key).unlink(missing_ok=True)
 
     def _keep(self, key: str, piece: Bytes) -> None:
+        """Keep a piece mapped: a removed one takes room for as long, so that these are bounded like the cache."""
         with self._lock:
+            if key not in self._mapped:
+                self._mapped_bytes += len(piece)
             self._mapped[key] = piece
-            while len(self._mapped) > MAPPED:
-                self._mapped.popitem(last=False)
+            while self._mapped and (len(self._mapped) > MAPPED or self._mapped_bytes > self.most_bytes):
+                self._mapped_bytes -= len(self._mapped.popitem(last=False)[1])
 
     def _load(self, path: Path) -> Bytes | None:
         """Return a piece that is on the disk, noting that it is used; None where it is not there or damaged."""

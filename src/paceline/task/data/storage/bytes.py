@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from paceline.errors import DataError
+from paceline.errors import DamagedData, DataError
 from paceline.task.data.storage.ahead import FetchesAhead
 from paceline.task.data.storage.blocks import BlockCache, Bytes
 from paceline.task.data.storage.notices import DataNotices
@@ -28,7 +28,7 @@ class ByteFile(Protocol):
     size: int
 
     def read(self, start: int, stop: int) -> Bytes:
-        """Return the bytes start..stop. Raises DataError."""
+        """Return the bytes start..stop. Raises DamagedData past the end, DataError for a storage that fails."""
         ...
 
     def forget(self, start: int, stop: int) -> bool:
@@ -172,9 +172,9 @@ def beside(path: str, name: str) -> str:
     return f"{path.rstrip('/')}/{name}"
 
 
-def cut_short(name: str, size: int, wanted: int) -> DataError:
+def cut_short(name: str, size: int, wanted: int) -> DamagedData:
     """Return the error of a file that ends too early."""
-    return DataError(
+    return DamagedData(
         f"{name} is cut short", f"it has {size:,} bytes, and {wanted:,} belong to it", "copy or prepare it again"
     )
 

@@ -15,11 +15,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from paceline.errors import DataError, MissingExtra
+from paceline.errors import DamagedData, DataError, MissingExtra
 from paceline.spec.task import DataSpec
 from paceline.task.data.sources.documents import document_hash, split_limit, split_value
-from paceline.task.data.sources.images.listing import ImageListing, list_images
+from paceline.task.data.sources.images.listing import ImageEntry, ImageListing, list_images
 from paceline.task.data.sources.shards.opened import storage_of
+from paceline.task.data.storage.blocks import Bytes
 from paceline.task.data.storage.bytes import ByteFile, Storage
 from paceline.task.data.storage.notices import LEFT_OUT
 from paceline.task.data.storage.remote import is_remote
@@ -88,24 +89,13 @@ class ImageSource:
 
     def _decode(self, number: int, into: npt.NDArray[np.uint8]) -> int:
         """Fill in an image and return its label, -100 where it is left out."""
-        from PIL import Image
-
         entry = self.listing.entries[number]
-        content = self._file(entry.file).read(entry.start, entry.start + entry.size).tobytes()
         try:
-            with Image.open(io.BytesIO(content)) as image:
-                into[:] = _square(image.convert("RGB"), self.size)
-        except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:  # as Pillow's decoders raise
-            wrong = DataError(
-                f"the image {entry.name} cannot be decoded",
-                f"its bytes {entry.start:,} to {entry.start + entry.size:,}, of CRC-32 {zlib.crc32(content):08x}: "
-                f"{error}",
-                'copy it again, or train without it: task.data.on_bad = "skip"',
-            )
+            into[:] = _pixels(self._file(entry.file).read(entry.start, entry.start + entry.size), entry, self.size)
+        except DamagedData as error:
             if not self.skip_bad:
-                raise wrong from error
-            into[:] = 0
-            self.notices.tell(LEFT_OUT, f"{wrong.what}: {wrong.because}")
+                raise
+            self.notices.tell(LEFT_OUT, f"{error.what}: {error.because}")
             return NO_LABEL
         return entry.label
 
@@ -145,6 +135,22 @@ def open_images(data: DataSpec, path: str) -> tuple[ImageSource, ImageSource | N
     if held_out.all():
         raise DataError("no images are left", "the validation part took all of them", "lower validation_fraction")
     return source(~held_out), source(held_out) if held_out.any() else None
+
+
+def _pixels(content: Bytes, entry: ImageEntry, size: int) -> npt.NDArray[np.uint8]:
+    """Return an image of its bytes, as `_square` cuts it. Raises DamagedData where it cannot be decoded."""
+    from PIL import Image
+
+    encoded = content.tobytes()
+    try:
+        with Image.open(io.BytesIO(encoded)) as image:
+            return _square(image.convert("RGB"), size)
+    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:  # as Pillow's decoders raise
+        raise DamagedData(
+            f"the image {entry.name} cannot be decoded",
+            f"its bytes {entry.start:,} to {entry.start + entry.size:,}, of CRC-32 {zlib.crc32(encoded):08x}: {error}",
+            'copy it again, or train without it: task.data.on_bad = "skip"',
+        ) from error
 
 
 def _square(image: Any, size: int) -> npt.NDArray[np.uint8]:

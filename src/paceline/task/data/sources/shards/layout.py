@@ -29,7 +29,7 @@ from types import TracebackType
 import numpy as np
 
 from paceline.durable import publish
-from paceline.errors import DataError
+from paceline.errors import DamagedData, DataError
 from paceline.task.data.sources.tokenizer import Tokens
 
 MAGIC = b"PACETOK1"
@@ -93,9 +93,9 @@ def read_header(content: bytes, name: str) -> ShardHeader:
     return header
 
 
-def damaged(name: str, start: int, stop: int, found: int, recorded: int) -> DataError:
+def damaged(name: str, start: int, stop: int, found: int, recorded: int) -> DamagedData:
     """Return the error of bytes that are not as they were written."""
-    return DataError(
+    return DamagedData(
         f"{name} is damaged",
         f"its bytes {start:,} to {stop:,} have the CRC-32 {found:08x}, and {recorded:08x} was recorded",
         'copy or prepare it again, or train without them: task.data.on_bad = "skip"',

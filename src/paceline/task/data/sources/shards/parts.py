@@ -26,7 +26,7 @@ class Checksums:
         self._sound = np.zeros(len(recorded), dtype=bool)
 
     def hold(self, starts: Indices, stops: Indices) -> None:
-        """Raise DataError unless the bytes starts..stops, counted from the first one, are as they were written."""
+        """Raise DamagedData unless the bytes starts..stops, counted from the first one, are as they were written."""
         first, last = starts // self._block_bytes, (stops - 1) // self._block_bytes
         widest = int((last - first).max()) if len(first) else -1
         for offset in range(widest + 1):

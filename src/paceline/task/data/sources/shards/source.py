@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from paceline.errors import DataError
+from paceline.errors import DamagedData, DataError
+from paceline.task.data.rows.of_split import SourceOfSplit
 from paceline.task.data.rows.packed_source import PackedSource
 from paceline.task.data.rows.windows import TokenSource
 from paceline.task.data.sources.shards.parts import TokenParts
@@ -18,32 +19,41 @@ NO_LABEL = -100
 STEPS_AHEAD = 8  # whose samples are fetched before they are wanted, where they are remote
 
 
-class _OverFiles:
+class _OverFiles(SourceOfSplit):
     """What windows and packed documents have in common where their tokens lie in several files.
 
     `notices` tells of reads that were tried again. With `skip_bad` a sample that touches damaged bytes keeps its place
     and counts nothing. Whether it does depends on the files alone, so all layouts and all resumes leave out the same.
     """
 
-    notices: DataNotices
-    skip_bad: bool
-    vocab: int | None
-    split: Split
-    items_per_sample: int
+    _tokens: TokenParts
 
-    def _prepare(self, skip_bad: bool, notices: DataNotices | None) -> None:
+    def __init__(
+        self,
+        split: Split,
+        vocab: int,
+        seq_len: int,
+        cross_documents: bool = True,
+        skip_bad: bool = False,
+        notices: DataNotices | None = None,
+    ) -> None:
+        """Open the split. Raises DataError where it does not make one sample, or a file of it is not there."""
         self.skip_bad, self.notices = skip_bad, notices or DataNotices()
+        super().__init__(split, vocab, seq_len, cross_documents)
+        self.is_near, self._is_checked = self._tokens.is_near, self._tokens.is_checked
+        self.steps_ahead = 0 if self.is_near else STEPS_AHEAD
 
-    def _opened(self, tokens: TokenParts) -> None:
-        self.is_near = tokens.is_near
-        self.steps_ahead = 0 if tokens.is_near else STEPS_AHEAD
-        self._is_checked = tokens.is_checked
+    def _made_of(self) -> tuple[Any, ...]:
+        return *super()._made_of(), self.skip_bad, self.notices
 
     def _or_blank(self, read: Any, ids: npt.NDArray[Any]) -> Any:
-        """Return `read(ids)`; where that fails and may, the batch with the damaged rows left blank."""
+        """Return `read(ids)`; where bytes are damaged and may be, the batch with their rows left blank.
+
+        A storage that fails, and a token that the vocabulary lacks, are raised always.
+        """
         try:
             return self._held(read(ids))
-        except DataError as error:
+        except DamagedData as error:
             if not self.skip_bad:
                 raise
             if len(ids) == 1:
@@ -53,13 +63,13 @@ class _OverFiles:
         rows = [self._or_blank(read, ids[at : at + 1]) for at in range(len(ids))]
         return {name: torch.cat([row[name] for row in rows]) for name in rows[0]}
 
-    def _left_out(self, error: DataError) -> dict[str, Any]:
+    def _left_out(self, error: DamagedData) -> dict[str, Any]:
         import torch
 
         self.notices.tell(LEFT_OUT, f"{error.what}: {error.because}")
         tokens = torch.zeros(1, self.items_per_sample, dtype=torch.int64)
         blank = {"tokens": tokens, "labels": tokens + NO_LABEL}
-        return blank if getattr(self, "cross_documents", True) else {**blank, "documents": tokens.clone()}
+        return blank if self.cross_documents else {**blank, "documents": tokens.clone()}
 
     def _held(self, batch: Any) -> Any:
         """Return the batch, whose tokens are of the vocabulary. Files with checksums hold what was written to them."""
@@ -77,19 +87,6 @@ class _OverFiles:
 class ShardSource(_OverFiles, TokenSource):
     """A TokenSource over token shards and their like."""
 
-    def __init__(
-        self,
-        split: Split,
-        vocab: int,
-        seq_len: int,
-        cross_documents: bool = True,
-        skip_bad: bool = False,
-        notices: DataNotices | None = None,
-    ) -> None:
-        """Open the split. Raises DataError where it does not make one sample, or a file of it is not there."""
-        self._prepare(skip_bad, notices)
-        super().__init__(split, vocab, seq_len, cross_documents)
-
     def expect(self, ids: npt.NDArray[Any]) -> None:
         """Say which samples will be read next, in their order: remote ones are fetched meanwhile."""
         starts = self._starts(ids)
@@ -100,8 +97,7 @@ class ShardSource(_OverFiles, TokenSource):
         return self._or_blank(super().read, ids)
 
     def _open(self) -> None:
-        self._tokens: TokenParts = self.split.open()
-        self._opened(self._tokens)
+        self._tokens = self.split.open()
 
     def _rows(self, ids: npt.NDArray[Any]) -> npt.NDArray[Any]:
         return self._tokens.windows(self._starts(ids), self.items_per_sample + 1)
@@ -111,27 +107,9 @@ class ShardSource(_OverFiles, TokenSource):
             raise IndexError(f"sample {ids.max():,} of {self.samples:,}")
         return np.asarray(ids, dtype=np.int64) * self.items_per_sample
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        settings = (self.split, self.vocab, self.items_per_sample, self.cross_documents, self.skip_bad, self.notices)
-        return ShardSource, settings
-
 
 class PackedShards(_OverFiles, PackedSource):
     """A PackedSource over token shards and their like."""
-
-    def __init__(
-        self,
-        split: Split,
-        vocab: int,
-        seq_len: int,
-        cross_documents: bool = True,
-        skip_bad: bool = False,
-        notices: DataNotices | None = None,
-    ) -> None:
-        """Open the split and pack its documents. Raises DataError where it does not hold two tokens."""
-        self._prepare(skip_bad, notices)
-        super().__init__(split, vocab, seq_len, cross_documents)
-        self._opened(self._tokens)
 
     def expect(self, ids: npt.NDArray[Any]) -> None:
         """Say which samples will be read next, in their order: remote ones are fetched meanwhile."""
@@ -143,7 +121,3 @@ class PackedShards(_OverFiles, PackedSource):
     def read(self, ids: npt.NDArray[Any], positions: npt.NDArray[Any] | None = None) -> Any:
         """Return the batch of a PackedSource; damaged samples count nothing where they may be left out."""
         return self._or_blank(super().read, ids)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        settings = (self.split, self.vocab, self.items_per_sample, self.cross_documents, self.skip_bad, self.notices)
-        return PackedShards, settings

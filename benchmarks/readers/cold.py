@@ -1,0 +1,53 @@
+"""What a cold epoch of remote shards fetches: a file system of fsspec that counts what is read of it."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import numpy as np
+from fsspec.implementations.local import LocalFileSystem
+
+from readers import SEQ_LEN
+from readers.ours import of_shards, stream_of
+
+BLOCK, WINDOW, ROWS = 2048, 4, 64  # windows of 16 MB; the corpus is several of them
+
+
+class CountedFiles(LocalFileSystem):
+    """Local files under counted://, whose reads are counted."""
+
+    protocol = "counted"
+    bytes = requests = 0
+
+    def cat_file(self, path: str, start: int | None = None, end: int | None = None, **options: Any) -> bytes:
+        found: bytes = super().cat_file(path, start, end, **options)
+        CountedFiles.bytes += len(found)
+        CountedFiles.requests += 1
+        return found
+
+    @classmethod
+    def _strip_protocol(cls, path: str) -> str:
+        return str(LocalFileSystem._strip_protocol(path.removeprefix("counted://")))
+
+
+def cold_reads(folder: Path) -> dict[str, dict[str, float]]:
+    """Return, for an epoch in the order of two levels, bytes fetched over bytes of the shards, and requests."""
+    fsspec.register_implementation("counted", CountedFiles, clobber=True)
+    size = sum(path.stat().st_size for path in (folder / "shards").glob("*.shard"))
+    two_windows = math.ceil(2 * WINDOW * BLOCK * SEQ_LEN * 2)
+    found = {}
+    for what, limit in (("a cache that holds all", 2 * size), ("a cache of two windows", two_windows)):
+        CountedFiles.bytes = CountedFiles.requests = 0
+        source = of_shards(
+            f"counted://{folder / 'shards'}", shuffle="windowed", shuffle_block=BLOCK, shuffle_window=WINDOW,
+            cache_dir=str(folder / what.replace(" ", "-")), cache_limit=limit,
+        )  # fmt: skip
+        stream, seen = stream_of(source, ROWS), []
+        for position in range(0, source.samples, ROWS):
+            seen.append(stream.at(position).micro_batches[0].ids)
+        assert len(np.unique(np.concatenate(seen)[: source.samples])) == source.samples
+        found[what] = {"amplification": CountedFiles.bytes / size, "requests": CountedFiles.requests}
+    return found

@@ -1,0 +1,86 @@
+"""Paceline's readers, through the stream of batches that trains."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from paceline.run.loop.loader import BatchStream
+from paceline.spec.plan import Plan
+from paceline.spec.task import DataSpec
+from paceline.task.data.ahead import ReadAhead
+from paceline.task.data.order.windowed import WindowedOrder
+from paceline.task.data.rows.mixed import InOrder
+from paceline.task.data.rows.packed_source import PackedSource
+from paceline.task.data.rows.windows import TokenSource
+from paceline.task.data.source import open_sources
+from paceline.task.data.sources.tokens import TokenSplit
+from readers import ROWS, SEED, SEQ_LEN, VOCAB, Batches
+
+BLOCK, WINDOW = 2048, 16  # of the order of two levels
+
+
+def stream_of(source: Any, rows: int = ROWS) -> BatchStream:
+    """Return the stream of a source's batches on one device."""
+    return BatchStream(source, SEED, Plan(micro_batch=rows, batch_samples=rows), 0, torch.device("cpu"))
+
+
+def split_of(folder: Path) -> TokenSplit:
+    """Return the tokens of the corpus, and where its documents end."""
+    tokens = (folder / "tokens" / "train.tokens").stat().st_size // 2
+    documents = (folder / "tokens" / "train.offsets").stat().st_size // 8 - 1
+    return TokenSplit(str(folder / "tokens"), "train", "<u2", tokens, documents, "0" * 32)
+
+
+def _read(source: Any) -> Batches:
+    stream, position = stream_of(source), 0
+    while True:
+        yield stream.at(position).micro_batches[0].data
+        position += ROWS
+
+
+def _read_ahead(source: Any) -> Batches:
+    ahead, position = ReadAhead(stream_of(source).at, prepare=lambda: None), 0
+    while True:
+        batch = ahead.take(position)
+        position += ROWS
+        ahead.begin(position)
+        yield batch.micro_batches[0].data
+
+
+def windows(folder: Path) -> Batches:
+    """Windows in the global order."""
+    return _read(TokenSource(split_of(folder), VOCAB, SEQ_LEN))
+
+
+def windows_ahead(folder: Path) -> Batches:
+    """The same, each batch begun in a thread while the one before is used."""
+    return _read_ahead(TokenSource(split_of(folder), VOCAB, SEQ_LEN))
+
+
+def windows_of_blocks(folder: Path) -> Batches:
+    """Windows in the order of two levels."""
+    source = TokenSource(split_of(folder), VOCAB, SEQ_LEN)
+    return _read(InOrder(source, WindowedOrder(source.samples, BLOCK, WINDOW)))
+
+
+def packed(folder: Path) -> Batches:
+    """Rows of whole documents."""
+    return _read(PackedSource(split_of(folder), VOCAB, SEQ_LEN))
+
+
+def of_shards(folder: str, **options: Any) -> Any:
+    """Return the source of the same tokens in a folder of token shards."""
+    return open_sources(DataSpec(folder, seq_len=SEQ_LEN, validation_fraction=0.0, **options), SEED)[0]
+
+
+def shards(folder: Path) -> Batches:
+    """Windows of token shards, whose checksums are held at the first touch."""
+    return _read(of_shards(str(folder / "shards")))
+
+
+def shards_ahead(folder: Path) -> Batches:
+    """The same, each batch begun in a thread."""
+    return _read_ahead(of_shards(str(folder / "shards")))

@@ -1,0 +1,128 @@
+"""A value given in Python, made what the dataclass holds: by a file's rules, and typed values as they are."""
+
+from __future__ import annotations
+
+import numbers
+import operator
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from paceline.config.fields import HeldWord
+from paceline.config.shape import Option, Table
+from paceline.config.values import check_free, convert, duration, kind_of, literal, plain, wrong_type
+from paceline.errors import ConfigError
+from paceline.units import Amount, Seconds
+
+
+def settled(member: Option | Table, key: str, value: Any) -> Any:
+    """Return what a dataclass holds for a value of Python. Raises ConfigError, naming the key, for what breaks a rule.
+
+    A table is taken as its dataclass, a dict of its options, or, where it has a main option, that option's text.
+    """
+    if isinstance(member, Table):
+        return _table(member, key, value)
+    if member.kind == "tables":
+        return _tables(member, key, value)
+    if member.kind == "free":
+        return _free(member, key, value)
+    if value is None and member.optional:
+        return None
+    if member.kind == "object" or (member.objects and not isinstance(value, str)):
+        return _object(member, key, value)
+    if member.kind == "duration" and (isinstance(value, Seconds) or _is_default(member, value)):
+        return duration(member, key, value, value)
+    if isinstance(value, HeldWord) and value in member.words.values():
+        return value
+    given = _as_in_a_file(member, value)
+    if not isinstance(given, str | bool | int | float | list | tuple | dict):
+        raise wrong_type(member, key, given)
+    return convert(member, key, given)
+
+
+def _is_default(option: Option, value: Any) -> bool:
+    return type(value) is float and value == option.default
+
+
+def _table(table: Table, key: str, value: Any) -> Any:
+    if isinstance(value, table.cls):
+        return value
+    if isinstance(value, Mapping):
+        return _made(table.cls, key, value)
+    if isinstance(value, str) and table.shorthand:
+        return table.cls(**{table.shorthand: value})
+    if table.objects and not isinstance(value, str):
+        return _object(table, key, value)
+    first = next(iter(table.members))
+    example = f"{first}={value!r}" if isinstance(value, str) else "..."
+    raise ConfigError(
+        f"{key} = {literal(value)} is no {table.cls.__name__}",
+        f"it holds options: {', '.join(table.members)}",
+        f"{table.cls.__name__}({example}), or a dict of options",
+    )
+
+
+def _made(cls: Any, key: str, given: Mapping[Any, Any]) -> Any:
+    """Return the dataclass of a table given as a dict. Raises ConfigError for names that are no text."""
+    for name in given:
+        if not isinstance(name, str):
+            raise ConfigError(f"{key} has the key {literal(name)}", "names of options are text", f"'{name}'")
+    return cls(**given)
+
+
+def _tables(option: Option, key: str, value: Any) -> tuple[Any, ...]:
+    assert option.item is not None
+    if not isinstance(value, list | tuple):
+        raise wrong_type(option, key, value)
+    return tuple(_table(option.item, f"{key}.{number}", each) for number, each in enumerate(value, 1))
+
+
+def _free(option: Option, key: str, value: Any) -> Any:
+    """Return a table of the user's own keys. In Python it may hold objects, which stay as they are."""
+    if not isinstance(value, Mapping):
+        raise wrong_type(option, key, value)
+    _check_keys(key, value)
+    return value
+
+
+def _check_keys(key: str, values: Mapping[Any, Any]) -> None:
+    for name, value in values.items():
+        if not isinstance(name, str):
+            raise ConfigError(f"{key} has the key {literal(name)}", "names of arguments are text", f"'{name}'")
+        if isinstance(value, Mapping):
+            _check_keys(f"{key}.{name}", value)
+        elif isinstance(value, float | int):
+            check_free(f"{key}.{name}", value)
+
+
+def _object(member: Option | Table, key: str, value: Any) -> Any:
+    """Return an object of the user's. Raises ConfigError where it is nothing that the option can use."""
+    fits = any(all(hasattr(value, name) for name in names.split()) for names in member.objects)
+    if fits and not isinstance(value, bytes | bytearray):
+        return value
+    also = [f"text, {member.cls.__name__}(...)"] if isinstance(member, Table) else ["text"]
+    if isinstance(member, Option) and member.kind == "object":
+        also = []
+    wanted = ", or ".join([*also, *member.objects.values()])
+    raise ConfigError(f"{key} = {literal(value)} cannot be used", f"it is {kind_of(value)}", wanted)
+
+
+def _as_in_a_file(option: Option, value: Any) -> Any:
+    """Return a value of Python as a file would hold it; what no file can hold stays as it is."""
+    if isinstance(value, os.PathLike):
+        return os.fspath(value)
+    if option.kind in ("whole", "bytes") and not isinstance(value, bool | str | float):
+        return _as_index(value)
+    if option.kind == "number" and isinstance(value, numbers.Real) and not isinstance(value, bool | int):
+        return float(value)
+    if option.kind == "texts" and isinstance(value, list | tuple):
+        return [os.fspath(each) if isinstance(each, os.PathLike) else each for each in value]
+    return plain(option, value) if option.kind == "amount" and isinstance(value, Amount) else value
+
+
+def _as_index(value: Any) -> Any:
+    """Return a whole number of any kind (numpy's, torch's) as Python's."""
+    try:
+        return operator.index(value)
+    except TypeError:
+        return value

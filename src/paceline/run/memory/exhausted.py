@@ -1,0 +1,166 @@
+"""A device's memory is exhausted: where, what was planned and what is used, by what, and which change would fit."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from paceline.errors import OutOfMemory
+from paceline.plan.smaller import FIXED, SmallerPlan
+from paceline.run.memory.live import LiveTensors, largest_live
+from paceline.run.memory.room import free_bytes
+from paceline.run.memory.spent import MemoryMeter, held_bytes
+from paceline.run.process.brief import Brief
+from paceline.run.process.world import World
+from paceline.spec.survive.phases import TOLD
+from paceline.units import format_bytes
+
+# What torch's allocators say: the one of a CPU raises a RuntimeError (c10/core/impl/alloc_cpu.cpp).
+SAYS = ("DefaultCPUAllocator: can't allocate memory", "DefaultCPUAllocator: not enough memory", "CUDA out of memory",
+        "CUDA error: out of memory", "std::bad_alloc")  # fmt: skip
+ASKED = re.compile(r"[Tt]ried to allocate ([\d.]+) (bytes|KiB|MiB|GiB)")
+FACTORS = {"bytes": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
+METERED = ("weights", "gradients", "optimizer")  # kinds of memory that are measured each by itself
+REST = "activations_and_runtime"
+LARGEST = 5  # groups of tensors that are told
+
+
+def is_exhausted(error: BaseException) -> bool:
+    """Return whether an error says that there is no memory left, of a device or of the host."""
+    if isinstance(error, torch.OutOfMemoryError | MemoryError):
+        return True
+    return isinstance(error, RuntimeError) and any(says in str(error) for says in SAYS)
+
+
+def asked_bytes(error: BaseException) -> int | None:
+    """Return for how many bytes an allocator was asked that had them not; None where the error does not say it."""
+    found = ASKED.search(str(error))
+    return round(float(found[1]) * FACTORS[found[2]]) if found else None
+
+
+def out_of_memory(
+    error: BaseException,
+    at: tuple[str, int],
+    brief: Brief,
+    world: World,
+    meter: MemoryMeter,
+    model: nn.Module | None = None,
+    optimizer: torch.optim.Optimizer | None = None,
+) -> OutOfMemory:
+    """Return what an exhausted memory means for the run: the error to end with, its evidence as plain data.
+
+    `at` is the phase and the step that this rank was in, `model` and `optimizer` what it holds, where that is built.
+    """
+    phase, step = _phase(error, at[0]), at[1]
+    used, asked, (free, limit) = meter.now_bytes(), asked_bytes(error), free_bytes(world.device)
+    plan = brief.plan
+    recomputes = plan.recompute != "none" or plan.offloads_activations
+    try:
+        largest = largest_live(model, optimizer, world.device, LARGEST, looks_into_graph=not recomputes)
+    except MemoryError:  # not even a list of what there is has room: all else is told
+        largest = []
+    planned = _by_meter(_kinds(brief.record.forecast.get("memory") or ()))
+    held = held_bytes(model, optimizer) if model is not None and optimizer is not None else {}
+    actual = {**held, REST: used - sum(held.values())}
+    fits = smallest_that_fits(brief, used + (asked or 0), used + free)
+    nearest = fits or min(brief.smaller, key=lambda each: each.bytes, default=None)
+    evidence: dict[str, Any] = {
+        "rank": world.rank, "phase": phase, "step": step, "asked_bytes": asked,
+        "free_bytes": free if math.isfinite(free) else None, "limit": limit, "used_bytes": used,
+        "planned": planned, "actual": actual,
+        "largest": [{"what": each.what, "dtype": each.dtype, "shape": list(each.shape), "count": each.count,
+                     "bytes": each.bytes} for each in largest],
+        "smallest_change": {"change": nearest.change, "bytes": nearest.bytes, "step_seconds": nearest.step_seconds,
+                            "fits": fits is not None} if nearest else None,
+    }  # fmt: skip
+    in_step = f" of step {step}" if step else ""
+    return OutOfMemory(
+        f"out of memory on rank {world.rank} of {world.size}, {TOLD[phase]}{in_step}",
+        _because(str(error).splitlines()[0], planned, actual, used, asked, free, limit, largest),
+        _try(nearest, fits is not None),
+        evidence,
+    )
+
+
+def smallest_that_fits(brief: Brief, needed: float, limit: float) -> SmallerPlan | None:
+    """Return the smallest change of the plan that would have fitted by forecast, None where none would.
+
+    `needed` are the bytes that the plan was seen to need at least, `limit` those that there were. Where the plan needed
+    more than its forecast, what depends on the micro-batch is taken to do so in all plans alike.
+    """
+    kinds = _kinds(brief.record.forecast.get("memory") or ())
+    forecast, fixed = sum(kinds.values()), sum(kinds.get(kind, 0.0) for kind in FIXED)
+    more = max(1.0, (needed - fixed) / (forecast - fixed)) if forecast > fixed else 1.0
+    for each in brief.smaller:
+        own = sum(each.held.get(kind, 0.0) for kind in FIXED)
+        if own + (each.bytes - own) * more <= limit:
+            return each
+    return None
+
+
+def _phase(error: BaseException, phase: str) -> str:
+    """Return the phase that an error arose in: forward and backward passes are one point of a run, and two phases."""
+    trace = error.__traceback__
+    while phase == "forward" and trace is not None:
+        if trace.tb_frame.f_code.co_name == "_engine_run_backward":
+            return "backward"
+        trace = trace.tb_next
+    return phase
+
+
+def _kinds(terms: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """Return the bytes of a forecast's terms of memory, by kind."""
+    found: dict[str, float] = {}
+    for term in terms:
+        found[term["kind"]] = found.get(term["kind"], 0.0) + float(term["value"])
+    return found
+
+
+def _by_meter(kinds: Mapping[str, float]) -> dict[str, float]:
+    """Return planned bytes as they can be measured."""
+    if not kinds:
+        return {}
+    known = {kind: kinds.get(kind, 0.0) for kind in METERED}
+    return {**known, REST: sum(kinds.values()) - sum(known.values())}
+
+
+def _because(
+    says: str,
+    planned: Mapping[str, float],
+    actual: Mapping[str, float],
+    used: float,
+    asked: int | None,
+    free: float,
+    limit: str,
+    largest: Sequence[LiveTensors],
+) -> str:
+    parts = [f"{format_bytes(asked)} were asked for" if asked is not None else says]
+    if math.isfinite(free):
+        parts.append(f"{format_bytes(free)} were free of {limit}")
+    each = ", ".join(
+        f"{name.replace('_', ' ')} {format_bytes(value)}"
+        + (f" (planned {format_bytes(planned[name])})" if name in planned else "")
+        for name, value in actual.items()
+    )
+    total = f" of {format_bytes(sum(planned.values()))} planned" if planned else ""
+    parts.append(f"in use were {format_bytes(used)}{total}: {each}")
+    if largest:
+        parts.append("the largest tensors: " + ", ".join(f"{each} {format_bytes(each.bytes)}" for each in largest))
+    return "; ".join(parts)
+
+
+def _try(nearest: SmallerPlan | None, fits: bool) -> str:
+    if nearest is None:
+        return "more devices, a smaller model or shorter samples: the plan is the smallest of its layout"
+    needs = f"{format_bytes(nearest.bytes)} a device by forecast"
+    if fits:
+        return f"{nearest.change}, the smallest change that fits ({needs}); the run goes on from its last checkpoint"
+    return (
+        "more devices or shorter samples: by forecast no change of micro-batch, recompute or offload fits; the nearest "
+        f"is {nearest.change} ({needs})"
+    )

@@ -1,0 +1,50 @@
+"""How much more memory this process could have."""
+
+from __future__ import annotations
+
+import math
+import resource
+from pathlib import Path
+
+import torch
+
+from paceline.run.memory.spent import process_bytes
+from paceline.supervise.memory_kills import own_group
+
+
+def free_bytes(device: torch.device) -> tuple[float, str]:
+    """Return how many bytes more this process could have got, and what limits it; infinite where nothing is known."""
+    if device.type == "cuda":
+        free, total = torch.cuda.mem_get_info(device)
+        kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        return float(free + kept), f"the device's {total} bytes"
+    return min(_limits(), default=(math.inf, "nothing that is known"))
+
+
+def _limits() -> list[tuple[float, str]]:
+    """Return what is left under each limit that a process on a CPU has."""
+    status, found = process_bytes(), []
+    for name, which, field in (
+        ("RLIMIT_AS", resource.RLIMIT_AS, "VmSize"),
+        ("RLIMIT_DATA", resource.RLIMIT_DATA, "VmData"),
+    ):
+        limit, _ = resource.getrlimit(which)
+        if limit != resource.RLIM_INFINITY and field in status:
+            found.append((float(max(0, limit - status[field])), f"the process's {name} of {limit} bytes"))
+    try:
+        most, now = ((own_group() / name).read_text().strip() for name in ("memory.max", "memory.current"))
+    except OSError:  # no control group, or none that counts memory
+        most = now = ""
+    if most.isdigit() and now.isdigit():
+        found.append((float(max(0, int(most) - int(now))), f"the control group's {most} bytes"))
+    for line in _read("/proc/meminfo").splitlines():
+        if line.startswith("MemAvailable:"):
+            found.append((1024.0 * int(line.split()[1]), "the machine's memory"))
+    return found
+
+
+def _read(path: str) -> str:
+    try:
+        return Path(path).read_text()
+    except OSError:  # another system than Linux
+        return ""

@@ -1,0 +1,72 @@
+"""Memory pressure: where a device's memory gets short during a run, all ranks go on with half the micro-batch.
+
+Ranks compare what they use between two steps: after the first steps of a start, and at every check. What is computed
+stays the same: the step's gradient is the sum over all rows of the global batch, however many pass at once.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import torch
+
+from paceline.plan.placement.recut import keeps_passes
+from paceline.plan.search.micro_batch import with_micro_batch
+from paceline.run.loop.under_plan import UnderPlan
+from paceline.run.memory.room import free_bytes
+from paceline.run.memory.spent import MemoryMeter
+from paceline.run.process.world import World
+from paceline.spec.journal.kinds import DecisionRecord
+from paceline.spec.journal.settled import MICRO_BATCH, conditions_of
+from paceline.spec.plan import Plan
+from paceline.units import format_bytes
+
+LOOKS_EVERY = 100  # steps, in a run without checks
+GROWN = 1.02  # of what was used at the last decision: more is a growth, and no noise
+
+
+class MemoryPressure:
+    """Looks at what the ranks use of their memory, and decides on the micro-batch."""
+
+    def __init__(self, world: World, under: UnderPlan, meter: MemoryMeter, part: float) -> None:
+        """`part` of a device's memory in use is too much."""
+        self._world, self._under, self._meter, self._part = world, under, meter, part
+        self._retries, self._acted_at = self._alloc_retries(), 0
+
+    def decided(self, step: int) -> tuple[Plan | None, list[DecisionRecord]]:
+        """Return the plan to go on with, and why. None where all stays as it is. Every rank calls it alike."""
+        used, retries = self._meter.recent_bytes(), self._alloc_retries()
+        limit = self._meter.now_bytes() + free_bytes(self._world.device)[0]
+        again, self._retries = retries - self._retries, retries
+        # A CPU's heap keeps what it had: only what is used beyond the last time says that it was not enough.
+        part = used / limit if used > self._acted_at else 0.0
+        told = self._world.gather((part, used, again))
+        rank = max(range(len(told)), key=lambda each: (told[each][2] > 0, told[each][0]))
+        fullest, bytes_used, emptied = told[rank]
+        if fullest < self._part and not emptied:
+            return None, []
+        now = self._under.plan
+        evidence = {"step": step, "rank": rank, "used_bytes": bytes_used, "part": fullest, "limit": self._part,
+                    "allocator_retries": emptied, "conditions": conditions_of(now)}  # fmt: skip
+        because = f"after step {step} rank {rank} uses {format_bytes(bytes_used)}, {fullest:.0%} of its memory"
+        because += f", and its allocator was emptied {emptied} time(s)" if emptied else ""
+        plan = self._smaller(now)
+        if plan is None:
+            return None, []
+        self._acted_at = round(GROWN * max(each[1] for each in told))
+        self._meter.begin_anew()
+        evidence["micro_batch"] = plan.micro_batch
+        decision = DecisionRecord(MICRO_BATCH, now.micro_batch, plan.micro_batch, because, evidence)
+        return plan, [decision]
+
+    def _smaller(self, plan: Plan) -> Plan | None:
+        """Return the plan with half its micro-batch; None where more passes would help nothing, or are not the same."""
+        if plan.micro_batch == 1 or keeps_passes(plan) or self._under.sees_whole_batch:
+            return None
+        changed = with_micro_batch(plan, plan.micro_batch // 2)
+        return dataclasses.replace(changed, rows=plan.rows)
+
+    def _alloc_retries(self) -> int:
+        """Return how often CUDA's allocator has had to empty its cache for want of memory."""
+        device = self._world.device
+        return int(torch.cuda.memory_stats(device)["num_alloc_retries"]) if device.type == "cuda" else 0

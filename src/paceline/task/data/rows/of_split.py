@@ -1,0 +1,28 @@
+"""What sources over the tokens of one split have in common, however they cut samples out of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from paceline.task.data.sources.tokens import Split
+
+
+class SourceOfSplit:
+    """Samples of at most `seq_len` tokens of a split. Without `cross_documents` no token sees another document's."""
+
+    unit = "tokens"
+    reads_in_threads = True  # of a mapped file, and of nothing that changes
+    is_near = True  # reading it costs no request over a network
+    skip_bad = False  # whether damaged samples are left out
+
+    def __init__(self, split: Split, vocab: int, seq_len: int, cross_documents: bool = True) -> None:
+        self.split, self.items_per_sample = split, seq_len
+        self.vocab: int | None = vocab
+        self.cross_documents = cross_documents
+
+    def _made_of(self) -> tuple[Any, ...]:
+        return self.split, self.vocab, self.items_per_sample, self.cross_documents
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # A process that receives the source maps the files again; the tokens themselves do not travel.
+        return type(self), self._made_of()

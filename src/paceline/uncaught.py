@@ -1,0 +1,34 @@
+"""A script that ends with an error of ours, before any run was begun, ends with the exit code of the command line."""
+
+from __future__ import annotations
+
+import builtins
+import sys
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any
+
+from paceline.errors import PacelineError
+
+
+class EndsWithCode:
+    """Shows an error as the hook before it does; of a PacelineError the process ends with its exit code."""
+
+    def __init__(self, before: Callable[..., Any]) -> None:
+        self._before = before
+
+    def __call__(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        self._before(kind, error, trace)
+        if isinstance(error, PacelineError):
+            raise SystemExit(error.exit_code)
+
+
+def is_prompt() -> bool:
+    """Return whether this is a prompt or a notebook, where an error does not end the process."""
+    return hasattr(sys, "ps1") or bool(sys.flags.interactive) or hasattr(builtins, "__IPYTHON__")
+
+
+def end_with_code() -> None:
+    """Have an error of ours that nobody catches end a script with its exit code. At a prompt nothing is changed."""
+    if sys.excepthook is sys.__excepthook__ and not is_prompt():
+        sys.excepthook = EndsWithCode(sys.excepthook)

@@ -1,0 +1,164 @@
+"""The global batch grows by a schedule or by the noise scale: the same in every layout, and after a stop."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from runs import as_json, in_process, paceline, records_of, steps_of, write_spec
+
+from paceline.errors import ConfigError
+from paceline.run.loop.growth import BatchGrowth
+from paceline.spec.growth import BatchChange, BatchCourse, GrowthSpec, Piece, course_of, rate_factor
+from paceline.units import parse_amount
+
+
+def drawn_course(drawn: random.Random) -> BatchCourse:
+    """Return a course of up to four batches that begin at rising places, in steps or in samples."""
+    places = sorted(drawn.sample(range(1, 300), drawn.randrange(5)))
+    in_steps = drawn.random() < 0.5
+    pieces = [Piece(each, None, drawn.randrange(1, 40)) if in_steps else Piece(None, each, drawn.randrange(1, 40))
+              for each in places]  # fmt: skip
+    return BatchCourse(drawn.randrange(1, 40), tuple(pieces))
+
+
+def walked(course: BatchCourse, steps: int) -> list[int]:
+    """Return the batch of each of so many steps, one after the other."""
+    found, position = [], 0
+    for step in range(1, steps + 1):
+        found.append(course.at(step, position))
+        position += found[-1]
+    return found
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_stretches_are_the_steps_one_after_the_other(seed: int) -> None:
+    drawn = random.Random(seed)
+    course, steps = drawn_course(drawn), drawn.randrange(1, 120)
+    plain = walked(course, steps)
+    told = list(course.stretches(steps=steps))
+    assert [batch for count, batch in told for _ in range(count)] == plain
+    samples = drawn.randrange(1, 3000)
+    fewest = next(number for number in itertools.count(1) if sum(walked(course, number)) >= samples)
+    assert course.steps_for(samples) == fewest
+
+
+def test_a_schedule_that_is_none_is_refused() -> None:
+    def course(*changes: tuple[str, str]) -> BatchCourse:
+        spec = GrowthSpec("schedule", changes=tuple(BatchChange(*map(parse_amount, each)) for each in changes))
+        return course_of(spec, 4, 16)
+
+    assert course(("2 steps", "128 tokens"), ("5 steps", "16 samples")).pieces == (
+        Piece(2, None, 8),
+        Piece(5, None, 16),
+    )
+    assert course(("33 tokens", "8 samples")).pieces == (Piece(None, 3, 8),)
+    for place in ("2 steps", "99 samples"):  # no later than the one before, or in another unit
+        with pytest.raises(ConfigError, match="begins after"):
+            course(("2 steps", "8 samples"), (place, "9 samples"))
+    with pytest.raises(ConfigError, match="whole number of samples"):
+        course(("2 steps", "17 tokens"))
+    assert rate_factor("linear", 16, 4) == 4 and rate_factor("sqrt", 16, 4) == 2 and rate_factor("none", 16, 4) == 1
+
+
+def test_the_noise_scale_of_known_noise_is_found() -> None:
+    """Gradients of mean 1 in 64 places, each sample's with variance 4: S = 256, |G|^2 = 64, the scale 4 samples."""
+    torch.manual_seed(0)
+    growth = BatchGrowth(GrowthSpec("noise", measure_every=1, measurements=400), BatchCourse(32), largest=64)
+    for step in range(1, 401):
+        samples = 1 + 2 * torch.randn(32, 64, dtype=torch.float64)
+        small = growth.small(step, 32)
+        assert small == 4
+        grew = growth.measured(step, 32, float(samples.mean(0).norm()), small, float(samples[:small].mean(0).norm()))
+        assert not grew, "a batch of 32 is larger than the scale"
+    spread, square = (sum(each[part] for each in growth._measured) / 400 for part in (0, 1))
+    assert spread / square == pytest.approx(4, rel=0.1) and square == pytest.approx(64, rel=0.05)
+
+
+def test_a_batch_below_the_noise_scale_doubles_up_to_the_largest_and_a_resume_repeats_it() -> None:
+    def play(growth: BatchGrowth, steps: range) -> list[int]:
+        found = []
+        for step in steps:
+            samples = growth.at(step, 0)
+            if small := growth.small(step, samples):
+                growth.measured(step, samples, math.sqrt(1 + 1000 / samples), small, math.sqrt(1 + 1000 / small))
+            found.append(samples)
+        return found
+
+    def new() -> BatchGrowth:
+        return BatchGrowth(GrowthSpec("noise", "sqrt", measure_every=2, measurements=3), BatchCourse(16), largest=48)
+
+    whole = new()
+    played = play(whole, range(1, 30))
+    assert played == [16] * 6 + [32] * 6 + [48] * 17
+    first, *_ = whole.take()
+    assert (first.before, first.after) == (16, 32) and first.evidence["noise_scale_samples"] == pytest.approx(1000)
+    assert first.evidence["rate_factor"] == math.sqrt(2) and first.evidence["step"] == 6
+    for cut in (3, 6, 11):
+        before, after = new(), new()
+        begun = play(before, range(1, cut + 1))
+        after.load(before.state())
+        assert begun + play(after, range(cut + 1, 30)) == played
+
+
+GROWN = """
+[task.growth]
+by = "{by}"
+learning_rate = "sqrt"
+{rest}
+"""
+SCHEDULE = GROWN.format(
+    by="schedule",
+    rest='changes = [{ after = "3 steps", batch = "21 samples" }, { after = "6 steps", batch = "34 samples" }]',
+)
+NOISE = GROWN.format(by="noise", rest='largest = "9 samples"\nmeasure_every = 1\nmeasurements = 2\nnoise_ratio = 0.03')
+FIRST = {SCHEDULE: 14, NOISE: 3}  # samples of the first batch
+
+
+def spec_of(folder: Path, name: str, growth: str, devices: int) -> Path:
+    path = write_spec(folder, folder / name, devices, steps=9, precision="fp64")
+    first = 3 if NOISE in growth else 14
+    path.write_text(path.read_text().replace('"14 samples"', f'"{first} samples"') + growth)
+    return path
+
+
+@pytest.mark.parametrize("growth", [SCHEDULE, NOISE], ids=["schedule", "noise"])
+def test_a_growing_run_is_one_device_and_goes_on_as_if_never_stopped(tmp_path: Path, growth: str) -> None:
+    """Two ranks, stopped after step 4 and resumed, against one device without a stop, in fp64."""
+    one, two = tmp_path / "one", tmp_path / "two"
+    alone = in_process("train", spec_of(tmp_path, "one", growth, 1))
+    assert alone.returncode == 0, alone.stderr
+    fault = '\n[[run.faults.each]]\nkind = "signal"\nrank = 0\nstep = 5\n'
+    path = spec_of(tmp_path, "two", growth + fault, 2)
+    assert paceline("train", path).returncode == 75
+    assert paceline("train", path).returncode == 0
+    expected, found = steps_of(one), steps_of(two)
+    sizes = [step["position_after"] - step["position_before"] for step in expected]
+    first = sizes[0]
+    assert first == FIRST[growth] and sizes == sorted(sizes) and len(set(sizes)) > 1
+    assert sizes == [14] * 3 + [21] * 3 + [34] * 3 or growth is NOISE
+    for mine, his in zip(found, expected, strict=True):
+        assert mine["sample_ids"] == his["sample_ids"] and mine["position_after"] == his["position_after"]
+        assert mine["lr"] == his["lr"] == pytest.approx(3e-3 * math.sqrt(len(his["sample_ids"]) / first))
+        assert mine["loss"] == pytest.approx(his["loss"], rel=1e-9)
+    told: dict[Path, list[Any]] = {}
+    for each in (one, two):
+        decisions = [record for record in records_of(each, "decision") if record["what"] == "global_batch"]
+        told[each] = [(record["from"], record["to"], record["evidence"]["step"]) for record in decisions]
+    changes = [(before, after) for before, after in itertools.pairwise(sizes) if before != after]
+    assert [each[:2] for each in told[one]] == changes
+    assert list(dict.fromkeys(told[two])) == told[one]
+
+
+def test_the_price_of_a_run_is_that_of_all_its_batches(tmp_path: Path) -> None:
+    plain = in_process("plan", spec_of(tmp_path, "plain", "", 1), "--json")
+    grown = in_process("plan", spec_of(tmp_path, "grown", SCHEDULE, 1), "--json")
+    assert plain.returncode == grown.returncode == 0, grown.stderr
+    assert "3 steps of 14 samples, 3 steps of 21 samples, 3 steps of 34 samples" in grown.stdout
+    seconds = [as_json(each.stdout)["forecast"]["run_seconds"]["value"] for each in (plain, grown)]
+    assert 1.2 < seconds[1] / seconds[0] < 23 / 14, "between one and the ratio of samples"

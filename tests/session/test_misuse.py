@@ -1,0 +1,189 @@
+"""Python as strict as files: whatever is wrong with a public argument is an error of ours before anything starts."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from runs import environment, run_patiently
+
+import paceline
+from paceline.config.declared import declared_table
+from paceline.config.shape import Option, Table
+from paceline.errors import ConfigError, ConfigErrors, PacelineError
+from paceline.session.verbs.given import spec_of
+from paceline.spec.load import parse_spec
+
+TASK = paceline.Task(model="llama-1m", global_batch="4 samples", stop="2 steps")
+
+
+@pytest.mark.parametrize(
+    ("make", "told"),
+    [
+        (lambda: paceline.ScheduleSpec(kind="cosin"), ["task.schedule.kind", "did you mean 'cosine'?"]),
+        (lambda: paceline.Task(seed="7"), ["task.seed", "without quotes"]),
+        (lambda: paceline.Task(stop=300), ["task.stop", '"300 steps", with a unit']),
+        (lambda: paceline.OptimizerSpec(lr="1e-3"), ["task.optimizer.lr", "1e-3, without quotes"]),
+        (lambda: paceline.Task(stop="300 stepzs"), ["unit 'stepzs'", "did you mean 'steps'?"]),
+        (lambda: paceline.Task(stop="300 stepz"), ["unit 'stepz'", "did you mean 'steps'?"]),
+        (lambda: paceline.RunSpec(time_limit=7200), ["run.time_limit", '"7200 s", with a unit']),
+        (lambda: paceline.RunSpec(checkpoint_evry="2 steps"), ["unknown option", "did you mean 'checkpoint_every'?"]),
+        (lambda: paceline.fit(TASK, clutser=2), ["unknown argument 'clutser'", "did you mean 'cluster'?"]),
+        (lambda: paceline.Run(TASK, plan="dp_shrad=2"), ["is not a plan", "dp_shrad"]),
+        (lambda: paceline.fit(TASK, run={"dir": 3}), ["run.dir = 3", "text in quotes"]),
+        (lambda: paceline.fit(TASK, cluster=True), ["cluster = true"]),
+    ],
+)
+def test_the_misuses_that_once_passed_in_silence(make: Callable[[], Any], told: list[str]) -> None:
+    with pytest.raises(ConfigError) as caught:
+        make()
+    assert caught.value.exit_code == 2
+    assert "test_misuse.py:" in caught.value.what
+    assert all(part in str(caught.value) for part in told), str(caught.value)
+
+
+def test_units_are_text_and_tables_are_dicts() -> None:
+    assert paceline.ScheduleSpec(warmup="60 steps").warmup == paceline.Amount(60, "steps")
+    assert paceline.RunSpec(checkpoint_every="50 steps", time_limit="2 h").time_limit == 7200.0
+    by_dicts = paceline.Task(schedule={"kind": "linear"}, model={"name": "llama-1m"}, optimizer={"lr": 0.1})
+    assert by_dicts.schedule == paceline.ScheduleSpec(kind="linear") and by_dicts.model.name == "llama-1m"
+    assert spec_of({"seed": 3}, {"goal": "memory"}, 2, ()).plan.goal.name == "memory"
+    same = dataclasses.replace(paceline.RunSpec(time_limit="2 h"), keep_last=2)
+    assert same.time_limit == 7200.0 and same.keep_last == 2
+
+
+def test_all_that_is_wrong_is_told_at_once() -> None:
+    with pytest.raises(ConfigErrors) as caught:
+        paceline.Task(stepzs=3, schedule={"kind": "cosin", "warmpu": 3}, seed=-1, optimizer="adamw", model=5)
+    told = str(caught.value)
+    for part in ("stepzs", "task.schedule.kind", "warmpu", "task.seed", "OptimizerSpec(name='adamw')", "task.model"):
+        assert part in told
+    assert [error["exit_code"] for error in caught.value.as_dict()["errors"]] == [2] * 6  # type: ignore[attr-defined]
+
+
+def test_all_errors_of_a_file_are_told_with_their_lines() -> None:
+    lines = [
+        "[task]",
+        "sead = 7",
+        "stop = 300",
+        "[task.schedule]",
+        'kind = "cosin"',
+        "[rnu]",
+        "[plan]",
+        'dp_shard = "2"',
+    ]
+    with pytest.raises(ConfigErrors) as caught:
+        parse_spec("\n".join(lines), "x.toml", ["task.optimizer.lr=fast", "task.modle=3"])
+    told = [error.what for error in caught.value.errors]
+    assert [what.partition(" ")[0] for what in told[:5]] == [f"x.toml:{line}:" for line in (2, 3, 5, 6, 8)]
+    assert len(told) == 7 and all(what.startswith("--set: ") for what in told[5:])
+
+
+SCRIPT = """
+import sys
+import paceline
+try:
+    paceline.Task(seed="7")
+except paceline.PacelineError:
+    print("torch" in sys.modules)
+paceline.Task(seed="8")
+"""
+
+
+def test_a_script_ends_with_exit_code_2_before_torch_is_there(tmp_path: Path) -> None:
+    script = tmp_path / "mine.py"
+    script.write_text(SCRIPT)
+    ended = run_patiently([sys.executable, script], env=environment())
+    assert (ended.returncode, ended.stdout) == (2, "False\n")
+    assert 'mine.py:8: task.seed = "8" is not a whole number' in ended.stderr
+
+
+# What no option of a kind can hold. Nothing of it is read from the code that is tested.
+NEVER: list[Any] = [object(), {1, 2}, b"7", 1j, lambda: 3.0, range(3), Exception("no")]
+WRONG: dict[str, list[Any]] = {
+    "text": [7, 1.5, True, None, ["a"], {"a": 1}],
+    "texts": ["*.py", 7, [7], [None], {"a": "b"}, None, True],
+    "whole": ["7", 1.5, True, None, [7], 10**400, float("nan"), float("inf"), "", {"a": 1}],
+    "number": ["1e-3", True, [0.1], float("nan"), float("inf"), float("-inf"), {"a": 1}, ""],
+    "flag": [0, 1, "true", "yes", 0.0, None, []],
+    "amount": [300, 1.5, "300", "300 stepz", "-3 steps", "0 steps", "steps", "", True, [], "1e999 steps", "nan steps"],
+    "duration": [7200, 1.5, "7200", "2 hors", "-1 h", "", True, [], "1e999 s"],
+    "bytes": ["7", "12 parsecs", "", True, 1.5, [], "-1 GiB", 10**400],
+    "free": [7, "x", [1], None, True, {3: 4}, {"a": float("nan")}],
+    "tables": [7, "x", {"a": 1}, None, [7], ["x"], [{"no_such": 1}]],
+}
+TABLES = (paceline.Task, paceline.ModelSpec, paceline.DataSpec, paceline.OptimizerSpec, paceline.ScheduleSpec,
+          paceline.GroupSpec, paceline.TurnSpec, paceline.ClusterSpec, paceline.PlanSpec, paceline.RunSpec)  # fmt: skip
+
+
+def wrong_value(member: Option | Table, draw: random.Random) -> Any:
+    """Return a value that the option cannot hold, by its kind and its rules."""
+    if isinstance(member, Table):
+        return draw.choice([7, None, True, 1.5, iter(()), {"no_such_option": 1}, {3: 4}, b"x"])
+    wrong = list(WRONG[member.kind])
+    wrong += [f"{member.default}x"] if member.choices else []
+    wrong += [member.minimum - 1] if member.minimum is not None and member.kind in ("whole", "number") else []
+    wrong += [member.above] if member.above is not None and member.kind in ("whole", "number") else []
+    wrong += [member.maximum + 1] if member.maximum is not None and member.kind in ("whole", "number") else []
+    value = draw.choice([*wrong, *NEVER])
+    fits = (value is None and member.optional) or (member.objects and callable(value))
+    return object() if fits else value
+
+
+def misspelt(name: str, draw: random.Random) -> str:
+    at = draw.randrange(len(name))
+    return draw.choice([name[:at] + name[at + 1 :], name + "s", name[:at] + "x" + name[at:], name.upper()])
+
+
+def misuse(draw: random.Random) -> tuple[Callable[..., Any], dict[str, Any]]:
+    """Return a public callable and named arguments of which at least one is wrong."""
+    cls: Any = draw.choice(TABLES)
+    members = declared_table(cls).members
+    name = draw.choice(list(members))
+    wrong = {name: wrong_value(members[name], draw)}
+    if draw.random() < 0.2:
+        other = misspelt(name, draw)
+        wrong |= {other: 1} if other not in members else {}
+    public = draw.choice([paceline.fit, paceline.Run, paceline.plan])
+    if draw.random() < 0.5:
+        return cls, wrong
+    if cls is paceline.Task:
+        return public, {"task": wrong}
+    argument = {paceline.PlanSpec: "plan", paceline.ClusterSpec: "cluster", paceline.RunSpec: "run"}.get(cls)
+    if argument and not (public is paceline.plan and argument == "run"):
+        return public, {"task": TASK, argument: wrong}
+    return public, {"task": TASK, **draw.choice(ARGUMENTS)}
+
+
+ARGUMENTS: list[dict[str, Any]] = [
+    {"plan": 7}, {"plan": "dp_shard=two"}, {"plan": None}, {"plan": "dp_shard"}, {"plan": ["dp_shard=2"]}, {"plan": ""},
+    {"cluster": -1}, {"cluster": 1.5}, {"cluster": None}, {"cluster": True}, {"cluster": {"device": 3}}, {"custer": 2},
+    {"cluster": object()}, {"planned": "auto"}, {"plan": "precision=bf17"}, {"plan": "zero=4"}, {"plan": "tp=2 tp=2"},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("count", [200, pytest.param(2000, marks=pytest.mark.deep)])
+def test_no_misuse_is_silent_or_starts_a_process(count: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def started(*arguments: object, **options: object) -> None:
+        raise AssertionError(f"a process was started: {arguments}")
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(subprocess, "Popen", started)
+    monkeypatch.setattr("os.fork", started)
+    for number in range(count):
+        function, arguments = misuse(random.Random(number + count))
+        try:
+            function(**arguments)
+        except PacelineError as error:
+            assert error.exit_code == 2, (number, function, arguments, error)
+        except Exception as error:
+            raise AssertionError((number, function, arguments)) from error
+        else:
+            raise AssertionError(f"{number}: {function} took {arguments} in silence")
+    assert not list(tmp_path.iterdir()), "nothing was written"

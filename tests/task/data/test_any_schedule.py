@@ -1,0 +1,157 @@
+"""A training that is killed, resumed and re-planned at random reads what the undisturbed one reads, batch by batch.
+
+No process is started: `BatchStream` is all that decides which rank reads what, and a kill is a return to the last saved
+position. Every generation has another number of ranks, another micro-batch, even or uneven parts, and opens its source
+anew. Three epochs, for windows, packed rows, rows in buckets of equal length, and a mixture.
+"""
+
+from __future__ import annotations
+
+import itertools
+import pickle
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from paceline.run.loop.loader import BatchStream, MicroBatch
+from paceline.spec.layout import Layout, accumulation_for
+from paceline.spec.plan import Plan
+from paceline.task.data.ahead import ReadAhead
+from paceline.task.data.order.bucketed import BucketedOrder
+from paceline.task.data.order.mixture import BLOCK, MixShare, MixtureOrder
+from paceline.task.data.order.of_source import GlobalOrder, ids_at
+from paceline.task.data.protocol import Source
+from paceline.task.data.rows.mixed import InOrder, MixedSource
+from paceline.task.data.rows.packed_source import PackedSource
+from paceline.task.data.rows.windows import TokenSource
+from paceline.task.data.sources.tokens import TokenSplit, TokenWriter
+
+SEED, SEQ_LEN, VOCAB, EPOCHS = 11, 8, 2**15, 3
+CPU = torch.device("cpu")
+
+
+@dataclass(frozen=True)
+class Generation:
+    """One start of the run: on so many ranks, for so many steps, of which those since the last save are lost."""
+
+    ranks: int
+    micro_batch: int
+    steps: int
+    saved_every: int
+    is_killed: bool
+    is_even: bool
+    reads_ahead: bool
+
+    def plan(self, batch: int) -> Plan:
+        """Return its plan: rows in even parts, or the first ranks two more than their part and the last ones fewer."""
+        rows: tuple[int, ...] = ()
+        if not self.is_even and self.ranks > 1:
+            cuts = [min(batch, batch * rank // self.ranks + 2) for rank in range(1, self.ranks)]
+            rows = tuple(after - before for before, after in itertools.pairwise([0, *cuts, batch]))
+        passes = accumulation_for(batch, self.ranks, self.micro_batch, rows)
+        return Plan(Layout(dp_shard=self.ranks), micro_batch=self.micro_batch, accumulation=passes,
+                    batch_samples=batch, rows=rows)  # fmt: skip
+
+
+generations = st.builds(
+    Generation, st.integers(1, 12), st.integers(1, 7), st.integers(1, 9), st.integers(1, 4), st.booleans(),
+    st.booleans(), st.booleans(),
+)  # fmt: skip
+schedules = st.lists(generations, min_size=1, max_size=8)
+
+
+@pytest.fixture(scope="module")
+def splits(tmp_path_factory: pytest.TempPathFactory) -> list[TokenSplit]:
+    """Return two corpora of documents of unequal lengths, whose tokens tell their place."""
+    found = []
+    for number, tokens in enumerate((500, 340)):
+        folder, at = tmp_path_factory.mktemp(f"corpus{number}"), 0
+        with TokenWriter(folder, "train", VOCAB, VOCAB - 1) as writer:
+            while writer.tokens < tokens:
+                length = at % 13 + 1
+                writer.add([np.arange(at, at + length) + 10_000 * number])
+                at += length
+        found.append(writer.result())
+    return found
+
+
+def opened(kind: str, splits: list[TokenSplit]) -> Any:
+    """Return a source of a kind. The one in buckets takes the tokens of a sample for its length."""
+    windows = [TokenSource(split, VOCAB, SEQ_LEN) for split in splits]
+    if kind == "plain":
+        return windows[0]
+    if kind == "packed":
+        return PackedSource(splits[0], VOCAB, SEQ_LEN, cross_documents=False)
+    if kind == "bucketed":
+        return InOrder(windows[0], BucketedOrder(np.arange(windows[0].samples) * 7919 % 31, bucket=10, window=30))
+    shares = [MixShare(windows[0].samples, 3.0, ((2048, 1.0),)), MixShare(windows[1].samples, 1.0)]
+    return MixedSource(windows, ["a", "b"], MixtureOrder(shares, [GlobalOrder(each.samples) for each in windows]))
+
+
+def train(source: Any, schedule: list[Generation], batch: int, steps: int) -> dict[int, list[list[MicroBatch]]]:
+    """Return what each rank read for each step that counts, through all generations, until so many are made."""
+    done: dict[int, list[list[MicroBatch]]] = {}
+    saved = 0
+    for generation in itertools.cycle(schedule):
+        again, plan, made = pickle.loads(pickle.dumps(source)), generation.plan(batch), saved
+        streams = [BatchStream(again, SEED, plan, rank, CPU).at for rank in range(generation.ranks)]
+        ahead = [ReadAhead(at, prepare=lambda: None) for at in streams] if generation.reads_ahead else []
+        stop = min(steps, made + generation.saved_every + generation.steps)
+        for step in range(made, stop):
+            read = [each.take for each in ahead] or streams
+            done[step] = [list(at(step * batch, step + 1).micro_batches) for at in read]
+            for each in ahead:
+                each.begin((step + 1) * batch, step + 2)
+        for each in ahead:
+            each.close()
+        made = stop
+        saved = made // generation.saved_every * generation.saved_every if generation.is_killed else made
+        if made == steps:
+            return done
+    raise AssertionError("a cycle has no end")
+
+
+def check(source: Any, schedule: list[Generation], batch: int, total: int) -> np.ndarray:
+    """Hold every batch against the undisturbed run's, in order and in content; return all ids in their order."""
+    steps = -(-total // batch)
+    wanted = ids_at(source, SEED, np.arange(steps * batch)).reshape(steps, batch)
+    found = train(source, schedule, batch, steps)
+    for step, ranks in found.items():
+        assert len({len(passes) for passes in ranks}) == 1, "ranks that pass unequally often wait for ever"
+        counted = [part for passes in ranks for part in passes if part.counts]
+        assert np.array_equal(np.concatenate([part.ids for part in counted]), wanted[step]), f"step {step + 1}"
+        reference = source.read(wanted[step])
+        for name in set(reference) - {"documents"}:  # whose numbers are a batch's own
+            assert torch.equal(torch.cat([part.data[name] for part in counted]), reference[name])
+    return wanted.reshape(-1)
+
+
+@pytest.mark.parametrize("kind", ["plain", "packed", "bucketed"])
+@settings(max_examples=15, deadline=None)
+@given(schedule=schedules, batch=st.integers(1, 24))
+def test_each_epoch_holds_each_sample_once(
+    kind: str, schedule: list[Generation], batch: int, splits: list[TokenSplit]
+) -> None:
+    source: Source = opened(kind, splits)
+    ids = check(source, schedule, batch, EPOCHS * source.samples)
+    for epoch in range(EPOCHS):
+        within = ids[epoch * source.samples : (epoch + 1) * source.samples]
+        assert np.array_equal(np.sort(within), np.arange(source.samples))
+
+
+@settings(max_examples=5, deadline=None)
+@given(schedule=schedules, batch=st.integers(60, 100))
+def test_each_source_of_a_mixture_gives_each_sample_once_an_epoch(
+    schedule: list[Generation], batch: int, splits: list[TokenSplit]
+) -> None:
+    source: MixedSource = opened("mixed", splits)
+    ids = check(source, schedule, batch, BLOCK)[:BLOCK]  # sources come to their counts where a block ends
+    counts = np.bincount(ids, minlength=source.samples)
+    ends = np.cumsum([each.samples for each in source.sources])
+    for of_source in np.split(counts, ends[:-1]):
+        assert of_source.max() - of_source.min() <= 1 and of_source.min() >= EPOCHS
