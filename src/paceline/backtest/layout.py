@@ -18,7 +18,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from paceline.backtest.schema import StepRow
-from paceline.plan.cost.programs import program_of
+from paceline.plan.cost.programs.known import program_of
 from paceline.plan.feasible.split import split_by_cost
 from paceline.spec.layout import Layout, accumulation_for
 from paceline.spec.plan import Plan

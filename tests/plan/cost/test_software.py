@@ -16,7 +16,7 @@ from paceline.plan.cost.memory.held import Held, memory_components
 from paceline.plan.cost.memory.recompute import WHOLE_INPUTS
 from paceline.plan.cost.memory.usable import HEADROOM, needed
 from paceline.plan.cost.pricing import memory_of, needed_bytes, price
-from paceline.plan.cost.programs import MEGATRON
+from paceline.plan.cost.programs.known import MEGATRON
 from paceline.plan.cost.sheet import REPLICATED_MOVES, PricedTask
 from paceline.plan.cost.software import PACELINE, Software
 from paceline.spec.cluster import Cluster, ClusterSpec, Link

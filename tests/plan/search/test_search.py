@@ -15,6 +15,7 @@ from paceline.plan.cost.constants import read_constants
 from paceline.plan.cost.memory.usable import HEADROOM
 from paceline.plan.cost.pricing import forecast_plan, time_estimate
 from paceline.plan.cost.rates import Rates
+from paceline.plan.cost.unknown import PROGRAM, Widths, time_widths
 from paceline.plan.search.search import TIE_RATIO, search
 from paceline.plan.search.space import micro_batches
 from paceline.spec.cluster import CalibrationStep, ClusterSpec, Figure

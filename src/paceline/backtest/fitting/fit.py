@@ -168,7 +168,7 @@ class Fitting:
         constants = replace(constants, allocator_share=_allocator_share(held, constants))
         residuals = tuple(Residuals(part.file, part.missed(constants)) for part in self.parts)
         memory = tuple(Residuals(name, _memory_misses(cases, constants)) for name, cases in held)
-        unseen = self._left_out(residuals) or residuals
+        unseen = self._left_out() or residuals
         time_80, time_95 = (quantile(unseen, share) for share in (0.80, 0.95))
         memory_80, memory_95 = (quantile(memory, share) for share in (0.80, 0.95)) if memory else (0.15, 0.30)
         constants = replace(
@@ -179,18 +179,16 @@ class Fitting:
         )  # fmt: skip
         return Fit(constants, residuals, memory)
 
-    def _left_out(self, fitted: Sequence[Residuals]) -> list[Residuals]:
+    def _left_out(self) -> list[Residuals]:
         """Return what constants fitted on all others miss of each table of steps: what a new table is to expect.
 
-        A table that alone tells of a generation has nothing else to be forecast from: of it, what is left over.
+        A table that alone tells of a generation has nothing else to be forecast from, and is not among them.
         """
         found = []
-        for part, left in zip(self.parts, fitted, strict=True):
+        for part in self.parts:
             known = frozenset[str]().union(*(other.generations for other in self.parts if other is not part))
             if part.generations and part.generations <= known:
                 found.append(Residuals(part.file, part.missed(self.without([part]))))
-            elif part.generations:
-                found.append(left)
         return found
 
 

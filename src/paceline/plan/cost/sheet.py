@@ -14,9 +14,9 @@ import numpy as np
 
 from paceline.plan.cost.columns import Columns, Floats, Ints, columns_of
 from paceline.plan.cost.constants import Constants, read_constants
-from paceline.plan.cost.low import PLAIN, RECIPES, Recipe
 from paceline.plan.cost.memory.recompute import MODE_OF, fill_budget, kept_bytes, modes_in_order
 from paceline.plan.cost.model_parts import MODES, Known, PartRows, Parts, Shapes, rows_of
+from paceline.plan.cost.programs.low import PLAIN, RECIPES, Recipe
 from paceline.plan.cost.rates import ATTENTION_PASSES, Rates
 from paceline.plan.cost.software import PACELINE, Software
 from paceline.plan.cost.time.block_factors import block_factors, sheet_plan
