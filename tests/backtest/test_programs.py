@@ -155,6 +155,15 @@ def test_fp8_casts_operands_and_leaves_the_head_in_bf16() -> None:
         "current", "rowwise", "mxfp8", "delayed"]  # fmt: skip
 
 
+def test_fp4_has_its_own_rate_where_the_chip_has_one_and_is_never_taken_as_bf16() -> None:
+    row = {"program": "megatron-lm", "precision": "nvfp4", "zero_stage": "1"}
+    quick, plain = (sheet_of(MEGATRON, **{**row, "accelerator": "B200", "precision": p}) for p in ("nvfp4", "bf16"))
+    at = place_of(quick, "decoder")
+    assert quick.rates.peak == 9e15 and quick.columns.precision == "fp4"
+    assert quick.product_seconds[0, at] < plain.product_seconds[0, at] and quick.cast_seconds[0, at] > 0
+    assert price_cases([case_of(**row)]) == ["no rate of fp4 products of NVIDIA A100 SXM4 80GB"]
+
+
 def test_logits_of_an_eager_loss_are_half_as_many_bytes_again() -> None:
     plain, eager = (sheet_of(replace(TORCHTITAN, logit_share=share)) for share in (1.0, EAGER_LOGITS))
     last = place_of(plain, "head")
@@ -167,12 +176,14 @@ def test_intervals_widen_with_what_no_table_had() -> None:
     seen = Seen(("ampere",), ("bf16",), ("Megatron-LM",), 64)
     constants = replace(read_constants(), time_80=0.2, time_95=0.4, seen=seen)
     known = time_widths(constants, "NVIDIA A100", "bf16", "Megatron-LM", 64)
-    assert (known.narrow, known.wide, known.because) == (0.2, 0.4, "this chip and program measured")
+    assert (known.narrow, known.wide, known.because) == (0.2, 0.4, "this chip and this program measured")
     chip = time_widths(constants, "NVIDIA H100", "bf16", "Megatron-LM", 64)
-    assert chip.narrow == pytest.approx(math.hypot(0.2, CHIP)) and "chip never measured" in chip.because
+    assert (
+        chip.narrow == pytest.approx(math.hypot(0.2, CHIP)) and chip.because == "this program measured, this chip never"
+    )
     assert chip.wide == pytest.approx(math.hypot(0.4, CHIP * Z95 / Z80))
-    other = time_widths(constants, "NVIDIA A100", "bf16", "Paceline", 256)
-    assert other.narrow == pytest.approx(math.hypot(0.2, PROGRAM, 0.04)), "and two doublings of scale"
+    other = time_widths(constants, "NVIDIA A100", "bf16", "Paceline", 256)  # two doublings beyond
+    assert other.narrow == pytest.approx(math.hypot(0.2, PROGRAM, 0.04))
 
 
 def anchored_row(devices: int, measured: float, computes: float, waits: float) -> Scored:

@@ -50,6 +50,7 @@ def time_widths(constants: Constants, device: str, precision: str, program: str,
 
 
 def _words(unknown: list[str]) -> str:
-    measured = [what for what in ("chip", "program") if what not in unknown]
-    words = [f"this {' and '.join(measured)} measured"] if measured else []
-    return "; ".join([*words, *([f"{', '.join(unknown)} never measured"] if unknown else [])])
+    known = [f"this {what}" for what in ("chip", "program") if what not in unknown]
+    never = [f"this {what}" for what in unknown]
+    words = [f"{' and '.join(known)} measured"] if known else []
+    return ", ".join([*words, *([f"{' and '.join(never)} never"] if never else [])])
