@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from backtest_examples import case_of
 
-from paceline.backtest.anchor import anchor_factor, anchor_smallest, anchored_seconds
+from paceline.backtest.anchor import TRUST, anchor_factor, anchor_smallest, anchored_seconds
 from paceline.backtest.price import Interval, Priced, TermSeconds, contexts_of, price_cases, software_of
 from paceline.backtest.score import Scored
 from paceline.cluster.resolve import resolve_cluster
@@ -196,10 +196,11 @@ def anchored_row(devices: int, measured: float, computes: float, waits: float) -
 
 def test_an_anchor_corrects_what_devices_compute_and_leaves_what_they_wait_for() -> None:
     rows = [anchored_row(8, 12.0, 8.0, 2.0), anchored_row(16, 7.25, 4.0, 2.0), anchored_row(32, 4.5, 2.0, 2.0)]
-    assert anchor_factor(rows[0]) == pytest.approx(10.0 / 8.0)
+    assert anchor_factor(rows[0]) == pytest.approx((10.0 / 8.0) ** TRUST)
     assert anchored_seconds(rows[1], 1.25) == pytest.approx(7.0)
     (series,) = anchor_smallest(rows[::-1]).series
-    assert (series.devices, series.rows, series.factor) == (8, 2, pytest.approx(1.25))
-    assert series.mape == pytest.approx((0.25 / 7.25 + 0.0) / 2)
+    assert (series.devices, series.rows, series.factor) == (8, 2, pytest.approx(1.25**TRUST))
+    found = [computes * 1.25**TRUST + 2.0 for computes in (4.0, 2.0)]
+    assert series.mape == pytest.approx((abs(found[0] / 7.25 - 1) + abs(found[1] / 4.5 - 1)) / 2)
     waits_most = anchored_row(8, 12.0, 2.0, 8.0)
-    assert anchor_factor(waits_most) == pytest.approx(1.2), "of what mostly waits, the whole step"
+    assert anchor_factor(waits_most) == pytest.approx(1.2**TRUST), "of what mostly waits, the whole step"
