@@ -7,8 +7,8 @@ SHELL       := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 PYTHON      ?= python3
 SPEC        ?= examples/stdlib-code.toml
-# Files of tests that run side by side. Half of a test's time is one process that starts.
-WORKERS     ?= 3
+# Files of tests that run side by side. Half of a test's time is one process that starts, or waits for another.
+WORKERS     ?= 4
 
 VENV := .venv
 BIN  := $(VENV)/bin/python
@@ -25,7 +25,7 @@ train: $(VENV)/.train  ## train the example: a 3 M parameter model on two CPU pr
 	$(BIN) -m paceline train $(SPEC)
 
 test: lint  ## lint, types and the tests
-	$(BIN) -m pytest -m "not deep" -n $(WORKERS) --dist loadfile
+	$(BIN) -m pytest -m "not deep" -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 test-deep: $(VENV)/.test  ## the heavier sweeps too
 	$(BIN) -m pytest

@@ -17,8 +17,30 @@ sys.path.insert(0, HERE)
 os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [HERE, os.environ.get("PYTHONPATH", "")]))
 
 
+# Files that take longest, the longest first: they begin first, so that no worker ends alone with one of them.
+LONG = (
+    "mutations/test_planted_bugs.py", "session/test_scripts.py", "launch/test_recovery.py",
+    "docs/test_docs_examples.py", "run/loop/test_resume.py", "run/parallel/test_interface.py",
+    "run/process/test_interrupts.py", "benchmarks/test_benchmarks.py", "session/test_python.py",
+    "launch/test_run_endings.py", "verify/test_verify_verb.py", "supervise/test_nodes.py",
+    "launch/test_storage_failures.py", "verify/test_every.py", "run/survive/test_soak.py", "launch/test_one_run.py",
+    "session/test_prove.py", "run/parallel/test_tensor_parallel.py", "run/updates/test_optimizers.py",
+    "run/parallel/test_layouts.py", "run/parallel/test_context.py", "verify/test_low.py",
+    "run/survive/test_second_look.py", "run/survive/test_faults.py", "run/parallel/test_moe_axes.py",
+    "run/parallel/test_tensor_rules.py", "run/parallel/test_pipeline.py", "run/test_programs.py",
+    "cli/test_export.py", "verify/test_conditioning.py", "launch/test_launched.py", "run/test_kept.py",
+    "foreign/test_foreign_models.py", "supervise/test_supervisor.py", "launch/test_learnt_runs.py",
+    "run/parallel/test_experts.py", "run/survive/test_guard.py", "session/test_ill_conditioned_run.py",
+    "run/parallel/test_pipeline_models.py", "run/survive/test_less_work.py", "plan/explain/test_alternatives.py",
+    "task/data/sources/test_shard_runs.py", "verify/test_turns_proof.py", "run/memory/test_memory_resume.py",
+    "verify/test_compare.py", "run/memory/test_memory_start.py",
+)  # fmt: skip
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skip what needs a GPU where there is none."""
+    """Begin with long files, and skip what needs a GPU where there is none."""
+    places = {str(Path(HERE, name)): place for place, name in enumerate(LONG)}
+    items.sort(key=lambda item: places.get(str(item.path), len(LONG)))
     marked = [item for item in items if item.get_closest_marker("cuda")]
     if not marked:
         return

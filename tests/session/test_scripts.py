@@ -132,7 +132,7 @@ except paceline.PacelineError as error:
 """
 
 
-@pytest.mark.parametrize("launcher", ["", "torchrun"])
+@pytest.mark.parametrize("launcher", [pytest.param("", marks=pytest.mark.deep), "torchrun"])
 def test_a_wrong_layout_ends_every_rank_with_code_4(tmp_path: Path, launcher: str) -> None:
     before = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2") if launcher else ()
     ended = run(tmp_path, WRONG, "0" if launcher else "2", before=before)
@@ -308,7 +308,9 @@ for batch in run:
 """
 
 
-@pytest.mark.parametrize(("rank", "launcher"), [("0", ""), ("1", ""), ("1", "torchrun")])
+@pytest.mark.parametrize(
+    ("rank", "launcher"), [("0", ""), pytest.param("1", "", marks=pytest.mark.deep), ("1", "torchrun")]
+)
 def test_a_loop_sees_each_step_once_though_a_peer_dies(tmp_path: Path, rank: str, launcher: str) -> None:
     before = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2") if launcher else ()
     ended = run(tmp_path, SEEN, rank, before=before)

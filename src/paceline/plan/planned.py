@@ -11,8 +11,8 @@ from paceline.cluster.override import with_tf32
 from paceline.cluster.resolve import resolve_cluster
 from paceline.errors import DoesNotFit
 from paceline.plan.choice import Choice, Prepared
-from paceline.plan.cost.growth import seconds_at, too_large, with_growth
 from paceline.plan.cost.peer_copies import peer_copy_terms
+from paceline.plan.cost.time.growth import seconds_at, too_large, with_growth
 from paceline.plan.learn.recall import recall
 from paceline.plan.learn.task_measurement import read_measurements
 from paceline.plan.placement.joint import join_groups, rows_by_pace
@@ -26,11 +26,11 @@ from paceline.plan.search.search import SearchResult, search
 from paceline.simulate.expected import Expected, expected_run
 from paceline.spec.cluster import Cluster
 from paceline.spec.forecast import Forecast
-from paceline.spec.growth import course_of, whole_samples
 from paceline.spec.load import Spec
 from paceline.spec.optimizers import optimizer_key
 from paceline.spec.plan import Plan, PlanSpec, counts_text
 from paceline.spec.profile import ModelProfile
+from paceline.spec.steps.growth import course_of, whole_samples
 from paceline.spec.sync import refuse_between
 from paceline.task.profile.plain import task_key
 from paceline.units import format_bytes, format_seconds

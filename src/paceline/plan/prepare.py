@@ -7,8 +7,8 @@ from collections.abc import Callable
 from paceline.errors import ConfigError
 from paceline.plan.choice import Prepared
 from paceline.spec.amounts import batch_samples, total_steps
-from paceline.spec.growth import course_of
 from paceline.spec.load import Spec
+from paceline.spec.steps.growth import course_of
 from paceline.task.data.facts import data_facts
 from paceline.task.profile.of_task import profile_task
 

@@ -41,8 +41,8 @@ from paceline.run.updates.joined import JoinedOptimizer
 from paceline.run.updates.optimizer import Names, all_names, build_optimizer
 from paceline.spec.optimizers import NOT_OFFLOADED
 from paceline.spec.plan import Plan
+from paceline.spec.steps.turns import main_turn
 from paceline.spec.task import Task
-from paceline.spec.turns import main_turn
 from paceline.task.coupling import gathers_rows
 from paceline.task.data.protocol import Source
 from paceline.task.models.blocks import find_blocks

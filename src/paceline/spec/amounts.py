@@ -10,7 +10,7 @@ import math
 from fractions import Fraction
 
 from paceline.errors import ConfigError
-from paceline.spec.growth import course_of
+from paceline.spec.steps.growth import course_of
 from paceline.spec.task import Task
 from paceline.units import Amount
 

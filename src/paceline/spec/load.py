@@ -30,9 +30,9 @@ from paceline.spec.import_paths import is_import_path, make_importable, names_ob
 from paceline.spec.optimizers import names_of
 from paceline.spec.plan import PlanSpec, parse_rows, parse_stages
 from paceline.spec.run import RunSpec
+from paceline.spec.steps.turns import check_turns
 from paceline.spec.survive.faults import check_faults
 from paceline.spec.task import DataSpec, Task
-from paceline.spec.turns import check_turns
 
 # Options that name a file or a folder: looked for beside the spec file first, then from the current folder.
 PATHS = ("task.model.weights", "task.data.source", "task.data.tokenizer", "task.data.cache_dir", "cluster.catalog")

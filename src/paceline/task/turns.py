@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from paceline.errors import ConfigError
+from paceline.spec.steps.turns import check_turns, main_turn
 from paceline.spec.task import Task
-from paceline.spec.turns import check_turns, main_turn
 from paceline.task.optimizer.groups import check_patterns, group_of
 
 if TYPE_CHECKING:

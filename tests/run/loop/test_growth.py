@@ -13,8 +13,8 @@ import torch
 from runs import as_json, in_process, paceline, records_of, steps_of, write_spec
 
 from paceline.errors import ConfigError
-from paceline.run.loop.growth import BatchGrowth
-from paceline.spec.growth import BatchChange, BatchCourse, GrowthSpec, Piece, course_of, rate_factor
+from paceline.run.updates.growth import BatchGrowth
+from paceline.spec.steps.growth import BatchChange, BatchCourse, GrowthSpec, Piece, course_of, rate_factor
 from paceline.units import parse_amount
 
 

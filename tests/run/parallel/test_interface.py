@@ -41,7 +41,9 @@ def assert_equal(cases: list[Case]) -> None:
         assert found.equal, (str(plan), found.first_difference)
 
 
-@pytest.mark.parametrize("family", ["Llama", "Qwen3", "Mistral", "GPTNeoX"])
+@pytest.mark.parametrize(
+    "family", ["Qwen3", "GPTNeoX", *(pytest.param(name, marks=pytest.mark.deep) for name in ("Llama", "Mistral"))]
+)
 def test_two_ranks_share_sequences(family: str) -> None:
     two = Layout(cp=2)
     assert_equal([(hf_task(family), fp64(two)), (hf_task(family, 13), fp64(two, cp_method="ring"))])

@@ -44,11 +44,11 @@ save.write_shard = interrupted
     ("name", "asks_at", "step", "times", "code", "saved"),
     [
         ("once", 0, 8, 1, 75, [4, 8, 9]),  # the step after the save is where it stops
-        ("twice", 0, 8, 2, 130, [4, 8]),
-        ("thrice", 0, 8, 3, 130, [4]),
+        pytest.param("twice", 0, 8, 2, 130, [4, 8], marks=pytest.mark.deep),
+        pytest.param("thrice", 0, 8, 3, 130, [4], marks=pytest.mark.deep),
         ("twice, in the save that the first asked for", 5, 6, 1, 75, [4, 6]),
         ("thrice, in the save that the first asked for", 5, 6, 2, 130, [4]),
-        ("twice, in the last save", 0, 9, 2, 0, [4, 8, 9]),
+        pytest.param("twice, in the last save", 0, 9, 2, 0, [4, 8, 9], marks=pytest.mark.deep),
     ],
 )
 def test_an_interrupt_tears_no_checkpoint(

@@ -9,8 +9,8 @@ from typing import Any
 from paceline.errors import ConfigError, MissingExtra
 from paceline.spec.load import Spec, spec_from_dict, spec_to_dict
 from paceline.spec.optimizers import names_of
+from paceline.spec.steps.turns import objectives_named
 from paceline.spec.task import DataSpec, ModelSpec
-from paceline.spec.turns import objectives_named
 
 
 def holds_objects(spec: Spec) -> bool:

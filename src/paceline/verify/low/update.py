@@ -24,8 +24,8 @@ from paceline.run.parallel.apply import apply_plan
 from paceline.run.parallel.data.whole import stays_whole
 from paceline.spec.layout import Layout
 from paceline.spec.plan import Plan
+from paceline.spec.steps.turns import main_turn
 from paceline.spec.task import Task
-from paceline.spec.turns import main_turn
 from paceline.task.coupling import is_coupled
 from paceline.task.data.protocol import Source
 from paceline.task.models.blocks import find_blocks

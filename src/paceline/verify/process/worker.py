@@ -94,7 +94,7 @@ def _load_named(task: Task) -> None:
     """Import what the task names of the user's modules: what fails there fails here, before any rank waits."""
     from paceline.spec.import_paths import is_import_path, load_object
     from paceline.spec.optimizers import RULES, names_of
-    from paceline.spec.turns import objectives_named
+    from paceline.spec.steps.turns import objectives_named
 
     named = {
         "task.model.name": getattr(task.model, "name", None),

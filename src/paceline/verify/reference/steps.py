@@ -23,8 +23,8 @@ from paceline.run.numerics.randomness.mode import SampleRandomness
 from paceline.run.numerics.randomness.shares import SampleRows
 from paceline.run.numerics.randomness.survey import length_of, survey_all
 from paceline.spec.plan import Plan
+from paceline.spec.steps.turns import main_turn
 from paceline.spec.task import Task
-from paceline.spec.turns import main_turn
 from paceline.task.coupling import is_coupled
 from paceline.task.data.order.of_source import ids_at
 from paceline.task.data.protocol import Source

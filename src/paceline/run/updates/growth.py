@@ -18,9 +18,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from paceline.errors import ConfigError
-from paceline.spec.growth import BatchCourse, GrowthSpec, course_of, rate_factor, whole_samples
 from paceline.spec.journal.kinds import DecisionRecord
 from paceline.spec.plan import Plan
+from paceline.spec.steps.growth import BatchCourse, GrowthSpec, course_of, rate_factor, whole_samples
 from paceline.spec.task import Task
 
 SMALL_PART = 8  # of the global batch, that the small one is
