@@ -62,7 +62,8 @@ def test_the_page_of_accuracy_is_that_of_the_scores_that_are_kept() -> None:
 def leave_out(page: str) -> str:
     """Return the median over the tables of the headline, as its rows say it."""
     headline = page.split("## Step time, each table without its source")[1].split("\n## ")[0]
-    errors = [float(row.split("|")[3].strip().rstrip("%")) for row in headline.splitlines() if "%" in row and row.startswith("| ")]
+    rows = [row.split("|") for row in headline.splitlines() if row.startswith("| ") and "step time" not in row]
+    errors = [float(row[3].strip().rstrip("%")) for row in rows]
     return f"{median(errors):.1f}%"
 
 
