@@ -12,6 +12,7 @@ from paceline.spec.data.mix import MixSpec
 from paceline.spec.steps.growth import GrowthSpec
 from paceline.units import Amount
 
+BATCH_ROWS = ("fixed", "by_length")
 CALLED = {"__call__": "a function"}
 MODELS = {"__call__": "a torch.nn.Module or a function that makes one"}
 DATA_SETS = {"__len__ __getitem__": "a data set with a length, or (train, validation)", "read samples": "a Source",
@@ -259,6 +260,12 @@ class Task(Declared, table="task"):
         "samples or tokens in one optimizer update",
         quantity="amount",
         units=("samples", "tokens"),
+    )
+    batch_rows: str = option(
+        "fixed",
+        "rows of a global batch in tokens: as many as the longest samples would make (fixed), or, of samples of known"
+        " lengths, as many as have that many tokens at most (by_length)",
+        choices=BATCH_ROWS,
     )
     growth: GrowthSpec = option(factory=GrowthSpec, doc="whether and how the global batch grows")
     stop: Amount = option(Amount(300, "steps"), "when training is complete", quantity="amount")

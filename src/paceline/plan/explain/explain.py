@@ -28,6 +28,7 @@ from paceline.plan.search.limits import chance_within
 from paceline.plan.search.search import Candidates
 from paceline.spec.forecast import BillTerm, Estimate, Term
 from paceline.spec.plan import Plan
+from paceline.spec.steps.growth import course_of
 from paceline.spec.task import ModelSpec
 from paceline.units import format_bytes, format_count, format_rate, format_seconds
 
@@ -66,7 +67,21 @@ def task_text(planned: Planned) -> str:
         name = task.model.name
     items = planned.batch_samples * facts.items_per_sample
     steps = f"{planned.steps:,} step" + ("" if planned.steps == 1 else "s")
-    return f"{name} on {facts.description} · {items:,} {facts.unit}/step · {steps} · seed {task.seed}"
+    batch = f"{items:,} {facts.unit}/step{_growth_text(planned)}"
+    return f"{name} on {facts.description} · {batch} · {steps} · seed {task.seed}"
+
+
+def _growth_text(planned: Planned) -> str:
+    """Return how far the batch grows, in items, and by what; "" where it does not."""
+    growth, facts = planned.spec.task.growth, planned.facts
+    if not growth.grows:
+        return ""
+    if growth.by == "noise":
+        unit, value = (growth.largest.unit, growth.largest.value) if growth.largest else ("samples", math.nan)
+        return f", growing to {value * (1 if unit == 'tokens' else facts.items_per_sample):,.0f} by the noise scale"
+    course = course_of(growth, planned.batch_samples, facts.items_per_sample)
+    largest = max(samples for _, samples in course.stretches(steps=planned.steps))
+    return f", growing to {largest * facts.items_per_sample:,} by a schedule"
 
 
 def cluster_text(planned: Planned) -> str:

@@ -6,7 +6,7 @@ import dataclasses
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -46,6 +46,16 @@ class StepBatch:
     position: int  # samples consumed before it, over all ranks and epochs
     samples: int  # samples in the global batch
     micro_batches: tuple[MicroBatch, ...]
+
+
+class BatchSizes(Protocol):
+    """Says how large batches are, where they differ. Alike on all ranks."""
+
+    def at(self, step: int, position: int) -> int:
+        """Return the samples of update `step`, before which `position` samples are consumed."""
+
+    def at_once(self, position: int, samples: int, micro_batch: int) -> int:
+        """Return how many samples of that batch a rank passes at once, where it usually passes `micro_batch`."""
 
 
 def split_rows(rows: range, parts: int) -> list[range]:
@@ -98,7 +108,7 @@ class BatchStream:
     plan: Plan
     data_rank: int
     device: torch.device
-    sizes: Callable[[int, int], int] | None = None  # the samples of a step that starts at a position, where they differ
+    sizes: BatchSizes | None = None  # of batches that differ
 
     def __post_init__(self) -> None:
         if because := rows_refusal(self.plan):
@@ -115,7 +125,7 @@ class BatchStream:
 
     def samples_at(self, position: int, step: int) -> int:
         """Return the samples of the global batch of update `step`, which starts at a position."""
-        return self.sizes(step, position) if self.sizes is not None else self.plan.batch_samples
+        return self.sizes.at(step, position) if self.sizes is not None else self.plan.batch_samples
 
     def on_device(self, data: Any) -> Any:
         """Return the data of a micro-batch on the device, with what the source leaves to be done there."""
@@ -137,6 +147,7 @@ class BatchStream:
         step = position // plan.batch_samples + 1 if step is None else step
         if samples is None and self.sizes is not None:
             samples = self.samples_at(position, step)
+            micro_batch = micro_batch or self.sizes.at_once(position, samples, plan.micro_batch)
         rows = plan.rows_of(self.data_rank, samples or 0)
         passes = plan.accumulation
         if samples is not None or micro_batch is not None:

@@ -106,6 +106,7 @@ class Training(InWorld):
         except BaseException as error:
             told = self._told(error)
             self.failed(told)
+            self._let_peers_go(told)
             if told is error:
                 raise
             raise told from error
@@ -138,6 +139,7 @@ class Training(InWorld):
         except BaseException as error:
             told = self._told(error)
             self.failed(told)
+            self._let_peers_go(told)
             if told is error:
                 raise
             raise told from error

@@ -14,7 +14,7 @@ from torch import nn
 from paceline.checkpoint.tiers.held import HeldByRanks
 from paceline.errors import ConfigError
 from paceline.run.assemble import assemble
-from paceline.run.loop.loader import BatchStream, RepeatedBatches, StepBatch, bytes_of
+from paceline.run.loop.loader import BatchSizes, BatchStream, RepeatedBatches, StepBatch, bytes_of
 from paceline.run.loop.resume import Restored, RunIdentity, restore
 from paceline.run.memory.device_copies import DeviceCopies
 from paceline.run.process.world import World
@@ -28,6 +28,7 @@ from paceline.spec.task import ModelSpec, Task
 from paceline.task.coupling import is_coupled
 from paceline.task.data.ahead import ReadAhead, may_read_in_a_thread
 from paceline.task.data.depth import DepthRule
+from paceline.task.data.order.budget import TokenBudget
 from paceline.task.data.order.of_source import order_of
 from paceline.task.data.protocol import Source
 from paceline.task.data.rows.packed import for_device
@@ -57,7 +58,13 @@ class UnderPlan:
         source = for_device(source, device.type, task.model)
         self.order = order_of(source)
         self.growth = self.built.stepper.growth = growth_of(task, plan, items_per_sample)
-        sizes = self.growth.at if self.growth is not None else None
+        sizes = self.growth if task.batch_rows == "fixed" else _budget_of(task, source, items_per_sample)
+        if sizes is not None and self.sees_whole_batch:
+            raise ConfigError(
+                "task.growth, or task.batch_rows = 'by_length'",
+                "the rows of this model's batch see each other, so a batch is read in one piece, of the planned size",
+                'task.growth.by = "nothing" and task.batch_rows = "fixed"',
+            )
         self._stream = BatchStream(source, task.seed, plan, self.data_rank, device, sizes)
         self._rule = DepthRule(run.spec.run.read_ahead_limit, device.type == "cuda", bytes_of)
         self.batches = self._ahead(self._stream.on_host)
@@ -133,6 +140,10 @@ class UnderPlan:
 
 def _nothing() -> None:
     """Do nothing: a thread that reads for a CPU needs no preparation."""
+
+
+def _budget_of(task: Task, source: Source, items_per_sample: int) -> BatchSizes:
+    return TokenBudget(source, task.seed, int(task.global_batch.value), items_per_sample)
 
 
 def refuse_replan(task: Task, before: Plan, plan: Plan) -> None:
