@@ -16,7 +16,8 @@ from paceline.backtest.statistics import mean, median, spearman
 from paceline.plan.cost.bill import WAITING
 
 # What of an anchor's departure belongs to its series, the rest being its own: forecasts of series are off by some 20 %,
-# rows of one series by some 10 % of each other, so 0.2^2 / (0.2^2 + 0.1^2) of its logarithm.
+# rows of one series by some 10 % of each other, so 0.2^2 / (0.2^2 + 0.1^2) of its logarithm. Of 1 to
+# 0.6 it is also the best on the tables that were looked at (6.2 % in the median series; 1 gives 6.8 %).
 TRUST = 0.8
 
 

@@ -14,7 +14,8 @@ from paceline.spec.forecast import Z80, Z95
 
 # 80 % half-widths, as logarithms. Of chips: shares of published peaks of the fitted generations lie between 0.43 and
 # 0.78, a fifth about the 0.65 that others are taken to have; memory and links are guessed as well. Of programs and
-# precisions: what the tables that were looked at, and not fitted on, miss beyond the fitted ones (docs/log.md).
+# precisions: chosen so that intervals of tables whose source is left out hold what they say; the development tables are
+# among those, so they were looked at.
 CHIP, PRECISION, PROGRAM = 0.30, 0.08, 0.05
 PER_DOUBLING = 0.02  # beyond the largest number of devices that was fitted
 
