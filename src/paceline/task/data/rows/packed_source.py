@@ -65,7 +65,10 @@ class PackedSource(SourceOfSplit):
         began = ahead[np.cumsum(counts) - counts] if len(counts) else ahead
         at = row * self.items_per_sample + ahead - began[row]
         shape = (len(ids), self.items_per_sample)
-        tokens, labels = np.zeros(shape, dtype=np.int64), np.full(shape, IGNORED, dtype=np.int64)
+        tokens, labels = np.empty(shape, dtype=np.int64), np.empty(shape, dtype=np.int64)
+        filled = np.bincount(row, lengths, len(ids)).astype(np.int64)
+        for short in np.flatnonzero(filled < self.items_per_sample).tolist():
+            tokens[short, filled[short] :], labels[short, filled[short] :] = 0, IGNORED
         if self._mapped is not None and lengths.sum() >= LONG_TOKENS * len(lengths):
             self._fill(tokens.reshape(-1), labels.reshape(-1), at, starts, lengths)
         else:

@@ -152,7 +152,7 @@ class TokenParts:
         inside = starts + length <= self._begins[numbers + 1]
         rows = np.empty((len(starts), length), dtype=self.dtype)
         for number in sorted(set(numbers[inside].tolist())):
-            chosen = np.flatnonzero(inside & (numbers == number))
+            chosen = inside & (numbers == number)
             rows[chosen] = self._parts[number].windows(within[chosen], length)
         for row in np.flatnonzero(~inside).tolist():
             rows[row] = self[int(starts[row]) : int(starts[row]) + length]
