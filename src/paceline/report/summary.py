@@ -9,6 +9,8 @@ from typing import Any
 
 import numpy as np
 
+from paceline.observe.verdict.verdict import BoundVerdict
+from paceline.report.bound.found import bound_of
 from paceline.report.compare import (
     Promise,
     TermGroup,
@@ -103,6 +105,7 @@ class Summary:
     losses: Losses
     sources: dict[str, Any]  # of a mixture: what each source has given, by its name
     speed: Speed
+    bound: BoundVerdict | None  # what bounds a step, by the newest start
     series: dict[str, Series]
     checkpoints: Checkpoints
     decisions: tuple[Event, ...]
@@ -201,7 +204,7 @@ def summarise(records: Iterable[Mapping[str, Any]], run_dir: str = "") -> Summar
     planned = number(first.forecast.get("steps")) or number(reference.forecast.get("steps"))
     moments = [moment for span in found.spans.values() for moment in span]
     wall_seconds = max(moments) - min(moments) if moments else 0.0
-    end = next((end for end in reversed(found.of(RunEnded)) if end.attempt == attempts[-1].number), None)
+    end = next((end for end in reversed(found.of(RunEnded)) if attempts and end.attempt == attempts[-1].number), None)
     status, status_text = _status(end, done, int(planned) if planned else None, wall_seconds)
     phases = phases_of(found, attempts)
     share = 1.0 if status == "complete" else done / planned if planned else None
@@ -232,6 +235,7 @@ def summarise(records: Iterable[Mapping[str, Any]], run_dir: str = "") -> Summar
         losses=losses_of(found, steps, reference.facts),
         sources=json_safe(dict(given[-1].given)) if (given := found.of(SourcesRecord)) else {},
         speed=speed_of(found, reference, basis),
+        bound=bound_of(found),
         series=series_of(found, steps),
         checkpoints=_checkpoints(found),
         decisions=_events(found.of(DecisionRecord)),
