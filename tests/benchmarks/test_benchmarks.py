@@ -216,7 +216,8 @@ def test_reading_samples_of_text(tmp_path: Path) -> None:
     assert rows["Paceline"]["cpu"] < rows["torch DataLoader, batched, a worker"]["cpu"], (
         "which pays for every batch sent"
     )
-    assert 0.5 < rows["Paceline"]["near"] < 1.5 and all(row["waste"] < 0.03 for row in result["batches"].values())
+    assert 0.5 < rows["Paceline"]["near"] < 1.5
+    assert all(row["waste"] < 0.01 for kind, row in result["batches"].items() if kind.startswith("packed"))
     assert set(result["resume"]) == {"plain", "packed", "bucketed", "mixed"}
     assert all(row["amplification"] >= 1 for row in result["cold"].values())
     assert printed.count("| Paceline") == 6

@@ -15,6 +15,7 @@ from torch import nn
 
 from paceline.spec.task import DataSpec, ModelSpec
 from paceline.task.data.facts import data_facts
+from paceline.task.data.rows import packed_source
 from paceline.task.data.rows.packed_source import IGNORED, PackedSource
 from paceline.task.data.rows.packing import best_fit, pack, pieces_of
 from paceline.task.data.source import open_sources
@@ -62,7 +63,11 @@ def test_pieces_cover_a_text_once_and_end_with_documents(sizes: list[int], seq_l
     assert sorted(rows.starts.tolist()) == sorted(starts.tolist()) and rows.firsts[-1] == len(starts)
 
 
-def test_every_token_is_a_label_once_after_the_token_before_it(tmp_path: Path) -> None:
+@pytest.mark.parametrize("is_long", [False, True], ids=["place by place", "piece by piece"])
+def test_every_token_is_a_label_once_after_the_token_before_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_long: bool
+) -> None:
+    monkeypatch.setattr(packed_source, "LONG_TOKENS", 0 if is_long else 1000)
     source = packed(tmp_path, [5, 1, 30, 3, 8, 8, 17, 2, 64], 16)
     batch = source.read(np.arange(source.samples))
     real = batch["labels"] != IGNORED
@@ -135,11 +140,11 @@ def test_rows_are_packed_once_and_never_taken_from_a_file_that_is_not_whole(tmp_
     [kept] = tmp_path.glob("train.rows-16-*")
     before = kept.stat().st_mtime_ns
     again = PackedSource(first.split, VOCAB, 16, False)
-    assert isinstance(again.rows.starts, np.memmap) and kept.stat().st_mtime_ns == before
+    assert not again.rows.starts.flags.writeable and kept.stat().st_mtime_ns == before
     for one, other in zip(vars(first.rows).values(), vars(again.rows).values(), strict=True):
         assert np.array_equal(one, other)
     kept.write_bytes(kept.read_bytes()[:-16])
     healed = PackedSource(first.split, VOCAB, 16, False)
     assert np.array_equal(healed.rows.starts, first.rows.starts) and kept.stat().st_size % 8 == 0
-    assert isinstance(PackedSource(first.split, VOCAB, 16, False).rows.starts, np.memmap)
+    assert not PackedSource(first.split, VOCAB, 16, False).rows.starts.flags.writeable
     assert sorted(path.name for path in tmp_path.iterdir()) == ["train.offsets", kept.name, "train.tokens"]

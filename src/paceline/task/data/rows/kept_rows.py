@@ -46,7 +46,7 @@ def _read(path: Path) -> PackedRows | None:
         return None
     if size < HEAD * 8 or size % 8:
         return None
-    words = np.memmap(path, dtype="<i8", mode="r", shape=(size // 8,))
+    words = np.memmap(path, dtype="<i8", mode="r", shape=(size // 8,)).view(np.ndarray)
     version, rows, pieces = words[:HEAD].tolist()
     if version != FORMAT or HEAD + rows + 1 + 2 * pieces != len(words):
         return None
