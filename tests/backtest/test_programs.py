@@ -15,7 +15,7 @@ from paceline.backtest.score import Scored
 from paceline.cluster.resolve import resolve_cluster
 from paceline.plan.cost import pricing
 from paceline.plan.cost.collectives import gather_collectives, reduce_collectives
-from paceline.plan.cost.constants import Seen, read_constants
+from paceline.plan.cost.constants import FittedOn, read_constants
 from paceline.plan.cost.programs.known import EAGER_LOGITS, MEGATRON, PROGRAMS, TORCHTITAN
 from paceline.plan.cost.programs.low import RECIPES, recipe_of
 from paceline.plan.cost.sheet import PricedTask, Sheet
@@ -173,7 +173,7 @@ def test_logits_of_an_eager_loss_are_half_as_many_bytes_again() -> None:
 
 
 def test_intervals_widen_with_what_no_table_had() -> None:
-    seen = Seen(("ampere",), ("bf16",), ("Megatron-LM",), 64)
+    seen = FittedOn(("ampere",), ("bf16",), ("Megatron-LM",), 64)
     constants = replace(read_constants(), time_80=0.2, time_95=0.4, seen=seen)
     known = time_widths(constants, "NVIDIA A100", "bf16", "Megatron-LM", 64)
     assert (known.narrow, known.wide, known.because) == (0.2, 0.4, "this chip and this program measured")

@@ -22,7 +22,7 @@ TRUST = 0.8
 
 
 @dataclass(frozen=True)
-class Series:
+class AnchoredSeries:
     """One series: its anchor, and what the forecasts of its other rows miss with it and without."""
 
     name: str
@@ -39,7 +39,7 @@ class Series:
 class Anchored:
     """What anchoring gives over all series."""
 
-    series: tuple[Series, ...]
+    series: tuple[AnchoredSeries, ...]
     median_mape: float
     unanchored_median_mape: float
 
@@ -56,7 +56,7 @@ def _series_of(item: Scored) -> tuple[object, ...]:
     return (row.source, row.program, row.model, row.layers, row.hidden, row.accelerator, row.precision)
 
 
-def _anchored(items: Sequence[Scored]) -> Series:
+def _anchored(items: Sequence[Scored]) -> AnchoredSeries:
     ordered = sorted(items, key=lambda item: item.case.cluster.devices)
     anchor, others = ordered[0], ordered[1:]
     factor = anchor_factor(anchor)
@@ -64,7 +64,7 @@ def _anchored(items: Sequence[Scored]) -> Series:
     measured = [item.case.step_seconds or math.nan for item in others]
     errors = [abs(forecast / real - 1) for forecast, real in zip(forecasts, measured, strict=True)]
     row = anchor.case.row
-    return Series(
+    return AnchoredSeries(
         name=f"{row.source}: {row.model}, {row.accelerator}, {row.precision}",
         devices=anchor.case.cluster.devices,
         rows=len(others),

@@ -26,7 +26,7 @@ from paceline.backtest.schema import CollectiveRow, StepRow
 from paceline.backtest.table import MeasuredTable, read_table
 from paceline.errors import DataError
 from paceline.plan.cost.columns import Floats
-from paceline.plan.cost.constants import BY_FAMILY, FAMILIES, Constants, Seen, constants_text, family_of
+from paceline.plan.cost.constants import BY_FAMILY, FAMILIES, Constants, FittedOn, constants_text, family_of
 
 Item = TypeVar("Item")
 FITTED = ("operand_traffic", "unfused_moves", "unfused_launches", "memory_share", "launch_seconds", "node_link_share",
@@ -192,10 +192,10 @@ class Fitting:
         return found
 
 
-def seen_in(parts: Sequence[FittedTable]) -> Seen:
+def seen_in(parts: Sequence[FittedTable]) -> FittedOn:
     """Return what the rows of tables had."""
     cases = [case for part in parts for case in part.cases]
-    return Seen(
+    return FittedOn(
         families=tuple(sorted({family_of(case.cluster.device.name) for case in cases} - {"other"})),
         precisions=tuple(sorted({case.plans[0].precision for case in cases})),
         programs=tuple(sorted({software_of(case).name for case in cases})),

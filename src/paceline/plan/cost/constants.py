@@ -26,7 +26,7 @@ BY_FAMILY = ("share", "attention")  # constants that every generation has its ow
 
 
 @dataclass(frozen=True)
-class Seen:
+class FittedOn:
     """What the fit's tables had: a forecast of anything else is less sure."""
 
     families: tuple[str, ...]
@@ -62,7 +62,7 @@ class Constants:
     memory_95: float = 0.0
     files: tuple[str, ...] = ()  # the calibration files
     date: str = ""
-    seen: Seen | None = None  # None: intervals say nothing of what is unknown
+    seen: FittedOn | None = None  # None: intervals say nothing of what is unknown
 
     def share_of(self, device_name: str) -> float:
         """Return the share of its peak that a device's large products sustain; of others, that of its like."""
@@ -111,9 +111,9 @@ def family_of(device_name: str) -> str:
     return next((family for family, names in FAMILIES.items() if any(name in words for name in names)), "other")
 
 
-def _seen(record: dict[str, Any]) -> Seen:
+def _seen(record: dict[str, Any]) -> FittedOn:
     named = {name: tuple(record[name]) for name in ("families", "precisions", "programs")}
-    return Seen(**named, devices=record["devices"])
+    return FittedOn(**named, devices=record["devices"])
 
 
 @functools.cache
