@@ -12,7 +12,8 @@ import pytest
 import torch
 from runs import as_json, in_process, paceline, records_of, steps_of, write_spec
 
-from paceline.errors import ConfigError
+from paceline.errors import ConfigError, DataError
+from paceline.plan.learn.observe import observe_run
 from paceline.run.updates.growth import BatchGrowth
 from paceline.spec.steps.growth import BatchChange, BatchCourse, GrowthSpec, Piece, course_of, rate_factor
 from paceline.units import parse_amount
@@ -153,6 +154,8 @@ def test_a_growing_run_is_one_device_and_goes_on_as_if_never_stopped(tmp_path: P
     changes = [(before, after) for before, after in itertools.pairwise(sizes) if before != after]
     assert [each[:2] for each in told[one]] == changes
     assert list(dict.fromkeys(told[two])) == told[one]
+    with pytest.raises(DataError, match="of the plan's batch"):  # which is too few to learn from
+        observe_run(one)
 
 
 def test_the_price_of_a_run_is_that_of_all_its_batches(tmp_path: Path) -> None:
