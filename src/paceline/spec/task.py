@@ -7,6 +7,7 @@ from typing import Any
 
 from paceline.config.declared import Declared
 from paceline.config.fields import option
+from paceline.spec.data.augment import AugmentSpec
 from paceline.spec.data.mix import MixSpec
 from paceline.spec.steps.growth import GrowthSpec
 from paceline.units import Amount
@@ -97,6 +98,16 @@ class DataSpec(Declared, table="task.data"):
     )  # fmt: skip
     image_size: int = option(
         224, "pixels of a side: images are scaled to it by their shorter side, and cut to a square", minimum=1
+    )
+    augment: AugmentSpec = option(factory=AugmentSpec, doc="what of images is drawn anew in each epoch")
+    normalise: str = option(
+        "none",
+        "what pixels become: 'none' leaves them in 0..1, 'half' in -1..1, 'imagenet' takes off ImageNet's mean and"
+        " divides by its deviation",
+        choices=("none", "half", "imagenet"),
+    )
+    cache_images: bool = option(
+        False, "keep decoded and scaled images on local disk, by a hash of their bytes, as far as cache_limit allows"
     )
     on_bad: str = option(
         "stop",

@@ -29,6 +29,7 @@ from paceline.run.record.journal import Journal
 from paceline.run.record.recorder import Recorder, SilentRecorder
 from paceline.run.record.sink import OpenSink, Sink
 from paceline.run.record.status import StatusLine
+from paceline.run.record.tally import RankTally
 from paceline.run.survive.health.passed_over import PassedOver
 from paceline.run.survive.health.pressure import MemoryPressure
 from paceline.run.survive.health.second_look import SecondLook
@@ -182,11 +183,14 @@ class InWorld:
             if not is_exhausted(error):
                 raise
             raise out_of_memory(error, self._points.at, self.brief, world, self._meter) from error
+        if self.brief.read_steps is not None:
+            under.read_until(self.brief.read_steps)
         self._points.bind(under.built.stepper)
         run = self.spec.run
         looks_every = self._steps(run.health.recompute_every)
         self._second_look = SecondLook(looks_every, plan, world, run.deterministic) if looks_every else None
         self._stragglers = Stragglers(run.health, world, under, self.dir)
+        self._tally = RankTally(world)
         self._pressure = None
         if self.spec.plan.confirms:
             self._pressure = MemoryPressure(world, under, self._meter, run.health.memory_pressure)
