@@ -96,6 +96,8 @@ def test_a_rank_killed_in_a_save_harms_nothing(tmp_path: Path, victim: int) -> N
     answers = run_ranks(_save_broken, 2, str(tmp_path), ["killed"], victim, may_die=[victim])
     kind, text, seconds = answers[1 - victim][0]
     assert kind == "StorageError" and "a rank stopped answering" in text and seconds < 20
+    assert "gloo" not in text and text.isascii(), "torch's words for it are the cause, not the text"
+    assert "did not finish" in text and "published" not in text
     assert find_latest(tmp_path) == tmp_path / "step-00000001"
     left = [name for name in _names(tmp_path) if name.startswith(".partial-")]
     assert len(left) == (2 if victim == 0 else 0)  # rank 0 clears up after the others; nobody after rank 0
@@ -103,6 +105,21 @@ def test_a_rank_killed_in_a_save_harms_nothing(tmp_path: Path, victim: int) -> N
     assert _names(tmp_path) == ["step-00000001", "step-00000002"]
     assert load_sample(tmp_path / "step-00000001")["step"] == 1
     assert load_sample(tmp_path / "step-00000002")["step"] == 2
+
+
+def _published_and_killed(root: str) -> str:
+    """Save a step, of which rank 0 is killed when the folder has its name and nobody knows."""
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(StorageError) as caught:
+        if dist.get_rank() == 0:
+            patch.setattr(folder_module, "remove_old", lambda *args: os.kill(os.getpid(), signal.SIGKILL))
+        save_sample(Path(root), 2, "shard")
+    return str(caught.value)
+
+
+def test_a_checkpoint_that_is_published_is_not_said_to_be_unfinished(tmp_path: Path) -> None:
+    text = run_ranks(_published_and_killed, 2, str(tmp_path), may_die=[0])[1]
+    assert "step-00000002" in text and "is published" in text and "did not finish" not in text and "gloo" not in text
+    assert find_latest(tmp_path) == tmp_path / "step-00000002"
 
 
 def _save_into(root: str) -> str:

@@ -1,5 +1,6 @@
 """Resolving a `[cluster]` table: this machine, GPUs, probes, the catalog, and what the spec overrides."""
 
+import datetime
 import json
 import math
 import subprocess
@@ -84,7 +85,8 @@ def test_a_stored_probe_replaces_assumptions(no_gpu, tmp_path):
 
 
 def test_a_probe_of_a_busy_machine_is_said_to_be_one(no_gpu, tmp_path):
-    write_probe({**RECORD, "core_share": 0.5}, probe_path("box", "cpu", 2, 4, tmp_path))
+    today = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+    write_probe({**RECORD, "core_share": 0.5, "date": today}, probe_path("box", "cpu", 2, 4, tmp_path))
     assert "50% of its cores" in resolve_cluster(ClusterSpec(devices=2), tmp_path)[1][0]
 
 

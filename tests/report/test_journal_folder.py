@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from pathlib import Path
 
+import pytest
 import report_journals as journals
 
+from paceline.errors import StorageError
 from paceline.report.build import build_report
 from paceline.run.record.journal import Journal, mark_end
 from paceline.spec.journal.kinds import RunStarted, parse
@@ -56,6 +59,22 @@ def test_starts_are_in_order_of_their_numbers(tmp_path: Path) -> None:
         (folder / f"{number:04d}.jsonl").write_text(json.dumps({"kind": "decision", "what": str(number)}) + "\n")
     assert [record["what"] for record in read_journal(tmp_path)] == ["2", "9999", "10000"]
     assert Journal(tmp_path).path.name == "10001.jsonl"
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["[]", "7", "null", '"x"', "{}", '{"kind": []}', '{"kind": {"a": 1}}', '{"kind": "step", "step": "x", "loss": []}',
+     '{"kind": "run_started"}', '{"kind": "run_ended"}', '{"kind": "verify"}', '{"kind": "fault", "what": 3}',
+     '{"kind": "step", "step": 3, "time": "x", "attempt": "y"}', '{"kind": "ste'],
+)  # fmt: skip
+def test_a_strange_line_is_no_traceback(tmp_path: Path, line: str) -> None:
+    lines = write_start(tmp_path).path.read_text().splitlines()
+    for content in ([line, *lines], [*lines, line], [lines[0], line, *lines[1:]]):
+        (tmp_path / "journal" / "0001.jsonl").write_text("\n".join(content) + "\n")
+        assert build_report(tmp_path).attempts
+    (tmp_path / "journal" / "0001.jsonl").write_text(line + "\n")
+    with contextlib.suppress(StorageError):  # nothing but the line: there may be no start to report
+        build_report(tmp_path)
 
 
 def test_lines_that_are_no_records_are_passed_over(tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ from paceline.report.charts import Band, Line, line_chart, stacked_bars
 from paceline.report.html import render_html
 from paceline.report.scale import linear_ticks, log_ticks, scale_for, ticks_of
 from paceline.report.sections import spec_toml
+from paceline.report.style import CSS
 from paceline.report.summary import summarise
 from paceline.report.tensorboard import export_tensorboard
 from paceline.run.record.tensorboard import TensorBoardWriter
@@ -238,3 +239,9 @@ def test_tensorboard_is_optional(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setitem(__import__("sys").modules, "tensorboard.compat.proto", None)
     with pytest.raises(MissingExtra, match=r"(?s)TensorBoard event files needs.*paceline\[tensorboard\]"):
         TensorBoardWriter(tmp_path)
+
+
+def test_charts_are_no_wider_than_a_phone() -> None:
+    wide, narrow = CSS.split("@media (max-width:36rem)")
+    assert "svg.chart{display:block;width:100%;min-width:34rem" in wide, "it is this that a phone has to undo"
+    assert "svg.chart{min-width:0" in narrow.split("@media print")[0]

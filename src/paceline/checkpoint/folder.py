@@ -77,6 +77,11 @@ def list_checkpoints(root: Path) -> Listing:
     return Listing(tuple(complete), tuple(skipped))
 
 
+def checkpoint_name(step: int) -> str:
+    """Return the name of the first checkpoint of a step."""
+    return f"step-{step:08d}"
+
+
 def find_latest(root: Path) -> Path | None:
     """Return the newest complete checkpoint under `root`, or None. `list_checkpoints` says why others were skipped."""
     complete = list_checkpoints(root).complete
@@ -148,7 +153,7 @@ class Partial:
         sync_folder(self.folder)
         root, attempt = self.folder.parent, 0
         while True:
-            target = root / (f"step-{step:08d}" + (f".{attempt}" if attempt else ""))
+            target = root / (checkpoint_name(step) + (f".{attempt}" if attempt else ""))
             try:
                 self.folder.rename(target)  # atomic; refuses a target that is a file or holds anything
                 break

@@ -180,14 +180,29 @@ def giving_up(written: Written) -> Iterator[None]:
             yield
     except RuntimeError as error:  # torch has no narrower type for a lost peer
         written.abandon()
-        raise StorageError(  # rank 0 may have published before it was lost
-            f"the save of step {written.step} in {written.root} did not finish",
-            f"a rank stopped answering: {error}",
-            "restart from the newest checkpoint there, which is intact",
-        ) from error
+        raise _cut_off(written) from error
     except BaseException:
         written.abandon()
         raise
+
+
+def _cut_off(written: Written) -> StorageError:
+    """Return the error of a save in which a rank was lost. What torch says of that is its cause, and not its text.
+
+    Which rank it was, and why, is for the supervisor to say. Rank 0 may have published before the loss.
+    """
+    named = f"{folder.checkpoint_name(written.step)} in {written.root}"
+    if (written.root / folder.checkpoint_name(written.step)).is_dir():
+        return StorageError(
+            f"{named} is published, and a rank stopped answering before all had heard of it",
+            "a process of the run has ended: the supervisor says which",
+            "restart from it: it is intact",
+        )
+    return StorageError(
+        f"the save of step {written.step} in {written.root} did not finish: a rank stopped answering",
+        "a process of the run has ended: the supervisor says which",
+        "restart from the newest checkpoint there, which is intact",
+    )
 
 
 def _begin(written: Written, plan: SavePlan) -> tuple[Path, Path | None]:

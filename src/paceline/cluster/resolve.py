@@ -27,7 +27,8 @@ from paceline.cluster.catalog.devices import (
 )
 from paceline.cluster.machine import Machine, read_machine, torch_without_cuda, visible_gpus
 from paceline.cluster.override import with_overrides
-from paceline.cluster.probe.probe import disturbed_text, is_disturbed, threads_per_device
+from paceline.cluster.probe.busy import BUSY_ERROR, busy_text, has_expired, reasons_of
+from paceline.cluster.probe.probe import threads_per_device
 from paceline.cluster.probe.records import ProbeRecord
 from paceline.cluster.store import probe_path, read_probe
 from paceline.errors import ConfigError
@@ -187,8 +188,13 @@ def _with_probe(
             because or f"not probed: `paceline probe` measures {cluster.devices} x {kind} in some 20 s and narrows this"
         )
         return cluster
-    if is_disturbed(record):
-        remarks.append(disturbed_text(record))
+    if has_expired(record):
+        remarks.append(
+            f"not probed: the probe of {record['date']} was made while the machine was busy and counts no more"
+        )
+        return cluster
+    if busy := reasons_of(record):
+        remarks.append(busy_text(busy))
     return apply_probe(cluster, record)
 
 
@@ -201,6 +207,7 @@ def apply_probe(cluster: Cluster, record: ProbeRecord) -> Cluster:
     def points(rows: dict[str, list[list[float]]]) -> dict[str, tuple[tuple[int, float], ...]]:
         return {precision: tuple((int(size), float(flops)) for size, flops in row) for precision, row in rows.items()}
 
+    least = 2 * BUSY_ERROR if reasons_of(record) else 0.0  # the spread that they are taken to have
     device: Device = dataclasses.replace(
         cluster.device,
         memory_bytes_per_second=measured(record["memory"]["triad"], "triad, all devices at once"),
@@ -218,7 +225,7 @@ def apply_probe(cluster: Cluster, record: ProbeRecord) -> Cluster:
                 step["width"],
                 step["sequence"],
                 step["seconds"],
-                step["spread"],
+                max(step["spread"], least),
                 step["parameters"],
                 step["matmul_flops"],
                 step["attention_flops"],

@@ -80,7 +80,8 @@ svg .end.train{fill:var(--train)}svg .end.held{fill:var(--held)}svg .end.ref{fil
 .fill.c6,i.c6{fill:var(--c6);background:var(--c6)}.fill.c7,i.c7{fill:var(--c7);background:var(--c7)}
 footer{margin-top:3rem;color:var(--soft);font-size:.82rem}
 @media (max-width:36rem){main{padding:1.25rem 1rem 3rem}h1{font-size:1.5rem}dl{grid-template-columns:1fr;gap:0}
-dd{margin-bottom:.4rem}.verdict{font-size:1.05rem}}
+dd{margin-bottom:.4rem}.verdict{font-size:1.05rem}
+svg.chart{min-width:0;overflow:visible;font-size:15px}.scroll:has(svg.chart){overflow:visible}}
 @media print{:root{color-scheme:light;--bg:#fff;--panel:#fff;--ink:#000;--soft:#444;--line:#bbb;--grid:#ddd;
 --train:#2360c5;--held:#c4500c;--ref:#666;--band:rgba(26,127,75,.13);--expected:#1a7f4b;
 --good:#176b40;--good-bg:#fff;--warn:#8a5300;--warn-bg:#fff;--bad:#a8201a;--bad-bg:#fff;--none:#444;--none-bg:#fff}

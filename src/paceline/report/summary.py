@@ -204,7 +204,7 @@ def summarise(records: Iterable[Mapping[str, Any]], run_dir: str = "") -> Summar
     planned = number(first.forecast.get("steps")) or number(reference.forecast.get("steps"))
     moments = [moment for span in found.spans.values() for moment in span]
     wall_seconds = max(moments) - min(moments) if moments else 0.0
-    end = next((end for end in reversed(found.of(RunEnded)) if end.attempt == attempts[-1].number), None)
+    end = next((end for end in reversed(found.of(RunEnded)) if attempts and end.attempt == attempts[-1].number), None)
     status, status_text = _status(end, done, int(planned) if planned else None, wall_seconds)
     phases = phases_of(found, attempts)
     share = 1.0 if status == "complete" else done / planned if planned else None

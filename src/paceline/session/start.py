@@ -32,6 +32,7 @@ from paceline.spec.load import Spec
 from paceline.supervise.blame import Outcome
 from paceline.supervise.supervisor import explain
 
+MOST_PROBE_SECONDS = 90.0  # that a run waits for a probe, by the clock
 Say = Callable[[str], None]
 
 
@@ -68,8 +69,9 @@ def plan_here(spec: Spec, say: Say) -> Planned:
         return planned
     say("probe    measuring this machine once, about 15 s; `paceline probe` does it again")
     try:
-        probe_machine(planned.cluster.devices, planned.cluster.device.kind, say=lambda line: None)
-    except StorageError as error:  # a cache that cannot be written costs a better forecast, not the run
+        kind = planned.cluster.device.kind
+        probe_machine(planned.cluster.devices, kind, say=lambda line: None, most_seconds=MOST_PROBE_SECONDS)
+    except PacelineError as error:  # whatever it is, it costs a better forecast, not the run
         say(f"probe    {error.what}: {error.because}; going on with assumed figures")
         return planned
     return plan_task(spec, say=say)

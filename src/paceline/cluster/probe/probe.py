@@ -17,6 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from paceline.cluster.machine import read_machine, torch_without_cuda, visible_gpus
+from paceline.cluster.probe.busy import busy_text, look_around, reasons_of
 from paceline.cluster.probe.records import (
     CollectiveRates,
     GroupTimes,
@@ -33,15 +34,20 @@ from paceline.errors import ConfigError, PacelineError
 from paceline.patience import Patience
 from paceline.units import format_bytes, format_rate, format_seconds
 
-LEAST_CORE_SHARE = 0.85
+BUSY_SHARE = 3  # of its time that a probe takes on a busy machine, whose figures will not count for long: a third
 
 
 def probe_machine(
-    devices: int, kind: str = "cpu", say: Callable[[str], object] = print, seconds_budget: float = 15.0
+    devices: int,
+    kind: str = "cpu",
+    say: Callable[[str], object] = print,
+    seconds_budget: float = 15.0,
+    most_seconds: float | None = None,
 ) -> ProbeRecord:
     """Measure `devices` devices of one kind at once, store the record in the user's cache and return it.
 
-    Takes about `seconds_budget` seconds, the import of torch included, on an idle machine. `kind` is "cpu" or "cuda".
+    Takes about `seconds_budget` seconds, the import of torch included, on an idle machine, and a third of that on a
+    busy one, whose figures are marked. It is given up after `most_seconds` of the clock. `kind` is "cpu" or "cuda".
     Raises ConfigError where the machine has no such devices, PacelineError where a measuring process fails.
     """
     host = read_machine()
@@ -52,6 +58,10 @@ def probe_machine(
         seen = "this torch is a CPU-only build" if torch_without_cuda() else f"{len(visible_gpus())} GPU(s) are visible"
         raise ConfigError(f"cannot probe {devices or 'any'} CUDA device(s)", seen, "probe 'cpu', or fewer devices")
     threads = threads_per_device(host.cores, devices) if kind == "cpu" else 0
+    busy = look_around()
+    if busy:
+        seconds_budget /= BUSY_SHARE
+        say(f"busy     {', '.join(busy)}: figures will be marked, and count for an hour")
     say(f"probing  {devices} x {kind} on {host.name}, about {seconds_budget:.0f} s; all devices measure at once")
     begin = time.monotonic()
     fair_share = min(1.0, host.cores / devices) if kind == "cpu" else 1.0  # of a core for each thread
@@ -59,7 +69,7 @@ def probe_machine(
         "devices": devices, "kind": kind, "threads": threads or 1, "seconds_budget": seconds_budget,
         "fair_share": fair_share,
     }  # fmt: skip
-    results = _run_workers(request, timeout_seconds=120 + 6 * seconds_budget)
+    results = _run_workers(request, timeout_seconds=120 + 6 * seconds_budget, most_seconds=most_seconds)
     record: ProbeRecord = {
         "schema": SCHEMA,
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
@@ -70,6 +80,7 @@ def probe_machine(
         "threads": threads,
         "seconds": time.monotonic() - begin,
         **combine(results),
+        "busy": busy,
     }
     path = probe_path(host.name, kind, devices, threads)
     write_probe(record, path)
@@ -84,7 +95,7 @@ def threads_per_device(cores: int, devices: int) -> int:
     return max(1, cores // devices)
 
 
-def _run_workers(request: ProbeRequest, timeout_seconds: float) -> list[RankProbe]:
+def _run_workers(request: ProbeRequest, timeout_seconds: float, most_seconds: float | None = None) -> list[RankProbe]:
     with tempfile.TemporaryDirectory(prefix="paceline-probe-") as name:
         folder = Path(name)
         (folder / "request.json").write_text(json.dumps(request), "utf-8")
@@ -99,7 +110,7 @@ def _run_workers(request: ProbeRequest, timeout_seconds: float) -> list[RankProb
                             [*command, str(rank)], env=environment, stdout=subprocess.DEVNULL, stderr=stderr
                         )
                     )
-            _wait(workers, folder, timeout_seconds)
+            _wait(workers, folder, timeout_seconds, most_seconds)
         finally:
             for worker in workers:
                 if worker.poll() is None:
@@ -108,13 +119,18 @@ def _run_workers(request: ProbeRequest, timeout_seconds: float) -> list[RankProb
         return [json.loads((folder / f"result-{rank}.json").read_text("utf-8")) for rank in range(len(workers))]
 
 
-def _wait(workers: list[subprocess.Popen[bytes]], folder: Path, timeout_seconds: float) -> None:
+def _wait(
+    workers: list[subprocess.Popen[bytes]], folder: Path, timeout_seconds: float, most_seconds: float | None = None
+) -> None:
     """Wait for all workers. Raises as soon as one fails, for its peers would wait for it in a collective."""
-    patience = Patience(timeout_seconds)
+    patience, began = Patience(timeout_seconds), time.monotonic()
     while any(worker.poll() is None for worker in workers):
         failed = [rank for rank, worker in enumerate(workers) if worker.poll() not in (None, 0)]
         if patience.is_over:
             break
+        if most_seconds is not None and time.monotonic() - began > most_seconds:
+            because = f"it has {most_seconds:.0f} s where something waits for it, and the machine is busy"
+            raise PacelineError("the probe did not finish", because, "`paceline probe` on an idle machine")
         if failed:  # a moment for the peers to say why they failed
             patience = Patience(min(2, patience.left_seconds()))
         time.sleep(0.02)
@@ -208,19 +224,6 @@ def _rates(results: list[GroupTimes], ranks: int) -> CollectiveRates:
     }
 
 
-def is_disturbed(record: ProbeRecord) -> bool:
-    """Return whether other processes took cores from a CPU probe, which makes its figures too low."""
-    return record["kind"] == "cpu" and record["core_share"] < LEAST_CORE_SHARE
-
-
-def disturbed_text(record: ProbeRecord) -> str:
-    """Return what to tell of a disturbed probe."""
-    return (
-        f"the probe got only {record['core_share']:.0%} of its cores, so other processes were running: "
-        "some figures may be too low; probe again when the machine is idle"
-    )
-
-
 def probe_lines(record: ProbeRecord) -> list[str]:
     """Return the record as a table for people."""
     lines = []
@@ -245,8 +248,8 @@ def probe_lines(record: ProbeRecord) -> list[str]:
         for group in record["link"].get("groups", ()):
             name = f"groups of {group['size']}"
             lines.append(f"  {name:23}{_collectives_text(group)}")
-    if is_disturbed(record):
-        lines.append(f"  ! {disturbed_text(record)}")
+    if busy := reasons_of(record):
+        lines.append(f"  ! {busy_text(busy)}")
     for step in record["calibration"]:
         rate = format_rate(3 * (step["matmul_flops"] + step["attention_flops"]) / step["seconds"], "FLOP")
         lines.append(

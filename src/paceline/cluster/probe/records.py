@@ -136,6 +136,7 @@ class ProbeRecord(MeasuredMachine):
     """A probe as it is kept in the user's cache."""
 
     schema: int
+    busy: NotRequired[list[str]]  # what was in the way when it began; empty: nothing
     date: str
     host: str
     processor: str

@@ -9,6 +9,8 @@ from paceline.cluster.here.determinism import deterministic_price
 from paceline.plan.cost.intervals import TIME_ERROR
 from paceline.plan.cost.memory.usable import HEADROOM
 from paceline.plan.cost.rates import Rates
+from paceline.plan.cost.software import PACELINE
+from paceline.plan.cost.unknown import time_widths
 from paceline.plan.explain.choice import (
     alternative_lines,
     contest_lines,
@@ -105,7 +107,7 @@ def price_text(planned: Planned) -> str:
     forecast = planned.forecast
     step = forecast.step_seconds
     return " · ".join([
-        f"{format_seconds(step.value)}/step{_percent(step)}",
+        f"{format_seconds(step.value)}/step{_percent(step)}{_sure_of(planned)}",
         f"{format_bytes(forecast.peak_bytes.value)}/device",
         format_seconds(forecast.run_seconds.value),
         energy_text(forecast.kwh.value),
@@ -169,6 +171,16 @@ def carbon_text(grams: float) -> str:
 def energy_text(kwh: float) -> str:
     """Return an amount of energy; "energy unknown" where it is."""
     return f"{kwh:,.3g} kWh" if math.isfinite(kwh) else "energy unknown"
+
+
+def _sure_of(planned: Planned) -> str:
+    """Return what of a published device's forecast was measured, and what never; nothing of others."""
+    cluster, precision = planned.cluster, planned.plan.precision
+    rates = Rates(cluster.device, precision)
+    if not rates.is_published or planned.learnt is not None:
+        return ""
+    because = time_widths(rates.constants, cluster.device.name, precision, PACELINE.name, cluster.devices).because
+    return f" ({because})" if because else ""
 
 
 def _percent(estimate: Estimate) -> str:
@@ -270,7 +282,10 @@ def _intervals(planned: Planned) -> list[str]:
         f"the probe's calibration steps (±{rates.relative_spread:.0%})"
     )
     if rates.is_published:
-        how = f"what calibration missed; constants {rates.constants.sha256[:12]} of {rates.constants.date}"
+        how = (
+            "what tables missed that were left out of the fit, wider for what none of them had"
+            f"{_sure_of(planned)}; constants {rates.constants.sha256[:12]} of {rates.constants.date}"
+        )
     if planned.learnt is not None:
         how = "what the runs that it learnt from leave open"
     text = (

@@ -130,7 +130,7 @@ class ImageSource:
         """Say which samples will be read next, in their order: remote ones are fetched meanwhile."""
         for number in self.chosen[ids].tolist():
             entry = self.listing.entries[number]
-            self._file(entry.file).expect([(entry.start, entry.start + entry.size)])
+            self._file(entry.file).expect(np.array([[entry.start, entry.start + entry.size]]))
 
     def _decode(self, number: int, into: npt.NDArray[np.uint8]) -> int:
         """Fill in an image and return its label, -100 where it is left out."""
