@@ -6,7 +6,7 @@ import dataclasses
 from pathlib import Path
 
 import pytest
-from runs import paceline, records_of, steps_of, write_spec
+from runs import in_process, paceline, records_of, steps_of, write_spec
 
 from paceline.plan.search.micro_batch import TriedMicroBatch, taken
 from paceline.spec.arguments import make_spec
@@ -58,7 +58,8 @@ def test_a_probe_settles_it_and_the_run_changes_it_where_memory_gets_short(tmp_p
     if first.returncode:
         assert told["because"] == "an earlier start of this run has settled it" and told["to"] == later[-1]["to"]
     plain = tmp_path / "plain"
-    assert paceline("train", path, "--set", f"run.dir={plain}", "--set", "plan.micro_batch=7").returncode == 0
+    one = write_spec(tmp_path, plain, 1, "micro_batch = 7", steps=6, precision="fp64")
+    assert in_process("train", one).returncode == 0
     for own, other in zip(steps_of(run_dir), steps_of(plain), strict=True):
         assert own["sample_ids"] == other["sample_ids"] and own["loss"] == pytest.approx(other["loss"], rel=1e-10)
         assert own["grad_norm"] == pytest.approx(other["grad_norm"], rel=1e-9)

@@ -119,11 +119,13 @@ def basis_of(records: Records, reference: RunStarted) -> Basis:
     if same:
         steps = steps.where(np.isin(steps.column("attempt"), same))
     other = len(records.steps) - len(steps)
+    steps, grown = _of_first_batch(steps, reference)
     left_out = records.unsteady
     why = [left_out.get(pair, "") for pair in steps.numbers()]
     first = np.array([reason == FIRST for reason in why], dtype=bool)
     busy = np.array([reason in BUSY for reason in why], dtype=bool)
     tail = f"; {plural(other, 'step')} under another plan left out" if other else ""
+    tail += f"; {plural(grown, 'step')} of another global batch left out" if grown else ""
     for mask, words in (
         (~first & ~busy, "without the first step of each start and steps with a checkpoint or an evaluation"),
         (~first, "without the first step of each start (every other step has a checkpoint or an evaluation)"),
@@ -133,6 +135,19 @@ def basis_of(records: Records, reference: RunStarted) -> Basis:
             kept = steps.where(mask)
             return Basis(kept, steps, f"medians over {plural(len(kept), 'step')}, {words}{tail}")
     return Basis(steps, steps, "no step was completed")
+
+
+def _of_first_batch(steps: StepTable, reference: RunStarted) -> tuple[StepTable, int]:
+    """Return the steps of the batch that the forecast is of, and how many are of another, where the batch grows.
+
+    All steps stay where none has that batch.
+    """
+    batch = number(reference.plan.get("batch_samples"))
+    samples = steps.column("position_after") - steps.column("position_before")
+    other = np.isfinite(samples) & (samples != batch)
+    if batch is None or other.all():
+        return steps, 0
+    return steps.where(~other), int(other.sum())
 
 
 def _terms(forecast: Mapping[str, Any], key: str) -> list[TermLine]:

@@ -21,8 +21,8 @@ from paceline.spec.journal.record import Record, Some, read
 from paceline.spec.journal.steady import Step, unsteady
 
 SECONDS = ("total", "data", "forward_backward", "reduce", "optimizer", "other")
-COLUMNS = ("attempt", "step", "time", "position_after", "loss", "weight", "grad_norm", "lr", "tokens_per_second",
-           "peak_bytes", "waiting_seconds", *SECONDS)  # fmt: skip
+COLUMNS = ("attempt", "step", "time", "position_before", "position_after", "loss", "weight", "grad_norm", "lr",
+           "tokens_per_second", "peak_bytes", "waiting_seconds", *SECONDS)  # fmt: skip
 
 
 def number(value: Any) -> float | None:

@@ -11,9 +11,10 @@ from paceline.errors import DataError
 from paceline.plan.learn.observation import Observation, machine_key
 from paceline.plan.learn.store import write_observation
 from paceline.spec.cluster import Cluster
-from paceline.spec.journal.kinds import MemoryRecord, RunStarted, StepRecord
+from paceline.spec.journal.kinds import DecisionRecord, MemoryRecord, RunStarted, StepRecord
 from paceline.spec.journal.reading import read_records
 from paceline.spec.journal.record import Record
+from paceline.spec.journal.settled import MICRO_BATCH
 from paceline.spec.journal.steady import BUSY, Step, unsteady
 from paceline.spec.plan import plan_from_dict
 from paceline.task.profile.plain import unpack_profile
@@ -36,9 +37,9 @@ def observe_run(run_dir: Path) -> tuple[Observation, Cluster]:
     if not last.profile:
         raise DataError(f"{run_dir} cannot be forecast again", "its journal holds no profile", "train once more")
     same = {start.attempt for start in starts if start.plan == last.plan}
-    steps = [step for step in _steady(records) if step.attempt in same]
+    steps = [step for step in _as_planned(records, last) if step.attempt in same]
     if len(steps) < FEWEST:
-        because = f"it has {len(steps)} steady step(s) and {FEWEST} are needed"
+        because = f"it has {len(steps)} steady step(s) of the plan's batch and {FEWEST} are needed"
         raise DataError(f"{run_dir} tells no step time", because, "train for more steps")
     if last.cluster.get("paces"):
         raise DataError(f"{run_dir} teaches nothing", "its devices differ, and a step is that of the slowest part",
@@ -70,6 +71,22 @@ def _steady(records: list[Record]) -> list[StepRecord]:
     busy = [(record.KIND, place) for record in records if record.KIND in BUSY and (place := _place(record))]
     left_out = unsteady(filter(None, map(_place, steps)), busy)
     return [step for step in steps if _place(step) not in left_out]
+
+
+def _as_planned(records: list[Record], start: RunStarted) -> list[StepRecord]:
+    """Return the steady steps of the plan's batch and micro-batch: either may have changed during the run."""
+    batch, changed = start.plan.get("batch_samples"), dict[int | None, int]()
+    for each in records:
+        if isinstance(each, DecisionRecord) and each.what == MICRO_BATCH and "step" in (each.evidence or {}):
+            changed.setdefault(each.attempt, each.evidence["step"])
+
+    def is_planned(step: StepRecord) -> bool:
+        before, after = step.position_before, step.position_after
+        is_known = batch is not None and before is not None and after is not None
+        has_batch = not is_known or after - before == batch  # type: ignore[operator]
+        return has_batch and (step.step or 0) <= changed.get(step.attempt, step.step or 0)
+
+    return [step for step in _steady(records) if is_planned(step)]
 
 
 def _place(record: Record) -> Step | None:

@@ -125,7 +125,15 @@ class BatchStream:
 
     def samples_at(self, position: int, step: int) -> int:
         """Return the samples of the global batch of update `step`, which starts at a position."""
-        return self.sizes.at(step, position) if self.sizes is not None else self.plan.batch_samples
+        if self.sizes is None:
+            return self.plan.batch_samples
+        with self._lock:  # orders keep what they worked out last
+            return self.sizes.at(step, position)
+
+    def _at_once(self, position: int, samples: int) -> int:
+        assert self.sizes is not None
+        with self._lock:
+            return self.sizes.at_once(position, samples, self.plan.micro_batch)
 
     def on_device(self, data: Any) -> Any:
         """Return the data of a micro-batch on the device, with what the source leaves to be done there."""
@@ -147,7 +155,7 @@ class BatchStream:
         step = position // plan.batch_samples + 1 if step is None else step
         if samples is None and self.sizes is not None:
             samples = self.samples_at(position, step)
-            micro_batch = micro_batch or self.sizes.at_once(position, samples, plan.micro_batch)
+            micro_batch = micro_batch or self._at_once(position, samples)
         rows = plan.rows_of(self.data_rank, samples or 0)
         passes = plan.accumulation
         if samples is not None or micro_batch is not None:
