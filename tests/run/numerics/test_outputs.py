@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 import torch
-from distributed import here, run_ranks
+from distributed import run_ranks
 from torch import nn
 
 from paceline.run.parallel.apply import apply_plan
-from paceline.run.process.world import build_mesh
+from paceline.run.process.world import build_mesh, join_world
 from paceline.spec.layout import Layout
 from paceline.spec.plan import Plan
 
@@ -54,7 +54,9 @@ def test_outputs_are_fp32_and_losses_have_their_digits(precision: str) -> None:
 
 
 def _of_ranks(layout: Layout) -> tuple[set[torch.dtype], float, float]:
-    return mean_squares(Plan(layout, precision="bf16", batch_samples=10), build_mesh(layout, here()))
+    return mean_squares(
+        Plan(layout, precision="bf16", batch_samples=10), build_mesh(layout, join_world("cpu", threads=1))
+    )
 
 
 def test_shards_give_the_same_outputs() -> None:
