@@ -35,8 +35,10 @@ from readers.cold import cold_reads
 from readers.resume import resumes
 
 from paceline.spec.task import DataSpec
+from paceline.task.data.order.bucketed import BucketedOrder
 from paceline.task.data.order.of_source import ids_at
 from paceline.task.data.rows.packed_source import PackedSource
+from paceline.task.data.rows.packing import pieces_of
 from paceline.task.data.source import open_sources
 from paceline.task.data.sources.shards.folder import ShardIndex, write_index
 from paceline.task.data.sources.shards.layout import ShardWriter
@@ -45,6 +47,7 @@ from paceline.task.data.sources.tokens import TokenWriter
 
 DOCUMENT_TOKENS = 2095  # on average, as in a corpus of code
 MANY_SAMPLES = 10**8
+BATCH, RANKS = 64, 8
 BASELINE = "memory map and permutation"
 SHARD_TOKENS = 2**25
 MEASURE = Path(__file__).parent / "readers" / "measure.py"
@@ -120,20 +123,35 @@ def read_by_all(folder: Path, rounds: int, batches: int, pythons: dict[str, str]
     return rows
 
 
-def packing(folder: Path, max_bytes: int) -> dict[str, Any]:
-    """Return what packed rows of the built-in corpus leave empty, and how unequal the ranks of a batch are."""
+def batches_of_documents(folder: Path, max_bytes: int) -> dict[str, Any]:
+    """Return what batches of the built-in corpus leave empty, and how unequal ranks are, over three epochs.
+
+    Rows of packed documents; and whole documents, cut where they are longer than a row, in buckets of about one length.
+    """
     found = {}
     for seq_len in (512, 2048):
         data = DataSpec(seq_len=seq_len, rows="packed", max_bytes=max_bytes, cache_dir=str(folder))
         train, _ = open_sources(data, SEED)
         assert isinstance(train, PackedSource)
-        order = ids_at(train, SEED, np.arange(train.samples))
-        loads = np.add.reduceat(train.rows.lengths, train.rows.firsts[:-1])[order]
-        by_rank = loads[: len(loads) // 64 * 64].reshape(-1, 8, 8).sum(2)  # a global batch of 64 over 8 ranks
-        skew = by_rank.max(1) / by_rank.mean(1)
-        found[str(seq_len)] = {"rows": train.samples, "waste": train.waste, "skew_median": float(np.median(skew)),
-                               "skew_95": float(np.quantile(skew, 0.95)), "skew_max": float(skew.max())}  # fmt: skip
+        filled = np.add.reduceat(train.rows.lengths, train.rows.firsts[:-1])
+        loads = filled[ids_at(train, SEED, np.arange(3 * train.samples))]
+        found[f"packed rows of {seq_len:,}"] = {"rows": train.samples, "waste": train.waste, **_skew(loads)}
+        lengths = pieces_of(train.split.offsets(), seq_len)[1]
+        order = BucketedOrder(lengths, BATCH, 2048 * 16)
+        loads = lengths[order.ids(SEED, np.arange(3 * len(lengths)))]
+        passes = loads[: len(loads) // BATCH * BATCH].reshape(-1, BATCH // RANKS)
+        waste = 1 - passes.sum() / (passes.max(1) * passes.shape[1]).sum()
+        found[f"documents of at most {seq_len:,} in buckets"] = {"rows": len(lengths), "waste": float(waste),
+                                                                 **_skew(loads)}  # fmt: skip
     return found
+
+
+def _skew(loads: np.ndarray) -> dict[str, float]:
+    """Return how many tokens the fullest rank has over the mean."""
+    by_rank = loads[: len(loads) // BATCH * BATCH].reshape(-1, RANKS, BATCH // RANKS).sum(2)
+    skew = by_rank.max(1) / by_rank.mean(1)
+    return {"skew_median": float(np.median(skew)), "skew_95": float(np.quantile(skew, 0.95)),
+            "skew_max": float(skew.max())}  # fmt: skip
 
 
 def main() -> None:
@@ -159,7 +177,7 @@ def main() -> None:
         report = {
             "machine": machine(), "tokens": chosen.tokens, "rows": ROWS, "seq_len": SEQ_LEN,
             "cold": cold_reads(folder), "resume": resumes(folder, many), "resume_samples": many,
-            "packing": packing(folder / "cache", max_bytes),
+            "batches": batches_of_documents(folder / "cache", max_bytes),
             "readers": read_by_all(folder, chosen.rounds, chosen.batches, pythons),
         }  # fmt: skip
     print(page(report))
@@ -199,12 +217,15 @@ def page(report: dict[str, Any]) -> str:
         lines.append(f"| {kind} | {row['amplification']:.2f} | {row['requests']:,} |")
     lines += [
         "",
-        "| packed rows of the Python library, tokens | rows | empty | tokens of the fullest of 8 ranks over the mean:"
-        " median | 95 % | most |", "|---:|---:|---:|---:|---:|---:|",
-    ]  # fmt: skip
-    for seq_len, row in report["packing"].items():
+        f"Global batches of {BATCH} rows of the Python library over {RANKS} ranks: what of a rank's rows is padding,"
+        " and tokens of the fullest rank over the mean.",
+        "",
+        "| samples | how many | empty | fullest rank: median | 95 % | most |",
+        "|---|---:|---:|---:|---:|---:|",
+    ]
+    for kind, row in report["batches"].items():
         lines.append(
-            f"| {seq_len} | {row['rows']:,} | {row['waste']:.2%} | {row['skew_median']:.4f} | {row['skew_95']:.4f} |"
+            f"| {kind} | {row['rows']:,} | {row['waste']:.2%} | {row['skew_median']:.4f} | {row['skew_95']:.4f} |"
             f" {row['skew_max']:.3f} |"
         )
     return "\n".join(lines) + "\n"

@@ -51,6 +51,7 @@ FLOORS: dict[str, float] = {
     "paceline.run": 4,
     "paceline.supervise": 4,
     # what is built on a run
+    "paceline.observe": 4.5,
     "paceline.report": 5,
     "paceline.verify": 5,
     "paceline.launch": 5,
@@ -64,7 +65,7 @@ TORCH_FREE = ("paceline.config", "paceline.errors", "paceline.uncaught", "paceli
               "paceline.plan",
               "paceline.simulate", "paceline.backtest", "paceline.cluster", "paceline.cli", "paceline.supervise",
               "paceline.session.start", "paceline.session.measure", "paceline.session.verbs",
-              "paceline.report")  # fmt: skip
+              "paceline.report", "paceline.observe")  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -7,10 +7,11 @@ import dataclasses
 import itertools
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from paceline.backtest.fit import fit
-from paceline.backtest.price import Priced, price_cases
+from paceline.backtest.fitting.fit import Fitting, fit
+from paceline.backtest.price import Priced, price_cases, seconds_of_cases
 from paceline.backtest.rows import Reader
 from paceline.backtest.table import read_table
 from paceline.errors import DataError
@@ -63,3 +64,21 @@ def test_nothing_to_fit_on_is_an_error(tmp_path: Path) -> None:
     path.write_text("model,accelerator,n_devices,seq_len\nx,unknown-chip,8,2048\n")
     with pytest.raises(DataError, match="nothing to fit on"):
         fit([path])
+
+
+def test_a_source_that_is_left_out_has_no_say_in_the_constants_that_forecast_it(tmp_path: Path) -> None:
+    start = read_constants()
+    names = ("own.csv", "other.csv")
+    for wrong in (1.0, 3.0):
+        for name, slower in zip(names, (wrong, 1.0), strict=True):
+            path = table(tmp_path / name)
+            reader = Reader()
+            cases = [case for row in read_table(path).rows if (case := reader.case(row)[0])]
+            seconds = [slower * value for value in seconds_of_cases(cases, start)]
+            table(path, list(seconds))
+            path.write_text(path.read_text().replace("made,", f"{name},"))
+        fitting = Fitting([read_table(tmp_path / name) for name in names], Reader(), start)
+        own = [part for part in fitting.parts if part.file.endswith(names[0])]
+        left = fitting.without(own)
+        assert left.share["ampere"] == pytest.approx(start.share["ampere"], rel=0.05), "whatever the other one says"
+        assert own[0].missed(left).mean() == pytest.approx(-np.log(wrong), abs=0.05)

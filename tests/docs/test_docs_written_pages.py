@@ -11,7 +11,9 @@ from types import ModuleType
 
 import pytest
 
+from paceline.backtest.statistics import median
 from paceline.cli.main import main
+from paceline.plan.cost.constants import read_constants
 
 DOCS = Path(__file__).parents[2] / "docs"
 EXAMPLE = DOCS.parent / "examples" / "measured-steps.csv"
@@ -48,6 +50,21 @@ def test_the_traced_net_is_the_published_one() -> None:
     profile, module = script("write_published_cases").resnet_profile(), script("resnet50")
     assert profile.parameters == module.PARAMETERS
     assert profile.forward_flops / 2 == pytest.approx(module.MULTIPLY_ADDS, rel=0.005)
+
+
+def test_the_page_of_accuracy_is_that_of_the_scores_that_are_kept() -> None:
+    on_disk = (DOCS / "forecast-accuracy.md").read_text(encoding="utf-8")
+    assert on_disk == script("write_forecast_accuracy").kept_page()
+    assert read_constants().sha256[:16] in on_disk, "the scores are of other constants: score the tables again"
+    assert f"off by {leave_out(on_disk)}" in on_disk
+
+
+def leave_out(page: str) -> str:
+    """Return the median over the tables of the headline, as its rows say it."""
+    headline = page.split("## Step time, each table without its source")[1].split("\n## ")[0]
+    rows = [row.split("|") for row in headline.splitlines() if row.startswith("| ") and "step time" not in row]
+    errors = [float(row[3].strip().rstrip("%")) for row in rows]
+    return f"{median(errors):.1f}%"
 
 
 def test_the_page_of_accuracy_holds_the_scores(capsys: pytest.CaptureFixture[str]) -> None:

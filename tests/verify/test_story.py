@@ -15,8 +15,10 @@ from paceline.run.process.world import join_world
 from paceline.spec.layout import Layout
 from paceline.spec.plan import Plan
 from paceline.spec.proof.records import CheckProof
+from paceline.spec.steps.growth import BatchChange, GrowthSpec
 from paceline.spec.task import ModelSpec, OptimizerSpec, ScheduleSpec, Task
 from paceline.task.optimizer.schedule import learning_rate
+from paceline.units import Amount
 from paceline.verify.process.checks import CHECKS
 from paceline.verify.story.plans import LENGTH, WARMUP, expected_rate, other_layout, story_schedule
 
@@ -65,6 +67,7 @@ CORRECT: dict[str, Plan] = {
     "fp32, zero 1, uneven": plan_of(Layout(dp_shard=3), batch=7, zero=1, precision="fp32"),
     "a module object": plan_of(Layout(dp_shard=2), batch=7, precision="fp64"),
     "one device": plan_of(Layout(), batch=5, precision="fp64"),
+    "growing batch": plan_of(Layout(dp_shard=2), batch=5, precision="fp64"),
 }
 
 
@@ -72,6 +75,8 @@ def correct_task(case: str) -> Task:
     if case.startswith("experts"):
         return expert_task()
     changes: dict[str, Any] = {"optimizer": OptimizerSpec(lr=3e-3, eps=1e-4)}
+    if case == "growing batch":
+        changes["growth"] = GrowthSpec("schedule", "sqrt", (BatchChange(Amount(900, "steps"), Amount(64, "samples")),))
     if case == "dropout":
         changes |= {"model": Dropout, "objective": "next_token"}
     elif case == "a module object":

@@ -18,14 +18,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from paceline.backtest.schema import StepRow
-from paceline.plan.cost.programs import program_of
+from paceline.plan.cost.programs.known import program_of
 from paceline.plan.feasible.split import split_by_cost
 from paceline.spec.layout import Layout, accumulation_for
 from paceline.spec.plan import Plan
 from paceline.spec.profile import ModelProfile
 
 DEFAULT_BATCH_TOKENS = 2**20  # of a step, where a table states neither a batch nor what it is made of
-PRECISIONS = {"bf16": "bf16", "fp16": "fp16", "fp32": "fp32", "fp8": "fp8"}
+PRECISIONS = {"bf16": "bf16", "fp16": "fp16", "fp32": "fp32", "fp8": "fp8", "fp4": "fp4"}
 LARGEST_MICRO_BATCH = 64
 BUDGETS = (0.25, 0.5, 0.75)  # of what a device keeps without recompute
 Schedule = tuple[str, int, tuple[int, ...]]  # name, stages per device, layers of each stage

@@ -16,9 +16,9 @@ from paceline.plan.cost.columns import Floats
 from paceline.plan.cost.components import only, without
 from paceline.plan.cost.constants import Constants, read_constants
 from paceline.plan.cost.intervals import memory_widths, published_widths
-from paceline.plan.cost.low import recipe_of
 from paceline.plan.cost.memory.usable import needed, usable_bytes
-from paceline.plan.cost.programs import MEGATRON, program_of
+from paceline.plan.cost.programs.known import MEGATRON, program_of
+from paceline.plan.cost.programs.low import recipe_of
 from paceline.plan.cost.rates import BYTES
 from paceline.plan.cost.sheet import PricedTask
 from paceline.plan.cost.software import Software

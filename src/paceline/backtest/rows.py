@@ -9,7 +9,7 @@ from paceline.backtest.machine import Machines
 from paceline.backtest.row_measurement import memory_kind, not_training, step_seconds, time_excluded
 from paceline.backtest.schema import StepRow
 from paceline.backtest.shape import shape_of
-from paceline.plan.cost.programs import program_of
+from paceline.plan.cost.programs.known import program_of
 from paceline.plan.flops import flops_per_sample
 from paceline.spec.cluster import Cluster
 from paceline.spec.plan import Plan

@@ -7,7 +7,7 @@ import re
 from dataclasses import replace
 
 from paceline.backtest.schema import StepRow
-from paceline.plan.cost.programs import program_of
+from paceline.plan.cost.programs.known import program_of
 from paceline.task.profile.transformer import ExpertSizes, Latent, TransformerShape
 
 GPT2_VOCAB = 50_257

@@ -77,7 +77,7 @@ def execute(options: argparse.Namespace) -> int:
 
 def _leave_out(files: list[Path], fit_on: list[Path], as_json: bool) -> int:
     """Score every table of steps by constants that are fitted without its source."""
-    from paceline.backtest.leave_out import leave_sources_out, left_out_lines
+    from paceline.backtest.fitting.leave_out import leave_sources_out, left_out_lines
 
     found = leave_sources_out(files, fit_on)
     for line in left_out_lines(found):
@@ -90,7 +90,7 @@ def _leave_out(files: list[Path], fit_on: list[Path], as_json: bool) -> int:
 
 def _fit(files: list[Path], out: Path, as_json: bool) -> int:
     """Fit the constants on the files and write them."""
-    from paceline.backtest.fit import fit
+    from paceline.backtest.fitting.fit import fit
 
     found = fit(files)
     try:

@@ -1,9 +1,11 @@
 """Prepares data ahead of training, and looks at what they hold.
 
-    prepare SOURCE OUT    tokenises documents into a folder of token shards, in parallel; a run reads them with
+    prepare SOURCE OUT    tokenises documents into token shards in a folder or a URL, in parallel; a run reads them with
                           `task.data.source = "OUT"`. Started again after an interruption, it goes on where it stopped
     score RUN SOURCE OUT  writes each document with its score by a run's model, as JSONL; `task.data.score_min` and
                           `score_max` then select documents by it
+    copies SOURCE OUT     writes each document with the share of its text that stands in an earlier one, as JSONL;
+                          `task.data.score_max = 0.8` then leaves near copies out
     inspect SOURCE        documents, tokens, lengths, duplicates, how well documents fill samples, and some texts
 
 SOURCE is what `task.data.source` may be (a file, a folder, a URL, a data set of Hugging Face), or a spec file, whose
@@ -28,15 +30,13 @@ if TYPE_CHECKING:
 
 EXAMPLE = "paceline data prepare examples ready --workers 2\npaceline data inspect ready"
 CODES = (5, 74)
-ACTIONS = {"prepare": 2, "inspect": 1, "score": 3}  # how many paths each takes
+ACTIONS = {"prepare": 2, "inspect": 1, "score": 3, "copies": 2}  # how many paths each takes
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of `paceline data`."""
     parser.add_argument("action", metavar="ACTION", choices=tuple(ACTIONS), help=f"what to do: {', '.join(ACTIONS)}")
-    parser.add_argument(
-        "paths", metavar="PATH", nargs="+", help="SOURCE; for prepare and score OUT too, what is written"
-    )
+    parser.add_argument("paths", metavar="PATH", nargs="+", help="SOURCE; but for inspect OUT too, what is written")
     parser.add_argument(
         "--set", metavar="KEY=VALUE", action="append", default=[], dest="overrides",
         help="one option of the data, such as task.data.text_field=body (repeatable)",
@@ -60,7 +60,7 @@ def execute(options: argparse.Namespace) -> int:
         raise ConfigError(
             f"data {options.action} with {len(options.paths)} paths", f"it takes {wanted}", "paceline data --help"
         )
-    return {"prepare": _prepare, "inspect": _inspect, "score": _score}[options.action](options)
+    return {"prepare": _prepare, "inspect": _inspect, "score": _score, "copies": _copies}[options.action](options)
 
 
 def _data_of(options: argparse.Namespace) -> DataSpec:
@@ -82,12 +82,16 @@ def _prepare(options: argparse.Namespace) -> int:
     import os
 
     from paceline.task.data.prepare.prepare import prepare
+    from paceline.task.data.prepare.remote_out import prepare_remote
+    from paceline.task.data.storage.remote import is_remote
 
-    workers = options.workers or len(os.sched_getaffinity(0))
+    workers, data, out = options.workers or len(os.sched_getaffinity(0)), _data_of(options), options.paths[1]
+    chosen = {"workers": workers, "dedup": options.dedup, "append": options.append}
     with Bar(sys.stderr) as bar:
-        done = prepare(
-            _data_of(options), Path(options.paths[1]), workers, options.dedup, options.append, progress=bar.show
-        )
+        if is_remote(out):
+            done = prepare_remote(data, out, bar.show, **chosen)
+        else:
+            done = prepare(data, Path(out), progress=bar.show, **chosen)
     card = done.index.card
     if options.json:
         print_json({"folder": str(done.folder), "made": done.made, "fingerprint": done.index.fingerprint, "card": card})
@@ -123,6 +127,22 @@ def _score(options: argparse.Namespace) -> int:
     print("  scores       " + " · ".join(f"{name} {value:.4g}" for name, value in done.quantiles.items()))
     half = f"{done.quantiles['median']:.4g}"
     print(f'  read half by task.data.source = "{done.out}" · task.data.score_max = {half}')
+    return 0
+
+
+def _copies(options: argparse.Namespace) -> int:
+    from paceline.task.data.prepare.copies import mark_copies
+
+    with Bar(sys.stderr) as bar:
+        done = mark_copies(_data_of(options), Path(options.paths[1]), bar.show)
+    if options.json:
+        print_json(done)
+        return 0
+    print(
+        f"compared {done.documents:,} documents: {done.near:,} share at least 0.8 with an earlier one, of which"
+        f" {done.equal:,} seem equal to it: {done.out}"
+    )
+    print(f'  without them task.data.source = "{done.out}" · task.data.score_max = 0.8')
     return 0
 
 

@@ -34,6 +34,7 @@ VERBS = {
     "backtest": "forecasts against measured tables, published ones or your own",
     "data": "prepare token shards, and look at what data hold",
     "doctor": "what is there for training here, and what to do about what is not",
+    "bench": "measure what a task's steps take with their loader and without",
     "probe": "measure this machine: compute, memory, links",
     "schema": "the JSON schema of spec files, for editors",
 }

@@ -14,7 +14,7 @@ EXIT_CODES = {
     0: "done",
     1: "a defect of Paceline: the traceback is shown, please report it",
     2: "usage or configuration: an option, a spec file or a value is wrong",
-    3: "does not fit: no layout of the task fits the cluster, or the one asked for does not",
+    3: "does not fit: no layout of the task fits the cluster, or the one asked for does not; or a run is out of memory",
     4: "verification failed: a layout does not compute the numbers of one device",
     5: "data: they cannot be read, or do not make a single sample",
     6: "numerical stop: the loss or the gradient norm is no longer finite",

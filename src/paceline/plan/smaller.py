@@ -13,8 +13,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from paceline.plan.cost.components import terms_of, total
 from paceline.plan.cost.memory.usable import needed_terms
-from paceline.plan.cost.pricing import memory_of, step_seconds
+from paceline.plan.cost.pricing import held_components, memory_of, time_components
 from paceline.plan.cost.sheet import PricedTask
 from paceline.plan.feasible.refusals import refusal
 from paceline.spec.forecast import Term
@@ -54,15 +55,17 @@ def smaller_plans(context: PricedTask, plan: Plan) -> tuple[SmallerPlan, ...]:
     A change of one option is smaller than one of two; among those that change as many, the one that takes less time
     is. What needs no less memory than a smaller change is left out.
     """
+    changes = [each for each in _changes(context, plan) if refusal(each, context.profile) is None]
     found: list[tuple[int, float, SmallerPlan]] = []
-    for changed in _changes(context, plan):
-        if refusal(changed, context.profile) is not None:
-            continue
-        text = _text(plan, changed)
-        seconds = float(step_seconds(context, context.sheet(changed).columns)[0][0])
-        held = held_by_kind(needed_terms(context.cluster, memory_of(context, changed)))
-        shape = (changed.micro_batch, changed.accumulation, changed.recompute, changed.offload)
-        found.append((text.count("="), seconds, SmallerPlan(text, *shape, held, seconds)))
+    for offload in dict.fromkeys(each.offload for each in changes):  # what plans of one sheet have in common
+        alike = [each for each in changes if each.offload == offload]
+        sheet = context.sheet(*alike)
+        seconds, memory = total(time_components(sheet)), held_components(sheet)
+        for at, changed in enumerate(alike):
+            text, taken = _text(plan, changed), float(seconds[at])
+            held = held_by_kind(needed_terms(context.cluster, terms_of(memory, at)))
+            shape = (changed.micro_batch, changed.accumulation, changed.recompute, changed.offload)
+            found.append((text.count("="), taken, SmallerPlan(text, *shape, held, taken)))
     found.sort(key=lambda each: (each[0], each[1] if math.isfinite(each[1]) else math.inf, -each[2].bytes))
     least = sum(held_by_kind(needed_terms(context.cluster, memory_of(context, plan))).values())
     kept: list[SmallerPlan] = []

@@ -8,6 +8,7 @@ import tempfile
 from pathlib import Path
 
 from paceline.errors import ConfigError, StorageError
+from paceline.observe.verdict.verdict import COMPUTE
 from paceline.report.format import signed_percent
 from paceline.report.goodput import goodput_text
 from paceline.report.html import render_html
@@ -71,7 +72,7 @@ def _mode(run_dir: Path) -> int:
 
 
 def report_lines(summary: Summary) -> list[str]:
-    """Return the closing lines of a run: where the report is, and forecast against measured in percent."""
+    """Return the closing lines of a run: where the report is, forecast against measured in percent, the verdict."""
     compared = [
         f"{word} {signed_percent(promise.error, digits)}"
         for word, name, digits in (("time", "step time", 1), ("memory", "memory", 1), ("energy", "energy", 0))
@@ -79,6 +80,9 @@ def report_lines(summary: Summary) -> list[str]:
     ]
     against = f"      forecast vs measured: {'  '.join(compared)}" if compared else ""
     lines = [f"report   {Path(summary.run_dir) / FILE}{against}"]
+    if summary.bound:
+        advice = f"; try: {summary.bound.advice}" if summary.bound.kind != COMPUTE else ""
+        lines.append(f"verdict  {summary.bound.text}{advice}")
     proof = summary.verification
     if proof and proof.get("verdict") == "ill-conditioned":
         lines.append(f"verify   {proof['text']}")

@@ -8,6 +8,7 @@ from functools import partial
 from paceline.plan.placement.draw import placement_svg
 from paceline.plan.placement.place import placement_from_dict
 from paceline.report import sections as part
+from paceline.report.bound.page import bound_html
 from paceline.report.charts import Band, Line, interval_bar, line_chart, stacked_bars
 from paceline.report.compare import Promise, TermGroup
 from paceline.report.format import quantity, signed_percent, utc
@@ -269,6 +270,7 @@ def render_html(summary: Summary) -> str:
             _header(summary),
             section("Loss", _loss(summary)),
             section("Speed", _speed(summary)),
+            section("What bounds a step", bound_html(summary.bound)),
             section("Where a step's time goes", _time_terms(summary)),
             section("Memory", _memory(summary)),
             section("Where the wall time went", _phases(summary)),

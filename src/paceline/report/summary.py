@@ -9,6 +9,8 @@ from typing import Any
 
 import numpy as np
 
+from paceline.observe.verdict.verdict import BoundVerdict
+from paceline.report.bound.found import bound_of
 from paceline.report.compare import (
     Promise,
     TermGroup,
@@ -103,6 +105,7 @@ class Summary:
     losses: Losses
     sources: dict[str, Any]  # of a mixture: what each source has given, by its name
     speed: Speed
+    bound: BoundVerdict | None  # what bounds a step, by the newest start
     series: dict[str, Series]
     checkpoints: Checkpoints
     decisions: tuple[Event, ...]
@@ -232,6 +235,7 @@ def summarise(records: Iterable[Mapping[str, Any]], run_dir: str = "") -> Summar
         losses=losses_of(found, steps, reference.facts),
         sources=json_safe(dict(given[-1].given)) if (given := found.of(SourcesRecord)) else {},
         speed=speed_of(found, reference, basis),
+        bound=bound_of(found),
         series=series_of(found, steps),
         checkpoints=_checkpoints(found),
         decisions=_events(found.of(DecisionRecord)),

@@ -7,7 +7,6 @@ import os
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from paceline.cluster.probe.probe import probe_machine
 from paceline.cluster.resolve import is_unprobed
@@ -17,7 +16,7 @@ from paceline.lock import RunLock, take
 from paceline.plan.explain.explain import headline_lines
 from paceline.plan.planned import Planned, plan_task
 from paceline.report.build import build_report, report_lines, write_report
-from paceline.run.process.brief import BRIEF_VARIABLE, make_brief
+from paceline.run.process.brief import BRIEF_VARIABLE, Brief, make_brief
 from paceline.run.process.handover import hand_over
 from paceline.run.process.place import Place
 from paceline.run.record.journal import mark_end
@@ -51,7 +50,7 @@ def train(spec: Spec, say: Say = say_line) -> int:
     if place is not None or spec.run.nodes.count > 1:
         return _among_others(spec, place, run_dir, say)
     with take(run_dir) as lock:
-        planned, decisions = confirm_micro_batch(_plan(spec, say), say)
+        planned, decisions = confirm_micro_batch(plan_here(spec, say), say)
         for line in headline_lines(planned):
             say(line)
         outcome = _run(planned, prove(planned, say), decisions, lock, say)
@@ -63,7 +62,7 @@ def train(spec: Spec, say: Say = say_line) -> int:
     return outcome.exit_code
 
 
-def _plan(spec: Spec, say: Say) -> Planned:
+def plan_here(spec: Spec, say: Say) -> Planned:
     """Plan, on a machine that has been measured."""
     planned = plan_task(spec, say=say)
     if not (spec.cluster.probe and is_unprobed(planned.cluster)):
@@ -91,9 +90,13 @@ def check_writable(run_dir: Path) -> None:
 
 
 def _run(planned: Planned, proven: Proven, decisions: tuple[DecisionRecord, ...], lock: RunLock, say: Say) -> Outcome:
+    brief = make_brief(planned, proven.record, (*decisions, *proven.decisions))
+    return run_brief(planned.spec, brief, lock, say)
+
+
+def run_brief(spec: Spec, brief: Brief, lock: RunLock, say: Say) -> Outcome:
     """Train in this process on one device, in processes of their own on several."""
-    spec, brief = planned.spec, make_brief(planned, proven.record, (*decisions, *proven.decisions))
-    if planned.plan.layout.devices == 1:
+    if brief.plan.layout.devices == 1:
         return _here(spec, brief, lock)
     with (
         tempfile.TemporaryDirectory(prefix="paceline-spec-", ignore_cleanup_errors=True) as folder,
@@ -103,7 +106,7 @@ def _run(planned: Planned, proven: Proven, decisions: tuple[DecisionRecord, ...]
         return survive(words, spec, brief, {**os.environ, BRIEF_VARIABLE: path}, lock, say)
 
 
-def _here(spec: Spec, brief: Any, lock: RunLock) -> Outcome:
+def _here(spec: Spec, brief: Brief, lock: RunLock) -> Outcome:
     from paceline.launch.run import train_here
 
     try:

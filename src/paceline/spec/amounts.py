@@ -18,8 +18,9 @@ from paceline.units import Amount
 def batch_samples(task: Task, items_per_sample: int) -> int:
     """Return the samples of one global batch, exactly.
 
-    Raises ConfigError, naming the nearest valid values, where tokens do not make whole samples: a batch that is
-    silently rounded is another experiment.
+    Of batches whose rows follow from lengths it is how many of the longest there are. Raises ConfigError, naming the
+    nearest valid values, where tokens do not make whole samples: a batch that is silently rounded is another
+    experiment.
     """
     amount = task.global_batch
     if amount.unit not in ("samples", "tokens"):
@@ -29,6 +30,8 @@ def batch_samples(task: Task, items_per_sample: int) -> int:
         )  # fmt: skip
     per_sample = 1 if amount.unit == "samples" else items_per_sample
     samples = _exact(amount) / per_sample
+    if task.batch_rows == "by_length" and amount.unit == "tokens":
+        return max(1, math.floor(samples))
     if samples.denominator == 1 and samples >= 1:
         return int(samples)
     nearest = sorted({max(1, math.floor(samples)), max(1, math.ceil(samples))})
@@ -45,6 +48,8 @@ def total_steps(task: Task, batch_samples: int, items_per_sample: int, dataset_s
     Raises ConfigError where a batch that grows by what is measured leaves their number open.
     """
     growth = task.growth
+    if task.batch_rows == "by_length":
+        return _steps_of_budget(task, items_per_sample, dataset_samples)
     if growth.by == "noise" and task.stop.unit != "steps":
         raise ConfigError(
             f"task.stop = '{task.stop}' with task.growth.by = 'noise'",
@@ -55,6 +60,34 @@ def total_steps(task: Task, batch_samples: int, items_per_sample: int, dataset_s
         return in_steps(task.stop, batch_samples, items_per_sample, dataset_samples)
     samples = in_steps(task.stop, 1, items_per_sample, dataset_samples)  # steps of one sample each
     return course_of(growth, batch_samples, items_per_sample).steps_for(samples)
+
+
+def _steps_of_budget(task: Task, items_per_sample: int, dataset_samples: int) -> int:
+    """Return the steps of a task whose batches hold so many tokens: as many as its tokens make, each batch taken full.
+
+    Raises ConfigError where that follows from every length, and for a batch that is not counted in tokens.
+    """
+    if task.global_batch.unit != "tokens":
+        raise ConfigError(
+            f"task.global_batch = '{task.global_batch}' with task.batch_rows = 'by_length'",
+            "how many samples a batch has follows from its tokens",
+            f'task.global_batch = "{items_per_sample * 32} tokens"',
+        )
+    if task.growth.grows:
+        raise ConfigError(
+            f"task.growth.by = '{task.growth.by}' with task.batch_rows = 'by_length'",
+            "a batch has as many samples as its tokens allow",
+            'task.batch_rows = "fixed"',
+        )
+    if task.stop.unit == "tokens":
+        return max(1, math.ceil(_exact(task.stop) / _exact(task.global_batch)))
+    if task.stop.unit != "steps":
+        raise ConfigError(
+            f"task.stop = '{task.stop}' with task.batch_rows = 'by_length'",
+            "how many steps that takes follows from the lengths of all samples",
+            'task.stop = "1000 steps", or an amount in tokens',
+        )
+    return in_steps(task.stop, 1, items_per_sample, dataset_samples)
 
 
 def in_steps(amount: Amount, batch_samples: int, items_per_sample: int, dataset_samples: int) -> int:

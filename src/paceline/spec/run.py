@@ -65,6 +65,9 @@ class RunSpec(Declared, table="run"):
         (), "regular expressions of what the journal must not hold, besides secrets of known shapes"
     )
     group_read: bool = option(False, "let the file group read the journal and the report, which are the user's alone")
+    read_ahead_limit: int = option(
+        2**30, "most bytes of host memory for batches that are read ahead, on each rank", quantity="bytes", minimum=1
+    )
     tf32: bool = option(
         False, "let GPUs round the factors of fp32 products to 10 bits, for a rate several times as high"
     )

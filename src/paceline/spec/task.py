@@ -7,10 +7,12 @@ from typing import Any
 
 from paceline.config.declared import Declared
 from paceline.config.fields import option
+from paceline.spec.data.augment import AugmentSpec
 from paceline.spec.data.mix import MixSpec
 from paceline.spec.steps.growth import GrowthSpec
 from paceline.units import Amount
 
+BATCH_ROWS = ("fixed", "by_length")
 CALLED = {"__call__": "a function"}
 MODELS = {"__call__": "a torch.nn.Module or a function that makes one"}
 DATA_SETS = {"__len__ __getitem__": "a data set with a length, or (train, validation)", "read samples": "a Source",
@@ -96,6 +98,16 @@ class DataSpec(Declared, table="task.data"):
     )  # fmt: skip
     image_size: int = option(
         224, "pixels of a side: images are scaled to it by their shorter side, and cut to a square", minimum=1
+    )
+    augment: AugmentSpec = option(factory=AugmentSpec, doc="what of images is drawn anew in each epoch")
+    normalise: str = option(
+        "none",
+        "what pixels become: 'none' leaves them in 0..1, 'half' in -1..1, 'imagenet' takes off ImageNet's mean and"
+        " divides by its deviation",
+        choices=("none", "half", "imagenet"),
+    )
+    cache_images: bool = option(
+        False, "keep decoded and scaled images on local disk, by a hash of their bytes, as far as cache_limit allows"
     )
     on_bad: str = option(
         "stop",
@@ -248,6 +260,12 @@ class Task(Declared, table="task"):
         "samples or tokens in one optimizer update",
         quantity="amount",
         units=("samples", "tokens"),
+    )
+    batch_rows: str = option(
+        "fixed",
+        "rows of a global batch in tokens: as many as the longest samples would make (fixed), or, of samples of known"
+        " lengths, as many as have that many tokens at most (by_length)",
+        choices=BATCH_ROWS,
     )
     growth: GrowthSpec = option(factory=GrowthSpec, doc="whether and how the global batch grows")
     stop: Amount = option(Amount(300, "steps"), "when training is complete", quantity="amount")

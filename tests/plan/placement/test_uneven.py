@@ -14,7 +14,7 @@ from paceline.plan.explain.groups import grouped_lines
 from paceline.plan.placement.grouped import plan_groups
 from paceline.plan.placement.uneven import Work, plan_uneven
 from paceline.plan.planned import plan_task
-from paceline.plan.search.search import search
+from paceline.plan.search.search import TIE_RATIO, search
 from paceline.spec.cluster import ClusterSpec
 from paceline.spec.load import parse_spec
 from paceline.spec.plan import GoalSpec, PlanSpec
@@ -188,7 +188,7 @@ def test_one_layout_over_groups_has_rows_by_speed_and_the_slowest_part_is_its_pr
     context, step = planned.search.candidates.context, planned.forecast.step_seconds.value
     assert step < price(context, dataclasses.replace(planned.plan, rows=())).step_seconds.value
     slow_have_most = dataclasses.replace(planned.plan, rows=rows[::-1])
-    assert 1.2 * step < price(context, slow_have_most).step_seconds.value
+    assert 1.1 * step < price(context, slow_have_most).step_seconds.value
 
 
 def test_groups_that_are_alike_have_even_rows_and_the_price_of_one_kind():
@@ -197,7 +197,8 @@ def test_groups_that_are_alike_have_even_rows_and_the_price_of_one_kind():
     assert joint.cluster.paces == (1.0,) * 4
     alone = dataclasses.replace(both.cluster, groups={}, device="h100-sxm", devices=4, devices_per_node=2)
     one = plan_task(dataclasses.replace(both, cluster=alone))
-    assert joint.forecast.step_seconds.value == pytest.approx(one.forecast.step_seconds.value)
+    within_a_tie = pytest.approx(one.forecast.step_seconds.value, rel=TIE_RATIO - 1)
+    assert joint.forecast.step_seconds.value == within_a_tie
 
 
 LOCAL = """

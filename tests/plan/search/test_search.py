@@ -15,6 +15,7 @@ from paceline.plan.cost.constants import read_constants
 from paceline.plan.cost.memory.usable import HEADROOM
 from paceline.plan.cost.pricing import forecast_plan, time_estimate
 from paceline.plan.cost.rates import Rates
+from paceline.plan.cost.unknown import PROGRAM, Widths, time_widths
 from paceline.plan.search.search import TIE_RATIO, search
 from paceline.plan.search.space import micro_batches
 from paceline.spec.cluster import CalibrationStep, ClusterSpec, Figure
@@ -174,25 +175,31 @@ def test_micro_batches_are_within_the_part(batch, degree):
 
 def test_intervals_widen_with_weaker_sources():
     rates = Rates(cluster().device, "fp32")
-    by_source = [time_estimate((Term("a", 2.0, "", source),), rates) for source in ("measured", "published", "assumed")]
+    of_published = Widths(0.2, 0.4, "")
+    by_source = [
+        time_estimate((Term("a", 2.0, "", source),), rates, of_published)
+        for source in ("measured", "published", "assumed")
+    ]
     assert [round(e.high / e.value - 1, 3) for e in by_source] == [0.2, 0.35, 0.6]
     step = CalibrationStep("fp32", 64, 64, 1.0, 0.3, 0, 1e9, 0.0, 0.0, 0)
     probed = Rates(dataclasses.replace(cluster().device, calibration=(step,)), "fp32")
-    spread = time_estimate((Term("a", 2.0, "", "measured"),), probed)
+    spread = time_estimate((Term("a", 2.0, "", "measured"),), probed, of_published)
     assert probed.relative_spread == 0.15 and spread.high / spread.value - 1 == pytest.approx(0.25)
-    small = time_estimate((Term("a", 99.0, "", "measured"), Term("b", 1.0, "", "assumed")), rates)
+    small = time_estimate((Term("a", 99.0, "", "measured"), Term("b", 1.0, "", "assumed")), rates, of_published)
     assert small.source == "measured" and small.high / small.value - 1 == pytest.approx(0.204)
     for estimate in (*by_source, spread, small):
         assert estimate.low95 < estimate.low < estimate.value < estimate.high < estimate.high95
 
 
-def test_intervals_of_published_devices_are_those_that_calibration_missed():
+def test_intervals_of_published_devices_are_those_that_left_out_tables_missed():
     where, _ = resolve_cluster(ClusterSpec("h100-sxm", devices=8))
     constants = read_constants()
     chosen = plan(Layout(dp_shard=8), 1, precision="bf16")
     forecast = forecast_plan(profile(), where, chosen, batch_samples=64, steps=1)
+    widths = time_widths(constants, where.device.name, "bf16", "Paceline", 8)
+    assert widths.narrow == pytest.approx(math.hypot(constants.time_80, PROGRAM)), "nobody measured this program there"
     for estimate, narrow, wide in (
-        (forecast.step_seconds, constants.time_80, constants.time_95),
+        (forecast.step_seconds, widths.narrow, widths.wide),
         (forecast.peak_bytes, constants.memory_80, constants.memory_95),
     ):
         assert math.log(estimate.high / estimate.value) == pytest.approx(narrow)

@@ -3,24 +3,36 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import math
 import os
 import pickle
+import signal
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from distributed import run_ranks
 from runs import environment, paceline, records_of, steps_of, write_spec
+from tests_shared import SEQ_LEN, Dropout, decoder_task
 from torch import nn
 
 from paceline.checkpoint import find_latest
 from paceline.checkpoint.inspect.sound import check_sound
 from paceline.errors import OutOfMemory
 from paceline.plan.smaller import SmallerPlan
+from paceline.run.loop.training import Training
 from paceline.run.memory.exhausted import asked_bytes, is_exhausted, smallest_that_fits
 from paceline.run.memory.live import largest_live
+from paceline.run.process.brief import Brief
+from paceline.run.process.world import join_world
+from paceline.spec.arguments import make_spec
+from paceline.spec.journal.planned import PlannedRecord
+from paceline.spec.journal.settled import settled_micro_batch
+from paceline.spec.layout import Layout
+from paceline.spec.plan import Plan
 
 # In a run's third step a rank's address space is limited to what it has: the allocator fails as on a full machine.
 MODEL = """
@@ -89,6 +101,57 @@ def test_one_rank_of_two_runs_out_of_memory(tmp_path: Path) -> None:
     again = train(tmp_path, spec, "", "--set", change)
     assert again.returncode == 0, again.stderr
     assert [step["step"] for step in steps_of(run_dir)] == [1, 2, 3, 4]
+
+
+class Exhausted(nn.Module):
+    """Raises what CUDA's allocator does, in a process's third training pass where its rank says so."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = Dropout()
+        self.calls = 0
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        """Return logits."""
+        self.calls += self.training
+        if self.calls == 6 and torch.distributed.get_rank() == 1:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity")
+        logits: torch.Tensor = self.inner(tokens)
+        return logits
+
+
+def _without_supervisor(folder: str) -> dict[str, object]:
+    """Return the error that this rank's run ends with, as plain data."""
+    world = join_world("cpu", threads=1)
+    layout = Layout(dp_replicate=2)
+    plan = Plan(layout, batch_samples=8, micro_batch=2, accumulation=2)
+    spec = make_spec(decoder_task(model=Exhausted, objective="next_token"), plan)
+    nan = math.nan
+    brief = Brief(
+        plan, 5, SEQ_LEN, "tokens", "cpu", 1, 1.0, nan, 1.0, nan, PlannedRecord(), smaller=(smaller("a", 1.0),)
+    )
+    training = Training(spec, brief, world, Path(folder))
+    try:
+        for batch in training:
+            training.step(batch)
+    except OutOfMemory as error:
+        if world.rank == 1:  # as a script does whose error nobody catches
+            (Path(folder) / "told.json").write_text(json.dumps(error.as_dict()))
+            os.kill(os.getpid(), signal.SIGKILL)
+        return error.as_dict()
+    raise AssertionError("the run has come to its end")
+
+
+def test_ranks_that_nobody_supervises_say_the_same(tmp_path: Path) -> None:
+    """CUDA's error on rank 1 alone. Rank 0 sees a lost connection, and finds the cause in the world's store."""
+    first, _ = run_ranks(_without_supervisor, 2, str(tmp_path), may_die=(1,))
+    second = json.loads((tmp_path / "told.json").read_text())
+    assert first == second and str(second["what"]).startswith("out of memory on rank 1 of 2, in the forward")
+    assert "2.00 GiB were asked for" in str(second["because"]) and second["exit_code"] == 3
+    (end,) = records_of(tmp_path, "run_ended")
+    assert end["exit_code"] == 3 and end["error"]["evidence"]["rank"] == 1
+    plan = Plan(Layout(dp_replicate=2), batch_samples=8, micro_batch=2, accumulation=2)
+    assert settled_micro_batch(tmp_path, plan) == 1, "where it is the run's to settle, the next start has half"
 
 
 def test_what_an_allocator_says_is_read() -> None:

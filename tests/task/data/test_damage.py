@@ -8,7 +8,7 @@ import json
 import pickle
 import struct
 import tarfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -36,7 +36,11 @@ Fails = Callable[[], None]
 def fails(monkeypatch: pytest.MonkeyPatch) -> Fails:
     """Return what makes each further read of the memory file system fail. Nothing is cached, and no retry waits."""
     monkeypatch.setattr(remote, "Retries", partial(Retries, wait=lambda seconds: None))
-    monkeypatch.setattr(BlockCache, "get", lambda self, key, fetch: np.frombuffer(fetch(), dtype=np.uint8))
+
+    def fetched(self: BlockCache, keys: Sequence[str], fetch: Callable[[int, int], list[bytes]]) -> list[np.ndarray]:
+        return [np.frombuffer(each, dtype=np.uint8) for each in fetch(0, len(keys))]
+
+    monkeypatch.setattr(BlockCache, "get_row", fetched)
 
     def broken(*_: object, **__: object) -> bytes:
         raise ConnectionError("the network is gone")

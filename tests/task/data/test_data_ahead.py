@@ -14,6 +14,7 @@ from paceline.errors import DataError
 from paceline.run.loop.loader import BatchStream, StepBatch
 from paceline.spec.layout import Layout
 from paceline.task.data.ahead import ReadAhead, may_read_in_a_thread
+from paceline.task.data.depth import DepthRule, ReadTimes
 from paceline.task.data.rows.packed import SaysStarts
 from paceline.task.data.rows.windows import TokenSource
 from paceline.task.data.sources.mapped import MapSource
@@ -94,3 +95,89 @@ def test_who_may_be_read_in_a_thread() -> None:
     assert may_read_in_a_thread(SaysStarts(TokenSource.__new__(TokenSource)))
     assert not may_read_in_a_thread(MapSource([1, 2], seed=0)), "its rows set the global generators"
     assert not may_read_in_a_thread(PaddedText()), "it does not say so"
+
+
+def test_several_are_asked_for_and_taken_in_turn() -> None:
+    """Whatever is asked for ahead, passed over or asked for anew, what is taken is what was wanted."""
+    rule = DepthRule(10**9, on_device=True, bytes_of=lambda item: 1)
+    rule.depth = 4
+    ahead = ReadAhead(lambda position, step: (position, step), prepare=lambda: None, rule=rule)
+    draws = np.random.default_rng(3)
+    position = 0
+    for step in range(1, 200):
+        assert ahead.take(position, step) == (position, step)
+        for coming in range(1, rule.depth + 1):
+            ahead.begin(position + 13 * coming, step + coming)
+        # Now and then a batch is passed over, or a run goes back to an older checkpoint.
+        position += 26 if draws.random() < 0.1 else -13 * int(draws.integers(0, 9)) if draws.random() < 0.1 else 13
+    told = ahead.tell()
+    assert set(told) == {"read", "ready", "depth"} and 0 <= told["ready"] <= 1 and ahead.tell() == {}
+    ahead.close()
+
+
+def seen(rule: DepthRule, read: float, waited: float, step: float, in_thread: bool = False, batch: int = 1) -> int:
+    for _ in range(8):
+        rule.seen(batch, ReadTimes(read, waited, step, in_thread))
+    return rule.depth
+
+
+def test_depth_follows_steps_and_reads() -> None:
+    rule = DepthRule(100, on_device=True, bytes_of=lambda item: item)
+    assert rule.depth == 1 and seen(rule, 0.5, 0.5, 1.0) == 1 and not rule.news()
+    assert seen(rule, 3.5, 3.5, 1.0, batch=10) == 4, "three steps pass while one batch is read"
+    (told,) = rule.news()
+    assert (told.what, told.before, told.after) == ("read ahead", "1 batch", "4 batches") and rule.news() == []
+    assert told.evidence["read_seconds"] == 3.5 and told.evidence["step_seconds"] == 1.0
+    assert seen(rule, 2.9, 2.9, 1.0, batch=10) == 4, "less is called for, but not so much less"
+    assert seen(rule, 50.0, 50.0, 1.0, batch=10) == 10, "no more than memory allows"
+    assert "would not fit into 100 B" in rule.news()[-1].because
+    assert seen(rule, 0.1, 0.1, 1.0, batch=10) == 1
+
+
+def test_a_cpu_reads_ahead_only_what_it_would_wait_for() -> None:
+    rule = DepthRule(10**9, on_device=False, bytes_of=lambda item: 1)
+    assert rule.depth == 0 and seen(rule, 2.0, 0.5, 1.0) == 0, "a read that computes takes the cores of a step"
+    assert seen(rule, 0.04, 0.04, 1.0) == 0, "too little to hide"
+    assert seen(rule, 2.0, 1.9, 1.0) == 2 and seen(rule, 2.0, 0.1, 1.0, in_thread=True) == 0
+    assert "the cores compute already" in rule.news()[-1].because
+
+
+def test_reads_that_wait_are_begun_together() -> None:
+    """With three batches ahead, three reads wait at once: each begins before any may end."""
+    together = threading.Barrier(3)
+
+    def read(position: int) -> int:
+        if position:
+            together.wait()
+        return position
+
+    rule = DepthRule(10**9, on_device=True, bytes_of=lambda item: 1)
+    ahead = ReadAhead(read, prepare=lambda: None, rule=rule)
+    assert ahead.take(0) == 0
+    rule.depth = 3
+    for position in (1, 2, 3):
+        ahead.begin(position)
+    assert [ahead.take(position) for position in (1, 2, 3)] == [1, 2, 3]
+    ahead.close()
+
+
+def test_one_batch_at_a_time_is_sent_to_the_device() -> None:
+    told: list[str] = []
+
+    def send(item: int) -> int:
+        told.append(f"send {item}")
+        return item + 100
+
+    def receive(item: int) -> int:
+        told.append(f"receive {item}")
+        return item
+
+    ahead = ReadAhead(lambda position: position, None, None, send, receive)
+    assert ahead.take(1) == 101
+    ahead.begin(2)
+    ahead.begin(3)
+    ahead.read_begun()
+    ahead.read_begun()
+    assert told == ["send 1", "receive 101", "send 2"], "the device holds one batch ahead, the host the others"
+    assert ahead.take(2) == 102 and ahead.take(3) == 103
+    assert told[3:] == ["receive 102", "send 3", "receive 103"]

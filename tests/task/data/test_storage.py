@@ -132,7 +132,10 @@ def test_pieces_are_fetched_once_and_kept(tmp_path: Path) -> None:
     for _ in range(200):
         start, stop = sorted(generator.integers(0, len(content) + 1, 2).tolist())
         assert remote.read(start, stop).tobytes() == content[start:stop]
-    assert len(asked) == len(set(asked)) <= 25, "one request for each piece"
+    taken = np.zeros(len(content), dtype=int)
+    for start, stop in asked:
+        taken[start:stop] += 1
+    assert taken.max() == 1 and len(asked) <= 25, "each byte once"
     asked.clear()
     again = CachedBytes(files, files.file(), BlockCache(tmp_path, 10**6), piece_bytes=4096)
     assert again.read(0, len(content)).tobytes() == content and not asked, "another process finds them"
@@ -142,8 +145,9 @@ def test_pieces_are_fetched_once_and_kept(tmp_path: Path) -> None:
     assert third.read(0, len(content)).tobytes() == content and len(asked) == 1, "a damaged piece is fetched again"
     ahead = CachedBytes(files, files.file(), BlockCache(tmp_path / "other", 10**6), piece_bytes=4096)
     asked.clear()
-    ahead.expect([(0, 50_000)])
-    assert ahead.read(0, 50_000).tobytes() == content[:50_000] and len(asked) == 13
+    ahead.expect(np.array([[0, 50_000]]))
+    assert ahead.read(0, 50_000).tobytes() == content[:50_000]
+    assert asked == [(0, 13 * 4096)], "neighbours come by one request"
     with pytest.raises(DataError, match="cut short"):
         remote.read(0, len(content) + 1)
 

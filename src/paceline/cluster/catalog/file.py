@@ -19,7 +19,7 @@ from paceline.config.fields import option
 from paceline.config.values import literal, toml_key
 from paceline.errors import ConfigError, suggestion
 
-PRECISIONS = ("fp64", "fp32", "tf32", "bf16", "fp16", "fp8")
+PRECISIONS = ("fp64", "fp32", "tf32", "bf16", "fp16", "fp8", "fp4")
 PRICE_CLASSES = ("hyperscaler", "specialised")
 DATE = re.compile(r"\d{4}-\d{2}-\d{2}")
 

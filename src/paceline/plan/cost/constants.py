@@ -86,7 +86,7 @@ def constants_text(constants: Constants) -> str:
     about = {name: values.pop(name) for name in ABOUT}
     spread = {name: values.pop(name) for name in ("time_80", "time_95", "memory_80", "memory_95")}
     lines = [
-        "# Fitted by `paceline backtest FILES --fit constants.toml` (backtest/fit.py); cost/constants.py says",
+        "# Fitted by `paceline backtest FILES --fit constants.toml` (backtest/fitting/fit.py); cost/constants.py says",
         "# what each is. Never edited by hand: a test holds the hash against the values.",
         "",
         "[about]",

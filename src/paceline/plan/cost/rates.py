@@ -17,8 +17,10 @@ from paceline.plan.cost.columns import Floats
 from paceline.plan.cost.constants import Constants, read_constants
 from paceline.spec.cluster import FUSED_ADAMW_BYTES, SOURCES, CalibrationStep, Device, Figure
 
-# Bytes of an activation. With fp8 only the operands of products are cast; what is kept and moved stays in bf16.
-BYTES = {"fp32": 4, "bf16": 2, "fp16": 2, "fp64": 8, "fp8": 2}
+# Bytes of an activation. With fp8 and fp4 only the operands of products are cast; what is kept and moved stays in bf16.
+BYTES = {"fp32": 4, "bf16": 2, "fp16": 2, "fp64": 8, "fp8": 2, "fp4": 2}
+
+LOW = ("fp8", "fp4")  # of the operands of products alone
 
 # Attention on a CPU nobody has probed, as a part of its rate of products; probed CPUs show 0.1 to 0.5.
 CPU_ATTENTION_EFFICIENCY = 0.4
@@ -88,7 +90,7 @@ class Rates:
             return float(interpolate(measured, np.array(sequence)))
         if self.device.kind == "cpu":
             return self.peak * CPU_ATTENTION_EFFICIENCY
-        if self.precision == "fp8":
+        if self.precision in LOW:
             return Rates(self.device, "bf16", self.constants).attention_rate(sequence)
         return self.large_product_rate * self.constants.attention_of(self.device.name)
 
@@ -161,7 +163,7 @@ class Rates:
 
     def unfused_seconds_per_flop(self, head_width: float, sequence: int) -> float:
         """Return the seconds of a FLOP in attention's two products where scores are written: narrow ones."""
-        if self.precision == "fp8":
+        if self.precision in LOW:
             return Rates(self.device, "bf16", self.constants).unfused_seconds_per_flop(head_width, sequence)
         if not self.is_published:
             return 1 / self.attention_rate(sequence)

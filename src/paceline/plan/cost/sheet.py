@@ -14,10 +14,10 @@ import numpy as np
 
 from paceline.plan.cost.columns import Columns, Floats, Ints, columns_of
 from paceline.plan.cost.constants import Constants, read_constants
-from paceline.plan.cost.low import PLAIN, RECIPES, Recipe
 from paceline.plan.cost.memory.recompute import MODE_OF, fill_budget, kept_bytes, modes_in_order
 from paceline.plan.cost.model_parts import MODES, Known, PartRows, Parts, Shapes, rows_of
-from paceline.plan.cost.rates import ATTENTION_PASSES, Rates
+from paceline.plan.cost.programs.low import NVFP4, PLAIN, RECIPES, Recipe
+from paceline.plan.cost.rates import ATTENTION_PASSES, LOW, Rates
 from paceline.plan.cost.software import PACELINE, Software
 from paceline.plan.cost.time.block_factors import block_factors, sheet_plan
 from paceline.plan.cost.time.ring import Rings, ring
@@ -183,10 +183,10 @@ class Sheet:
 
     @property
     def recipe(self) -> Recipe:
-        """How operands of products are cast, of plans in fp8."""
-        if self.columns.precision != "fp8" or not self.rates.is_published:
+        """How operands of products are cast, of plans in fp8 or fp4."""
+        if self.columns.precision not in LOW or not self.rates.is_published:
             return PLAIN
-        return RECIPES.get(self.context.software.recipe, PLAIN)
+        return NVFP4 if self.columns.precision == "fp4" else RECIPES.get(self.context.software.recipe, PLAIN)
 
     @cached_property
     def cast_seconds(self) -> Floats:

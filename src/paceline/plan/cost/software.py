@@ -25,7 +25,7 @@ class Software:
     logit_share: float = 0.0  # of fp32's 4 bytes, for a logit in forward and again in backward; 0: by `fused`
     fuses_compiled: bool = False  # whether kernels are fused in compiled plans alone
     gathers_fp8: bool = False  # whether fp8 plans gather weights in fp8
-    recipe: str = ""  # of fp8, a name of plan/cost/low.py
+    recipe: str = ""  # of fp8, a name of plan/cost/programs/low.py
     keeps_gathered: bool = True  # whether inputs gathered over tp are kept for backward, instead of gathered again
     first_flash: bool = False  # whether fused attention is that of before FlashAttention-2
     hides_context: bool = False  # whether keys of other ranks arrive while attention computes on those that are there

@@ -15,7 +15,7 @@ from paceline.spec.forecast import Z80, Z95
 # 80 % half-widths, as logarithms. Of chips: shares of published peaks of the fitted generations lie between 0.43 and
 # 0.78, a fifth about the 0.65 that others are taken to have; memory and links are guessed as well. Of programs and
 # precisions: what the tables that were looked at, and not fitted on, miss beyond the fitted ones (docs/log.md).
-CHIP, PRECISION, PROGRAM = 0.30, 0.12, 0.10
+CHIP, PRECISION, PROGRAM = 0.30, 0.08, 0.05
 PER_DOUBLING = 0.02  # beyond the largest number of devices that was fitted
 
 
@@ -50,6 +50,7 @@ def time_widths(constants: Constants, device: str, precision: str, program: str,
 
 
 def _words(unknown: list[str]) -> str:
-    measured = [what for what in ("chip", "program") if what not in unknown]
-    words = [f"this {' and '.join(measured)} measured"] if measured else []
-    return "; ".join([*words, *([f"{', '.join(unknown)} never measured"] if unknown else [])])
+    known = [f"this {what}" for what in ("chip", "program") if what not in unknown]
+    never = [f"this {what}" for what in unknown]
+    words = [f"{' and '.join(known)} measured"] if known else []
+    return ", ".join([*words, *([f"{' and '.join(never)} never"] if never else [])])

@@ -9,6 +9,8 @@ from paceline.cluster.here.determinism import deterministic_price
 from paceline.plan.cost.intervals import TIME_ERROR
 from paceline.plan.cost.memory.usable import HEADROOM
 from paceline.plan.cost.rates import Rates
+from paceline.plan.cost.software import PACELINE
+from paceline.plan.cost.unknown import time_widths
 from paceline.plan.explain.choice import (
     alternative_lines,
     contest_lines,
@@ -26,6 +28,7 @@ from paceline.plan.search.limits import chance_within
 from paceline.plan.search.search import Candidates
 from paceline.spec.forecast import BillTerm, Estimate, Term
 from paceline.spec.plan import Plan
+from paceline.spec.steps.growth import course_of
 from paceline.spec.task import ModelSpec
 from paceline.units import format_bytes, format_count, format_rate, format_seconds
 
@@ -64,7 +67,21 @@ def task_text(planned: Planned) -> str:
         name = task.model.name
     items = planned.batch_samples * facts.items_per_sample
     steps = f"{planned.steps:,} step" + ("" if planned.steps == 1 else "s")
-    return f"{name} on {facts.description} · {items:,} {facts.unit}/step · {steps} · seed {task.seed}"
+    batch = f"{items:,} {facts.unit}/step{_growth_text(planned)}"
+    return f"{name} on {facts.description} · {batch} · {steps} · seed {task.seed}"
+
+
+def _growth_text(planned: Planned) -> str:
+    """Return how far the batch grows, in items, and by what; "" where it does not."""
+    growth, facts = planned.spec.task.growth, planned.facts
+    if not growth.grows:
+        return ""
+    if growth.by == "noise":
+        unit, value = (growth.largest.unit, growth.largest.value) if growth.largest else ("samples", math.nan)
+        return f", growing to {value * (1 if unit == 'tokens' else facts.items_per_sample):,.0f} by the noise scale"
+    course = course_of(growth, planned.batch_samples, facts.items_per_sample)
+    largest = max(samples for _, samples in course.stretches(steps=planned.steps))
+    return f", growing to {largest * facts.items_per_sample:,} by a schedule"
 
 
 def cluster_text(planned: Planned) -> str:
@@ -90,7 +107,7 @@ def price_text(planned: Planned) -> str:
     forecast = planned.forecast
     step = forecast.step_seconds
     return " · ".join([
-        f"{format_seconds(step.value)}/step{_percent(step)}",
+        f"{format_seconds(step.value)}/step{_percent(step)}{_sure_of(planned)}",
         f"{format_bytes(forecast.peak_bytes.value)}/device",
         format_seconds(forecast.run_seconds.value),
         energy_text(forecast.kwh.value),
@@ -154,6 +171,16 @@ def carbon_text(grams: float) -> str:
 def energy_text(kwh: float) -> str:
     """Return an amount of energy; "energy unknown" where it is."""
     return f"{kwh:,.3g} kWh" if math.isfinite(kwh) else "energy unknown"
+
+
+def _sure_of(planned: Planned) -> str:
+    """Return what of a published device's forecast was measured, and what never; nothing of others."""
+    cluster, precision = planned.cluster, planned.plan.precision
+    rates = Rates(cluster.device, precision)
+    if not rates.is_published or planned.learnt is not None:
+        return ""
+    because = time_widths(rates.constants, cluster.device.name, precision, PACELINE.name, cluster.devices).because
+    return f" ({because})" if because else ""
 
 
 def _percent(estimate: Estimate) -> str:
@@ -255,7 +282,10 @@ def _intervals(planned: Planned) -> list[str]:
         f"the probe's calibration steps (±{rates.relative_spread:.0%})"
     )
     if rates.is_published:
-        how = f"what calibration missed; constants {rates.constants.sha256[:12]} of {rates.constants.date}"
+        how = (
+            "what tables missed that were left out of the fit, wider for what none of them had"
+            f"{_sure_of(planned)}; constants {rates.constants.sha256[:12]} of {rates.constants.date}"
+        )
     if planned.learnt is not None:
         how = "what the runs that it learnt from leave open"
     text = (

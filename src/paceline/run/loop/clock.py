@@ -25,6 +25,7 @@ class PhaseClock:
         self._marks: list[tuple[str, Any]] = []
         self._ran: list[float] = []
         self._phases: list[str] = []  # seen so far
+        self._idle: float | None = None
 
     def begin(self) -> None:
         """Say that a step begins here."""
@@ -51,11 +52,22 @@ class PhaseClock:
         while self._cuda and passed > 1 and not self._marks[passed - 1][1].query():
             passed -= 1
         spans = dict.fromkeys(self._phases, 0.0)
+        self._idle = 0.0 if self._cuda else None
         for (_, before), (phase, after) in zip(self._marks[:passed], self._marks[1:passed], strict=False):
+            seconds = before.elapsed_time(after) / 1e3 if self._cuda else after - before
             if phase != BETWEEN:
-                spans[phase] += before.elapsed_time(after) / 1e3 if self._cuda else after - before
+                spans[phase] += seconds
+            elif self._idle is not None:
+                self._idle += seconds
         self._marks, self._ran = self._marks[passed - 1 :], self._ran[passed - 1 :]
         return spans
+
+    def idle_seconds(self) -> float | None:
+        """Return for how long the device had nothing to do between the steps last taken; None on a CPU.
+
+        An evaluation or a checkpoint between two steps counts as well: the clock does not know what they launch.
+        """
+        return self._idle
 
     def waiting_seconds(self, *phases: str) -> float | None:
         """Return the part of phases in which this thread did not run; None on CUDA, where it is not known."""

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from paceline.checkpoint.tiers.held import HeldByRanks
-from paceline.errors import StorageError
+from paceline.errors import OutOfMemory, StorageError
 from paceline.lock import RunLock, take
 from paceline.plan.search.micro_batch import with_micro_batch
 from paceline.run.loop.evaluate import unigram_bar
@@ -19,7 +19,7 @@ from paceline.run.loop.resume import Progress, RunIdentity
 from paceline.run.loop.sources import open_together
 from paceline.run.loop.step import Stepper, StepStats
 from paceline.run.loop.under_plan import UnderPlan
-from paceline.run.memory.exhausted import is_exhausted, out_of_memory
+from paceline.run.memory.exhausted import is_exhausted, out_of_memory, tell_peers, told_by_peer
 from paceline.run.memory.spent import MemoryMeter
 from paceline.run.process.brief import Brief, take_brief
 from paceline.run.process.generation import REFORMED, Generation, take_generation
@@ -29,6 +29,7 @@ from paceline.run.record.journal import Journal
 from paceline.run.record.recorder import Recorder, SilentRecorder
 from paceline.run.record.sink import OpenSink, Sink
 from paceline.run.record.status import StatusLine
+from paceline.run.record.tally import RankTally
 from paceline.run.survive.health.passed_over import PassedOver
 from paceline.run.survive.health.pressure import MemoryPressure
 from paceline.run.survive.health.second_look import SecondLook
@@ -54,6 +55,7 @@ from paceline.spec.journal.settled import settled_micro_batch
 from paceline.spec.load import Spec
 from paceline.spec.plan import Plan
 from paceline.spec.sync import refuse_between
+from paceline.supervise.supervisor import is_supervised
 from paceline.task.data.described import described
 from paceline.task.optimizer.schedule import Course
 from paceline.units import Amount
@@ -181,11 +183,14 @@ class InWorld:
             if not is_exhausted(error):
                 raise
             raise out_of_memory(error, self._points.at, self.brief, world, self._meter) from error
+        if self.brief.read_steps is not None:
+            under.read_until(self.brief.read_steps)
         self._points.bind(under.built.stepper)
         run = self.spec.run
         looks_every = self._steps(run.health.recompute_every)
         self._second_look = SecondLook(looks_every, plan, world, run.deterministic) if looks_every else None
         self._stragglers = Stragglers(run.health, world, under, self.dir)
+        self._tally = RankTally(world)
         self._pressure = None
         if self.spec.plan.confirms:
             self._pressure = MemoryPressure(world, under, self._meter, run.health.memory_pressure)
@@ -209,10 +214,22 @@ class InWorld:
         return self._under.built.optimizer
 
     def _told(self, error: BaseException) -> BaseException:
-        """Return an error of this rank as the run tells it: memory that is exhausted with what it was spent on."""
+        """Return an error of this rank as the run tells it: memory that is exhausted with what it was spent on.
+
+        Where no supervisor of ours hears of a peer's, this rank that has lost the peer says the same.
+        """
+        if is_lost_peer(error) and not is_supervised():
+            return told_by_peer() or error
         if not is_exhausted(error):
             return error
-        return out_of_memory(error, self._points.at, self.brief, self.world, self._meter, self.model, self.optimizer)
+        told = out_of_memory(error, self._points.at, self.brief, self.world, self._meter, self.model, self.optimizer)
+        tell_peers(told)
+        return told
+
+    def _let_peers_go(self, error: BaseException) -> None:
+        """Leave peers of a rank that is out of memory in no collective, where no supervisor of ours ends them."""
+        if isinstance(error, OutOfMemory) and not is_supervised():
+            abort_groups()
 
     @property
     def _stepper(self) -> Stepper:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_leaves, tree_map
 
 from paceline.errors import ConfigError
 from paceline.spec.layout import accumulation_for
@@ -16,9 +18,10 @@ from paceline.spec.plan import Plan, rows_refusal
 from paceline.task.data.order.many import StepIds
 from paceline.task.data.order.of_source import ids_at
 from paceline.task.data.order.permutation import sample_ids
-from paceline.task.data.protocol import Source, reading_ahead
+from paceline.task.data.protocol import FinishesBatches, Source, reading_ahead
 
 HELD_OUT_SEED = 0
+MOST_KEPT = 8  # batches that a measurement trains on again
 
 
 @dataclass(frozen=True)
@@ -45,6 +48,16 @@ class StepBatch:
     micro_batches: tuple[MicroBatch, ...]
 
 
+class BatchSizes(Protocol):
+    """Says how large batches are, where they differ. Alike on all ranks."""
+
+    def at(self, step: int, position: int) -> int:
+        """Return the samples of update `step`, before which `position` samples are consumed."""
+
+    def at_once(self, position: int, samples: int, micro_batch: int) -> int:
+        """Return how many samples of that batch a rank passes at once, where it usually passes `micro_batch`."""
+
+
 def split_rows(rows: range, parts: int) -> list[range]:
     """Return `rows` in `parts` contiguous runs, as even as can be; with few rows some are empty."""
     count = len(rows)
@@ -55,11 +68,29 @@ def to_device(data: Any, device: torch.device) -> Any:
     """Return the nested batch with its tensors on `device`, copied without waiting where the device allows it."""
     if device.type == "cpu":
         return data
+    return tree_map(
+        lambda leaf: leaf.to(device, non_blocking=True) if isinstance(leaf, torch.Tensor) else leaf,
+        pinned(data, device),
+    )
 
-    def move(leaf: Any) -> Any:
-        return leaf.pin_memory().to(device, non_blocking=True) if isinstance(leaf, torch.Tensor) else leaf
 
-    return tree_map(move, data)
+def pinned(data: Any, device: torch.device) -> Any:
+    """Return the nested batch with its tensors where `device` can fetch them by itself: in pinned host memory."""
+    if device.type == "cpu":
+        return data
+    return tree_map(lambda leaf: leaf.pin_memory() if isinstance(leaf, torch.Tensor) else leaf, data)
+
+
+def bytes_of(batch: StepBatch) -> int:
+    """Return how many bytes the tensors of a batch take."""
+    leaves = tree_leaves([micro.data for micro in batch.micro_batches])
+    return sum(leaf.nbytes for leaf in leaves if isinstance(leaf, torch.Tensor))
+
+
+def moved(batch: StepBatch, move: Callable[[Any], Any]) -> StepBatch:
+    """Return the batch with `move` called on the data of each micro-batch."""
+    micro_batches = tuple(dataclasses.replace(micro, data=move(micro.data)) for micro in batch.micro_batches)
+    return dataclasses.replace(batch, micro_batches=micro_batches)
 
 
 @dataclass
@@ -77,17 +108,36 @@ class BatchStream:
     plan: Plan
     data_rank: int
     device: torch.device
-    sizes: Callable[[int, int], int] | None = None  # the samples of a step that starts at a position, where they differ
+    sizes: BatchSizes | None = None  # of batches that differ
 
     def __post_init__(self) -> None:
         if because := rows_refusal(self.plan):
             raise ConfigError("the rows of the plan's data ranks", because, "rows that add up to the batch, or none")
-        self._ids = StepIds(self.source, self.seed)
+        # Whether the device finishes batches that the source has only begun, as with images (task/data/protocol.py).
+        self.finishes = self.device.type == "cuda" and isinstance(self.source, FinishesBatches)
+        self._ids, self._lock = StepIds(self.source, self.seed), threading.Lock()
 
     def at(
         self, position: int, step: int | None = None, samples: int | None = None, micro_batch: int | None = None
     ) -> StepBatch:
+        """Return this rank's part of the global batch as `on_host` does, on the device."""
+        return moved(self.on_host(position, step, samples, micro_batch), self.on_device)
+
+    def samples_at(self, position: int, step: int) -> int:
+        """Return the samples of the global batch of update `step`, which starts at a position."""
+        return self.sizes.at(step, position) if self.sizes is not None else self.plan.batch_samples
+
+    def on_device(self, data: Any) -> Any:
+        """Return the data of a micro-batch on the device, with what the source leaves to be done there."""
+        data = to_device(data, self.device)
+        return self.source.finish(data) if self.finishes else data  # type: ignore[attr-defined]
+
+    def on_host(
+        self, position: int, step: int | None = None, samples: int | None = None, micro_batch: int | None = None
+    ) -> StepBatch:
         """Return this rank's part of the global batch that starts at `position`, which is that of update `step`.
+
+        It is in host memory, from which the device can fetch it. Any thread may call.
 
         The batch has the plan's size, or that of the step where they differ, or `samples` over all ranks, of which a
         rank passes `micro_batch` at once. All ranks ask for the same. Without a `step` all batches before are taken to
@@ -96,16 +146,18 @@ class BatchStream:
         plan = self.plan
         step = position // plan.batch_samples + 1 if step is None else step
         if samples is None and self.sizes is not None:
-            samples = self.sizes(step, position)
+            samples = self.samples_at(position, step)
+            micro_batch = micro_batch or self.sizes.at_once(position, samples, plan.micro_batch)
         rows = plan.rows_of(self.data_rank, samples or 0)
         passes = plan.accumulation
         if samples is not None or micro_batch is not None:
             passes = _passes(plan, samples or plan.batch_samples, micro_batch or plan.micro_batch)
         # Where a rank has no row, the batch's first one stands in.
         positions = position + np.arange(rows.start, rows.stop, dtype=np.int64) if rows else np.array([position])
-        ids = self._ids.at(positions, samples or plan.batch_samples)
+        with self._lock:  # several threads may read several batches
+            ids = self._ids.at(positions, samples or plan.batch_samples)
+            self._expect(positions, samples or plan.batch_samples)
         parts = split_rows(range(len(rows)), passes)
-        self._expect(positions, samples or plan.batch_samples)
         micro_batches = tuple(self._read(ids, positions, part, step) for part in parts)
         return StepBatch(step, position, samples or plan.batch_samples, micro_batches)
 
@@ -118,8 +170,31 @@ class BatchStream:
     def _read(self, ids: np.ndarray, positions: np.ndarray, part: range, step: int) -> MicroBatch:
         counts = len(part) > 0
         taken = slice(part.start, part.stop) if counts else slice(0, 1)
-        data = to_device(self.source.read(ids[taken], positions[taken]), self.device)
+        read = self.source.read_unfinished if self.finishes else self.source.read  # type: ignore[attr-defined]
+        data = pinned(read(ids[taken], positions[taken]), self.device)
         return MicroBatch(data, ids[taken] if counts else ids[:0], int(positions[taken.start]), counts, step)
+
+
+class RepeatedBatches:
+    """Reads batches up to a step, and then gives them again in turn, as those of the steps that follow.
+
+    What a step takes without its loader is measured so. Steps that give what was trained on teach nothing.
+    """
+
+    def __init__(self, read: Callable[..., StepBatch], last_read: int) -> None:
+        """`read` reads a batch, as `BatchStream.at` does; `last_read` is the last step whose batch is read."""
+        self._read, self._last_read = read, last_read
+        self._kept: list[StepBatch] = []
+
+    def at(self, position: int, step: int) -> StepBatch:
+        """Return the batch of update `step`, which starts at a position, or an earlier one in its place."""
+        if step <= self._last_read or not self._kept:
+            batch = self._read(position, step)
+            self._kept = [*self._kept, batch][-MOST_KEPT:]
+            return batch
+        again = self._kept[step % len(self._kept)]
+        micro_batches = tuple(dataclasses.replace(micro, step=step) for micro in again.micro_batches)
+        return dataclasses.replace(again, step=step, position=position, micro_batches=micro_batches)
 
 
 def _passes(plan: Plan, samples: int, micro_batch: int) -> int:

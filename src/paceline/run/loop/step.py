@@ -11,6 +11,7 @@ turn (task/turns.py).
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -67,6 +68,9 @@ class StepStats:
     # Of `forward_backward` and `reduce`, what rank 0 waited in: for peers, or for its core. None where unknown (CUDA).
     waiting_seconds: float | None = None
     turns: Mapping[str, TurnStats] = field(default_factory=dict)  # of a task of several objectives, in their order
+    # On CUDA: for how long the device had nothing to do before this step, and the host waited for the device within it.
+    idle_seconds: float | None = None
+    awaited_seconds: float | None = None
 
 
 @dataclass(frozen=True)
@@ -107,6 +111,7 @@ class Stepper:
     def __post_init__(self) -> None:
         self._copies = {p: self._copies_of(p) for turn in self.turns for p in turn.parameters}
         self._clock = PhaseClock(self.world.device)
+        self._awaited_seconds = 0.0
         self.is_whole = True  # False within an update: the state is of no step
 
     @property
@@ -128,6 +133,7 @@ class Stepper:
         Raises NumericalStop, before the weights that it is of change, where a loss or a gradient norm is not finite.
         """
         self._clock.begin()
+        self._awaited_seconds, on_cuda = 0.0, self.world.device.type == "cuda"
         made: dict[str, _Made] = {}
         for turn in self.turns:
             if turn.turn.is_due(batch.step):
@@ -137,6 +143,7 @@ class Stepper:
         self.is_whole = True
         self._clock.mark("optimizer")
         main = made[self.turns[self.main].turn.name]
+        waiting, seconds = self._clock.waiting_seconds("forward_backward", "reduce"), self._clock.take_seconds()
         return StepStats(
             step=batch.step,
             position_before=batch.position,
@@ -145,12 +152,14 @@ class Stepper:
             weight=main.stats.weight,
             grad_norm=main.stats.grad_norm,
             lr=lr,
-            waiting_seconds=self._clock.waiting_seconds("forward_backward", "reduce"),
-            seconds=self._clock.take_seconds(),
+            waiting_seconds=waiting,
+            seconds=seconds,
             updated=any(one.stats.updated for one in made.values()),
             stop_requested=main.stop_requested,
             router=main.router,
             turns={name: one.stats for name, one in made.items() if name},
+            idle_seconds=self._clock.idle_seconds(),
+            awaited_seconds=self._awaited_seconds if on_cuda else None,
         )
 
     def _make(
@@ -178,7 +187,9 @@ class Stepper:
         coming = NumbersOnTheWay(sums)
         if while_busy is not None:
             while_busy()
+        began = time.perf_counter()
         loss_total, weight_total, square_total, stop, unreached, *routed = coming.arrived()
+        self._awaited_seconds += time.perf_counter() - began
         if unreached:
             self.gradients.settle()
             self._clock.mark("reduce")

@@ -90,9 +90,7 @@ class Training(InWorld):
                 began = time.perf_counter()
                 self._position = self._passed_over.position_from(self.progress.position)
                 batch = self._under.batches.take(self._position, before + 1)
-                if batch.step < self.brief.steps:
-                    following = self._passed_over.position_from(batch.position + batch.samples)
-                    self._under.batches.begin(following, batch.step + 1)
+                self._under.read_ahead(batch, self.brief.steps, self._passed_over.position_from)
                 self._data_seconds = time.perf_counter() - began
                 self._points.reached("loop", before + 1)
                 yield batch
@@ -111,6 +109,7 @@ class Training(InWorld):
         except BaseException as error:
             told = self._told(error)
             self.failed(told)
+            self._let_peers_go(told)
             if told is error:
                 raise
             raise told from error
@@ -143,6 +142,7 @@ class Training(InWorld):
         except BaseException as error:
             told = self._told(error)
             self.failed(told)
+            self._let_peers_go(told)
             if told is error:
                 raise
             raise told from error
@@ -263,10 +263,13 @@ class Training(InWorld):
             self._measure_memory()
         self._points.reached("check", step)
         self._stragglers.add(stats, batch)
+        self._tally.add(stats)
+        self._record.decided_now(self._under.read_decisions())
         if self._check_every and (is_due(step, self._first_step, self._check_every) or last):
             numbers, apart = numbers_of(stats, scaler.scale if scaler else None), self._stepper.sync.apart_after(step)
             check_agreement(self.model, numbers, step, self.world, self.brief.plan.layout, apart)
             self._record.decided_now(self._stragglers.compare(step))
+            self._record.ranks(self._tally.over_ranks(step, last, self._under.batches.tell))
             first = self.brief.plan.layout.reads_first(self.world.rank)
             for what, because in data_faults(self.source, self.world, first):
                 self._record.fault(what, because)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import gc
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -13,17 +14,21 @@ from torch import nn
 from paceline.checkpoint.tiers.held import HeldByRanks
 from paceline.errors import ConfigError
 from paceline.run.assemble import assemble
-from paceline.run.loop.loader import BatchStream, StepBatch
+from paceline.run.loop.loader import BatchSizes, BatchStream, RepeatedBatches, StepBatch, bytes_of
 from paceline.run.loop.resume import Restored, RunIdentity, restore
+from paceline.run.memory.device_copies import DeviceCopies
 from paceline.run.process.world import World
 from paceline.run.survive.health.guard import guard_of
 from paceline.run.updates.growth import growth_of
 from paceline.spec.import_paths import is_import_path, load_object
+from paceline.spec.journal.kinds import DecisionRecord
 from paceline.spec.plan import Plan, rows_refusal
 from paceline.spec.sync import refuse_resync
 from paceline.spec.task import ModelSpec, Task
 from paceline.task.coupling import is_coupled
 from paceline.task.data.ahead import ReadAhead, may_read_in_a_thread
+from paceline.task.data.depth import DepthRule
+from paceline.task.data.order.budget import TokenBudget
 from paceline.task.data.order.of_source import order_of
 from paceline.task.data.protocol import Source
 from paceline.task.data.rows.packed import for_device
@@ -53,12 +58,51 @@ class UnderPlan:
         source = for_device(source, device.type, task.model)
         self.order = order_of(source)
         self.growth = self.built.stepper.growth = growth_of(task, plan, items_per_sample)
-        sizes = self.growth.at if self.growth is not None else None
+        sizes = self.growth if task.batch_rows == "fixed" else _budget_of(task, source, items_per_sample)
+        if sizes is not None and self.sees_whole_batch:
+            raise ConfigError(
+                "task.growth, or task.batch_rows = 'by_length'",
+                "the rows of this model's batch see each other, so a batch is read in one piece, of the planned size",
+                'task.growth.by = "nothing" and task.batch_rows = "fixed"',
+            )
         self._stream = BatchStream(source, task.seed, plan, self.data_rank, device, sizes)
-        on_cuda = device.type == "cuda"  # a CPU computes on all its cores
-        prepare = partial(torch.cuda.set_device, device) if on_cuda and may_read_in_a_thread(source) else None
-        self.batches = ReadAhead(self._stream.at, prepare)
+        self._rule = DepthRule(run.spec.run.read_ahead_limit, device.type == "cuda", bytes_of)
+        self.batches = self._ahead(self._stream.on_host)
         self.restored = restore(run, self.built, plan, world, root)
+
+    def read_ahead(self, batch: StepBatch, last_step: int, position_from: Callable[[int], int]) -> None:
+        """Ask for the batches after one, as many as are read ahead, up to that of `last_step`.
+
+        `position_from` says where a batch starts that would start at a position, but for what is passed over. What is
+        saved of a run is the position of the batch that was trained, whatever is asked for here.
+        """
+        position, samples = batch.position, batch.samples
+        for step in range(batch.step + 1, min(batch.step + max(1, self.batches.depth), last_step) + 1):
+            position = position_from(position + samples)
+            self.batches.begin(position, step)
+            samples = self._stream.samples_at(position, step)
+
+    def read_until(self, step: int) -> None:
+        """Read no batch after a step: those that were read are given again. It measures steps without their loader."""
+        self.batches.close()
+        self.batches = self._ahead(RepeatedBatches(self._stream.on_host, step).at)
+
+    def _ahead(self, read: Callable[..., StepBatch]) -> ReadAhead[StepBatch]:
+        """Return what calls `read` ahead: in threads where the source allows it, and on to the device."""
+        device, in_threads = self.world.device, may_read_in_a_thread(self._stream.source)
+        copies = DeviceCopies(self._stream) if device.type == "cuda" else None
+        prepare = partial(torch.cuda.set_device, device) if copies else _nothing
+        return ReadAhead(
+            read,
+            prepare if in_threads else None,
+            self._rule if in_threads else None,
+            copies.send if copies else None,
+            copies.receive if copies else None,
+        )
+
+    def read_decisions(self) -> list[DecisionRecord]:
+        """Return how many batches are read ahead from now on, and why, where that has changed since the last call."""
+        return self._rule.news()
 
     def go_back(self, run: RunIdentity) -> Restored | None:
         """Put model and optimizer into the state of the run's newest checkpoint, where there is one. All ranks do."""
@@ -92,6 +136,14 @@ class UnderPlan:
         gc.collect()  # hooks and modules know each other
         if self.world.device.type == "cuda":
             torch.cuda.empty_cache()
+
+
+def _nothing() -> None:
+    """Do nothing: a thread that reads for a CPU needs no preparation."""
+
+
+def _budget_of(task: Task, source: Source, items_per_sample: int) -> BatchSizes:
+    return TokenBudget(source, task.seed, int(task.global_batch.value), items_per_sample)
 
 
 def refuse_replan(task: Task, before: Plan, plan: Plan) -> None:

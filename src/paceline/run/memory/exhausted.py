@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import math
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
 
 from paceline.errors import OutOfMemory
@@ -17,6 +19,7 @@ from paceline.run.memory.room import free_bytes
 from paceline.run.memory.spent import MemoryMeter, held_bytes
 from paceline.run.process.brief import Brief
 from paceline.run.process.world import World
+from paceline.spec.journal.settled import conditions_of
 from paceline.spec.survive.phases import TOLD
 from paceline.units import format_bytes
 
@@ -27,6 +30,7 @@ ASKED = re.compile(r"[Tt]ried to allocate ([\d.]+) (bytes|KiB|MiB|GiB)")
 FACTORS = {"bytes": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
 METERED = ("weights", "gradients", "optimizer")  # kinds of memory that are measured each by itself
 REST = "activations_and_runtime"
+WORD = "paceline/out_of_memory"  # key of the world's store
 LARGEST = 5  # groups of tensors that are told
 
 
@@ -70,6 +74,7 @@ def out_of_memory(
     fits = smallest_that_fits(brief, used + (asked or 0), used + free)
     nearest = fits or min(brief.smaller, key=lambda each: each.bytes, default=None)
     evidence: dict[str, Any] = {
+        "conditions": conditions_of(plan), "micro_batch": max(1, plan.micro_batch // 2),
         "rank": world.rank, "phase": phase, "step": step, "asked_bytes": asked,
         "free_bytes": free if math.isfinite(free) else None, "limit": limit, "used_bytes": used,
         "planned": planned, "actual": actual,
@@ -85,6 +90,24 @@ def out_of_memory(
         _try(nearest, fits is not None),
         evidence,
     )
+
+
+def tell_peers(error: OutOfMemory) -> None:
+    """Leave the error where ranks that lose this one look for the cause; a supervisor of ours needs no such word."""
+    if dist.is_initialized():
+        dist.distributed_c10d._get_default_store().set(WORD, json.dumps(error.as_dict()))
+
+
+def told_by_peer() -> OutOfMemory | None:
+    """Return what a peer has left that ran out of memory; None where none has, or the store has gone with it."""
+    if not dist.is_initialized():
+        return None
+    store = dist.distributed_c10d._get_default_store()
+    try:
+        told = json.loads(store.get(WORD)) if store.check([WORD]) else None
+    except RuntimeError:  # the store's own host is the rank that is gone
+        return None
+    return OutOfMemory(told["what"], told["because"], told["try"], told["evidence"]) if told else None
 
 
 def smallest_that_fits(brief: Brief, needed: float, limit: float) -> SmallerPlan | None:

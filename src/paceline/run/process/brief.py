@@ -42,6 +42,8 @@ class Brief:
     record: PlannedRecord  # goes into the journal
     usable_bytes: float = math.nan  # of a device's memory, that a plan may fill
     smaller: tuple[SmallerPlan, ...] = ()  # plans that need less memory, the smallest change first
+    # After so many steps batches that were read are trained on again: a measurement (`paceline bench data`).
+    read_steps: int | None = None
 
     def to_json(self) -> str:
         """Return the brief as JSON text."""

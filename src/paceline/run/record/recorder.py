@@ -31,6 +31,7 @@ from paceline.spec.journal.kinds import (
     FaultRecord,
     InjectedRecord,
     MemoryRecord,
+    RanksRecord,
     RecoveryRecord,
     ReplayRecord,
     RunEnded,
@@ -142,6 +143,11 @@ class Recorder:
                 sample_ids=None if sample_ids is None else tuple(sample_ids),
             )
         )
+
+    def ranks(self, record: RanksRecord | None) -> None:
+        """Record where steps spent their time on all ranks, where enough of them have been made."""
+        if record is not None:
+            self._write(record)
 
     def evaluation(self, step: int, result: dict[str, float]) -> None:
         """Record an evaluation."""

@@ -43,6 +43,10 @@ class BatchGrowth:
         grown = [samples for after, samples in self._grown if after < step]
         return grown[-1] if grown else self._course.at(step, position)
 
+    def at_once(self, position: int, samples: int, micro_batch: int) -> int:
+        """Return the micro-batch: a larger batch takes more passes."""
+        return micro_batch
+
     def rate_factor(self, samples: int) -> float:
         """Return what the learning rate of a step of so many samples is multiplied by."""
         return rate_factor(self._spec.learning_rate, samples, self._course.first)

@@ -13,6 +13,7 @@ def check_data(data: Any) -> None:
     """Raise ConfigError for a mixture that is none, and for scores between which no document lies."""
     if not isinstance(data, DataSpec):
         return
+    _check_augment(data)
     for part in data.parts():
         if part.score_min is not None and part.score_max is not None and part.score_min >= part.score_max:
             raise ConfigError(
@@ -38,6 +39,22 @@ def check_data(data: Any) -> None:
         _check_part(each)
     if not any(each.weight for each in data.mix):
         raise ConfigError("the mixture begins with nothing", "every weight is 0", "a weight above 0")
+
+
+def _check_augment(data: DataSpec) -> None:
+    side = data.augment.crop_from
+    if side and side < data.image_size:
+        raise ConfigError(
+            f"task.data.augment.crop_from is {side} pixels, and image_size {data.image_size}",
+            "crops would be scaled up from a smaller square than is trained on",
+            f"crop_from = {data.image_size} or more, or 0",
+        )
+    if data.augment.crop_stretch > 1 and data.augment.crop_share == 1:
+        raise ConfigError(
+            "task.data.augment.crop_stretch with crops of the whole square",
+            "the square has no other shape",
+            "a crop_share below 1",
+        )
 
 
 def _check_part(part: MixSpec) -> None:

@@ -141,6 +141,31 @@ class StepRecord(Record):
 
 
 @dataclass(frozen=True)
+class RanksRecord(Record):
+    """Where steps spent their time on all ranks, since the record before: beside the checks that ranks agree."""
+
+    KIND: ClassVar[str] = "ranks"
+
+    step: Annotated[int | None, Told("steps done")]
+    steps: Annotated[int | None, Told("how many steps the means are of", "steps")]
+    ranks: Annotated[int | None, Told("how many ranks they are of", "devices")]
+    device: Annotated[str, Told("`cpu` or `cuda`, which says what is known")]
+    spreads: Annotated[
+        Table,
+        Told(
+            "means of a step, each with `min`, `median` and `max` over the ranks and the `rank` of the highest: the"
+            " parts of `seconds` as in a step; `computing` (of the passes and the reduction) and `waiting` (in"
+            " collectives, without what a thread waited for a core), both of CPUs; `queued` (all threads that had work"
+            " and no core) and `queued_here` (the one that trains), where the kernel tells; `idle` (the device had"
+            " nothing to do between two steps) and `awaited` (the host waited for the device), both of CUDA; `read`"
+            " (reading a batch, by whichever thread), `depth` (batches asked for ahead) and `ready` (the share of"
+            " batches that were there when they were wanted)",
+            "s",
+        ),
+    ]
+
+
+@dataclass(frozen=True)
 class EvaluationRecord(Record):
     """The loss on held-out samples, each counted once."""
 
@@ -359,7 +384,7 @@ class RunEnded(Record):
 
 
 RECORDS: tuple[type[Record], ...] = (
-    RunStarted, StepRecord, EvaluationRecord, SourcesRecord, MemoryRecord, VerifyRecord, DecisionRecord,
+    RunStarted, StepRecord, RanksRecord, EvaluationRecord, SourcesRecord, MemoryRecord, VerifyRecord, DecisionRecord,
     CheckpointRecord, ReplayRecord, FaultRecord, RecoveryRecord, InjectedRecord, RunEnded,
 )  # fmt: skip
 BY_KIND = {kind.KIND: kind for kind in RECORDS}

@@ -1,4 +1,7 @@
-"""What a run has settled for itself so far, as its journal says: a later start repeats it."""
+"""What a run has settled for itself so far, as its journal says: a later start repeats it.
+
+A start that ran out of memory has settled that the next one begins with half its micro-batch.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from paceline.spec.journal.kinds import DecisionRecord
+from paceline.errors import OutOfMemory
+from paceline.spec.journal.kinds import DecisionRecord, RunEnded
 from paceline.spec.journal.reading import read_records
 from paceline.spec.plan import Plan
 
@@ -23,8 +27,11 @@ def settled_micro_batch(run_dir: Path, plan: Plan) -> int | None:
     """Return the micro-batch that the run has last settled on for such a plan; None where it has not."""
     found, conditions = None, conditions_of(plan)
     for record in read_records(run_dir):
-        if not isinstance(record, DecisionRecord) or record.what != MICRO_BATCH:
-            continue
-        if isinstance(record.evidence, Mapping) and record.evidence.get("conditions") == conditions:
-            found = int(record.evidence["micro_batch"])
+        evidence = None
+        if isinstance(record, DecisionRecord) and record.what == MICRO_BATCH:
+            evidence = record.evidence
+        elif isinstance(record, RunEnded) and record.error and record.error.get("error") == OutOfMemory.__name__:
+            evidence = record.error.get("evidence")
+        if isinstance(evidence, Mapping) and evidence.get("conditions") == conditions:
+            found = int(evidence["micro_batch"])
     return found

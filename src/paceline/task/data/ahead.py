@@ -2,59 +2,166 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import resource
+import threading
+import time
+from collections.abc import Callable, Hashable
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
+from paceline.task.data.depth import DepthRule, ReadTimes
+
+THREAD_NAME = "paceline-read"
 Item = TypeVar("Item")
 
 
-class ReadAhead(Generic[Item]):
-    """Calls `read(*arguments)` before its result is wanted: in a thread of its own, or when this one has time.
+@dataclass(frozen=True)
+class _Read(Generic[Item]):
+    """What was read, and what that took: `waited` of `seconds` the thread did not run."""
 
-    The thread is made where `prepare` is given, which is called first in it: CUDA's current device belongs to a thread.
-    What a read raises is raised where its result is taken.
+    item: Item
+    seconds: float
+    waited: float
+
+
+@dataclass
+class _Asked(Generic[Item]):
+    """What was asked for ahead: being read, read, or on its way to the device."""
+
+    coming: Future[_Read[Item]] | None = None
+    sent: Item | None = None
+
+
+class ReadAhead(Generic[Item]):
+    """Calls `read(*arguments)` before its result is wanted: in threads of its own, or when this one has time.
+
+    Threads read where `prepare` is given, which is called first in each: CUDA's current device belongs to a thread. How
+    many results are asked for ahead is the rule's; without a rule it is the next one. What a read raises is raised
+    where its result is taken. `send` starts a result's way to the device, which one result at a time goes ahead of its
+    use, and `receive` ends it. Both are called by the thread that takes.
     """
 
-    def __init__(self, read: Callable[..., Item], prepare: Callable[[], Any] | None = None) -> None:
-        self._read = read
-        self._thread: ThreadPoolExecutor | None = None
-        if prepare is not None:
-            self._thread = ThreadPoolExecutor(1, thread_name_prefix="paceline-read", initializer=prepare)
-        self._arguments: tuple[Any, ...] | None = None
-        self._coming: Future[Item] | None = None
+    def __init__(
+        self,
+        read: Callable[..., Item],
+        prepare: Callable[[], Any] | None = None,
+        rule: DepthRule | None = None,
+        send: Callable[[Item], Item] | None = None,
+        receive: Callable[[Item], Item] | None = None,
+    ) -> None:
+        self._read, self._prepare, self._rule = read, prepare, rule
+        self._send, self._receive = send, receive
+        self._asked: dict[Hashable, _Asked[Item]] = {}  # by arguments, in the order of asking
+        self._threads: ThreadPoolExecutor | None = None
+        self._workers = 0
+        self._taken_at: float | None = None  # when the last result was given away
+        self.read_seconds = self.ready = self.takes = 0.0  # sums since `tell`: of reads, of results that were there
+
+    @property
+    def depth(self) -> int:
+        """How many results are to be asked for ahead."""
+        return self._rule.depth if self._rule is not None else 1
 
     def begin(self, *arguments: Any) -> None:
-        """Say what `take` will be asked for next; a thread begins to read it."""
-        self.forget()
-        self._arguments = arguments
-        if self._thread is not None:
-            self._coming = self._thread.submit(self._read, *arguments)
+        """Say what `take` will be asked for, after what was said before; a thread begins to read it."""
+        if arguments in self._asked:
+            return
+        self._asked[arguments] = asked = _Asked[Item]()
+        if self._prepare is not None and self.depth:
+            asked.coming = self._pool().submit(self._timed, *arguments)
 
     def read_begun(self) -> None:
-        """Read what was begun, where no thread does: this one has time."""
-        if self._arguments is not None and self._coming is None:
-            self._coming = Future()
-            self._coming.set_result(self._read(*self._arguments))
+        """Read the first that was begun, where no thread does, and send it on its way: this thread has time."""
+        if not self._asked:
+            return
+        arguments, asked = next(iter(self._asked.items()))
+        if asked.coming is None:
+            asked.coming = Future()
+            try:
+                asked.coming.set_result(self._timed(*arguments))  # type: ignore[misc]
+            except Exception as error:  # a user's data set may raise anything; it is raised where it is taken
+                asked.coming.set_exception(error)
+        if self._send is not None and asked.sent is None and _is_read(asked.coming):
+            asked.sent = self._send(asked.coming.result().item)
 
     def take(self, *arguments: Any) -> Item:
-        """Return the result of a call: of the one begun, where it is the same, or of a new one."""
-        if self._arguments != arguments:
-            self.begin(*arguments)
-        coming, self._arguments, self._coming = self._coming, None, None
-        return self._read(*arguments) if coming is None else coming.result()
+        """Return the result of a call: of one begun, where it is among them, or of a new one."""
+        now = time.perf_counter()
+        step_seconds = None if self._taken_at is None else now - self._taken_at
+        while self._asked and next(iter(self._asked)) != arguments:  # passed over, or of a plan that is no more
+            if arguments not in self._asked:
+                self.forget()
+                break
+            self._drop(self._asked.pop(next(iter(self._asked))))
+        self.begin(*arguments)
+        asked = self._asked.pop(arguments)
+        self.ready += asked.coming is not None and asked.coming.done()
+        self.takes += 1
+        read = self._timed(*arguments) if asked.coming is None else asked.coming.result()
+        self.read_seconds += read.seconds
+        item = asked.sent if asked.sent is not None else read.item if self._send is None else self._send(read.item)
+        if self._rule is not None:
+            in_thread = asked.coming is not None
+            self._rule.seen(read.item, ReadTimes(read.seconds, read.waited, step_seconds, in_thread))
+        self._taken_at = time.perf_counter()
+        return item if self._receive is None else self._receive(item)
+
+    def tell(self) -> dict[str, float]:
+        """Return means since the last call: seconds of a read, the share of results that were there, the depth."""
+        if not self.takes:
+            return {}
+        found = {"read": self.read_seconds / self.takes, "ready": self.ready / self.takes}
+        self.read_seconds = self.ready = self.takes = 0.0
+        return {**found, "depth": float(self.depth)}
 
     def forget(self) -> None:
         """Drop what was begun. Returns when nothing is being read."""
-        coming, self._arguments, self._coming = self._coming, None, None
-        if coming is not None and not coming.cancel():
-            coming.exception()
+        asked, self._asked = self._asked, {}
+        for each in asked.values():
+            self._drop(each)
 
     def close(self) -> None:
-        """Drop what was begun, and end the thread."""
+        """Drop what was begun, and end the threads."""
         self.forget()
-        if self._thread is not None:
-            self._thread.shutdown()
+        if self._threads is not None:
+            self._threads.shutdown()
+            self._threads, self._workers = None, 0
+
+    def _drop(self, asked: _Asked[Item]) -> None:
+        if asked.coming is not None and not asked.coming.cancel():
+            asked.coming.exception()
+
+    def _timed(self, *arguments: Any) -> _Read[Item]:
+        """Read, and measure. A source's own threads may compute while this one waits: no core is idle then."""
+        clock = time.thread_time if self._is_reader() else time.process_time
+        began, ran, switches = time.perf_counter(), clock(), _times_waited()
+        item = self._read(*arguments)
+        seconds, ran = time.perf_counter() - began, clock() - ran
+        # Who never gave up its core by itself was only kept from it: the machine is busy, and nothing was waited for.
+        waited = max(0.0, seconds - ran) if _times_waited() > switches else 0.0
+        return _Read(item, seconds, waited)
+
+    def _is_reader(self) -> bool:
+        return threading.current_thread().name.startswith(THREAD_NAME)
+
+    def _pool(self) -> ThreadPoolExecutor:
+        """Return the threads, as many as results are asked for ahead: reads that wait, wait beside each other."""
+        if self._threads is None or self._workers < self.depth:
+            if self._threads is not None:
+                self._threads.shutdown(wait=False)  # what they were given they still read
+            self._workers = max(1, self.depth)
+            self._threads = ThreadPoolExecutor(self._workers, thread_name_prefix=THREAD_NAME, initializer=self._prepare)
+        return self._threads
+
+
+def _times_waited() -> int:
+    """Return how often this thread has given up its core by itself: to wait for a disk, a lock or another thread."""
+    return resource.getrusage(resource.RUSAGE_THREAD).ru_nvcsw
+
+
+def _is_read(coming: Future[Any]) -> bool:
+    return coming.done() and not coming.cancelled() and coming.exception() is None
 
 
 def may_read_in_a_thread(source: Any) -> bool:

@@ -31,6 +31,20 @@ class Source(Protocol):
         ...
 
 
+@runtime_checkable
+class FinishesBatches(Protocol):
+    """A source whose batches can be finished on a device: `finish(read_unfinished(...))` is `read(...)`, bit for bit,
+    wherever `finish` runs."""
+
+    def read_unfinished(self, ids: npt.NDArray[np.int64], positions: npt.NDArray[np.int64] | None = None) -> Any:
+        """Return what `read` starts from, on the CPU."""
+        ...
+
+    def finish(self, batch: Any) -> Any:
+        """Return the batch as `read` does, on the device on which its tensors are."""
+        ...
+
+
 class ReadsAhead(Protocol):
     """A source that fetches what it reads: it wants to know the samples of the next `steps_ahead` steps, 0 of none."""
 

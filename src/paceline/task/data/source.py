@@ -93,7 +93,7 @@ def _open_tokens(data: DataSpec, seed: int, say: Say | None) -> Pair:
 
 def _open_images(data: DataSpec, seed: int, say: Say | None) -> Pair:
     _refuse_collate(data)
-    return open_images(data, kind_of_source(data.source)[1])
+    return open_images(data, kind_of_source(data.source)[1], seed)
 
 
 Opener = Callable[[DataSpec, int, Say | None], Pair]

@@ -17,6 +17,7 @@ from typing import Any
 
 from paceline import errors
 from paceline.errors import ConfigError, PacelineError
+from paceline.spec.data.augment import AugmentSpec
 from paceline.spec.data.mix import mix_of
 from paceline.spec.profile import ModelProfile
 from paceline.spec.steps.turns import objectives_named
@@ -109,7 +110,8 @@ def main() -> None:
     request = json.loads(Path(sys.argv[1]).read_text("utf-8"))
     sys.path[:] = request["path"]
     given = request["data"]
-    data = DataSpec(**{**given, "include": tuple(given["include"]), "mix": mix_of(given["mix"])})
+    tables = {"mix": mix_of(given["mix"]), "augment": AugmentSpec(**given["augment"])}
+    data = DataSpec(**{**given, "include": tuple(given["include"]), **tables})
     try:
         turns = tuple(TurnSpec(**{**turn, "match": tuple(turn["match"])}) for turn in request["turns"])
         model, objective = ModelSpec(**request["model"]), request["objective"]

@@ -98,6 +98,7 @@ def reference_steps(
     *,
     rate: Callable[[int], float] | None = None,
     last: Plan | None = None,
+    sizes: Sequence[int] = (),
     clip_norms: Sequence[Mapping[str, float]] = (),
 ) -> list[ReferenceStep]:
     """Run `steps` steps of the task on one device and return their numbers.
@@ -107,7 +108,8 @@ def reference_steps(
     the samples, whatever else is read.
 
     With `rate`, the learning rate of a step, gradients are clipped as the task says. `last` is the plan whose
-    micro-batches the last step reads, where that is another. With `clip_norms`, by turn, those of so many steps,
+    micro-batches the last step reads, where that is another, and `sizes` are the samples of every step, where they are
+    not all the plan's. With `clip_norms`, by turn, those of so many steps,
     these are the norms above which gradients are scaled down, and no further steps are run.
     """
     turns = turns_of(task, source.unit)
@@ -128,12 +130,12 @@ def reference_steps(
             for turn, parameters, updates in zip(turns, own, optimizers, strict=True):
                 if not turn.is_due(step):
                     continue
-                read = micro_batches(task, cut, source, step, whole)
+                read = micro_batches(task, cut, source, step, whole, sizes=sizes)
                 loss, weight = backward(model, turn, read, randomness, dtype, step)
                 gradients = _only(model, parameters, weight, names)
                 limit = task.optimizer.clip_norm if turn.clip_norm is None else turn.clip_norm
-                sizes = [wide(gradient).norm() for gradient in gradients.values()]
-                norm = float(torch.linalg.vector_norm(torch.stack(sizes)))
+                norms = [wide(gradient).norm() for gradient in gradients.values()]
+                norm = float(torch.linalg.vector_norm(torch.stack(norms)))
                 clip_norm = limit if rate else clip_norm_of(limit, norm, step)
                 clip_norm = clip_norms[step - 1][turn.name] if clip_norms else clip_norm
                 if clip_norm:
@@ -152,7 +154,7 @@ def reference_steps(
                 gradients={name: grad for numbers in done.values() for name, grad in numbers.gradients.items()},
                 weights={name: p.detach().clone() for name, p in model.named_parameters()},
                 buffers={name: b.detach().clone() for name, b in model.named_buffers()},
-                ids=_ids(task, source, _positions(plan, step)).tolist(),
+                ids=_ids(task, source, _positions(plan, step, sizes)).tolist(),
                 router=router,
                 moments=moments_of(model, *(optimizer for updates in optimizers for optimizer, _ in updates)),
             )
@@ -231,9 +233,10 @@ def clip_norm_of(limit: float, grad_norm: float, step: int) -> float:
     return grad_norm * (2.0 if step % 2 == 0 else 0.5)
 
 
-def _positions(plan: Plan, step: int) -> np.ndarray:
-    """Return the positions of a step's samples, int64 [batch]."""
-    return np.arange((step - 1) * plan.batch_samples, step * plan.batch_samples, dtype=np.int64)
+def _positions(plan: Plan, step: int, sizes: Sequence[int] = ()) -> np.ndarray:
+    """Return the positions of a step's samples, int64 [batch]; `sizes` are those of the steps, else they are equal."""
+    each = sizes or (plan.batch_samples,) * step
+    return np.arange(sum(each[: step - 1]), sum(each[:step]), dtype=np.int64)
 
 
 def _ids(task: Task, source: Source, positions: np.ndarray) -> np.ndarray:
@@ -241,18 +244,24 @@ def _ids(task: Task, source: Source, positions: np.ndarray) -> np.ndarray:
 
 
 def micro_batches(
-    task: Task, plan: Plan, source: Source, step: int, whole: bool, data_ranks: range | None = None
+    task: Task,
+    plan: Plan,
+    source: Source,
+    step: int,
+    whole: bool,
+    data_ranks: range | None = None,
+    sizes: Sequence[int] = (),
 ) -> Iterator[tuple[np.ndarray, Any]]:
     """Yield (positions of the rows, data) of every micro-batch of a step, or of all, in the order of the rows.
 
     With `data_ranks` only those are read that these ranks read.
     """
-    positions = _positions(plan, step)
+    positions = _positions(plan, step, sizes)
     if whole:
         yield positions, source.read(_ids(task, source, positions), positions)
         return
     for data_rank in data_ranks or range(plan.layout.data_degree):
-        rows = plan.rows_of(data_rank)
+        rows = plan.rows_of(data_rank, len(positions))
         for part in range(plan.accumulation):
             cut = rows[len(rows) * part // plan.accumulation : len(rows) * (part + 1) // plan.accumulation]
             if len(cut):

@@ -34,11 +34,10 @@ NUMBERS = ("weight", "loss", "grad_norm", "lr")  # of a step; each has the same 
 
 def restored_differences(training: Training, saved: Passed, act: Act) -> list[Difference]:
     """Return how far a start is, before its first step, from the device after the step that was saved."""
-    batch = act.plan.batch_samples
     position = {"position": float(training.progress.position)}
     step = {"position": float(training.progress.step)}
     return [
-        *number_differences(position, {"position": float(SAVED * batch)}, SAVED, act.world),
+        *number_differences(position, {"position": float(act.position(SAVED + 1))}, SAVED, act.world),
         *number_differences(step, {"position": float(SAVED)}, SAVED, act.world),
         *_state_differences(training, saved, act),
     ]
@@ -51,7 +50,7 @@ def step_differences(
     layout, world, number = act.plan.layout, act.world, passed.number
     # What the run was given, not what another reader of the same rule would be given.
     read = [(micro.position, micro.ids.tolist()) for micro in batch.micro_batches if micro.counts]
-    first = (number - 1) * act.plan.batch_samples
+    first = act.position(number)
     told = {name: float(getattr(stats, name)) for name in NUMBERS}
     return [
         sample_differences(read, passed.step.ids, first, number, world, layout),

@@ -9,11 +9,13 @@ from dataclasses import dataclass
 from paceline.run.process.world import World
 from paceline.spec.layout import Layout, accumulation_for
 from paceline.spec.plan import Plan
+from paceline.spec.steps.growth import BatchChange, GrowthSpec
 from paceline.spec.task import ModelSpec, ScheduleSpec, Task
 from paceline.task.models.sizes import is_named
 from paceline.units import Amount
 
 SAVED = 3  # the step after which the checkpoint is written
+GROWN_AFTER = 2  # steps, where the task's batch grows
 WARMUP = 2  # steps
 LENGTH = 6  # steps of the run that the learning rate is planned over; the last two are never made
 LARGEST_FINAL = 0.5  # of the peak: a rate that stays where it is would hide a schedule that is lost
@@ -26,7 +28,12 @@ class Act:
     plan: Plan
     world: World
     begins: int
+    sizes: tuple[int, ...]  # samples of every step of the run
     resumed: str = ""  # such as "after a resume as dp_replicate=2"; empty for the start that saves
+
+    def position(self, step: int) -> int:
+        """Return how many samples are consumed before a 1-based step."""
+        return sum(self.sizes[: step - 1])
 
     @property
     def steps(self) -> int:
@@ -36,11 +43,11 @@ class Act:
 
 def acts_of(task: Task, plan: Plan, world: World) -> list[Act]:
     """Return the starts of the run, in order: under the plan, on another layout of its ranks, on one device alone."""
-    other = other_layout(task, plan)
-    acts = [Act(plan, world, 1), Act(other, world, SAVED + 1, f"after a resume as {other.layout}")]
+    other, sizes = other_layout(task, plan), story_sizes(task.growth, plan)
+    acts = [Act(plan, world, 1, sizes), Act(other, world, SAVED + 1, sizes, f"after a resume as {other.layout}")]
     if world.size > 1:
         single = World(0, 1, world.local_rank, world.device)
-        acts.append(Act(alone(plan), single, SAVED + 1, "after a resume on one device"))
+        acts.append(Act(alone(plan), single, SAVED + 1, sizes, "after a resume on one device"))
     return acts
 
 
@@ -53,6 +60,28 @@ def story_schedule(schedule: ScheduleSpec, plan: Plan) -> ScheduleSpec:
         decay=Amount((LENGTH - WARMUP) * plan.batch_samples, "samples"),
         final=min(schedule.final, LARGEST_FINAL),
     )
+
+
+def story_growth(growth: GrowthSpec, plan: Plan) -> GrowthSpec:
+    """Return how the story's batch grows, where the task's does: to more than twice as much, before the checkpoint.
+
+    Growth by the noise scale is told as a schedule: what a measurement decides is a schedule once it is decided.
+    """
+    if not growth.grows:
+        return GrowthSpec()
+    change = BatchChange(Amount(GROWN_AFTER, "steps"), Amount(2 * plan.batch_samples + 1, "samples"))
+    return GrowthSpec("schedule", growth.learning_rate, (change,))
+
+
+def story_sizes(growth: GrowthSpec, plan: Plan) -> tuple[int, ...]:
+    """Return the samples of every step that the story makes, from the definition and not from the run's own course."""
+    grown = 2 * plan.batch_samples + 1 if growth.grows else plan.batch_samples
+    return (plan.batch_samples,) * GROWN_AFTER + (grown,) * (SAVED + 1 - GROWN_AFTER)
+
+
+def expected_factor(growth: GrowthSpec, samples: int, first: int) -> float:
+    """Return what the learning rate of a step of so many samples is multiplied by, from the definition."""
+    return {"linear": samples / first, "sqrt": (samples / first) ** 0.5, "none": 1.0}[growth.learning_rate]
 
 
 def expected_rate(schedule: ScheduleSpec, peak: float, step: int) -> float:

@@ -30,7 +30,7 @@ from paceline.verify.compare.layout import is_finite
 from paceline.verify.compare.tolerance import TOLERANCES
 from paceline.verify.reference.steps import ReferenceStep, reference_steps
 from paceline.verify.rounding.conditioning import Again, Move, computed_again, steps_apart
-from paceline.verify.story.plans import SAVED, expected_rate
+from paceline.verify.story.plans import SAVED, expected_factor, expected_rate, story_sizes
 
 IN_JOURNAL = "in the journal"
 HELD_OUT_SEED = 0  # of the order in which held-out samples are taken: the same in every run
@@ -79,11 +79,14 @@ def unbroken(asked: Asked, last: Plan, samples: int, move: Move | None = None) -
     traits = traits_of(model)
     start = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
 
+    sizes = story_sizes(task.growth, plan)
+
     def rate(step: int) -> float:
-        return expected_rate(task.schedule, task.optimizer.lr, step)
+        grown = expected_factor(task.growth, sizes[step - 1], sizes[0])
+        return expected_rate(task.schedule, task.optimizer.lr, step) * grown
 
     given = (task, plan, asked.source, asked.items_per_sample, SAVED + 1, model)
-    steps = reference_steps(*given, rate=rate, last=last)
+    steps = reference_steps(*given, rate=rate, last=last, sizes=sizes)
     evaluations = _evaluations(task, plan, model, steps, task.data[1], samples)
     passed = [
         Passed(number, dataclasses.replace(step, gradients={}), rate(number), loss, start)

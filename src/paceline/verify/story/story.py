@@ -41,7 +41,7 @@ from paceline.verify.reference.steps import with_own_model
 from paceline.verify.rounding.conditioning import Again, beyond_rounding, settled
 from paceline.verify.story.cause import caused
 from paceline.verify.story.held import journal_differences, restored_differences, step_differences
-from paceline.verify.story.plans import LENGTH, SAVED, Act, acts_of, story_schedule
+from paceline.verify.story.plans import LENGTH, SAVED, Act, acts_of, story_growth, story_schedule
 from paceline.verify.story.reference import Unbroken, unbroken, unbroken_again
 from paceline.verify.twin.fold import for_twin
 
@@ -107,7 +107,13 @@ def _spec(task: Task, plan: Plan, world: World, source: Source) -> Spec:
     held_out = source if held_out is None else for_twin(held_out, task)
     batch = plan.batch_samples
     return Spec(
-        task=dataclasses.replace(task, data=(source, held_out), schedule=story_schedule(task.schedule, plan)),
+        task=dataclasses.replace(
+            task,
+            data=(source, held_out),
+            schedule=story_schedule(task.schedule, plan),
+            growth=story_growth(task.growth, plan),
+            batch_rows="fixed",
+        ),
         cluster=ClusterSpec(learn=False),
         run=RunSpec(
             checkpoint_every=Amount(SAVED * batch, "samples"),

@@ -11,14 +11,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from tests_shared import plan_of
 
 from paceline.errors import DataError
+from paceline.run.loop.loader import BatchStream
+from paceline.spec.layout import Layout
 from paceline.spec.task import DataSpec
 from paceline.task.data.facts import data_facts
 from paceline.task.data.rows.packed_source import PackedSource
 from paceline.task.data.source import open_sources
 from paceline.task.data.sources.shards.folder import ShardIndex, write_index
-from paceline.task.data.sources.shards.layout import ShardWriter
+from paceline.task.data.sources.shards.layout import BLOCK_BYTES, ShardWriter
+from paceline.task.data.sources.shards.parts import Checksums
 from paceline.task.data.sources.shards.source import ShardSource
 from paceline.task.data.sources.tokenizer import ByteTokenizer
 from paceline.task.data.unigram import unigram_loss
@@ -257,3 +261,18 @@ def test_megatrons_files_are_read_by_their_layout(tmp_path: Path, code: int) -> 
     (tmp_path / "text.idx").write_bytes(b"something else entirely")
     with pytest.raises(DataError, match="no index of Megatron's"):
         open_sources(spec, 7)
+
+
+def test_a_first_batch_looks_at_its_own_blocks_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What stands before a first batch does not grow with the tokens: of 4 MB it checks the blocks of its rows."""
+    checked: list[int] = []
+    check = Checksums._check
+    monkeypatch.setattr(Checksums, "_check", lambda self, block: (checked.append(block), check(self, block)))
+    long = np.random.default_rng(1).integers(0, 256, 2_000_000)
+    data = write_folder(tmp_path, [[long], [long[:99]]])
+    source = open_sources(data, 7)[0]
+    assert not checked, "nothing of the tokens is read as they are opened"
+    stream = BatchStream(source, 7, plan_of(Layout(), batch=8, micro_batch=4), 0, torch.device("cpu"))
+    batch = stream.at(0)
+    assert [micro.data["tokens"].shape for micro in batch.micro_batches] == [(4, 32), (4, 32)]
+    assert 1 <= len(checked) <= 2 * 8 < 4_000_000 // BLOCK_BYTES

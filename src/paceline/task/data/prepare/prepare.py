@@ -52,9 +52,9 @@ Progress = Callable[[str, float], None]  # what is done, and how much of it: 0..
 
 @dataclass(frozen=True)
 class PreparedShards:
-    """A folder of shards. `made` is False where it was there already."""
+    """A folder of shards, which may be a URL. `made` is False where it was there already."""
 
-    folder: Path
+    folder: Path | str
     index: ShardIndex
     made: bool
 

@@ -4,59 +4,63 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import Any
 
-from paceline.task.data.storage.blocks import Bytes
-
 THREADS = 8  # requests at the same time
-MOST_AHEAD = 64  # pieces that are begun and not there yet
+MOST_AHEAD = 1024  # pieces that are begun and not there yet
 
 
 class FetchesAhead:
-    """Calls that give pieces by their keys, begun before the pieces are wanted; the same key once at a time.
+    """Calls that fetch pieces, begun before the pieces are wanted; the same piece once at a time.
 
     Threads are made with the first call and are daemons: a process that ends does not wait for what it no longer wants.
     """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._coming: dict[str, Future[Bytes]] = {}
-        self._calls: queue.SimpleQueue[tuple[str, Future[Bytes], Callable[[], Bytes]]] = queue.SimpleQueue()
+        self._coming: dict[str, Future[None]] = {}
+        self._calls: queue.SimpleQueue[tuple[Sequence[str], Future[None], Callable[[], object]]] = queue.SimpleQueue()
         self._begun = False
 
-    def begin(self, key: str, call: Callable[[], Bytes]) -> bool:
-        """Begin a call, unless too many are under way: then return False."""
+    def is_coming(self, key: str) -> bool:
+        """Return whether a piece is being fetched."""
+        return key in self._coming
+
+    def begin(self, keys: Sequence[str], call: Callable[[], object]) -> bool:
+        """Begin a call that fetches these pieces, unless too many are under way: then return False."""
+        future: Future[None] = Future()
         with self._lock:
-            if key in self._coming:
-                return True
             if len(self._coming) >= MOST_AHEAD:
                 return False
             if not self._begun:
                 self._begun = True
                 for number in range(THREADS):
                     threading.Thread(target=self._work, name=f"paceline-fetch-{number}", daemon=True).start()
-            future: Future[Bytes] = Future()
-            self._coming[key] = future
-        self._calls.put((key, future, call))
+            own = [key for key in keys if key not in self._coming]
+            self._coming.update(dict.fromkeys(own, future))
+        self._calls.put((own, future, call))
         return True
 
-    def take(self, key: str, call: Callable[[], Bytes]) -> Bytes:
-        """Return a piece: of the call that is under way, or by this one. Raises what the call raises."""
+    def wait(self, keys: Sequence[str]) -> None:
+        """Return when none of these pieces is being fetched. Raises what their calls raise."""
         with self._lock:
-            coming = self._coming.get(key)
-        return call() if coming is None else coming.result()
+            coming = {id(future): future for key in keys if (future := self._coming.get(key)) is not None}
+        for future in coming.values():
+            future.result()
 
     def _work(self) -> None:
         while True:
-            key, future, call = self._calls.get()
+            keys, future, call = self._calls.get()
             try:
-                future.set_result(call())
-            except BaseException as error:  # raised where the piece is taken
+                call()
+                future.set_result(None)
+            except BaseException as error:  # raised where the pieces are taken
                 future.set_exception(error)
             with self._lock:
-                del self._coming[key]
+                for key in keys:
+                    del self._coming[key]
 
     def __reduce__(self) -> tuple[Any, ...]:
         return FetchesAhead, ()  # another process fetches by itself

@@ -1,7 +1,8 @@
 """The block cache: pieces of remote files on local disk, of a bounded size, shared by all processes of a machine.
 
     ROOT/HH/KEY.block   a piece, and after it 16 bytes of its BLAKE2b hash; HH are the first two letters of KEY
-    ROOT/HH/lock        held by whoever fetches or removes in this folder: no piece is fetched twice at a time
+    ROOT/HH/lock        held by whoever fetches or removes in this folder: no piece is fetched twice at a time;
+                        pieces that lie near each other in a file are in one folder
     ROOT/usage          bytes of all pieces, as far as is known; its lock is held by whoever makes room
 
 A piece is written beside its place and renamed: no reader sees half of one. Pieces that were not used for longest go
@@ -17,7 +18,7 @@ import hashlib
 import os
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import IO, Any
 
@@ -31,7 +32,7 @@ Bytes = npt.NDArray[np.uint8]
 
 HASH_BYTES = 16
 ROOM_SHARE = 0.9  # what is kept of a full cache, so that not every further piece makes room
-MAPPED = 256  # pieces that a process keeps mapped
+MAPPED = 4096  # pieces that a process keeps mapped
 
 
 class BlockCache:
@@ -46,20 +47,30 @@ class BlockCache:
 
     def get(self, key: str, fetch: Callable[[], bytes]) -> Bytes:
         """Return the piece of that key, from the disk or by `fetch()`. Raises what `fetch` raises, and StorageError."""
+        return self.get_row([key], lambda first, stop: [fetch()])[0]
+
+    def get_row(self, keys: Sequence[str], fetch: Callable[[int, int], Sequence[bytes]]) -> list[Bytes]:
+        """Return pieces that lie in a row in their file: those on the disk, and each run of others by one `fetch`.
+
+        `fetch(first, stop)` returns the pieces of keys[first:stop]. All keys begin with the same two letters: while one
+        process fetches for a folder, no other does. Raises what `fetch` raises, and StorageError.
+        """
         with self._lock:
-            if (known := self._mapped.get(key)) is not None:
+            found = {key: piece for key in keys if (piece := self._mapped.get(key)) is not None}
+            for key in found:
                 self._mapped.move_to_end(key)
-                return known
-        path = self._path(key)
-        with self._written():
-            found = self._load(path)
-            if found is None:
-                with _locked(path.parent / "lock"):
-                    found = self._load(path)
-                    if found is None:
-                        found = self._store(path, fetch())
-        self._keep(key, found)
-        return found
+        if len(found) < len(keys):
+            with self._written():
+                self._find(keys, found)
+                if len(found) < len(keys):
+                    with _locked(self._path(keys[0]).parent / "lock"):
+                        self._find(keys, found)
+                        for first, stop in _runs_without(keys, found):
+                            for key, content in zip(keys[first:stop], fetch(first, stop), strict=True):
+                                found[key] = self._store(self._path(key), content)
+            for key in keys:
+                self._keep(key, found[key])
+        return [found[key] for key in keys]
 
     def has(self, key: str) -> bool:
         """Return whether the piece is on the disk, sound or not."""
@@ -80,6 +91,12 @@ class BlockCache:
             self._mapped[key] = piece
             while self._mapped and (len(self._mapped) > MAPPED or self._mapped_bytes > self.most_bytes):
                 self._mapped_bytes -= len(self._mapped.popitem(last=False)[1])
+
+    def _find(self, keys: Sequence[str], found: dict[str, Bytes]) -> None:
+        """Add those pieces to `found` that are on the disk."""
+        for key in keys:
+            if key not in found and (piece := self._load(self._path(key))) is not None:
+                found[key] = piece
 
     def _load(self, path: Path) -> Bytes | None:
         """Return a piece that is on the disk, noting that it is used; None where it is not there or damaged."""
@@ -163,6 +180,16 @@ class BlockCache:
 
     def __reduce__(self) -> tuple[Any, ...]:
         return BlockCache, (self.root, self.most_bytes, self.notices)
+
+
+def _runs_without(keys: Sequence[str], found: dict[str, Bytes]) -> list[tuple[int, int]]:
+    """Return (first, stop) of each run of keys that were not found."""
+    runs: list[tuple[int, int]] = []
+    for place, key in enumerate(keys):
+        if key not in found:
+            first = runs.pop()[0] if runs and runs[-1][1] == place else place
+            runs.append((first, place + 1))
+    return runs
 
 
 def _hash(piece: Bytes) -> bytes:

@@ -18,7 +18,8 @@ from paceline.task.data.storage.blocks import BlockCache, Bytes
 from paceline.task.data.storage.notices import DataNotices
 from paceline.task.data.storage.remote import RemoteFile, RemoteFiles, is_remote
 
-PIECE_BYTES = 4 * 2**20  # what one request asks for: large against a request's latency, small against a shard
+PIECE_BYTES = 256 * 2**10  # what is kept or goes: small against the neighbours that an order of blocks reads together
+ROW_PIECES = 16  # what one request asks for at most, 4 MiB: large against a request's latency, small against a shard
 
 
 class ByteFile(Protocol):
@@ -35,8 +36,8 @@ class ByteFile(Protocol):
         """Drop what is kept of these bytes, so that they are read anew; return whether anything was kept."""
         ...
 
-    def expect(self, spans: Sequence[tuple[int, int]]) -> None:
-        """Begin to read what will be asked for, where that takes long."""
+    def expect(self, spans: npt.NDArray[np.int64]) -> None:
+        """Begin to read what will be asked for, where that takes long: [spans, 2], where each begins and ends."""
         ...
 
 
@@ -68,7 +69,7 @@ class LocalBytes:
         """Keep nothing: the system does."""
         return False
 
-    def expect(self, spans: Sequence[tuple[int, int]]) -> None:
+    def expect(self, spans: npt.NDArray[np.int64]) -> None:
         """Begin nothing."""
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -89,6 +90,7 @@ class CachedBytes:
         self.name, self.size, self.version = file.url, file.size, file.version
         self._files, self._file, self._cache, self._piece_bytes = files, file, cache, piece_bytes
         self._ahead = ahead or FetchesAhead()
+        self._stretches: dict[int, str] = {}  # keys that were asked for
 
     def read(self, start: int, stop: int) -> Bytes:
         """Return the bytes start..stop."""
@@ -96,10 +98,13 @@ class CachedBytes:
             raise cut_short(self.name, self.size, stop)
         if stop <= start:
             return np.zeros(0, dtype=np.uint8)
-        pieces = []
-        for number in self._numbers(start, stop):
-            first = number * self._piece_bytes
-            pieces.append(self._piece(number)[max(0, start - first) : stop - first])
+        pieces: list[Bytes] = []
+        for row in _rows(self._numbers(start, stop)):
+            self._ahead.wait([self._key(number) for number in row])
+            pieces += self._get(row)
+        numbers = self._numbers(start, stop)
+        pieces[-1] = pieces[-1][: stop - numbers[-1] * self._piece_bytes]
+        pieces[0] = pieces[0][start - numbers[0] * self._piece_bytes :]
         return pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
 
     def forget(self, start: int, stop: int) -> bool:
@@ -108,30 +113,55 @@ class CachedBytes:
             self._cache.forget(self._key(number))
         return True
 
-    def expect(self, spans: Sequence[tuple[int, int]]) -> None:
-        """Begin to fetch the pieces of these bytes, the first ones of them first."""
-        for number in dict.fromkeys(number for start, stop in spans for number in self._numbers(start, stop)):
-            key = self._key(number)
-            if not self._cache.has(key) and not self._ahead.begin(key, partial(self._get, number)):
-                return
+    def expect(self, spans: npt.NDArray[np.int64]) -> None:
+        """Begin to fetch the pieces of these bytes, the first ones of them first, and their neighbours with them."""
+        spans = spans[spans[:, 1] > spans[:, 0]]
+        first, last = spans[:, 0] // self._piece_bytes, (spans[:, 1] - 1) // self._piece_bytes
+        widest = int((last - first).max(initial=-1)) + 1
+        numbers = np.minimum(first[:, None] + np.arange(widest), last[:, None]).reshape(-1)
+        rows: dict[int, list[int]] = {}
+        for number in dict.fromkeys(numbers.tolist()):
+            if not self._ahead.is_coming(key := self._key(number)) and not self._cache.has(key):
+                rows.setdefault(number // ROW_PIECES, []).append(number)
+        for together in rows.values():
+            for row in _rows(sorted(together)):
+                if not self._ahead.begin([self._key(number) for number in row], partial(self._get, row)):
+                    return
 
-    def _piece(self, number: int) -> Bytes:
-        return self._ahead.take(self._key(number), partial(self._get, number))
+    def _get(self, row: Sequence[int]) -> list[Bytes]:
+        """Return pieces that lie in a row, from the cache or by one request for each run that it lacks."""
 
-    def _get(self, number: int) -> Bytes:
-        start = number * self._piece_bytes
-        stop = min(self.size, start + self._piece_bytes)
-        return self._cache.get(self._key(number), lambda: self._files.read(self._file.url, start, stop))
+        def fetch(first: int, stop: int) -> list[bytes]:
+            begin, size = row[first] * self._piece_bytes, self._piece_bytes
+            content = self._files.read(self._file.url, begin, min(self.size, row[stop - 1] * size + size))
+            return [content[at : at + size] for at in range(0, len(content), size)]
+
+        return self._cache.get_row([self._key(number) for number in row], fetch)
 
     def _numbers(self, start: int, stop: int) -> range:
         return range(start // self._piece_bytes, -(-stop // self._piece_bytes))
 
     def _key(self, number: int) -> str:
-        what = f"{self.name} {self.size} {self.version} {self._piece_bytes} {number}"
-        return hashlib.blake2b(what.encode(), digest_size=16).hexdigest()
+        """Return a piece's key. Those of one stretch of the file begin alike: they are in one folder of the cache."""
+        stretch, place = divmod(number, ROW_PIECES)
+        if (known := self._stretches.get(stretch)) is None:
+            what = f"{self.name} {self.size} {self.version} {self._piece_bytes} {stretch}"
+            known = self._stretches[stretch] = hashlib.blake2b(what.encode(), digest_size=16).hexdigest()
+        return f"{known}{place:x}"
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _again, (self._file, self._cache, self._ahead, self._piece_bytes)
+
+
+def _rows(numbers: Sequence[int]) -> list[list[int]]:
+    """Return ascending numbers of pieces in runs of one stretch each."""
+    rows: list[list[int]] = []
+    for number in numbers:
+        if rows and rows[-1][-1] == number - 1 and number % ROW_PIECES:
+            rows[-1].append(number)
+        else:
+            rows.append([number])
+    return rows
 
 
 def _again(file: RemoteFile, cache: BlockCache, ahead: FetchesAhead, piece_bytes: int) -> CachedBytes:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import io
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from paceline.errors import MissingExtra
@@ -88,6 +89,16 @@ class RemoteFiles:
     def read_all(self, url: str) -> bytes:
         """Return a whole file, a small one."""
         return bytes(self.retries.run(url, lambda: self._files.cat_file(self._path(url)), self.notices))
+
+    def write(self, url: str, path: Path) -> None:
+        """Copy a local file to a URL."""
+
+        def once() -> None:
+            target = self._path(url)
+            self._files.makedirs(target.rpartition("/")[0], exist_ok=True)
+            self._files.put_file(str(path), target)
+
+        self.retries.run(url, once, self.notices)
 
     def _path(self, url: str) -> str:
         return str(self._files._strip_protocol(url))

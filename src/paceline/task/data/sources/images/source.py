@@ -10,20 +10,27 @@ import zlib
 from collections import OrderedDict
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
 from paceline.errors import DamagedData, DataError, MissingExtra
+from paceline.spec.data.augment import AugmentSpec
 from paceline.spec.task import DataSpec
 from paceline.task.data.sources.documents import document_hash, split_limit, split_value
+from paceline.task.data.sources.images.choices import choices_of, unchanged
 from paceline.task.data.sources.images.listing import ImageEntry, ImageListing, list_images
 from paceline.task.data.sources.shards.opened import storage_of
-from paceline.task.data.storage.blocks import Bytes
+from paceline.task.data.storage.blocks import BlockCache, Bytes
 from paceline.task.data.storage.bytes import ByteFile, Storage
 from paceline.task.data.storage.notices import LEFT_OUT
 from paceline.task.data.storage.remote import is_remote
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 THREADS = 8
 OPEN_FILES = 64
@@ -31,12 +38,27 @@ NO_LABEL = -100
 STEPS_AHEAD = 4
 
 
-class ImageSource:
-    """Images as {"images": float32 [rows, 3, size, size] in 0..1, "labels": int64 [rows]}.
+@dataclass(frozen=True)
+class ImageLook:
+    """How images are read: `size` pixels of a side, of squares of `side`; what is drawn for them, and by which seed."""
 
-    An image is scaled until its shorter side is `size` and cut to the square in its middle. The pixels depend on its
-    bytes and on the version of Pillow alone. With `skip_bad` an image that cannot be decoded counts nothing: it is
-    black, and its label is -100.
+    size: int
+    side: int
+    augment: AugmentSpec | None
+    seed: int
+    normalise: str
+    skip_bad: bool
+    keep: bool  # on local disk, once they are decoded
+
+
+class ImageSource:
+    """Images as {"images": float32 [rows, 3, size, size], "labels": int64 [rows]}.
+
+    An image is scaled until its shorter side is `look.side` and cut to the square in its middle. The pixels depend on
+    its bytes and on the version of Pillow alone; what is drawn for them on the seed and the image's position. With
+    `look.skip_bad` an image that cannot be decoded counts nothing: it is black, and its label is -100.
+
+    Threads decode (`read_unfinished`); the rest is done of whole batches on whatever device they are (`finish`).
     """
 
     unit = "samples"
@@ -44,33 +66,39 @@ class ImageSource:
     vocab: int | None = None
     reads_in_threads = True
 
-    def __init__(
-        self, listing: ImageListing, chosen: npt.NDArray[np.int64], size: int, storage: Storage, skip_bad: bool
-    ) -> None:
+    def __init__(self, listing: ImageListing, chosen: npt.NDArray[np.int64], look: ImageLook, storage: Storage) -> None:
         """`chosen` are the numbers of the images in the listing. Raises MissingExtra without Pillow."""
         try:
-            import PIL.Image  # noqa: F401 (whether it is there)
+            import PIL
         except ImportError as error:
             raise MissingExtra("pillow", "images", "decoding images") from error
-        self.listing, self.chosen, self.size, self.storage, self.skip_bad = listing, chosen, size, storage, skip_bad
+        self.listing, self.chosen, self.look, self.storage = listing, chosen, look, storage
         self.samples, self.notices = len(chosen), storage.notices
         self.described = f"{len(listing.entries):,} images of {len(listing.classes):,} classes"
         self.steps_ahead = STEPS_AHEAD if any(map(is_remote, listing.files)) else 0
-        digest = hashlib.blake2b(f"{size} {listing.classes}".encode(), digest_size=16)
+        digest = hashlib.blake2b(f"{look.size} {listing.classes}".encode(), digest_size=16)
         for each in chosen.tolist():
             entry = listing.entries[each]
             digest.update(f"{entry.name.rpartition('/')[2]} {entry.size} {entry.label}\n".encode())
         self.fingerprint = digest.hexdigest()
+        self._version = PIL.__version__
+        kept = BlockCache(storage.cache_dir / "images", storage.cache_bytes, storage.notices)
+        self._kept = kept if look.keep else None
         self._open: OrderedDict[int, ByteFile] = OrderedDict()
         self._lock = threading.Lock()
         self._pool: ThreadPoolExecutor | None = None
 
     def read(self, ids: npt.NDArray[Any], positions: npt.NDArray[Any] | None = None) -> Any:
-        """Return the batch. Positions do not matter. Raises DataError for an image that cannot be decoded."""
+        """Return the batch; without positions nothing is drawn. Raises DataError for an image that is damaged."""
+        return self.finish(self.read_unfinished(ids, positions))
+
+    def read_unfinished(self, ids: npt.NDArray[Any], positions: npt.NDArray[Any] | None = None) -> dict[str, Any]:
+        """Return the squares of the images as they were decoded, uint8, and what is drawn for them: for `finish`."""
         import torch
 
         assert ids.size == 0 or ids.min() >= 0, "a sample id is negative"
-        pixels = np.zeros((len(ids), self.size, self.size, 3), dtype=np.uint8)
+        look, side = self.look, self.look.side
+        pixels = np.zeros((len(ids), side, side, 3), dtype=np.uint8)
         labels = np.empty(len(ids), dtype=np.int64)
         numbers = self.chosen[ids].tolist()
 
@@ -78,26 +106,51 @@ class ImageSource:
             labels[row] = self._decode(numbers[row], pixels[row])
 
         list(self._threads().map(fill, range(len(ids))))
-        images = torch.from_numpy(pixels).permute(0, 3, 1, 2).to(torch.float32) / 255
-        return {"images": images, "labels": torch.from_numpy(labels)}
+        batch = {"pixels": torch.from_numpy(pixels), "labels": torch.from_numpy(labels)}
+        if positions is not None and look.augment is not None and look.augment.draws:
+            batch["choices"] = torch.from_numpy(choices_of(look.augment, look.seed, positions, side))
+        elif side != look.size:
+            batch["choices"] = torch.from_numpy(unchanged(len(ids), side))
+        return batch
+
+    def finish(self, batch: dict[str, Any]) -> dict[str, Any]:
+        """Return a batch of `read_unfinished`, which may be on a device by now, as it is trained on: the same bits."""
+        from paceline.task.data.sources.images.finish import finish_images
+
+        images = finish_images(batch["pixels"], batch.get("choices"), self._table, self.look.size)
+        return {"images": images, "labels": batch["labels"]}
+
+    @cached_property
+    def _table(self) -> Tensor:
+        from paceline.task.data.sources.images.finish import table_of
+
+        return table_of(self.look.normalise)
 
     def expect(self, ids: npt.NDArray[Any]) -> None:
         """Say which samples will be read next, in their order: remote ones are fetched meanwhile."""
         for number in self.chosen[ids].tolist():
             entry = self.listing.entries[number]
-            self._file(entry.file).expect([(entry.start, entry.start + entry.size)])
+            self._file(entry.file).expect(np.array([[entry.start, entry.start + entry.size]]))
 
     def _decode(self, number: int, into: npt.NDArray[np.uint8]) -> int:
         """Fill in an image and return its label, -100 where it is left out."""
         entry = self.listing.entries[number]
         try:
-            into[:] = _pixels(self._file(entry.file).read(entry.start, entry.start + entry.size), entry, self.size)
+            into[:] = self._square_of(self._file(entry.file).read(entry.start, entry.start + entry.size), entry)
         except DamagedData as error:
-            if not self.skip_bad:
+            if not self.look.skip_bad:
                 raise
             self.notices.tell(LEFT_OUT, f"{error.what}: {error.because}")
             return NO_LABEL
         return entry.label
+
+    def _square_of(self, content: Bytes, entry: ImageEntry) -> npt.NDArray[np.uint8]:
+        """Return the square of an image of these bytes, from the disk where it was kept. Raises DamagedData."""
+        side, encoded = self.look.side, content.tobytes()
+        if self._kept is None:
+            return decoded(encoded, entry, side)
+        key = hashlib.blake2b(encoded, digest_size=16, key=f"{side} {self._version}".encode()).hexdigest()
+        return self._kept.get(key, lambda: decoded(encoded, entry, side).tobytes()).reshape(side, side, 3)
 
     def _file(self, number: int) -> ByteFile:
         with self._lock:
@@ -115,13 +168,14 @@ class ImageSource:
             return self._pool
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return ImageSource, (self.listing, self.chosen, self.size, self.storage, self.skip_bad)
+        return ImageSource, (self.listing, self.chosen, self.look, self.storage)
 
 
-def open_images(data: DataSpec, path: str) -> tuple[ImageSource, ImageSource | None]:
+def open_images(data: DataSpec, path: str, seed: int) -> tuple[ImageSource, ImageSource | None]:
     """Return the images, split by a hash of their names: (train, validation or None).
 
-    Raises DataError where there are none, MissingExtra without Pillow.
+    `seed` is the task's: what is drawn for training follows from it. Raises DataError where there are none,
+    MissingExtra without Pillow.
     """
     storage = storage_of(data)
     listing = list_images(path, storage)
@@ -129,26 +183,28 @@ def open_images(data: DataSpec, path: str) -> tuple[ImageSource, ImageSource | N
     limit = split_limit(values, data.validation_fraction)
     held_out = np.array([value < limit for value in values])
 
-    def source(chosen: Sequence[bool] | npt.NDArray[Any]) -> ImageSource:
-        return ImageSource(listing, np.flatnonzero(chosen), data.image_size, storage, data.on_bad == "skip")
+    def source(chosen: Sequence[bool] | npt.NDArray[Any], augment: AugmentSpec | None) -> ImageSource:
+        side = (augment.crop_from if augment is not None else 0) or data.image_size
+        skips = data.on_bad == "skip"
+        look = ImageLook(data.image_size, side, augment, seed, data.normalise, skips, data.cache_images)
+        return ImageSource(listing, np.flatnonzero(chosen), look, storage)
 
     if held_out.all():
         raise DataError("no images are left", "the validation part took all of them", "lower validation_fraction")
-    return source(~held_out), source(held_out) if held_out.any() else None
+    return source(~held_out, data.augment), source(held_out, None) if held_out.any() else None
 
 
-def _pixels(content: Bytes, entry: ImageEntry, size: int) -> npt.NDArray[np.uint8]:
+def decoded(content: bytes, entry: ImageEntry, size: int) -> npt.NDArray[np.uint8]:
     """Return an image of its bytes, as `_square` cuts it. Raises DamagedData where it cannot be decoded."""
     from PIL import Image
 
-    encoded = content.tobytes()
     try:
-        with Image.open(io.BytesIO(encoded)) as image:
+        with Image.open(io.BytesIO(content)) as image:
             return _square(image.convert("RGB"), size)
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:  # as Pillow's decoders raise
         raise DamagedData(
             f"the image {entry.name} cannot be decoded",
-            f"its bytes {entry.start:,} to {entry.start + entry.size:,}, of CRC-32 {zlib.crc32(encoded):08x}: {error}",
+            f"its bytes {entry.start:,} to {entry.start + entry.size:,}, of CRC-32 {zlib.crc32(content):08x}: {error}",
             'copy it again, or train without it: task.data.on_bad = "skip"',
         ) from error
 

@@ -84,10 +84,9 @@ class TokenPart:
         shape = (self.tokens - length + 1, length)
         return np.lib.stride_tricks.as_strided(self._mapped, shape, (size, size), writeable=False)[starts]
 
-    def expect(self, spans: Sequence[tuple[int, int]]) -> None:
-        """Say which tokens will be read next."""
-        size = self.dtype.itemsize
-        self.file.expect([(self._start + start * size, self._start + stop * size) for start, stop in spans])
+    def expect(self, spans: Indices) -> None:
+        """Say which tokens will be read next: [spans, 2], where each begins and ends."""
+        self.file.expect(self._start + spans * self.dtype.itemsize)
 
     def _raw(self, start: int, stop: int) -> Tokens:
         if self._mapped is not None:
@@ -160,12 +159,14 @@ class TokenParts:
 
     def expect(self, starts: Indices, stops: Indices) -> None:
         """Say which runs of tokens will be read next, in their order."""
-        spans: dict[int, list[tuple[int, int]]] = {}
-        for start, stop in zip(starts.tolist(), stops.tolist(), strict=True):
-            for number, first, last in self._spans(start, stop):
-                spans.setdefault(number, []).append((first, last))
-        for number, of_part in spans.items():
-            self._parts[number].expect(of_part)
+        numbers = np.searchsorted(self._begins, starts, side="right") - 1
+        within = np.stack([starts, np.minimum(stops, self._begins[numbers + 1])], axis=1) - self._begins[numbers, None]
+        for number in dict.fromkeys(numbers.tolist()):
+            self._parts[number].expect(within[numbers == number])
+        over = stops > self._begins[numbers + 1]
+        for start, stop in zip(starts[over].tolist(), stops[over].tolist(), strict=True):
+            for number, first, last in self._spans(start, stop)[1:]:
+                self._parts[number].expect(np.array([[first, last]]))
 
     def _spans(self, start: int, stop: int) -> list[tuple[int, int, int]]:
         """Return where the tokens start..stop lie: (part, first, last), without empty ones."""

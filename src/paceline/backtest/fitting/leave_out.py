@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from paceline.backtest.backtest import FileResult, score_steps
-from paceline.backtest.fit import FittedTable, Fitting, Residuals, quantile, seen_in
+from paceline.backtest.fitting.fit import FittedTable, Fitting, Residuals, quantile, seen_in
 from paceline.backtest.rows import Reader
 from paceline.backtest.score import Scored, timed
 from paceline.backtest.statistics import mean, median

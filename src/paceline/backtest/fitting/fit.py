@@ -10,15 +10,15 @@ constants fitted without a table miss of it, those of memory from what is left o
 from __future__ import annotations
 
 import datetime
-import math
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import TypeVar, cast
 
 import numpy as np
 
+from paceline.backtest.fitting.descent import STEP, descend, logarithms, nearby, rounded, with_values
 from paceline.backtest.parts import compare_collectives
 from paceline.backtest.price import Priced, allocated_and_kept, price_cases, seconds_of_cases, software_of
 from paceline.backtest.rows import Case, Reader
@@ -32,13 +32,9 @@ Item = TypeVar("Item")
 FITTED = ("operand_traffic", "unfused_moves", "unfused_launches", "memory_share", "launch_seconds", "node_link_share",
           "network_link_share", "collective_seconds", "pipeline_wait_seconds", "flush_seconds",
           "node_hop_seconds", "network_hop_seconds", "overlap", "fixed_seconds")  # fmt: skip
-AT_MOST_ONE = ("operand_traffic", "memory_share", "node_link_share", "network_link_share", "overlap")
 ROWS_PER_FILE = 60
-FILE_WEIGHT = 60.0  # rows that the longest file counts for
-HUBER = 0.10  # of log(forecast / measured)
-PRIOR_WEIGHT = 0.5  # of a constant's distance from where it starts, as a logarithm
-STEP, LONGEST_STEP, ROUNDS = 0.03, 0.5, 12
-RESTING = 50  # times that rows are weighed anew until a linear fit rests
+FEWEST = 3  # rows of a table that says how far off forecasts are
+HELD_TABLES = 0.8  # part of tables in which an interval holds what it says
 # Links that are no switch: groups of some sizes share them unevenly, which no share of a rate describes.
 UNSWITCHED = ("V100",)
 
@@ -135,7 +131,7 @@ class Fitting:
     @cached_property
     def constants(self) -> Constants:
         """The constants at the least loss over all tables, those of allocators and intervals aside."""
-        return _descend(self.names, self.start, self.parts)
+        return descend(self.names, self.start, [part.missed for part in self.parts])
 
     def without(self, left_out: Collection[FittedTable]) -> Constants:
         """Return the constants fitted without some tables; what no other table tells of stays where fits start.
@@ -148,16 +144,16 @@ class Fitting:
             return self.constants
         if not others:
             return self.start
-        found = _nearby(self.names, self.start, self.constants, [self._slopes[place] for place in others])
-        return _with(self.constants, self.names, found)
+        found = nearby(self.names, self.start, self.constants, [self._slopes[place] for place in others])
+        return with_values(self.constants, self.names, found)
 
     @cached_property
     def _slopes(self) -> list[tuple[Floats, Floats]]:
         """What every table misses at the full fit, and how that changes with each constant's logarithm."""
-        at = _logarithms(self.constants, self.names)
+        at = logarithms(self.constants, self.names)
         here = [part.missed(self.constants) for part in self.parts]
         moved = [
-            [part.missed(_with(self.constants, self.names, at + STEP * row)) for part in self.parts]
+            [part.missed(with_values(self.constants, self.names, at + STEP * row)) for part in self.parts]
             for row in np.eye(len(at))
         ]
         return [
@@ -172,7 +168,7 @@ class Fitting:
         constants = replace(constants, allocator_share=_allocator_share(held, constants))
         residuals = tuple(Residuals(part.file, part.missed(constants)) for part in self.parts)
         memory = tuple(Residuals(name, _memory_misses(cases, constants)) for name, cases in held)
-        unseen = self._left_out(residuals) or residuals
+        unseen = self._left_out() or residuals
         time_80, time_95 = (quantile(unseen, share) for share in (0.80, 0.95))
         memory_80, memory_95 = (quantile(memory, share) for share in (0.80, 0.95)) if memory else (0.15, 0.30)
         constants = replace(
@@ -183,18 +179,16 @@ class Fitting:
         )  # fmt: skip
         return Fit(constants, residuals, memory)
 
-    def _left_out(self, fitted: Sequence[Residuals]) -> list[Residuals]:
+    def _left_out(self) -> list[Residuals]:
         """Return what constants fitted on all others miss of each table of steps: what a new table is to expect.
 
-        A table that alone tells of a generation has nothing else to be forecast from: of it, what is left over.
+        A table that alone tells of a generation has nothing else to be forecast from, and is not among them.
         """
         found = []
-        for part, left in zip(self.parts, fitted, strict=True):
+        for part in self.parts:
             known = frozenset[str]().union(*(other.generations for other in self.parts if other is not part))
             if part.generations and part.generations <= known:
                 found.append(Residuals(part.file, part.missed(self.without([part]))))
-            elif part.generations:
-                found.append(left)
         return found
 
 
@@ -292,93 +286,14 @@ def _allocator_share(held: Sequence[tuple[str, Sequence[Case]]], constants: Cons
         for case, (allocated, kept) in zip(reserved, allocated_and_kept(reserved, constants), strict=True):
             if kept and case.memory_bytes:
                 shares.append((case.memory_bytes - allocated) / kept * constants.allocator_share)
-    return _rounded(max(0.0, float(np.median(shares)))) if shares else constants.allocator_share
+    return rounded(max(0.0, float(np.median(shares)))) if shares else constants.allocator_share
 
 
 def quantile(parts: Sequence[Residuals], share: float) -> float:
-    """Return the half-width that holds a share of the rows, files weighing as they do in the fit."""
-    sizes = np.concatenate([np.abs(part.values) for part in parts])
-    weights = _weights([part.values for part in parts])
-    order = np.argsort(sizes)
-    return _rounded(float(np.interp(share, np.cumsum(weights[order]) / weights.sum(), sizes[order])))
+    """Return the half-width that holds a share of the rows of so many in a hundred tables.
 
-
-def _rounded(value: float) -> float:
-    return float(f"{value:.4g}")
-
-
-def _descend(names: Sequence[str], start: Constants, parts: Sequence[FittedTable]) -> Constants:
-    """Return the constants at the least loss, found from `start` on."""
-    begin, ceiling = _logarithms(start, names), _ceiling(names)
-
-    def missed(at: Floats) -> list[Floats]:
-        constants = _with(start, names, at)
-        return [part.missed(constants) for part in parts]
-
-    def loss(misses: list[Floats], at: Floats) -> float:
-        sizes, weights = np.abs(np.concatenate(misses)), _weights(misses)
-        huber = np.where(sizes < HUBER, sizes**2 / 2, HUBER * (sizes - HUBER / 2))
-        return float(weights @ huber + PRIOR_WEIGHT / 2 * np.sum((at - begin) ** 2))
-
-    at, misses, damping = begin.copy(), missed(begin), 1e-2
-    least = loss(misses, at)
-    for _ in range(ROUNDS):
-        residuals = np.concatenate(misses)
-        slopes = np.column_stack(
-            [(np.concatenate(missed(at + STEP * row)) - residuals) / STEP for row in np.eye(len(at))]
-        )
-        weights = _weights(misses) * np.minimum(1.0, HUBER / np.maximum(np.abs(residuals), 1e-12))
-        curve = slopes.T @ (weights[:, None] * slopes) + PRIOR_WEIGHT * np.eye(len(at))
-        slope = slopes.T @ (weights * residuals) + PRIOR_WEIGHT * (at - begin)
-        before = least
-        for _ in range(6):
-            move = -np.linalg.solve(curve + damping * np.diag(np.diag(curve)), slope)
-            there = np.minimum(at + np.clip(move, -LONGEST_STEP, LONGEST_STEP), ceiling)
-            found = missed(there)
-            if loss(found, there) < least:
-                at, misses, least, damping = there, found, loss(found, there), max(damping / 5, 1e-4)
-                break
-            damping *= 6
-        if before - least < 1e-3 * before:
-            break
-    return _with(start, names, at)
-
-
-def _nearby(names: Sequence[str], start: Constants, near: Constants, slopes: Sequence[tuple[Floats, Floats]]) -> Floats:
-    """Return the logarithms of constants at the least loss of misses that are linear about `near`."""
-    begin, at = _logarithms(start, names), _logarithms(near, names)
-    misses, slope = np.concatenate([misses for misses, _ in slopes]), np.concatenate([slope for _, slope in slopes])
-    files, moved = _weights([misses for misses, _ in slopes]), np.zeros(len(at))
-    for _ in range(RESTING):
-        left = misses + slope @ moved
-        weights = files * np.minimum(1.0, HUBER / np.maximum(np.abs(left), 1e-12))
-        curve = slope.T @ (weights[:, None] * slope) + PRIOR_WEIGHT * np.eye(len(at))
-        pull = slope.T @ (weights * misses) + PRIOR_WEIGHT * (at - begin)
-        moved = np.clip(-np.linalg.solve(curve, pull), -LONGEST_STEP, LONGEST_STEP)
-    return np.minimum(at + moved, _ceiling(names))
-
-
-def _ceiling(names: Sequence[str]) -> Floats:
-    return np.array([0.0 if name.split(".")[0] in (*AT_MOST_ONE, *BY_FAMILY) else math.inf for name in names])
-
-
-def _logarithms(constants: Constants, names: Sequence[str]) -> Floats:
-    return np.log([_get(constants, name) for name in names])
-
-
-def _weights(misses: list[Floats]) -> Floats:
-    return np.concatenate([np.full(len(part), min(1.0, FILE_WEIGHT / len(part))) for part in misses])
-
-
-def _get(constants: Constants, name: str) -> float:
-    kind, _, family = name.partition(".")
-    return float(getattr(constants, kind)[family] if family else getattr(constants, kind))
-
-
-def _with(constants: Constants, names: Sequence[str], logarithms: Floats) -> Constants:
-    values = {name: _rounded(math.exp(value)) for name, value in zip(names, logarithms, strict=True)}
-    changes: dict[str, Any] = {name: value for name, value in values.items() if "." not in name}
-    for kind in BY_FAMILY:
-        own = {name.partition(".")[2]: value for name, value in values.items() if name.startswith(f"{kind}.")}
-        changes[kind] = {**getattr(constants, kind), **own}
-    return replace(constants, **changes)
+    Rows of one table miss alike, so a new table is like a draw from tables, not from rows: of each, the half-width that
+    holds a share of its rows; of those, the quantile over tables. Tables of a row or two say little of a quantile.
+    """
+    widths = [np.quantile(np.abs(part.values), share) for part in parts if len(part.values) >= FEWEST]
+    return rounded(float(np.quantile(widths or [np.quantile(np.abs(parts[0].values), share)], HELD_TABLES)))

@@ -1,0 +1,32 @@
+"""Whether steps wait for their batches."""
+
+from __future__ import annotations
+
+from paceline.observe.verdict.part import BoundPart, share_of
+from paceline.observe.verdict.seen import StepsSeen
+from paceline.units import format_seconds
+
+KIND = "data"
+
+
+def data_part(seen: StepsSeen) -> BoundPart:
+    """Return the part of a step in which a rank waits for its batch.
+
+    The rank that waits longest counts: the others wait for it in their collectives. On CUDA only the time counts in
+    which the device has nothing to do, since the host may wait while the device still computes.
+    """
+    waited = seen.most("data")
+    if seen.knows("idle"):
+        waited = min(waited, seen.most("idle"))
+    evidence = [f"a step of {format_seconds(seen.step_seconds)} waits {format_seconds(waited)} for its batch"]
+    if seen.ranks > 1 and seen.whole:
+        evidence.append(f"rank {seen.spreads['data'].rank} waits longest" if seen.knows("data") else "")
+    if seen.knows("ready"):
+        evidence.append(f"{seen.least('ready'):.0%} of the batches were there when they were wanted")
+    if seen.knows("read"):
+        evidence.append(f"reading one takes {format_seconds(seen.most('read'))}")
+    advice = (
+        "`paceline bench data SPEC` shows what a step takes without its loader; token shards (`paceline data prepare`)"
+        " instead of text, transforms on the device (task.data.augment), work of a data set's own moved into `prepare`"
+    )
+    return BoundPart(KIND, share_of(waited, seen.step_seconds), tuple(filter(None, evidence)), advice)

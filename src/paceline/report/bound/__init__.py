@@ -1,0 +1,1 @@
+"""What bounds a run's steps, as the report says it."""

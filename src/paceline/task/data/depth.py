@@ -1,0 +1,104 @@
+"""DepthRule: how many batches are read ahead, by what steps and reads take and what memory allows."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from paceline.spec.journal.kinds import DecisionRecord
+from paceline.units import format_bytes, format_seconds
+
+MOST_AHEAD = 16  # batches: more hides no longer pauses, and holds what may never be trained on
+WINDOW = 8  # reads and steps that a change is of
+WORTH_A_THREAD = 0.05  # of a step: reads that wait less than this are left to the thread that trains
+WAITS = 0.5  # of a read: less waiting than this, and a thread would only take the cores that compute
+
+
+@dataclass(frozen=True)
+class ReadTimes:
+    """What a read took, in seconds, of which its thread did not run for `waited`.
+
+    `step` is the time from the result before to this one being asked for, None for the first. `in_thread` says whether
+    another thread read it.
+    """
+
+    read: float
+    waited: float
+    step: float | None
+    in_thread: bool
+
+
+class DepthRule:
+    """Looks at reads and steps, and changes `depth` where it is not what they call for. It changes what is read when,
+    never what: samples are pure functions of their position.
+
+    As many batches are asked for as steps pass in the longest read. Where a device computes, one at least is. On a CPU,
+    whose cores all compute, none is as long as reads compute too: what a thread can hide there is their waiting.
+    """
+
+    def __init__(self, most_bytes: int, on_device: bool, bytes_of: Callable[[Any], int]) -> None:
+        """`most_bytes` is what batches ahead may take; `bytes_of` says what one does."""
+        self.depth = self._least = 1 if on_device else 0
+        self._most_bytes, self._on_device, self._bytes_of = most_bytes, on_device, bytes_of
+        self._times: deque[ReadTimes] = deque(maxlen=WINDOW)
+        self._batch_bytes = 0
+        self._news: list[DecisionRecord] = []
+
+    def seen(self, item: Any, times: ReadTimes) -> None:
+        """Take note of a read, and of the step before it."""
+        if times.step is None:
+            return
+        self._times.append(times)
+        if len(self._times) < WINDOW:
+            return
+        self._batch_bytes = max(self._batch_bytes, self._bytes_of(item))
+        wanted, allowed = self._wanted(), self._allowed()
+        chosen = min(wanted, allowed)
+        # It grows at once and shrinks when it is twice what is called for: no change follows from noise alone.
+        if chosen > self.depth or self.depth >= 2 * max(1, chosen) or (self.depth and not chosen):
+            self._change(chosen, wanted, allowed)
+
+    def news(self) -> list[DecisionRecord]:
+        """Return the changes since the last call."""
+        news, self._news = self._news, []
+        return news
+
+    def _wanted(self) -> int:
+        step = statistics.median(times.step or 0.0 for times in self._times)
+        longest = max(times.read for times in self._times)
+        if not self._on_device:
+            waited = statistics.median(times.waited for times in self._times)
+            read = statistics.median(times.read for times in self._times)
+            if waited < WAITS * read or waited < WORTH_A_THREAD * step:
+                return 0
+        return max(1, min(MOST_AHEAD, math.ceil(longest / step) if step > 0 else MOST_AHEAD))
+
+    def _allowed(self) -> int:
+        return max(self._least, self._most_bytes // max(1, self._batch_bytes))
+
+    def _change(self, chosen: int, wanted: int, allowed: int) -> None:
+        step = statistics.median(times.step or 0.0 for times in self._times)
+        read = max(times.read for times in self._times)
+        because = f"reads take up to {format_seconds(read)}, steps {format_seconds(step)}"
+        if allowed < wanted:
+            because += f"; {wanted} would not fit into {format_bytes(self._most_bytes)} (run.read_ahead_limit)"
+        elif not chosen:
+            because += "; reads compute more than they wait, and the cores compute already"
+        evidence = {
+            "read_seconds": read,
+            "step_seconds": step,
+            "waited_seconds": statistics.median(times.waited for times in self._times),
+            "batch_bytes": self._batch_bytes,
+        }
+        told = DecisionRecord("read ahead", _batches(self.depth), _batches(chosen), because, evidence)
+        self._news.append(told)
+        self.depth = chosen
+        self._times.clear()
+
+
+def _batches(count: int) -> str:
+    return f"{count} batch{'' if count == 1 else 'es'}"

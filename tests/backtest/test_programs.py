@@ -1,0 +1,206 @@
+"""What a table's program and its open settings mean, by hand on round numbers."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from backtest_examples import case_of
+
+from paceline.backtest.anchor import TRUST, anchor_factor, anchor_smallest, anchored_seconds
+from paceline.backtest.price import Interval, Priced, TermSeconds, contexts_of, price_cases, software_of
+from paceline.backtest.score import Scored
+from paceline.cluster.resolve import resolve_cluster
+from paceline.plan.cost import pricing
+from paceline.plan.cost.collectives import gather_collectives, reduce_collectives
+from paceline.plan.cost.constants import Seen, read_constants
+from paceline.plan.cost.programs.known import EAGER_LOGITS, MEGATRON, PROGRAMS, TORCHTITAN
+from paceline.plan.cost.programs.low import RECIPES, recipe_of
+from paceline.plan.cost.sheet import PricedTask, Sheet
+from paceline.plan.cost.software import Software
+from paceline.plan.cost.time.ring import ring
+from paceline.plan.cost.unknown import CHIP, PROGRAM, time_widths
+from paceline.spec.cluster import ClusterSpec
+from paceline.spec.forecast import Z80, Z95
+from paceline.spec.layout import Layout
+from paceline.task.profile.transformer import TransformerShape
+
+
+def sheet_of(software: Software, **changes: object) -> Sheet:
+    """Return the sheet of a row's first plan, priced as a program."""
+    case = case_of(**changes)
+    return PricedTask(case.profile, case.cluster, case.batch_samples, 1, software=software).sheet(case.plans[0])
+
+
+def place_of(sheet: Sheet, kind: str) -> int:
+    """Return which of a sheet's different blocks is of a kind."""
+    return next(place for place, block in enumerate(sheet.context.shapes.blocks) if block.kind == kind)
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_conventions_are_looked_up_by_the_program_and_by_nothing_else(program: str) -> None:
+    found = {software_of(case_of(program=program, source=source)).name for source in ("nanotron", "nemo bridge", "")}
+    assert found == {PROGRAMS[program].name}
+    assert software_of(case_of(program=program, precision="fp16", zero_stage="1")).name == PROGRAMS[program].name
+
+
+def test_an_unknown_program_is_marked_and_priced_by_how_it_shards() -> None:
+    sharded, whole = case_of(program="mine"), case_of(program="", zero_stage="0")
+    assert software_of(sharded).name == "PyTorch FSDP" and "program mine priced as PyTorch FSDP" in sharded.marks
+    assert software_of(whole).name == "Megatron-LM" and "no program stated: priced as Megatron-LM" in whole.marks
+
+
+def test_gradients_of_megatron_are_of_two_bytes_in_fp16_alone() -> None:
+    half, wide = (software_of(case_of(program="megatron-lm", zero_stage="1", precision=p)) for p in ("fp16", "bf16"))
+    assert (half.gradient_bytes, half.reduce_bytes, wide.gradient_bytes) == (2, 2, 4)
+
+
+def test_zero_2_reduces_once_a_step_in_megatron_and_every_micro_batch_in_fsdp() -> None:
+    # 8 devices, 64 sequences, micro-batches of 2: four a step.
+    once, each = (sheet_of(s, zero_stage="2") for s in (MEGATRON, replace(TORCHTITAN, reduce_bytes=4)))
+    (first, _), (second, _) = reduce_collectives(once), reduce_collectives(each)
+    assert each.columns.accumulation[0] == 4
+    assert second.buffer_bytes[0] == pytest.approx(4 * first.buffer_bytes[0])
+
+
+def test_buckets_of_the_distributed_optimizer_grow_with_the_ranks() -> None:
+    for ranks, expected in ((8, 169), (64, 106)):  # 6.74e9 parameters in buckets of 40 and of 64 million
+        sheet = sheet_of(MEGATRON, zero_stage="1", n_devices=ranks, dp=ranks, global_batch=2 * ranks)
+        assert gather_collectives(sheet)[0].calls[0] == expected
+
+
+def test_copies_that_share_a_sequence_reduce_once_a_step_and_gather_no_weights_by_micro_batch() -> None:
+    (plan,) = case_of(program="megatron-lm", zero_stage="0", cp=2, dp=4).plans
+    assert (plan.layout, plan.zero) == (Layout(dp_replicate=4, cp=2), 1)
+
+
+def test_a_rate_per_gpu_is_not_shared_by_the_node() -> None:
+    alone, node = (case_of(n_devices=16, dp=16, inter_bw=text) for text in ("200Gbps RoCE/GPU", "1600Gbps/node"))
+    assert alone.cluster.links[-1].bytes_per_second.value == node.cluster.links[-1].bytes_per_second.value == 25e9
+
+
+def test_what_is_open_is_resolved_jointly_as_the_fastest_that_fits() -> None:
+    row = {"program": "megatron-lm", "zero_stage": "", "recompute": "", "micro_batch": None, "pp": 2, "dp": 4,
+           "pp_schedule": "interleaved_1f1b"}  # fmt: skip
+    case = case_of(**row)
+    assert {(plan.layout.dp_shard, plan.layout.dp_replicate) for plan in case.plans} == {(4, 1), (1, 4)}
+    assert {plan.virtual_stages for plan in case.plans} == {2, 4, 8, 16}
+    assert {plan.recompute for plan in case.plans} == {"none", "selective", "full", "budget"}
+    assert all(plan.accumulation % 2 == 0 for plan in case.plans), "interleaved schedules go round the stages"
+    (priced,) = price_cases([case])
+    assert isinstance(priced, Priced) and priced.fits
+    (context, _), memory = contexts_of([case], read_constants())[0], case.cluster.device.memory_bytes.value
+    sheet = context.sheet(*case.plans)
+    fitting = pricing.total(pricing.without(pricing.memory_components(sheet), "cache")) <= memory
+    seconds = pricing.total(pricing.time_components(sheet))
+    assert fitting.any() and not fitting.all()
+    assert priced.step_seconds.value == pytest.approx(float(seconds[fitting].min()))
+
+
+def test_shards_beside_copies_are_read_from_their_degrees_or_left_open() -> None:
+    big = {"n_devices": 64, "dp": 64, "global_batch": 128, "program": "maxtext"}
+    (plan,) = case_of(zero_stage="fsdp ici=8 dcn=2 dp=4", **big).plans
+    assert (plan.layout, plan.zero) == (Layout(dp_shard=16, dp_replicate=4), 3)
+    found = [plan.layout for plan in case_of(zero_stage="fsdp+dp", **big).plans]
+    assert [(layout.dp_shard, layout.dp_replicate) for layout in found] == [(8, 8), (16, 4), (32, 2), (64, 1)]
+
+
+@pytest.mark.parametrize(
+    ("device", "devices", "per_node", "domain"),
+    [("gb200", 64, 4, 64), ("gb200", 512, 4, 64), ("gb200", 144, 4, 72), ("h100-sxm", 64, 4, 4), ("gb200", 72, 0, 72),
+     ("tpu-v5p", 512, 4, 512)],
+)  # fmt: skip
+def test_links_come_from_the_fabric_and_not_from_the_host(
+    device: str, devices: int, per_node: int, domain: int
+) -> None:
+    cluster, _ = resolve_cluster(ClusterSpec(device, devices=devices, devices_per_node=per_node))
+    assert cluster.domain == domain
+
+
+def test_an_all_to_all_inside_a_rack_is_priced_over_its_nvlink() -> None:
+    cluster, _ = resolve_cluster(ClusterSpec("gb200", devices=64, devices_per_node=4))
+    constants = read_constants()
+    group = ring(cluster, constants, np.array([16]), np.array([1]))
+    waits = 15 * constants.node_hop_seconds + constants.collective_seconds
+    by_hand = 15 / 16 * 1e9 / (900e9 * constants.node_link_share) + waits
+    assert group.nodes[0] == 1
+    assert group.seconds("all_to_all", np.array([1e9]), np.ones(1))[0] == pytest.approx(by_hand)
+
+
+def test_torchtitan_keeps_attention_and_every_other_product_and_computes_the_rest_again() -> None:
+    shape = TransformerShape("x", 2, 4096, 14336, 32, 8, 128, 1000, 8192, gated=True, biases=False, tied=False)
+    layer = replace(shape, selective_products=0.5).profile().blocks[1]
+    # Its input, attention's output with two numbers a head, and half of what seven products write.
+    written = 4096 + 2 * 1024 + 2 * 14336 + 2 * 4096
+    assert layer.selective_elements == 8192 * (4096 + 4096 + 2 * 32 + written / 2)
+    sheet = sheet_of(TORCHTITAN, recompute="selective", program="torchtitan")
+    again = sheet.again_seconds[1] - sheet.moving_seconds
+    assert again[0] == pytest.approx(0.5 * sheet.product_seconds[0])
+
+
+def test_fp8_casts_operands_and_leaves_the_head_in_bf16() -> None:
+    row = {"program": "torchtitan", "precision": "fp8", "accelerator": "H100-80GB"}
+    quick, rowwise = (sheet_of(replace(TORCHTITAN, recipe=name), **row) for name in ("tensorwise", "rowwise"))
+    at, last = place_of(quick, "decoder"), place_of(quick, "head")
+    block = quick.context.shapes.blocks[at]
+    values = block.matmul_flops / block.matmul_width
+    assert quick.cast_seconds[0, at] == pytest.approx(6 * values / quick.rates.memory_rate)
+    assert rowwise.product_seconds[0, at] == pytest.approx(quick.product_seconds[0, at] / RECIPES["rowwise"].rate)
+    in_bf16 = sheet_of(TORCHTITAN, **{**row, "precision": "bf16"})
+    assert quick.product_seconds[0, last] == pytest.approx(in_bf16.product_seconds[0, last])
+    assert quick.cast_seconds[0, last] == 0
+    assert [recipe_of(text, "delayed") for text in ("fp8-cs", "fp8-rowwise", "mxfp8", "fp8")] == [
+        "current", "rowwise", "mxfp8", "delayed"]  # fmt: skip
+
+
+def test_fp4_has_its_own_rate_where_the_chip_has_one_and_is_never_taken_as_bf16() -> None:
+    row = {"program": "megatron-lm", "precision": "nvfp4", "zero_stage": "1"}
+    quick, plain = (sheet_of(MEGATRON, **{**row, "accelerator": "B200", "precision": p}) for p in ("nvfp4", "bf16"))
+    at = place_of(quick, "decoder")
+    assert quick.rates.peak == 9e15 and quick.columns.precision == "fp4"
+    assert quick.product_seconds[0, at] < plain.product_seconds[0, at] and quick.cast_seconds[0, at] > 0
+    assert price_cases([case_of(**row)]) == ["no rate of fp4 products of NVIDIA A100 SXM4 80GB"]
+
+
+def test_logits_of_an_eager_loss_are_half_as_many_bytes_again() -> None:
+    plain, eager = (sheet_of(replace(TORCHTITAN, logit_share=share)) for share in (1.0, EAGER_LOGITS))
+    last = place_of(plain, "head")
+    head = plain.context.shapes.blocks[last]
+    more = eager.kept_bytes[0][0, last] - plain.kept_bytes[0][0, last]
+    assert more == pytest.approx(0.5 * 4 * head.saved_fp32_elements)
+
+
+def test_intervals_widen_with_what_no_table_had() -> None:
+    seen = Seen(("ampere",), ("bf16",), ("Megatron-LM",), 64)
+    constants = replace(read_constants(), time_80=0.2, time_95=0.4, seen=seen)
+    known = time_widths(constants, "NVIDIA A100", "bf16", "Megatron-LM", 64)
+    assert (known.narrow, known.wide, known.because) == (0.2, 0.4, "this chip and this program measured")
+    chip = time_widths(constants, "NVIDIA H100", "bf16", "Megatron-LM", 64)
+    assert (
+        chip.narrow == pytest.approx(math.hypot(0.2, CHIP)) and chip.because == "this program measured, this chip never"
+    )
+    assert chip.wide == pytest.approx(math.hypot(0.4, CHIP * Z95 / Z80))
+    other = time_widths(constants, "NVIDIA A100", "bf16", "Paceline", 256)  # two doublings beyond
+    assert other.narrow == pytest.approx(math.hypot(0.2, PROGRAM, 0.04))
+
+
+def anchored_row(devices: int, measured: float, computes: float, waits: float) -> Scored:
+    """Return a row of a series with the two terms of its forecast."""
+    case = case_of(measured_step_s=measured, n_devices=devices, dp=devices, global_batch=64)
+    terms = (TermSeconds("products", "products", computes), TermSeconds("tensor", "collectives", waits))
+    total = computes + waits
+    return Scored(case, Priced(case.plans[0], Interval(total, total, total, total, total), 0.0, True, terms))
+
+
+def test_an_anchor_corrects_what_devices_compute_and_leaves_what_they_wait_for() -> None:
+    rows = [anchored_row(8, 12.0, 8.0, 2.0), anchored_row(16, 7.25, 4.0, 2.0), anchored_row(32, 4.5, 2.0, 2.0)]
+    assert anchor_factor(rows[0]) == pytest.approx((10.0 / 8.0) ** TRUST)
+    assert anchored_seconds(rows[1], 1.25) == pytest.approx(7.0)
+    (series,) = anchor_smallest(rows[::-1]).series
+    assert (series.devices, series.rows, series.factor) == (8, 2, pytest.approx(1.25**TRUST))
+    found = [computes * 1.25**TRUST + 2.0 for computes in (4.0, 2.0)]
+    assert series.mape == pytest.approx((abs(found[0] / 7.25 - 1) + abs(found[1] / 4.5 - 1)) / 2)
+    waits_most = anchored_row(8, 12.0, 2.0, 8.0)
+    assert anchor_factor(waits_most) == pytest.approx(1.2**TRUST), "of what mostly waits, the whole step"

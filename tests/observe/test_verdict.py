@@ -1,0 +1,164 @@
+"""What bounds a run's steps is told from its journal: a slow loader, a slow network, and neither."""
+
+from __future__ import annotations
+
+import math
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+from distributed import run_ranks
+from tests_shared import SEQ_LEN, PaddedText, decoder_task, plan_of
+
+from paceline.observe.verdict.seen import RankSpread, StepsSeen, seen_of
+from paceline.observe.verdict.verdict import BoundVerdict, judge
+from paceline.report.build import build_report
+from paceline.report.html import render_html
+from paceline.run.loop.training import Training
+from paceline.run.process.brief import Brief
+from paceline.run.process.world import World
+from paceline.run.record.tally import RankTally, spread
+from paceline.spec.cluster import ClusterSpec
+from paceline.spec.journal.kinds import RanksRecord
+from paceline.spec.journal.planned import PlannedRecord
+from paceline.spec.layout import Layout
+from paceline.spec.load import Spec
+from paceline.spec.run import RunSpec
+from paceline.units import Amount
+
+STEPS, BATCH = 8, 6
+TIMES = 8.0  # as long as all the rest of a step: shares of a step hold on a machine of any load
+
+
+class SlowText(PaddedText):
+    """Rows that one rank waits for, `TIMES` as long as for what it did since the last ones."""
+
+    def __init__(self, slow_rank: int) -> None:
+        self._slow_rank, self._read_at = slow_rank, time.perf_counter()
+
+    def read(self, ids: np.ndarray, positions: np.ndarray | None = None) -> dict[str, torch.Tensor]:
+        """Return the rows, late."""
+        if dist.get_rank() == self._slow_rank:
+            time.sleep(TIMES * (time.perf_counter() - self._read_at))  # what is slow, and no synchronisation
+        found = super().read(ids, positions)
+        self._read_at = time.perf_counter()
+        return found
+
+
+class SlowNetwork(World):
+    """A world whose sums take `TIMES` as long as all that was done since the last one."""
+
+    summed_at = 0.0
+
+    def add_up(self, vector: torch.Tensor) -> None:
+        """Put the sum over all ranks in the place of a vector, late."""
+        if SlowNetwork.summed_at:
+            time.sleep(TIMES * (time.perf_counter() - SlowNetwork.summed_at))  # what is slow
+        super().add_up(vector)
+        SlowNetwork.summed_at = time.perf_counter()
+
+
+def _train(run_dir: str, kind: str) -> None:
+    make = SlowNetwork if kind == "communication" else World
+    world = make(dist.get_rank(), dist.get_world_size(), dist.get_rank(), torch.device("cpu"))
+    plan = plan_of(Layout(dp_replicate=2), batch=BATCH, micro_batch=3)
+    task = decoder_task(stop=Amount(STEPS, "steps"), data=SlowText(1) if kind == "data" else PaddedText())
+    run = RunSpec(checkpoint_every=None, evaluate_every=None)
+    brief = Brief(plan, STEPS, SEQ_LEN, "tokens", "cpu", 1, 1.0, math.nan, 1.0, math.nan, PlannedRecord())
+    training = Training(Spec(task=task, cluster=ClusterSpec(learn=False), run=run), brief, world, Path(run_dir))
+    for batch in training:
+        training.step(batch)
+
+
+@pytest.mark.parametrize("kind", ["data", "communication", "compute"])
+def test_what_a_run_is_slowed_by_bounds_it(kind: str, tmp_path: Path) -> None:
+    run_ranks(_train, 2, str(tmp_path), kind)
+    summary = build_report(tmp_path)
+    bound = summary.bound
+    assert bound is not None
+    by_kind = {part.kind: part for part in bound.parts}
+    if kind == "compute":
+        # A thread without a core is the host's: a busy machine may be found to be one, and nothing else.
+        assert bound.kind == "compute" or (bound.kind == "host" and "no core" in bound.evidence[0]), bound
+    else:
+        assert bound.kind == kind and bound.share > 0.5, bound
+    assert sum(part.share for part in bound.parts) == pytest.approx(1.0, abs=0.35) and set(by_kind) == {
+        "data", "communication", "host", "compute",
+    }  # fmt: skip
+    skew = {each.name: each for each in bound.skew}
+    if kind == "data":
+        waiting = skew["waiting for its batch"]
+        assert waiting.rank == 1 and waiting.most > 5 * waiting.least
+        assert "rank 1 waits longest" in bound.evidence
+    page = render_html(summary)
+    assert f"{kind}-bound" in page or kind == "compute"
+    assert summary.as_dict()["bound"]["kind"] == bound.kind
+
+
+def cpu(**means: tuple[float, float]) -> StepsSeen:
+    """Return what two ranks have shown, whose least and most are given."""
+    found = {name: RankSpread(least, (least + most) / 2, most, 1) for name, (least, most) in means.items()}
+    return StepsSeen({"total": RankSpread(1.0, 1.0, 1.0, 0), **found}, 20, 2, "cpu")
+
+
+def parts_of(verdict: BoundVerdict) -> dict[str, float]:
+    return {part.kind: round(part.share, 6) for part in verdict.parts}
+
+
+def test_who_waits_for_a_slower_rank_does_not_wait_for_the_network() -> None:
+    slow_peer = judge(cpu(data=(0, 0), waiting=(0.05, 0.8), queued=(0, 0), queued_here=(0, 0), other=(0, 0)))
+    assert slow_peer.kind == "compute" and parts_of(slow_peer)["communication"] == 0.05
+    network = judge(cpu(data=(0, 0), waiting=(0.6, 0.8), queued=(0, 0), queued_here=(0, 0), other=(0, 0)))
+    assert network.kind == "communication" and network.gain == pytest.approx(2.5)
+
+
+def test_a_busy_machine_is_no_slow_network() -> None:
+    busy = judge(cpu(data=(0, 0), waiting=(0.4, 0.5), queued=(0.3, 0.4), queued_here=(0.2, 0.3), other=(0, 0)))
+    assert busy.kind == "host" and parts_of(busy)["communication"] == 0.0
+
+
+def test_a_device_that_computes_while_the_host_waits_is_not_starved() -> None:
+    times = {"total": 1.0, "data": 0.6, "forward_backward": 0.9, "reduce": 0.0, "other": 0.0}
+    spreads = {name: RankSpread(value, value, value, 0) for name, value in times.items()}
+
+    def verdict(idle: float, awaited: float) -> BoundVerdict:
+        more = {"idle": RankSpread(idle, idle, idle, 0), "awaited": RankSpread(awaited, awaited, awaited, 0)}
+        return judge(StepsSeen({**spreads, **more}, 20, 1, "cuda"))
+
+    assert verdict(idle=0.01, awaited=0.3).kind == "compute"
+    assert verdict(idle=0.55, awaited=0.3).kind == "data"
+    assert verdict(idle=0.01, awaited=0.0).kind == "host", "the host is never ahead of the device"
+    assert "communication" not in parts_of(verdict(0.0, 0.3)), "one rank sends nothing"
+
+
+def test_of_an_older_journal_rank_0_is_known() -> None:
+    assert seen_of([], {"total": math.nan}, 3, 2) is None and seen_of([], {}, 0, 1) is None
+    seen = seen_of([], {"total": 2.0, "data": 1.0, "waiting": 0.2}, 7, 2)
+    assert seen is not None and not seen.whole
+    verdict = judge(seen)
+    assert verdict.kind == "data" and verdict.skew == () and verdict.steps == 7
+
+
+def test_records_count_by_their_steps_and_those_of_another_world_do_not() -> None:
+    def record(ranks: int, steps: int, total: float, rank: int) -> RanksRecord:
+        spreads = {"total": {"min": total, "median": total, "max": total, "rank": rank}, "data": {"min": "nan"}}
+        return RanksRecord(steps, steps, ranks, "cpu", spreads)
+
+    seen = seen_of([record(4, 9, 100.0, 3), record(2, 10, 1.0, 0), record(2, 30, 2.0, 1)], {}, 0, 2)
+    assert seen is not None and seen.steps == 40 and set(seen.spreads) == {"total"}
+    assert seen.spreads["total"] == RankSpread(1.75, 1.75, 1.75, 1)
+
+
+def test_a_record_does_not_grow_with_the_ranks() -> None:
+    for ranks in (1, 2, 4096):
+        found: dict[str, Any] = spread([float(rank % 7) for rank in range(ranks)])
+        assert set(found) == {"min", "median", "max", "rank"} and found["rank"] == min(6, ranks - 1)
+
+
+def test_a_tally_says_nothing_of_no_step() -> None:
+    tally = RankTally(World(0, 1, 0, torch.device("cpu")))
+    assert tally.over_ranks(0, last=True) is None

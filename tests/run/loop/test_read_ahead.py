@@ -1,0 +1,88 @@
+"""However many batches are read ahead, a run trains on what it would have read, and saves where it has trained."""
+
+from __future__ import annotations
+
+import math
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from runs import wait_until
+from tests_shared import SEQ_LEN, PaddedText, decoder_task, plan_of
+
+from paceline.run.loop.training import Training
+from paceline.run.process.brief import Brief
+from paceline.run.process.world import World
+from paceline.spec.cluster import ClusterSpec
+from paceline.spec.journal.planned import PlannedRecord
+from paceline.spec.journal.reading import read_journal
+from paceline.spec.layout import Layout
+from paceline.spec.load import Spec
+from paceline.spec.run import RunSpec
+from paceline.task.data.order.permutation import sample_ids
+from paceline.units import Amount
+
+STEPS, BATCH, DEPTH = 12, 6, 5
+ALONE = World(0, 1, 0, torch.device("cpu"))
+
+
+class Readable(PaddedText):
+    """Rows that any thread may read; it keeps which batches were asked for, and by whom."""
+
+    reads_in_threads = True
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[int, str]] = []
+        self._lock = threading.Lock()
+
+    def read(self, ids: np.ndarray, positions: np.ndarray | None = None) -> dict[str, torch.Tensor]:
+        """Return the rows."""
+        with self._lock:
+            self.asked.append((int(positions[0]) if positions is not None else -1, threading.current_thread().name))
+        return super().read(ids, positions)
+
+
+class KilledHere(Exception):
+    """What ends a process in the tests, at once."""
+
+
+def training(run_dir: Path, source: Readable) -> Training:
+    run = RunSpec(checkpoint_every=Amount(3, "steps"), evaluate_every=None, record_samples=True)
+    task = decoder_task(stop=Amount(STEPS, "steps"), data=source)
+    brief = Brief(plan_of(Layout(), batch=BATCH, micro_batch=6), STEPS, SEQ_LEN, "tokens", "cpu", 1, 1.0, math.nan,
+                  1.0, math.nan, PlannedRecord())  # fmt: skip
+    made = Training(Spec(task=task, cluster=ClusterSpec(learn=False), run=run), brief, ALONE, run_dir)
+    made._under._rule.depth = DEPTH  # as after reads that wait for long
+    return made
+
+
+def until(run: Training, step: int) -> None:
+    """Train up to a step, and leave as a process does that is killed: nothing is saved or ended."""
+    with pytest.raises(KilledHere):
+        for batch in run:
+            stats = run.step(batch)
+            if stats.step == step:
+                raise KilledHere
+
+
+@pytest.mark.parametrize("killed_at", [4, 5, 8])
+def test_what_is_saved_is_the_position_of_what_was_trained(tmp_path: Path, killed_at: int) -> None:
+    first, second = Readable(), Readable()
+    run = training(tmp_path, first)
+    until(run, killed_at)
+    beyond = (killed_at + 2) * BATCH
+    wait_until(lambda: max(position for position, _ in first.asked) >= beyond)  # far beyond what it trains on
+    run.take_down()
+    assert any(name.startswith("paceline-read") for _, name in first.asked)
+    saved = killed_at // 3 * 3
+    again = training(tmp_path, second)
+    assert again.progress.position == saved * BATCH
+    for batch in again:
+        again.step(batch)
+    steps: dict[int, Any] = {each["step"]: each for each in read_journal(tmp_path) if each["kind"] == "step"}
+    read = [sample for step in range(1, STEPS + 1) for sample in steps[step]["sample_ids"]]
+    order = sample_ids(again.spec.task.seed, np.arange(STEPS * BATCH, dtype=np.int64), PaddedText.samples)
+    assert read == order.tolist(), "each sample of the order once, whatever was read ahead"
