@@ -123,4 +123,4 @@ def test_a_small_disk_of_its_own_that_the_run_fills(folder: Path) -> None:
     ended = run_patiently(words, env=environment())
     assert ended.returncode == 75, ended.stderr
     assert "No space left on device" in ended.stdout and "the last good one is" in ended.stdout
-    assert "warning  the journal" in ended.stdout and "Traceback" not in ended.stderr
+    assert "Traceback" not in ended.stderr  # whether the journal or a checkpoint meets the end first is chance

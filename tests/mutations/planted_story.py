@@ -208,7 +208,7 @@ def position_one_batch_ahead(patch: Patch, world: World) -> None:
 def rows_of_the_first_rank(patch: Patch, world: World) -> None:
     stream = under_plan.BatchStream
     patch.setattr(
-        under_plan, "BatchStream", lambda source, seed, plan, rank, device: stream(source, seed, plan, 0, device)
+        under_plan, "BatchStream", lambda source, seed, plan, rank, *rest: stream(source, seed, plan, 0, *rest)
     )
 
 

@@ -125,13 +125,15 @@ def test_a_device_that_computes_while_the_host_waits_is_not_starved() -> None:
     times = {"total": 1.0, "data": 0.6, "forward_backward": 0.9, "reduce": 0.0, "other": 0.0}
     spreads = {name: RankSpread(value, value, value, 0) for name, value in times.items()}
 
-    def verdict(idle: float, awaited: float) -> BoundVerdict:
-        more = {"idle": RankSpread(idle, idle, idle, 0), "awaited": RankSpread(awaited, awaited, awaited, 0)}
+    def verdict(idle: float, awaited: float, held: float = 0.0) -> BoundVerdict:
+        values = {"idle": idle, "awaited": awaited, "held": held}
+        more = {name: RankSpread(value, value, value, 0) for name, value in values.items()}
         return judge(StepsSeen({**spreads, **more}, 20, 1, "cuda"))
 
     assert verdict(idle=0.01, awaited=0.3).kind == "compute"
     assert verdict(idle=0.55, awaited=0.3).kind == "data"
     assert verdict(idle=0.01, awaited=0.0).kind == "host", "the host is never ahead of the device"
+    assert verdict(idle=0.01, awaited=0.0, held=0.5).kind == "data", "it reads for longer than the device computes"
     assert "communication" not in parts_of(verdict(0.0, 0.3)), "one rank sends nothing"
 
 

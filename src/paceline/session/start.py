@@ -140,7 +140,9 @@ def _among_others(spec: Spec, place: Place | None, run_dir: Path, say: Say) -> i
 def _as_one_rank(spec: Spec, place: Place, run_dir: Path, say: Say) -> int:
     from paceline.launch.run import train_here
     from paceline.session.begin import join_peers
+    from paceline.supervise.parent import name_process
 
+    name_process(f"rank {place.rank} paceline")
     world, brief, lock = join_peers(spec, place)
     try:
         train_here(spec, brief, place, lock, world)

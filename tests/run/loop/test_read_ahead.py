@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -86,3 +87,33 @@ def test_what_is_saved_is_the_position_of_what_was_trained(tmp_path: Path, kille
     read = [sample for step in range(1, STEPS + 1) for sample in steps[step]["sample_ids"]]
     order = sample_ids(again.spec.task.seed, np.arange(STEPS * BATCH, dtype=np.int64), PaddedText.samples)
     assert read == order.tolist(), "each sample of the order once, whatever was read ahead"
+
+
+class Waits(Readable):
+    """Rows that are waited for: twice as long as for all that was done since the last ones."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._read_at = time.perf_counter()
+
+    def read(self, ids: np.ndarray, positions: np.ndarray | None = None) -> dict[str, torch.Tensor]:
+        """Return the rows, late."""
+        time.sleep(2 * (time.perf_counter() - self._read_at))  # what is slow, and no synchronisation
+        found = super().read(ids, positions)
+        self._read_at = time.perf_counter()
+        return found
+
+
+def test_a_run_whose_reads_wait_gives_them_to_threads_and_says_why(tmp_path: Path) -> None:
+    source = Waits()
+    run = training(tmp_path, source)
+    run._under._rule.depth = 0  # as a CPU begins
+    for batch in run:
+        run.step(batch)
+    names = [name for _, name in source.asked]
+    assert names[0] == "MainThread" and names[-1].startswith("paceline-read")
+    told = [each for each in read_journal(tmp_path) if each.get("what") == "read ahead"]
+    assert told and told[0]["from"] == "0 batches" and told[0]["because"].startswith("reads take up to")
+    assert told[0]["evidence"]["waited_seconds"] > 0 and told[0]["evidence"]["batch_bytes"] > 0
+    (ranks,) = [each for each in read_journal(tmp_path) if each["kind"] == "ranks"][-1:]
+    assert ranks["spreads"]["read"]["max"] > 0 and 0 <= ranks["spreads"]["ready"]["min"] <= 1

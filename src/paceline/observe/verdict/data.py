@@ -13,11 +13,12 @@ def data_part(seen: StepsSeen) -> BoundPart:
     """Return the part of a step in which a rank waits for its batch.
 
     The rank that waits longest counts: the others wait for it in their collectives. On CUDA only the time counts in
-    which the device has nothing to do, since the host may wait while the device still computes.
+    which the device has nothing to do, since the host may wait while the device still computes; and what the host reads
+    while the device computes, where the device is done first.
     """
     waited = seen.most("data")
     if seen.knows("idle"):
-        waited = min(waited, seen.most("idle"))
+        waited = min(waited, seen.most("idle")) + seen.most("held")
     evidence = [f"a step of {format_seconds(seen.step_seconds)} waits {format_seconds(waited)} for its batch"]
     if seen.ranks > 1 and seen.whole:
         evidence.append(f"rank {seen.spreads['data'].rank} waits longest" if seen.knows("data") else "")
@@ -26,7 +27,7 @@ def data_part(seen: StepsSeen) -> BoundPart:
     if seen.knows("read"):
         evidence.append(f"reading one takes {format_seconds(seen.most('read'))}")
     advice = (
-        "`paceline bench data SPEC` shows what a step takes without its loader; token shards (`paceline data prepare`)"
-        " instead of text, transforms on the device (task.data.augment), work of a data set's own moved into `prepare`"
+        "cheaper reads: token shards (`paceline data prepare`) instead of text, task.data.cache_images, a data set with"
+        " rows made ahead; `paceline bench data SPEC` shows what steps take without their loader"
     )
     return BoundPart(KIND, share_of(waited, seen.step_seconds), tuple(filter(None, evidence)), advice)

@@ -37,7 +37,7 @@ def _with_device(seen: StepsSeen) -> BoundPart:
     evidence = [f"the device had nothing to do for {format_seconds(seen.most('idle'))} between two steps"]
     if seen.knows("awaited"):
         evidence.append(f"the host waited {format_seconds(seen.least('awaited'))} of a step for the device")
-        if seen.most("awaited") < NEVER_AHEAD * seen.step_seconds:
+        if seen.most("awaited") + seen.most("held") < NEVER_AHEAD * seen.step_seconds:
             dry += seen.least("forward_backward")
             evidence.append("so it is never ahead: the passes take as long as it takes to start their kernels")
     advice = "plan.compile = true, a larger micro-batch, or less Python in the model: fewer and larger kernels"

@@ -36,6 +36,7 @@ from paceline.run.survive.points import nowhere
 from paceline.run.updates.growth import BatchGrowth
 from paceline.spec.plan import Plan
 
+DONE_FIRST = 0.05  # of what the host did while the device computed: a shorter wait after it is none
 CLIP_EPS = 1e-6  # as in torch.nn.utils.clip_grad_norm_, so that clipping equals torch's to the last digits
 
 
@@ -71,6 +72,7 @@ class StepStats:
     # On CUDA: for how long the device had nothing to do before this step, and the host waited for the device within it.
     idle_seconds: float | None = None
     awaited_seconds: float | None = None
+    held_seconds: float | None = None  # what the host did while the device computed, where the device was done first
 
 
 @dataclass(frozen=True)
@@ -111,7 +113,7 @@ class Stepper:
     def __post_init__(self) -> None:
         self._copies = {p: self._copies_of(p) for turn in self.turns for p in turn.parameters}
         self._clock = PhaseClock(self.world.device)
-        self._awaited_seconds = 0.0
+        self._awaited_seconds = self._held_seconds = 0.0
         self.is_whole = True  # False within an update: the state is of no step
 
     @property
@@ -133,7 +135,8 @@ class Stepper:
         Raises NumericalStop, before the weights that it is of change, where a loss or a gradient norm is not finite.
         """
         self._clock.begin()
-        self._awaited_seconds, on_cuda = 0.0, self.world.device.type == "cuda"
+        self._awaited_seconds = self._held_seconds = 0.0
+        on_cuda = self.world.device.type == "cuda"
         made: dict[str, _Made] = {}
         for turn in self.turns:
             if turn.turn.is_due(batch.step):
@@ -160,6 +163,7 @@ class Stepper:
             turns={name: one.stats for name, one in made.items() if name},
             idle_seconds=self._clock.idle_seconds(),
             awaited_seconds=self._awaited_seconds if on_cuda else None,
+            held_seconds=self._held_seconds if on_cuda else None,
         )
 
     def _make(
@@ -185,11 +189,15 @@ class Stepper:
         self.sync.add_up(sums)
         self._clock.mark("reduce")
         coming = NumbersOnTheWay(sums)
+        asked = time.perf_counter()
         if while_busy is not None:
             while_busy()
         began = time.perf_counter()
         loss_total, weight_total, square_total, stop, unreached, *routed = coming.arrived()
-        self._awaited_seconds += time.perf_counter() - began
+        awaited = time.perf_counter() - began
+        self._awaited_seconds += awaited
+        if awaited < DONE_FIRST * (began - asked):  # the device has waited for the host meanwhile, for so long at most
+            self._held_seconds += began - asked
         if unreached:
             self.gradients.settle()
             self._clock.mark("reduce")

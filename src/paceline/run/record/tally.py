@@ -75,6 +75,8 @@ def _parts(stats: StepStats) -> dict[str, float]:
         found["idle"] = stats.idle_seconds
     if stats.awaited_seconds is not None:
         found["awaited"] = stats.awaited_seconds
+    if stats.held_seconds is not None:
+        found["held"] = stats.held_seconds
     return found
 
 

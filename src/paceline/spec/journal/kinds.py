@@ -157,7 +157,8 @@ class RanksRecord(Record):
             " parts of `seconds` as in a step; `computing` (of the passes and the reduction) and `waiting` (in"
             " collectives, without what a thread waited for a core), both of CPUs; `queued` (all threads that had work"
             " and no core) and `queued_here` (the one that trains), where the kernel tells; `idle` (the device had"
-            " nothing to do between two steps) and `awaited` (the host waited for the device), both of CUDA; `read`"
+            " nothing to do between two steps), `awaited` (the host waited for the device) and `held` (the host read"
+            " a batch for longer than the device computed), all of CUDA; `read`"
             " (reading a batch, by whichever thread), `depth` (batches asked for ahead) and `ready` (the share of"
             " batches that were there when they were wanted)",
             "s",

@@ -107,7 +107,7 @@ def test_a_row_does_not_depend_on_the_rows_beside_it() -> None:
 def test_a_device_gives_the_same_bits() -> None:
     choices = torch.from_numpy(choices_of(EVERYTHING, 7, np.arange(len(PIXELS)), SIDE))
     here = finish_images(PIXELS, choices, table_of("imagenet"), SIZE)
-    there = finish_images(PIXELS.cuda(), choices.cuda(), table_of("imagenet"), SIZE)
+    there = finish_images(PIXELS.cuda(), choices.cuda(), table_of("imagenet").cuda(), SIZE)
     assert torch.equal(there.cpu(), here)
 
 

@@ -36,7 +36,7 @@ def table_of(normalise: str) -> Tensor:
 
 
 def finish_images(pixels: Tensor, choices: Tensor | None, table: Tensor, size: int) -> Tensor:
-    """Return images as float32 [rows, 3, size, size], of uint8 pixels [rows, side, side, 3] on whatever device.
+    """Return images as float32 [rows, 3, size, size], of uint8 pixels [rows, side, side, 3] on the table's device.
 
     `choices` are as `choices_of` draws them; None leaves the pixels, whose side is then `size`, as they are.
     """
@@ -47,7 +47,6 @@ def finish_images(pixels: Tensor, choices: Tensor | None, table: Tensor, size: i
     if not parts:
         return torch.empty((0, 3, size, size), device=pixels.device)
     values = torch.cat(parts).permute(0, 3, 1, 2)
-    table = table.to(pixels.device)
     return torch.stack([table[channel][values[:, channel].long()] for channel in range(3)], dim=1)
 
 

@@ -11,7 +11,6 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -85,6 +84,7 @@ class ImageSource:
         kept = BlockCache(storage.cache_dir / "images", storage.cache_bytes, storage.notices)
         self._kept = kept if look.keep else None
         self._open: OrderedDict[int, ByteFile] = OrderedDict()
+        self._tables: dict[Any, Tensor] = {}  # by device
         self._lock = threading.Lock()
         self._pool: ThreadPoolExecutor | None = None
 
@@ -115,16 +115,13 @@ class ImageSource:
 
     def finish(self, batch: dict[str, Any]) -> dict[str, Any]:
         """Return a batch of `read_unfinished`, which may be on a device by now, as it is trained on: the same bits."""
-        from paceline.task.data.sources.images.finish import finish_images
+        from paceline.task.data.sources.images.finish import finish_images, table_of
 
-        images = finish_images(batch["pixels"], batch.get("choices"), self._table, self.look.size)
+        pixels = batch["pixels"]
+        if (table := self._tables.get(pixels.device)) is None:  # once: the host would wait for its copy in every step
+            table = self._tables[pixels.device] = table_of(self.look.normalise).to(pixels.device)
+        images = finish_images(pixels, batch.get("choices"), table, self.look.size)
         return {"images": images, "labels": batch["labels"]}
-
-    @cached_property
-    def _table(self) -> Tensor:
-        from paceline.task.data.sources.images.finish import table_of
-
-        return table_of(self.look.normalise)
 
     def expect(self, ids: npt.NDArray[Any]) -> None:
         """Say which samples will be read next, in their order: remote ones are fetched meanwhile."""
