@@ -154,6 +154,14 @@ class Requeue(SystemExit):
         super().__init__(self.exit_code)
 
 
+class HandedBack(KeyboardInterrupt):
+    """A run at a prompt or in a notebook has stopped early with a checkpoint, and who typed there goes on."""
+
+    def __init__(self, because: str) -> None:
+        self.because = because
+        super().__init__(f"stopped: {because}. A checkpoint is saved; make the run again, and it goes on from there")
+
+
 def suggestion(word: str, known: Iterable[str]) -> str:
     """Return "did you mean 'x'?" for the nearest known word, or the list of known words."""
     known = sorted(known)

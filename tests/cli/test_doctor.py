@@ -7,11 +7,13 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from runs import environment
 
 import paceline
+from paceline.cli.output import print_json
 from paceline.session.doctor import examine as looks
 from paceline.session.doctor.finding import NOTE, OK, WRONG, Examination, Finding, lines_of
 
@@ -71,3 +73,13 @@ def test_a_missing_package_is_named_without_a_traceback() -> None:
                    "sys.exit(main(['plan', '--set', 'task.model=llama-1m']))")  # fmt: skip
     assert ended.returncode == 2
     assert "the package 'numpy' is not installed" in ended.stderr and "Traceback" not in ended.stderr
+
+
+@pytest.mark.parametrize(
+    ("value", "code", "shown"), [({"a": 1}, None, 0), ({"a": 1}, 74, 74), (Examination(()), None, 0)]
+)
+def test_json_always_has_the_exit_code(value: object, code: int | None, shown: int, capsys: Any) -> None:
+    print_json(value, code)
+    assert json.loads(capsys.readouterr().out)["exit_code"] == shown
+    print_json({"properties": {}}, bare=True)
+    assert "exit_code" not in json.loads(capsys.readouterr().out)

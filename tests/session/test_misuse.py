@@ -6,7 +6,7 @@ import dataclasses
 import random
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +14,11 @@ import pytest
 from runs import environment, run_patiently
 
 import paceline
-from paceline.config.declared import declared_table
+from paceline.config.declared import Declared, declared_table
 from paceline.config.shape import Option, Table
 from paceline.errors import ConfigError, ConfigErrors, PacelineError
 from paceline.session.verbs.given import spec_of
-from paceline.spec.load import parse_spec
+from paceline.spec.load import parse_spec, table
 
 TASK = paceline.Task(model="llama-1m", global_batch="4 samples", stop="2 steps")
 
@@ -187,3 +187,15 @@ def test_no_misuse_is_silent_or_starts_a_process(count: int, monkeypatch: pytest
         else:
             raise AssertionError(f"{number}: {function} took {arguments} in silence")
     assert not list(tmp_path.iterdir()), "nothing was written"
+
+
+def test_every_table_of_a_spec_keeps_its_declarations_in_python() -> None:
+    def tables(of: Table, key: str) -> Iterator[tuple[str, Any]]:
+        yield key, of.cls
+        for name, member in of.members.items():
+            inner = member if isinstance(member, Table) else member.item
+            if inner is not None:
+                yield from tables(inner, f"{key}.{name}".strip("."))
+
+    for key, cls in tables(table(), ""):
+        assert issubclass(cls, Declared) and cls.table_name == key, f"{cls} is the table '{key}'"

@@ -100,5 +100,5 @@ def _fit(files: list[Path], out: Path, as_json: bool) -> int:
     for line in [*found.lines(), f"written to {out}"]:
         say_to(as_json)(line)
     if as_json:
-        print_json(found.constants)
+        print_json(found.constants, bare=True)
     return 0

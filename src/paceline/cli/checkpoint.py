@@ -91,9 +91,9 @@ def _show(options: argparse.Namespace) -> int:
 
 def _verify(options: argparse.Namespace) -> int:
     found = checkpoints.check(options.paths[0], options.step)
-    damaged = [each for _, each in found if isinstance(each, StorageError)]
+    code = StorageError.exit_code if any(isinstance(each, StorageError) for _, each in found) else 0
     if options.json:
-        print_json({"checkpoints": [_as_json(path, each) for path, each in found]})
+        print_json({"checkpoints": [_as_json(path, each) for path, each in found]}, code)
     else:
         for path, each in found:
             if isinstance(each, StorageError):
@@ -102,7 +102,7 @@ def _verify(options: argparse.Namespace) -> int:
             also = f", {len(each.unchecked)} have no fingerprint" if each.unchecked else ""
             size = format_bytes(each.manifest.total_bytes)
             print(f"sound    {path.name}: {size}, values of {each.tensors - len(each.unchecked)} tensors{also}")
-    return StorageError.exit_code if damaged else 0
+    return code
 
 
 def _as_json(path: Path, found: Soundness | StorageError) -> dict[str, object]:
@@ -115,8 +115,9 @@ def _diff(options: argparse.Namespace) -> int:
     first, second = (checkpoints.checkpoint_at(path, options.step) for path in options.paths)
     found = checkpoints.compare(first, second, options.prefix)
     tensors = found.tensors
+    code = 4 if options.equal and not tensors.is_none else 0
     if options.json:
-        print_json(found)
+        print_json(found, code)
     else:
         print(f"first    {first}\nsecond   {second}")
         for option in found.options:
@@ -132,7 +133,7 @@ def _diff(options: argparse.Namespace) -> int:
         more = f", {len(tensors.changed) - told} more not shown" if len(tensors.changed) > told else ""
         alone = f"{len(tensors.only_first)} only in the first, {len(tensors.only_second)} only in the second"
         print(f"tensors  {tensors.same} the same, {len(tensors.changed)} differ{more}, {alone}")
-    return 4 if options.equal and not tensors.is_none else 0
+    return code
 
 
 def _convert(options: argparse.Namespace) -> int:

@@ -41,9 +41,15 @@ def stdout_to_stderr() -> Iterator[None]:
         os.close(kept)
 
 
-def print_json(value: Any) -> None:
-    """Write the value as one JSON object on stdout."""
-    print(json.dumps(json_safe(value), indent=2, allow_nan=False))
+def print_json(value: Any, exit_code: int | None = None, bare: bool = False) -> None:
+    """Write the value as one JSON object on stdout, with the `exit_code` of the command: the value's own, or 0.
+
+    A document of another format, such as a JSON schema, is written `bare`.
+    """
+    plain = json_safe(value)
+    if isinstance(plain, dict) and not bare:
+        plain.setdefault("exit_code", getattr(value, "exit_code", 0) if exit_code is None else exit_code)
+    print(json.dumps(plain, indent=2, allow_nan=False))
 
 
 def json_safe(value: Any) -> Any:

@@ -212,7 +212,9 @@ def _models(as_json: bool) -> int:
 
     sizes = [dataclasses.replace(size, vocab=nominal_vocab(size)) for size in NAMED_SIZES.values()]
     if as_json:
-        print_json({size.name: {**dataclasses.asdict(size), "parameters": size.parameters} for size in sizes})
+        print_json(
+            {size.name: {**dataclasses.asdict(size), "parameters": size.parameters} for size in sizes}, bare=True
+        )
         return 0
     rows = [("model", "parameters", "hidden", "layers", "heads", "kv heads", "ffn", "vocabulary")]
     for size in sizes:

@@ -21,5 +21,5 @@ def execute(options: argparse.Namespace) -> int:
     """Run `paceline schema`."""
     from paceline.spec.load import spec_schema
 
-    print_json(spec_schema())
+    print_json(spec_schema(), bare=True)
     return 0

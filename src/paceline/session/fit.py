@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.config.called import checked_call
-from paceline.errors import PacelineError, Requeue
+from paceline.errors import HandedBack, PacelineError, Requeue
 from paceline.report.build import build_report
 from paceline.report.summary import Summary
 from paceline.session.start import train
@@ -16,6 +16,7 @@ from paceline.spec.plan import Plan, PlanSpec
 from paceline.spec.run import RunSpec
 from paceline.spec.survive.faults import FaultPlan
 from paceline.spec.task import Task
+from paceline.uncaught import is_prompt
 
 
 @checked_call()
@@ -32,14 +33,16 @@ def fit(
 
     On several devices it starts fresh processes, which get the task by value: models, data sets and objectives
     may be defined in a notebook cell (that needs the extra 'notebook'). Raises a PacelineError where the run failed,
-    and Requeue where it was stopped early with a checkpoint; calling it again goes on from there. `verify=False` leaves
-    the proof out, on record. `faults` are made on purpose, to rehearse them: a TOML file, or its tables.
+    and Requeue where it was stopped early with a checkpoint, or at a prompt HandedBack; calling it again goes on from
+    there. `verify=False` leaves the proof out, on record. `faults` are made on purpose, to rehearse them: a TOML file,
+    or its tables.
     """
     spec = make_spec(task, plan, cluster, run, verify, faults)
     code = train(spec)
     summary = build_report(run_directory(spec))
     if code == Requeue.exit_code:
-        raise Requeue("the run was stopped early; its checkpoint is saved")
+        because = "the run was stopped early; its checkpoint is saved"
+        raise HandedBack(because) if is_prompt() else Requeue(because)
     if code:
         failure = PacelineError(f"the run in {run_directory(spec)} failed", f"exit code {code}", "see its report.html")
         failure.exit_code = code

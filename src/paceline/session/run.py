@@ -19,9 +19,11 @@ from pathlib import Path
 from typing import Any
 
 from paceline.config.called import checked_call
-from paceline.errors import ConfigError
+from paceline.errors import ConfigError, HandedBack, Requeue
 from paceline.launch.here import place_here
 from paceline.lock import RunLock, take
+from paceline.run.loop.loader import StepBatch
+from paceline.run.loop.step import StepStats
 from paceline.run.loop.training import Training
 from paceline.run.process.brief import BRIEF_VARIABLE, Brief, take_brief
 from paceline.run.process.handover import hand_over, holds_objects
@@ -47,6 +49,7 @@ from paceline.spec.survive.faults import FaultPlan
 from paceline.spec.task import Task
 from paceline.supervise.parent import end_with_parent
 from paceline.supervise.supervisor import explain
+from paceline.uncaught import is_prompt
 
 
 class Run(Training):
@@ -94,6 +97,19 @@ class Run(Training):
             lock = lock or (take(run_dir) if world.is_first else None)
         self._lock = lock
         Training.__init__(self, spec, brief, world, run_dir, asked_sinks(spec.run), lock)
+
+    def step(self, batch: StepBatch) -> StepStats:
+        """Make one optimizer update with the batch and return what it did, over all ranks: see `Training.step`.
+
+        A run that is stopped early raises Requeue, which ends a script with exit code 75. A prompt or a notebook is not
+        ended: there it raises HandedBack, a KeyboardInterrupt.
+        """
+        try:
+            return super().step(batch)
+        except Requeue as stop:
+            if is_prompt():
+                raise HandedBack(stop.because) from None
+            raise
 
     def _ended(self, status: str, error: BaseException | None = None) -> None:
         try:

@@ -5,7 +5,6 @@ This is Python's own place for it, `sys.excepthook`: the hook that was there sti
 
 from __future__ import annotations
 
-import builtins
 import sys
 import traceback
 from collections.abc import Callable
@@ -15,6 +14,7 @@ from typing import Any
 from paceline.errors import PacelineError
 from paceline.run.record.recorder import describe, is_echo
 from paceline.supervise.supervisor import is_supervised, report_error
+from paceline.uncaught import is_prompt
 
 
 class Uncaught:
@@ -41,6 +41,6 @@ def end_with_own_code() -> bool:
     """
     if isinstance(sys.excepthook, Uncaught):
         return False
-    if not hasattr(sys, "ps1") and not sys.flags.interactive and not hasattr(builtins, "__IPYTHON__"):
+    if not is_prompt():
         sys.excepthook = Uncaught(sys.excepthook)
     return True

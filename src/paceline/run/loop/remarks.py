@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -30,6 +31,14 @@ def remarks_on(model: nn.Module, objective: Objective, dtype: torch.dtype) -> li
         )
     remarks += balance_remark(model, objective)
     return remarks
+
+
+def all_steps_made(steps: int, run_dir: Path) -> str:
+    """Return what to say of a run whose loop has nothing left to do."""
+    return (
+        f"done     {run_dir} has all its {steps:,} steps: a loop over the run ends at once; "
+        "a longer task.stop goes on, another run.dir begins anew"
+    )
 
 
 def remarks_on_batch(objective: Objective, batch: Any) -> list[str]:

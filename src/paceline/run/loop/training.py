@@ -14,7 +14,7 @@ from paceline.errors import ConfigError, Requeue, StorageError
 from paceline.run.loop.evaluate import evaluate
 from paceline.run.loop.in_world import InWorld
 from paceline.run.loop.loader import StepBatch
-from paceline.run.loop.remarks import data_faults, remarks_on_batch
+from paceline.run.loop.remarks import all_steps_made, data_faults, remarks_on_batch
 from paceline.run.loop.resume import Progress
 from paceline.run.loop.step import StepStats
 from paceline.run.loop.under_plan import refuse_replan
@@ -29,6 +29,7 @@ from paceline.run.survive.health.pressure import LOOKS_EVERY
 from paceline.run.survive.notice import Notices
 from paceline.run.survive.replay import hold_against, rounding_of
 from paceline.run.survive.survivor import is_lost_peer, without_frames
+from paceline.spec.arguments import run_directory
 from paceline.spec.plan import Plan
 from paceline.spec.sync import refuse_between
 from paceline.spec.task import ModelSpec
@@ -79,6 +80,8 @@ class Training(InWorld):
         if self._unended is not None:
             self._unended.detach()  # the error was caught, and the loop goes on
         self._stop.watch()
+        if self.progress.step >= self.brief.steps:
+            self._record.say(all_steps_made(self.brief.steps, run_directory(self.spec)))
         try:
             while self.progress.step < self.brief.steps:
                 before = self.progress.step

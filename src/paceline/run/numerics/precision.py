@@ -3,7 +3,8 @@
 Weights, gradients and optimizer state are fp32. For forward and backward, each unit of the model (a repeated
 block, or all the rest) sees its weights and floating-point inputs cast to the compute dtype. FSDP2 does that when it
 gathers a unit's weights (MixedPrecisionPolicy); `cast_unit` does the same where nothing is gathered, so that a
-layout never changes what is computed. Gradients arrive in the compute dtype and are summed in fp32 in both cases.
+layout never changes what is computed. Whoever calls the model gets its outputs in fp32. Gradients arrive in the compute
+dtype and are summed in fp32 in both cases.
 """
 
 from __future__ import annotations
@@ -108,6 +109,23 @@ def cast_unit(
                 table[name] = parameter
 
     unit.forward = forward_in_compute_dtype
+
+
+def widen_outputs(model: nn.Module, compute: torch.dtype, master: torch.dtype) -> None:
+    """Give whoever calls the model its outputs in the `master` dtype: an objective's sums are then not rounded to it.
+
+    A loss that is computed of outputs in bf16 has three digits, whoever wrote the objective. Where both are one dtype
+    there is nothing to do.
+    """
+    if compute == master:
+        return
+
+    def widen(module: nn.Module, inputs: Any, outputs: Any) -> Any:
+        return tree_map(
+            lambda leaf: leaf.to(master) if isinstance(leaf, torch.Tensor) and leaf.dtype == compute else leaf, outputs
+        )
+
+    model.register_forward_hook(widen)
 
 
 def cast_outside(

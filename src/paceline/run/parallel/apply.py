@@ -14,7 +14,14 @@ from torch import nn
 from paceline.errors import ConfigError
 from paceline.run.memory.offload import keep_on_host
 from paceline.run.memory.recompute import checkpoint_block
-from paceline.run.numerics.precision import COMPUTE_DTYPES, MASTER_DTYPES, cast_outside, cast_reads, cast_unit
+from paceline.run.numerics.precision import (
+    COMPUTE_DTYPES,
+    MASTER_DTYPES,
+    cast_outside,
+    cast_reads,
+    cast_unit,
+    widen_outputs,
+)
 from paceline.run.numerics.randomness.again import draws_inside
 from paceline.run.parallel.context.part import share_sequences
 from paceline.run.parallel.data.alone import AloneExperts, ExpertGradients
@@ -126,6 +133,8 @@ def _apply_whole(
     whole = [p for p in model.parameters() if sharded and stays_whole(p)]
     compiled = [part for part in blocks or [model] if plan.compile and not draws_inside(part)]
     if compute != master:
+        if plan.layout.pp == 1:  # of a pipeline the last stage alone returns to the objective
+            widen_outputs(model, compute, master)
         _cast(model, blocks, modes, plan, whole if sharded else None, compiled)
     for block, mode in zip(blocks, modes, strict=True):
         checkpoint_block(block, mode, plan.recompute_save, block in compiled)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from paceline.config.declared import Declared
 from paceline.config.fields import option
 
 
 @dataclass(frozen=True)
-class AugmentSpec:
+class AugmentSpec(Declared, table="task.data.augment"):
     """Random crops, flips and colours of images; the numbers are drawn by the seed and an image's position."""
 
     crop_from: int = option(

@@ -20,6 +20,7 @@ from torch.utils._pytree import tree_leaves
 from paceline.errors import ConfigError
 from paceline.run.loop.loader import MicroBatch
 from paceline.run.loop.passes import Objective, in_model_precision, sample_rows
+from paceline.run.numerics.precision import COMPUTE_DTYPES, MASTER_DTYPES, widen_outputs
 from paceline.run.numerics.randomness.mode import SampleRandomness
 from paceline.run.numerics.randomness.shares import SampleRows
 from paceline.run.parallel.pipeline.rng_state import random_state, restore_random_state
@@ -74,6 +75,8 @@ class StageModule(nn.Module):
         self._by_name = "inputs_embeds" in parameters  # a Hugging Face model takes hidden states beside tokens
         # First of all hooks: sharding must see the hidden states, whose gradients it waits for.
         self.part.register_forward_pre_hook(self._enter, prepend=True, with_kwargs=True)
+        if stage.is_last:
+            widen_outputs(self.part, COMPUTE_DTYPES[plan.precision], MASTER_DTYPES[plan.precision])
         self.part.register_forward_hook(self._leave)
         self.begin((), 1.0, 0, relays=False)
 

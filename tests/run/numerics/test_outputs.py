@@ -1,0 +1,65 @@
+"""Under bf16 and fp16 an objective gets the model's outputs in fp32: losses are not rounded to three digits."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from distributed import run_ranks
+from torch import nn
+
+from paceline.run.parallel.apply import apply_plan
+from paceline.run.process.world import build_mesh, join_world
+from paceline.spec.layout import Layout
+from paceline.spec.plan import Plan
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.blocks = nn.ModuleList(nn.Linear(8, 8) for _ in range(2))
+        self.last = nn.Linear(8, 3)
+
+    def forward(self, x: torch.Tensor) -> dict[str, Any]:
+        for block in self.blocks:
+            x = torch.tanh(block(x))
+        return {"logits": self.last(x), "hidden": (x, 3)}
+
+
+def mean_squares(plan: Plan, mesh: Any = None) -> tuple[set[torch.dtype], float, float]:
+    """Return the dtypes of the outputs, a loss of them, and the norm of the gradients that this rank holds."""
+    model = Net()
+    gradients = apply_plan(model, list(model.blocks), plan, mesh)
+    x = torch.linspace(-1, 1, 40).view(5, 8)
+    gradients.zero()
+    gradients.before_micro_batch(last=True)
+    out = model(x)
+    loss = ((out["logits"] - 0.3) ** 2).sum()
+    loss.backward()
+    gradients.finish()
+    assert out["hidden"][1] == 3
+    norm = sum(float(p.grad.norm()) for p in model.parameters() if p.grad is not None)
+    return {out["logits"].dtype, out["hidden"][0].dtype}, float(loss.detach()), norm
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+def test_outputs_are_fp32_and_losses_have_their_digits(precision: str) -> None:
+    dtypes, loss, norm = mean_squares(Plan(precision=precision))
+    _, exact, exact_norm = mean_squares(Plan(precision="fp32"))
+    assert dtypes == {torch.float32}
+    assert loss != float(torch.tensor(loss).to(torch.bfloat16)), "a loss in bf16 would be one of its numbers"
+    assert loss == pytest.approx(exact, rel=2e-2) and norm == pytest.approx(exact_norm, rel=5e-2)
+
+
+def _of_ranks(layout: Layout) -> tuple[set[torch.dtype], float, float]:
+    return mean_squares(
+        Plan(layout, precision="bf16", batch_samples=10), build_mesh(layout, join_world("cpu", threads=1))
+    )
+
+
+def test_shards_give_the_same_outputs() -> None:
+    alone = mean_squares(Plan(precision="bf16"))
+    for dtypes, loss, _ in run_ranks(_of_ranks, 2, Layout(dp_shard=2)):
+        assert dtypes == {torch.float32} and loss == alone[1]

@@ -1,0 +1,44 @@
+"""At a prompt: Ctrl-C saves and hands control back, the same lines go on from there, and a finished run says so."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from runs import environment, records_of, run_patiently
+
+TYPED = """
+import os, signal, sys
+import paceline
+task = paceline.Task(name="typed", model="llama-1m", data=paceline.DataSpec("stdlib", seq_len=16, max_bytes=100_000), \
+global_batch="4 samples", stop="6 steps")
+def make():
+    return paceline.Run(task, cluster={"device": "cpu", "probe": False}, run={"dir": sys.argv[1]})
+
+run = make()
+for batch in run:
+    if batch.step == 3: os.kill(os.getpid(), signal.SIGINT)
+    stats = run.step(batch)
+
+print("still here after step", stats.step)
+run = make()
+for batch in run:
+    stats = run.step(batch)
+
+print("went on to step", stats.step)
+run = make()
+print("loops:", len([batch for batch in run]))
+"""
+
+
+def test_a_prompt_outlives_ctrl_c_and_goes_on(tmp_path: Path) -> None:
+    command = [sys.executable, "-i", "-c", "pass", str(tmp_path / "run")]
+    ended = run_patiently(command, input=TYPED, env=environment())
+    told = ended.stdout + ended.stderr
+    assert "still here after step 2" in ended.stdout, told
+    assert "HandedBack" in ended.stderr and "make the run again" in ended.stderr, told
+    assert "went on to step 6" in ended.stdout and "loops: 0" in ended.stdout, told
+    assert "has all its 6 steps" in ended.stdout, told
+    assert [record["step"] for record in records_of(tmp_path / "run", "step")] == [1, 2, 3, 4, 5, 6]
+    ends = [record["status"] for record in records_of(tmp_path / "run", "run_ended")]
+    assert ends == ["requeue", "complete", "complete"]
