@@ -96,6 +96,6 @@ def test_a_probe_that_fails_does_not_end_a_run(monkeypatch: pytest.MonkeyPatch, 
     said: list[str] = []
     add: Callable[[str], None] = said.append
     small = ["task.model=llama-1m", "task.data.max_bytes=100000", "task.data.seq_len=32", "cluster.device=cpu"]
-    planned = start._plan(load_spec(None, small), add)
+    planned = start.plan_here(load_spec(None, small), add)
     assert any("going on with assumed figures" in line for line in said)
     assert is_unprobed(planned.cluster)

@@ -10,6 +10,7 @@ from paceline.plan.explain.difference import difference, plan_options
 from paceline.plan.search.search import SearchResult, search
 from paceline.spec.load import parse_spec
 from paceline.spec.plan import Plan, PlanSpec
+from paceline.units import Seconds
 
 SHAPE = opened(profile(8, heads=8, kv_heads=4, kv_elements=2e4))
 
@@ -60,7 +61,7 @@ def test_a_side_that_does_not_fit_names_what_came_nearest() -> None:
 def test_a_side_beyond_a_deadline_says_so() -> None:
     free = found()
     limit = 10 * min(c.forecast.step_seconds.value for c in free.candidates if c.plan.layout.tp > 1) * 0.999
-    result = found(deadline=limit)
+    result = found(deadline=Seconds(limit))
     tensor = next(alternative for alternative in alternatives(result) if alternative.choice == "tp")
     assert tensor.plan is None and "deadline" in tensor.because
 

@@ -20,6 +20,7 @@ from paceline.plan.search.values import SAFE, Values, goal_values
 from paceline.spec.cluster import Figure
 from paceline.spec.load import dump_toml, parse_spec, spec_from_dict, spec_to_dict
 from paceline.spec.plan import QUANTITIES, GoalSpec, PlanSpec
+from paceline.units import Seconds
 
 SHAPE = opened(profile(8, heads=8, kv_heads=4, kv_elements=2e4))
 UNKNOWN = Figure(math.nan, "unknown")
@@ -118,14 +119,14 @@ def test_a_deadline_refuses_what_is_too_late_with_the_reason() -> None:
     free = found()
     seconds = free.candidates.values.time * 1000
     limit = float(np.median(seconds))
-    result = found(deadline=limit)
+    result = found(deadline=Seconds(limit))
     assert len(result.candidates) == int((seconds <= limit).sum())
     assert len(result.refused) == len(free.refused) + int((seconds > limit).sum())
     late = [refusal for refusal in result.refused if "deadline" in refusal.because]
     assert len(late) == int((seconds > limit).sum()) and all("takes" in refusal.because for refusal in late)
     fastest = float(seconds.min())
     with pytest.raises(DoesNotFit, match="keeps no") as error:
-        found(deadline=fastest * 0.9)
+        found(deadline=Seconds(fastest * 0.9))
     assert "takes" in error.value.because and "devices" in error.value.try_ and error.value.exit_code == 3
 
 
@@ -148,4 +149,4 @@ def test_a_limit_on_what_is_unknown_is_an_error() -> None:
     slow = cluster(4, kind="cuda")
     slow = dataclasses.replace(slow, device=dataclasses.replace(slow.device, matmul_flops={}, attention_flops={}))
     with pytest.raises(ConfigError, match="cannot be checked"):
-        found(deadline=5.0, where=slow)
+        found(deadline=Seconds(5.0), where=slow)
