@@ -126,7 +126,7 @@ def main(arguments: list[str]) -> None:
     for kernels, equal in result["equal"].items():
         print(f"two runs with {kernels} kernels: {'the same bits' if equal else 'other bits'}")
     if options.json:
-        Path(options.json).write_text(json.dumps(result))
+        Path(options.json).write_text(json.dumps(result, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -18,6 +18,7 @@ from paceline.simulate.scenario import Scenario
 from paceline.simulate.schedules.timeline import StageTimes, Timeline, pipeline_timeline
 from paceline.simulate.sweep import IntervalSweep, PolicyResult, simulate_policy, sweep_intervals
 from paceline.spec.reliability import ReliabilitySpec
+from paceline.units import Seconds
 
 DOCS = Path(__file__).parents[1]
 DAY, RUNS, SEED = 86400.0, 20, 0
@@ -82,7 +83,7 @@ def _studies() -> list[str]:
 def _llama3() -> list[str]:
     rows = []
     for detection, restart in COMING_BACK:
-        result = simulated(LLAMA3, "spares", ReliabilitySpec(detection=detection, restart=restart))
+        result = simulated(LLAMA3, "spares", ReliabilitySpec(detection=Seconds(detection), restart=Seconds(restart)))
         goodput = result.summary.goodput
         lost = result.summary.lost_seconds.mean / result.summary.interruptions.mean
         rows.append([

@@ -87,6 +87,7 @@ def test_an_unknown_contender_is_refused(tmp_path: Path) -> None:
 LOOPS = ["by hand", "by hand again", "paceline"]
 
 
+@pytest.mark.deep
 def test_layouts_against_torch_by_hand(tmp_path: Path) -> None:
     result, printed = run_script("layouts.py", tmp_path, "--quick", "--axis", "cp")
     assert [row["contender"] for row in result["rows"]] == LOOPS
@@ -120,6 +121,7 @@ def check_gpu(result: dict[str, Any], matrix_flops: float) -> None:
     assert result["forecast"]["peak_bytes"] > 16 * result["parameters"]
 
 
+@pytest.mark.deep
 def test_gpu_benchmark_on_the_cpu(tmp_path: Path) -> None:
     arguments = ("--device", "cpu", "--quick", "--no-compile")
     result, printed = run_script("gpu.py", tmp_path, *arguments)
@@ -184,6 +186,7 @@ def test_the_price_of_random_numbers(tmp_path: Path) -> None:
     assert printed.count("\n| cpu |") == 4
 
 
+@pytest.mark.deep
 def test_costs_against_the_number_of_ranks(tmp_path: Path) -> None:
     """What a rank does and sends in a save like the last, and in a load, is the same at any number of ranks."""
     result, printed = run_script("scale.py", tmp_path, "--quick", "--ranks", "2")

@@ -112,6 +112,7 @@ def test_a_damaged_checkpoint_is_passed_over_and_said(folder: Path, trained: Pat
     assert not (folder / "asked").exists()
 
 
+@pytest.mark.deep
 def test_a_users_module_keeps_its_names_and_loads_with_them(folder: Path) -> None:
     (folder / "tied_model.py").write_text(MODULE)
     spec = write_spec(folder, folder / "own", steps=4)

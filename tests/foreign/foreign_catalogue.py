@@ -54,7 +54,7 @@ OWN_MODELS = (
     _own("counter", "an integer buffer counts forward passes", "Counter", "vectors"),
     _own("unused parameters", "a layer without gradient, a scalar", "Unused", "vectors"),
     _own("frozen blocks", "two of three blocks without gradient", "Frozen", "vectors"),
-    _own("LoRA", "frozen layers and low-rank additions", "lora", "vectors", slice=True),
+    _own("LoRA", "frozen layers and low-rank additions", "lora", "vectors"),
     _own("shared blocks", "one block three times in a list", "SharedBlocks", "vectors"),
     _own("tied across blocks", "three blocks with one common weight", "TiedAcross", "vectors"),
     _own("distillation", "a frozen teacher inside the model", "Distilled", "vectors", "distillation"),

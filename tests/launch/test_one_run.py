@@ -73,6 +73,7 @@ def test_ranks_of_a_launcher_are_refused_together(tmp_path: Path) -> None:
     assert not run_dir.exists(), "nobody has kept anything in it"
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize(("devices", "plan"), LAYOUTS)
 def test_a_run_that_was_taken_over_writes_nothing_more(tmp_path: Path, devices: int, plan: str) -> None:
     """The lock's file is deleted under a run, and another begins: the older one ends, and leaves the newer's alone."""

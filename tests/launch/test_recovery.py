@@ -67,7 +67,12 @@ STANDBY = changes("run.recovery.reform=false")
 
 @pytest.mark.parametrize(
     ("rank", "rung", "options"),
-    [(0, "standby", STANDBY), (1, "restart", COLD), (0, "reform", []), (1, "reform", [])],
+    [
+        (0, "standby", STANDBY),
+        (1, "restart", COLD),
+        pytest.param(0, "reform", [], marks=pytest.mark.deep),
+        (1, "reform", []),
+    ],
 )
 def test_a_killed_rank_costs_steps_since_the_checkpoint_and_nothing_else(
     folder: Path, undisturbed: Path, rank: int, rung: str, options: list[str]
@@ -169,7 +174,7 @@ def test_a_stop_during_a_recovery_is_a_stop(folder: Path) -> None:
 COPIES = "dp_replicate = 3"
 
 
-@pytest.mark.parametrize("rank", [0, 2])
+@pytest.mark.parametrize("rank", [0, pytest.param(2, marks=pytest.mark.deep)])
 def test_survivors_that_hold_a_whole_copy_lose_a_step_at_most_and_need_no_checkpoint(folder: Path, rank: int) -> None:
     straight = folder / "copies"
     if not straight.exists():

@@ -137,6 +137,7 @@ def test_what_does_not_fit(folder: Path, change: str, says: str) -> None:
     assert not (run_dir / "journal").exists()
 
 
+@pytest.mark.deep
 def test_tensorboard_shows_what_the_journal_holds(folder: Path) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 

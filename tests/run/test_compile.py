@@ -16,7 +16,7 @@ pytestmark = needs_vectors
 DEEP = pytest.mark.deep  # compiling takes seconds
 
 
-@pytest.mark.parametrize("recompute", ["selective", pytest.param("none", marks=DEEP), pytest.param("full", marks=DEEP)])
+@pytest.mark.parametrize("recompute", [pytest.param(each, marks=DEEP) for each in ("selective", "none", "full")])
 def test_blocks_are_compiled_whole_and_compute_the_same(recompute: str) -> None:
     torch._dynamo.reset()
     torch._dynamo.utils.counters.clear()

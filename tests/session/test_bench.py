@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from runs import paceline, write_spec
 from tests_shared import PaddedText, plan_of
@@ -52,6 +53,7 @@ def test_batches_are_repeated_at_their_own_positions() -> None:
             assert micro.data is before.data and micro.step == each.step
 
 
+@pytest.mark.deep
 def test_a_slow_loader_is_found_and_the_run_left_alone(tmp_path: Path) -> None:
     spec = write_spec(tmp_path, tmp_path / "run", devices=2, plan="dp_replicate = 2", steps=999)
     data = "task.data={source = 'test_bench:SlowRows', validation_fraction = 0.0}"

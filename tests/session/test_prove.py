@@ -92,6 +92,7 @@ def test_the_users_own_code_is_part_of_the_key(tmp_path: Path, monkeypatch: pyte
     assert key_of(load_spec(path)) not in keys
 
 
+@pytest.mark.deep
 def test_a_loss_that_is_no_sum_is_named_on_one_device_that_accumulates(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

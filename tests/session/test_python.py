@@ -119,7 +119,7 @@ def test_torchrun_runs_the_same_script(tmp_path: Path, reference: list[float]) -
     assert records_of(tmp_path / "run", "run_started")[0]["world_size"] == 2
 
 
-@pytest.mark.parametrize("devices", ["1", "2"])
+@pytest.mark.parametrize("devices", [pytest.param("1", marks=pytest.mark.deep), "2"])
 def test_fit_at_a_prompt(tmp_path: Path, devices: str, reference: list[float]) -> None:
     # What is typed at a prompt exists in no file: classes and functions travel by value.
     text = "import sys\nsys.argv = ['', sys.argv[1], sys.argv[2], sys.argv[3]]\n" + SCRIPT + FIT
@@ -130,6 +130,7 @@ def test_fit_at_a_prompt(tmp_path: Path, devices: str, reference: list[float]) -
     assert (tmp_path / "run" / "report.html").exists()
 
 
+@pytest.mark.deep
 def test_a_run_on_two_devices_at_a_prompt_says_what_to_do(tmp_path: Path) -> None:
     command = [sys.executable, "-", tmp_path / "run", "auto", "2"]
     ended = run_patiently(command, input=SCRIPT + LOOP, env=environment())
@@ -137,6 +138,7 @@ def test_a_run_on_two_devices_at_a_prompt_says_what_to_do(tmp_path: Path) -> Non
     assert "paceline.fit" in ended.stderr
 
 
+@pytest.mark.deep
 def test_forgetting_the_step_is_an_error(tmp_path: Path) -> None:
     loop = LOOP.replace("stats = run.step(batch)\n    losses.append(stats.loss)", "pass")
     ended = run_patiently([sys.executable, script(tmp_path, loop), tmp_path / "run", "auto", "1"], env=environment())

@@ -174,7 +174,7 @@ def test_an_error_has_its_name_when_it_is_whole(tmp_path: Path, monkeypatch: pyt
 SLEEPER = "[sys.executable, '-c', 'import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); signal.pause()']"
 
 
-@pytest.mark.parametrize("ending", ["well", "failed", "hung"])
+@pytest.mark.parametrize("ending", ["hung", *(pytest.param(how, marks=pytest.mark.deep) for how in ("well", "failed"))])
 def test_no_grandchild_survives(tmp_path: Path, ending: str) -> None:
     """What a rank has started, and what that has started, is ended with it: here processes that ignore SIGTERM."""
     outcome = run(

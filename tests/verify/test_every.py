@@ -181,6 +181,7 @@ def test_no_rank_outlives_the_proof_that_it_belongs_to(tmp_path: Path) -> None:
     wait_until(lambda: not any(is_running(rank) for rank in ranks))
 
 
+@pytest.mark.deep
 def test_layouts_that_read_a_batch_in_the_same_parts_share_their_reference() -> None:
     task, kept = decoder_task(), {}
     world = World(0, 1, 0, torch.device("cpu"))

@@ -104,6 +104,7 @@ def test_right_layouts_are_equal_in_low_precision() -> None:
     assert proved[4].differences["gradients"] > 1e-4, "tp rounds in between"
 
 
+@pytest.mark.deep
 def test_routed_layouts_are_held_to_one_device_with_the_same_choices() -> None:
     cases = routed_cases()
     proved = assert_equal(2, cases)
@@ -131,6 +132,7 @@ def test_routed_layouts_of_two_axes_are_held_to_one_device() -> None:
         assert not proof.left_out, proof.left_out
 
 
+@pytest.mark.deep
 def test_a_weight_of_several_uses_is_summed_as_the_layout_gathers_it() -> None:
     for proof in assert_equal(2, tied_cases()):
         assert proof.differences["gradients"] < 1e-6, "the very products and sums of one device"

@@ -40,6 +40,7 @@ def verify(*words: Any, code: int = 0) -> dict[str, Any]:
     return record
 
 
+@pytest.mark.deep
 def test_images(folder: Path) -> None:
     record = verify(EXAMPLES / "digits.toml", "--layout", "dp_shard=2", "--steps", "2")
     assert record["layout"] == record["ran_as"] == "dp_shard=2"
@@ -73,12 +74,12 @@ def test_a_bug_in_an_objective_of_ones_own_is_found(folder: Path) -> None:
 
 
 GIANTS = [
-    ("llama-405b", "tp=8,pp=16", "tp=4 pp=2; tp=2 pp=3"),
+    pytest.param("llama-405b", "tp=8,pp=16", "tp=4 pp=2; tp=2 pp=3", marks=pytest.mark.deep),
     pytest.param(
         "llama-405b", "dp_shard=64,tp=8,pp=16", "dp_shard=2 tp=4 pp=2; dp_shard=2 tp=2 pp=3", marks=pytest.mark.deep
     ),
     pytest.param("mixtral-8x22b", "dp_shard=32,ep=8", "dp_shard=4 ep=2", marks=pytest.mark.deep),
-    pytest.param("llama-8b", "dp_replicate=64,dp_shard=8", "dp_replicate=2 dp_shard=2", marks=pytest.mark.deep),
+    ("llama-8b", "dp_replicate=64,dp_shard=8", "dp_replicate=2 dp_shard=2"),
 ]
 
 

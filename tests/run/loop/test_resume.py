@@ -51,7 +51,10 @@ def test_layouts_read_the_same_samples_and_each_once(undisturbed: dict[int, Path
     assert positions == [(14 * step, 14 * (step + 1)) for step in range(16)]
 
 
-@pytest.mark.parametrize(("before", "after"), [pytest.param(2, 2, marks=pytest.mark.deep), (2, 1), (1, 2)])
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [pytest.param(2, 2, marks=pytest.mark.deep), (2, 1), pytest.param(1, 2, marks=pytest.mark.deep)],
+)
 def test_sigkill_at_a_random_step_then_start_again(
     folder: Path, undisturbed: dict[int, Path], before: int, after: int
 ) -> None:
@@ -107,7 +110,7 @@ def test_a_killed_rank_ends_the_run_with_its_signal_and_a_report(folder: Path) -
     assert (run_dir / "report.html").stat().st_size > 1000
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.deep)])
 def test_stop_signals_end_at_a_step_boundary_with_a_checkpoint(
     folder: Path, undisturbed: dict[int, Path], number: signal.Signals
 ) -> None:
@@ -154,8 +157,9 @@ def test_more_steps_continue_a_complete_run(folder: Path) -> None:
 
 @pytest.mark.parametrize(
     ("change", "named"),
-    [("task.seed=8", "task.seed"), ("task.global_batch=15 samples", "task.global_batch"),
-     ("task.optimizer.name=sgd", "task.optimizer.name"), ("task.model.ffn=64", "task.model.ffn")],
+    [("task.seed=8", "task.seed"), ("task.model.ffn=64", "task.model.ffn"),
+     pytest.param("task.global_batch=15 samples", "task.global_batch", marks=pytest.mark.deep),
+     pytest.param("task.optimizer.name=sgd", "task.optimizer.name", marks=pytest.mark.deep)],
 )  # fmt: skip
 def test_another_experiment_does_not_resume(
     folder: Path, undisturbed: dict[int, Path], change: str, named: str

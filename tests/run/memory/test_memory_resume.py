@@ -31,7 +31,7 @@ def undisturbed(folder: Path) -> list[tuple[float, float]]:
 @pytest.mark.parametrize(
     ("before", "after"),
     [
-        ("offloaded", "offloaded"),
+        pytest.param("offloaded", "offloaded", marks=pytest.mark.deep),
         pytest.param("offloaded", "plain", marks=pytest.mark.deep),
         pytest.param("plain", "offloaded", marks=pytest.mark.deep),
     ],

@@ -33,6 +33,7 @@ def test_runs_go_on_between_one_device_and_shared_sequences(tmp_path: Path) -> N
     assert_curves_close(*evaluated)
 
 
+@pytest.mark.deep
 def test_another_experiment_is_refused_by_name(tmp_path: Path) -> None:
     run_dir = trained(tmp_path, tmp_path / "packed", 1, "", 4)
     ended = paceline("train", write_spec(tmp_path, run_dir, 1, "", 8, precision="fp64"))

@@ -66,7 +66,7 @@ def test_scales_widths_and_learnt_positions() -> None:
     assert_equal([(hf_task(family, 13), fp64(Layout(cp=2))) for family in ("Granite", "DeepseekV3", "GPT2")])
 
 
-@pytest.mark.parametrize("side", ["left", "right"])
+@pytest.mark.parametrize("side", ["left", pytest.param("right", marks=pytest.mark.deep)])
 def test_padding_is_not_attended_to_on_any_rank(side: str) -> None:
     cases = [(hf_task(family, 13, side), fp64(Layout(cp=2))) for family in ("Llama", "GPT2")]
     assert_equal([*cases, (hf_task("Llama", 13, side), fp64(Layout(cp=2), recompute="full"))])

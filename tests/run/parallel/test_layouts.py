@@ -25,7 +25,7 @@ REPLICATED = [Layout(dp_replicate=2), Layout(dp_replicate=4)]
 SHARDED = [Layout(dp_shard=2), Layout(dp_shard=4), Layout(dp_replicate=2, dp_shard=2)]
 CASES = [(layout, 3) for layout in REPLICATED] + [(layout, zero) for layout in SHARDED for zero in (1, 2, 3)]
 CASES += [(Layout(cp=2), 3), (Layout(cp=2, dp_shard=2), 2)]
-SLICE = [(Layout(dp_replicate=2), 3), *((Layout(dp_shard=2), zero) for zero in (1, 2, 3)),
+SLICE = [(Layout(dp_replicate=2), 3), (Layout(dp_shard=2), 1), (Layout(dp_shard=2), 3),
          (Layout(dp_replicate=2, dp_shard=2), 3), (Layout(cp=2), 3)]  # fmt: skip
 
 

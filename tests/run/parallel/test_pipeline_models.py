@@ -60,6 +60,7 @@ def test_a_family_with_shards() -> None:
     )
 
 
+@pytest.mark.deep
 def test_stages_of_tensor_ranks_follow_the_rules_of_the_whole_model() -> None:
     layout = Layout(pp=2, tp=2)
     gemma = {"hidden_size": 16, "query_pre_attn_scalar": 8, "sliding_window": 5}  # its embedding is no plain layer

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 from rounding import assert_curves_close
 from runs import paceline, records_of, steps_of, write_spec
 
@@ -21,6 +22,7 @@ def train(folder: Path, name: str, starts: tuple[tuple[int, str, int], ...]) -> 
     return run_dir
 
 
+@pytest.mark.deep
 def test_a_run_moves_into_and_out_of_a_pipeline(tmp_path: Path) -> None:
     stayed, moved = train(tmp_path, "stayed", STAYS), train(tmp_path, "moved", MOVES)
     for ours, theirs in zip(steps_of(moved), steps_of(stayed), strict=True):

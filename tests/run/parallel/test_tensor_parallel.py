@@ -69,13 +69,28 @@ def test_an_untied_decoder_of_uneven_width(layout: Layout) -> None:
 
 
 @pytest.mark.parametrize("layout", [TP2, TP2_SHARD2], ids=str)
-@pytest.mark.parametrize("kind", ["Whole", "Tied", "WholeHead", "Sequence", "SequenceDropout", "InnerDropout"])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "Whole",
+        "Tied",
+        "SequenceDropout",
+        *(pytest.param(kind, marks=pytest.mark.deep) for kind in ("WholeHead", "Sequence", "InnerDropout")),
+    ],
+)
 def test_a_module_of_ones_own(kind: str, layout: Layout) -> None:
     task = decoder_task(model=getattr(tensor_models, kind), objective="next_token")
     assert_equal_to_one_device(task, plan_of(layout, precision="fp64"))
 
 
-@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3", "mistral", "gemma2", "llama_with_dropout"])
+@pytest.mark.parametrize(
+    "family",
+    [
+        "qwen3",
+        "gemma2",
+        *(pytest.param(name, marks=pytest.mark.deep) for name in ("llama", "qwen2", "mistral", "llama_with_dropout")),
+    ],
+)
 def test_hugging_face_models_bring_their_rules(family: str) -> None:
     task = decoder_task(model=getattr(tensor_models, family), objective="next_token")
     assert_equal_to_one_device(task, plan_of(TP2, batch=6, precision="fp64"))
@@ -168,7 +183,9 @@ def save_or_load(root: str, layout: Layout, load: bool) -> dict[str, torch.Tenso
     return {name: (t.full_tensor() if isinstance(t, DTensor) else t).detach().clone() for name, t in state.items()}
 
 
-@pytest.mark.parametrize("before", [TP2, TP2_SHARD2, Layout()], ids=str)
+@pytest.mark.parametrize(
+    "before", [TP2_SHARD2, *(pytest.param(layout, marks=pytest.mark.deep) for layout in (TP2, Layout()))], ids=str
+)
 def test_a_checkpoint_loads_into_any_other_layout(tmp_path: Path, before: Layout) -> None:
     saved = run_ranks(save_or_load, before.devices, str(tmp_path), before, False)[0]
     for after in (Layout(), TP2, TP2_SHARD2, Layout(dp_shard=2), TP2_COPIES2):

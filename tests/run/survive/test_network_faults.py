@@ -17,7 +17,7 @@ DISTURB = """
 import sys
 from paceline.run.survive.faults.network import disturb
 from paceline.spec.survive.faults import FaultSpec
-disturb(FaultSpec(kind=sys.argv[1], step=1, seconds=float(sys.argv[2])), "fault 1")
+disturb(FaultSpec(kind=sys.argv[1], step=1, seconds=sys.argv[2] + " s"), "fault 1")
 """
 
 
