@@ -1,0 +1,31 @@
+"""What a page says of a saved benchmark is what is saved."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+ROWS = {
+    "`reform`, with copies": "reform, copies",
+    "`reform`, with shards: from the newest checkpoint": "reform, shards",
+    "`standby`": "standby",
+    "`restart`": "restart",
+    "a lost node of two, with copies": "a lost node, copies",
+    "a lost node of two, with shards in the memory of both": "a lost node, shards",
+}
+PHASES = ("detect", "end", "start", "restore", "step")
+
+
+def test_seconds_of_recovery_are_those_of_the_saved_benchmark() -> None:
+    page = (ROOT / "docs" / "guide" / "surviving.md").read_text(encoding="utf-8")
+    saved = json.loads((ROOT / "benchmarks" / "results" / "recovery.json").read_text(encoding="utf-8"))
+    assert "on four ranks" in page and saved["ranks"] == 4 and saved["machine"]["date"] in page
+    for row, name in ROWS.items():
+        (figures,) = re.findall(rf"^\| {re.escape(row)} \|([ \d.|]*)\|$", page, re.M)
+        found = saved["contenders"][name]
+        told = [float(figure) for figure in figures.split("|")]
+        assert told == [round(found["total"]["median"], 2), *(round(found["phases"][each], 2) for each in PHASES)], row
+    own = saved["contenders"]["torchrun, own store"]["total"]["median"]
+    assert f"| {own:.2f} |" in page and saved["contenders"]["torchrun"]["never"] == 3
