@@ -10,8 +10,8 @@ import datasets
 import numpy as np
 import torch
 
-from readers import ROWS, SEED, Batches, as_batch, windows
-from readers.torch_loaders import as_it_is, epochs_of
+from readers import Batches, as_batch, windows
+from readers.torch_loaders import shuffled
 
 AT_ONCE = 1000
 
@@ -44,21 +44,11 @@ class Table:
         return as_batch(np.asarray(self.table[indices]["tokens"]))
 
 
-def _loader(folder: Path, workers: int) -> Batches:
-    random = torch.Generator().manual_seed(SEED)
-    data: Any = Table(folder)
-    return epochs_of(
-        torch.utils.data.DataLoader(
-            data, ROWS, shuffle=True, num_workers=workers, collate_fn=as_it_is, generator=random, drop_last=True
-        )
-    )
-
-
 def alone(folder: Path) -> Batches:
     """Read in the process that trains."""
-    return _loader(folder, 0)
+    return shuffled(Table(folder), 0)
 
 
 def worker(folder: Path) -> Batches:
     """Read ahead in a process."""
-    return _loader(folder, 1)
+    return shuffled(Table(folder), 1)

@@ -44,9 +44,9 @@ def epochs_of(loader: Any) -> Batches:
         yield from loader
 
 
-def _loader(folder: Path, workers: int) -> Batches:
+def shuffled(data: Any, workers: int) -> Batches:
+    """Read a data set of batches by DataLoader, in a new order each epoch."""
     random = torch.Generator().manual_seed(SEED)
-    data: Any = Windows(folder)
     return epochs_of(
         torch.utils.data.DataLoader(
             data, ROWS, shuffle=True, num_workers=workers, collate_fn=as_it_is, generator=random, drop_last=True
@@ -56,9 +56,9 @@ def _loader(folder: Path, workers: int) -> Batches:
 
 def data_loader(folder: Path) -> Batches:
     """Read in the process that trains."""
-    return _loader(folder, 0)
+    return shuffled(Windows(folder), 0)
 
 
 def data_loader_worker(folder: Path) -> Batches:
     """Read ahead in a process."""
-    return _loader(folder, 1)
+    return shuffled(Windows(folder), 1)

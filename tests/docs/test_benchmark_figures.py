@@ -29,3 +29,18 @@ def test_seconds_of_recovery_are_those_of_the_saved_benchmark() -> None:
         assert told == [round(found["total"]["median"], 2), *(round(found["phases"][each], 2) for each in PHASES)], row
     own = saved["contenders"]["torchrun, own store"]["total"]["median"]
     assert f"| {own:.2f} |" in page and saved["contenders"]["torchrun"]["never"] == 3
+
+
+def test_the_readme_tells_what_the_pages_of_accuracy_and_of_data_do() -> None:
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "forecast-accuracy.md").read_text(encoding="utf-8")
+    found = re.search(r"median table is off by ([\d.]+)%, the worst by ([\d.]+)%; (\d+) of (\d+) are worse", page)
+    held = re.search(r"intervals of 80 % hold (\d+)%", page)
+    series = re.search(r"median series is off by ([\d.]+)%", page)
+    assert found and held and series
+    median, worst, worse, tables = found.groups()
+    for told in (f"off by {median} %", f"the worst by {float(worst):.0f} %", f"{worse} of {tables} are worse",
+                 f"80 % intervals hold {held[1]} %", f"the median series by {series[1]} %"):  # fmt: skip
+        assert told in readme, told
+    resumes = json.loads((ROOT / "benchmarks" / "results" / "data.json").read_text(encoding="utf-8"))["resume"]
+    assert f"within [{max(each['most'] for each in resumes.values()) * 1e3:.0f} ms]" in readme

@@ -10,6 +10,7 @@ import pytest
 from runs import environment, paceline, records_of, steps_of, write_spec
 
 from paceline.plan.planned import plan_task
+from paceline.session import fingerprint
 from paceline.session.fingerprint import proof_key
 from paceline.session.prove import jobs_before_training, prove
 from paceline.spec.load import Spec, load_spec
@@ -136,3 +137,18 @@ def test_a_cache_that_cannot_be_written_costs_the_next_proof_only(tmp_path: Path
     done = paceline("train", spec, "--set", "run.verify=true", "--set", "cluster.learn=false", env=env)
     assert done.returncode == 0, done.stderr
     assert "the proof is not remembered" in done.stdout and records_of(tmp_path / "run", "verify")[0]["equal"]
+
+
+def test_our_own_files_do_not_count_among_a_users(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A proof is remembered whatever our package grows to, and not where the user's own code is too much to read."""
+    (tmp_path / "own.py").write_text("from paceline.task.objective import next_token as mine\n")
+    (tmp_path / "spec.toml").write_text('[task]\nobjective = "own:mine"\n')
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setenv("PYTHONPATH", str(Path(fingerprint.__file__).parents[2]))
+    monkeypatch.setattr(fingerprint, "MOST_FILES", 5)
+    spec = load_spec(tmp_path / "spec.toml")
+    assert fingerprint._own_code(spec)
+    for number in range(5):
+        (tmp_path / f"more_{number}.py").write_text("")
+    assert fingerprint._own_code(spec) is None

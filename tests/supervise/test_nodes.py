@@ -129,16 +129,18 @@ def test_the_part_of_a_cut_network_that_has_fewer_nodes_neither_trains_nor_publi
             recovered(1)
             net.mend(0)
             recovered(2)
+            wait_until(lambda: records_of(run_dir, "recovery")[-1]["to_world"] == 3)
             nodes.processes[1].send_signal(signal.SIGTERM)
             told = [nodes.ended(number) for number in range(3)]
         finally:
             nodes.close()
     assert [code for code, _ in told] == [75, 75, 75], told
     assert "this coordinator steps down" in told[0][1]
-    smaller, larger = records_of(run_dir, "recovery")
-    # A node that a busy machine holds up comes back after the others have gone on.
-    assert (smaller["from_world"], smaller["because"]) == (3, "the coordinator was lost") and smaller["to_world"] < 3
-    assert (larger["from_world"], larger["to_world"]) == (2, 3)
+    smaller, *_ = records_of(run_dir, "recovery")
+    assert smaller["because"] == "the coordinator was lost"
+    # On a busy machine a node may be late, so that the others go on in two steps.
+    worlds = [(each["from_world"], each["to_world"]) for each in records_of(run_dir, "recovery")]
+    assert worlds in ([(3, 2), (2, 3)], [(3, 1), (1, 2), (2, 3)], [(3, 1), (1, 3)]), worlds
     found, expected = steps_of(run_dir), steps_of(one_device)
     assert [step["step"] for step in found] == list(range(1, len(found) + 1))
     compared = min(len(found), STEPS)

@@ -165,3 +165,10 @@ def test_the_price_of_a_run_is_that_of_all_its_batches(tmp_path: Path) -> None:
     assert "3 steps of 14 samples, 3 steps of 21 samples, 3 steps of 34 samples" in grown.stdout
     seconds = [as_json(each.stdout)["forecast"]["run_seconds"]["value"] for each in (plain, grown)]
     assert 1.2 < seconds[1] / seconds[0] < 23 / 14, "between one and the ratio of samples"
+
+
+@pytest.mark.parametrize(("change", "missing"), [({"after": "2 steps"}, "batch"), ({"batch": "28 samples"}, "after")])
+def test_a_change_that_says_half_is_refused(change: dict[str, str], missing: str) -> None:
+    growth = GrowthSpec("schedule", changes=(BatchChange(**change),))
+    with pytest.raises(ConfigError, match=f"has no `{missing}`"):
+        course_of(growth, 14, 16)

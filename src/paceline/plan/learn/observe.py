@@ -82,8 +82,7 @@ def _as_planned(records: list[Record], start: RunStarted) -> list[StepRecord]:
 
     def is_planned(step: StepRecord) -> bool:
         before, after = step.position_before, step.position_after
-        is_known = batch is not None and before is not None and after is not None
-        has_batch = not is_known or after - before == batch  # type: ignore[operator]
+        has_batch = batch is None or before is None or after is None or after - before == batch
         return has_batch and (step.step or 0) <= changed.get(step.attempt, step.step or 0)
 
     return [step for step in _steady(records) if is_planned(step)]

@@ -6,7 +6,7 @@ import dataclasses
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import numpy as np
 import torch
@@ -114,7 +114,8 @@ class BatchStream:
         if because := rows_refusal(self.plan):
             raise ConfigError("the rows of the plan's data ranks", because, "rows that add up to the batch, or none")
         # Whether the device finishes batches that the source has only begun, as with images (task/data/protocol.py).
-        self.finishes = self.device.type == "cuda" and isinstance(self.source, FinishesBatches)
+        finishes = self.device.type == "cuda" and isinstance(self.source, FinishesBatches)
+        self.finishing: FinishesBatches | None = cast(FinishesBatches, self.source) if finishes else None
         self._ids, self._lock = StepIds(self.source, self.seed), threading.Lock()
 
     def at(
@@ -138,7 +139,7 @@ class BatchStream:
     def on_device(self, data: Any) -> Any:
         """Return the data of a micro-batch on the device, with what the source leaves to be done there."""
         data = to_device(data, self.device)
-        return self.source.finish(data) if self.finishes else data  # type: ignore[attr-defined]
+        return self.finishing.finish(data) if self.finishing is not None else data
 
     def on_host(
         self, position: int, step: int | None = None, samples: int | None = None, micro_batch: int | None = None
@@ -178,7 +179,7 @@ class BatchStream:
     def _read(self, ids: np.ndarray, positions: np.ndarray, part: range, step: int) -> MicroBatch:
         counts = len(part) > 0
         taken = slice(part.start, part.stop) if counts else slice(0, 1)
-        read = self.source.read_unfinished if self.finishes else self.source.read  # type: ignore[attr-defined]
+        read = self.source.read if self.finishing is None else self.finishing.read_unfinished
         data = pinned(read(ids[taken], positions[taken]), self.device)
         return MicroBatch(data, ids[taken] if counts else ids[:0], int(positions[taken.start]), counts, step)
 

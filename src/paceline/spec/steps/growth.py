@@ -22,14 +22,14 @@ RATES = ("linear", "sqrt", "none")
 class BatchChange(Declared, table="task.growth.changes"):
     """Another global batch, from a place in the training on."""
 
-    after: Amount = option(
-        Amount(1, "steps"),
+    after: Amount | None = option(
+        None,
         "steps, samples or tokens after which it holds",
         quantity="amount",
         units=("steps", "samples", "tokens"),
     )
-    batch: Amount = option(
-        Amount(1, "samples"), "samples or tokens in one update from there on", quantity="amount",
+    batch: Amount | None = option(
+        None, "samples or tokens in one update from there on", quantity="amount",
         units=("samples", "tokens"),
     )  # fmt: skip
 
@@ -113,6 +113,10 @@ def course_of(growth: GrowthSpec, first: int, items_per_sample: int) -> BatchCou
     pieces: list[Piece] = []
     for number, change in enumerate(growth.changes if growth.by == "schedule" else (), 1):
         where = f"task.growth.changes {number}"
+        if change.after is None or change.batch is None:
+            missing = "after" if change.after is None else "batch"
+            raise ConfigError(f"{where} has no `{missing}`", "a change is another batch and where it begins",
+                              '{ after = "1000 steps", batch = "512 samples" }')  # fmt: skip
         batch = whole_samples(change.batch, items_per_sample, f"{where}: batch")
         if change.after.unit == "steps":
             piece = Piece(int(change.after.value), None, batch)

@@ -165,7 +165,7 @@ def test_a_source_draws_by_position_and_a_device_finishes_the_same(tmp_path: Pat
     assert torch.equal(plain[0], plain[1]), "an evaluation draws nothing"
     assert torch.equal(held_out.read(ids[2:], ids[2:])["images"], held_out.read(ids[2:])["images"])
     streams = [BatchStream(train, 7, plan_of(Layout(), batch=6, micro_batch=3), 0, torch.device("cpu")) for _ in "ab"]
-    streams[1].finishes = True  # as on a device
+    streams[1].finishing = streams[1].source  # as on a device
     batches = [stream.at(12) for stream in streams]
     assert streams[1].on_host(12).micro_batches[0].data["pixels"].dtype == torch.uint8, "bytes go to the device"
     for one, other in zip(batches[0].micro_batches, batches[1].micro_batches, strict=True):

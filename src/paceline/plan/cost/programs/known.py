@@ -1,4 +1,7 @@
-"""Conventions of training programs by name, each with the place in its code or documents that says so.
+"""Conventions of training programs by name, most with the option, function or paper that they are of.
+
+Those places were named from knowledge of the programs; of their pages torchtitan's benchmarks were read again, and the
+others were not. What the conventions are held to is the tables (docs/forecast-accuracy.md).
 
 A name is what a table's `program` column holds. It is the only thing that conventions are looked up by: a table's file,
 source and precision say nothing of the program. What a program does by default stands here; what it may do besides
@@ -47,9 +50,7 @@ NEMO = replace(
 # Its recipes of mixtures: `expert_tensor_parallel_size=1`, and tokens sent through DeepEP.
 MEGATRON_BRIDGE = replace(NEMO, name="Megatron Bridge", spreads_experts=True, sends_once_per_node=True)
 # Gradients stay in bf16.
-INTERNEVO = replace(
-    MEGATRON, name="InternEvo", gradient_bytes=2, reduce_bytes=2, fuses_attention=True
-)  # gradients stay in bf16
+INTERNEVO = replace(MEGATRON, name="InternEvo", gradient_bytes=2, reduce_bytes=2, fuses_attention=True)
 # Its pipeline engine reduces after the last backward pass (`_exec_reduce_grads`), and sends between passes.
 MEGATRON_DEEPSPEED = replace(MEGATRON, name="Megatron-DeepSpeed", overlaps=False, hides_sends=False)
 # ZeRO-2 and 3 of its own engine reduce in every backward pass; weights rest in 16 bits.
