@@ -95,8 +95,8 @@ class LateModel(WholeModel):
         for part in parts:
             _settle_whole(part, self.world.device)
             materialise(part, self.world.device)
-        if isinstance(self.given, ModelSpec) and self.given.weights:
-            load_weights(model, self.given.weights, {name: dtype for name, (_, dtype) in self._kinds.items()})
+        if isinstance(self.given, ModelSpec) and self.given.starts_from:
+            load_weights(model, self.given.starts_from, {name: dtype for name, (_, dtype) in self._kinds.items()})
         else:
             self._receive(model)
 

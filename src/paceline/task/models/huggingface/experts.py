@@ -12,13 +12,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from typing import Any, Protocol
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING, Any, Protocol
 
 from paceline.errors import ConfigError
-from paceline.task.models.sizes import MoEConfig
+from paceline.task.models.shape import MoEConfig
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 _STACKED = re.compile(r"(.*\.)mlp\.experts\.(gate_up_proj|down_proj)$")
 _SINGLE = re.compile(r"(.*\.)(block_sparse_moe|mlp)\.experts\.(\d+)\.(w[123]|gate_proj|up_proj|down_proj)\.weight$")
@@ -50,7 +50,7 @@ def joined(name: str, tensor: Tensor) -> Tensor:
     return tensor.flatten(1, 2) if name.endswith("experts.gate_up_proj") else tensor
 
 
-class SplitExperts(Mapping[str, Tensor]):
+class SplitExperts(Mapping[str, "Tensor"]):
     """A state of ours under the names of Mixtral's or Qwen3's files: stacked experts one by one, Mixtral's renamed.
 
     The state may be lazy: one stacked tensor is held at a time.
@@ -86,7 +86,7 @@ class SplitExperts(Mapping[str, Tensor]):
         return len(self._places)
 
 
-class StackedExperts(Mapping[str, Tensor]):
+class StackedExperts(Mapping[str, "Tensor"]):
     """Stored tensors under our names, whether their experts are stored one by one or stacked."""
 
     def __init__(self, stored: Stored) -> None:
@@ -107,6 +107,8 @@ class StackedExperts(Mapping[str, Tensor]):
     def __getitem__(self, name: str) -> Tensor:
         if name not in self._experts:
             return apart(name, self._stored[self._names[name]])
+        import torch
+
         join = torch.stack if name.endswith("gate_up_proj") else torch.cat
         return torch.stack(
             [join([self._stored[part] for part in self._parts(name, index)]) for index in range(self._experts[name])]
@@ -114,6 +116,8 @@ class StackedExperts(Mapping[str, Tensor]):
 
     def part(self, name: str, offsets: tuple[int, ...], sizes: tuple[int, ...]) -> Tensor:
         """Return a part of a tensor; of stacked experts, only those in it are read, one at a time."""
+        import torch
+
         if name in self._experts:
             experts = range(offsets[0], offsets[0] + sizes[0])
             return torch.stack([self._part_of_one(name, index, offsets[1:], sizes[1:]) for index in experts])
@@ -131,6 +135,8 @@ class StackedExperts(Mapping[str, Tensor]):
 
     def _part_of_one(self, name: str, expert: int, offsets: tuple[int, ...], sizes: tuple[int, ...]) -> Tensor:
         """Return a part of one expert's matrices: [2, width, hidden] of gates and ups, else [hidden, width]."""
+        import torch
+
         files = self._parts(name, expert)
         if len(files) == 1:
             return self._stored.part(files[0], offsets, sizes)

@@ -7,7 +7,7 @@ are in experts.py.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,25 +16,20 @@ from torch import Tensor
 from paceline.durable import publish, sync_folder
 from paceline.errors import ConfigError, StorageError
 from paceline.task.models.huggingface.experts import SplitExperts, apart, joined, moe_config
-from paceline.task.models.huggingface.files import file_inside
-from paceline.task.models.sizes import DecoderConfig, MoEConfig
+from paceline.task.models.huggingface.files import INDEX
+from paceline.task.models.huggingface.likeness import FAMILIES
+from paceline.task.models.huggingface.names import HEAD, PREFIX, hf_name
+from paceline.task.models.shape import DecoderConfig, MoEConfig
 
-PREFIX = "model."
-HEAD = "lm_head.weight"
-# Qwen3 is Llama with norms of single heads.
+# Qwen2 is Llama with biases of queries, keys and values; Qwen3 is Llama with norms of single heads.
+QWEN2 = {"architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2", "use_sliding_window": False}
 QWEN3 = {"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "use_sliding_window": False}
 SHARD_BYTES = 5 * 10**9  # as in transformers' save_pretrained up to version 4
-INDEX = "model.safetensors.index.json"
 
 
 def to_hf_state(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return our decoder's state under the names of LlamaForCausalLM, or MixtralForCausalLM, and in its shapes."""
     return {hf_name(name): joined(name, tensor) for name, tensor in state.items()}
-
-
-def hf_name(name: str) -> str:
-    """Return the name that LlamaForCausalLM, or MixtralForCausalLM, has for a tensor of ours."""
-    return name if name == HEAD else PREFIX + name
 
 
 def from_hf_state(state: Mapping[str, Tensor], tied: bool = False) -> dict[str, Tensor]:
@@ -44,7 +39,7 @@ def from_hf_state(state: Mapping[str, Tensor], tied: bool = False) -> dict[str, 
 
 
 def to_hf_config(config: DecoderConfig, dtype: str = "float32") -> dict[str, Any]:
-    """Return the content of the config.json that LlamaForCausalLM reads, or Qwen3's and Mixtral's equivalents."""
+    """Return the content of the config.json that LlamaForCausalLM reads, or Qwen2's, Qwen3's and Mixtral's of it."""
     rope: dict[str, Any] = {"rope_type": "default"}
     if config.rope_scaling is not None:
         scaling = config.rope_scaling
@@ -65,7 +60,7 @@ def to_hf_config(config: DecoderConfig, dtype: str = "float32") -> dict[str, Any
     }  # fmt: skip
     if isinstance(config, MoEConfig):
         return {**llama, **moe_config(config)}
-    return {**llama, **(QWEN3 if config.qk_norm else {})}
+    return {**llama, **(QWEN3 if config.qk_norm else QWEN2 if config.qkv_bias else {})}
 
 
 def export_safetensors(
@@ -130,84 +125,6 @@ def _write_json(path: Path, content: dict[str, Any]) -> None:
     publish(part, path)
 
 
-class LazyTensors(Mapping[str, Tensor]):
-    """Tensors of one or more safetensors files by name; each is read when it is asked for, and not kept."""
-
-    def __init__(self, files: Mapping[str, Path]) -> None:
-        self._files = dict(files)
-
-    def __getitem__(self, name: str) -> Tensor:
-        from safetensors import safe_open
-
-        with safe_open(self._files[name], framework="pt") as opened:  # maps the file, reads one tensor
-            return opened.get_tensor(name)
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._files)
-
-    def __len__(self) -> int:
-        return len(self._files)
-
-    def part(self, name: str, offsets: tuple[int, ...], sizes: tuple[int, ...]) -> Tensor:
-        """Return the part of a tensor that begins at `offsets` and has the shape `sizes`; the rest is not read."""
-        if not sizes:
-            return self[name]
-        from safetensors import safe_open
-
-        with safe_open(self._files[name], framework="pt") as opened:
-            found = opened.get_slice(name)
-            return found[tuple(slice(at, at + size) for at, size in zip(offsets, sizes, strict=True))]
-
-    def shape(self, name: str) -> tuple[int, ...]:
-        """Return a tensor's shape from the file's header."""
-        from safetensors import safe_open
-
-        with safe_open(self._files[name], framework="pt") as opened:
-            return tuple(opened.get_slice(name).get_shape())
-
-
-def read_safetensors(path: str | Path) -> LazyTensors:
-    """Return the tensors of a .safetensors file, or of a folder with one, or with an index and several.
-
-    Raises ConfigError where there is none, StorageError where a file is missing or broken.
-    """
-    path = Path(path).expanduser()
-    if not path.exists():
-        raise ConfigError(f"no weights at {path}", "there is no such file or folder", "a safetensors file or folder")
-    if path.is_file():
-        return LazyTensors(dict.fromkeys(_names(path), path))
-    if (path / INDEX).is_file():
-        try:
-            weight_map = json.loads((path / INDEX).read_text(encoding="utf-8"))["weight_map"]
-            files = {str(name): file_inside(path, file) for name, file in weight_map.items()}
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise StorageError(
-                f"{path / INDEX} cannot be read", f"{type(error).__name__}: {error}", "a fresh copy"
-            ) from error
-        held = {file: set(_names(file)) for file in set(files.values())}
-        for name, file in files.items():
-            if name not in held[file]:
-                raise StorageError(f"{file} has no tensor '{name}'", f"{INDEX} says it has", "a fresh copy")
-        return LazyTensors(files)
-    found = sorted(path.glob("model.safetensors")) or sorted(path.glob("*.safetensors"))
-    if len(found) != 1:
-        because = "it holds no .safetensors file" if not found else f"it holds {len(found)} files and no {INDEX}"
-        raise ConfigError(f"no weights in {path}", because, "the path of one .safetensors file")
-    return LazyTensors(dict.fromkeys(_names(found[0]), found[0]))
-
-
-def _names(file: Path) -> list[str]:
-    from safetensors import SafetensorError, safe_open
-
-    try:
-        with safe_open(file, framework="pt") as opened:
-            return list(opened.keys())
-    except (SafetensorError, OSError) as error:
-        raise StorageError(
-            f"{file} cannot be read as safetensors", f"{type(error).__name__}: {error}", "a fresh copy of the file"
-        ) from error
-
-
 def check_hf_config(config: DecoderConfig, folder: str | Path) -> None:
     """Raise ConfigError where a folder's config.json says that its weights belong to a different decoder.
 
@@ -221,7 +138,8 @@ def check_hf_config(config: DecoderConfig, folder: str | Path) -> None:
     except ValueError as error:
         raise StorageError(f"{path} cannot be read", str(error), "a fresh copy of the file") from error
     ours = to_hf_config(config)
-    keys = ["model_type", "hidden_act", "num_attention_heads", "num_key_value_heads", "rms_norm_eps", "attention_bias",
+    keys = [*([] if _alike(config, theirs) else ["model_type"]), "hidden_act", "num_attention_heads",
+            "num_key_value_heads", "rms_norm_eps", "attention_bias",
             "mlp_bias", "tie_word_embeddings", "num_experts_per_tok", "norm_topk_prob"]  # fmt: skip
     pairs = {key: (ours.get(key), theirs[key]) for key in keys if theirs.get(key) is not None}
     their_rope = theirs.get("rope_parameters") or {
@@ -235,3 +153,12 @@ def check_hf_config(config: DecoderConfig, folder: str | Path) -> None:
             f"the weights in {folder} belong to another model than {config.name}", f"config.json: {'; '.join(wrong)}",
             "the named size that was exported, with the same overrides",
         )  # fmt: skip
+
+
+def _alike(config: DecoderConfig, theirs: Mapping[str, Any]) -> bool:
+    """Return whether a config.json is of a type that computes as the decoder does, whatever the type is called."""
+    family = FAMILIES.get(str(theirs.get("model_type")))
+    if family is None:
+        return False
+    routed = "num_experts_per_tok" in family.own
+    return (family.qk_norm, family.qkv_bias, routed) == (config.qk_norm, config.qkv_bias, isinstance(config, MoEConfig))
