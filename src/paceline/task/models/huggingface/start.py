@@ -85,9 +85,7 @@ def _tokenizer_text(folder: Path, data: DataSpec) -> str:
         return f"the folder has no {TOKENIZER}: the data's tokenizer is '{data.tokenizer}'"
     if data.tokenizer == str(folder / TOKENIZER):
         return f"the tokenizer is the folder's {TOKENIZER}"
-    return (
-        f"the tokenizer is '{data.tokenizer}', not the folder's {TOKENIZER}: ids may mean other text than in training"
-    )
+    return f"the tokenizer is '{data.tokenizer}', not the folder's {TOKENIZER}: its ids may mean other text"
 
 
 def start_decision(model: Any) -> DecisionRecord | None:
