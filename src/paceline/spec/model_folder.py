@@ -7,6 +7,7 @@ from pathlib import Path
 CONFIG = "config.json"
 TOKENIZER = "tokenizer.json"
 THEIRS = "hf:"  # before the path: the folder's own class is built, whatever the built-in decoder could compute
+KEPT = "model"  # in a run's directory: what it keeps of the folder, without the weights
 FRESH = "none"  # of task.model.weights: the folder's architecture, and no weights of it
 
 

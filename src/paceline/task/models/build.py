@@ -17,8 +17,9 @@ from paceline.spec.import_paths import load_object
 from paceline.spec.task import ModelSpec
 from paceline.task.models.decoder import Decoder
 from paceline.task.models.factory import Model, call_factory, factory_of
-from paceline.task.models.huggingface.experts import StackedExperts
-from paceline.task.models.huggingface.files import LazyTensors, read_safetensors
+from paceline.task.models.huggingface.experts import StackedExperts, Stored
+from paceline.task.models.huggingface.files import read_safetensors
+from paceline.task.models.huggingface.loaded import as_in_memory, may_ignore
 from paceline.task.models.huggingface.names import HEAD, PREFIX, check_shapes, hf_name
 from paceline.task.models.huggingface.weights import check_hf_config
 from paceline.task.models.init import Part, fill, initialise, named_parameters
@@ -110,14 +111,14 @@ def load_weights(model: nn.Module, path: str, dtypes: Mapping[str, torch.dtype] 
         fill(target, part if dtypes is None else _rounded(part, dtypes[name]))
 
 
-def check_names(model: nn.Module, path: str) -> tuple[dict[str, Tensor], LazyTensors | StackedExperts]:
+def check_names(model: nn.Module, path: str) -> tuple[dict[str, Tensor], Stored]:
     """Return a model's tensors by the names of files, and those of the files of a path. Reads headers alone.
 
     Raises as `load_weights`.
     """
-    stored: LazyTensors | StackedExperts = read_safetensors(path)
+    stored: Stored = read_safetensors(path)
     targets: dict[str, Tensor] = dict(named_parameters(model))
-    aliases = {*_aliases(model)}
+    aliases = {*_aliases(model), *(name for name in stored if may_ignore(model, name))}
     if isinstance(model, Decoder):
         if Path(path).expanduser().is_dir():
             check_hf_config(model.config, path)
@@ -126,6 +127,7 @@ def check_names(model: nn.Module, path: str) -> tuple[dict[str, Tensor], LazyTen
             aliases |= {PREFIX + name for name, _ in model.named_buffers()}
         targets = {hf_name(name): target for name, target in targets.items()}
     else:
+        stored = as_in_memory(model, stored)
         persistent = model.state_dict(keep_vars=True)
         targets |= {name: buffer for name, buffer in model.named_buffers() if name in persistent}
     aliases |= {*_of_other_stages(model, stored)}

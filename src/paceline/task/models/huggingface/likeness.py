@@ -165,7 +165,8 @@ def _decoder(config: Mapping[str, Any], family: Family, name: str) -> DecoderCon
     rope = _rope(config)
     scaling = None
     if rope["rope_type"] == "llama3":
-        scaling = RopeScaling(*(float(rope[entry]) for entry in LLAMA3[:3]), int(rope[LLAMA3[3]]))
+        factor, low, high = (float(rope[entry]) for entry in LLAMA3[:3])
+        scaling = RopeScaling(factor, low, high, int(rope[LLAMA3[3]]))
     shape: dict[str, Any] = {
         "name": name, "hidden": hidden, "layers": config["num_hidden_layers"], "heads": heads,
         "kv_heads": config.get("num_key_value_heads") or family.kv_heads or heads,

@@ -6,28 +6,20 @@ Our decoder's names are LlamaForCausalLM's without the prefix `model.`; the head
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Mapping
-from typing import Protocol
+from collections.abc import Collection, Mapping
 
 from paceline.errors import ConfigError
-from paceline.task.models.huggingface.experts import StackedExperts
+from paceline.task.models.huggingface.experts import StackedExperts, Stored
 from paceline.task.models.huggingface.files import read_safetensors
 from paceline.task.models.shape import DecoderConfig, MoEConfig
 
 PREFIX = "model."
 HEAD = "lm_head.weight"
+COMPUTED = "rotary_emb.inv_freq"  # older files hold these frequencies, which follow from the config
 BIAS = "mlp.gate.e_score_correction_bias"  # of a router's choice: zero where a file has none
 SHOWN = 6  # names of one kind of difference that a message lists
 
 Shape = tuple[int, ...]
-
-
-class Shapes(Protocol):
-    """Tensors of files by name, of which the shapes are known."""
-
-    def __contains__(self, name: object) -> bool: ...
-    def __iter__(self) -> Iterable[str]: ...
-    def shape(self, name: str) -> Shape: ...
 
 
 def hf_name(name: str) -> str:
@@ -84,12 +76,12 @@ def check_decoder_file(config: DecoderConfig, path: str) -> None:
     Headers alone are read.
     """
     stored = read_safetensors(path)
-    held = StackedExperts(stored) if isinstance(config, MoEConfig) else stored
-    buffers = [name for name in held if name.endswith(BIAS)]
+    held: Stored = StackedExperts(stored) if isinstance(config, MoEConfig) else stored
+    buffers = [name for name in held if name.endswith((BIAS, COMPUTED))]
     check_shapes(decoder_shapes(config), held, {*buffers, *([HEAD] if config.tied else [])}, path)
 
 
-def check_shapes(wanted: Mapping[str, Shape], stored: Shapes, aliases: Collection[str], path: str) -> None:
+def check_shapes(wanted: Mapping[str, Shape], stored: Stored, aliases: Collection[str], path: str) -> None:
     """Raise ConfigError where files lack tensors, hold others than wanted or of other shapes; all are told at once.
 
     `aliases` are names that files may hold besides.

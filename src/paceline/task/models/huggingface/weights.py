@@ -13,18 +13,21 @@ from typing import Any
 
 from torch import Tensor
 
-from paceline.durable import publish, sync_folder
 from paceline.errors import ConfigError, StorageError
-from paceline.task.models.huggingface.experts import SplitExperts, apart, joined, moe_config
-from paceline.task.models.huggingface.files import INDEX
+from paceline.spec.model_folder import folder_of
+from paceline.spec.task import ModelSpec
+from paceline.task.models.huggingface.experts import IN_MIXTRAL, IN_QWEN3, SplitExperts, apart, joined, moe_config
+from paceline.task.models.huggingface.export import SHARD_BYTES, Renamed, write_folder
 from paceline.task.models.huggingface.likeness import FAMILIES
 from paceline.task.models.huggingface.names import HEAD, PREFIX, hf_name
+from paceline.task.models.huggingface.road import read_config
+from paceline.task.models.huggingface.theirs import changed_config
 from paceline.task.models.shape import DecoderConfig, MoEConfig
+from paceline.task.models.sizes import base_of
 
 # Qwen2 is Llama with biases of queries, keys and values; Qwen3 is Llama with norms of single heads.
 QWEN2 = {"architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2", "use_sliding_window": False}
 QWEN3 = {"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "use_sliding_window": False}
-SHARD_BYTES = 5 * 10**9  # as in transformers' save_pretrained up to version 4
 
 
 def to_hf_state(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -72,57 +75,35 @@ def export_safetensors(
     `shard_bytes` the weights go to several files and an index. Every file is complete or absent, and on the disk
     before it has its name. Raises StorageError where the folder cannot be written.
     """
-    from safetensors.torch import save_file
-
-    folder = Path(folder)
     config_json = to_hf_config(config)  # says so where there is no such model
+    return write_folder(our_state(state, config), config_json, folder, shard_bytes)
+
+
+def our_state(state: Mapping[str, Tensor], config: DecoderConfig) -> Mapping[str, Tensor]:
+    """Return a decoder's whole tensors under the names of Hugging Face's files; each is made when it is asked for."""
     if isinstance(config, MoEConfig):
-        state = SplitExperts(state, config)
-    ours = {hf_name(name): name for name in state}
-    sizes, dtypes = {}, set()
-    for name in ours:
-        tensor = state[ours[name]]
-        sizes[name] = tensor.nbytes
-        dtypes.add(str(tensor.dtype).removeprefix("torch."))
-    parts = _parts(sizes, shard_bytes)
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        sync_folder(folder.parent)
-        for file, names in parts.items():
-            held = {name: state[ours[name]].detach().cpu().contiguous() for name in names}
-            save_file(held, folder / (file + ".part"), metadata={"format": "pt"})
-            publish(folder / (file + ".part"), folder / file)
-        if len(parts) > 1:
-            weight_map = {name: file for file, names in parts.items() for name in names}
-            _write_json(folder / INDEX, {"metadata": {"total_size": sum(sizes.values())}, "weight_map": weight_map})
-        else:
-            (folder / INDEX).unlink(missing_ok=True)  # of an earlier export, and would take precedence
-        dtype = dtypes.pop() if len(dtypes) == 1 else "float32"
-        _write_json(folder / "config.json", {**config_json, "dtype": dtype, "torch_dtype": dtype})
-    except OSError as error:
-        raise StorageError(f"cannot export weights to {folder}", str(error), "a folder with room to write") from error
-    return folder
+        state = SplitExperts(state, config.experts, IN_QWEN3 if config.qk_norm else IN_MIXTRAL)
+    return Renamed(state, {hf_name(name): name for name in state})
 
 
-def _parts(sizes: Mapping[str, int], shard_bytes: int) -> dict[str, list[str]]:
-    """Return file name to tensor names, in order, each file at most `shard_bytes` unless one tensor is larger."""
-    groups: list[list[str]] = [[]]
-    used = 0
-    for name, size in sizes.items():
-        if groups[-1] and used + size > shard_bytes:
-            groups.append([])
-            used = 0
-        groups[-1].append(name)
-        used += size
-    if len(groups) == 1:
-        return {"model.safetensors": groups[0]}
-    return {f"model-{i:05d}-of-{len(groups):05d}.safetensors": names for i, names in enumerate(groups, start=1)}
+def their_state(state: Mapping[str, Tensor], config: Mapping[str, Any]) -> Mapping[str, Tensor]:
+    """Return the whole tensors of a model of transformers under the names of its files, where experts stand alone."""
+    stacked = next((name for name in state if name.endswith("mlp.experts.down_proj")), None)
+    if stacked is None:
+        return state
+    inside = IN_MIXTRAL if config.get("model_type") == "mixtral" else IN_QWEN3
+    return SplitExperts(state, state[stacked].shape[0], inside)
 
 
-def _write_json(path: Path, content: dict[str, Any]) -> None:
-    part = path.with_name(path.name + ".part")
-    part.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
-    publish(part, path)
+def config_of_folder(model: ModelSpec, decoder: DecoderConfig | None) -> dict[str, Any]:
+    """Return the config.json of a model that came from a folder: the folder's own, with what the task has changed."""
+    folder, base = folder_of(model.name), base_of(model.name)
+    assert folder is not None
+    config = read_config(folder)
+    if decoder is None or base is None:
+        return {**config, **changed_config(model.arguments)}
+    before, after = to_hf_config(base), to_hf_config(decoder)
+    return {**config, **{entry: value for entry, value in after.items() if before[entry] != value}}
 
 
 def check_hf_config(config: DecoderConfig, folder: str | Path) -> None:
