@@ -118,7 +118,7 @@ def check_names(model: nn.Module, path: str) -> tuple[dict[str, Tensor], Stored]
     """
     stored: Stored = read_safetensors(path)
     targets: dict[str, Tensor] = dict(named_parameters(model))
-    aliases = {*_aliases(model), *(name for name in stored if may_ignore(model, name))}
+    aliases = {*_aliases(model)}
     if isinstance(model, Decoder):
         if Path(path).expanduser().is_dir():
             check_hf_config(model.config, path)
@@ -130,7 +130,7 @@ def check_names(model: nn.Module, path: str) -> tuple[dict[str, Tensor], Stored]
         stored = as_in_memory(model, stored)
         persistent = model.state_dict(keep_vars=True)
         targets |= {name: buffer for name, buffer in model.named_buffers() if name in persistent}
-    aliases |= {*_of_other_stages(model, stored)}
+    aliases |= {*_of_other_stages(model, stored), *(name for name in stored if may_ignore(model, name))}
     check_shapes({name: tuple(target.shape) for name, target in targets.items()}, stored, aliases, path)
     return targets, stored
 
