@@ -47,9 +47,16 @@ def initial_part(
 
     Besides the result it needs memory for DRAWN_ELEMENTS, or for one row where that is larger.
     """
+    std = STD / math.sqrt(2 * layers) if name.endswith(RESIDUAL_OUTPUTS) else STD
+    return drawn_part(name, shape, std, seed, offsets, sizes)
+
+
+def drawn_part(
+    name: str, shape: tuple[int, ...] | torch.Size, std: float, seed: int, offsets: Box, sizes: Box
+) -> Tensor:
+    """Return a part of a parameter that is normal with a deviation; of one dimension, zeros of a bias or ones."""
     if len(shape) == 1:
         return torch.zeros(sizes) if name.endswith(".bias") else torch.ones(sizes)
-    std = STD / math.sqrt(2 * layers) if name.endswith(RESIDUAL_OUTPUTS) else STD
     part = torch.empty(sizes, dtype=torch.float32)
     run_rows = max(1, DRAWN_ELEMENTS // max(1, math.prod(shape[1:])))
     begin, end = offsets[0], offsets[0] + sizes[0]
