@@ -148,7 +148,7 @@ def check_names(model: nn.Module, path: str, fresh: Collection[str] = ()) -> tup
             stored = StackedExperts(stored)
             aliases |= {PREFIX + name for name, _ in model.named_buffers()}
         targets = {hf_name(name): target for name, target in targets.items()}
-        embeddings = EMBEDDINGS
+        embeddings: Collection[str] = EMBEDDINGS
     else:
         stored = as_in_memory(model, stored)
         persistent = model.state_dict(keep_vars=True)

@@ -88,7 +88,7 @@ def fit_texts(model: ModelSpec) -> list[str]:
     """Return what of a model is not simply read: by name for the built-in decoder, else as the spec says it."""
     base = base_of(model.name)
     if base is not None:
-        changed = {"vocab": model.vocab} if model.vocab else {}
+        changed: dict[str, Any] = {"vocab": model.vocab} if model.vocab else {}
         changed |= {} if model.tied is None else {"tied": model.tied}
         return fit_decoder(dataclasses.replace(base, **changed), model.starts_from, model.fresh).texts()
     return [f"starts fresh, and is left out of the weights: {', '.join(model.fresh)}"] if model.fresh else []
