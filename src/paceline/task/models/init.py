@@ -72,17 +72,21 @@ def drawn_part(
     return part
 
 
+def held_part(parameter: Tensor) -> tuple[Tensor, Box, Box]:
+    """Return what this rank holds of a parameter, where in it that begins, and its shape."""
+    if isinstance(parameter, DTensor):
+        (chunk,) = parameter.__create_chunk_list__()  # as for a checkpoint; offsets and sizes of this rank's shard
+        return parameter.to_local(), tuple(chunk.offsets), tuple(chunk.sizes)
+    return parameter, (0,) * parameter.dim(), tuple(parameter.shape)
+
+
 def fill(parameter: Tensor, part: Part) -> None:
     """Copy values into a parameter, or into this rank's shard where the parameter is a DTensor.
 
     `part` is asked for what this rank holds alone; every rank's must tell of the same tensor. Nothing is communicated.
     """
     with torch.no_grad():
-        if isinstance(parameter, DTensor):
-            (chunk,) = parameter.__create_chunk_list__()  # as for a checkpoint; offsets and sizes of this rank's shard
-            local, offsets, sizes = parameter.to_local(), tuple(chunk.offsets), tuple(chunk.sizes)
-        else:
-            local, offsets, sizes = parameter, (0,) * parameter.dim(), tuple(parameter.shape)
+        local, offsets, sizes = held_part(parameter)
         if local.numel():
             local.copy_(part(offsets, sizes))
 
