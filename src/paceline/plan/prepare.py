@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 
 from paceline.errors import ConfigError
 from paceline.plan.choice import Prepared
 from paceline.spec.amounts import batch_samples, total_steps
+from paceline.spec.arguments import has_checkpoint, run_directory
 from paceline.spec.load import Spec
+from paceline.spec.model_folder import FRESH
 from paceline.spec.steps.growth import course_of
+from paceline.spec.task import ModelSpec, Task
 from paceline.task.data.facts import data_facts
 from paceline.task.profile.of_task import profile_task
 
@@ -20,7 +24,7 @@ def prepare_task(spec: Spec, *, say: Callable[[str], None] | None = None) -> Pre
     """
     task = spec.task
     facts = data_facts(task.data, say)
-    profile = profile_task(task, facts)
+    profile = profile_task(_without_weights(task) if has_checkpoint(run_directory(spec)) else task, facts)
     batch = batch_samples(task, facts.items_per_sample)
     steps = total_steps(task, batch, facts.items_per_sample, facts.samples)
     course = course_of(task.growth, batch, facts.items_per_sample)
@@ -32,3 +36,10 @@ def prepare_task(spec: Spec, *, say: Callable[[str], None] | None = None) -> Pre
             f'task.stop = "{facts.end // batch} steps", later limits, or a source without one',
         )
     return Prepared(spec, facts, profile, batch, steps)
+
+
+def _without_weights(task: Task) -> Task:
+    """Return a task that has its weights in a checkpoint: the files that it started from may be gone."""
+    if not isinstance(task.model, ModelSpec) or not task.model.starts_from:
+        return task
+    return dataclasses.replace(task, model=dataclasses.replace(task.model, weights=FRESH))

@@ -27,6 +27,7 @@ from paceline.spec.amounts import batch_samples
 from paceline.spec.cluster import ClusterSpec
 from paceline.spec.data.rules import check_data
 from paceline.spec.import_paths import is_import_path, make_importable, names_object, scheme_of
+from paceline.spec.model_folder import FRESH, THEIRS, folder_of
 from paceline.spec.optimizers import names_of
 from paceline.spec.plan import PlanSpec, parse_rows, parse_stages
 from paceline.spec.run import RunSpec
@@ -35,10 +36,21 @@ from paceline.spec.survive.faults import check_faults
 from paceline.spec.task import DataSpec, Task
 
 # Options that name a file or a folder: looked for beside the spec file first, then from the current folder.
-PATHS = ("task.model.weights", "task.data.source", "task.data.tokenizer", "task.data.cache_dir", "cluster.catalog")
+PATHS = (
+    "task.model.name",
+    "task.model.weights",
+    "task.data.source",
+    "task.data.tokenizer",
+    "task.data.cache_dir",
+    "cluster.catalog",
+)
 MIX = ("task", "data", "mix")  # a list of tables, each with a source
 OUTPUTS = ("run.dir",)  # written to: from the current folder, as a shell would
-BUILT_IN = {"task.data.source": ("stdlib", "digits"), "task.data.tokenizer": ("bytes", "bpe")}
+BUILT_IN = {
+    "task.model.weights": (FRESH,),
+    "task.data.source": ("stdlib", "digits"),
+    "task.data.tokenizer": ("bytes", "bpe"),
+}
 
 
 @dataclass(frozen=True)
@@ -162,6 +174,8 @@ def _located_path(key: str, entry: build.GivenValue, folders: Sequence[Path]) ->
         return dataclasses.replace(entry, value=f"{scheme}:{found[0] / rest}") if found else entry
     if text in BUILT_IN.get(key, ()) or is_import_path(text):
         return entry
+    if key == "task.model.name":
+        return dataclasses.replace(entry, value=_located_model(text, folders))
     if text.startswith("~"):
         try:
             return dataclasses.replace(entry, value=str(Path(text).expanduser()))
@@ -169,6 +183,19 @@ def _located_path(key: str, entry: build.GivenValue, folders: Sequence[Path]) ->
             raise ConfigError(f"{entry.origin}: {key} = {literal(text)} names no folder", str(error)) from error
     beside = [folder / text for folder in folders if key in PATHS and _exists(folder / text)]
     return dataclasses.replace(entry, value=str(beside[0])) if beside else entry
+
+
+def _located_model(name: str, folders: Sequence[Path]) -> str:
+    """Return a model's name; the path of a folder made absolute where it exists beside the spec file, or "~" is in it.
+
+    Only what has a "/" is a path: a folder that happens to be called as a named size does not take its place.
+    """
+    folder = folder_of(name)
+    if folder is None:
+        return name
+    beside = next((each / folder for each in folders if _exists(each / folder)), folder)
+    scheme = THEIRS if name.startswith(THEIRS) else ""
+    return f"{scheme}{beside}" if beside.is_absolute() else name
 
 
 def _located_source(part: Any, entry: build.GivenValue, folders: Sequence[Path]) -> Any:

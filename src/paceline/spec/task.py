@@ -9,6 +9,7 @@ from paceline.config.declared import Declared
 from paceline.config.fields import option
 from paceline.spec.data.augment import AugmentSpec
 from paceline.spec.data.mix import MixSpec
+from paceline.spec.model_folder import tokenizer_of, weights_of
 from paceline.spec.steps.growth import GrowthSpec
 from paceline.units import Amount
 
@@ -25,7 +26,9 @@ class ModelSpec(Declared, table="task.model"):
     """The model: a named size of a built-in family, or a user's `torch.nn.Module`."""
 
     name: str = option(
-        "llama-11m", "a named size (`paceline plan --models` lists them), or `package.module:factory` of a module"
+        "llama-11m",
+        "a named size (`paceline plan --models` lists them), `package.module:factory` of a module, or the path of a"
+        " folder of Hugging Face, with a slash in it (`./my-llama`; `hf:./my-llama` builds the folder's own class)",
     )
     arguments: dict[str, Any] = option(factory=dict, doc="keyword arguments for a user's factory")
     hidden: int = option(0, "overrides the named size's hidden width (0 keeps it)", minimum=0)
@@ -52,7 +55,16 @@ class ModelSpec(Declared, table="task.model"):
     )
     vocab: int = option(0, "overrides the vocabulary; 0 takes the tokenizer's for the small sizes", minimum=0)
     tied: bool | None = option(None, "whether embedding and head share one weight; unset keeps the named size's choice")
-    weights: str = option("", "a safetensors file or folder to start from, in Hugging Face's names")
+    weights: str = option(
+        "",
+        "a safetensors file or folder to start from, in Hugging Face's names; empty reads the weights of a folder that"
+        " `name` is, 'none' leaves them and starts fresh",
+    )
+
+    @property
+    def starts_from(self) -> str:
+        """The file or folder of weights that it starts from, "" for none."""
+        return weights_of(self.name, self.weights)
 
 
 @dataclass(frozen=True)
@@ -75,7 +87,9 @@ class DataSpec(Declared, table="task.data"):
         objects=CALLED,
     )
     tokenizer: str = option(
-        "bytes", "'bytes' (256 values and an end-of-document mark), 'bpe' (trained on the corpus), or a tokenizer.json"
+        "bytes",
+        "'bytes' (256 values and an end-of-document mark), 'bpe' (trained on the corpus), or a tokenizer.json; unset,"
+        " that of the model's folder, where the model is one and has it",
     )
     vocab: int = option(4096, "size of a trained BPE vocabulary", minimum=258)
     seq_len: int = option(512, "tokens per sample", minimum=1)
@@ -270,3 +284,12 @@ class Task(Declared, table="task"):
     growth: GrowthSpec = option(factory=GrowthSpec, doc="whether and how the global batch grows")
     stop: Amount = option(Amount(300, "steps"), "when training is complete", quantity="amount")
     seed: int = option(7, "seed of the initial weights, the sample order and dropout", minimum=0)
+
+    def __post_init__(self) -> None:
+        """Give data that state no tokenizer that of the model's folder, where it has one."""
+        super().__post_init__()
+        model, data = self.model, self.data
+        if isinstance(model, ModelSpec) and isinstance(data, DataSpec) and not data.states("tokenizer"):
+            found = tokenizer_of(model.name)
+            if found is not None:
+                object.__setattr__(self, "data", replace(data, tokenizer=str(found)))

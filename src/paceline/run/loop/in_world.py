@@ -57,6 +57,7 @@ from paceline.spec.plan import Plan
 from paceline.spec.sync import refuse_between
 from paceline.supervise.supervisor import is_supervised
 from paceline.task.data.described import described
+from paceline.task.models.huggingface.export import keep_folder
 from paceline.task.optimizer.schedule import Course
 from paceline.units import Amount
 
@@ -137,6 +138,8 @@ class InWorld:
             self._good = restored.path
         self._keeper = CheckpointKeeper(self._run, self._record, self._fence, every, self._good, self.progress.step)
         if is_new:
+            if not restored:
+                keep_folder(self.spec.task.model, self.dir)
             bar = unigram_bar(self.source, self.held_out, self.spec.run.evaluate_samples)
             self._record.started(self.progress, restored, bar)
         elif held and not self._generation.is_called:

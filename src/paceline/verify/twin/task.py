@@ -14,6 +14,7 @@ from typing import Any
 
 from paceline.plan.feasible.stages import fill_pipeline
 from paceline.spec.layout import Layout, accumulation_for, largest_part, rows_of
+from paceline.spec.model_folder import FRESH
 from paceline.spec.plan import Plan
 from paceline.spec.sync import PLAIN
 from paceline.spec.task import DataSpec, ModelSpec, OptimizerSpec, ScheduleSpec, Task
@@ -121,7 +122,7 @@ def twin_model(model: ModelSpec, data_vocab: int, task: Task, layout: Layout, la
         **_twin_experts(full, layout.ep),
         vocab=min(full.vocab | 1, LARGEST_VOCAB),  # odd: shards of the embedding differ in rows
         tied=full.tied,
-        weights="",
+        weights=FRESH,
     )
 
 
