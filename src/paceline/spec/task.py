@@ -9,14 +9,12 @@ from paceline.config.declared import Declared
 from paceline.config.fields import option
 from paceline.spec.data.augment import AugmentSpec
 from paceline.spec.data.mix import MixSpec
+from paceline.spec.evaluate import EvaluateSpec
+from paceline.spec.objects import CALLED, DATA_SETS, MODELS
 from paceline.spec.steps.growth import GrowthSpec
 from paceline.units import Amount
 
 BATCH_ROWS = ("fixed", "by_length")
-CALLED = {"__call__": "a function"}
-MODELS = {"__call__": "a torch.nn.Module or a function that makes one"}
-DATA_SETS = {"__len__ __getitem__": "a data set with a length, or (train, validation)", "read samples": "a Source",
-             "open_sources": "what opens sources"}  # fmt: skip
 DTYPES = ("fp32", "bf16", "fp16", "fp64")
 
 
@@ -255,6 +253,7 @@ class Task(Declared, table="task"):
     )
     optimizer: OptimizerSpec = option(factory=OptimizerSpec, doc="the optimizer")
     schedule: ScheduleSpec = option(factory=ScheduleSpec, doc="the learning-rate schedule")
+    evaluate: EvaluateSpec = option(factory=EvaluateSpec, doc="what evaluations measure, and what follows from it")
     global_batch: Amount = option(
         Amount(131072, "tokens"),
         "samples or tokens in one optimizer update",
