@@ -11,6 +11,8 @@ from paceline.run.evaluate.best import Judge
 from paceline.run.loop.evaluate import Measured
 from paceline.spec.evaluate import EvaluateSpec, check_evaluate
 
+ACCURACY = {"metric": "accuracy", "metrics": ("accuracy",)}
+
 
 def judged(values: list[float], **options: object) -> Judge:
     judge = Judge(EvaluateSpec(**options), 100)  # type: ignore[arg-type]
@@ -26,7 +28,12 @@ def judged(values: list[float], **options: object) -> Judge:
         ([3.0, 2.0, 2.5, 1.9], {"patience": 2}, (40, 0), False),
         ([3.0, 2.0, 2.5, 1.9], {"patience": 2, "min_delta": 0.2}, (20, 2), True),
         ([0.5, 0.7, 0.6], {"patience": 1, "metric": "accuracy", "metrics": ("accuracy",)}, (20, 1), True),
-        ([0.5, 0.7, 0.6], {"patience": 1, "metric": "accuracy", "metrics": ("accuracy",), "mode": "min"}, (10, 2), True),
+        (
+            [0.5, 0.7, 0.6],
+            {"patience": 1, "metric": "accuracy", "metrics": ("accuracy",), "mode": "min"},
+            (10, 2),
+            True,
+        ),
         ([3.0, 3.0, 3.0], {}, (10, 2), False),
         ([math.nan, math.inf], {"patience": 2}, None, True),
         ([math.nan, 2.0], {"patience": 2}, (20, 0), False),

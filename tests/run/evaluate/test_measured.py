@@ -40,7 +40,10 @@ def confident(outputs: Any, batch: Any) -> dict[str, Any]:
     """Return how sure the model is of its tokens, and how many labels are even."""
     sure = torch.log_softmax(getattr(outputs, "full_tensor", lambda: outputs)().double(), -1).max(-1).values
     counts = batch["labels"] != -100
-    return {"sure": (sure[counts].sum(), counts.sum()), "even": ((batch["labels"][counts] % 2 == 0).sum(), counts.sum())}
+    return {
+        "sure": (sure[counts].sum(), counts.sum()),
+        "even": ((batch["labels"][counts] % 2 == 0).sum(), counts.sum()),
+    }
 
 
 confident.sums_over_tokens = True  # type: ignore[attr-defined]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 from pathlib import Path
@@ -42,7 +43,7 @@ def value(metric: Metric, parts: list[tuple[Any, Any]]) -> float:
 
 def cut(outputs: torch.Tensor, labels: torch.Tensor, cuts: list[int]) -> list[tuple[Any, Any]]:
     places = [0, *sorted(at % (len(labels) + 1) for at in cuts), len(labels)]
-    return [(outputs[a:b], {"x": outputs[a:b], "labels": labels[a:b]}) for a, b in zip(places, places[1:], strict=False)]
+    return [(outputs[a:b], {"x": outputs[a:b], "labels": labels[a:b]}) for a, b in itertools.pairwise(places)]
 
 
 @settings(max_examples=60, deadline=None)
@@ -80,7 +81,9 @@ def test_columns_that_say_yes_or_no_are_as_scikit_learn_has_them(
     found = {metric.name: value(metric, parts) for metric in made("accuracy", "f1_macro", "f1_micro")}
     true, yes = labels.numpy().astype(int), (logits > 0).numpy().astype(int)
     assert found["accuracy"] == pytest.approx((true == yes).mean())
-    assert found["f1_macro"] == pytest.approx(np.mean([sklearn.f1_score(true[:, c], yes[:, c]) for c in range(columns)]))
+    assert found["f1_macro"] == pytest.approx(
+        np.mean([sklearn.f1_score(true[:, c], yes[:, c]) for c in range(columns)])
+    )
     assert found["f1_micro"] == pytest.approx(sklearn.f1_score(true.reshape(-1), yes.reshape(-1)))
 
 
@@ -145,8 +148,9 @@ def test_a_token_stands_for_its_bytes(tmp_path: Path) -> None:
     tokenizer.decoder = tokenizers.decoders.ByteLevel()
     text = "größer als jede Äpfelwiese, größer als alles: 日本語"
     alphabet = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
-    trainer = tokenizers.trainers.BpeTrainer(vocab_size=300, special_tokens=["<|endoftext|>"], initial_alphabet=alphabet,
-                                             show_progress=False)  # fmt: skip
+    trainer = tokenizers.trainers.BpeTrainer(
+        vocab_size=300, special_tokens=["<|endoftext|>"], initial_alphabet=alphabet, show_progress=False
+    )
     tokenizer.train_from_iterator([text] * 3, trainer)
     (tmp_path / "tokenizer.json").write_text(tokenizer.to_str())
     source: Any = SimpleNamespace(split=SimpleNamespace(folder=str(tmp_path)), vocab=tokenizer.get_vocab_size())
@@ -157,7 +161,9 @@ def test_a_token_stands_for_its_bytes(tmp_path: Path) -> None:
     labels = torch.tensor([[*ids, -100, tokenizer.token_to_id("<|endoftext|>")]])
     metric = BitsPerByte(table)
     loss = LossTotal(math.log(2) * len(text.encode()), len(ids) + 1.0)
-    sums = {name: found.double().reshape(-1).numpy() for name, found in metric.measure(None, {"labels": labels}).items()}
+    sums = {
+        name: found.double().reshape(-1).numpy() for name, found in metric.measure(None, {"labels": labels}).items()
+    }
     assert metric.values(sums, loss) == {"bits_per_byte": pytest.approx(1.0)}
     written = json.loads(tokenizer.to_str())
     written["decoder"] = {"type": "WordPiece", "prefix": "##", "cleanup": True}

@@ -16,6 +16,7 @@ from paceline.run.loop.evaluate import Measured
 from paceline.spec.evaluate import LOSS, EvaluateSpec
 from paceline.spec.journal.kinds import DecisionRecord, EvaluationRecord
 from paceline.spec.journal.reading import read_records
+from paceline.spec.journal.record import number
 
 EARLY = "early stopping"  # the `what` of the decision
 
@@ -87,8 +88,8 @@ def values_on_record(run_dir: Path, metric: str, last_step: int) -> dict[int, fl
     found: dict[int, float] = {}
     for record in read_records(run_dir):
         if isinstance(record, EvaluationRecord) and record.step is not None and record.step <= last_step:
-            named: Mapping[str, float | None] = {LOSS: record.loss, **(record.metrics or {})}
-            value = named.get(metric)
+            named: Mapping[str, object] = {LOSS: record.loss, **(record.metrics or {})}
+            value = number(named.get(metric))
             if metric in named:
                 found[record.step] = math.nan if value is None else value
     return found

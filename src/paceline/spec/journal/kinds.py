@@ -176,7 +176,7 @@ class EvaluationRecord(Record):
     loss: Annotated[float | None, Told("mean over the held-out samples", "nats per item")]
     weight: Annotated[float | None, Told("how many items it counts", "items")]
     seconds: Annotated[float | None, Told("what it took, further sets included", "s")]
-    metrics: Annotated[Numbers | None, Told("the metrics of `task.evaluate.metrics`, by name", if_any=True)] = None
+    metrics: Annotated[Table | None, Told("the metrics of `task.evaluate.metrics`, by name", if_any=True)] = None
     sets: Annotated[
         Table | None,
         Told("of each further set of held-out data, by name, its `loss`, `weight` and `metrics`", if_any=True),
