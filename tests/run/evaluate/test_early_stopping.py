@@ -47,7 +47,9 @@ def test_a_run_ends_early_as_complete_and_keeps_its_best(tmp_path: Path) -> None
     assert len(steps_of(run_dir)) == 6
     exported = in_process("export", run_dir, tmp_path / "weights", "--step", "best", "--json")
     accuracy = {each["step"]: each["metrics"]["accuracy"] for each in evaluations}
-    assert json.loads(exported.stdout)["step"] == max((2, 6), key=lambda step: accuracy[step]), "4 was not saved"
+    assert json.loads(exported.stdout)["step"] == max((2, 6), key=lambda step: (accuracy[step], step)), (
+        "4 was not saved"
+    )
 
     on = paceline("train", path, "--set", "task.evaluate.patience=3", env=environment())
     assert on.returncode == 0, on.stderr

@@ -282,7 +282,7 @@ class Training(InWorld):
             self.evaluate()
             if self._judge.is_over and not last:
                 last = True
-                self._record.decided_now([self._judge.decision()])
+                self._record.ended_early(self._judge.decision())
         if isinstance(self.source, MixedSource) and (evaluates or last or stats.stop_requested):
             given = self.source.given(self.spec.task.seed, self.progress.position)
             self._record.sources(step, self.progress.position, given)

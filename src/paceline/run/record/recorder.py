@@ -186,6 +186,11 @@ class Recorder:
         self._decided("stop", "training", "requeue", because, {"step": step, "checkpoint": str(path)})
         self.say(f"stop     {because}: after step {step} the newest checkpoint is {path}")
 
+    def ended_early(self, decision: DecisionRecord) -> None:
+        """Record and say that training ends before its planned end, because no evaluation is better any more."""
+        self._write(now(decision))
+        self.say(f"stop     early, after {decision.after}: {decision.because}")
+
     def decided_before(self, decisions: Sequence[DecisionRecord]) -> None:
         """Record what others have decided."""
         for decision in decisions:
