@@ -26,7 +26,6 @@ from paceline.errors import ConfigError
 from paceline.spec.amounts import batch_samples
 from paceline.spec.cluster import ClusterSpec
 from paceline.spec.data.rules import check_data
-from paceline.spec.evaluate import check_evaluate
 from paceline.spec.import_paths import is_import_path, make_importable, names_object, scheme_of
 from paceline.spec.optimizers import names_of
 from paceline.spec.plan import PlanSpec, parse_rows, parse_stages
@@ -34,6 +33,7 @@ from paceline.spec.run import RunSpec
 from paceline.spec.steps.turns import check_turns
 from paceline.spec.survive.faults import check_faults
 from paceline.spec.task import DataSpec, Task
+from paceline.spec.watch.evaluate import check_evaluate
 
 # Options that name a file or a folder: looked for beside the spec file first, then from the current folder.
 PATHS = ("task.model.weights", "task.data.source", "task.data.tokenizer", "task.data.cache_dir", "cluster.catalog")

@@ -9,7 +9,7 @@ import pytest
 from paceline.errors import ConfigError
 from paceline.run.evaluate.best import Judge
 from paceline.run.loop.evaluate import Measured
-from paceline.spec.evaluate import EvaluateSpec, check_evaluate
+from paceline.spec.watch.evaluate import EvaluateSpec, check_evaluate
 
 ACCURACY = {"metric": "accuracy", "metrics": ("accuracy",)}
 

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from sklearn import metrics as sklearn
 
 from paceline.errors import ConfigError
-from paceline.spec.evaluate import EvaluateSpec
+from paceline.spec.watch.evaluate import EvaluateSpec
 from paceline.task.metrics.built_in import BitsPerByte
 from paceline.task.metrics.metric import LossTotal, Metric
 from paceline.task.metrics.resolve import metrics_of

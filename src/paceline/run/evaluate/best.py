@@ -13,10 +13,10 @@ from pathlib import Path
 
 from paceline.errors import ConfigError, suggestion
 from paceline.run.loop.evaluate import Measured
-from paceline.spec.evaluate import LOSS, EvaluateSpec
 from paceline.spec.journal.kinds import DecisionRecord, EvaluationRecord
 from paceline.spec.journal.reading import read_records
 from paceline.spec.journal.record import number
+from paceline.spec.watch.evaluate import LOSS, EvaluateSpec
 
 EARLY = "early stopping"  # the `what` of the decision
 

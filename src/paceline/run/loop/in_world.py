@@ -59,7 +59,7 @@ from paceline.spec.sync import refuse_between
 from paceline.supervise.supervisor import is_supervised
 from paceline.task.data.described import described
 from paceline.task.metrics.resolve import metrics_of
-from paceline.task.optimizer.schedule import Course
+from paceline.task.optimizer.schedule import course_of
 from paceline.units import Amount
 
 
@@ -92,7 +92,7 @@ class InWorld:
         self._evaluate_every = self._steps(spec.run.evaluate_every) if self.held_out else None
         refuse_between(brief.plan.sync, {"task.stop": brief.steps, "run.evaluate_every": self._evaluate_every})
         peak, schedule = task.optimizer.lr, task.schedule
-        course = Course(schedule.kind, peak, schedule.final, brief.steps, self._warmup, self._decay)
+        course = course_of(schedule, peak, brief.steps, self._warmup, self._decay)
         self._run = RunIdentity(run_dir, spec, self.source.fingerprint, course, described(self.source))
         self._good: Path | None = None  # the newest checkpoint that is known to be whole
         self._made: StepStats | None = None  # what the last step did

@@ -15,8 +15,8 @@ from typing import Any
 from paceline.checkpoint.ranks import Ranks
 from paceline.errors import ConfigError, DataError
 from paceline.run.process.world import World
-from paceline.spec.evaluate import HeldOutSetSpec
 from paceline.spec.task import DataSpec, Task
+from paceline.spec.watch.evaluate import HeldOutSetSpec
 from paceline.task.data.protocol import Pair, Source
 from paceline.task.data.source import arranged, corpus_sources, is_text, open_sources
 from paceline.task.data.sources.cache import known_corpus, open_corpus

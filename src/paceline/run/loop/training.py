@@ -39,6 +39,7 @@ from paceline.task.data.rows.mixed import MixedSource
 from paceline.task.data.rows.packed import for_device
 from paceline.task.models.sizes import is_named
 from paceline.task.objective import Objective
+from paceline.task.optimizer.groups import freezing
 from paceline.task.optimizer.schedule import learning_rate
 from paceline.task.turns import objective_of
 
@@ -200,6 +201,7 @@ class Training(InWorld):
         began = time.perf_counter()
         task = self.spec.task
         lr = learning_rate(task.schedule, task.optimizer.lr, batch.step, self.brief.steps, self._warmup, self._decay)
+        self._record.decided_now(freezing(task.optimizer, batch.step))
         growth = self._under.growth
         small_norm, small = math.nan, 0
         if growth is not None:

@@ -54,6 +54,7 @@ class UnderPlan:
         self.plan, self.world = plan, world
         self.built = assemble(task, plan, world, source, items_per_sample)
         self.built.stepper.guard = guard_of(run.spec.run.health, plan)
+        self.built.stepper.freezes = True
         self.data_rank = plan.layout.data_rank(world.rank)
         source = for_device(source, device.type, task.model)
         self.order = order_of(source)

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from typing import Any
 
 from paceline.errors import ConfigError
-from paceline.spec.evaluate import TOP, EvaluateSpec
 from paceline.spec.import_paths import is_import_path, load_object
+from paceline.spec.watch.evaluate import TOP, EvaluateSpec
 from paceline.task.data.protocol import Source
 from paceline.task.metrics.built_in import BitsPerByte, built_in
 from paceline.task.metrics.metric import Metric

@@ -10,8 +10,7 @@ from typing import Any
 from paceline.config.declared import Declared
 from paceline.config.fields import option
 from paceline.errors import ConfigError, suggestion
-from paceline.spec.import_paths import is_import_path
-from paceline.spec.objects import DATA_SETS, METRICS
+from paceline.spec.import_paths import DATA_SETS, METRICS, is_import_path
 
 LOSS = "loss"
 # By name whether more is better. `top_K` is any number of classes in the place of K.
