@@ -215,7 +215,7 @@ def rows_of_the_first_rank(patch: Patch, world: World) -> None:
 def evaluation_divided_by_ranks(patch: Patch, world: World) -> None:
     evaluate = training.evaluate
 
-    def divided(*arguments: Any) -> evaluate_module.Measured:
+    def divided(*arguments: Any) -> evaluate_module.EvaluationResult:
         told = evaluate(*arguments)
         return dataclasses.replace(told, loss=told.loss / world.size)
 

@@ -7,17 +7,17 @@ import math
 import pytest
 
 from paceline.errors import ConfigError
-from paceline.run.evaluate.best import Judge
-from paceline.run.loop.evaluate import Measured
+from paceline.run.evaluate.best import BestEvaluation
+from paceline.run.loop.evaluate import EvaluationResult
 from paceline.spec.watch.evaluate import EvaluateSpec, check_evaluate
 
 ACCURACY = {"metric": "accuracy", "metrics": ("accuracy",)}
 
 
-def judged(values: list[float], **options: object) -> Judge:
-    judge = Judge(EvaluateSpec(**options), 100)  # type: ignore[arg-type]
+def judged(values: list[float], **options: object) -> BestEvaluation:
+    judge = BestEvaluation(EvaluateSpec(**options), 100)  # type: ignore[arg-type]
     for number, value in enumerate(values, 1):
-        judge.add(10 * number, Measured(value, 1.0, 0.0, {"accuracy": value}))
+        judge.add(10 * number, EvaluationResult(value, 1.0, 0.0, {"accuracy": value}))
     return judge
 
 

@@ -15,7 +15,7 @@ from tests_shared import SEQ_LEN, PaddedText, decoder_task, plan_of
 
 from paceline.errors import ConfigError
 from paceline.run.assemble import assemble
-from paceline.run.loop.evaluate import Measured, evaluate
+from paceline.run.loop.evaluate import EvaluationResult, evaluate
 from paceline.run.loop.loader import held_out_ids
 from paceline.run.process.world import World
 from paceline.spec.layout import Layout, accumulation_for
@@ -56,7 +56,7 @@ def plan_for(layout: Layout, rows: tuple[int, ...] = ()) -> Plan:
     return dataclasses.replace(plan, rows=rows, accumulation=passes)
 
 
-def measured(plan: Plan, world: World) -> Measured:
+def measured(plan: Plan, world: World) -> EvaluationResult:
     task = decoder_task()
     built = assemble(task, plan, world, task.data, SEQ_LEN)
     objective = built.stepper.turns[0].turn.objective
@@ -64,7 +64,7 @@ def measured(plan: Plan, world: World) -> Measured:
     return evaluate(built.stepper, task.data, HELD_OUT, plan.layout.data_rank(world.rank), metrics)
 
 
-def everywhere() -> list[Measured]:
+def everywhere() -> list[EvaluationResult]:
     world = World(dist.get_rank(), dist.get_world_size(), dist.get_rank(), CPU)
     return [measured(plan_for(layout, rows), world) for layout, rows in LAYOUTS]
 

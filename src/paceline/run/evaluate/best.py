@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from paceline.errors import ConfigError, suggestion
-from paceline.run.loop.evaluate import Measured
+from paceline.run.loop.evaluate import EvaluationResult
 from paceline.spec.journal.kinds import DecisionRecord, EvaluationRecord
 from paceline.spec.journal.reading import read_records
 from paceline.spec.journal.record import number
@@ -22,14 +22,14 @@ EARLY = "early stopping"  # the `what` of the decision
 
 
 @dataclass
-class Judge:
+class BestEvaluation:
     """Judges evaluations by one metric. Alike on all ranks."""
 
     spec: EvaluateSpec
     steps: int  # of the whole run
     values: dict[int, float] = field(default_factory=dict)  # of the metric, by step
 
-    def add(self, step: int, measured: Measured) -> float:
+    def add(self, step: int, measured: EvaluationResult) -> float:
         """Take note of an evaluation and return its value of the metric; raise ConfigError where it is not measured."""
         named = {LOSS: measured.loss, **measured.metrics}
         if self.spec.metric not in named:

@@ -24,7 +24,7 @@ OF_TEXT = (TokenSource, PackedSource)
 
 
 @dataclass(frozen=True)
-class Measured:
+class EvaluationResult:
     """What held-out samples gave: the mean loss per item, how many items it is over, and metrics by name."""
 
     loss: float
@@ -35,7 +35,7 @@ class Measured:
 
 def evaluate(
     stepper: Stepper, source: Source, samples: int, data_rank: int, metrics: Sequence[Metric] = ()
-) -> Measured:
+) -> EvaluationResult:
     """Return the mean loss per item and the metrics of `samples` held-out samples, always the same ones."""
     began = time.perf_counter()
     world, model = stepper.world, stepper.model
@@ -48,7 +48,7 @@ def evaluate(
             f"the objective's weights add up to zero over the {min(samples, source.samples)} samples of an evaluation",
             'check their labels: are all of them masked? run.evaluate_every = "none" trains without evaluations',
         )
-    return Measured(loss_sum / weight, weight, time.perf_counter() - began, measured)
+    return EvaluationResult(loss_sum / weight, weight, time.perf_counter() - began, measured)
 
 
 def unigram_bar(source: Source, held_out: Source | None, samples: int) -> float | None:

@@ -14,7 +14,7 @@ from paceline.checkpoint.tiers.held import HeldByRanks
 from paceline.errors import OutOfMemory, StorageError
 from paceline.lock import RunLock, take
 from paceline.plan.search.micro_batch import with_micro_batch
-from paceline.run.evaluate.best import Judge, values_on_record
+from paceline.run.evaluate.best import BestEvaluation, values_on_record
 from paceline.run.loop.evaluate import unigram_bar
 from paceline.run.loop.resume import Progress, RunIdentity
 from paceline.run.loop.sources import open_sets, open_together
@@ -169,11 +169,11 @@ class InWorld:
         if together and together.stats and not together.is_done:
             self._done_step -= 1
 
-    def _judge_of_record(self) -> Judge:
+    def _judge_of_record(self) -> BestEvaluation:
         """Return what judges evaluations, with those of the journal up to this step. Every rank calls it."""
         spec, step = self.spec.task.evaluate, self.progress.step
         values = values_on_record(self.dir, spec.metric, step) if self.world.is_first and step else {}
-        return Judge(spec, self.brief.steps, self.world.share(values))
+        return BestEvaluation(spec, self.brief.steps, self.world.share(values))
 
     def _step_before(self) -> StepBefore | None:
         """Return what the journal says of the step that comes next, on all ranks."""

@@ -11,7 +11,7 @@ from collections.abc import Generator
 from pathlib import Path
 
 from paceline.errors import ConfigError, Requeue, StorageError
-from paceline.run.loop.evaluate import Measured, evaluate
+from paceline.run.loop.evaluate import EvaluationResult, evaluate
 from paceline.run.loop.in_world import InWorld
 from paceline.run.loop.loader import StepBatch
 from paceline.run.loop.remarks import all_steps_made, data_faults, ended_early, remarks_on_batch
@@ -350,7 +350,7 @@ class Training(InWorld):
         self._keeper.evaluated(step, found.loss, self._judge.spec.metric, self._judge.score(value))
         return found.loss
 
-    def _measured(self, name: str, source: Source) -> Measured:
+    def _measured(self, name: str, source: Source) -> EvaluationResult:
         """Return what the held-out samples of a set give. Every rank calls it."""
         samples, metrics = self.spec.run.evaluate_samples, self._metrics[name]
         held_out = for_device(source, self.world.device.type, self.spec.task.model)

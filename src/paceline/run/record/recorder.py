@@ -16,7 +16,7 @@ import torch.distributed as dist
 
 from paceline.errors import DataError, PacelineError, Requeue, RunInUse, StorageError
 from paceline.plan.learn.observe import remember_run
-from paceline.run.loop.evaluate import Measured
+from paceline.run.loop.evaluate import EvaluationResult
 from paceline.run.loop.resume import Progress, Restored
 from paceline.run.loop.step import StepStats
 from paceline.run.memory.spent import MemoryMeter
@@ -150,7 +150,7 @@ class Recorder:
         if record is not None:
             self._write(record)
 
-    def evaluation(self, step: int, measured: Measured, sets: Mapping[str, Measured]) -> None:
+    def evaluation(self, step: int, measured: EvaluationResult, sets: Mapping[str, EvaluationResult]) -> None:
         """Record an evaluation, and what it gave on further sets."""
         seconds = measured.seconds + sum(each.seconds for each in sets.values())
         further = {name: _of_set(each) for name, each in sets.items()}
@@ -287,7 +287,7 @@ def is_echo(error: BaseException | None) -> bool:
     return isinstance(error, dist.DistError) or (isinstance(error, RuntimeError) and "gloo" in str(error))
 
 
-def _of_set(measured: Measured) -> dict[str, Any]:
+def _of_set(measured: EvaluationResult) -> dict[str, Any]:
     """Return what a further set of held-out data gave, as the journal keeps it."""
     found: dict[str, Any] = {"loss": measured.loss, "weight": measured.weight}
     return {**found, "metrics": dict(measured.metrics)} if measured.metrics else found
