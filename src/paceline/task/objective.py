@@ -51,6 +51,14 @@ def next_token(model: nn.Module, batch: Mapping[str, Tensor]) -> tuple[Tensor, T
     return _summed_cross_entropy(_logits(model(tokens, **options)), labels)
 
 
+def next_token_logits(model: nn.Module, batch: Mapping[str, Tensor]) -> Tensor:
+    """Return the logits [rows, seq, vocab] of what `next_token` sums up; a DTensor where the vocabulary is spread."""
+    options = _placement(model, batch)
+    if "use_cache" in inspect.signature(type(model).forward).parameters:
+        options["use_cache"] = False
+    return _logits(model(_field(batch, "tokens"), **options))
+
+
 def classification(model: nn.Module, batch: Any) -> tuple[Tensor, Tensor]:
     """Return the summed cross-entropy in nats and the count of labels that are not -100.
 

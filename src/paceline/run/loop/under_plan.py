@@ -57,6 +57,7 @@ class UnderPlan:
         resumes = root is not None or bool(world.share(has_checkpoint(run.dir) if world.is_first else None))
         self.built = assemble(task, plan, world, source, items_per_sample, read=not resumes)
         self.built.stepper.guard = guard_of(run.spec.run.health, plan)
+        self.built.stepper.freezes = True
         self.data_rank = plan.layout.data_rank(world.rank)
         source = for_device(source, device.type, task.model)
         self.order = order_of(source)

@@ -46,7 +46,7 @@ class StatusLine:
         if isinstance(record, StepRecord):
             self._step(record)
         elif isinstance(record, EvaluationRecord):
-            self.say(f"held-out loss {record.loss:.4f} after step {record.step}")
+            self._evaluation(record)
 
     def close(self) -> None:
         """Do nothing: every line is printed by now."""
@@ -58,6 +58,14 @@ class StatusLine:
         if record.step % self._every == 0 or record.step == self._brief.steps or len(self._losses) == 1:
             self.say(self._line(record, record.step, record.loss))
             self._recent.clear()
+
+    def _evaluation(self, record: EvaluationRecord) -> None:
+        sets = {"": {"loss": record.loss, "metrics": record.metrics}, **(record.sets or {})}
+        for name, each in sets.items():
+            of = f" ({name})" if name else ""
+            named = {"loss": each["loss"], **(each.get("metrics") or {})}
+            values = ", ".join(f"{what} {value:.4f}" for what, value in named.items())
+            self.say(f"held-out{of} {values} after step {record.step}")
 
     def _line(self, record: StepRecord, step: int, loss: float) -> str:
         brief = self._brief

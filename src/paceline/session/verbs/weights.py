@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
     from paceline.checkpoint import Manifest
 
+BEST = "best"  # in the place of a step: that of the best evaluation
+
 
 @dataclass(frozen=True)
 class Chosen:
@@ -46,8 +48,10 @@ class Exported:
     skipped: tuple[str, ...]
 
 
-def export_run(run_dir: Path, out: Path, step: int | None = None) -> Exported:
+def export_run(run_dir: Path, out: Path, step: int | str | None = None) -> Exported:
     """Write the weights of a run's newest sound checkpoint, or of the one of `step`, into the folder `out`.
+
+    `step` may be BEST.
 
     Raises as `choose_checkpoint`, and StorageError where `out` cannot be written.
     """
@@ -58,12 +62,14 @@ def export_run(run_dir: Path, out: Path, step: int | None = None) -> Exported:
     return Exported(chosen.path, chosen.manifest.step, out, kind, architecture, tuple(files), size, chosen.skipped)
 
 
-def choose_checkpoint(run_dir: Path, step: int | None = None) -> Chosen:
-    """Return the newest checkpoint that is sound in every byte, or the one of a step.
+def choose_checkpoint(run_dir: Path, step: int | str | None = None) -> Chosen:
+    """Return the newest checkpoint that is sound in every byte, the one of a step, or for BEST that of the best
+    evaluation, of those that were saved after one.
 
     Raises ConfigError where the run has none, or none of `step`; StorageError where there are some and none is sound.
     """
     from paceline.checkpoint import list_checkpoints, verify_checkpoint
+    from paceline.checkpoint.tiers.retention import best_first
     from paceline.run.loop.resume import checkpoint_root
 
     root = checkpoint_root(run_dir)
@@ -72,8 +78,17 @@ def choose_checkpoint(run_dir: Path, step: int | None = None) -> Chosen:
             f"'{run_dir}' holds no checkpoints", "it has no folder `checkpoints`", "paceline train SPEC makes one"
         )
     listing = list_checkpoints(root)
-    skipped = list(listing.skipped)
-    for found in listing.complete:
+    skipped, complete = list(listing.skipped), list(listing.complete)
+    if step == BEST:
+        complete = [complete[place] for place in best_first([found.manifest for found in complete])]
+        step = None
+        if not complete:
+            raise ConfigError(
+                f"'{run_dir}' holds no checkpoint that was evaluated",
+                "of a checkpoint that was not saved after an evaluation nobody knows how good it is",
+                "run.checkpoints.save_best = true, or run.evaluate_every and run.checkpoint_every of equal length",
+            )
+    for found in complete:
         if step is not None and found.manifest.step != step:
             continue
         try:

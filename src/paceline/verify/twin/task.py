@@ -99,8 +99,9 @@ def twin_schedule(schedule: ScheduleSpec, rows: Rows) -> ScheduleSpec:
 
     A rate of zero would hide whatever the last step does.
     """
-    kind = "constant" if rows.steady else "linear" if schedule.kind == "constant" else schedule.kind
-    return dataclasses.replace(schedule, kind=kind, decay=None, warmup=None, final=max(schedule.final, 0.1))
+    kind = "constant" if rows.steady else "linear" if schedule.kind == "constant" or schedule.is_own else schedule.kind
+    return dataclasses.replace(schedule, kind=kind, decay=None, warmup=None, final=max(schedule.final, 0.1),
+                               arguments={})  # fmt: skip
 
 
 def twin_model(model: ModelSpec, data_vocab: int, task: Task, layout: Layout, layers: int = LAYERS) -> ModelSpec:
