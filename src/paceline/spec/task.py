@@ -10,6 +10,7 @@ from paceline.config.fields import option
 from paceline.spec.data.augment import AugmentSpec
 from paceline.spec.data.mix import MixSpec
 from paceline.spec.steps.growth import GrowthSpec
+from paceline.spec.steps.selection import SelectionSpec
 from paceline.units import Amount
 
 BATCH_ROWS = ("fixed", "by_length")
@@ -268,5 +269,8 @@ class Task(Declared, table="task"):
         choices=BATCH_ROWS,
     )
     growth: GrowthSpec = option(factory=GrowthSpec, doc="whether and how the global batch grows")
+    selection: SelectionSpec = option(
+        factory=SelectionSpec, doc="whether a step reads more samples than it trains on, and which it chooses"
+    )
     stop: Amount = option(Amount(300, "steps"), "when training is complete", quantity="amount")
     seed: int = option(7, "seed of the initial weights, the sample order and dropout", minimum=0)
