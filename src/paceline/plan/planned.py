@@ -141,7 +141,7 @@ def _planned(prepared: Prepared, cluster: Cluster, remarks: tuple[str, ...], goo
         goodput=goodput,
         learnt=learnt,
         measured=measured,
-        scored=prepared.spec.task.selection.candidates_of(1) if prepared.spec.task.selection.selects else 0,
+        scored=spec.task.selection.scored,
     )
     forecast, grows = _with_growth(prepared, found)
     return Planned(

@@ -30,6 +30,7 @@ from paceline.spec.journal.reading import read_records
 from paceline.spec.steps.selection import LARGEST, SelectionSpec
 from paceline.spec.task import Task
 from paceline.task.data.order import chosen
+from paceline.task.data.order.of_source import ids_at
 from paceline.task.models.build import evaluating
 from paceline.task.objective import by_row
 from paceline.task.placed import objective_on
@@ -103,7 +104,7 @@ class BatchSelection:
             position=batch.position,
             candidates=candidates,
             chosen=chosen.as_mask(places, candidates),
-            digest=chosen.digest_of(batch.position, places, units),
+            digest=chosen.digest_of(ids_at(self._stream.source, self._seed, batch.position + places)),
             loss=float(losses.sum() / items.sum()),
             seconds=time.perf_counter() - began,
             spread=None if units is None else chosen.spread_ratio(losses, units, count),

@@ -204,7 +204,7 @@ class SelectionRecord(Record):
         str,
         Told("which of them were trained on: hexadecimal digits, whose first bit is the first candidate"),
     ]
-    digest: Annotated[str, Told("hash of the position, of the places chosen and of their chances")]
+    digest: Annotated[str, Told("hash of the ids of the samples that were trained on, in their order")]
     loss: Annotated[float | None, Told("mean over all candidates, before the update", "nats per item")]
     seconds: Annotated[float | None, Told("scoring, drawing and reading on rank 0; a part of `other`", "s")]
     spread: Annotated[
@@ -415,8 +415,8 @@ class RunEnded(Record):
 
 
 RECORDS: tuple[type[Record], ...] = (
-    RunStarted, StepRecord, RanksRecord, EvaluationRecord, SourcesRecord, SelectionRecord, MemoryRecord, VerifyRecord, DecisionRecord,
-    CheckpointRecord, ReplayRecord, FaultRecord, RecoveryRecord, InjectedRecord, RunEnded,
+    RunStarted, StepRecord, RanksRecord, EvaluationRecord, SourcesRecord, SelectionRecord, MemoryRecord, VerifyRecord,
+    DecisionRecord, CheckpointRecord, ReplayRecord, FaultRecord, RecoveryRecord, InjectedRecord, RunEnded,
 )  # fmt: skip
 BY_KIND = {kind.KIND: kind for kind in RECORDS}
 

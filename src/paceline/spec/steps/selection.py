@@ -39,6 +39,11 @@ class SelectionSpec(Declared, table="task.selection"):
         """Whether a step chooses among candidates at all."""
         return self.by != NOTHING
 
+    @property
+    def scored(self) -> int:
+        """How many candidates are scored for each sample that is trained on; 0 where none are."""
+        return self.candidates if self.selects else 0
+
     def candidates_of(self, samples: int) -> int:
         """Return how many samples a step reads that trains on so many."""
         return samples * self.candidates if self.selects else samples

@@ -1,8 +1,8 @@
-"""Which of a step's candidates are trained on: a pure function of the seed, the position and the candidates' losses.
+"""Which of a step's candidates are trained on: a pure function of the seed, the position and their losses.
 
-Of K candidates n are drawn without replacement. Candidate i has the chance pi_i = min(1, n p_i), where p_i is made of an
-even part and of a part in proportion to its loss, scaled until the chances add up to n. The draw is systematic (Madow
-1949): the chances lie end to end on a line, and the candidates under the points u, u + 1, ..., u + n - 1 are drawn, so
+Of K candidates n are drawn without replacement. Candidate i has the chance pi_i = min(1, n p_i), where p_i is made of
+an even part and of a part in proportion to its loss, scaled until the chances add up to n. The draw is systematic
+(Madow 1949): the chances lie end to end on a line, and those under the points u, u + 1, ..., u + n - 1 are drawn, so
 that for an even u in [0, 1) every candidate is drawn with its own chance exactly. A sum over candidates is then
 estimated without bias by the sum over those drawn, each divided by its chance (Horvitz and Thompson 1952). Chances are
 whole numbers of 2^-40 and u too, so this holds of the numbers that are computed, not only of those that are meant.
@@ -77,7 +77,7 @@ def drawn(units: Ints, start: int) -> Ints:
 
 
 def largest(scores: Floats, count: int) -> Ints:
-    """Return the candidates of the largest scores, in rising order; of equal ones the first. What is no number leads."""
+    """Return the candidates of the largest scores, in rising order; of equal ones the first. No number is largest."""
     found: Ints = np.sort(np.argsort(-np.where(np.isnan(scores), np.inf, scores), kind="stable")[:count])
     return found
 
@@ -108,8 +108,6 @@ def of_mask(mask: str, candidates: int) -> Ints:
     return found
 
 
-def digest_of(position: int, places: Ints, units: Ints | None) -> str:
-    """Return a hash of what was chosen at a position, and with which chances."""
-    found = hashlib.blake2b(np.asarray([position, *places], dtype="<i8").tobytes(), digest_size=8)
-    found.update(b"" if units is None else units[places].astype("<i8").tobytes())
-    return found.hexdigest()
+def digest_of(ids: Ints) -> str:
+    """Return a hash of the samples that were chosen, in their order."""
+    return hashlib.blake2b(np.asarray(ids, dtype="<i8").tobytes(), digest_size=8).hexdigest()
