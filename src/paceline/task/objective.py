@@ -174,8 +174,8 @@ def _of_own_rows(own: Any, model: nn.Module, batch: Any, weights: Tensor | None)
 def _summed_cross_entropy(logits: Tensor, labels: Labels) -> tuple[Tensor, Tensor]:
     """Return cross-entropy [..., classes] against [...], summed in fp32 at least, and the count of labels."""
     if isinstance(labels, LabelsByRow):
-        wide = logits.flatten(0, -2).to(torch.promote_types(logits.dtype, torch.float32))
-        each = F.cross_entropy(wide, labels.labels.flatten(), ignore_index=-100, reduction="none")
+        flat = logits.flatten(0, -2).to(torch.promote_types(logits.dtype, torch.float32))
+        each = F.cross_entropy(flat, labels.labels.flatten(), ignore_index=-100, reduction="none")
         return labels.combined(each), labels.counted()
     if isinstance(logits, DTensor):  # a head whose classes are spread over ranks
         return spread_logits_cross_entropy_sum(logits, labels)

@@ -154,8 +154,9 @@ def search(
     micro-batches that are no powers of two. Raises DoesNotFit where none fits, with the one that came nearest, and
     ConfigError for constraints that contradict each other or the cluster.
     """
-    known = {"learnt": learnt, "measured": measured or {}, "scored": scored}
-    context = PricedTask(profile, cluster, batch_samples, steps, optimizer, **known)
+    context = PricedTask(
+        profile, cluster, batch_samples, steps, optimizer, learnt=learnt, measured=measured or {}, scored=scored
+    )
     limits = Limits(constraints.deadline, constraints.budget_usd, steps, goodput)
     precision, precision_because = choose_precision(context, constraints.precision)
     base = base_plan(constraints, precision, batch_samples)

@@ -183,7 +183,8 @@ def _rows_of(task: Task, stream: BatchStream, stepper: Stepper) -> Rows:
             "it returns sums, of which no sample's loss can be told",
             "an attribute of it, by_row(model, batch), that returns losses [rows] and items [rows]",
         )
-    rows: Rows = objective_on(found, stepper.world.device)
+    moved: Any = objective_on
+    rows: Rows = moved(found, stepper.world.device)  # which is called with the weights of rows besides
     return rows
 
 

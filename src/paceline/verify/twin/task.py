@@ -15,6 +15,7 @@ from typing import Any
 from paceline.plan.feasible.stages import fill_pipeline
 from paceline.spec.layout import Layout, accumulation_for, largest_part, rows_of
 from paceline.spec.plan import Plan
+from paceline.spec.steps.selection import SelectionSpec
 from paceline.spec.sync import PLAIN
 from paceline.spec.task import DataSpec, ModelSpec, OptimizerSpec, ScheduleSpec, Task
 from paceline.task.models.sizes import DecoderConfig, MoEConfig, is_named, resolve_decoder
