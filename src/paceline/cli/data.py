@@ -131,8 +131,8 @@ def _score(options: argparse.Namespace) -> int:
     )
     if done.core is not None:
         print(
-            f"  core set     {done.core.documents:,} documents · the farthest other one is {done.core.radius:.4g} from its"
-            f" nearest, and {done.core.radius_of_one:.4g} from the most central one"
+            f"  core set     {done.core.documents:,} documents · every other one is within {done.core.radius:.4g} of"
+            f" one of them, and within {done.core.radius_of_one:.4g} of the most central one"
         )
         print(f'  read it by   task.data.source = "{done.out}" · task.data.score_max = 1.0')
         return 0

@@ -148,17 +148,20 @@ def _sees(model: nn.Module, batch: Mapping[str, Tensor]) -> Tensor | PackedDocum
     return document_mask(documents)
 
 
-def by_row(objective: Any) -> Callable[[nn.Module, Any, Tensor | None], tuple[Tensor, Tensor]] | None:
+def by_row(
+    objective: Any, place: Callable[[Objective], Objective] = lambda own: own
+) -> Callable[[nn.Module, Any, Tensor | None], tuple[Tensor, Tensor]] | None:
     """Return `of_rows(model, batch, weights)` of an objective; None where it does not tell its rows apart.
 
     Without weights it returns the losses and the weights of the rows, [rows] both, without gradients; with weights
     [rows] the sum of the rows' losses, each times its own, and the sum of what they count. An objective of the user's
-    own brings `by_row(model, batch)`, an attribute that returns losses and weights of rows with gradients.
+    own brings `by_row(model, batch)`, an attribute that returns losses and weights of rows with gradients; `place` puts
+    that on a device.
     """
     if objective in BUILT_IN.values():
         return functools.partial(_of_rows, objective)
     own = getattr(objective, "by_row", None)
-    return functools.partial(_of_own_rows, own) if callable(own) else None
+    return functools.partial(_of_own_rows, place(own)) if callable(own) else None
 
 
 def _of_rows(objective: Objective, model: nn.Module, batch: Any, weights: Tensor | None) -> tuple[Tensor, Tensor]:

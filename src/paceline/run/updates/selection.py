@@ -175,7 +175,7 @@ def chosen_before(run_dir: Path) -> dict[tuple[int, int, int], str]:
 
 def _rows_of(task: Task, stream: BatchStream, stepper: Stepper) -> Rows:
     objective = objective_of(task, stream.source.unit)
-    found = by_row(objective)
+    found = by_row(objective, lambda own: objective_on(own, stepper.world.device))
     if found is None:
         name = getattr(objective, "__name__", type(objective).__name__)
         raise ConfigError(
@@ -183,9 +183,7 @@ def _rows_of(task: Task, stream: BatchStream, stepper: Stepper) -> Rows:
             "it returns sums, of which no sample's loss can be told",
             "an attribute of it, by_row(model, batch), that returns losses [rows] and items [rows]",
         )
-    moved: Any = objective_on
-    rows: Rows = moved(found, stepper.world.device)  # which is called with the weights of rows besides
-    return rows
+    return found
 
 
 def _scores(rows: Rows, model: nn.Module, data: Any) -> tuple[torch.Tensor, torch.Tensor]:
