@@ -27,13 +27,13 @@ def prepare_task(spec: Spec, *, say: Callable[[str], None] | None = None) -> Pre
     profile = profile_task(_without_weights(task) if has_checkpoint(run_directory(spec)) else task, facts)
     batch = batch_samples(task, facts.items_per_sample)
     steps = total_steps(task, batch, facts.items_per_sample, facts.samples)
-    course = course_of(task.growth, batch, facts.items_per_sample)
-    taken = sum(count * samples for count, samples in course.stretches(steps=steps))
+    course, read = course_of(task.growth, batch, facts.items_per_sample), task.selection.candidates_of
+    taken = sum(count * read(samples) for count, samples in course.stretches(steps=steps))
     if facts.end is not None and taken > facts.end:
         raise ConfigError(
             f"the mixture ends after {facts.end:,} samples, and the task takes {taken:,}",
             "every source that still has a weight is then read as often as its limit allows",
-            f'task.stop = "{facts.end // batch} steps", later limits, or a source without one',
+            f'task.stop = "{facts.end // read(batch)} steps", later limits, or a source without one',
         )
     return Prepared(spec, facts, profile, batch, steps)
 

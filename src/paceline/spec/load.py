@@ -31,6 +31,7 @@ from paceline.spec.model_folder import FRESH, THEIRS, folder_of
 from paceline.spec.optimizers import names_of
 from paceline.spec.plan import PlanSpec, parse_rows, parse_stages
 from paceline.spec.run import RunSpec
+from paceline.spec.steps.selection import check_selection
 from paceline.spec.steps.turns import check_turns
 from paceline.spec.survive.faults import check_faults
 from paceline.spec.task import DataSpec, Task
@@ -233,6 +234,8 @@ def check(spec: Spec) -> None:
         check_turns(task)
     with problems.noting(_origin(spec, "task.evaluate")):
         check_evaluate(task.evaluate)
+    with problems.noting(_origin(spec, "task.selection.by")):
+        check_selection(task)
     with problems.noting(_origin(spec, "task.optimizer.name")):
         names_of(task.optimizer)
     with problems.noting(_origin(spec, "plan.sync.kind")):

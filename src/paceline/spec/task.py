@@ -13,6 +13,7 @@ from paceline.spec.data.mix import MixSpec
 from paceline.spec.import_paths import CALLED, DATA_SETS, MODELS
 from paceline.spec.model_folder import tokenizer_of, weights_of
 from paceline.spec.steps.growth import GrowthSpec
+from paceline.spec.steps.selection import SelectionSpec
 from paceline.spec.watch.evaluate import EvaluateSpec
 from paceline.units import Amount
 
@@ -323,6 +324,9 @@ class Task(Declared, table="task"):
         choices=BATCH_ROWS,
     )
     growth: GrowthSpec = option(factory=GrowthSpec, doc="whether and how the global batch grows")
+    selection: SelectionSpec = option(
+        factory=SelectionSpec, doc="whether a step reads more samples than it trains on, and which it chooses"
+    )
     stop: Amount = option(Amount(300, "steps"), "when training is complete", quantity="amount")
     seed: int = option(7, "seed of the initial weights, the sample order and dropout", minimum=0)
 

@@ -268,7 +268,8 @@ class InWorld:
     def _steps(self, amount: Amount | None) -> int | None:
         if amount is None:
             return None
-        return in_steps(amount, self.brief.plan.batch_samples, self.brief.items_per_sample, self.source.samples)
+        read = self.spec.task.selection.candidates_of(self.brief.plan.batch_samples)
+        return in_steps(amount, read, self.brief.items_per_sample, self.source.samples)
 
     def _reformed(self) -> bool:
         """Go on in the next world with what is left of this one; return False where this process has no part in it."""

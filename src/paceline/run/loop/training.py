@@ -209,6 +209,8 @@ class Training(InWorld):
             lr *= growth.rate_factor(batch.samples)
             if small := growth.small(batch.step, batch.samples):
                 small_norm = self._stepper.grad_norm_of(self._under.first_of(batch, small))
+        if self._under.selection is not None:
+            batch = self._under.selection.choose(batch)
         if self._second_look is not None:
             self._record.decided_now(self._second_look.check(self._stepper, batch, self._step_seconds))
         on_cuda = self.world.device.type == "cuda"
@@ -259,6 +261,8 @@ class Training(InWorld):
             self._record.replayed(hold_against(self._expected, stats, ids, rounding))
             self._expected = None
         self._record.step(stats, scaler.scale if scaler else None, ids)
+        if self._under.selection is not None:
+            self._record.selected(self._under.selection.take())
         self._record.recovered(self._recovered.stepped())
         self._record.decided_now(self._stepper.guard.take() if self._stepper.guard else ())
         self._points.tell(self._record)
