@@ -45,6 +45,7 @@ def headline_lines(planned: Planned) -> list[str]:
     device = planned.cluster.device.kind
     return [
         f"task     {task_text(planned)}",
+        *(line for shown in planned.facts.shown for line in wrap("data     ", shown)),
         f"cluster  {cluster_text(planned)}",
         f"plan     {planned.plan}",
         f"{INDENT}{price_text(planned)}   ({others})",

@@ -58,6 +58,7 @@ from paceline.spec.sync import refuse_between
 from paceline.supervise.supervisor import is_supervised
 from paceline.task.data.described import described
 from paceline.task.optimizer.schedule import Course
+from paceline.task.settled import settle
 from paceline.units import Amount
 
 
@@ -77,6 +78,7 @@ class InWorld:
 
         `lock` is rank 0's hold on the run's directory: nothing is written once another start has taken it.
         """
+        spec = settle(spec).spec  # of `Run` it is as the user gave it
         self.spec, self.brief, self.world, self.dir = spec, brief, world, run_dir
         self._fence = lock.check if lock else None
         self._began, self._lock, self._sinks = time.monotonic(), lock, sinks
