@@ -149,8 +149,10 @@ def _settle_labels_asked(decided: _Decided) -> None:
 
 def _settle_objective(decided: _Decided, table: Table) -> None:
     assert table.labels is not None
+    if decided.data.labels == "auto":  # rows that come later do not make other labels of them
+        decided.data_option("labels", table.labels.kind, table.labels.because)
     if decided.task.objective == "auto" and not decided.task.turns:
-        decided.option("objective", table.labels.kind, f"labels: {table.labels.because}")
+        decided.option("objective", table.labels.kind, f"the labels are of {table.labels.kind}")
 
 
 def _settle_model(decided: _Decided, table: Table) -> None:

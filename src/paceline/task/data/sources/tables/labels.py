@@ -71,7 +71,7 @@ _LEAVE_OUT = 'a label for every row, or on_bad = "skip", which leaves such rows 
 class LabelSurvey:
     """Sees the labels of all rows, and says then what they are."""
 
-    field: str
+    column: str
     counts: Counter[Any] = field(default_factory=Counter)
     rows: int = 0
     lists: int = 0
@@ -95,11 +95,12 @@ class LabelSurvey:
         if 0 < self.lists < self.rows:
             raise DataError(
                 f"the labels of {name} are lists and single values",
-                f"{self.lists:,} of {self.rows:,} rows have a list in '{self.field}'", "lists in every row, or in none",
+                f"{self.lists:,} of {self.rows:,} rows have a list in '{self.column}'",
+                "lists in every row, or in none",
             )  # fmt: skip
         if self.lists and data.labels not in ("auto", "multi_label"):
             raise DataError(
-                f"labels = '{data.labels}' of a table whose labels are lists", f"'{self.field}' holds several labels",
+                f"labels = '{data.labels}' of a table whose labels are lists", f"'{self.column}' holds several labels",
                 'labels = "multi_label"',
             )  # fmt: skip
         if self.lists or data.labels == "multi_label":
@@ -111,7 +112,7 @@ class LabelSurvey:
                 text = next(value for value in self.counts if _number(value) is None)
                 raise DataError(
                     "labels = 'regression' of a table whose labels are no numbers",
-                    f"'{self.field}' holds {text!r}", 'labels = "classification"',
+                    f"'{self.column}' holds {text!r}", 'labels = "classification"',
                 )  # fmt: skip
             return Labels(kind, (), because)
         return Labels(kind, self._classes(self.counts, names, name), because)
@@ -121,12 +122,12 @@ class LabelSurvey:
             return data.labels, "task.data.labels says so"
         distinct = len(self.counts)
         values = "value" if distinct == 1 else "different values"
-        told = f"{distinct:,} {values} in {self.rows:,} rows of '{self.field}'"
+        told = f"{distinct:,} {values} in {self.rows:,} rows of '{self.column}'"
         if named:
             return "classification", f"the table names its classes: {told}"
         if numbers is not None:
             if not all(number.is_integer() for number in numbers):
-                return "regression", f"'{self.field}' holds fractions"
+                return "regression", f"'{self.column}' holds fractions"
             if distinct > WHOLE_NUMBERS or self.too_many or distinct > max(FEW, self.rows // 2):
                 return "regression", f"{told}, all whole numbers"
             return "classification", f"{told}, all whole numbers (labels = 'regression' takes them as numbers)"
@@ -148,7 +149,7 @@ class LabelSurvey:
         classes = names or ordered_classes(counts)
         if len(classes) < 2 or len(counts) < 2:
             raise DataError(
-                f"the labels of {name} are of one class only", f"every row of '{self.field}' is {classes[0]!r}"
+                f"the labels of {name} are of one class only", f"every row of '{self.column}' is {classes[0]!r}"
                 if classes else "no row has a label", "rows of at least two classes: there is nothing to tell apart",
             )  # fmt: skip
         return classes
@@ -196,7 +197,7 @@ def _place(value: Any, places: dict[str, int], where: str) -> int:
 
 
 def _split(value: Any) -> list[Any]:
-    parts = value.split(SEPARATOR) if isinstance(value, str) else [value]
+    parts = value.split(SEPARATOR) if isinstance(value, str) else value if isinstance(value, tuple) else (value,)
     return [part.strip() if isinstance(part, str) else part for part in parts if part != ""]
 
 

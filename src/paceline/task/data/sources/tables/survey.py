@@ -134,7 +134,7 @@ def survey_table(data: DataSpec, listing: CorpusFiles) -> TableSurvey:
             f"{name} holds no rows to train on", f"{len(listing.files):,} files were read{held}{left}",
             "name other data",
         )  # fmt: skip
-    names = label_names(listing, seen.field) if seen is not None else ()
+    names = label_names(listing, seen.column) if seen is not None else ()
     labels = seen.decide(data, name, names) if seen is not None else None
     limit = 0 if named else split_limit(values, data.validation_fraction)
     return TableSurvey(reader, labels, names, digest.hexdigest(), rows, size, limit, named, damaged)

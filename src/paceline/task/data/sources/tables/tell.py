@@ -45,10 +45,21 @@ def table_description(table: Table) -> str:
 
 def shown_lines(table: Table, data: DataSpec) -> list[str]:
     """Return what was seen in a table, how it is tokenised, and its first rows."""
+    return [*seen_lines(table), *(f"row {at}: {row}" for at, row in enumerate(first_rows(table, data), 1))]
+
+
+def seen_lines(table: Table) -> list[str]:
+    """Return what was seen in a table, and how it is tokenised."""
     meant = _labels_text(table.labels) if table.labels else table.template
     lines = [f"{table.columns.because}; {meant}" if meant else table.columns.because]
-    lines.append(f"tokenizer {table.corpus.tokenizer}: {table.special}")
-    return [*lines, *(f"row {at}: {row}" for at, row in enumerate(first_rows(table, data), 1))]
+    return [*lines, f"tokenizer {table.corpus.tokenizer}: {table.special}"]
+
+
+def count_lines(table: Table) -> list[str]:
+    """Return how many rows each class has, by split."""
+    counted = ((split, ", ".join(f"{name} {rows:,}" for name, rows in sorted(counts.items())))
+               for split, counts in table.counts.items() if counts)  # fmt: skip
+    return [f"{split} rows: {told}" for split, told in counted]
 
 
 def table_notes(table: Table, data: DataSpec, source: Any) -> list[str]:
