@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from paceline.errors import ConfigError, StorageError, suggestion
+from paceline.session.verbs.classes import write_classes
 from paceline.spec.journal.kinds import RunStarted
 from paceline.spec.journal.reading import read_records
 from paceline.spec.load import spec_from_dict
@@ -92,6 +93,7 @@ def write_weights(run_dir: Path, chosen: Chosen, out: Path) -> tuple[str, list[P
     from paceline.checkpoint import WholeTensors, consolidate
     from paceline.task.models.huggingface.weights import export_safetensors
 
+    named = write_classes(chosen.manifest.extra, out)
     tensors = WholeTensors(chosen.path)
     decoder = decoder_of(run_dir, chosen.manifest.extra["spec"], tensors)
     if decoder is not None:
@@ -103,7 +105,7 @@ def write_weights(run_dir: Path, chosen: Chosen, out: Path) -> tuple[str, list[P
     except OSError as error:
         raise StorageError(f"cannot write to {out}", str(error), "a folder with room to write") from error
     consolidate(chosen.path, out / "model.safetensors", verify=False)  # verified when it was chosen
-    return "safetensors", [out / "model.safetensors"]
+    return "safetensors", [out / "model.safetensors", *named]
 
 
 def decoder_of(run_dir: Path, spec: dict[str, Any], tensors: Mapping[str, Tensor]) -> DecoderConfig | None:

@@ -13,7 +13,7 @@ from paceline.task.data.sources.tables.store import Table
 
 SHOWN_ROWS = 2
 SHOWN_CHARACTERS = 60
-SHOWN_TOKENS = 12
+SHOWN_TOKENS = 8
 SHOWN_CLASSES = 6
 NOUNS = {"completion": "prompts with completions", "chat": "conversations"}
 
