@@ -260,7 +260,9 @@ def _check_sync(plan: PlanSpec) -> None:
 
 
 def _is_of_tokens(source: str) -> bool:
-    return source != "digits" and not names_object(source) and scheme_of(source)[0] != "images"
+    scheme, path = scheme_of(source)
+    rows = scheme in ("images", "table") or path.lower().removesuffix(".gz").endswith((".csv", ".tsv"))
+    return source != "digits" and not names_object(source) and not rows
 
 
 def _refuse(key: str, value: str, because: str, fix: str) -> None:

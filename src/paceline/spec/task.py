@@ -20,6 +20,8 @@ from paceline.units import Amount
 BATCH_ROWS = ("fixed", "by_length")
 BUILT_IN_COURSES = ("constant", "cosine", "linear", "wsd")  # of the learning rate
 DTYPES = ("fp32", "bf16", "fp16", "fp64")
+LABELS = ("auto", "none", "classification", "regression", "multi_label")
+TEMPLATES = ("auto", "plain", "chatml", "llama3", "tokenizer")
 
 
 @dataclass(frozen=True)
@@ -74,9 +76,10 @@ class DataSpec(Declared, table="task.data"):
 
     source: str = option(
         "stdlib",
-        "'stdlib', 'digits', a file or folder of text, JSONL, Parquet, Arrow, images, token shards or Megatron's"
-        " .bin and .idx, each also as a URL, `SCHEME:PATH` where the kind is not clear (text, hf, shards, megatron,"
-        " images), or `module:factory` of a map-style set",
+        "'stdlib', 'digits', a table (CSV, TSV, JSONL, Parquet, Arrow) of texts with labels, prompts or conversations,"
+        " a file or folder of text, JSONL, Parquet, Arrow, images, token shards or Megatron's .bin and .idx, each also"
+        " as a URL, `SCHEME:PATH` where the kind is not clear (table, text, hf, shards, megatron, images), or"
+        " `module:factory` of a map-style set",
     )
     arguments: dict[str, Any] = option(
         factory=dict, doc="keyword arguments for a user's data set factory, or for a data set of Hugging Face"
@@ -98,7 +101,28 @@ class DataSpec(Declared, table="task.data"):
         True,
         "whether tokens see other documents of their sample; if not, each sees its own, and positions restart",
     )
-    text_field: str = option("text", "the field or column of JSONL and Parquet that holds the text")
+    text_field: str = option("text", "the field or column of tables, JSONL and Parquet that holds the text")
+    labels: str = option(
+        "auto",
+        "what the labels of a table are: 'classification' (one of several names or numbers), 'regression' (a number),"
+        " 'multi_label' (several at once: a list, or a text split at '|'), 'none' (no labels: the text is learnt), or"
+        " 'auto': seen from their values",
+        choices=LABELS,
+    )
+    label_field: str = option(
+        "", "the column of a table that holds the label; empty takes label, labels, class, target or category"
+    )
+    prompt_field: str = option("prompt", "the column of a table that holds a prompt, of which no token counts")
+    completion_field: str = option("completion", "the column that holds the completion of a prompt: its tokens count")
+    messages_field: str = option(
+        "messages", "the column that holds a conversation: a list of {role, content}; the assistant's tokens count"
+    )
+    template: str = option(
+        "auto",
+        "how a conversation is written: 'plain' (a line with the role before each message), 'chatml', 'llama3',"
+        " 'tokenizer' (the chat_template in the tokenizer's folder), or 'auto': the tokenizer's own, else 'plain'",
+        choices=TEMPLATES,
+    )
     include: tuple[str, ...] = option(
         (), "file name patterns to read from a folder, such as '*.py'; empty reads all known kinds"
     )
@@ -132,8 +156,9 @@ class DataSpec(Declared, table="task.data"):
     rows: str = option(
         "windows",
         "how documents become samples: 'windows' cuts the text every seq_len tokens; 'packed' lays whole documents side"
-        " by side, best fit first, and cuts only those that are longer than a sample",
-        choices=("windows", "packed"),
+        " by side, best fit first, and cuts only those that are longer than a sample; 'padded' fills each row of a"
+        " table up to the longest of its micro-batch",
+        choices=("windows", "packed", "padded"),
     )
     document_tokens: int = option(0, "read at most so many tokens of each document (0 reads all)", minimum=0)
     score_field: str = option("score", "the field or column of JSONL and Parquet that score_min and score_max look at")
@@ -301,8 +326,8 @@ class Task(Declared, table="task"):
     data: Any = option(factory=DataSpec, doc="the data", objects=DATA_SETS)
     objective: Any = option(
         "auto",
-        "'next_token', 'classification', `package.module:function`, or 'auto' for the data's own; with turns, the name"
-        " of the one that is evaluated, 'auto' for the first",
+        "'next_token', 'classification', 'regression', 'multi_label', `package.module:function`, or 'auto' for the"
+        " data's own; with turns, the name of the one that is evaluated, 'auto' for the first",
         objects=CALLED,
     )
     turns: tuple[TurnSpec, ...] = option(

@@ -49,6 +49,7 @@ def headline_lines(planned: Planned) -> list[str]:
     return [
         f"task     {task_text(planned)}",
         *model_lines(planned),
+        *(line for shown in planned.facts.shown for line in wrap("data     ", shown)),
         f"cluster  {cluster_text(planned)}",
         f"plan     {planned.plan}",
         f"{INDENT}{price_text(planned)}   ({others})",

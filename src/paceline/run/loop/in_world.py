@@ -61,6 +61,7 @@ from paceline.task.data.described import described
 from paceline.task.metrics.resolve import metrics_of
 from paceline.task.models.huggingface.export import keep_folder
 from paceline.task.optimizer.schedule import course_of
+from paceline.task.settled import settle
 from paceline.units import Amount
 
 
@@ -80,6 +81,7 @@ class InWorld:
 
         `lock` is rank 0's hold on the run's directory: nothing is written once another start has taken it.
         """
+        spec = settle(spec).spec  # of `Run` it is as the user gave it
         self.spec, self.brief, self.world, self.dir = spec, brief, world, run_dir
         self._fence = lock.check if lock else None
         self._began, self._lock, self._sinks = time.monotonic(), lock, sinks

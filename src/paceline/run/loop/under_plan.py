@@ -159,7 +159,8 @@ def _nothing() -> None:
 
 
 def _budget_of(task: Task, source: Source, items_per_sample: int) -> BatchSizes:
-    return TokenBudget(source, task.seed, int(task.global_batch.value), items_per_sample)
+    longest = int(getattr(source, "longest", items_per_sample))
+    return TokenBudget(source, task.seed, int(task.global_batch.value), longest)
 
 
 def refuse_replan(task: Task, before: Plan, plan: Plan) -> None:

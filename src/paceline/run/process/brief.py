@@ -95,7 +95,7 @@ def make_brief(
             optimizer=optimizer_key(planned.spec.task.optimizer),
             headline=tuple(headline_lines(planned)),
             provenance={key: str(origin) for key, origin in planned.spec.provenance.items()},
-            decisions=(decision, *_started(planned), *decisions),
+            decisions=(*planned.settled, decision, *_started(planned), *decisions),
             verify=verified,
         ),
         usable_bytes=usable_bytes(cluster),

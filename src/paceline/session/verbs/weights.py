@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from paceline.errors import ConfigError, StorageError, suggestion
+from paceline.session.verbs.classes import write_classes
 from paceline.spec.journal.kinds import RunStarted
 from paceline.spec.journal.reading import read_records
 from paceline.spec.load import spec_from_dict
@@ -112,6 +113,7 @@ def write_weights(run_dir: Path, chosen: Chosen, out: Path) -> tuple[str, list[P
     from paceline.checkpoint import WholeTensors, consolidate
     from paceline.task.models.huggingface.weights import export_safetensors
 
+    named = write_classes(chosen.manifest.extra, out)
     tensors = WholeTensors(chosen.path)
     task = _with_kept_model(run_dir, spec_from_dict(chosen.manifest.extra["spec"], origin="the checkpoint").task)
     decoder = decoder_of(run_dir, task, tensors)
@@ -125,7 +127,7 @@ def write_weights(run_dir: Path, chosen: Chosen, out: Path) -> tuple[str, list[P
     except OSError as error:
         raise StorageError(f"cannot write to {out}", str(error), "a folder with room to write") from error
     consolidate(chosen.path, out / "model.safetensors", verify=False)  # verified when it was chosen
-    return "safetensors", [out / "model.safetensors"]
+    return "safetensors", [out / "model.safetensors", *named]
 
 
 def _written(out: Path) -> list[Path]:
