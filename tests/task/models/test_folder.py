@@ -44,7 +44,8 @@ def batch() -> tuple[Tensor, Tensor]:
 def test_a_folder_computes_what_transformers_does(tmp_path: Path, family: str) -> None:
     """Loss and every gradient of the whole batch; in fp64 where transformers' kernels take it."""
     folder = write_model(tmp_path / family, family)
-    balance: dict[str, Any] = {"balance": "none"} if family in ("Mixtral", "Qwen3Moe") else {}  # is no part of transformers' logits
+    routed = family in ("Mixtral", "Qwen3Moe")
+    balance: dict[str, Any] = {"balance": "none"} if routed else {}  # is no part of transformers' logits
     dtype = torch.float32 if balance else torch.float64
     theirs = loaded(folder).to(dtype)
     ours = build_model(ModelSpec(name=str(folder), **balance), 0, SEQ, seed=3).to(dtype)

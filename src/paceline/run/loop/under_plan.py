@@ -20,6 +20,7 @@ from paceline.run.memory.device_copies import DeviceCopies
 from paceline.run.process.world import World
 from paceline.run.survive.health.guard import guard_of
 from paceline.run.updates.growth import growth_of
+from paceline.run.updates.selection import Candidates, selection_of
 from paceline.spec.arguments import has_checkpoint
 from paceline.spec.import_paths import is_import_path, load_object
 from paceline.spec.journal.kinds import DecisionRecord
@@ -57,20 +58,26 @@ class UnderPlan:
         resumes = root is not None or bool(world.share(has_checkpoint(run.dir) if world.is_first else None))
         self.built = assemble(task, plan, world, source, items_per_sample, read=not resumes)
         self.built.stepper.guard = guard_of(run.spec.run.health, plan)
+        self.built.stepper.freezes = True
         self.data_rank = plan.layout.data_rank(world.rank)
         source = for_device(source, device.type, task.model)
         self.order = order_of(source)
         self.growth = self.built.stepper.growth = growth_of(task, plan, items_per_sample)
-        sizes = self.growth if task.batch_rows == "fixed" else _budget_of(task, source, items_per_sample)
+        sizes: BatchSizes | None = self.growth
+        if task.batch_rows != "fixed":
+            sizes = _budget_of(task, source, items_per_sample)
+        elif task.selection.selects:
+            sizes = Candidates(task.selection, plan.batch_samples)
         if sizes is not None and self.sees_whole_batch:
             raise ConfigError(
-                "task.growth, or task.batch_rows = 'by_length'",
+                "task.growth, task.selection, or task.batch_rows = 'by_length'",
                 "the rows of this model's batch see each other, so a batch is read in one piece, of the planned size",
-                'task.growth.by = "nothing" and task.batch_rows = "fixed"',
+                'task.growth.by = "nothing", task.selection.by = "nothing" and task.batch_rows = "fixed"',
             )
         self._stream = BatchStream(source, task.seed, plan, self.data_rank, device, sizes)
         self._rule = DepthRule(run.spec.run.read_ahead_limit, device.type == "cuda", bytes_of)
         self.batches = self._ahead(self._stream.on_host)
+        self.selection = selection_of(task, self._stream, self.built.stepper, run.dir)
         self.restored = restore(run, self.built, plan, world, root)
         if resumes and self.restored is None and gives_weights(task.model):
             raise StorageError(
@@ -141,7 +148,7 @@ class UnderPlan:
     def take_down(self) -> None:
         """Let go of all that the plan made, device memory included."""
         self.batches.close()
-        del self.built, self.batches, self._stream
+        del self.built, self.batches, self._stream, self.selection
         gc.collect()  # hooks and modules know each other
         if self.world.device.type == "cuda":
             torch.cuda.empty_cache()
@@ -152,7 +159,8 @@ def _nothing() -> None:
 
 
 def _budget_of(task: Task, source: Source, items_per_sample: int) -> BatchSizes:
-    return TokenBudget(source, task.seed, int(task.global_batch.value), items_per_sample)
+    longest = int(getattr(source, "longest", items_per_sample))
+    return TokenBudget(source, task.seed, int(task.global_batch.value), longest)
 
 
 def refuse_replan(task: Task, before: Plan, plan: Plan) -> None:

@@ -23,6 +23,7 @@ from paceline.spec.optimizers import optimizer_key
 from paceline.spec.plan import Plan, plan_from_dict
 from paceline.task.models.huggingface.start import start_decision
 from paceline.task.profile.plain import pack_profile
+from paceline.uncaught import is_notebook
 
 BRIEF_VARIABLE = "PACELINE_BRIEF"
 
@@ -46,6 +47,7 @@ class Brief:
     smaller: tuple[SmallerPlan, ...] = ()  # plans that need less memory, the smallest change first
     # After so many steps batches that were read are trained on again: a measurement (`paceline bench data`).
     read_steps: int | None = None
+    redraws: bool = False  # whether steps are shown where text may change: in one line, over and over
 
     def to_json(self) -> str:
         """Return the brief as JSON text."""
@@ -93,11 +95,12 @@ def make_brief(
             optimizer=optimizer_key(planned.spec.task.optimizer),
             headline=tuple(headline_lines(planned)),
             provenance={key: str(origin) for key, origin in planned.spec.provenance.items()},
-            decisions=(decision, *_started(planned), *decisions),
+            decisions=(*planned.settled, decision, *_started(planned), *decisions),
             verify=verified,
         ),
         usable_bytes=usable_bytes(cluster),
         smaller=smaller_plans(planned.search.candidates.context, plan),
+        redraws=is_notebook(),
     )
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from paceline.errors import ConfigError, StorageError, suggestion
+from paceline.session.verbs.classes import write_classes
 from paceline.spec.journal.kinds import RunStarted
 from paceline.spec.journal.reading import read_records
 from paceline.spec.load import spec_from_dict
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from paceline.checkpoint import Manifest
+
+BEST = "best"  # in the place of a step: that of the best evaluation
 
 
 @dataclass(frozen=True)
@@ -46,8 +49,10 @@ class Exported:
     skipped: tuple[str, ...]
 
 
-def export_run(run_dir: Path, out: Path, step: int | None = None) -> Exported:
+def export_run(run_dir: Path, out: Path, step: int | str | None = None) -> Exported:
     """Write the weights of a run's newest sound checkpoint, or of the one of `step`, into the folder `out`.
+
+    `step` may be BEST.
 
     Raises as `choose_checkpoint`, and StorageError where `out` cannot be written.
     """
@@ -58,12 +63,14 @@ def export_run(run_dir: Path, out: Path, step: int | None = None) -> Exported:
     return Exported(chosen.path, chosen.manifest.step, out, kind, architecture, tuple(files), size, chosen.skipped)
 
 
-def choose_checkpoint(run_dir: Path, step: int | None = None) -> Chosen:
-    """Return the newest checkpoint that is sound in every byte, or the one of a step.
+def choose_checkpoint(run_dir: Path, step: int | str | None = None) -> Chosen:
+    """Return the newest checkpoint that is sound in every byte, the one of a step, or for BEST that of the best
+    evaluation, of those that were saved after one.
 
     Raises ConfigError where the run has none, or none of `step`; StorageError where there are some and none is sound.
     """
     from paceline.checkpoint import list_checkpoints, verify_checkpoint
+    from paceline.checkpoint.tiers.retention import best_first
     from paceline.run.loop.resume import checkpoint_root
 
     root = checkpoint_root(run_dir)
@@ -72,8 +79,17 @@ def choose_checkpoint(run_dir: Path, step: int | None = None) -> Chosen:
             f"'{run_dir}' holds no checkpoints", "it has no folder `checkpoints`", "paceline train SPEC makes one"
         )
     listing = list_checkpoints(root)
-    skipped = list(listing.skipped)
-    for found in listing.complete:
+    skipped, complete = list(listing.skipped), list(listing.complete)
+    if step == BEST:
+        complete = [complete[place] for place in best_first([found.manifest for found in complete])]
+        step = None
+        if not complete:
+            raise ConfigError(
+                f"'{run_dir}' holds no checkpoint that was evaluated",
+                "of a checkpoint that was not saved after an evaluation nobody knows how good it is",
+                "run.checkpoints.save_best = true, or run.evaluate_every and run.checkpoint_every of equal length",
+            )
+    for found in complete:
         if step is not None and found.manifest.step != step:
             continue
         try:
@@ -97,6 +113,7 @@ def write_weights(run_dir: Path, chosen: Chosen, out: Path) -> tuple[str, list[P
     from paceline.checkpoint import WholeTensors, consolidate
     from paceline.task.models.huggingface.weights import export_safetensors
 
+    named = write_classes(chosen.manifest.extra, out)
     tensors = WholeTensors(chosen.path)
     task = _with_kept_model(run_dir, spec_from_dict(chosen.manifest.extra["spec"], origin="the checkpoint").task)
     decoder = decoder_of(run_dir, task, tensors)
@@ -110,7 +127,7 @@ def write_weights(run_dir: Path, chosen: Chosen, out: Path) -> tuple[str, list[P
     except OSError as error:
         raise StorageError(f"cannot write to {out}", str(error), "a folder with room to write") from error
     consolidate(chosen.path, out / "model.safetensors", verify=False)  # verified when it was chosen
-    return "safetensors", [out / "model.safetensors"]
+    return "safetensors", [out / "model.safetensors", *named]
 
 
 def _written(out: Path) -> list[Path]:

@@ -133,7 +133,9 @@ def _drawn(model: nn.Module, name: str, shape: torch.Size, seed: int) -> Part:
     return lambda offsets, sizes: drawn_part(name, shape, std, seed, offsets, sizes)
 
 
-def check_names(model: nn.Module, path: str, fresh: Collection[str] = ()) -> tuple[dict[str, Tensor], Stored, TakenOver]:
+def check_names(
+    model: nn.Module, path: str, fresh: Collection[str] = ()
+) -> tuple[dict[str, Tensor], Stored, TakenOver]:
     """Return a model's tensors by the names of files, those of the files, and how they fit. Reads headers alone.
 
     Raises as `load_weights`.
