@@ -5,7 +5,6 @@ Each rank reads the starting weights of its own parts again, and holds them agai
 
 from __future__ import annotations
 
-import functools
 import math
 import re
 import time
@@ -103,7 +102,9 @@ def _record(whole: dict[str, _Sums], sizes: dict[str, int], fresh: int, step: in
         name: {"distance": _distance(sums), "norm": math.sqrt(sums.started), "parameters": sums.count}
         for name, sums in ordered
     }
-    total = functools.reduce(lambda all, one: all.add(one) or all, blocks.values(), _Sums())
+    total = _Sums()
+    for of_block in blocks.values():
+        total.add(of_block)
     return MovedRecord(step, table, _distance(total), fresh, seconds)
 
 
