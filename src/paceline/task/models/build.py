@@ -21,7 +21,7 @@ from paceline.task.models.huggingface.experts import StackedExperts, Stored
 from paceline.task.models.huggingface.files import read_safetensors
 from paceline.task.models.huggingface.loaded import as_in_memory, embeddings_of, may_ignore
 from paceline.task.models.huggingface.names import EMBEDDINGS, HEAD, PREFIX, hf_name
-from paceline.task.models.huggingface.transfer import TakenOver, fit, lengthened
+from paceline.task.models.huggingface.transfer import WeightsFit, fit, lengthened
 from paceline.task.models.huggingface.weights import check_hf_config
 from paceline.task.models.init import STD, Part, drawn_part, fill, initial_part, initialise, named_parameters
 from paceline.task.models.layers.absent import Absent
@@ -135,7 +135,7 @@ def _drawn(model: nn.Module, name: str, shape: torch.Size, seed: int) -> Part:
 
 def check_names(
     model: nn.Module, path: str, fresh: Collection[str] = ()
-) -> tuple[dict[str, Tensor], Stored, TakenOver]:
+) -> tuple[dict[str, Tensor], Stored, WeightsFit]:
     """Return a model's tensors by the names of files, those of the files, and how they fit. Reads headers alone.
 
     Raises as `load_weights`.

@@ -34,7 +34,7 @@ ROWS = 4096  # of a matrix that are read at a time for their mean
 
 
 @dataclass(frozen=True)
-class TakenOver:
+class WeightsFit:
     """How files of weights fit a model: what of it is not simply read."""
 
     fresh: tuple[str, ...] = ()  # names of the model that are drawn
@@ -50,7 +50,7 @@ class TakenOver:
         return texts
 
 
-def fit_decoder(config: DecoderConfig, path: str, fresh: Collection[str] = ()) -> TakenOver:
+def fit_decoder(config: DecoderConfig, path: str, fresh: Collection[str] = ()) -> WeightsFit:
     """Return how the files of a path fit a built-in decoder. Headers alone are read. Raises as `fit`."""
     stored = read_safetensors(path)
     held: Stored = StackedExperts(stored) if isinstance(config, MoEConfig) else stored
@@ -66,7 +66,7 @@ def fit(
     fresh: Collection[str] = (),
     embeddings: Collection[str] = (),
     whole: bool = True,
-) -> TakenOver:
+) -> WeightsFit:
     """Return how files fit a model of these names and shapes, where `fresh` are patterns of what is not read.
 
     Of `embeddings`, names of the model, more rows may be wanted than there are. Raises ConfigError, naming all that
@@ -87,7 +87,7 @@ def fit(
     }
     read = {name: shape for name, shape in wanted.items() if name not in drawn and name not in longer}
     check_shapes(read, stored, {*aliases, *drawn, *left_out, *longer}, path)
-    return TakenOver(tuple(drawn), longer, tuple(left_out))
+    return WeightsFit(tuple(drawn), longer, tuple(left_out))
 
 
 def _matches(patterns: Collection[str], name: str) -> bool:
