@@ -187,9 +187,9 @@ class Recorder:
         """Record what memory is spent on, on the fullest rank."""
         self._write(MemoryRecord(step, components, peak))
 
-    def stopped(self, step: int, because: str, path: Path) -> None:
+    def stopped(self, step: int, because: str, path: Path, becomes: str = "requeue") -> None:
         """Record the decision to stop early, with the newest checkpoint that there is."""
-        self._decided("stop", "training", "requeue", because, {"step": step, "checkpoint": str(path)})
+        self._decided("stop", "training", becomes, because, {"step": step, "checkpoint": str(path)})
         self.say(f"stop     {because}: after step {step} the newest checkpoint is {path}")
 
     def ended_early(self, decision: DecisionRecord) -> None:
