@@ -30,6 +30,7 @@ from paceline.run.survive.health.pressure import LOOKS_EVERY
 from paceline.run.survive.notice import Notices
 from paceline.run.survive.replay import hold_against, rounding_of
 from paceline.run.survive.survivor import is_lost_peer, without_frames
+from paceline.run.updates.moved import moved
 from paceline.spec.arguments import run_directory
 from paceline.spec.plan import Plan
 from paceline.spec.sync import refuse_between
@@ -38,6 +39,7 @@ from paceline.supervise.signals import StopFlag
 from paceline.task.data.protocol import Source
 from paceline.task.data.rows.mixed import MixedSource
 from paceline.task.data.rows.packed import for_device
+from paceline.task.models.factory import gives_weights
 from paceline.task.models.sizes import is_named
 from paceline.task.objective import Objective
 from paceline.task.optimizer.groups import freezing
@@ -91,6 +93,8 @@ class Training(InWorld):
         elif self._judge.is_over:
             self._record.say(ended_early(self.progress.step, run_directory(self.spec)))
         try:
+            if self.progress.step == 0 and self._evaluate_every and gives_weights(self.spec.task.model):
+                self.evaluate()  # what the weights can do before they are trained
             while self.progress.step < self.brief.steps and not (self._judge.is_over or self._is_spent):
                 before = self.progress.step
                 self._went_back = False
@@ -109,6 +113,8 @@ class Training(InWorld):
                         "call stats = run.step(batch) once for every batch",
                     )
             self._keeper.close(self.world)
+            if self.progress.step >= self._first_step:
+                self._tell_moved()
             self._points.reached("ended", self.progress.step)
             self._ended("stopped" if self._is_spent else "complete")
         except GeneratorExit:
@@ -394,6 +400,14 @@ class Training(InWorld):
         except KeyboardInterrupt:
             self._keeper.abandon()
         self._ended("requeue" if isinstance(error, Requeue) else "failed", error)
+
+    def _tell_moved(self) -> None:
+        """Record how far the model is from the weights that it started from. Every rank does its part."""
+        found = moved(self._under.built.model, self.spec.task, self.world, self.progress.step)
+        if isinstance(found, str):
+            self._record.remark(f"how far the model has moved is not known: {found}")
+        else:
+            self._record.moved(found)
 
     def _ended(self, status: str, error: BaseException | None = None) -> None:
         self._notices.close()

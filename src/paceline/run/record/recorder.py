@@ -32,6 +32,7 @@ from paceline.spec.journal.kinds import (
     FaultRecord,
     InjectedRecord,
     MemoryRecord,
+    MovedRecord,
     RanksRecord,
     RecoveryRecord,
     ReplayRecord,
@@ -157,6 +158,16 @@ class Recorder:
         further = {name: _of_set(each) for name, each in sets.items()}
         metrics = dict(measured.metrics) or None
         self._write(EvaluationRecord(step, measured.loss, measured.weight, seconds, metrics, further or None))
+
+    def moved(self, record: MovedRecord | None) -> None:
+        """Record how far a model has moved from the weights that it started from, where that is known."""
+        if record is not None:
+            self._write(record)
+            farthest = max(record.blocks, key=lambda name: record.blocks[name]["distance"])
+            self.say(
+                f"moved    {record.distance:.2%} from the starting weights, {farthest} most: "
+                f"{record.blocks[farthest]['distance']:.2%}"
+            )
 
     def sources(self, step: int, position: int, given: dict[str, dict[str, float]]) -> None:
         """Record what each source of a mixture has given so far."""
