@@ -10,7 +10,7 @@ from paceline.config.fields import option
 from paceline.errors import ConfigError
 from paceline.spec.data.augment import AugmentSpec
 from paceline.spec.data.mix import MixSpec
-from paceline.spec.import_paths import CALLED, DATA_SETS, MODELS
+from paceline.spec.import_paths import CALLBACKS, CALLED, DATA_SETS, MODELS
 from paceline.spec.steps.growth import GrowthSpec
 from paceline.spec.watch.evaluate import EvaluateSpec
 from paceline.units import Amount
@@ -296,6 +296,12 @@ class Task(Declared, table="task"):
     optimizer: OptimizerSpec = option(factory=OptimizerSpec, doc="the optimizer")
     schedule: ScheduleSpec = option(factory=ScheduleSpec, doc="the learning-rate schedule")
     evaluate: EvaluateSpec = option(factory=EvaluateSpec, doc="what evaluations measure, and what follows from it")
+    callbacks: tuple[Any, ...] = option(
+        (),
+        "your own code at hooks of training: `package.module:Class`, with methods such as after_step(moment), or a"
+        " function, which is called after each step",
+        objects=CALLBACKS,
+    )
     global_batch: Amount = option(
         Amount(131072, "tokens"),
         "samples or tokens in one optimizer update",

@@ -14,7 +14,8 @@ from paceline.checkpoint.tiers.held import HeldByRanks
 from paceline.errors import OutOfMemory, StorageError
 from paceline.lock import RunLock, take
 from paceline.plan.search.micro_batch import with_micro_batch
-from paceline.run.evaluate.best import BestEvaluation, values_on_record
+from paceline.run.callbacks.callbacks import Callbacks
+from paceline.run.evaluate.best import BestEvaluation, values_on_record, was_stopped
 from paceline.run.loop.evaluate import unigram_bar
 from paceline.run.loop.resume import Progress, RunIdentity
 from paceline.run.loop.sources import open_sets, open_together
@@ -93,7 +94,9 @@ class InWorld:
         refuse_between(brief.plan.sync, {"task.stop": brief.steps, "run.evaluate_every": self._evaluate_every})
         peak, schedule = task.optimizer.lr, task.schedule
         course = course_of(schedule, peak, brief.steps, self._warmup, self._decay)
-        self._run = RunIdentity(run_dir, spec, self.source.fingerprint, course, described(self.source))
+        self._callbacks = Callbacks(task.callbacks)
+        kept = {"callbacks": self._callbacks} if task.callbacks else {}
+        self._run = RunIdentity(run_dir, spec, self.source.fingerprint, course, described(self.source), kept)
         self._good: Path | None = None  # the newest checkpoint that is known to be whole
         self._made: StepStats | None = None  # what the last step did
         self._done_step = 0  # the last step of which all that follows is done
@@ -171,9 +174,16 @@ class InWorld:
 
     def _judge_of_record(self) -> BestEvaluation:
         """Return what judges evaluations, with those of the journal up to this step. Every rank calls it."""
-        spec, step = self.spec.task.evaluate, self.progress.step
-        values = values_on_record(self.dir, spec.metric, step) if self.world.is_first and step else {}
-        return BestEvaluation(spec, self.brief.steps, self.world.share(values))
+        spec, step, steps = self.spec.task.evaluate, self.progress.step, self.brief.steps
+        reads = self.world.is_first and step
+        values = values_on_record(self.dir, spec.metric, step) if reads else {}
+        self._stopped = bool(self.world.share(was_stopped(self.dir, step, steps) if reads else False))
+        return BestEvaluation(spec, steps, self.world.share(values))
+
+    @property
+    def _is_over(self) -> bool:
+        """Whether training has ended before its planned end: by early stopping, or by a callback."""
+        return self._stopped or self._judge.is_over
 
     def _step_before(self) -> StepBefore | None:
         """Return what the journal says of the step that comes next, on all ranks."""

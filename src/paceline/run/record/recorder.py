@@ -31,6 +31,7 @@ from paceline.spec.journal.kinds import (
     EvaluationRecord,
     FaultRecord,
     InjectedRecord,
+    LoggedRecord,
     MemoryRecord,
     RanksRecord,
     RecoveryRecord,
@@ -61,6 +62,7 @@ class Recorder:
         self._redactor = Redactor(spec.run.redact)
         self._spec, self._brief, self._world, self._meter = spec, brief, world, meter
         self._ended = False
+        self._told_rates: dict[str, float] = {}  # by callbacks
 
     def _write(self, record: Record) -> None:
         if not isinstance(record, StepRecord):  # which holds no text
@@ -185,6 +187,16 @@ class Recorder:
         """Record the decision to stop early, with the newest checkpoint that there is."""
         self._decided("stop", "training", "requeue", because, {"step": step, "checkpoint": str(path)})
         self.say(f"stop     {because}: after step {step} the newest checkpoint is {path}")
+
+    def logged(self, step: int, by: str, values: Mapping[str, float]) -> None:
+        """Record numbers that a callback gave."""
+        self._write(LoggedRecord(step, by, dict(values)))
+
+    def told_rate(self, step: int, before: float, by: str, lr: float) -> None:
+        """Record that a callback has set the learning rate, where it is not what it set it to last."""
+        if self._told_rates.get(by) != lr:
+            self._told_rates[by] = lr
+            self._decided("learning rate", before, lr, f"step {step}: {by} says so")
 
     def ended_early(self, decision: DecisionRecord) -> None:
         """Record and say that training ends before its planned end, because no evaluation is better any more."""

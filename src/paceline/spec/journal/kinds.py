@@ -184,6 +184,17 @@ class EvaluationRecord(Record):
 
 
 @dataclass(frozen=True)
+class LoggedRecord(Record):
+    """Numbers that a callback of the user's gave for the record."""
+
+    KIND: ClassVar[str] = "logged"
+
+    step: Annotated[int | None, Told("steps done; before a step its number")]
+    by: Annotated[str, Told("the callback")]
+    values: Annotated[Numbers, Told("the numbers, by name")]
+
+
+@dataclass(frozen=True)
 class SourcesRecord(Record):
     """What each source of a mixture has given so far: beside evaluations, and where a start ends."""
 
@@ -390,8 +401,8 @@ class RunEnded(Record):
 
 
 RECORDS: tuple[type[Record], ...] = (
-    RunStarted, StepRecord, RanksRecord, EvaluationRecord, SourcesRecord, MemoryRecord, VerifyRecord, DecisionRecord,
-    CheckpointRecord, ReplayRecord, FaultRecord, RecoveryRecord, InjectedRecord, RunEnded,
+    RunStarted, StepRecord, RanksRecord, EvaluationRecord, LoggedRecord, SourcesRecord, MemoryRecord, VerifyRecord,
+    DecisionRecord, CheckpointRecord, ReplayRecord, FaultRecord, RecoveryRecord, InjectedRecord, RunEnded,
 )  # fmt: skip
 BY_KIND = {kind.KIND: kind for kind in RECORDS}
 
