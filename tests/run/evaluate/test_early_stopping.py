@@ -28,6 +28,12 @@ patience = 2
 min_delta = 0.9
 sets = [{ name = "other", source = "other" }]
 """
+SAMPLES = """
+[task.samples]
+prompts = ["12 plus"]
+every = "4 steps"
+tokens = 4
+"""
 
 
 @pytest.fixture
@@ -39,7 +45,7 @@ def path(tmp_path: Path) -> Path:
         (other / text.name).write_text(text.read_text())
     text = path.read_text().replace('evaluate_every = "none"', 'evaluate_every = "2 steps"')
     text = text.replace('checkpoint_every = "4 steps"', 'checkpoint_every = "none"\nevaluate_samples = 8')
-    path.write_text(text + EVALUATE)
+    path.write_text(text + EVALUATE + SAMPLES)
     return path
 
 
@@ -61,6 +67,11 @@ def test_a_run_ends_early_as_complete_and_keeps_its_best(path: Path, capsys: pyt
     assert all(set(each["metrics"]) == {"accuracy", "bits_per_byte"} for each in evaluations)
     assert evaluations[0]["sets"]["other"]["weight"] > 0
     assert "bits_per_byte" in evaluations[0]["sets"]["other"]["metrics"]
+    assert [(each["step"], each["prompts"]) for each in records_of(run_dir, "written")] == [
+        (4, ["12 plus"]),
+        (6, ["12 plus"]),
+    ]
+    assert all(len(each["texts"][0]) <= 4 for each in records_of(run_dir, "written"))
     said = capsys.readouterr().out
     assert "held-out loss" in said and "held-out (other) loss" in said and "stop     early, after 6 steps" in said
     (early,) = [each for each in records_of(run_dir, "decision") if each["what"] == "early stopping"]
@@ -68,7 +79,7 @@ def test_a_run_ends_early_as_complete_and_keeps_its_best(path: Path, capsys: pyt
     ended = records_of(run_dir, "run_ended")[-1]
     assert (ended["status"], ended["exit_code"]) == ("complete", 0)
     page = write_report(run_dir).read_text()
-    assert "accuracy of held-out samples" in page and "early stopping" in page
+    assert "accuracy of held-out samples" in page and "early stopping" in page and "12 plus →" in page
 
     train(path)
     assert "ended early after step 6" in capsys.readouterr().out and len(steps_of(run_dir)) == 6

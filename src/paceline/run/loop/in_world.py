@@ -16,6 +16,7 @@ from paceline.lock import RunLock, take
 from paceline.plan.search.micro_batch import with_micro_batch
 from paceline.run.callbacks.callbacks import Callbacks
 from paceline.run.evaluate.best import BestEvaluation, values_on_record, was_stopped
+from paceline.run.evaluate.samples import sample_writer
 from paceline.run.loop.evaluate import unigram_bar
 from paceline.run.loop.resume import Progress, RunIdentity
 from paceline.run.loop.sources import open_sets, open_together
@@ -90,8 +91,16 @@ class InWorld:
         self._warmup = self._steps(task.schedule.warmup) or 0
         self._decay = self._steps(task.schedule.decay) or max(1, brief.steps // 10)
         self._check_every = self._steps(spec.run.check_every)
+        self._write_every = self._steps(task.samples.every)
         self._evaluate_every = self._steps(spec.run.evaluate_every) if self.held_out else None
-        refuse_between(brief.plan.sync, {"task.stop": brief.steps, "run.evaluate_every": self._evaluate_every})
+        refuse_between(
+            brief.plan.sync,
+            {
+                "task.stop": brief.steps,
+                "run.evaluate_every": self._evaluate_every,
+                "task.samples.every": self._write_every if task.samples.prompts else None,
+            },
+        )
         peak, schedule = task.optimizer.lr, task.schedule
         course = course_of(schedule, peak, brief.steps, self._warmup, self._decay)
         self._callbacks = Callbacks(task.callbacks)
@@ -139,6 +148,7 @@ class InWorld:
         measured = {"": self.held_out, **self._sets} if self.held_out else {}
         objective = self._stepper.turns[self._stepper.main].turn.objective
         cp = self.brief.plan.layout.cp
+        self._writer = sample_writer(self.spec.task.samples, self.source, objective, self.spec.task.seed)
         self._metrics = {
             name: metrics_of(self.spec.task.evaluate, source, objective, cp) for name, source in measured.items()
         }

@@ -296,6 +296,11 @@ class Training(InWorld):
                 last = True
                 self._record.ended_early(self._judge.decision())
         last = last or self._stopped
+        if self._writer and self._write_every and (step % self._write_every == 0 or last):
+            self._points.reached("evaluate", step)
+            began = time.perf_counter()
+            texts = self._writer.write(self._stepper, step)
+            self._record.written(step, self._writer.spec, texts, time.perf_counter() - began)
         if isinstance(self.source, MixedSource) and (evaluates or last or stats.stop_requested):
             given = self.source.given(self.spec.task.seed, self.progress.position)
             self._record.sources(step, self.progress.position, given)

@@ -40,11 +40,13 @@ from paceline.spec.journal.kinds import (
     RunStarted,
     SourcesRecord,
     StepRecord,
+    WrittenRecord,
 )
 from paceline.spec.journal.record import Record, now
 from paceline.spec.journal.redact import Redactor
 from paceline.spec.load import Spec, spec_to_dict
 from paceline.spec.plan import Plan
+from paceline.spec.watch.samples import SamplesSpec
 from paceline.supervise.supervisor import is_supervised
 from paceline.units import format_seconds
 from paceline.version import __version__
@@ -187,6 +189,10 @@ class Recorder:
         """Record the decision to stop early, with the newest checkpoint that there is."""
         self._decided("stop", "training", "requeue", because, {"step": step, "checkpoint": str(path)})
         self.say(f"stop     {because}: after step {step} the newest checkpoint is {path}")
+
+    def written(self, step: int, samples: SamplesSpec, texts: Sequence[str], seconds: float) -> None:
+        """Record what the model wrote."""
+        self._write(WrittenRecord(step, samples.temperature, samples.prompts, tuple(texts), seconds))
 
     def logged(self, step: int, by: str, values: Mapping[str, float]) -> None:
         """Record numbers that a callback gave."""

@@ -184,6 +184,19 @@ class EvaluationRecord(Record):
 
 
 @dataclass(frozen=True)
+class WrittenRecord(Record):
+    """What the model wrote behind the prompts of `task.samples`."""
+
+    KIND: ClassVar[str] = "written"
+
+    step: Annotated[int | None, Told("steps done")]
+    temperature: Annotated[float | None, Told("by which tokens were drawn; 0 is the likeliest each time")]
+    prompts: Annotated[Words, Told("the prompts")]
+    texts: Annotated[Words, Told("what was written behind each")]
+    seconds: Annotated[float | None, Told("what it took", "s")]
+
+
+@dataclass(frozen=True)
 class LoggedRecord(Record):
     """Numbers that a callback of the user's gave for the record."""
 
@@ -401,8 +414,8 @@ class RunEnded(Record):
 
 
 RECORDS: tuple[type[Record], ...] = (
-    RunStarted, StepRecord, RanksRecord, EvaluationRecord, LoggedRecord, SourcesRecord, MemoryRecord, VerifyRecord,
-    DecisionRecord, CheckpointRecord, ReplayRecord, FaultRecord, RecoveryRecord, InjectedRecord, RunEnded,
+    RunStarted, StepRecord, RanksRecord, EvaluationRecord, WrittenRecord, LoggedRecord, SourcesRecord, MemoryRecord,
+    VerifyRecord, DecisionRecord, CheckpointRecord, ReplayRecord, FaultRecord, RecoveryRecord, InjectedRecord, RunEnded,
 )  # fmt: skip
 BY_KIND = {kind.KIND: kind for kind in RECORDS}
 
