@@ -19,9 +19,8 @@ from paceline.errors import ConfigError, suggestion
 from paceline.run.callbacks.fence import FencedCollectives, meet
 from paceline.run.callbacks.moment import CallbackMoment
 from paceline.run.process.world import World
-from paceline.spec.import_paths import load_object
+from paceline.spec.import_paths import HOOKS, load_object
 
-HOOKS = ("on_start", "before_step", "after_step", "after_evaluation", "on_save", "on_end")
 DECIDES = {"stop": ("after_step", "after_evaluation"), "skip": ("before_step",), "lr": ("before_step",), "log": HOOKS}
 STATE = ("state", "load")
 

@@ -137,7 +137,7 @@ def saved_state(
         "guard": built.stepper.guard.state() if built.stepper.guard else None,
         "growth": built.stepper.growth.state() if built.stepper.growth else None,
         **{name: each.state() for name, each in run.kept.items()},
-        "schedule": dataclasses.asdict(run.course),
+        "schedule": run.course.as_dict(),
         "data_fingerprint": run.fingerprint,
         "data": dict(run.data),
         "spec": dict(run.stated),
