@@ -2,8 +2,8 @@
 
 The newest checkpoint that is sound in every byte is taken, or the one of --step; `--step best` is the one of the best
 evaluation by task.evaluate.metric, of those that were saved after one. A built-in model is then loaded by
-`LlamaForCausalLM.from_pretrained(OUT)`; one of your own is in OUT/model.safetensors under its own names, tied weights
-once.
+`LlamaForCausalLM.from_pretrained(OUT)`; one that came from a folder of Hugging Face by the folder's own class, with its
+tokenizer beside it; one of your own is in OUT/model.safetensors under its own names, tied weights once.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ def execute(options: argparse.Namespace) -> int:
     if options.json:
         print_json({
             "run_dir": str(options.run_dir), "checkpoint": str(found.checkpoint), "step": found.step,
-            "out": str(found.out), "format": found.format, "files": [file.name for file in found.files],
+            "out": str(found.out), "format": found.format, "architecture": found.architecture,
+            "files": [file.name for file in found.files],
             "bytes": found.bytes, "skipped": found.skipped,
         })  # fmt: skip
         return 0
     for reason in found.skipped:
         print(f"skipped  {reason}")
-    huggingface = found.format == "huggingface"
-    loads = "LlamaForCausalLM.from_pretrained loads it" if huggingface else "by the module's own names"
+    loads = f"{found.architecture}.from_pretrained loads it" if found.architecture else "by the module's own names"
     print(f"export   step {found.step} to {found.out} ({found.bytes:,} bytes; {loads})")
     return 0

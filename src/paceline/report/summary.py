@@ -21,10 +21,11 @@ from paceline.report.compare import (
     time_groups,
 )
 from paceline.report.curves import Losses, Speed, losses_of, series_of, speed_of
-from paceline.report.format import plural
+from paceline.report.format import plural, quantity, signed_percent
 from paceline.report.goodput import MeasuredGoodput, goodput_of
 from paceline.report.held_out.curves import MetricCurve, metrics_of_records
 from paceline.report.held_out.written import WrittenTexts, written_of
+from paceline.report.inline import inline_html
 from paceline.report.phases import Phase, Start, phases_of, resume_steps, starts_of, surviving
 from paceline.report.records import NO_START, Records, StepTable, gather, json_safe, number, table, text
 from paceline.report.series import Series
@@ -124,6 +125,17 @@ class Summary:
     def promise(self, name: str) -> Promise:
         """Return one promise by name."""
         return next(promise for promise in self.promises if promise.name == name)
+
+    def _repr_html_(self) -> str:
+        """Return what a notebook shows of it: how the run ended, and what it took against what was forecast."""
+        lines = [self.status_text, *([self.bound.text] if self.bound else [])]
+        lines += [self.error["what"]] if self.error else []
+        rows = [
+            (p.name, quantity(p.forecast, p.unit), quantity(p.measured, p.unit), signed_percent(p.error), p.verdict)
+            for p in self.promises
+        ]
+        head = ("", "forecast", "measured", "off by", "of its 80 % interval")
+        return inline_html(f"{self.name}: {self.plan_text}", lines, head, rows)
 
     def as_dict(self) -> dict[str, Any]:
         """Return the summary as plain data that JSON holds without loss; errors of forecasts are included."""

@@ -65,16 +65,19 @@ class Assembled:
     remarks: tuple[str, ...] = ()  # what of the model is rounded or left out
 
 
-def assemble(task: Task, plan: Plan, world: World, source: Source, items_per_sample: int) -> Assembled:
+def assemble(
+    task: Task, plan: Plan, world: World, source: Source, items_per_sample: int, read: bool = True
+) -> Assembled:
     """Build the task's model under `plan` on this rank. Every rank calls it.
 
     A model is built without memory where that can be, laid out, and only then given its initial weights
-    (run/initial.py), so one larger than a device's memory starts. Initial weights do not depend on the layout.
+    (run/initial.py), so one larger than a device's memory starts. Initial weights do not depend on the layout. Where
+    `read` is False, files of weights are not read: a checkpoint is to be loaded.
     """
     if plan.compile:
         refuse_to_compile(world.device.type)
     mesh = build_mesh(plan.layout, world)
-    started = start_model(task, plan, world, source, items_per_sample)
+    started = start_model(task, plan, world, source, items_per_sample, read)
     names = all_names(started.model)  # before stages know a part of them
     decay = task.optimizer.layer_decay
     scales = layer_scales(started.model, decay) if decay != 1.0 else {}

@@ -22,6 +22,7 @@ CALLBACKS = {"__call__": "a class or a function", **dict.fromkeys(HOOKS, "an obj
 METRICS = {"__call__": "a function (outputs, batch)"}
 # A module of one of these names cannot be named as the data's: give it another name.
 SCHEMES = {
+    "table": "texts with labels, prompts with completions, or conversations: CSV, TSV, JSONL, Parquet or Arrow",
     "text": "documents: text, JSONL, Parquet or Arrow, in a file or a folder",
     "hf": "a data set of Hugging Face: its name on the hub, or a folder that `save_to_disk` wrote",
     "shards": "a folder of token shards, as `paceline data prepare` writes it",

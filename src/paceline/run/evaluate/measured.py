@@ -25,7 +25,7 @@ from paceline.task.objective import next_token, next_token_logits
 
 
 @dataclass
-class Seen:
+class PassedBatch:
     """What the objective and the model said of the micro-batch that was passed last."""
 
     batch: Any = None
@@ -38,7 +38,7 @@ class _Watching:
     """An objective that notes its batch, and what the model returns where the objective calls it last."""
 
     objective: Objective
-    seen: Seen
+    seen: PassedBatch
 
     def __call__(self, model: nn.Module, batch: Any) -> tuple[Tensor, Any]:
         """Return what the objective returns."""
@@ -58,7 +58,7 @@ class _LogitsAlone:
     """Stands in the place of the objective of language models, and notes the logits."""
 
     objective: Objective
-    seen: Seen
+    seen: PassedBatch
 
     def __call__(self, model: nn.Module, batch: Any) -> tuple[Tensor, Any]:
         """Return no loss."""
@@ -74,7 +74,7 @@ class Sums:
     metrics: Sequence[Metric]
     found: dict[tuple[int, str], Tensor] = field(default_factory=dict)
 
-    def add(self, seen: Seen, reading: bool | None) -> None:
+    def add(self, seen: PassedBatch, reading: bool | None) -> None:
         """Add a micro-batch, to all metrics or to those that are `reading` outputs, or not."""
         for number, metric in enumerate(self.metrics):
             if reading is None or metric.reads_outputs == reading:
@@ -117,7 +117,7 @@ def measure(
     if not metrics:
         loss_sum, weight = world.sum(list(passes.evaluate(batches)))
         return loss_sum, weight, {}
-    seen = Seen()
+    seen = PassedBatch()
     without_logits = stepper.turns[stepper.main].turn.objective is next_token
     passes.wrap_objective(lambda objective: _Watching(objective, seen))
     try:
@@ -139,12 +139,12 @@ def measure(
     return loss_sum, weight, values
 
 
-def pass_logits(stepper: Stepper, batches: Sequence[MicroBatch], then: Callable[[Seen], None]) -> None:
+def pass_logits(stepper: Stepper, batches: Sequence[MicroBatch], then: Callable[[PassedBatch], None]) -> None:
     """Pass micro-batches of a language model forward and call `then` with the logits of each that counts here.
 
     Every rank calls it.
     """
-    seen, passes = Seen(), stepper.passes
+    seen, passes = PassedBatch(), stepper.passes
     passes.wrap_objective(lambda objective: _LogitsAlone(objective, seen))
     try:
         passes.evaluate(batches, lambda: then(seen))

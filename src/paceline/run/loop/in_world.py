@@ -61,7 +61,9 @@ from paceline.spec.sync import refuse_between
 from paceline.supervise.supervisor import is_supervised
 from paceline.task.data.described import described
 from paceline.task.metrics.resolve import metrics_of
+from paceline.task.models.huggingface.export import keep_folder
 from paceline.task.optimizer.schedule import course_of
+from paceline.task.settled import settle
 from paceline.units import Amount
 
 
@@ -81,6 +83,7 @@ class InWorld:
 
         `lock` is rank 0's hold on the run's directory: nothing is written once another start has taken it.
         """
+        spec = settle(spec).spec  # of `Run` it is as the user gave it
         self.spec, self.brief, self.world, self.dir = spec, brief, world, run_dir
         self._fence = lock.check if lock else None
         self._began, self._lock, self._sinks = time.monotonic(), lock, sinks
@@ -167,6 +170,8 @@ class InWorld:
             self._good = restored.path
         self._keeper = CheckpointKeeper(self._run, self._record, self._fence, every, self._good, self.progress.step)
         if is_new:
+            if not restored:
+                keep_folder(self.spec.task.model, self.dir)
             bar = unigram_bar(self.source, self.held_out, self.spec.run.evaluate_samples)
             self._record.started(self.progress, restored, bar)
         elif held and not self._generation.is_called:
@@ -285,7 +290,8 @@ class InWorld:
     def _steps(self, amount: Amount | None) -> int | None:
         if amount is None:
             return None
-        return in_steps(amount, self.brief.plan.batch_samples, self.brief.items_per_sample, self.source.samples)
+        read = self.spec.task.selection.candidates_of(self.brief.plan.batch_samples)
+        return in_steps(amount, read, self.brief.items_per_sample, self.source.samples)
 
     def _reformed(self) -> bool:
         """Go on in the next world with what is left of this one; return False where this process has no part in it."""

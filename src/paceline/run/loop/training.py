@@ -217,6 +217,8 @@ class Training(InWorld):
         decided = self._hook("before_step", batch.step, lr=lr)
         lr = decided.lr[1] if decided.lr else lr
         self._stepper.leaves_out = decided.skip is not None
+        if self._under.selection is not None:
+            batch = self._under.selection.choose(batch)
         if self._second_look is not None:
             self._record.decided_now(self._second_look.check(self._stepper, batch, self._step_seconds))
         on_cuda = self.world.device.type == "cuda"
@@ -269,6 +271,8 @@ class Training(InWorld):
         self._record.step(stats, scaler.scale if scaler else None, ids)
         self._hook("after_step", step, stats=stats)
         last = last or self._stopped
+        if self._under.selection is not None:
+            self._record.selected(self._under.selection.take())
         self._record.recovered(self._recovered.stepped())
         self._record.decided_now(self._stepper.guard.take() if self._stepper.guard else ())
         self._points.tell(self._record)

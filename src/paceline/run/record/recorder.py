@@ -38,6 +38,7 @@ from paceline.spec.journal.kinds import (
     ReplayRecord,
     RunEnded,
     RunStarted,
+    SelectionRecord,
     SourcesRecord,
     StepRecord,
     WrittenRecord,
@@ -180,6 +181,11 @@ class Recorder:
         """Say and record what went wrong and does not end the run."""
         self._write(FaultRecord(what, because))
         self.say(f"warning  {what}: {because}")
+
+    def selected(self, record: SelectionRecord | None) -> None:
+        """Record which of a step's candidates were trained on."""
+        if record is not None:
+            self._write(record)
 
     def memory(self, step: int, components: dict[str, float], peak: float) -> None:
         """Record what memory is spent on, on the fullest rank."""

@@ -221,6 +221,36 @@ class SourcesRecord(Record):
 
 
 @dataclass(frozen=True)
+class SelectionRecord(Record):
+    """Which of a step's candidates were trained on; only of tasks that select."""
+
+    KIND: ClassVar[str] = "selection"
+
+    step: Annotated[int | None, Told("number of the step")]
+    position: Annotated[int | None, Told("samples consumed before the step: the first candidate's place", "samples")]
+    candidates: Annotated[int | None, Told("how many samples were read and scored", "samples")]
+    chosen: Annotated[
+        str,
+        Told("which of them were trained on: hexadecimal digits, whose first bit is the first candidate"),
+    ]
+    digest: Annotated[str, Told("hash of the ids of the samples that were trained on, in their order")]
+    loss: Annotated[float | None, Told("mean over all candidates, before the update", "nats per item")]
+    seconds: Annotated[float | None, Told("scoring, drawing and reading on rank 0; a part of `other`", "s")]
+    spread: Annotated[
+        float | None,
+        Told(
+            "variance over that of an even draw of as many, with losses for the norms of gradients; only where"
+            " weights make the draw exact",
+            if_any=True,
+        ),
+    ] = None
+    repeated: Annotated[
+        bool | None,
+        Told("true where an earlier start made this step: what it chose was chosen again", if_any=True),
+    ] = None
+
+
+@dataclass(frozen=True)
 class MemoryRecord(Record):
     """What a device's memory is spent on, measured once after the first step of a start."""
 
@@ -414,8 +444,9 @@ class RunEnded(Record):
 
 
 RECORDS: tuple[type[Record], ...] = (
-    RunStarted, StepRecord, RanksRecord, EvaluationRecord, WrittenRecord, LoggedRecord, SourcesRecord, MemoryRecord,
-    VerifyRecord, DecisionRecord, CheckpointRecord, ReplayRecord, FaultRecord, RecoveryRecord, InjectedRecord, RunEnded,
+    RunStarted, StepRecord, RanksRecord, EvaluationRecord, WrittenRecord, LoggedRecord, SourcesRecord, SelectionRecord,
+    MemoryRecord, VerifyRecord, DecisionRecord, CheckpointRecord, ReplayRecord, FaultRecord, RecoveryRecord,
+    InjectedRecord, RunEnded,
 )  # fmt: skip
 BY_KIND = {kind.KIND: kind for kind in RECORDS}
 

@@ -93,6 +93,7 @@ CLAUSES = (
     Clause("task.global_batch", REFUSED, EXPERIMENT),
     Clause("task.batch_rows", REFUSED, EXPERIMENT),
     Clause("task.growth", REFUSED, EXPERIMENT),
+    Clause("task.selection", REFUSED, EXPERIMENT),
     Clause("task.stop", NOTICE, LENGTH, moves_rate=True),
     Clause("task.seed", REFUSED, "the order of samples and all random numbers follow from it"),
     Clause("cluster", FREE, "the machines may change"),
