@@ -9,8 +9,11 @@ import time
 import weakref
 from collections.abc import Generator
 from pathlib import Path
+from typing import Any
 
 from paceline.errors import ConfigError, Requeue, StorageError
+from paceline.run.callbacks.callbacks import CallbackDecisions, moment_of
+from paceline.run.evaluate.best import called_off
 from paceline.run.loop.evaluate import EvaluationResult, evaluate
 from paceline.run.loop.in_world import InWorld
 from paceline.run.loop.loader import StepBatch
@@ -90,12 +93,13 @@ class Training(InWorld):
         self._stop.watch()
         if self.progress.step >= self.brief.steps:
             self._record.say(all_steps_made(self.brief.steps, run_directory(self.spec)))
-        elif self._judge.is_over:
+        elif self._is_over:
             self._record.say(ended_early(self.progress.step, run_directory(self.spec)))
         try:
+            self._hook("on_start", self.progress.step)
             if self.progress.step == 0 and self._evaluate_every and gives_weights(self.spec.task.model):
                 self.evaluate()  # what the weights can do before they are trained
-            while self.progress.step < self.brief.steps and not (self._judge.is_over or self._is_spent):
+            while self.progress.step < self.brief.steps and not (self._is_over or self._is_spent):
                 before = self.progress.step
                 self._went_back = False
                 self._points.reached("data", before + 1)
@@ -112,6 +116,7 @@ class Training(InWorld):
                         "the loop body did not call run.step(batch)",
                         "call stats = run.step(batch) once for every batch",
                     )
+            self._hook("on_end", self.progress.step)
             self._keeper.close(self.world)
             if self.progress.step >= self._first_step:
                 self._tell_moved()
@@ -219,6 +224,9 @@ class Training(InWorld):
             lr *= growth.rate_factor(batch.samples)
             if small := growth.small(batch.step, batch.samples):
                 small_norm = self._stepper.grad_norm_of(self._under.first_of(batch, small))
+        decided = self._hook("before_step", batch.step, lr=lr)
+        lr = decided.lr[1] if decided.lr else lr
+        self._stepper.leaves_out = decided.skip is not None
         if self._under.selection is not None:
             batch = self._under.selection.choose(batch)
         if self._second_look is not None:
@@ -271,6 +279,8 @@ class Training(InWorld):
             self._record.replayed(hold_against(self._expected, stats, ids, rounding))
             self._expected = None
         self._record.step(stats, scaler.scale if scaler else None, ids)
+        self._hook("after_step", step, stats=stats)
+        last = last or self._stopped
         if self._under.selection is not None:
             self._record.selected(self._under.selection.take())
         self._record.recovered(self._recovered.stepped())
@@ -299,6 +309,12 @@ class Training(InWorld):
             if self._judge.is_over and not last:
                 last = True
                 self._record.ended_early(self._judge.decision())
+        last = last or self._stopped
+        if self._writer and self._write_every and (step % self._write_every == 0 or last):
+            self._points.reached("evaluate", step)
+            began = time.perf_counter()
+            texts = self._writer.write(self._stepper, step)
+            self._record.written(step, self._writer.spec, texts, time.perf_counter() - began)
         if isinstance(self.source, MixedSource) and (evaluates or last or stats.stop_requested):
             given = self.source.given(self.spec.task.seed, self.progress.position)
             self._record.sources(step, self.progress.position, given)
@@ -326,6 +342,7 @@ class Training(InWorld):
         else:
             if self._keeper.tiers.due(step):
                 self._points.reached("save", step)
+                self._hook("on_save", step)
             with self._stop.saving():
                 saved = self._keeper.save_if_due(self._under.built, self.brief.plan, self.world, self.progress)
             if saved:
@@ -366,6 +383,10 @@ class Training(InWorld):
         sets = {name: self._measured(name, source) for name, source in self._sets.items()}
         value = self._judge.add(step, found)
         self._record.evaluation(step, found, sets)
+        told = {"loss": found.loss, **found.metrics}
+        told |= {f"{name}.{what}": number for name, each in sets.items()
+                 for what, number in {"loss": each.loss, **each.metrics}.items()}  # fmt: skip
+        self._hook("after_evaluation", step, evaluation=told)
         self._keeper.evaluated(step, found.loss, self._judge.spec.metric, self._judge.score(value))
         return found.loss
 
@@ -386,8 +407,27 @@ class Training(InWorld):
 
     def _save(self) -> Path:
         self._points.reached("save", self.progress.step)
+        self._hook("on_save", self.progress.step)
         with self._stop.saving():
             return self._keeper.save_now(self._under.built, self.brief.plan, self.world, self.progress)
+
+    def _hook(self, hook: str, step: int, **more: Any) -> CallbackDecisions:
+        """Call the callbacks that have a hook, and record what they decide. Every rank calls it."""
+        if not self._callbacks.has(hook):
+            return CallbackDecisions()
+        steps = self.brief.steps
+        moment = moment_of(self.world, step, steps, self.progress.position, self._under.built, **more)
+        found = self._callbacks.at(hook, moment)
+        for name, numbers in found.logs:
+            self._record.logged(step, name, numbers)
+        if found.skip is not None:
+            self._record.decided("update", "made", "left out", f"step {step}, {found.skip[0]}: {found.skip[1]}")
+        if found.lr is not None:
+            self._record.told_rate(step, more["lr"], *found.lr)
+        if found.stop is not None and not self._stopped and step < steps:
+            self._stopped = True
+            self._record.ended_early(called_off(*found.stop, step, steps))
+        return found
 
     def _measure_memory(self) -> None:
         components, peak = spent_on(self.model, self.optimizer, self._meter, self.world.maximum)
