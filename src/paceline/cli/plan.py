@@ -104,6 +104,8 @@ def execute(options: argparse.Namespace) -> int:
     spec = load_spec(options.spec, [*options.overrides, *_short(options)])
     if options.provenance:
         return _provenance(spec, options.json)
+    if options.all and not (options.explain or options.json):
+        raise ConfigError("--all without --explain or --json", "it lists more in either", "--explain --all")
     several = len(options.devices) > 1 or len(options.device) > 1
     for option in ("explain", "timeline", "measure"):
         if several and getattr(options, option):
@@ -117,7 +119,7 @@ def execute(options: argparse.Namespace) -> int:
         shape, fields = _fields(found, options.explain, options.all)
         print_json({**fields, "spec": spec_to_dict(spec)}, shape)
         return 0
-    for line in _lines(found, spec, options.explain):
+    for line in _lines(found, spec, options.explain, options.all):
         say(line)
     return 0
 
@@ -149,18 +151,21 @@ def _draw(found: Answer, options: argparse.Namespace) -> None:
         write_comparison(found, Path(options.picture))
 
 
-def _lines(found: Answer, spec: Spec, explain: bool) -> list[str]:
+def _lines(found: Answer, spec: Spec, explain: bool, everything: bool) -> list[str]:
     """Return what is printed for people."""
     from paceline.plan.explain.compare_clusters import Comparison
     from paceline.plan.explain.explain import explain_lines, headline_lines, without_effect_lines
     from paceline.plan.explain.groups import grouped_lines
+    from paceline.plan.explain.screen import screen_lines
     from paceline.plan.placement.grouped import Grouped
 
     if isinstance(found, Grouped):
         return list(grouped_lines(found, explain))
     if isinstance(found, Comparison):
         return _compared(found, spec)
-    return [*headline_lines(found), *(["", *explain_lines(found)] if explain else without_effect_lines(found))]
+    if not explain:
+        return [*headline_lines(found), *without_effect_lines(found)]
+    return [*headline_lines(found), "", *(explain_lines(found) if everything else screen_lines(found))]
 
 
 def _compared(found: Comparison, spec: Spec) -> list[str]:
