@@ -24,6 +24,7 @@ from paceline.cli.output import print_json, say_to, table_lines
 from paceline.cli.parser import number, share, whole
 from paceline.cli.terminal.bar import Bar
 from paceline.errors import ConfigError
+from paceline.plan.explain.lines import wrap
 
 if TYPE_CHECKING:
     from paceline.spec.task import DataSpec
@@ -73,12 +74,14 @@ def _data_of(options: argparse.Namespace) -> DataSpec:
     """Return the data that the command line names. Raises ConfigError where a spec file has none of its own."""
     from paceline.spec.load import load_spec
     from paceline.spec.task import DataSpec
+    from paceline.task.settled import settle
 
     source = options.paths[1 if options.action == "score" else 0]
     if source.endswith(".toml"):
-        data = load_spec(source, options.overrides).task.data
+        spec = load_spec(source, options.overrides)
     else:
-        data = load_spec(None, [f"task.data.source={source}", *options.overrides]).task.data
+        spec = load_spec(None, [f"task.data.source={source}", *options.overrides])
+    data = settle(spec, say_to(options.json)).spec.task.data if options.action == "inspect" else spec.task.data
     if not isinstance(data, DataSpec):
         raise ConfigError(f"the data of {source} are no text", "they are given as an object", "name a file or a folder")
     return data
@@ -187,5 +190,7 @@ def _tell(found: Inspected) -> None:
     rows.append(("padding if padded", *(f"{each.padded:.2%}" for each in facts)))
     rows.append(("padding if packed", *(f"{each.packed:.2%}" for each in facts)))
     print("\n".join(table_lines(rows)))
+    for told in found.told:
+        print("\n".join(wrap("note     ", told)))
     for at, text in enumerate(found.samples, 1):
-        print(f"text {at}   {text!r}")
+        print(f"row {at}    {text}" if "table" in found.card else f"text {at}   {text!r}")

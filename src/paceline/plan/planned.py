@@ -163,6 +163,7 @@ def _planned(prepared: Prepared, cluster: Cluster, remarks: tuple[str, ...], goo
             *_compile_remarks(found.best.plan, prepared.profile),
         ),
         learnt=learnt,
+        settled=prepared.settled,
     )
 
 

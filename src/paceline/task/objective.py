@@ -53,14 +53,24 @@ def next_token(model: nn.Module, batch: Mapping[str, Tensor]) -> tuple[Tensor, T
     return _summed_cross_entropy(_logits(model(tokens, **options)), labels)
 
 
+def next_token_logits(model: nn.Module, batch: Mapping[str, Tensor]) -> Tensor:
+    """Return the logits [rows, seq, vocab] of what `next_token` sums up; a DTensor where the vocabulary is spread."""
+    options = _placement(model, batch)
+    if "use_cache" in inspect.signature(type(model).forward).parameters:
+        options["use_cache"] = False
+    return _logits(model(_field(batch, "tokens"), **options))
+
+
 def classification(model: nn.Module, batch: Any) -> tuple[Tensor, Tensor]:
     """Return the summed cross-entropy in nats and the count of labels that are not -100.
 
-    `batch` is a mapping with "labels" and one more entry ("images", say), or a pair (inputs, labels); the model returns
-    logits [rows, classes], as a tensor or as an output with `.logits`.
+    `batch` is a mapping with "labels" and one more entry ("images", say), texts with labels (`of_texts`), or a pair
+    (inputs, labels); the model returns logits [rows, classes], as a tensor or as an output with `.logits`.
     """
     if isinstance(batch, Mapping):
         labels = _field(batch, "labels")
+        if "tokens" in batch:
+            return _summed_cross_entropy(of_texts(model, batch), labels)
         inputs = [value for name, value in batch.items() if name != "labels"]
         if len(inputs) != 1:
             raise ConfigError(
@@ -78,6 +88,59 @@ def classification(model: nn.Module, batch: Any) -> tuple[Tensor, Tensor]:
     return _summed_cross_entropy(_logits(model(batch[0])), batch[1])
 
 
+def regression(model: nn.Module, batch: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
+    """Return the summed squared error and the count of labels that are numbers (NaN counts nothing).
+
+    `batch` holds texts with labels [rows] (`of_texts`); the model returns [rows] or [rows, 1].
+    """
+    labels = _field(batch, "labels")
+    found = of_texts(model, batch)
+    if found.numel() != labels.numel():
+        raise ConfigError(
+            f"the model returned {list(found.shape)} for labels {list(labels.shape)}",
+            "regression needs a number for each row", "a head of one output",
+        )  # fmt: skip
+    wide = torch.promote_types(found.dtype, torch.float32)
+    counts = ~labels.isnan()
+    error = (found.reshape(labels.shape).to(wide) - labels.nan_to_num().to(wide)) * counts
+    return error.square().sum(), counts.sum()
+
+
+def multi_label(model: nn.Module, batch: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
+    """Return the summed binary cross-entropy in nats over rows and classes, and how many of both there are.
+
+    `batch` holds texts with labels [rows, classes] of 0 and 1 (`of_texts`); the model returns logits of that shape.
+    """
+    labels = _field(batch, "labels")
+    found = of_texts(model, batch)
+    if found.shape != labels.shape:
+        raise ConfigError(
+            f"the model returned {list(found.shape)} for labels {list(labels.shape)}",
+            "multi_label needs a number for each class", f"a head of {labels.shape[-1]} outputs",
+        )  # fmt: skip
+    wide = torch.promote_types(found.dtype, torch.float32)
+    loss = F.binary_cross_entropy_with_logits(found.to(wide), labels.to(wide), reduction="sum")
+    return loss, torch.ones_like(labels, dtype=torch.int64).sum()
+
+
+def of_texts(model: nn.Module, batch: Mapping[str, Tensor]) -> Tensor:
+    """Return what a model gives for whole texts: "tokens" int64 [rows, seq], of which "attention_mask" says the real.
+
+    Raises ConfigError for a model that cannot be told what fills rows up: it would count.
+    """
+    known = inspect.signature(type(model).forward).parameters
+    options: dict[str, Any] = {"use_cache": False} if "use_cache" in known else {}
+    if "attention_mask" in batch:
+        if "attention_mask" not in known:
+            raise ConfigError(
+                f"{type(model).__name__} takes no argument 'attention_mask'",
+                "rows of texts are filled up to one length, and what fills them would count",
+                "forward(self, tokens, attention_mask), or an objective of your own",
+            )
+        options["attention_mask"] = batch["attention_mask"]
+    return _logits(model(_field(batch, "tokens"), **options))
+
+
 def takes_sequence_parts(objective: Objective) -> bool:
     """Return whether the sum over parts of the sequences is the sum over whole ones, for an objective given such parts.
 
@@ -87,7 +150,9 @@ def takes_sequence_parts(objective: Objective) -> bool:
     return objective is next_token or bool(getattr(objective, "sums_over_tokens", False))
 
 
-BUILT_IN: dict[str, Objective] = {"next_token": next_token, "classification": classification}
+BUILT_IN: dict[str, Objective] = {
+    "next_token": next_token, "classification": classification, "regression": regression, "multi_label": multi_label,
+}  # fmt: skip
 DEFAULT_FOR_UNIT = {"tokens": "next_token", "samples": "classification"}
 
 

@@ -125,6 +125,7 @@ SHAPES: dict[str, dict[str, str]] = {
         "step": "its step",
         "out": "the folder that was written",
         "weights_format": "`huggingface`, or `paceline` where the names are the module's own",
+        "architecture": "the class of transformers that reads them; empty where there is none",
         "files": "the names of the files",
         "bytes": "their size",
         "skipped": "why newer checkpoints were not read",

@@ -27,11 +27,13 @@ from paceline.plan.learn.task_measurement import TaskMeasurement
 from paceline.plan.placement.tell import placement_lines
 from paceline.plan.planned import Planned
 from paceline.plan.search.search import Candidates
+from paceline.spec.arguments import has_checkpoint, run_directory
 from paceline.spec.forecast import BillTerm, Estimate, Term
 from paceline.spec.plan import Plan
 from paceline.spec.steps.growth import course_of
 from paceline.spec.steps.selection import LOSS
 from paceline.spec.task import ModelSpec
+from paceline.task.models.huggingface.start import start_lines
 from paceline.units import format_bytes, format_count, format_rate, format_seconds
 
 LEARNT = 12  # runs that it learnt from that `--explain` prints
@@ -47,6 +49,8 @@ def headline_lines(planned: Planned) -> list[str]:
     device = planned.cluster.device.kind
     return [
         f"task     {task_text(planned)}",
+        *model_lines(planned),
+        *(line for shown in planned.facts.shown for line in wrap("data     ", shown)),
         f"cluster  {cluster_text(planned)}",
         f"plan     {planned.plan}",
         f"{INDENT}{price_text(planned)}   ({others})",
@@ -54,6 +58,15 @@ def headline_lines(planned: Planned) -> list[str]:
         *(f"{INDENT}{line}" for line in (*finish_lines(planned), *limit_lines(planned), *price_lines(planned))),
         *([f"{INDENT}deterministic kernels: {deterministic_price(device)}"] if planned.spec.run.deterministic else []),
     ]
+
+
+def model_lines(planned: Planned) -> list[str]:
+    """Return what is built for a model's folder, and what it starts from; nothing of other models, nor of a resume."""
+    if has_checkpoint(run_directory(planned.spec)):  # which holds the weights
+        return []
+    texts = start_lines(planned.spec.task.model, planned.spec.task.data)
+    heads = ["model    ", *[INDENT] * len(texts)]
+    return [line for head, text in zip(heads, texts, strict=False) for line in wrap(head, text)]
 
 
 def without_effect_lines(planned: Planned) -> list[str]:

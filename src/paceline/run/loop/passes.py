@@ -31,8 +31,13 @@ class Passes(Protocol):
     def accumulate(self, micro_batches: Sequence[MicroBatch], down: float) -> tuple[Any, Any]:
         """Run forward and backward on the loss times `down`; return this rank's share of (loss sum, weight)."""
 
-    def evaluate(self, micro_batches: Sequence[MicroBatch]) -> tuple[float, float]:
-        """Run forward only; return this rank's share of (loss sum, weight)."""
+    def evaluate(
+        self, micro_batches: Sequence[MicroBatch], seen: Callable[[], None] | None = None
+    ) -> tuple[float, float]:
+        """Run forward only; return this rank's share of (loss sum, weight).
+
+        `seen` is called after the objective of each micro-batch that counts, on ranks that know its loss.
+        """
 
     def wrap_objective(self, wrapper: Callable[[Objective], Objective]) -> None:
         """Call `wrapper(objective)` in the place of the objective from now on; a proof looks at losses there."""
@@ -74,7 +79,9 @@ class SequentialPasses:
         self.randomness.rest()
         return self._share(loss_total), self._share(weight_total)
 
-    def evaluate(self, micro_batches: Sequence[MicroBatch]) -> tuple[float, float]:
+    def evaluate(
+        self, micro_batches: Sequence[MicroBatch], seen: Callable[[], None] | None = None
+    ) -> tuple[float, float]:
         """Run forward only; return this rank's share of the loss sum and the weight."""
         loss_total: Any = 0.0
         weight_total: Any = 0.0
@@ -84,6 +91,8 @@ class SequentialPasses:
             if micro.counts:
                 loss_total = loss_total + in_double(loss_sum)
                 weight_total = weight_total + in_double(weight)
+                if seen is not None:
+                    seen()
         self.randomness.rest()
         return self._share(float(loss_total)), self._share(float(weight_total))
 

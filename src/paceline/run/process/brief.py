@@ -16,10 +16,12 @@ from paceline.plan.cost.memory.usable import usable_bytes
 from paceline.plan.explain.explain import headline_lines
 from paceline.plan.planned import Planned
 from paceline.plan.smaller import SmallerPlan, smaller_from_dict, smaller_plans
+from paceline.spec.arguments import has_checkpoint, run_directory
 from paceline.spec.journal.kinds import DecisionRecord, VerifyRecord
 from paceline.spec.journal.planned import PlannedRecord, planned_from_dict
 from paceline.spec.optimizers import optimizer_key
 from paceline.spec.plan import Plan, plan_from_dict
+from paceline.task.models.huggingface.start import start_decision
 from paceline.task.profile.plain import pack_profile
 from paceline.uncaught import is_notebook
 
@@ -93,13 +95,19 @@ def make_brief(
             optimizer=optimizer_key(planned.spec.task.optimizer),
             headline=tuple(headline_lines(planned)),
             provenance={key: str(origin) for key, origin in planned.spec.provenance.items()},
-            decisions=(decision, *decisions),
+            decisions=(*planned.settled, decision, *_started(planned), *decisions),
             verify=verified,
         ),
         usable_bytes=usable_bytes(cluster),
         smaller=smaller_plans(planned.search.candidates.context, plan),
         redraws=is_notebook(),
     )
+
+
+def _started(planned: Planned) -> list[DecisionRecord]:
+    """Return which model a folder became and which weights it starts from, where it starts from any."""
+    found = None if has_checkpoint(run_directory(planned.spec)) else start_decision(planned.spec.task.model)
+    return [found] if found is not None else []
 
 
 def brief_from_json(text: str) -> Brief:

@@ -46,7 +46,7 @@ class StatusLine:
         if isinstance(record, StepRecord):
             self._step(record)
         elif isinstance(record, EvaluationRecord):
-            self.say(f"held-out loss {record.loss:.4f} after step {record.step}")
+            self._evaluation(record)
 
     def close(self) -> None:
         """End the line of the last step, where steps are shown in one."""
@@ -60,6 +60,14 @@ class StatusLine:
             line = self._line(record, record.step, record.loss)
             say_over(line, self._stream) if self._brief.redraws else self.say(line)
             self._recent.clear()
+
+    def _evaluation(self, record: EvaluationRecord) -> None:
+        sets = {"": {"loss": record.loss, "metrics": record.metrics}, **(record.sets or {})}
+        for name, each in sets.items():
+            of = f" ({name})" if name else ""
+            named = {"loss": each["loss"], **(each.get("metrics") or {})}
+            values = ", ".join(f"{what} {value:.4f}" for what, value in named.items())
+            self.say(f"held-out{of} {values} after step {record.step}")
 
     def _line(self, record: StepRecord, step: int, loss: float) -> str:
         brief = self._brief

@@ -175,7 +175,12 @@ class EvaluationRecord(Record):
     step: Annotated[int | None, Told("steps done")]
     loss: Annotated[float | None, Told("mean over the held-out samples", "nats per item")]
     weight: Annotated[float | None, Told("how many items it counts", "items")]
-    seconds: Annotated[float | None, Told("what it took", "s")]
+    seconds: Annotated[float | None, Told("what it took, further sets included", "s")]
+    metrics: Annotated[Table | None, Told("the metrics of `task.evaluate.metrics`, by name", if_any=True)] = None
+    sets: Annotated[
+        Table | None,
+        Told("of each further set of held-out data, by name, its `loss`, `weight` and `metrics`", if_any=True),
+    ] = None
 
 
 @dataclass(frozen=True)

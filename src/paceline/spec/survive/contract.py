@@ -86,6 +86,8 @@ CLAUSES = (
     Clause("task.optimizer.name", REFUSED, "the state of one optimizer is not another's"),
     Clause("task.optimizer.lr", NOTICE, RATE, moves_rate=True),
     Clause("task.schedule", NOTICE, RATE, moves_rate=True),
+    Clause("task.evaluate", NOTICE, "what is measured of the weights, and when that ends training"),
+    Clause("task.evaluate.sets", FREE, "what is measured of the weights"),
     Clause("task.global_batch", REFUSED, EXPERIMENT),
     Clause("task.batch_rows", REFUSED, EXPERIMENT),
     Clause("task.growth", REFUSED, EXPERIMENT),

@@ -1,8 +1,8 @@
 """The built-in model: a Llama-style decoder (Touvron et al. 2023, arXiv:2302.13971; Dubey et al. 2024, 2407.21783).
 
-RMSNorm, rotary positions, grouped-query attention and SwiGLU, without biases. Module names equal those of Hugging
-Face's LlamaForCausalLM below its prefix `model.`. Nothing is cached between calls, so a model built on the meta
-device is complete once its parameters are filled.
+RMSNorm, rotary positions, grouped-query attention and SwiGLU, without biases but those of Qwen2's queries, keys and
+values. Module names equal those of Hugging Face's LlamaForCausalLM below its prefix `model.`. Nothing is cached between
+calls, so a model built on the meta device is complete once its parameters are filled.
 
 Weights may be of a lower precision than the input, or the other way round: each layer computes in its weights' dtype.
 """
@@ -67,9 +67,9 @@ class Attention(nn.Module):
         super().__init__()
         self.head_dim = config.head_dim
         self.attend = CausalAttention()
-        self.q_proj = nn.Linear(config.hidden, config.q_width, bias=False)
-        self.k_proj = nn.Linear(config.hidden, config.kv_width, bias=False)
-        self.v_proj = nn.Linear(config.hidden, config.kv_width, bias=False)
+        self.q_proj = nn.Linear(config.hidden, config.q_width, bias=config.qkv_bias)
+        self.k_proj = nn.Linear(config.hidden, config.kv_width, bias=config.qkv_bias)
+        self.v_proj = nn.Linear(config.hidden, config.kv_width, bias=config.qkv_bias)
         self.o_proj = nn.Linear(config.q_width, config.hidden, bias=False)
         self.q_norm = RMSNorm(config.head_dim, config.norm_eps) if config.qk_norm else nn.Identity()
         self.k_norm = RMSNorm(config.head_dim, config.norm_eps) if config.qk_norm else nn.Identity()

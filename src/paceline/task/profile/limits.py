@@ -21,6 +21,10 @@ SELECTED = (
     "computes; dp_replicate and dp_shard are open"
 )
 UNROUTED = "routers would count, and learn from, the candidates that are not trained on"
+FILLED_UP = (
+    "rows are filled up to the longest of their micro-batch: stages of a pipeline pass on tensors of one shape, and "
+    "ranks that share a sequence cut it evenly; dp_replicate and dp_shard are open"
+)
 SPREADING = ("dp_shard", "tp", "pp", "cp", "ep")  # axes that put parameters, or parts of them, on different ranks
 
 
@@ -31,6 +35,9 @@ def close_for_task(profile: ModelProfile, task: Task, facts: DataFacts) -> Model
     """
     check_options(task.optimizer)
     ragged = {} if not getattr(task.data, "collate", None) else dict.fromkeys(("pp", "cp", "tp"), RAGGED)
+    if facts.longest:
+        whole = profile.tensor_limits is None or not profile.tensor_limits.splits_sequence
+        ragged = dict.fromkeys(("pp", "cp") if whole else ("pp", "cp", "tp"), FILLED_UP)
     closed = {**ragged, **closed_by(task.optimizer)}
     if task.selection.selects:
         if profile.experts:

@@ -14,6 +14,7 @@ from typing import Any
 
 from paceline.plan.feasible.stages import fill_pipeline
 from paceline.spec.layout import Layout, accumulation_for, largest_part, rows_of
+from paceline.spec.model_folder import FRESH
 from paceline.spec.plan import Plan
 from paceline.spec.steps.selection import SelectionSpec
 from paceline.spec.sync import PLAIN
@@ -100,8 +101,9 @@ def twin_schedule(schedule: ScheduleSpec, rows: Rows) -> ScheduleSpec:
 
     A rate of zero would hide whatever the last step does.
     """
-    kind = "constant" if rows.steady else "linear" if schedule.kind == "constant" else schedule.kind
-    return dataclasses.replace(schedule, kind=kind, decay=None, warmup=None, final=max(schedule.final, 0.1))
+    kind = "constant" if rows.steady else "linear" if schedule.kind == "constant" or schedule.is_own else schedule.kind
+    return dataclasses.replace(schedule, kind=kind, decay=None, warmup=None, final=max(schedule.final, 0.1),
+                               arguments={})  # fmt: skip
 
 
 def twin_model(model: ModelSpec, data_vocab: int, task: Task, layout: Layout, layers: int = LAYERS) -> ModelSpec:
@@ -123,7 +125,7 @@ def twin_model(model: ModelSpec, data_vocab: int, task: Task, layout: Layout, la
         **_twin_experts(full, layout.ep),
         vocab=min(full.vocab | 1, LARGEST_VOCAB),  # odd: shards of the embedding differ in rows
         tied=full.tied,
-        weights="",
+        weights=FRESH,
     )
 
 
