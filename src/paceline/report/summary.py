@@ -25,7 +25,7 @@ from paceline.report.format import plural, quantity, signed_percent
 from paceline.report.goodput import MeasuredGoodput, goodput_of
 from paceline.report.held_out.curves import MetricCurve, metrics_of_records
 from paceline.report.held_out.written import WrittenTexts, written_of
-from paceline.report.inline import inline_html
+from paceline.report.notebook.table import inline_html
 from paceline.report.phases import Phase, Start, phases_of, resume_steps, starts_of, surviving
 from paceline.report.records import NO_START, Records, StepTable, gather, json_safe, number, table, text
 from paceline.report.series import Series
