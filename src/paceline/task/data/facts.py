@@ -67,7 +67,9 @@ def data_facts(data: Any, say: Say | None = None) -> DataFacts:
     else:
         name = data.source if isinstance(data, DataSpec) else _name_of(train)
         description = f"{train.samples:,} samples of {name}"
-    return _facts(train, validation, 0, documents, description)
+    skipped = getattr(getattr(train, "listing", None), "skipped", ())
+    notes = (f"files: {', '.join(map(str, skipped))}",) if skipped else ()
+    return _facts(train, validation, 0, documents, description, notes)
 
 
 def _token_facts(data: DataSpec, tokens: TokenSet) -> DataFacts:
