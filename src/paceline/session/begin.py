@@ -20,6 +20,7 @@ from paceline.session.prove import prove
 from paceline.session.together import from_first
 from paceline.spec.arguments import run_directory
 from paceline.spec.load import Spec
+from paceline.supervise.parent import end_with_launcher
 
 Say = Callable[[str], None]
 
@@ -46,6 +47,7 @@ def join_peers(spec: Spec, place: Place, say: Say = say_line) -> tuple[World, Br
 
     Before that it takes the run's directory: it alone returns the lock. All raise RunInUse where another run has it.
     """
+    end_with_launcher(os.environ)
     world = join_world(*_device_here(spec, place), place, spec.run)
     locks: list[RunLock] = []
 
