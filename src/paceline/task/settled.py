@@ -22,7 +22,7 @@ from paceline.task.data.sources.named import kind_of_source
 from paceline.task.data.sources.tables.columns import is_kind_of_table
 from paceline.task.data.sources.tables.listing import TABLE_KINDS, inner_path
 from paceline.task.data.sources.tables.records import columns_of
-from paceline.task.data.sources.tables.store import Table, open_table
+from paceline.task.data.sources.tables.store import TextTable, open_table
 from paceline.units import Amount
 
 LABEL_OBJECTIVES = ("classification", "regression", "multi_label")
@@ -147,7 +147,7 @@ def _settle_labels_asked(decided: _Decided) -> None:
         )  # fmt: skip
 
 
-def _settle_objective(decided: _Decided, table: Table) -> None:
+def _settle_objective(decided: _Decided, table: TextTable) -> None:
     assert table.labels is not None
     if decided.data.labels == "auto":  # rows that come later do not make other labels of them
         decided.data_option("labels", table.labels.kind, table.labels.because)
@@ -155,7 +155,7 @@ def _settle_objective(decided: _Decided, table: Table) -> None:
         decided.option("objective", table.labels.kind, f"the labels are of {table.labels.kind}")
 
 
-def _settle_model(decided: _Decided, table: Table) -> None:
+def _settle_model(decided: _Decided, table: TextTable) -> None:
     """Give a model of the built-in family a head as wide as the labels ask for."""
     model, labels = decided.task.model, table.labels
     assert labels is not None
@@ -164,6 +164,12 @@ def _settle_model(decided: _Decided, table: Table) -> None:
     if is_import_path(model.name):
         _check_head(model, labels.outputs)
         return
+    if "/" in model.name:
+        raise ConfigError(
+            f"task.model.name = '{model.name}' with labels for whole texts",
+            "a folder of weights gets no head of its own yet",
+            "a factory that calls AutoModelForSequenceClassification.from_pretrained, or a named size",
+        )
     if model.weights:
         raise ConfigError(
             f"task.model.weights with '{model.name}' and labels for whole texts",

@@ -19,7 +19,7 @@ from paceline.spec.task import DataSpec
 from paceline.task.data.facts import data_facts
 from paceline.task.data.source import open_sources
 from paceline.task.data.sources.tables.labels import ordered_classes
-from paceline.task.data.sources.tables.store import Table, open_table
+from paceline.task.data.sources.tables.store import TextTable, open_table
 
 Write = Callable[..., DataSpec]
 
@@ -38,7 +38,7 @@ def spec_of(tmp_path: Path) -> Write:
     return of
 
 
-def texts_of(table: Table, split: str = "train") -> list[str]:
+def texts_of(table: TextTable, split: str = "train") -> list[str]:
     """Return the texts of a split, as its tokens have them."""
     part = table.corpus.train if split == "train" else table.corpus.validation
     tokens, offsets = part.open(), part.offsets()
