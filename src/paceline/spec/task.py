@@ -7,16 +7,18 @@ from typing import Any
 
 from paceline.config.declared import Declared
 from paceline.config.fields import option
+from paceline.errors import ConfigError
 from paceline.spec.data.augment import AugmentSpec
 from paceline.spec.data.mix import MixSpec
+from paceline.spec.import_paths import CALLED, DATA_SETS, MODELS
+from paceline.spec.model_folder import tokenizer_of, weights_of
 from paceline.spec.steps.growth import GrowthSpec
+from paceline.spec.steps.selection import SelectionSpec
+from paceline.spec.watch.evaluate import EvaluateSpec
 from paceline.units import Amount
 
 BATCH_ROWS = ("fixed", "by_length")
-CALLED = {"__call__": "a function"}
-MODELS = {"__call__": "a torch.nn.Module or a function that makes one"}
-DATA_SETS = {"__len__ __getitem__": "a data set with a length, or (train, validation)", "read samples": "a Source",
-             "open_sources": "what opens sources"}  # fmt: skip
+BUILT_IN_COURSES = ("constant", "cosine", "linear", "wsd")  # of the learning rate
 DTYPES = ("fp32", "bf16", "fp16", "fp64")
 LABELS = ("auto", "none", "classification", "regression", "multi_label")
 TEMPLATES = ("auto", "plain", "chatml", "llama3", "tokenizer")
@@ -27,7 +29,9 @@ class ModelSpec(Declared, table="task.model"):
     """The model: a named size of a built-in family, or a user's `torch.nn.Module`."""
 
     name: str = option(
-        "llama-11m", "a named size (`paceline plan --models` lists them), or `package.module:factory` of a module"
+        "llama-11m",
+        "a named size (`paceline plan --models` lists them), `package.module:factory` of a module, or the path of a"
+        " folder of Hugging Face, with a slash in it (`./my-llama`; `hf:./my-llama` builds the folder's own class)",
     )
     arguments: dict[str, Any] = option(factory=dict, doc="keyword arguments for a user's factory")
     hidden: int = option(0, "overrides the named size's hidden width (0 keeps it)", minimum=0)
@@ -54,7 +58,16 @@ class ModelSpec(Declared, table="task.model"):
     )
     vocab: int = option(0, "overrides the vocabulary; 0 takes the tokenizer's for the small sizes", minimum=0)
     tied: bool | None = option(None, "whether embedding and head share one weight; unset keeps the named size's choice")
-    weights: str = option("", "a safetensors file or folder to start from, in Hugging Face's names")
+    weights: str = option(
+        "",
+        "a safetensors file or folder to start from, in Hugging Face's names; empty reads the weights of a folder that"
+        " `name` is, 'none' leaves them and starts fresh",
+    )
+
+    @property
+    def starts_from(self) -> str:
+        """The file or folder of weights that it starts from, "" for none."""
+        return weights_of(self.name, self.weights)
 
 
 @dataclass(frozen=True)
@@ -78,7 +91,9 @@ class DataSpec(Declared, table="task.data"):
         objects=CALLED,
     )
     tokenizer: str = option(
-        "bytes", "'bytes' (256 values and an end-of-document mark), 'bpe' (trained on the corpus), or a tokenizer.json"
+        "bytes",
+        "'bytes' (256 values and an end-of-document mark), 'bpe' (trained on the corpus), or a tokenizer.json; unset,"
+        " that of the model's folder, where the model is one and has it",
     )
     vocab: int = option(4096, "size of a trained BPE vocabulary", minimum=258)
     seq_len: int = option(512, "tokens per sample", minimum=1)
@@ -190,6 +205,12 @@ class GroupSpec(Declared, table="task.optimizer.groups"):
     )
     name: Any = option("", "another optimizer for them; empty keeps task.optimizer.name", objects=CALLED)
     lr_scale: float = option(1.0, "their learning rate over the schedule's", minimum=0.0)
+    frozen_until: Amount | None = option(
+        None, "they stay as they are up to and with this step", quantity="amount", units=("steps",)
+    )
+    frozen_after: Amount | None = option(
+        None, "they stay as they are after this step", quantity="amount", units=("steps",)
+    )
     weight_decay: float | None = option(
         None, "their weight decay, whatever their dimensions; unset keeps the default rule", minimum=0.0
     )
@@ -228,6 +249,13 @@ class OptimizerSpec(Declared, table="task.optimizer"):
     arguments: dict[str, Any] = option(
         factory=dict, doc="further arguments of the optimizer, by its own names, such as { nesterov = true }"
     )
+    layer_decay: float = option(
+        1.0,
+        "the learning rate of a block over that of the block above it: the last block has this part of the schedule's,"
+        " and what comes before the first block the least",
+        above=0.0,
+        maximum=1.0,
+    )
     groups: tuple[GroupSpec, ...] = option((), "groups of parameters that are trained otherwise, in order")
 
 
@@ -250,12 +278,39 @@ class TurnSpec(Declared, table="task.turns"):
 class ScheduleSpec(Declared, table="task.schedule"):
     """The learning rate as a function of the step."""
 
-    kind: str = option("cosine", "shape after warm-up", choices=("constant", "cosine", "linear", "wsd"))
+    kind: Any = option(
+        "cosine",
+        "shape after warm-up, or `package.module:function` of the step that returns the whole learning rate, or of a"
+        " scheduler of torch.optim.lr_scheduler, which starts from task.optimizer.lr",
+        choices=BUILT_IN_COURSES,
+        objects=CALLED,
+    )
     warmup: Amount | None = option(None, 'linear warm-up, such as "30 steps"', quantity="amount")
     decay: Amount | None = option(
         None, "wsd: length of the final linear decay; unset means a tenth of the run", quantity="amount"
     )
     final: float = option(0.1, "learning rate at the end as a fraction of the peak", minimum=0.0, maximum=1.0)
+    arguments: dict[str, Any] = option(
+        factory=dict, doc="further arguments of a function or scheduler, by its own names, such as { T_0 = 10 }"
+    )
+
+    @property
+    def is_own(self) -> bool:
+        """Whether a function or a scheduler of the user's choice gives the rate."""
+        return self.kind not in BUILT_IN_COURSES
+
+    def refuse_contradictions(self) -> None:
+        """Raise ConfigError for options that would have no effect."""
+        own = self.is_own
+        without_effect = ("warmup", "decay", "final") if own else ("arguments",)
+        defaults: dict[str, Any] = {"warmup": None, "decay": None, "final": 0.1, "arguments": {}}
+        for name in without_effect:
+            if getattr(self, name) != defaults[name]:
+                raise ConfigError(
+                    f"task.schedule.{name} is without effect",
+                    "a function or scheduler gives the whole learning rate" if own else f"'{self.kind}' takes none",
+                    "leave it out",
+                )
 
 
 @dataclass(frozen=True)
@@ -280,6 +335,7 @@ class Task(Declared, table="task"):
     )
     optimizer: OptimizerSpec = option(factory=OptimizerSpec, doc="the optimizer")
     schedule: ScheduleSpec = option(factory=ScheduleSpec, doc="the learning-rate schedule")
+    evaluate: EvaluateSpec = option(factory=EvaluateSpec, doc="what evaluations measure, and what follows from it")
     global_batch: Amount = option(
         Amount(131072, "tokens"),
         "samples or tokens in one optimizer update",
@@ -293,5 +349,17 @@ class Task(Declared, table="task"):
         choices=BATCH_ROWS,
     )
     growth: GrowthSpec = option(factory=GrowthSpec, doc="whether and how the global batch grows")
+    selection: SelectionSpec = option(
+        factory=SelectionSpec, doc="whether a step reads more samples than it trains on, and which it chooses"
+    )
     stop: Amount = option(Amount(300, "steps"), "when training is complete", quantity="amount")
     seed: int = option(7, "seed of the initial weights, the sample order and dropout", minimum=0)
+
+    def __post_init__(self) -> None:
+        """Give data that state no tokenizer that of the model's folder, where it has one."""
+        super().__post_init__()
+        model, data = self.model, self.data
+        if isinstance(model, ModelSpec) and isinstance(data, DataSpec) and not data.states("tokenizer"):
+            found = tokenizer_of(model.name)
+            if found is not None:
+                object.__setattr__(self, "data", replace(data, tokenizer=str(found)))

@@ -6,6 +6,7 @@ the gradient depend on how the batch is cut.
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -22,6 +23,7 @@ from paceline.task.data.rows.packed import STARTS
 from paceline.task.models.decoder import Decoder
 from paceline.task.models.huggingface.head import chunked_loss
 from paceline.task.models.layers.documents import document_mask, document_positions
+from paceline.task.models.layers.loss import Labels, LabelsByRow
 from paceline.task.models.layers.packed import PackedDocuments, takes_packed
 from paceline.task.models.layers.vocabulary import spread_logits_cross_entropy_sum
 
@@ -39,7 +41,7 @@ def next_token(model: nn.Module, batch: Mapping[str, Tensor]) -> tuple[Tensor, T
     restart. Where ranks share sequences it holds "positions" and perhaps "mask" instead, made from the whole rows, and
     "real", for models with an argument of this name: which tokens are no padding.
     """
-    tokens, labels = _field(batch, "tokens"), _field(batch, "labels")
+    tokens, labels = _field(batch, "tokens"), _field(batch, "labels")  # or LabelsByRow
     options = _placement(model, batch)
     if isinstance(model, Decoder):  # FSDP2 and cast units keep the class; calling the module runs their hooks
         return model(tokens, labels=labels, **options)
@@ -49,6 +51,14 @@ def next_token(model: nn.Module, batch: Mapping[str, Tensor]) -> tuple[Tensor, T
     if (by_head := chunked_loss(model, tokens, labels, options)) is not None:
         return by_head
     return _summed_cross_entropy(_logits(model(tokens, **options)), labels)
+
+
+def next_token_logits(model: nn.Module, batch: Mapping[str, Tensor]) -> Tensor:
+    """Return the logits [rows, seq, vocab] of what `next_token` sums up; a DTensor where the vocabulary is spread."""
+    options = _placement(model, batch)
+    if "use_cache" in inspect.signature(type(model).forward).parameters:
+        options["use_cache"] = False
+    return _logits(model(_field(batch, "tokens"), **options))
 
 
 def classification(model: nn.Module, batch: Any) -> tuple[Tensor, Tensor]:
@@ -203,8 +213,38 @@ def _sees(model: nn.Module, batch: Mapping[str, Tensor]) -> Tensor | PackedDocum
     return document_mask(documents)
 
 
-def _summed_cross_entropy(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+def by_row(
+    objective: Any, place: Callable[[Objective], Objective] = lambda own: own
+) -> Callable[[nn.Module, Any, Tensor | None], tuple[Tensor, Tensor]] | None:
+    """Return `of_rows(model, batch, weights)` of an objective; None where it does not tell its rows apart.
+
+    Without weights it returns the losses and the weights of the rows, [rows] both, without gradients; with weights
+    [rows] the sum of the rows' losses, each times its own, and the sum of what they count. An objective of the user's
+    own brings `by_row(model, batch)`, an attribute that returns losses and weights of rows with gradients; `place` puts
+    that on a device.
+    """
+    if objective in BUILT_IN.values():
+        return functools.partial(_of_rows, objective)
+    own = getattr(objective, "by_row", None)
+    return functools.partial(_of_own_rows, place(own)) if callable(own) else None
+
+
+def _of_rows(objective: Objective, model: nn.Module, batch: Any, weights: Tensor | None) -> tuple[Tensor, Tensor]:
+    labels = LabelsByRow(_field(batch, "labels") if isinstance(batch, Mapping) else batch[1], weights)
+    return objective(model, {**batch, "labels": labels} if isinstance(batch, Mapping) else (batch[0], labels))
+
+
+def _of_own_rows(own: Any, model: nn.Module, batch: Any, weights: Tensor | None) -> tuple[Tensor, Tensor]:
+    losses, counted = own(model, batch)
+    return (losses, counted) if weights is None else ((losses * weights.to(losses)).sum(), counted.sum())
+
+
+def _summed_cross_entropy(logits: Tensor, labels: Labels) -> tuple[Tensor, Tensor]:
     """Return cross-entropy [..., classes] against [...], summed in fp32 at least, and the count of labels."""
+    if isinstance(labels, LabelsByRow):
+        flat = logits.flatten(0, -2).to(torch.promote_types(logits.dtype, torch.float32))
+        each = F.cross_entropy(flat, labels.labels.flatten(), ignore_index=-100, reduction="none")
+        return labels.combined(each), labels.counted()
     if isinstance(logits, DTensor):  # a head whose classes are spread over ranks
         return spread_logits_cross_entropy_sum(logits, labels)
     wide = torch.promote_types(logits.dtype, torch.float32)

@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from paceline.errors import ConfigError, StorageError, suggestion
 from paceline.session.verbs.classes import write_classes
 from paceline.spec.journal.kinds import RunStarted
 from paceline.spec.journal.reading import read_records
 from paceline.spec.load import spec_from_dict
-from paceline.spec.task import DataSpec, ModelSpec
+from paceline.spec.model_folder import CONFIG, KEPT, THEIRS, folder_of, is_model_folder
+from paceline.spec.task import DataSpec, ModelSpec, Task
+from paceline.task.models.huggingface.road import read_config
 from paceline.task.models.sizes import DecoderConfig, is_named, resolve_decoder
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from paceline.checkpoint import Manifest
+
+BEST = "best"  # in the place of a step: that of the best evaluation
 
 
 @dataclass(frozen=True)
@@ -38,28 +43,34 @@ class Exported:
     step: int
     out: Path
     format: str
+    architecture: str  # the class of transformers that loads it, "" of the module's own names
     files: tuple[Path, ...]
     bytes: int
     skipped: tuple[str, ...]
 
 
-def export_run(run_dir: Path, out: Path, step: int | None = None) -> Exported:
+def export_run(run_dir: Path, out: Path, step: int | str | None = None) -> Exported:
     """Write the weights of a run's newest sound checkpoint, or of the one of `step`, into the folder `out`.
+
+    `step` may be BEST.
 
     Raises as `choose_checkpoint`, and StorageError where `out` cannot be written.
     """
     chosen = choose_checkpoint(run_dir, step)
     kind, files = write_weights(run_dir, chosen, out)
     size = sum(file.stat().st_size for file in files)
-    return Exported(chosen.path, chosen.manifest.step, out, kind, tuple(files), size, chosen.skipped)
+    architecture = str(read_config(out)["architectures"][0]) if kind == "huggingface" else ""
+    return Exported(chosen.path, chosen.manifest.step, out, kind, architecture, tuple(files), size, chosen.skipped)
 
 
-def choose_checkpoint(run_dir: Path, step: int | None = None) -> Chosen:
-    """Return the newest checkpoint that is sound in every byte, or the one of a step.
+def choose_checkpoint(run_dir: Path, step: int | str | None = None) -> Chosen:
+    """Return the newest checkpoint that is sound in every byte, the one of a step, or for BEST that of the best
+    evaluation, of those that were saved after one.
 
     Raises ConfigError where the run has none, or none of `step`; StorageError where there are some and none is sound.
     """
     from paceline.checkpoint import list_checkpoints, verify_checkpoint
+    from paceline.checkpoint.tiers.retention import best_first
     from paceline.run.loop.resume import checkpoint_root
 
     root = checkpoint_root(run_dir)
@@ -68,8 +79,17 @@ def choose_checkpoint(run_dir: Path, step: int | None = None) -> Chosen:
             f"'{run_dir}' holds no checkpoints", "it has no folder `checkpoints`", "paceline train SPEC makes one"
         )
     listing = list_checkpoints(root)
-    skipped = list(listing.skipped)
-    for found in listing.complete:
+    skipped, complete = list(listing.skipped), list(listing.complete)
+    if step == BEST:
+        complete = [complete[place] for place in best_first([found.manifest for found in complete])]
+        step = None
+        if not complete:
+            raise ConfigError(
+                f"'{run_dir}' holds no checkpoint that was evaluated",
+                "of a checkpoint that was not saved after an evaluation nobody knows how good it is",
+                "run.checkpoints.save_best = true, or run.evaluate_every and run.checkpoint_every of equal length",
+            )
+    for found in complete:
         if step is not None and found.manifest.step != step:
             continue
         try:
@@ -95,11 +115,13 @@ def write_weights(run_dir: Path, chosen: Chosen, out: Path) -> tuple[str, list[P
 
     named = write_classes(chosen.manifest.extra, out)
     tensors = WholeTensors(chosen.path)
-    decoder = decoder_of(run_dir, chosen.manifest.extra["spec"], tensors)
+    task = _with_kept_model(run_dir, spec_from_dict(chosen.manifest.extra["spec"], origin="the checkpoint").task)
+    decoder = decoder_of(run_dir, task, tensors)
+    if isinstance(task.model, ModelSpec) and folder_of(task.model.name) is not None:
+        return "huggingface", _write_as_its_folder(task.model, decoder, tensors, out)
     if decoder is not None:
         export_safetensors(tensors, decoder, out)
-        weights = {file for file in out.glob("model*.safetensors*") if file.suffix != ".part"}
-        return "huggingface", sorted({*weights, out / "config.json"})
+        return "huggingface", _written(out)
     try:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -108,9 +130,36 @@ def write_weights(run_dir: Path, chosen: Chosen, out: Path) -> tuple[str, list[P
     return "safetensors", [out / "model.safetensors", *named]
 
 
-def decoder_of(run_dir: Path, spec: dict[str, Any], tensors: Mapping[str, Tensor]) -> DecoderConfig | None:
+def _written(out: Path) -> list[Path]:
+    weights = {file for file in out.glob("model*.safetensors*") if file.suffix != ".part"}
+    return sorted({*weights, out / CONFIG})
+
+
+def _with_kept_model(run_dir: Path, task: Task) -> Task:
+    """Return a run's task with the model's folder that the run has kept a copy of, where it has."""
+    model, kept = task.model, run_dir / KEPT
+    if not isinstance(model, ModelSpec) or folder_of(model.name) is None or not is_model_folder(str(kept)):
+        return task
+    scheme = THEIRS if model.name.startswith(THEIRS) else ""
+    return dataclasses.replace(task, model=dataclasses.replace(model, name=f"{scheme}{kept.absolute()}"))
+
+
+def _write_as_its_folder(
+    model: ModelSpec, decoder: DecoderConfig | None, tensors: Mapping[str, Tensor], out: Path
+) -> list[Path]:
+    """Write weights as the folder that the model came from: its names, its config.json, what lies beside."""
+    from paceline.task.models.huggingface.export import copy_beside, write_folder
+    from paceline.task.models.huggingface.weights import config_of_folder, our_state, their_state
+
+    folder = folder_of(model.name)
+    assert folder is not None
+    state = our_state(tensors, decoder) if decoder is not None else their_state(tensors, read_config(folder))
+    write_folder(state, config_of_folder(model, decoder), out)
+    return sorted([*_written(out), *copy_beside(folder, out)])
+
+
+def decoder_of(run_dir: Path, task: Task, tensors: Mapping[str, Tensor]) -> DecoderConfig | None:
     """Return the shape of a run's built-in model, or None for a user's own."""
-    task = spec_from_dict(spec, origin="the checkpoint").task
     if not isinstance(task.model, ModelSpec) or not is_named(task.model.name):
         return None
     seq_len = task.data.seq_len if isinstance(task.data, DataSpec) else 0

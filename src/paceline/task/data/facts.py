@@ -19,6 +19,8 @@ from paceline.task.data.sources.tables.store import TextTable, open_table
 from paceline.task.data.sources.tables.tell import shown_lines, table_card, table_description, table_notes
 from paceline.units import format_count
 
+UNEVEN = 2.0  # times more or less than was asked for, from which on it is told what is held out
+
 
 @dataclass(frozen=True)
 class DataFacts:
@@ -91,6 +93,18 @@ def _too_few_note(data: DataSpec, tokens: int) -> str:
     )
 
 
+def _uneven_note(data: DataSpec, corpus: Corpus) -> str:
+    """Return what is held out, and by which rule, where that is far from the share that was asked for."""
+    held, asked = corpus.validation, data.validation_fraction
+    share = held.tokens / max(1, held.tokens + corpus.train.tokens)
+    if asked / UNEVEN <= share <= asked * UNEVEN:
+        return ""
+    return (
+        f"held out: {held.documents:,} of {corpus.documents:,} documents, which are {share:.0%} of all tokens, where"
+        f" validation_fraction asks for {asked:.0%}: documents are held out whole, those whose text has the least hash"
+    )
+
+
 def _mixture_facts(data: DataSpec, say: Say | None) -> DataFacts:
     """Return the facts of all sources of a mixture together."""
     parts = [data_facts(part, say) for part in data.parts()]
@@ -115,6 +129,8 @@ def _text_facts(data: DataSpec, corpus: Corpus) -> DataFacts:
     notes = []
     if validation is None and data.validation_fraction:
         notes.append(_too_few_note(data, corpus.validation.tokens))
+    if validation is not None and (note := _uneven_note(data, corpus)):
+        notes.append(note)
     if isinstance(train, PackedSource):
         notes.append(_packed_note(train))
     if data.tokenizer == "bpe" and corpus.vocab < data.vocab:

@@ -16,6 +16,11 @@ RAGGED = (
     "task.data.collate may give each micro-batch another length: stages of a pipeline pass on tensors of one shape, "
     "and ranks that share a sequence cut it evenly; dp_replicate and dp_shard are open"
 )
+SELECTED = (
+    "task.selection: losses are told apart by sample where every rank has whole samples and the whole model while it "
+    "computes; dp_replicate and dp_shard are open"
+)
+UNROUTED = "routers would count, and learn from, the candidates that are not trained on"
 FILLED_UP = (
     "rows are filled up to the longest of their micro-batch: stages of a pipeline pass on tensors of one shape, and "
     "ranks that share a sequence cut it evenly; dp_replicate and dp_shard are open"
@@ -34,6 +39,10 @@ def close_for_task(profile: ModelProfile, task: Task, facts: DataFacts) -> Model
         whole = profile.tensor_limits is None or not profile.tensor_limits.splits_sequence
         ragged = dict.fromkeys(("pp", "cp") if whole else ("pp", "cp", "tp"), FILLED_UP)
     closed = {**ragged, **closed_by(task.optimizer)}
+    if task.selection.selects:
+        if profile.experts:
+            raise ConfigError("task.selection with a model with experts", UNROUTED, "a model without experts")
+        closed |= dict.fromkeys(ALONE, SELECTED)
     if task.optimizer.groups or task.turns:
         trained, every_name = parameter_names(task, facts)
         if task.optimizer.groups:
