@@ -24,7 +24,8 @@ from paceline.report.curves import Losses, Speed, losses_of, series_of, speed_of
 from paceline.report.format import plural, quantity, signed_percent
 from paceline.report.goodput import MeasuredGoodput, goodput_of
 from paceline.report.held_out.curves import MetricCurve, metrics_of_records
-from paceline.report.inline import inline_html
+from paceline.report.held_out.written import WrittenTexts, written_of
+from paceline.report.notebook.table import inline_html
 from paceline.report.phases import Phase, Start, phases_of, resume_steps, starts_of, surviving
 from paceline.report.records import NO_START, Records, StepTable, gather, json_safe, number, table, text
 from paceline.report.series import Series
@@ -108,6 +109,7 @@ class Summary:
     memory_groups: tuple[TermGroup, ...]
     losses: Losses
     metrics: tuple[MetricCurve, ...]  # of held-out samples besides the loss, and of further sets
+    written: tuple[WrittenTexts, ...]  # by the model, first and last
     sources: dict[str, Any]  # of a mixture: what each source has given, by its name
     speed: Speed
     bound: BoundVerdict | None  # what bounds a step, by the newest start
@@ -263,6 +265,7 @@ def summarise(records: Iterable[Mapping[str, Any]], run_dir: str = "") -> Summar
         memory_groups=memory_groups(found, reference),
         losses=losses_of(found, steps, reference.facts),
         metrics=metrics_of_records(found),
+        written=written_of(found),
         sources=json_safe(dict(given[-1].given)) if (given := found.of(SourcesRecord)) else {},
         speed=speed_of(found, reference, basis),
         bound=bound_of(found),
