@@ -279,6 +279,7 @@ def render_html(summary: Summary) -> str:
             section("Memory", _memory(summary)),
             section("Where the wall time went", _phases(summary)),
             section("Optimisation", _optimisation(summary)),
+            section("Since the starting weights", part.moved(summary.moved)),
             section("Decisions", part.decisions(summary.decisions)),
             section("Verification", part.verification(summary.verification)),
             section("Starts, faults and checkpoints", part.starts(summary)),

@@ -65,6 +65,12 @@ class ModelSpec(Declared, table="task.model"):
         " `name` is, 'none' leaves them and starts fresh",
     )
 
+    fresh: tuple[str, ...] = option(
+        (),
+        "patterns of parameter names, `*` for any text, that start fresh instead of from the weights: another head;"
+        " what the weights have by these names is left out",
+    )
+
     @property
     def starts_from(self) -> str:
         """The file or folder of weights that it starts from, "" for none."""

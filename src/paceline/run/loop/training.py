@@ -26,12 +26,14 @@ from paceline.run.numerics.invariants import check_agreement, is_due, numbers_of
 from paceline.run.process.world import World, build_mesh
 from paceline.run.record.left_loop import LeftLoop, left_at, record_left
 from paceline.run.record.recorder import is_echo
+from paceline.run.survive.budget import budget_of
 from paceline.run.survive.health.go_back import go_back
 from paceline.run.survive.health.guard import RollBack
 from paceline.run.survive.health.pressure import LOOKS_EVERY
 from paceline.run.survive.notice import Notices
 from paceline.run.survive.replay import hold_against, rounding_of
 from paceline.run.survive.survivor import is_lost_peer, without_frames
+from paceline.run.updates.moved import moved
 from paceline.spec.arguments import run_directory
 from paceline.spec.plan import Plan
 from paceline.spec.sync import refuse_between
@@ -40,6 +42,7 @@ from paceline.supervise.signals import StopFlag
 from paceline.task.data.protocol import Source
 from paceline.task.data.rows.mixed import MixedSource
 from paceline.task.data.rows.packed import for_device
+from paceline.task.models.factory import gives_weights
 from paceline.task.models.sizes import is_named
 from paceline.task.objective import Objective
 from paceline.task.optimizer.groups import freezing
@@ -52,7 +55,10 @@ class Training(InWorld):
 
     def _begin(self) -> None:
         self._step_seconds = self._data_seconds = 0.0
-        self._stop, self._notices = StopFlag(), Notices(self.spec.run, self.brief.usd_per_second, self.world.is_first)
+        run, first = self.spec.run, self.world.is_first
+        budget = budget_of(run, run_directory(self.spec), self.brief.record, self.world.size) if first else None
+        self._stop, self._notices = StopFlag(), Notices(run, self.brief.usd_per_second, first, budget)
+        self._is_spent = False  # whether a budget has ended the run
         self._unended: weakref.finalize[..., Training] | None = None  # an end that waits for its reason
         # Until the first step has said what the built-in decoder does not read; a survey has said it of other models.
         self._objective: Objective | None = None
@@ -91,7 +97,9 @@ class Training(InWorld):
             self._record.say(ended_early(self.progress.step, run_directory(self.spec)))
         try:
             self._hook("on_start", self.progress.step)
-            while self.progress.step < self.brief.steps and not self._is_over:
+            if self.progress.step == 0 and self._evaluate_every and gives_weights(self.spec.task.model):
+                self.evaluate()  # what the weights can do before they are trained
+            while self.progress.step < self.brief.steps and not (self._is_over or self._is_spent):
                 before = self.progress.step
                 self._went_back = False
                 self._points.reached("data", before + 1)
@@ -110,8 +118,10 @@ class Training(InWorld):
                     )
             self._hook("on_end", self.progress.step)
             self._keeper.close(self.world)
+            if self.progress.step >= self._first_step:
+                self._tell_moved()
             self._points.reached("ended", self.progress.step)
-            self._ended("complete")
+            self._ended("stopped" if self._is_spent else "complete")
         except GeneratorExit:
             self._left(left_at(sys._getframe().f_back))
             raise
@@ -284,7 +294,7 @@ class Training(InWorld):
         self._points.reached("check", step)
         self._stragglers.add(stats, batch)
         self._tally.add(stats)
-        self._record.decided_now(self._under.read_decisions())
+        self._record.decided_now([*self._under.read_decisions(), *self._notices.take()])
         if self._check_every and (is_due(step, self._first_step, self._check_every) or last):
             numbers, apart = numbers_of(stats, scaler.scale if scaler else None), self._stepper.sync.apart_after(step)
             check_agreement(self.model, numbers, step, self.world, self.brief.plan.layout, apart)
@@ -313,12 +323,17 @@ class Training(InWorld):
         self._called_away = stats.stop_requested and not last and self._is_called()
         if stats.stop_requested and not last and not self._called_away:
             # A signal may reach the ranks in different steps: whoever was asked knows why.
-            because = next(filter(None, self.world.gather(self._stop.because)), "a rank was asked to stop")
+            said = self.world.gather((self._stop.because, self._notices.is_over))
+            because = next((each for each, _ in said if each), "a rank was asked to stop")
+            self._is_spent = any(over for _, over in said)
             self._points.reached("save", step)
             with self._stop.saving():
                 path = self._keeper.save_or_keep(self._under.built, self.brief.plan, self.world, self.progress)
-            self._record.stopped(step, because, path)
-            raise Requeue(because)
+            self._record.stopped(step, because, path, "stopped" if self._is_spent else "requeue")
+            if not self._is_spent:
+                raise Requeue(because)
+            self._done_step = step
+            return
         is_best = evaluates and self._judge.best is not None and self._judge.best[0] == step
         if last:
             self._save()  # as above: a second SIGINT that waits has nothing left to end
@@ -425,6 +440,14 @@ class Training(InWorld):
         except KeyboardInterrupt:
             self._keeper.abandon()
         self._ended("requeue" if isinstance(error, Requeue) else "failed", error)
+
+    def _tell_moved(self) -> None:
+        """Record how far the model is from the weights that it started from. Every rank does its part."""
+        found = moved(self._under.built.model, self.spec.task, self.world, self.progress.step)
+        if isinstance(found, str):
+            self._record.remark(f"how far the model has moved is not known: {found}")
+        else:
+            self._record.moved(found)
 
     def _ended(self, status: str, error: BaseException | None = None) -> None:
         self._notices.close()

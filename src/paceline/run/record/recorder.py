@@ -33,6 +33,7 @@ from paceline.spec.journal.kinds import (
     InjectedRecord,
     LoggedRecord,
     MemoryRecord,
+    MovedRecord,
     RanksRecord,
     RecoveryRecord,
     ReplayRecord,
@@ -162,6 +163,16 @@ class Recorder:
         metrics = dict(measured.metrics) or None
         self._write(EvaluationRecord(step, measured.loss, measured.weight, seconds, metrics, further or None))
 
+    def moved(self, record: MovedRecord | None) -> None:
+        """Record how far a model has moved from the weights that it started from, where that is known."""
+        if record is not None:
+            self._write(record)
+            farthest = max(record.blocks, key=lambda name: record.blocks[name]["distance"])
+            self.say(
+                f"moved    {record.distance:.2%} from the starting weights, {farthest} most: "
+                f"{record.blocks[farthest]['distance']:.2%}"
+            )
+
     def sources(self, step: int, position: int, given: dict[str, dict[str, float]]) -> None:
         """Record what each source of a mixture has given so far."""
         self._write(SourcesRecord(step, position, given))
@@ -191,9 +202,9 @@ class Recorder:
         """Record what memory is spent on, on the fullest rank."""
         self._write(MemoryRecord(step, components, peak))
 
-    def stopped(self, step: int, because: str, path: Path) -> None:
+    def stopped(self, step: int, because: str, path: Path, becomes: str = "requeue") -> None:
         """Record the decision to stop early, with the newest checkpoint that there is."""
-        self._decided("stop", "training", "requeue", because, {"step": step, "checkpoint": str(path)})
+        self._decided("stop", "training", becomes, because, {"step": step, "checkpoint": str(path)})
         self.say(f"stop     {because}: after step {step} the newest checkpoint is {path}")
 
     def written(self, step: int, samples: SamplesSpec, texts: Sequence[str], seconds: float) -> None:

@@ -269,6 +269,25 @@ class MemoryRecord(Record):
 
 
 @dataclass(frozen=True)
+class MovedRecord(Record):
+    """How far a model that started from weights has moved from them: once, where the run is complete."""
+
+    KIND: ClassVar[str] = "moved"
+
+    step: Annotated[int | None, Told("steps done")]
+    blocks: Annotated[
+        Table,
+        Told(
+            "by the name of each block, in order: `distance` (norm of the difference over the norm of the starting"
+            " weights), `norm` of the starting weights, and `parameters`; without what started fresh"
+        ),
+    ]
+    distance: Annotated[float | None, Told("the same of the whole model")]
+    fresh: Annotated[int | None, Told("parameters that started fresh, or in part")]
+    seconds: Annotated[float | None, Told("what it took to read the starting weights again", "s")]
+
+
+@dataclass(frozen=True)
 class VerifyRecord(Record):
     """The proof that the plan computes what a single device computes."""
 
@@ -445,8 +464,8 @@ class RunEnded(Record):
 
 RECORDS: tuple[type[Record], ...] = (
     RunStarted, StepRecord, RanksRecord, EvaluationRecord, WrittenRecord, LoggedRecord, SourcesRecord, SelectionRecord,
-    MemoryRecord, VerifyRecord, DecisionRecord, CheckpointRecord, ReplayRecord, FaultRecord, RecoveryRecord,
-    InjectedRecord, RunEnded,
+    MemoryRecord, MovedRecord, VerifyRecord, DecisionRecord, CheckpointRecord, ReplayRecord, FaultRecord,
+    RecoveryRecord, InjectedRecord, RunEnded,
 )  # fmt: skip
 BY_KIND = {kind.KIND: kind for kind in RECORDS}
 
