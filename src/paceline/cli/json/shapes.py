@@ -139,7 +139,6 @@ SHAPES: dict[str, dict[str, str]] = {
     SHOW: {
         "listed": "path, step, bytes, ranks, layout",
         "position": "samples consumed",
-        "sequence": "its number among the saves of the run",
         "task": "the task's name",
         "fingerprint": "of the data",
         "plan": "the plan in one line",
