@@ -201,6 +201,7 @@ SHAPES: dict[str, dict[str, str]] = {
         "splits": "documents, tokens, lengths and duplicates of each part",
         "samples": "some texts",
         "card": "of prepared data, where they are from",
+        "told": "what is said of them, a text each",
     },
     DOCTOR: {"findings": "`what`, how it `is`, and what to do about it"},
     BENCH: {
