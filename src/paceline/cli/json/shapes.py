@@ -199,9 +199,9 @@ SHAPES: dict[str, dict[str, str]] = {
         "seq_len": "tokens of a sample",
         "fingerprint": "of the content",
         "splits": "documents, tokens, lengths and duplicates of each part",
-        "samples": "some texts",
-        "card": "of prepared data, where they are from",
-        "told": "what is said of them, a text each",
+        "samples": "some texts; of a table its first rows as the model sees them",
+        "told": "what was seen in a table, the tokenizer's special tokens, and files that are not read",
+        "card": "of prepared data, where they are from; of a table its columns and `labels`",
     },
     DOCTOR: {"findings": "`what`, how it `is`, and what to do about it"},
     BENCH: {
