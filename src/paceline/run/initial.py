@@ -22,8 +22,10 @@ from torch import Tensor, nn
 from paceline.errors import ConfigError
 from paceline.run.parallel.data.whole import stays_whole
 from paceline.run.process.world import World
+from paceline.spec.adapt.adapter import FULL, Adaptation
 from paceline.spec.plan import Plan
 from paceline.spec.task import ModelSpec, Task
+from paceline.task.adapt.fill import fill_adapters
 from paceline.task.data.protocol import Source
 from paceline.task.models.build import build_model, fill_weights, load_weights
 from paceline.task.models.factory import Model, factory_of, gives_weights
@@ -70,6 +72,7 @@ class LateModel(WholeModel):
     given: Model | None = None
     seed: int = 0
     world: World | None = None
+    adaptation: Adaptation = FULL
 
     def __post_init__(self) -> None:
         held = {**dict(named_parameters(self.model)), **dict(self.model.named_buffers())}
@@ -97,13 +100,14 @@ class LateModel(WholeModel):
             materialise(part, self.world.device)
         if isinstance(self.given, ModelSpec) and self.given.weights:
             load_weights(model, self.given.weights, {name: dtype for name, (_, dtype) in self._kinds.items()})
+            fill_adapters(model, self.seed)
         else:
             self._receive(model)
 
     @torch.no_grad()
     def _receive(self, model: nn.Module) -> None:
         assert self.world is not None and self.given is not None
-        whole = _whole_state(self.given, self.seed) if self.world.is_first else {}
+        whole = _whole_state(self.given, self.seed, self.adaptation) if self.world.is_first else {}
         if self.world.is_first and {n: (tuple(t.shape), t.dtype) for n, t in whole.items()} != self._kinds:
             raise ConfigError(
                 f"the model factory of {type(model).__name__} builds another model each time",
@@ -126,18 +130,18 @@ def start_model(task: Task, plan: Plan, world: World, source: Source, items_per_
     """Return the task's model before a plan is applied, in as little memory as can be. Every rank calls it."""
     spec, vocab = task.model, source.vocab or 0
     if isinstance(spec, ModelSpec) and is_named(spec.name):
-        model = build_model(spec, vocab, items_per_sample, task.seed, device="meta")
+        model = build_model(spec, vocab, items_per_sample, task.seed, "meta", task.adaptation)
         return DrawnModel(model, [], spec, task.seed, world.device)
     because = ""
     if world.size > 1 and _spreads_weights(plan):
-        found = build_unfilled(spec, task.seed)
+        found = build_unfilled(spec, task.seed, task.adaptation)
         refused = world.maximum([float(found.model is None)])[0]
         if not refused:
             assert found.model is not None
             found.model._apply(lambda tensor: tensor if tensor.is_meta else tensor.to(world.device))
-            return LateModel(found.model, [], spec, task.seed, world)
+            return LateModel(found.model, [], spec, task.seed, world, task.adaptation)
         because = found.because or "another rank could not build it otherwise"
-    model = build_model(spec, vocab, items_per_sample, task.seed, device="cpu")
+    model = build_model(spec, vocab, items_per_sample, task.seed, "cpu", task.adaptation)
     _share_out(model, world)
     remark = f"the model is whole in the memory of every rank until the plan is applied: {because}"
     return WholeModel(model, [remark] if because and factory_of(spec) is not None else [])
@@ -166,10 +170,10 @@ def _settle_whole(part: nn.Module, device: torch.device) -> None:
             torch.utils.swap_tensors(parameter, filled)
 
 
-def _whole_state(given: Model, seed: int) -> dict[str, Tensor]:
+def _whole_state(given: Model, seed: int, adaptation: Adaptation) -> dict[str, Tensor]:
     """Return the weights and buffers that a factory makes, in host memory, by name."""
     assert not gives_weights(given)
-    model = build_model(given, 0, 0, seed)
+    model = build_model(given, 0, 0, seed, adaptation=adaptation)
     return {**dict(named_parameters(model)), **dict(model.named_buffers())}
 
 

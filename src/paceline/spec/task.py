@@ -7,6 +7,7 @@ from typing import Any
 
 from paceline.config.declared import Declared
 from paceline.config.fields import option
+from paceline.spec.adapt.adapter import Adaptation, AdapterSpec
 from paceline.spec.data.augment import AugmentSpec
 from paceline.spec.data.mix import MixSpec
 from paceline.spec.steps.growth import GrowthSpec
@@ -253,6 +254,12 @@ class Task(Declared, table="task"):
     turns: tuple[TurnSpec, ...] = option(
         (), "several objectives that take turns in every step, in this order, each on parameters of its own"
     )
+    adapter: AdapterSpec = option(factory=AdapterSpec, doc="small trained matrices beside frozen layers, such as LoRA")
+    train: tuple[str, ...] = option(
+        (),
+        "patterns of the parameters that are trained, `*` for any text, such as 'layers.10.*'; the rest is frozen. Empty"
+        " trains all of the model, or with an adapter the adapter alone",
+    )
     optimizer: OptimizerSpec = option(factory=OptimizerSpec, doc="the optimizer")
     schedule: ScheduleSpec = option(factory=ScheduleSpec, doc="the learning-rate schedule")
     global_batch: Amount = option(
@@ -270,3 +277,8 @@ class Task(Declared, table="task"):
     growth: GrowthSpec = option(factory=GrowthSpec, doc="whether and how the global batch grows")
     stop: Amount = option(Amount(300, "steps"), "when training is complete", quantity="amount")
     seed: int = option(7, "seed of the initial weights, the sample order and dropout", minimum=0)
+
+    @property
+    def adaptation(self) -> Adaptation:
+        """What of the model is trained."""
+        return Adaptation(self.adapter, self.train)

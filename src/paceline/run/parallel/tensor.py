@@ -14,6 +14,9 @@
 | expert     | widths spread    | tokens, whole      | a part of a sum                                 |
 | replicated | whole            | whole              | whole                                           |
 
+An adapter's thin matrices follow the weight: the one beside the features that are spread is spread with them, the other
+one is whole and its gradients are summed.
+
 Where the rules have a `sequence` module, the activation between layers is split along the sequence: what is summed is
 reduce-scattered, and what must be whole is gathered once for all layers that read it. Otherwise it is whole.
 
@@ -43,6 +46,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard
 
 from paceline.errors import ConfigError
+from paceline.task.adapt.linear import MAGNITUDE, A, AdaptedLinear, B, adapted_product
 from paceline.task.models.layers.absent import Absent
 from paceline.task.models.layers.collectives import add, gather, join, once, part, scatter, share
 from paceline.task.models.layers.styles import misfit
@@ -104,13 +108,16 @@ def split_layers(model: nn.Module, rules: Rules, mesh: DeviceMesh, stage: bool =
         if style in SPREAD:
             _check_layer(name, module, style, stage=stage)
             _spread_weight(name, module, SPREAD[style], mesh, spread)
+            if isinstance(module, AdaptedLinear):
+                summed |= _spread_adapter(name, module, SPREAD[style], mesh)
             if getattr(module, "bias", None) is not None and (style not in ROWS or region.splits_sequence):
                 summed.add(f"{name}.bias")
             if "forward" not in vars(module):  # a pipeline stage may hold a module for its weight alone
                 module.forward = functools.partial(FORWARD[style, type(module).forward], module, region)
         elif style == "fused":
             _check_layer(name, module, style, rules.parts_of(name))
-            module.forward = functools.partial(_fused, module, region, _fused_rows(name, rules.parts_of(name), region))
+            fused = _adapted_fused if isinstance(module, AdaptedLinear) else _fused
+            module.forward = functools.partial(fused, module, region, _fused_rows(name, rules.parts_of(name), region))
             summed |= {f"{name}.{own}" for own, _ in module.named_parameters()}
         elif style == "expert":
             _spread_experts(name, module, mesh)
@@ -152,6 +159,15 @@ def _fused(layer: nn.Linear, region: Region, rows: list[slice], x: Tensor) -> Te
     )
 
 
+def _adapted_fused(layer: AdaptedLinear, region: Region, rows: list[slice], x: Tensor) -> Tensor:
+    weight, thin_out = (torch.cat(parts, dim) for parts, dim in (
+        ([layer.weight[part] for part in rows], 0), ([layer.lora_B[:, part] for part in rows], 1)))  # fmt: skip
+    magnitude = layer.lora_magnitude_vector
+    magnitude = None if magnitude is None else torch.cat([magnitude[part] for part in rows])
+    out = adapted_product(layer, region.enter(x), weight, layer.lora_A, thin_out, magnitude)
+    return out if layer.bias is None else out + torch.cat([layer.bias[part] for part in rows])
+
+
 def _fused_rows(name: str, parts: tuple[int, ...], region: Region) -> list[slice]:
     """Return this rank's rows of each part of a fused layer."""
     ranks, rows, first = region.group.size(), [], 0
@@ -186,6 +202,43 @@ def _embedding(layer: nn.Embedding, region: Region, tokens: Tensor) -> Tensor:
     return region.leave(partial_embedding(tokens, local_weight(layer.weight), first, layer.padding_idx))
 
 
+def _adapted_out(layer: AdaptedLinear, region: Region, x: Tensor) -> Tensor:
+    """Return this rank's features of an adapted layer whose outputs are spread: A is whole, and so is its product."""
+    magnitude = layer.lora_magnitude_vector
+    own = local_weight(layer.weight)
+    if magnitude is not None:
+        magnitude = magnitude.narrow(0, first_row(magnitude.shape[0], region.group), own.shape[0])
+    out = adapted_product(layer, region.enter(x), own, layer.lora_A, local_weight(layer.lora_B), magnitude)
+    bias = _own_bias(layer, region)
+    return out if bias is None else out + bias
+
+
+def _adapted_in(layer: AdaptedLinear, region: Region, x: Tensor) -> Tensor:
+    """Return this rank's part of the sum of an adapted layer whose inputs are spread, without the bias: B is whole."""
+
+    def total(squares: Tensor) -> Tensor:
+        dist.all_reduce(squares, group=region.group)
+        return squares
+
+    parts = local_weight(layer.weight), local_weight(layer.lora_A), layer.lora_B
+    return adapted_product(layer, x, *parts, layer.lora_magnitude_vector, total)
+
+
+def _adapted_row(layer: AdaptedLinear, region: Region, x: Tensor) -> Tensor:
+    out = region.leave(_adapted_in(layer, region, x))
+    return out if layer.bias is None else out + layer.bias
+
+
+def _adapted_split_row(layer: AdaptedLinear, region: Region, x: Tensor) -> Tensor:
+    width = local_weight(layer.weight).shape[1]
+    return _adapted_row(layer, region, share(x, region.group).narrow(-1, first_row(x.shape[-1], region.group), width))
+
+
+def _adapted_gathered(layer: AdaptedLinear, region: Region, x: Tensor) -> Tensor:
+    out = _adapted_out(layer, region, x)
+    return join(out.transpose(-1, -2), region.group).transpose(-1, -2).contiguous()
+
+
 def _own_bias(layer: nn.Linear, region: Region) -> Tensor | None:
     """Return this rank's part of a whole bias: its gradient is zero elsewhere, and summed over ranks complete."""
     if layer.bias is None:
@@ -210,6 +263,11 @@ FORWARD: dict[tuple[str, Any], Callable[..., Tensor]] = {
     ("gathered", nn.Linear.forward): _gathered,
     ("vocabulary", nn.Linear.forward): _head,
     ("vocabulary", nn.Embedding.forward): _embedding,
+    ("column", AdaptedLinear.forward): _adapted_out,
+    ("row", AdaptedLinear.forward): _adapted_row,
+    ("split_row", AdaptedLinear.forward): _adapted_split_row,
+    ("partial", AdaptedLinear.forward): _adapted_in,
+    ("gathered", AdaptedLinear.forward): _adapted_gathered,
 }
 
 
@@ -239,6 +297,17 @@ def _spread_weight(
         raise ConfigError(
             f"rule for '{name}'", "its weight is tied to one that is split the other way", "one style for both"
         )
+
+
+def _spread_adapter(name: str, layer: AdaptedLinear, dim: int, mesh: DeviceMesh) -> set[str]:
+    """Spread the thin matrix that reads or gives the features of which ranks have parts; the other one stays whole.
+
+    Returns the names of the whole parameters: a rank's gradient of these is its part of a sum.
+    """
+    spread, whole = (B, A) if dim == 0 else (A, B)
+    own = _own_part(f"{name}.{spread}", getattr(layer, spread), 1, mesh)  # both are [rank, features]
+    layer.register_parameter(spread, own)
+    return {f"{name}.{whole}", f"{name}.{MAGNITUDE}"}
 
 
 def _spread_experts(name: str, module: nn.Module, mesh: DeviceMesh) -> None:

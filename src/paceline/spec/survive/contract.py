@@ -82,6 +82,8 @@ CLAUSES = (
     Clause("task.data.cache_limit", FREE, "how many bytes are kept, not which are read"),
     Clause("task.objective", REFUSED, EXPERIMENT),
     Clause("task.turns", REFUSED, EXPERIMENT),
+    Clause("task.adapter", REFUSED, EXPERIMENT),
+    Clause("task.train", REFUSED, EXPERIMENT),
     Clause("task.optimizer", NOTICE, UPDATES),
     Clause("task.optimizer.name", REFUSED, "the state of one optimizer is not another's"),
     Clause("task.optimizer.lr", NOTICE, RATE, moves_rate=True),

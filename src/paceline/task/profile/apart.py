@@ -17,6 +17,7 @@ from typing import Any
 
 from paceline import errors
 from paceline.errors import ConfigError, PacelineError
+from paceline.spec.adapt.adapter import AdapterSpec
 from paceline.spec.data.augment import AugmentSpec
 from paceline.spec.data.mix import mix_of
 from paceline.spec.profile import ModelProfile
@@ -54,10 +55,13 @@ def trace_here(task: Task) -> ModelProfile:
     batch = source.read(rows, rows)
 
     def built(device: str) -> nn.Module:
-        return build_model(model, source.vocab or 0, source.items_per_sample, task.seed, device=device)
+        return build_model(model, source.vocab or 0, source.items_per_sample, task.seed, device, task.adaptation)
 
     def real() -> nn.Module:
-        return copy.deepcopy(model) if isinstance(model, nn.Module) else built("cpu")
+        if not isinstance(model, nn.Module):
+            return built("cpu")
+        own = copy.deepcopy(model)
+        return own if task.adaptation.is_full else build_model(own, 0, 0, task.seed, adaptation=task.adaptation)
 
     try:
         module = built("meta")
@@ -74,6 +78,8 @@ def _trace_in_child(task: Task) -> ModelProfile:
         "data": dataclasses.asdict(task.data),
         "objective": task.objective,
         "turns": [dataclasses.asdict(turn) for turn in task.turns],
+        "adapter": dataclasses.asdict(task.adapter),
+        "train": task.train,
         "seed": task.seed,
         "path": sys.path,
     }
@@ -115,7 +121,9 @@ def main() -> None:
     try:
         turns = tuple(TurnSpec(**{**turn, "match": tuple(turn["match"])}) for turn in request["turns"])
         model, objective = ModelSpec(**request["model"]), request["objective"]
-        profile = trace_here(Task(model=model, data=data, objective=objective, turns=turns, seed=request["seed"]))
+        adapter = AdapterSpec(**{**request["adapter"], "targets": tuple(request["adapter"]["targets"])})
+        rest: dict[str, Any] = {"adapter": adapter, "train": tuple(request["train"]), "seed": request["seed"]}
+        profile = trace_here(Task(model=model, data=data, objective=objective, turns=turns, **rest))
         answer = pack_profile(profile)
     except PacelineError as error:
         answer = error.as_dict()

@@ -72,9 +72,8 @@ def parameter_names(task: Task, facts: DataFacts) -> tuple[dict[str, tuple[str, 
     from paceline.task.models.sizes import is_named
 
     family = isinstance(task.model, ModelSpec) and is_named(task.model.name)
-    model = build_model(
-        task.model, facts.vocab or 0, facts.items_per_sample, task.seed, device="meta" if family else "cpu"
-    )
+    device = "meta" if family else "cpu"
+    model = build_model(task.model, facts.vocab or 0, facts.items_per_sample, task.seed, device, task.adaptation)
     named = list(model.named_parameters(remove_duplicate=False))
     trained: dict[int, list[str]] = {}
     for name, parameter in named:
