@@ -257,8 +257,8 @@ class Task(Declared, table="task"):
     adapter: AdapterSpec = option(factory=AdapterSpec, doc="small trained matrices beside frozen layers, such as LoRA")
     train: tuple[str, ...] = option(
         (),
-        "patterns of the parameters that are trained, `*` for any text, such as 'layers.10.*'; the rest is frozen. Empty"
-        " trains all of the model, or with an adapter the adapter alone",
+        "patterns of the parameters that are trained, `*` for any text, such as 'layers.10.*'; the rest is frozen."
+        " Empty trains all of the model, or with an adapter the adapter alone",
     )
     optimizer: OptimizerSpec = option(factory=OptimizerSpec, doc="the optimizer")
     schedule: ScheduleSpec = option(factory=ScheduleSpec, doc="the learning-rate schedule")

@@ -1,11 +1,11 @@
 """Adapters as peft writes and reads them: a folder with adapter_config.json and adapter_model.safetensors.
 
-| here                                  | in the file                                                                  |
-|---------------------------------------|------------------------------------------------------------------------------|
-| `...q_proj.lora_A` [rank, in]         | `base_model.model.model....q_proj.lora_A.weight` [rank, in]                   |
-| `...q_proj.lora_B` [rank, out]        | `base_model.model.model....q_proj.lora_B.weight` [out, rank]                  |
-| `...q_proj.lora_magnitude_vector`     | the same [out]                                                               |
-| another trained parameter             | `base_model.model.NAME`, its module in `modules_to_save`                     |
+| here                              | in the file                                                  |
+|-----------------------------------|--------------------------------------------------------------|
+| `...q_proj.lora_A` [rank, in]     | `base_model.model.model....q_proj.lora_A.weight` [rank, in]  |
+| `...q_proj.lora_B` [rank, out]    | `base_model.model.model....q_proj.lora_B.weight` [out, rank] |
+| `...q_proj.lora_magnitude_vector` | the same [out]                                               |
+| another trained parameter         | `base_model.model.NAME`, its module in `modules_to_save`     |
 
 The second `model.` is that of transformers' causal models; a module of the user's own has the names that it has.
 """
@@ -120,9 +120,15 @@ def _check_config(folder: Path, spec: AdapterSpec) -> None:
         ) from error  # fmt: skip
     kind = "dora" if told.get("use_dora") else "rslora" if told.get("use_rslora") else "lora"
     wrong = [f"peft_type is {told.get('peft_type')}"] if told.get("peft_type") != "LORA" else []
-    pairs = [("kind", kind, spec.kind), ("rank", told.get("r"), spec.rank), ("alpha", told.get("lora_alpha"), spec.alpha)]
+    pairs = [
+        ("kind", kind, spec.kind),
+        ("rank", told.get("r"), spec.rank),
+        ("alpha", told.get("lora_alpha"), spec.alpha),
+    ]
     wrong += [f"{name} is {theirs} there, {ours} here" for name, theirs, ours in pairs if theirs != ours]
-    wrong += [f"{key} = {told[key]} is not known here" for key, no in UNKNOWN.items() if key in told and told[key] not in no]
+    wrong += [
+        f"{key} = {told[key]} is not known here" for key, no in UNKNOWN.items() if key in told and told[key] not in no
+    ]
     if wrong:
         raise ConfigError(
             f"the adapter in {folder} is another than task.adapter", "; ".join(wrong),

@@ -11,6 +11,7 @@ from paceline.errors import ConfigError, suggestion
 from paceline.spec.adapt.adapter import Adaptation, AdapterSpec
 from paceline.task.adapt.linear import AdaptedLinear, adapted, is_adapter
 from paceline.task.models.blocks import find_blocks
+from paceline.task.rules import Rules
 
 # Their forward pass reads the weights of the layers inside and does not call these: an adapter would be without effect.
 READS_WEIGHTS = (nn.TransformerEncoderLayer, nn.MultiheadAttention)
@@ -66,10 +67,10 @@ def target_layers(model: nn.Module, spec: AdapterSpec) -> dict[str, nn.Linear]:
     linear = {name: module for name, module in modules.items() if isinstance(module, nn.Linear)}
     closed = {name: because for name, module in linear.items() if (because := why_not(model, modules, name, module))}
     if not spec.targets:
-        inside = tuple(f"{name}." for name, _ in find_blocks(model))
+        inside = _places(model)
         found = {name: layer for name, layer in linear.items() if name.startswith(inside) and name not in closed}
         if not found:
-            because = next(iter(closed.values()), "its repeated blocks hold no nn.Linear")
+            because = next(iter(closed.values()), "it holds no nn.Linear")
             raise ConfigError(
                 f"task.adapter.kind = '{spec.kind}': {type(model).__name__} has no layer for it", because,
                 "task.adapter.targets names linear layers, or task.train the parameters to train without adapters",
@@ -88,6 +89,14 @@ def target_layers(model: nn.Module, spec: AdapterSpec) -> dict[str, nn.Linear]:
             f"other targets; task.train = ['{wrong}.*'] trains the layer itself",
         )  # fmt: skip
     return chosen
+
+
+def _places(model: nn.Module) -> tuple[str, ...]:
+    """Return how names of layers in the model's blocks begin; of a model without any, how all names do."""
+    rules = getattr(model, "paceline_rules", None)
+    if isinstance(rules, Rules) and rules.blocks:
+        return (f"{rules.blocks}.",)
+    return tuple(f"{name}." for name, _ in find_blocks(model)) or ("",)
 
 
 def why_not(model: nn.Module, modules: dict[str, nn.Module], name: str, layer: nn.Linear) -> str:

@@ -46,6 +46,7 @@ def trace_here(task: Task) -> ModelProfile:
 
     from paceline.task.data.source import open_sources
     from paceline.task.models.build import build_model
+    from paceline.task.profile.adapted import adapted_profile
     from paceline.task.profile.traced import profile_module
     from paceline.task.turns import turns_of
 
@@ -69,6 +70,7 @@ def trace_here(task: Task) -> ModelProfile:
         module = built("cpu")
     turns = turns_of(task, source.unit)
     profiles = [profile_module(module, batch, turn.objective, source.items_per_sample, real) for turn in turns]
+    profiles = [adapted_profile(profile, module) for profile in profiles]
     return profiles[0] if len(turns) == 1 else together(profiles, [turn.every for turn in turns])
 
 
