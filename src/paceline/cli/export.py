@@ -3,6 +3,9 @@
 The newest checkpoint that is sound in every byte is taken, or the one of --step. A built-in model is then loaded by
 `LlamaForCausalLM.from_pretrained(OUT)`; one of your own is in OUT/model.safetensors under its own names, tied weights
 once.
+
+Of a run with adapters (task.adapter) these alone are written, in the names and files of peft, whose
+`PeftModel.from_pretrained(base, OUT)` loads them; --merge writes whole weights with the adapters added to them.
 """
 
 from __future__ import annotations
@@ -15,6 +18,8 @@ from paceline.cli.parser import whole
 
 EXAMPLE = "paceline export runs/stdlib-code weights"
 CODES = (74,)
+LOADS = {"huggingface": "LlamaForCausalLM.from_pretrained loads it", "safetensors": "by the module's own names",
+         "peft": "PeftModel.from_pretrained loads it on the base model"}  # fmt: skip
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -22,13 +27,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run_dir", metavar="RUN_DIR", type=Path, help="a run's directory: the one with `checkpoints`")
     parser.add_argument("out", metavar="OUT", type=Path, help="the folder to write; it is made where there is none")
     parser.add_argument("--step", metavar="N", type=whole, help="the checkpoint of this step instead of the newest")
+    parser.add_argument(
+        "--merge", action="store_true", help="of a run with adapters, whole weights with the adapters added to them"
+    )
 
 
 def execute(options: argparse.Namespace) -> int:
     """Run `paceline export`."""
     from paceline.session.verbs.weights import export_run
 
-    found = export_run(options.run_dir, options.out, options.step)
+    found = export_run(options.run_dir, options.out, options.step, merge=options.merge)
     if options.json:
         print_json({
             "run_dir": str(options.run_dir), "checkpoint": str(found.checkpoint), "step": found.step,
@@ -38,7 +46,6 @@ def execute(options: argparse.Namespace) -> int:
         return 0
     for reason in found.skipped:
         print(f"skipped  {reason}")
-    huggingface = found.format == "huggingface"
-    loads = "LlamaForCausalLM.from_pretrained loads it" if huggingface else "by the module's own names"
+    loads = LOADS[found.format]
     print(f"export   step {found.step} to {found.out} ({found.bytes:,} bytes; {loads})")
     return 0

@@ -25,7 +25,7 @@ from paceline.run.process.world import World
 from paceline.spec.adapt.adapter import FULL, Adaptation
 from paceline.spec.plan import Plan
 from paceline.spec.task import ModelSpec, Task
-from paceline.task.adapt.fill import fill_adapters
+from paceline.task.adapt.fill import adapted_layers, fill_adapters
 from paceline.task.data.protocol import Source
 from paceline.task.models.build import build_model, fill_weights, load_weights
 from paceline.task.models.factory import Model, factory_of, gives_weights
@@ -57,9 +57,31 @@ class DrawnModel(WholeModel):
     seed: int = 0
     device: torch.device | None = None
 
+    def __post_init__(self) -> None:
+        self._looked_at: nn.Module | None = None
+
+    @property
+    def draws(self) -> bool:
+        """Whether the model draws random numbers: the dropout of its adapters is all that there is."""
+        return any(layer.spec.dropout > 0 for layer in adapted_layers(self.model).values())
+
+    def to_look_at(self) -> nn.Module:
+        """Return the model, or where it draws one of its kind that computes, of weights that take next to no memory."""
+        if not self.draws:
+            return self.model
+        if self._looked_at is None:
+            assert self.device is not None
+            self._looked_at = stand_in(self.model, self.device)
+            for module in self._looked_at.modules():  # selection biases of routers
+                for name, buffer in module.named_buffers(recurse=False):
+                    module._buffers[name] = torch.zeros_like(buffer, device=self.device)
+            keep_few_gradients(self._looked_at)
+        return self._looked_at
+
     def fill(self, model: nn.Module, parts: list[nn.Module]) -> None:
         """Draw this rank's parts of the weights, or read them."""
         assert self.spec is not None and self.device is not None
+        self._looked_at = None
         for part in parts:
             part.to_empty(device=self.device)
         fill_weights(model, self.spec, self.seed)

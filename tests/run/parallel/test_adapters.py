@@ -60,9 +60,9 @@ def test_adapters_and_partial_training_equal_one_device(plans: list[Plan]) -> No
     assert_all_equal(TASKS, *plans)
 
 
-def test_a_pipeline_with_adapters_and_with_a_stage_that_trains_nothing() -> None:
-    plan = plan_of(Layout(pp=2), precision="fp64", schedule="1f1b")
-    assert_all_equal([*TASKS, decoder_task(train=("layers.2.*",)), decoder_task(train=("embed_tokens.*",))], plan)
+def test_adapters_in_a_pipeline_equal_one_device() -> None:
+    tied = adapted(LORA, model=dataclasses.replace(decoder_task().model, tied=True))
+    assert_all_equal([*TASKS[:3], tied], plan_of(Layout(pp=2), precision="fp64", schedule="1f1b"))
 
 
 @pytest.mark.parametrize("layout", [Layout(dp_shard=2), Layout(tp=2), Layout(pp=2)], ids=str)

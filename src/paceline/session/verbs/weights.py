@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +12,7 @@ from paceline.errors import ConfigError, StorageError, suggestion
 from paceline.spec.journal.kinds import RunStarted
 from paceline.spec.journal.reading import read_records
 from paceline.spec.load import spec_from_dict
-from paceline.spec.task import DataSpec, ModelSpec
+from paceline.spec.task import DataSpec, ModelSpec, Task
 from paceline.task.models.sizes import DecoderConfig, is_named, resolve_decoder
 
 if TYPE_CHECKING:
@@ -31,7 +32,10 @@ class Chosen:
 
 @dataclass(frozen=True)
 class Exported:
-    """Weights that were written. `format` is "huggingface" (with config.json) or "safetensors" (the module's names)."""
+    """Weights that were written.
+
+    `format` is "huggingface" (with config.json), "safetensors" (the module's names), or "peft" (adapters alone).
+    """
 
     checkpoint: Path
     step: int
@@ -42,13 +46,15 @@ class Exported:
     skipped: tuple[str, ...]
 
 
-def export_run(run_dir: Path, out: Path, step: int | None = None) -> Exported:
+def export_run(run_dir: Path, out: Path, step: int | None = None, *, merge: bool = False) -> Exported:
     """Write the weights of a run's newest sound checkpoint, or of the one of `step`, into the folder `out`.
 
+    Of a run with adapters these alone are written, as peft reads them, or with `merge` whole weights with the adapters
+    added to them.
     Raises as `choose_checkpoint`, and StorageError where `out` cannot be written.
     """
     chosen = choose_checkpoint(run_dir, step)
-    kind, files = write_weights(run_dir, chosen, out)
+    kind, files = write_weights(run_dir, chosen, out, merge=merge)
     size = sum(file.stat().st_size for file in files)
     return Exported(chosen.path, chosen.manifest.step, out, kind, tuple(files), size, chosen.skipped)
 
@@ -84,7 +90,7 @@ def choose_checkpoint(run_dir: Path, step: int | None = None) -> Chosen:
     raise ConfigError(f"'{run_dir}' holds no checkpoint", f"{root} is empty", "let the run reach a checkpoint")
 
 
-def write_weights(run_dir: Path, chosen: Chosen, out: Path) -> tuple[str, list[Path]]:
+def write_weights(run_dir: Path, chosen: Chosen, out: Path, *, merge: bool = False) -> tuple[str, list[Path]]:
     """Write the weights of a checkpoint into `out` and return their format and the files.
 
     Memory stays at one file of the export for a built-in model, and at one tensor for another.
@@ -92,8 +98,17 @@ def write_weights(run_dir: Path, chosen: Chosen, out: Path) -> tuple[str, list[P
     from paceline.checkpoint import WholeTensors, consolidate
     from paceline.task.models.huggingface.weights import export_safetensors
 
-    tensors = WholeTensors(chosen.path)
+    tensors: Mapping[str, Tensor] = WholeTensors(chosen.path)
     decoder = decoder_of(run_dir, chosen.manifest.extra["spec"], tensors)
+    task = spec_from_dict(chosen.manifest.extra["spec"], origin="the checkpoint").task
+    if task.adapter.is_none and merge:
+        raise ConfigError(f"'{run_dir}' has no adapter to merge", "task.adapter.kind is 'none'", "leave --merge out")
+    if not task.adapter.is_none:
+        from paceline.task.adapt.merge import MergedTensors
+
+        if not merge:
+            return "peft", _write_adapter(task, tensors, out, is_decoder=decoder is not None)
+        tensors = MergedTensors(tensors, task.adapter)
     if decoder is not None:
         export_safetensors(tensors, decoder, out)
         weights = {file for file in out.glob("model*.safetensors*") if file.suffix != ".part"}
@@ -102,8 +117,40 @@ def write_weights(run_dir: Path, chosen: Chosen, out: Path) -> tuple[str, list[P
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise StorageError(f"cannot write to {out}", str(error), "a folder with room to write") from error
-    consolidate(chosen.path, out / "model.safetensors", verify=False)  # verified when it was chosen
+    if merge:
+        _write_whole(tensors, out / "model.safetensors")
+    else:
+        consolidate(chosen.path, out / "model.safetensors", verify=False)  # verified when it was chosen
     return "safetensors", [out / "model.safetensors"]
+
+
+def _write_adapter(task: Task, tensors: Mapping[str, Tensor], out: Path, *, is_decoder: bool) -> list[Path]:
+    """Write the adapters of a run, and what is trained beside them, in peft's format."""
+    from paceline.task.adapt.peft import write_adapter
+    from paceline.task.adapt.trained import named
+
+    base = task.model.weights if isinstance(task.model, ModelSpec) else ""
+    trained = named(list(tensors), task.train)
+    return write_adapter(tensors, task.adapter, trained, out, base=base, is_decoder=is_decoder)
+
+
+def _write_whole(tensors: Mapping[str, Tensor], out: Path) -> None:
+    """Write tensors to one file, one at a time in memory."""
+    from paceline.checkpoint.shards import TensorToWrite, dtype_name, write_shard
+    from paceline.durable import publish
+
+    entries = []
+    for name in tensors:
+        tensor = tensors[name]
+        entries.append(
+            TensorToWrite(name, dtype_name(tensor.dtype), tuple(tensor.shape), partial(tensors.__getitem__, name))
+        )
+    part = out.with_name(out.name + ".part")
+    try:
+        write_shard(part, entries, {"format": "pt"})
+        publish(part, out)
+    except OSError as error:
+        raise StorageError(f"cannot write {out}", str(error), "free space or choose another place") from error
 
 
 def decoder_of(run_dir: Path, spec: dict[str, Any], tensors: Mapping[str, Tensor]) -> DecoderConfig | None:

@@ -35,6 +35,7 @@ class AdaptedLinear(nn.Linear):
     lora_A: nn.Parameter  # [rank, in]
     lora_B: nn.Parameter  # [rank, out]
     lora_magnitude_vector: nn.Parameter | None  # [out], of DoRA
+    lora_dropout: nn.Dropout  # where the adapter has any: a module, whose random numbers are those of samples
 
     def forward(self, x: Tensor) -> Tensor:
         """Return [..., out] of x [..., in]."""
@@ -62,6 +63,8 @@ def adapted(layer: nn.Linear, spec: AdapterSpec) -> AdaptedLinear:
     layer.lora_B = nn.Parameter(torch.empty(spec.rank, layer.out_features, **like))
     magnitude = nn.Parameter(torch.empty(layer.out_features, **like)) if spec.kind == "dora" else None
     layer.register_parameter(MAGNITUDE, magnitude)
+    if spec.dropout:
+        layer.lora_dropout = nn.Dropout(spec.dropout)
     rest_in_base_dtype(layer)
     return layer
 
@@ -90,8 +93,8 @@ def adapted_product(
     """
     spec = layer.spec
     weight, thin_in, thin_out = weight.to(x.dtype), thin_in.to(x.dtype), thin_out.to(x.dtype)
-    drops = spec.dropout > 0.0 and layer.training
-    dropped = F.dropout(x, spec.dropout, True) if drops else x
+    drops = spec.dropout > 0.0 and layer.lora_dropout.training
+    dropped = layer.lora_dropout(x) if drops else x
     added = F.linear(F.linear(dropped, thin_in), thin_out.T) * spec.scale
     plain = F.linear(x, weight)
     if magnitude is None:

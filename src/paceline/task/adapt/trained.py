@@ -42,7 +42,11 @@ def adapt(model: nn.Module, adaptation: Adaptation) -> nn.Module:
 
 def trained_names(model: nn.Module, patterns: Sequence[str]) -> set[str]:
     """Return the names of the parameters that patterns name. Raises ConfigError for a pattern that names none."""
-    names = [name for name, _ in model.named_parameters(remove_duplicate=False)]
+    return named([name for name, _ in model.named_parameters(remove_duplicate=False)], patterns)
+
+
+def named(names: Sequence[str], patterns: Sequence[str]) -> set[str]:
+    """Return those of some names of parameters that patterns name, of modules or of parameters; raises as above."""
     found: set[str] = set()
     for pattern in patterns:
         matched = {name for name in names if fits(pattern, name) or fits(f"{pattern}.*", name)}
@@ -101,12 +105,12 @@ def _places(model: nn.Module) -> tuple[str, ...]:
 
 def why_not(model: nn.Module, modules: dict[str, nn.Module], name: str, layer: nn.Linear) -> str:
     """Return why a linear layer cannot have an adapter, "" where it can."""
-    if type(layer) is not nn.Linear or "forward" in vars(layer):
-        return f"it is a {type(layer).__name__} with a forward pass of its own, and nn.Linear alone is known"
     parts = name.split(".")
     above = (modules[".".join(parts[:count])] for count in range(len(parts)))
     if any(isinstance(module, READS_WEIGHTS) for module in above):
         return "a module of torch around it reads its weight without calling it: the adapter would be without effect"
+    if type(layer) is not nn.Linear or "forward" in vars(layer):
+        return f"it is a {type(layer).__name__} with a forward pass of its own, and nn.Linear alone is known"
     head = getattr(model, "get_output_embeddings", lambda: None)()
     if layer is head or (name == "lm_head" and hasattr(model, "paceline_rules")):
         return "the loss reads the head's weight in pieces without calling it: the adapter would be without effect"

@@ -17,6 +17,10 @@ from paceline.task.adapt.fill import adapted_layers
 from paceline.task.adapt.linear import AdaptedLinear
 from paceline.task.models.chain import chain_of
 
+IDLE = (
+    "nothing of '{name}' is trained, and a stage of such blocks would have nothing to update; adapters in all blocks,"
+    " or `train` patterns that name some of each, open it"
+)
 REST = "rest"  # of a traced profile: all that lies outside the repeated blocks
 
 
@@ -38,7 +42,9 @@ def adapted_profile(profile: ModelProfile, model: nn.Module) -> ModelProfile:
             block = _with_adapters(block, inside, profile.tokens_per_sample)
         flows = flows or any(parameter.requires_grad for parameter in own.values())
         blocks.append(_frozen(block, own.values(), inside, flows=flows))
-    return dataclasses.replace(profile, blocks=tuple(blocks))
+    idle = [block.name for block in blocks if block.recomputable and block.frozen_parameters == block.parameters]
+    closed = {"pp": IDLE.format(name=idle[0])} if idle else {}
+    return dataclasses.replace(profile, blocks=tuple(blocks), closed_axes={**(profile.closed_axes or {}), **closed})
 
 
 def _block_of(name: str, names: list[str]) -> str:
