@@ -73,7 +73,10 @@ def _frozen(
     matrices = [parameter for parameter in own if parameter.dim() > 1]
     size = sum(parameter.numel() for parameter in matrices)
     trained = sum(parameter.numel() for parameter in matrices if parameter.requires_grad)
-    idle = {} if flows else {"saved_elements": 0.0, "saved_fp32_elements": 0.0, "selective_elements": 0.0}
+    kept = ("saved_elements", "saved_fp32_elements", "selective_elements", "attention_out_elements", "kv_elements")
+    idle = {} if flows else dict.fromkeys(kept, 0.0)
+    if block.kind == "head" and not any(parameter.requires_grad for parameter in own):
+        idle["fixed_elements"] = 0.0  # a frozen head's gradient is never taken
     return dataclasses.replace(
         block,
         frozen_parameters=min(block.parameters, sum(p.numel() for p in own if not p.requires_grad)),
