@@ -53,6 +53,7 @@ FLOORS: dict[str, float] = {
     # what is built on a run
     "paceline.observe": 4.5,
     "paceline.report": 5,
+    "paceline.account": 5,
     "paceline.verify": 5,
     "paceline.launch": 5,
     "paceline.session": 5.5,
@@ -65,7 +66,7 @@ TORCH_FREE = ("paceline.config", "paceline.errors", "paceline.uncaught", "paceli
               "paceline.plan",
               "paceline.simulate", "paceline.backtest", "paceline.cluster", "paceline.cli", "paceline.supervise",
               "paceline.session.start", "paceline.session.measure", "paceline.session.verbs",
-              "paceline.report", "paceline.observe")  # fmt: skip
+              "paceline.report", "paceline.account", "paceline.observe")  # fmt: skip
 
 
 @dataclass(frozen=True)

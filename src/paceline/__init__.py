@@ -29,7 +29,7 @@ if sys.version_info < (3, 11):  # noqa: UP036 - a file tree needs no pip, which 
 for _room in ("backtest", "plan", "report", "simulate", "verify"):
     import_module(f"paceline.{_room}")
 
-from paceline.session.verbs.public import backtest, load_run, plan, report, simulate, verify  # noqa: E402
+from paceline.session.verbs.public import backtest, bill, load_run, plan, report, simulate, verify  # noqa: E402
 
 if TYPE_CHECKING:
     from paceline.errors import PacelineError
@@ -75,6 +75,7 @@ __all__ = [
     "Task",
     "TurnSpec",
     "backtest",
+    "bill",
     "fit",
     "load_run",
     "plan",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import time
 from pathlib import Path
 
 import pytest
@@ -22,6 +23,11 @@ from runs import (
     wait_until,
     write_spec,
 )
+
+from paceline.account.ledger import ledger_of
+from paceline.account.timeline import held_devices
+from paceline.report.records import gather
+from paceline.spec.journal.reading import read_journal
 
 LAYOUT = "dp_shard = 2"
 STEPS = 16
@@ -214,9 +220,11 @@ def test_a_lost_device_makes_the_world_smaller_and_one_that_is_back_larger(
     options = changes(f"run.recovery.devices_file={devices}", "run.recovery.worth=none", f"task.stop={LONG} steps")
     process = start("train", runs.write_spec(folder, run_dir, 3, layout, precision="fp64"), *options)
     wait_for_step(run_dir, 5, process)
+    seen = [(time.time(), len(ranks_of(process.pid)))]
     devices.write_text("2")
     os.kill(ranks_of(process.pid)[1], signal.SIGKILL)
     wait_until(lambda: len(records_of(run_dir, "recovery")) == 1 or process.poll() is not None)
+    seen.append((time.time(), len(ranks_of(process.pid))))
     devices.write_text("3")
     wait_until(lambda: len(records_of(run_dir, "recovery")) == 2 or process.poll() is not None)
     wait_for_step(run_dir, STEPS, process)
@@ -227,6 +235,11 @@ def test_a_lost_device_makes_the_world_smaller_and_one_that_is_back_larger(
     assert (smaller["from_world"], smaller["to_world"], smaller["rung"]) == (3, 2, "reform")
     assert (larger["from_world"], larger["to_world"], larger["rung"]) == (2, 3, "reform")
     assert larger["steps_lost"] == 0
+    held = held_devices(gather(read_journal(run_dir)))
+    assert [next(each.devices for each in held if each.ended >= moment) for moment, _ in seen] == [3, 2]
+    assert [count for _, count in seen] == [3, 2], "what the ledger takes for devices are processes that lived"
+    entries = ledger_of(read_journal(run_dir), "run")
+    assert sum(e.device_seconds for e in entries) == pytest.approx(sum(h.seconds * h.devices for h in held), rel=0.01)
     replans = [record for record in records_of(run_dir, "decision") if record["what"] == "replan"]
     assert len(replans) == 2 and all("by forecast" in record["because"] for record in replans)
     found, expected = steps_of(run_dir), steps_of(one_device)

@@ -10,10 +10,10 @@ import pytest
 from runs import environment, paceline, records_of, steps_of, write_spec
 
 from paceline.plan.planned import plan_task
-from paceline.session import fingerprint
 from paceline.session.fingerprint import proof_key
 from paceline.session.prove import jobs_before_training, prove
-from paceline.spec.load import Spec, load_spec
+from paceline.spec.load import Spec, load_spec, spec_values
+from paceline.task import own_code
 
 OBJECTIVE = """
 from paceline.task.objective import next_token
@@ -145,10 +145,15 @@ def test_our_own_files_do_not_count_among_a_users(tmp_path: Path, monkeypatch: p
     (tmp_path / "spec.toml").write_text('[task]\nobjective = "own:mine"\n')
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.setenv("PYTHONPATH", str(Path(fingerprint.__file__).parents[2]))
-    monkeypatch.setattr(fingerprint, "MOST_FILES", 5)
-    spec = load_spec(tmp_path / "spec.toml")
-    assert fingerprint._own_code(spec)
+    monkeypatch.setenv("PYTHONPATH", str(own_code.OURS.parent))
+    monkeypatch.setattr(own_code, "MOST_FILES", 6)
+    values = [value for key, value in spec_values(load_spec(tmp_path / "spec.toml")) if key.startswith("task.")]
+    assert own_code.own_code(values)
     for number in range(5):
         (tmp_path / f"more_{number}.py").write_text("")
-    assert fingerprint._own_code(spec) is None
+    assert own_code.own_code(values) is None
+    (tmp_path / "more_1.py").unlink()
+    before = own_code.own_code(values)
+    assert before and own_code.own_code([*values, "transformers:LlamaForCausalLM"]) not in (None, before), (
+        "an installed package has more files than a user may have, and its versions count"
+    )

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from paceline.account.rates import rate_of
 from paceline.report.format import plural
 from paceline.report.phases import Start
 from paceline.report.records import NO_START, Records, StepTable, number, table, text
@@ -19,7 +20,6 @@ from paceline.spec.journal.kinds import MemoryRecord, RunStarted
 from paceline.spec.journal.older import kind_and_clock
 from paceline.spec.journal.steady import BUSY, FIRST
 
-JOULES_PER_KWH = 3.6e6
 LEARNT = "learnt"  # the kind of term that earlier runs add: it corrects the sum, so every group has its share of it
 CLOCKS = ("forward_backward", "reduce", "optimizer", "data", "other")
 METERS = ("weights", "gradients", "optimizer", "runtime")  # kinds of memory that a meter of their own measures
@@ -257,29 +257,6 @@ def _promise(
     return Promise(name, unit, value, low, high, measured, verdict, text(own.get("source")), how)
 
 
-def _rate(key: str, forecast: Mapping[str, Any], first: RunStarted, direct: float | None) -> tuple[float | None, str]:
-    """Return a quantity per device-second and where it is from: the forecast's own rate, else the cluster's figure."""
-    total, seconds = (
-        number(table(forecast.get(key)).get("value")),
-        number(table(forecast.get("run_seconds")).get("value")),
-    )
-    devices = first.world_size or number(first.cluster.get("devices"))
-    if total is not None and seconds and devices:
-        return total / (seconds * devices), "at the forecast's rate"
-    return direct, "at the cluster's figure"
-
-
-def _direct_rates(first: RunStarted) -> dict[str, float | None]:
-    """Return USD, kWh and grams of CO2e per device-second from the cluster's own figures."""
-    price, watts, carbon = (
-        number(table(first.cluster.get(key)).get("value"))
-        for key in ("price_usd_per_device_hour", "watts_per_device", "carbon_g_per_kwh")
-    )
-    kwh = None if watts is None else watts / JOULES_PER_KWH
-    grams = None if kwh is None or carbon is None else kwh * carbon
-    return {"usd": None if price is None else price / 3600, "kwh": kwh, "carbon_g": grams}
-
-
 def promises_of(
     records: Records, reference: RunStarted, basis: Basis, attempts: tuple[Start, ...], share: float | None
 ) -> tuple[Promise, ...]:
@@ -304,9 +281,8 @@ def promises_of(
         _promise("memory", "B", forecast.get("peak_bytes"), peak, "the highest peak on record"),
         _promise("run time", "s", whole.get("run_seconds"), seconds, f"all starts, gaps left out{partly}", share),
     ]
-    direct = _direct_rates(first)
     for name, unit, key in (("money", "USD", "usd"), ("energy", "kWh", "kwh"), ("carbon", "g", "carbon_g")):
-        rate, origin = _rate(key, whole, first, direct[key])
+        rate, origin = rate_of(key, first)
         measured = None if rate is None or device_seconds is None else rate * device_seconds
         how = f"estimate: {device_seconds or 0:,.0f} device-seconds {origin}{partly}"
         promises.append(_promise(name, unit, whole.get(key), measured, how, share))

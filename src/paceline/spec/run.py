@@ -88,6 +88,9 @@ class RunSpec(Declared, table="run"):
     )
     health: HealthSpec = option(factory=HealthSpec, doc="what is looked for while a run trains")
     faults: FaultPlan = option(factory=FaultPlan, doc="faults that are made on purpose, to rehearse them")
+    tags: dict[str, Any] = option(
+        factory=dict, doc='words that a bill groups runs by, such as { team = "speech", project = "asr" }'
+    )
     tensorboard: bool = option(False, "also write TensorBoard event files (needs the extra 'tensorboard')")
     recovery: RecoverySpec = option(factory=RecoverySpec, doc="what is tried when processes of the run are lost")
     nodes: NodesSpec = option(factory=NodesSpec, doc="the nodes of the run, each with a supervisor of its own")

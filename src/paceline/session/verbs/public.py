@@ -11,6 +11,9 @@ from paceline.config.values import kind_of, literal
 from paceline.errors import ConfigError
 
 if TYPE_CHECKING:
+    import datetime
+
+    from paceline.account.bill import Bill
     from paceline.backtest.backtest import Backtest
     from paceline.plan.explain.compare_clusters import Comparison
     from paceline.plan.placement.grouped import Grouped
@@ -174,6 +177,29 @@ def report(run_dir: str | Path) -> Summary:
     run = load_run(run_dir)
     write_report(run.dir)
     return build_report(run.dir)
+
+
+@checked_call(by=argument("text"), price_class=argument("text"), prices=argument("text", optional=True))
+def bill(
+    runs: str | Path | Sequence[str | Path] = "runs",
+    by: str = "run",
+    *,
+    since: datetime.date | None = None,
+    until: datetime.date | None = None,
+    prices: str | Path | None = None,
+    price_class: str = "",
+) -> Bill:
+    """Return what runs cost: device-hours by what the devices did, money, energy and carbon.
+
+    `runs` are runs' directories, or folders that hold them; `by` is run, start, plan, device, kind, day, month, or the
+    name of a tag. `prices` is a file with prices of your own. Raises ConfigError where there is no run.
+    """
+    from paceline.account.bill import make_bill
+    from paceline.account.prices import read_prices
+
+    given = [runs] if isinstance(runs, str | Path) else list(runs)
+    book = read_prices(Path(prices) if prices else None)
+    return make_bill([Path(each) for each in given], by, since, until, book, price_class)
 
 
 @checked_call(run_dir=argument("text"))

@@ -31,12 +31,26 @@ EXAMPLE_ROWS = 2  # samples in the example batch: enough to tell what grows with
 
 def trace_task(task: Task) -> ModelProfile:
     """Return the profile of a task's model on its own data and objective. Raises ConfigError where the model fails."""
-    travels = isinstance(task.model, ModelSpec) and isinstance(task.data, DataSpec)
-    travels = travels and isinstance(task.data.collate, str)
-    travels = travels and all(isinstance(objective, str) for objective in objectives_named(task).values())
-    if not travels or "torch" in sys.modules:
-        return trace_here(task)
-    return _trace_in_child(task)
+    return trace_here(task) if "torch" in sys.modules or not travels(task) else _trace_in_child(task)
+
+
+def travels(task: Task) -> bool:
+    """Return whether all that is traced of a task is plain data, and no Python object."""
+    plain = isinstance(task.model, ModelSpec) and isinstance(task.data, DataSpec) and isinstance(task.data.collate, str)
+    return plain and all(isinstance(objective, str) for objective in objectives_named(task).values())
+
+
+def traced_parts(task: Task) -> dict[str, Any]:
+    """Return what of a task that travels its profile depends on, as plain data."""
+    return {
+        "model": dataclasses.asdict(task.model),
+        "data": dataclasses.asdict(task.data),
+        "objective": task.objective,
+        "turns": [dataclasses.asdict(turn) for turn in task.turns],
+        "adapter": dataclasses.asdict(task.adapter),
+        "train": task.train,
+        "seed": task.seed,
+    }
 
 
 def trace_here(task: Task) -> ModelProfile:
@@ -75,16 +89,7 @@ def trace_here(task: Task) -> ModelProfile:
 
 
 def _trace_in_child(task: Task) -> ModelProfile:
-    request = {
-        "model": dataclasses.asdict(task.model),
-        "data": dataclasses.asdict(task.data),
-        "objective": task.objective,
-        "turns": [dataclasses.asdict(turn) for turn in task.turns],
-        "adapter": dataclasses.asdict(task.adapter),
-        "train": task.train,
-        "seed": task.seed,
-        "path": sys.path,
-    }
+    request = {**traced_parts(task), "path": sys.path}
     with tempfile.TemporaryDirectory(prefix="paceline-trace-") as name:
         ask, answer = Path(name) / "request.json", Path(name) / "answer.json"
         ask.write_text(json.dumps(request), "utf-8")

@@ -6,7 +6,7 @@ from paceline.spec.import_paths import is_import_path
 from paceline.spec.profile import ModelProfile
 from paceline.spec.task import ModelSpec, Task
 from paceline.task.data.facts import DataFacts
-from paceline.task.profile.apart import trace_task
+from paceline.task.profile.kept import trace_once
 from paceline.task.profile.limits import close_for_task
 
 
@@ -35,7 +35,7 @@ def _profile_model(task: Task, facts: DataFacts) -> ModelProfile:
         if isinstance(config, MoEConfig):
             return profile_moe(config, facts.items_per_sample)
         return profile_decoder(config, facts.items_per_sample)
-    return trace_task(task)
+    return trace_once(task, facts)
 
 
 def is_built_in(task: Task, facts: DataFacts) -> bool:

@@ -1,0 +1,1 @@
+"""What runs cost: device-hours by kind, money, energy and carbon, from journals alone."""

@@ -1,0 +1,130 @@
+"""The bill of many runs: their ledgers in one table, grouped by run, tag, day, plan, device, start or kind of work."""
+
+from __future__ import annotations
+
+import csv
+import datetime
+import io
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from paceline.account.ledger import LedgerEntry, ledger_of
+from paceline.account.prices import PriceBook
+from paceline.account.timeline import KINDS
+from paceline.errors import ConfigError
+from paceline.spec.journal.reading import read_journal
+
+GROUPS = ("run", "start", "plan", "device", "kind", "day", "month")
+UNTAGGED = "(none)"
+COLUMNS = ("device_hours", "usd", "kwh", "carbon_kg", *KINDS)
+
+
+@dataclass
+class BillRow:
+    """What a group cost. `missing` are amounts that some of its entries do not know; the sum is of the others."""
+
+    group: str
+    device_hours: float = 0.0
+    usd: float | None = None
+    kwh: float | None = None
+    carbon_kg: float | None = None
+    hours: dict[str, float] = field(default_factory=lambda: dict.fromkeys(KINDS, 0.0))  # device-hours by kind
+    missing: set[str] = field(default_factory=set)
+
+    def add(self, entry: LedgerEntry) -> None:
+        """Count an entry."""
+        self.device_hours += entry.device_seconds / 3600
+        self.hours[entry.kind] += entry.device_seconds / 3600
+        for name, value in (("usd", entry.usd), ("kwh", entry.kwh),
+                            ("carbon_kg", None if entry.carbon_g is None else entry.carbon_g / 1000)):  # fmt: skip
+            if value is None:
+                self.missing.add(name)
+            else:
+                setattr(self, name, (getattr(self, name) or 0.0) + value)
+
+
+@dataclass(frozen=True)
+class Bill:
+    """Rows of groups, dearest first, their sum, and from where its rates are."""
+
+    by: str
+    rows: tuple[BillRow, ...]
+    total: BillRow
+    how: dict[str, tuple[str, ...]]  # amount -> where the rates of it are from
+    runs: int
+
+
+def runs_in(paths: Sequence[Path]) -> list[Path]:
+    """Return the runs' directories that paths name: each itself, or those in it. Raises ConfigError for none."""
+    found: dict[Path, None] = {}
+    for path in paths:
+        own = [path] if (path / "journal").is_dir() else sorted(each.parent for each in path.glob("*/journal"))
+        if not own:
+            because = "there is no run in it" if path.is_dir() else "there is no such folder"
+            raise ConfigError(f"{path} holds no run", because, "name runs' directories, or the folder that holds them")
+        found.update(dict.fromkeys(own))
+    return list(found)
+
+
+def make_bill(
+    paths: Sequence[Path],
+    by: str = "run",
+    since: datetime.date | None = None,
+    until: datetime.date | None = None,
+    book: PriceBook | None = None,
+    price_class: str = "",
+) -> Bill:
+    """Return the bill of runs' directories, or of all runs in folders, `by` one of GROUPS or a tag's name.
+
+    What began before `since` or after `until` is left out. Raises ConfigError where there is no run, and for a tag
+    that no run has.
+    """
+    runs = runs_in(paths)
+    entries = [entry for run in runs for entry in ledger_of(read_journal(run), run.name, book, price_class)]
+    known = sorted({tag for entry in entries for tag in entry.tags})
+    if by not in GROUPS and by not in known and entries:
+        words = f"tags here: {', '.join(known)}" if known else "no run has a tag: run.tags = { team = ... }"
+        raise ConfigError(f"a bill by '{by}'", f"that is neither one of {', '.join(GROUPS)}, nor a tag of a run", words)
+    first, last = (day.isoformat() if day else "" for day in (since, until))
+    kept = [entry for entry in entries if entry.day >= first and (not last or entry.day <= last)]
+    rows: dict[str, BillRow] = {}
+    total = BillRow("total")
+    for entry in kept:
+        name = _group(entry, by)
+        rows.setdefault(name, BillRow(name)).add(entry)
+        total.add(entry)
+    ordered = sorted(rows.values(), key=lambda row: (-(row.usd or 0.0), -row.device_hours))
+    return Bill(by, tuple(ordered), total, _origins(kept), len({entry.run for entry in kept}))
+
+
+def bill_csv(bill: Bill) -> str:
+    """Return the bill as CSV: a row per group, hours by kind, empty where an amount is unknown."""
+    out = io.StringIO()
+    lines = csv.writer(out, lineterminator="\n")
+    lines.writerow([bill.by, *(name if name not in KINDS else f"{name}_device_hours" for name in COLUMNS)])
+    for row in bill.rows:
+        amounts = [row.device_hours, row.usd, row.kwh, row.carbon_kg, *row.hours.values()]
+        lines.writerow([_inert(row.group), *("" if value is None else f"{value:.9g}" for value in amounts)])
+    return out.getvalue()
+
+
+def _group(entry: LedgerEntry, by: str) -> str:
+    if by == "start":
+        return f"{entry.run} {entry.attempt}"
+    if by == "month":
+        return entry.day[:7]
+    return str(getattr(entry, by)) if by in GROUPS else entry.tags.get(by, UNTAGGED)
+
+
+def _origins(entries: Iterable[LedgerEntry]) -> dict[str, tuple[str, ...]]:
+    found: dict[str, dict[str, None]] = {}
+    for entry in entries:
+        for name, how in entry.how.items():
+            found.setdefault(name, {})[how] = None
+    return {name: tuple(hows) for name, hows in found.items()}
+
+
+def _inert(text: str) -> str:
+    """Return a cell that a spreadsheet takes for no formula."""
+    return f"'{text}" if text[:1] in ("=", "+", "-", "@") else text

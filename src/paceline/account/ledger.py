@@ -1,0 +1,109 @@
+"""The ledger of a run: device-hours, money, energy and carbon, by start, plan and kind of work.
+
+Money is devices x hours x price; energy the devices' power by how busy the forecast says they are, times the building;
+carbon is energy times the grid's intensity. None of the three was measured by a meter, and `how` says where each rate
+is from. Time between starts is in no entry: the run held no devices then.
+"""
+
+from __future__ import annotations
+
+import datetime
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from paceline.account.prices import PriceBook
+from paceline.account.rates import rate_of
+from paceline.account.timeline import SpentTime, stretches
+from paceline.report.records import gather, number, table, text
+from paceline.spec.journal.kinds import RunStarted
+
+OWN_BOOK = "price book"
+
+
+@dataclass(frozen=True)
+class LedgerEntry:
+    """What one kind of work cost in a stretch of a run. An amount that is unknown is None."""
+
+    run: str
+    attempt: int
+    began: float  # seconds since the epoch
+    kind: str  # of account/timeline.py
+    plan: str
+    device: str
+    devices: int
+    device_seconds: float
+    usd: float | None
+    kwh: float | None
+    carbon_g: float | None
+    tags: Mapping[str, str]
+    how: Mapping[str, str]  # amount -> where its rate is from
+
+    @property
+    def day(self) -> str:
+        """The day on which the stretch began, by the local clock."""
+        return datetime.datetime.fromtimestamp(self.began).date().isoformat()
+
+
+def ledger_of(
+    lines: Iterable[Mapping[str, Any]], run: str, book: PriceBook | None = None, price_class: str = ""
+) -> list[LedgerEntry]:
+    """Return the entries of a run from its journal's lines, in order of time. `run` is what it is called.
+
+    Prices of `book` hold where it has one; `price_class` picks among them.
+    """
+    found: list[LedgerEntry] = []
+    for stretch in stretches(gather(lines)):
+        found += _entries(stretch, run, book or PriceBook(), price_class)
+    return found
+
+
+def _entries(stretch: SpentTime, run: str, book: PriceBook, price_class: str) -> Iterable[LedgerEntry]:
+    held, start = stretch.held, stretch.held.start
+    device = text(table(start.cluster.get("device")).get("name"))
+    rates, how = _rates(start, device, book, price_class, held.began, held.ended)
+    for kind, seconds in stretch.seconds.items():
+        if seconds > 0:
+            spent = seconds * held.devices
+            amounts = {name: None if rate is None else rate * spent for name, rate in rates.items()}
+            yield LedgerEntry(
+                run=run,
+                attempt=start.attempt or 1,
+                began=held.began,
+                kind=kind,
+                plan=start.plan_text,
+                device=device,
+                devices=held.devices,
+                device_seconds=spent,
+                tags=_tags(start),
+                how=how,
+                **amounts,
+            )
+
+
+def _rates(
+    start: RunStarted, device: str, book: PriceBook, price_class: str, began: float, ended: float
+) -> tuple[dict[str, float | None], dict[str, str]]:
+    """Return USD, kWh and grams per device-second of a stretch of time, and where each is from."""
+    (usd, of_usd), (kwh, of_kwh), (grams, of_grams) = (rate_of(name, start) for name in ("usd", "kwh", "carbon_g"))
+    if book.power.pue is not None and kwh is not None:
+        kwh *= book.power.pue / (number(table(start.cluster.get("pue")).get("value")) or 1.0)
+        of_kwh = f"{of_kwh}, building by the {OWN_BOOK}"
+    intensity = book.power.carbon_g_per_kwh
+    if intensity is None and grams is not None and kwh is not None and (before := rate_of("kwh", start)[0]):
+        grams *= kwh / before
+    elif intensity is not None:
+        grams, of_grams = (None if kwh is None else kwh * intensity), OWN_BOOK
+    priced = book.usd_per_hour(device, price_class, began)
+    if not math.isnan(priced):
+        usd, of_usd = priced / 3600, OWN_BOOK
+    tariff = book.usd_per_kwh(began, ended)
+    if tariff and kwh is not None and not math.isnan(tariff):
+        usd, of_usd = (usd or 0.0) + kwh * tariff, f"{of_usd}, and electricity" if usd else "electricity"
+    rates, how = {"usd": usd, "kwh": kwh, "carbon_g": grams}, {"usd": of_usd, "kwh": of_kwh, "carbon_g": of_grams}
+    return rates, {name: origin for name, origin in how.items() if rates[name] is not None}
+
+
+def _tags(start: RunStarted) -> dict[str, str]:
+    return {str(key): text(value) for key, value in table(table(start.spec.get("run")).get("tags")).items()}

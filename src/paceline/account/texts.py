@@ -1,0 +1,50 @@
+"""The bill in lines for people."""
+
+from __future__ import annotations
+
+from paceline.account.bill import Bill, BillRow
+from paceline.account.timeline import KINDS
+
+WORDS = {"usd": "money", "kwh": "energy", "carbon_g": "carbon"}
+MISSING = {
+    "usd": "money of some starts, which the sum lacks: set cluster.price_usd_per_device_hour, or give --prices",
+    "kwh": "energy of some starts, which the sum lacks: set cluster.watts_per_device",
+    "carbon_kg": "carbon of some starts, which the sum lacks: set cluster.region",
+}
+HEADS = ("device-hours", "USD", "kWh", "kg CO2e", *KINDS)
+
+
+def bill_lines(bill: Bill) -> list[str]:
+    """Return the table and what stands under it."""
+    if not bill.rows:
+        return ["nothing was spent in that time"]
+    rows = [[bill.by, *HEADS], *(_cells(row) for row in (*bill.rows, bill.total))]
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    lines = [_line(row, widths) for row in rows]
+    lines.insert(1, "-" * len(lines[0]))
+    lines.insert(len(lines) - 1, "-" * len(lines[0]))
+    wasted = sum(bill.total.hours[kind] for kind in ("lost", "restart", "stall", "checkpoint"))
+    share = wasted / bill.total.device_hours if bill.total.device_hours else 0.0
+    lines += [
+        "",
+        f"not useful {share:.1%} of {bill.total.device_hours:,.4g} device-hours; time between starts holds none",
+    ]
+    lines += [f"{WORDS[name]:<10} estimated {', '.join(origins)}" for name, origins in bill.how.items()]
+    lines += [f"unknown    {MISSING[name]}" for name in sorted(bill.total.missing)]
+    return lines
+
+
+def _cells(row: BillRow) -> list[str]:
+    amounts = [_amount(value) for value in (row.device_hours, row.usd, row.kwh, row.carbon_kg)]
+    whole = row.device_hours or 1.0
+    return [row.group, *amounts, *(f"{row.hours[kind] / whole:.1%}" for kind in KINDS)]
+
+
+def _amount(value: float | None) -> str:
+    return "unknown" if value is None else f"{value:,.2f}" if abs(value) >= 100 else f"{value:.4g}"
+
+
+def _line(row: list[str], widths: list[int]) -> str:
+    first, *rest = (f"{cell:<{width}}" if index == 0 else f"{cell:>{width}}"
+                    for index, (cell, width) in enumerate(zip(row, widths, strict=True)))  # fmt: skip
+    return "  ".join((first, *rest)).rstrip()

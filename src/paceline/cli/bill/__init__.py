@@ -1,0 +1,62 @@
+"""What runs cost: device-hours by what the devices did, money, energy and carbon.
+
+RUNS are runs' directories, or folders that hold them; `runs` without any. Amounts are estimates, at the rates of each
+run's forecast or of a price book of your own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+from pathlib import Path
+
+from paceline.cli.output import print_json
+from paceline.errors import ConfigError
+
+EXAMPLE = "paceline bill runs\npaceline bill runs --by team --since 2026-11-01 --csv > november.csv"
+CODES = (74,)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options of `paceline bill`."""
+    parser.add_argument("runs", metavar="RUNS", type=Path, nargs="*", help="runs' directories, or folders of them")
+    parser.add_argument(
+        "--by", default="run", metavar="GROUP", help="run, start, plan, device, kind, day, month, or the name of a tag"
+    )
+    parser.add_argument("--since", metavar="DAY", help="leave out what began before this day, YYYY-MM-DD")
+    parser.add_argument("--until", metavar="DAY", help="leave out what began after this day, YYYY-MM-DD")
+    parser.add_argument("--prices", metavar="FILE", type=Path, help="a price book of your own (docs/guide/bill.md)")
+    parser.add_argument("--price-class", default="", metavar="CLASS", help="take prices of this class in the book")
+    parser.add_argument("--csv", action="store_true", help="write the table as CSV")
+
+
+def execute(options: argparse.Namespace) -> int:
+    """Run `paceline bill`."""
+    from paceline.account.bill import bill_csv, make_bill
+    from paceline.account.prices import read_prices
+    from paceline.account.texts import bill_lines
+
+    bill = make_bill(
+        options.runs or [Path("runs")],
+        options.by,
+        _day(options.since, "--since"),
+        _day(options.until, "--until"),
+        read_prices(options.prices),
+        options.price_class,
+    )
+    if options.json:
+        print_json(bill)
+    elif options.csv:
+        print(bill_csv(bill), end="")
+    else:
+        print("\n".join(bill_lines(bill)))
+    return 0
+
+
+def _day(text: str | None, option: str) -> datetime.date | None:
+    if text is None:
+        return None
+    try:
+        return datetime.date.fromisoformat(text)
+    except ValueError as error:
+        raise ConfigError(f"{option} {text}", "that is no day", f"{option} 2026-11-01") from error

@@ -1,0 +1,131 @@
+"""What a task depends on outside of Paceline and torch, as one digest: the user's code, and files that the task names.
+
+What is worked out from a task is remembered only under a digest of all that it depends on. A module may import others
+at any time, by any name: so what is read is whole folders, not the module alone. Of an installed package its files'
+sizes and times are read, of all else the contents.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from paceline.spec.import_paths import is_import_path
+
+MOST_FILES = 1000  # of the user's own code; a folder with more is not read, and nothing is remembered
+MOST_INSTALLED = 20_000  # of installed packages, whose files are only counted, measured and dated
+MOST_NAMED = 200  # of a folder that an argument of the model names
+CODE = (".py", ".so", ".pyd")
+SETTINGS = (".json", ".toml", ".yaml", ".yml", ".cfg", ".ini")  # beside code; a model may be built from one
+OURS = Path(__file__).resolve().parents[1]  # a part of every key
+
+
+def own_code(table: Iterable[Any], folders: Iterable[Path] = ()) -> str | None:
+    """Return a digest of what the values of a task's table can reach, "" where nothing, None where it is too much.
+
+    `folders` are read beside the current one and those of PYTHONPATH. None too where a module cannot be found.
+    """
+    texts = list(_texts(list(table)))
+    modules = [text.partition(":")[0].strip() for text in texts if is_import_path(text)]
+    if not modules:
+        return ""
+    read = {*folders, Path.cwd(), *(Path(part) for part in os.environ.get("PYTHONPATH", "").split(os.pathsep) if part)}
+    dated: set[Path] = set()
+    for module in modules:
+        found = importlib.util.find_spec(module.partition(".")[0])
+        inside = [Path(folder) for folder in (found.submodule_search_locations or ())] if found else []
+        if found and found.origin and not inside:
+            inside.append(Path(found.origin).parent)
+        if not inside:
+            return None
+        for folder in inside:
+            (dated if is_installed(folder) else read).add(folder)
+    files = _found(read, MOST_FILES, SETTINGS)
+    installed = _found(dated, MOST_INSTALLED)
+    if files is None or installed is None:
+        return None
+    named = [path for text in texts if os.sep in text for path in _named(Path(text))]
+    parts = (contents(sorted(files)), dates(sorted(installed)), dates(sorted(named)))
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()
+
+
+def contents(files: Iterable[Path]) -> str:
+    """Return a digest of files' names and contents."""
+    digest = hashlib.sha256()
+    for path in files:
+        digest.update(str(path).encode() + b"\0" + hashlib.sha256(path.read_bytes()).digest())
+    return digest.hexdigest()
+
+
+def dates(files: Iterable[Path]) -> str:
+    """Return a digest of files' names, sizes and times of change."""
+    digest = hashlib.sha256()
+    for path in files:
+        status = path.stat()
+        digest.update(f"{path}\0{status.st_size}\0{status.st_mtime_ns}\0".encode())
+    return digest.hexdigest()
+
+
+def installed_at(module: str) -> tuple[str, int, int] | None:
+    """Return a module's file, its size and when it was written, without importing it."""
+    found = importlib.util.find_spec(module)
+    if found is None or found.origin is None:
+        return None
+    status = Path(found.origin).stat()
+    return found.origin, status.st_size, status.st_mtime_ns
+
+
+def _texts(value: Any) -> Iterator[str]:
+    """Yield every text in nested plain data."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping):
+        yield from _texts(list(value.values()))
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from _texts(item)
+
+
+def is_installed(folder: Path) -> bool:
+    """Return whether a folder is of installed packages."""
+    return not {"site-packages", "dist-packages"}.isdisjoint(folder.resolve().parts)
+
+
+def _found(folders: Iterable[Path], most: int, beside: tuple[str, ...] = ()) -> set[Path] | None:
+    """Return the files of code below folders, and those of the endings `beside` next to code; None above `most`."""
+    files: set[Path] = set()
+    for folder in {folder.resolve() for folder in folders}:
+        for found in _code(folder, beside):
+            if not found.is_relative_to(OURS):
+                files.add(found)
+            if len(files) > most:
+                return None
+    return files
+
+
+def _code(folder: Path, beside: tuple[str, ...]) -> Iterator[Path]:
+    """Yield the files of code below a folder, leaving out hidden folders and environments of their own."""
+    for where, inner, names in os.walk(folder):
+        if "pyvenv.cfg" in names:
+            inner.clear()
+            continue
+        inner[:] = [name for name in inner if not name.startswith(".") and name != "__pycache__"]
+        code = [name for name in names if name.endswith(CODE)]
+        code += [name for name in names if name.endswith(beside)] if code and beside else []
+        yield from (Path(where) / name for name in code if (Path(where) / name).is_file())
+
+
+def _named(path: Path) -> Iterator[Path]:
+    """Yield the file that a value names, or the files of the folder."""
+    if path.is_file():
+        yield path
+    elif path.is_dir():
+        for index, entry in enumerate(sorted(path.iterdir())):
+            if index >= MOST_NAMED:
+                return
+            if entry.is_file():
+                yield entry

@@ -1,0 +1,160 @@
+"""The ledger of journals made by hand: devices at each moment, what they did, and what it cost."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from paceline.account.bill import bill_csv, make_bill
+from paceline.account.ledger import LedgerEntry, ledger_of
+from paceline.account.prices import PriceBook, read_prices
+from paceline.account.texts import bill_lines
+from paceline.account.timeline import held_devices
+from paceline.errors import ConfigError
+from paceline.report.records import gather
+
+START = 1_772_323_200.0
+Record = dict[str, Any]
+
+
+def figure(value: Any) -> Record:
+    return {"value": value, "source": "published", "note": ""}
+
+
+def started(attempt: int, at: float, devices: int, **changes: Any) -> Record:
+    cluster = {
+        "device": {"name": "h100-sxm"}, "devices": devices, "price_usd_per_device_hour": figure(3.6),
+        "watts_per_device": figure(1000.0), "carbon_g_per_kwh": figure(100.0),
+    }  # fmt: skip
+    run = {"tags": {"team": "speech"}}
+    return {"kind": "run_started", "attempt": attempt, "time": START + at, "world_size": devices, "plan_text": "plan",
+            "cluster": cluster, "spec": {"run": run}, "forecast": {}, **changes}  # fmt: skip
+
+
+def step(attempt: int, number: int, at: float, seconds: float = 10.0) -> Record:
+    return {"kind": "step", "attempt": attempt, "step": number, "time": START + at,
+            "seconds": {"total": seconds, "data": 1.0}, "loss": 1.0, "weight": 1.0}  # fmt: skip
+
+
+def stormy() -> list[Record]:
+    """Two ranks; one is lost at 40 s and the other goes on at 46 s; the run is killed at 70 s; then three ranks.
+
+    Step 4 of the second world is made again by the second start, which begins at 100 s.
+    """
+    recovered = {"detect": 1.0, "end": 1.0, "start": 2.0, "restore": 2.0, "step": 10.0, "total": 16.0}
+    return [
+        started(1, 0, 2), step(1, 1, 20), step(1, 2, 30), {"kind": "checkpoint", "attempt": 1, "step": 2,
+        "time": START + 33, "seconds": 3.0, "stall_seconds": 2.0, "path": "x", "bytes": 1},
+        step(1, 3, 56),
+        {"kind": "recovery", "attempt": 1, "time": START + 56, "rung": "reform", "because": "killed", "from_world": 2,
+         "to_world": 1, "step": 2, "steps_lost": 0, "seconds": recovered},
+        step(1, 4, 66), {"kind": "fault", "attempt": 1, "time": START + 70, "what": "killed", "because": "9"},
+        started(2, 100, 3, step=3), step(2, 4, 115), step(2, 5, 125),
+        {"kind": "evaluation", "attempt": 2, "step": 5, "time": START + 130, "seconds": 4.0, "loss": 1.0},
+        {"kind": "run_ended", "attempt": 2, "time": START + 130, "status": "complete"},
+    ]  # fmt: skip
+
+
+def by_kind(entries: list[LedgerEntry]) -> dict[str, float]:
+    kinds: dict[str, float] = {}
+    for entry in entries:
+        kinds[entry.kind] = kinds.get(entry.kind, 0.0) + entry.device_seconds
+    return kinds
+
+
+def test_devices_times_time_add_up_and_each_kind_is_what_a_hand_counts() -> None:
+    """0-40 s: 2 devices, 40-46 s recovering with 2, 46-70 s: 1 device, 100-130 s: 3 devices."""
+    entries = ledger_of(stormy(), "run")
+    assert sum(entry.device_seconds for entry in entries) == pytest.approx(46 * 2 + 24 * 1 + 30 * 3)
+    assert by_kind(entries) == pytest.approx(
+        {
+            "useful": 2 * 9 * 2 + 9 * 1 + (2 * 9 + 4) * 3,  # steps 1, 2; step 3; steps 4, 5 and the evaluation
+            "stall": 2 * 1 * 2 + 1 * 1 + 2 * 1 * 3,  # waiting for data
+            "lost": 10 * 1,  # step 4 of the first start
+            "checkpoint": 2 * 2,
+            "restart": (46 - 22) * 2 + (24 - 20) * 1 + (30 - 24) * 3,
+        }
+    )
+    assert [(held.devices, held.seconds) for held in held_devices(gather(stormy()))] == [
+        (2, 40.0), (2, 6.0), (1, 24.0), (3, 30.0),
+    ]  # fmt: skip
+    assert [entry.usd for entry in entries] == pytest.approx([entry.device_seconds / 1000 for entry in entries])
+    assert sum(entry.kwh or 0.0 for entry in entries) == pytest.approx(206 / 3600)
+    assert sum(entry.carbon_g or 0.0 for entry in entries) == pytest.approx(206 / 36)
+
+
+def test_a_step_that_says_more_than_the_clock_does_not_make_time() -> None:
+    lines = [started(1, 0, 4), step(1, 1, 10, seconds=30.0), {"kind": "run_ended", "attempt": 1, "time": START + 12}]
+    assert sum(entry.device_seconds for entry in ledger_of(lines, "run")) == pytest.approx(4 * 12)
+
+
+def test_a_price_book_replaces_prices_by_day_and_class_and_electricity_goes_by_the_hour(tmp_path: Path) -> None:
+    path = tmp_path / "prices.toml"
+    path.write_text(
+        '[[prices]]\naccelerator = "h100-sxm"\nusd_per_device_hour = 7.2\nuntil = "2026-02-27"\n'
+        '[[prices]]\naccelerator = "h100-sxm"\nusd_per_device_hour = 1.8\nsince = "2026-02-28"\n'
+        '[[prices]]\naccelerator = "*"\nprice_class = "spot"\nusd_per_device_hour = 0.36\n'
+        '[[electricity]]\nhours = "22-06"\nusd_per_kwh = 0.1\n[[electricity]]\nusd_per_kwh = 0.4\n'
+        "[power]\npue = 1.5\ncarbon_g_per_kwh = 10\n"
+    )
+    book = read_prices(path)
+    assert book.usd_per_hour("h100-sxm", "spot", START) == 0.36
+    assert book.usd_per_kwh(0, 86400 * 3) == pytest.approx((8 * 0.1 + 16 * 0.4) / 24)
+    entries = ledger_of(stormy(), "run", PriceBook(book.prices[:2], (), book.power))
+    assert sum(entry.usd or 0.0 for entry in entries) == pytest.approx(206 * 1.8 / 3600)
+    assert sum(entry.kwh or 0.0 for entry in entries) == pytest.approx(206 * 1.5 / 3600)
+    assert sum(entry.carbon_g or 0.0 for entry in entries) == pytest.approx(206 * 1.5 * 10 / 3600)
+    with_power = ledger_of(stormy(), "run", book, "spot")
+    tariff = book.usd_per_kwh(START, START + 1)
+    assert tariff in (0.1, 0.4), "130 seconds lie in one hour, whatever the time zone"
+    assert sum(entry.usd or 0.0 for entry in with_power) == pytest.approx(206 / 3600 * (0.36 + 1.5 * tariff))
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ('[[prices]]\nusd_per_hour = 1\n', r"prices.toml:1: unknown key 'usd_per_hour'"),
+        ('[[prices]]\nusd_per_device_hour = -1\n', "prices"),
+        ('[[prices]]\nsince = "March"\n', r"prices\[1\] has 'March'"),
+        ('[[electricity]]\nhours = "22-30"\n', r"electricity\[1\] has '22-30'"),
+    ],
+)  # fmt: skip
+def test_a_mistake_in_a_price_book_is_told_with_its_place(tmp_path: Path, text: str, said: str) -> None:
+    (tmp_path / "prices.toml").write_text(text)
+    with pytest.raises(ConfigError, match=said):
+        read_prices(tmp_path / "prices.toml")
+
+
+def runs(folder: Path) -> Path:
+    other = [{**line, "spec": {"run": {"tags": {"team": "=cmd"}}}} if "spec" in line else line for line in stormy()]
+    free = [{**line, "cluster": {}, "spec": {}} if "spec" in line else line for line in stormy()]
+    for name, lines in (("a", stormy()), ("b", other), ("c", free)):
+        (folder / name / "journal").mkdir(parents=True)
+        for attempt in (1, 2):
+            own = "".join(json.dumps(line) + "\n" for line in lines if line["attempt"] == attempt)
+            (folder / name / "journal" / f"{attempt:04d}.jsonl").write_text(own)
+    return folder
+
+
+def test_a_bill_groups_runs_by_their_tags_and_says_what_it_does_not_know(tmp_path: Path) -> None:
+    bill = make_bill([runs(tmp_path)], "team")
+    assert [row.group for row in bill.rows] == ["speech", "=cmd", "(none)"] and bill.runs == 3
+    assert [row.usd for row in bill.rows] == [pytest.approx(0.206), pytest.approx(0.206), None]
+    assert bill.total.usd == pytest.approx(0.412) and bill.total.missing == {"usd", "kwh", "carbon_kg"}
+    assert bill.total.device_hours == pytest.approx(3 * 206 / 3600)
+    text = "\n".join(bill_lines(bill))
+    assert "unknown" in text and "money      estimated" in text
+    header, _, second, *_ = bill_csv(bill).splitlines()
+    assert header.startswith("team,device_hours,usd,kwh,carbon_kg,useful_device_hours")
+    assert second.startswith("'=cmd,"), "a spreadsheet takes it for no formula"
+    assert sum(float(row.hours["lost"]) for row in make_bill([tmp_path], "kind").rows) == pytest.approx(3 * 10 / 3600)
+
+
+def test_what_holds_no_run_and_a_tag_of_nobody_are_errors(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="holds no run"):
+        make_bill([tmp_path / "nowhere"])
+    with pytest.raises(ConfigError, match="a bill by 'tea'"):
+        make_bill([runs(tmp_path)], "tea")

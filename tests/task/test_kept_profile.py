@@ -1,0 +1,122 @@
+"""A traced profile is kept, and traced anew where anything that it depends on changed."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch  # noqa: F401  (so that models are traced in this process)
+
+from paceline.spec.profile import ModelProfile
+from paceline.spec.task import DataSpec, ModelSpec, Task
+from paceline.task.data.facts import DataFacts
+from paceline.task.profile import kept
+from paceline.task.profile.kept import trace_once
+
+FACTS = DataFacts(64, 8, "tokens", 256, 512, 1, "text", "f")
+MODEL = """
+import json
+from pathlib import Path
+
+import kept_widths
+from torch import nn
+
+class Words(nn.Module):
+    def __init__(self, config=""):
+        super().__init__()
+        width = kept_widths.WIDTH * json.loads(Path(__file__).with_name("kept.json").read_text())["times"]
+        width += json.loads(Path(config, "config.json").read_text())["more"] if config else 0
+        self.inner, self.head = nn.Embedding(256, width), nn.Linear(width, 256)
+
+    def forward(self, tokens):
+        return self.head(self.inner(tokens))
+
+def loss(model, batch):
+    found = nn.functional.cross_entropy(model(batch["tokens"]).flatten(0, 1), batch["labels"].flatten())
+    return found * batch["tokens"].numel(), batch["tokens"].numel()
+"""
+
+Traced = Callable[..., ModelProfile]
+
+
+@pytest.fixture
+def traced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Traced, list[Task]]:
+    """Return what gives the model's profile, from modules as they are in the files now, and the list of traces."""
+    (tmp_path / "kept_model.py").write_text(MODEL)
+    (tmp_path / "kept_widths.py").write_text("WIDTH = 8\n")
+    (tmp_path / "kept.json").write_text('{"times": 1}')
+    (tmp_path / "text.txt").write_text("a line of text\n" * 200)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    traces: list[Task] = []
+    real = kept.trace_task
+    monkeypatch.setattr(kept, "trace_task", lambda task: traces.append(task) or real(task))
+    data = DataSpec(source=str(tmp_path / "text.txt"), tokenizer="bytes", seq_len=8)
+
+    def profile(facts: DataFacts = FACTS, data: DataSpec = data, **arguments: str) -> ModelProfile:
+        for name in ("kept_model", "kept_widths"):
+            sys.modules.pop(name, None)
+        model = ModelSpec("kept_model:Words", arguments=arguments)
+        return trace_once(Task(model=model, data=data, objective="kept_model:loss"), facts)
+
+    return profile, traces
+
+
+def test_one_that_is_kept_is_the_one_that_was_traced(traced: tuple[Traced, list[Task]]) -> None:
+    profile, traces = traced
+    first = profile()
+    assert first.parameters == 8 * 256 * 2 + 256
+    assert profile() == first and len(traces) == 1
+
+
+def test_it_is_traced_anew_where_code_settings_or_data_changed(
+    traced: tuple[Traced, list[Task]], tmp_path: Path
+) -> None:
+    """Code that the model imports, a file beside it, a folder that an argument names, the size of the data."""
+    profile, traces = traced
+    folder = tmp_path / "elsewhere" / "config"
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text('{"more": 1}')
+    sizes = [profile(config=str(folder)).parameters]
+    (tmp_path / "kept_widths.py").write_text("WIDTH = 16\n")
+    sizes.append(profile(config=str(folder)).parameters)
+    (tmp_path / "kept.json").write_text('{"times": 2}')
+    sizes.append(profile(config=str(folder)).parameters)
+    (folder / "config.json").write_text('{"more": 3, "and": 0}')
+    sizes.append(profile(config=str(folder)).parameters)
+    assert sizes == [(width * 2 + 1) * 256 for width in (9, 17, 33, 35)]
+    profile(dataclasses.replace(FACTS, fingerprint="g"), config=str(folder))
+    assert len(traces) == 5
+    profile(config=str(folder))
+    assert len(traces) == 5
+
+
+def test_a_file_that_is_damaged_is_traced_anew_and_the_oldest_go(
+    traced: tuple[Traced, list[Task]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    profile, traces = traced
+    first = profile()
+    (path,) = (tmp_path / "cache/paceline/profiles").glob("*.json")
+    path.write_text(path.read_text()[:100])
+    assert profile() == first and len(traces) == 2
+    monkeypatch.setattr(kept, "MOST_KEPT", 1)
+    profile(dataclasses.replace(FACTS, fingerprint="g"))
+    assert len(list(path.parent.glob("*.json"))) == 1 and not path.exists()
+
+
+def test_data_that_code_of_the_user_makes_keep_nothing(traced: tuple[Traced, list[Task]], tmp_path: Path) -> None:
+    """What such data hold is not in any file's digest."""
+    profile, traces = traced
+    (tmp_path / "kept_rows.py").write_text(
+        "import torch\nrows = [{'tokens': torch.zeros(8).long(), 'labels': torch.zeros(8).long()}] * 64\n"
+        "class Rows(list):\n    vocab, items_per_sample, unit = 256, 8, 'tokens'\n"
+        "made = lambda: Rows(rows)\n"
+    )
+    data = DataSpec(source="kept_rows:made")
+    assert kept._key(Task(model=ModelSpec("kept_model:Words"), data=data), FACTS) is None
+    assert profile() and len(traces) == 1
