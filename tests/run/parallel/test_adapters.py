@@ -106,12 +106,12 @@ def test_a_base_in_bf16_gives_the_same_numbers_where_bf16_computes() -> None:
 
 def forgetful(task: Task, plan: Plan) -> CheckProof:
     """Compare with an adapter whose whole matrices keep a rank's part of their gradients."""
-    spread = tensor._spread_adapter
-    tensor._spread_adapter = lambda *args: (spread(*args), set())[1]
+    spread = tensor.spread_adapter
+    tensor.spread_adapter = lambda *args: (spread(*args), set())[1]
     try:
         return all_compared([task], [plan])[0]
     finally:
-        tensor._spread_adapter = spread
+        tensor.spread_adapter = spread
 
 
 def test_gradients_of_an_adapter_that_are_not_summed_over_tp_are_caught() -> None:

@@ -46,9 +46,11 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard
 
 from paceline.errors import ConfigError
-from paceline.task.adapt.linear import MAGNITUDE, A, AdaptedLinear, B, adapted_product
+from paceline.run.parallel.adapted import ADAPTED, adapted_fused, spread_adapter
+from paceline.run.parallel.region import Region, own_bias
+from paceline.task.adapt.linear import AdaptedLinear
 from paceline.task.models.layers.absent import Absent
-from paceline.task.models.layers.collectives import add, gather, join, once, part, scatter, share
+from paceline.task.models.layers.collectives import join, part, share
 from paceline.task.models.layers.styles import misfit
 from paceline.task.models.layers.vocabulary import as_spread_logits, first_row, local_weight, partial_embedding
 from paceline.task.models.moe import Experts, MoE
@@ -56,37 +58,6 @@ from paceline.task.rules import SPREAD, Rules
 
 COVERS_CHILDREN = ("replicated", "expert")
 ROWS = ("row", "split_row")
-
-ENTERED = "_paceline_entered"  # attribute of an activation that several layers read
-
-
-@dataclass
-class Region:
-    """What the layers of one model share about the axis."""
-
-    group: dist.ProcessGroup
-    splits_sequence: bool
-
-    def enter(self, x: Tensor) -> Tensor:
-        """Return the whole `x` for layers that each compute a part: communicated once for all that read the same.
-
-        What came of `x` is kept with it, and so no longer than it.
-        """
-        state = (x._version, torch.is_grad_enabled())
-        kept = getattr(x, ENTERED, None)
-        if kept is not None and kept[0] == state:
-            return kept[1]
-        entered = gather(x, self.group) if self.splits_sequence else share(x, self.group)
-        setattr(x, ENTERED, (state, entered))
-        return entered
-
-    def once(self, x: Tensor) -> Tensor:
-        """Return `x`, which all ranks compute alike from what entered, with a gradient on one of them alone."""
-        return once(x, self.group)
-
-    def leave(self, x: Tensor) -> Tensor:
-        """Return the sum of the ranks' partial `x`: whole, or this rank's part of the sequence."""
-        return scatter(x, self.group) if self.splits_sequence else add(x, self.group)
 
 
 def split_layers(model: nn.Module, rules: Rules, mesh: DeviceMesh, stage: bool = False) -> list[str]:
@@ -109,14 +80,14 @@ def split_layers(model: nn.Module, rules: Rules, mesh: DeviceMesh, stage: bool =
             _check_layer(name, module, style, stage=stage)
             _spread_weight(name, module, SPREAD[style], mesh, spread)
             if isinstance(module, AdaptedLinear):
-                summed |= _spread_adapter(name, module, SPREAD[style], mesh)
+                summed |= spread_adapter(name, module, SPREAD[style], functools.partial(_own_part, mesh=mesh))
             if getattr(module, "bias", None) is not None and (style not in ROWS or region.splits_sequence):
                 summed.add(f"{name}.bias")
             if "forward" not in vars(module):  # a pipeline stage may hold a module for its weight alone
                 module.forward = functools.partial(FORWARD[style, type(module).forward], module, region)
         elif style == "fused":
             _check_layer(name, module, style, rules.parts_of(name))
-            fused = _adapted_fused if isinstance(module, AdaptedLinear) else _fused
+            fused = adapted_fused if isinstance(module, AdaptedLinear) else _fused
             module.forward = functools.partial(fused, module, region, _fused_rows(name, rules.parts_of(name), region))
             summed |= {f"{name}.{own}" for own, _ in module.named_parameters()}
         elif style == "expert":
@@ -137,7 +108,7 @@ def split_layers(model: nn.Module, rules: Rules, mesh: DeviceMesh, stage: bool =
 
 
 def _column(layer: nn.Linear, region: Region, x: Tensor) -> Tensor:
-    return F.linear(region.enter(x), local_weight(layer.weight), _own_bias(layer, region))
+    return F.linear(region.enter(x), local_weight(layer.weight), own_bias(layer, region))
 
 
 def _row(layer: nn.Linear, region: Region, x: Tensor) -> Tensor:
@@ -159,15 +130,6 @@ def _fused(layer: nn.Linear, region: Region, rows: list[slice], x: Tensor) -> Te
     )
 
 
-def _adapted_fused(layer: AdaptedLinear, region: Region, rows: list[slice], x: Tensor) -> Tensor:
-    weight, thin_out = (torch.cat(parts, dim) for parts, dim in (
-        ([layer.weight[part] for part in rows], 0), ([layer.lora_B[:, part] for part in rows], 1)))  # fmt: skip
-    magnitude = layer.lora_magnitude_vector
-    magnitude = None if magnitude is None else torch.cat([magnitude[part] for part in rows])
-    out = adapted_product(layer, region.enter(x), weight, layer.lora_A, thin_out, magnitude)
-    return out if layer.bias is None else out + torch.cat([layer.bias[part] for part in rows])
-
-
 def _fused_rows(name: str, parts: tuple[int, ...], region: Region) -> list[slice]:
     """Return this rank's rows of each part of a fused layer."""
     ranks, rows, first = region.group.size(), [], 0
@@ -186,65 +148,20 @@ def _partial(layer: nn.Linear, region: Region, x: Tensor) -> Tensor:
 
 
 def _gathered(layer: nn.Linear, region: Region, x: Tensor) -> Tensor:
-    out = F.linear(region.enter(x), local_weight(layer.weight), _own_bias(layer, region))
+    out = F.linear(region.enter(x), local_weight(layer.weight), own_bias(layer, region))
     # As one device has it in memory: sums over it (a norm's, in fp32) then come in the same order.
     return join(out.transpose(-1, -2), region.group).transpose(-1, -2).contiguous()
 
 
 def _head(layer: nn.Linear, region: Region, x: Tensor) -> Tensor:
     assert isinstance(layer.weight, DTensor)
-    logits = F.linear(region.enter(x), local_weight(layer.weight), _own_bias(layer, region))
+    logits = F.linear(region.enter(x), local_weight(layer.weight), own_bias(layer, region))
     return as_spread_logits(logits, layer.weight.shape[0], layer.weight)
 
 
 def _embedding(layer: nn.Embedding, region: Region, tokens: Tensor) -> Tensor:
     first = first_row(layer.weight.shape[0], region.group)
     return region.leave(partial_embedding(tokens, local_weight(layer.weight), first, layer.padding_idx))
-
-
-def _adapted_out(layer: AdaptedLinear, region: Region, x: Tensor) -> Tensor:
-    """Return this rank's features of an adapted layer whose outputs are spread: A is whole, and so is its product."""
-    magnitude = layer.lora_magnitude_vector
-    own = local_weight(layer.weight)
-    if magnitude is not None:
-        magnitude = magnitude.narrow(0, first_row(magnitude.shape[0], region.group), own.shape[0])
-    out = adapted_product(layer, region.enter(x), own, layer.lora_A, local_weight(layer.lora_B), magnitude)
-    bias = _own_bias(layer, region)
-    return out if bias is None else out + bias
-
-
-def _adapted_in(layer: AdaptedLinear, region: Region, x: Tensor) -> Tensor:
-    """Return this rank's part of the sum of an adapted layer whose inputs are spread, without the bias: B is whole."""
-
-    def total(squares: Tensor) -> Tensor:
-        dist.all_reduce(squares, group=region.group)
-        return squares
-
-    parts = local_weight(layer.weight), local_weight(layer.lora_A), layer.lora_B
-    return adapted_product(layer, x, *parts, layer.lora_magnitude_vector, total)
-
-
-def _adapted_row(layer: AdaptedLinear, region: Region, x: Tensor) -> Tensor:
-    out = region.leave(_adapted_in(layer, region, x))
-    return out if layer.bias is None else out + layer.bias
-
-
-def _adapted_split_row(layer: AdaptedLinear, region: Region, x: Tensor) -> Tensor:
-    width = local_weight(layer.weight).shape[1]
-    return _adapted_row(layer, region, share(x, region.group).narrow(-1, first_row(x.shape[-1], region.group), width))
-
-
-def _adapted_gathered(layer: AdaptedLinear, region: Region, x: Tensor) -> Tensor:
-    out = _adapted_out(layer, region, x)
-    return join(out.transpose(-1, -2), region.group).transpose(-1, -2).contiguous()
-
-
-def _own_bias(layer: nn.Linear, region: Region) -> Tensor | None:
-    """Return this rank's part of a whole bias: its gradient is zero elsewhere, and summed over ranks complete."""
-    if layer.bias is None:
-        return None
-    rows = layer.weight.to_local().shape[0] if isinstance(layer.weight, DTensor) else layer.weight.shape[0]
-    return layer.bias.narrow(0, first_row(layer.bias.shape[0], region.group), rows)
 
 
 def _on_the_whole(forward: Callable[..., Any], region: Region, x: Tensor, *args: Any, **kwargs: Any) -> Any:
@@ -263,11 +180,7 @@ FORWARD: dict[tuple[str, Any], Callable[..., Tensor]] = {
     ("gathered", nn.Linear.forward): _gathered,
     ("vocabulary", nn.Linear.forward): _head,
     ("vocabulary", nn.Embedding.forward): _embedding,
-    ("column", AdaptedLinear.forward): _adapted_out,
-    ("row", AdaptedLinear.forward): _adapted_row,
-    ("split_row", AdaptedLinear.forward): _adapted_split_row,
-    ("partial", AdaptedLinear.forward): _adapted_in,
-    ("gathered", AdaptedLinear.forward): _adapted_gathered,
+    **ADAPTED,
 }
 
 
@@ -297,17 +210,6 @@ def _spread_weight(
         raise ConfigError(
             f"rule for '{name}'", "its weight is tied to one that is split the other way", "one style for both"
         )
-
-
-def _spread_adapter(name: str, layer: AdaptedLinear, dim: int, mesh: DeviceMesh) -> set[str]:
-    """Spread the thin matrix that reads or gives the features of which ranks have parts; the other one stays whole.
-
-    Returns the names of the whole parameters: a rank's gradient of these is its part of a sum.
-    """
-    spread, whole = (B, A) if dim == 0 else (A, B)
-    own = _own_part(f"{name}.{spread}", getattr(layer, spread), 1, mesh)  # both are [rank, features]
-    layer.register_parameter(spread, own)
-    return {f"{name}.{whole}", f"{name}.{MAGNITUDE}"}
 
 
 def _spread_experts(name: str, module: nn.Module, mesh: DeviceMesh) -> None:

@@ -58,10 +58,9 @@ def adapted(layer: nn.Linear, spec: AdapterSpec) -> AdaptedLinear:
     layer.__class__ = AdaptedLinear
     assert isinstance(layer, AdaptedLinear)
     layer.spec = spec
-    like = {"dtype": layer.weight.dtype, "device": layer.weight.device}
-    layer.lora_A = nn.Parameter(torch.empty(spec.rank, layer.in_features, **like))
-    layer.lora_B = nn.Parameter(torch.empty(spec.rank, layer.out_features, **like))
-    magnitude = nn.Parameter(torch.empty(layer.out_features, **like)) if spec.kind == "dora" else None
+    layer.lora_A = nn.Parameter(layer.weight.detach().new_empty(spec.rank, layer.in_features))
+    layer.lora_B = nn.Parameter(layer.weight.detach().new_empty(spec.rank, layer.out_features))
+    magnitude = nn.Parameter(layer.weight.detach().new_empty(layer.out_features)) if spec.kind == "dora" else None
     layer.register_parameter(MAGNITUDE, magnitude)
     if spec.dropout:
         layer.lora_dropout = nn.Dropout(spec.dropout)

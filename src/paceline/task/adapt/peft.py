@@ -30,10 +30,11 @@ from paceline.task.models.init import Box, fill, named_parameters
 FOLDER_PREFIX = "base_model.model."
 CONFIG, FILE = "adapter_config.json", "adapter_model.safetensors"
 # What peft knows and an adapter here has not, with what it must be to say nothing.
-UNKNOWN = {"bias": ("none",), "rank_pattern": ({}, None), "alpha_pattern": ({}, None), "fan_in_fan_out": (False, None),
-           "target_parameters": (None, []), "layer_replication": (None,), "lora_bias": (False, None),
-           "trainable_token_indices": (None,), "alora_invocation_tokens": (None,), "use_qalora": (False, None),
-           "use_bdlora": (None, False)}  # fmt: skip
+OFF = (None, False, {}, [])
+UNKNOWN: dict[str, tuple[Any, ...]] = {"bias": ("none",)} | dict.fromkeys(
+    ("rank_pattern", "alpha_pattern", "fan_in_fan_out", "target_parameters", "layer_replication", "lora_bias",
+     "trainable_token_indices", "alora_invocation_tokens", "use_qalora", "use_bdlora"), OFF,
+)  # fmt: skip
 
 
 def file_name(name: str, *, is_decoder: bool) -> str:

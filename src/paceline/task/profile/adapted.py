@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Iterable
+from typing import Any
 
 from torch import nn
 
@@ -74,7 +75,7 @@ def _frozen(
     size = sum(parameter.numel() for parameter in matrices)
     trained = sum(parameter.numel() for parameter in matrices if parameter.requires_grad)
     kept = ("saved_elements", "saved_fp32_elements", "selective_elements", "attention_out_elements", "kv_elements")
-    idle = {} if flows else dict.fromkeys(kept, 0.0)
+    idle: dict[str, Any] = {} if flows else dict.fromkeys(kept, 0.0)
     if block.kind == "head" and not any(parameter.requires_grad for parameter in own):
         idle["fixed_elements"] = 0.0  # a frozen head's gradient is never taken
     return dataclasses.replace(
