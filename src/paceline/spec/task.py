@@ -8,6 +8,7 @@ from typing import Any
 from paceline.config.declared import Declared
 from paceline.config.fields import option
 from paceline.spec.adapt.adapter import Adaptation, AdapterSpec
+from paceline.spec.adapt.preference import PreferenceSpec
 from paceline.spec.data.augment import AugmentSpec
 from paceline.spec.data.mix import MixSpec
 from paceline.spec.steps.growth import GrowthSpec
@@ -247,10 +248,11 @@ class Task(Declared, table="task"):
     data: Any = option(factory=DataSpec, doc="the data", objects=DATA_SETS)
     objective: Any = option(
         "auto",
-        "'next_token', 'classification', `package.module:function`, or 'auto' for the data's own; with turns, the name"
-        " of the one that is evaluated, 'auto' for the first",
+        "'next_token', 'classification', 'dpo' (preference pairs, with task.preference), `package.module:function`, or"
+        " 'auto' for the data's own; with turns, the name of the one that is evaluated, 'auto' for the first",
         objects=CALLED,
     )
+    preference: PreferenceSpec = option(factory=PreferenceSpec, doc="how preference pairs are learnt from")
     turns: tuple[TurnSpec, ...] = option(
         (), "several objectives that take turns in every step, in this order, each on parameters of its own"
     )

@@ -32,6 +32,7 @@ class AdaptedLinear(nn.Linear):
     """A frozen linear layer with an adapter; `adapted` makes it of a plain one, which stays the same object."""
 
     spec: AdapterSpec
+    is_on = True  # whether the adapter counts: without it the layer is its frozen base
     lora_A: nn.Parameter  # [rank, in]
     lora_B: nn.Parameter  # [rank, out]
     lora_magnitude_vector: nn.Parameter | None  # [out], of DoRA
@@ -92,6 +93,8 @@ def adapted_product(
     """
     spec = layer.spec
     weight, thin_in, thin_out = weight.to(x.dtype), thin_in.to(x.dtype), thin_out.to(x.dtype)
+    if not layer.is_on:
+        return F.linear(x, weight)
     drops = spec.dropout > 0.0 and layer.lora_dropout.training
     dropped = layer.lora_dropout(x) if drops else x
     added = F.linear(F.linear(dropped, thin_in), thin_out.T) * spec.scale

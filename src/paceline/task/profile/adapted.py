@@ -25,10 +25,11 @@ IDLE = (
 REST = "rest"  # of a traced profile: all that lies outside the repeated blocks
 
 
-def adapted_profile(profile: ModelProfile, model: nn.Module) -> ModelProfile:
+def adapted_profile(profile: ModelProfile, model: nn.Module, forward_passes: int = 1) -> ModelProfile:
     """Return a model's profile with what is frozen in it. `model` is the one that trains, on any device.
 
-    An analytic profile, which knows no adapters, gets what they compute and hold; a traced one has seen them.
+    An analytic profile, which knows no adapters, gets what they compute and hold; a traced one has seen them. Of
+    `forward_passes` that its objective makes one has a backward pass.
     """
     named = dict(model.named_parameters())
     if all(parameter.requires_grad for parameter in named.values()):
@@ -42,7 +43,8 @@ def adapted_profile(profile: ModelProfile, model: nn.Module) -> ModelProfile:
         if profile.source == "analytic":
             block = _with_adapters(block, inside, profile.tokens_per_sample)
         flows = flows or any(parameter.requires_grad for parameter in own.values())
-        blocks.append(_frozen(block, own.values(), inside, flows=flows))
+        block = _frozen(block, own.values(), inside, flows=flows)
+        blocks.append(dataclasses.replace(block, backward_products=block.backward_products / forward_passes))
     idle = [block.name for block in blocks if block.recomputable and block.frozen_parameters == block.parameters]
     closed = {"pp": IDLE.format(name=idle[0])} if idle else {}
     return dataclasses.replace(profile, blocks=tuple(blocks), closed_axes={**(profile.closed_axes or {}), **closed})

@@ -18,6 +18,7 @@ from typing import Any
 from paceline import errors
 from paceline.errors import ConfigError, PacelineError
 from paceline.spec.adapt.adapter import AdapterSpec
+from paceline.spec.adapt.preference import PreferenceSpec
 from paceline.spec.data.augment import AugmentSpec
 from paceline.spec.data.mix import mix_of
 from paceline.spec.profile import ModelProfile
@@ -49,6 +50,7 @@ def traced_parts(task: Task) -> dict[str, Any]:
         "turns": [dataclasses.asdict(turn) for turn in task.turns],
         "adapter": dataclasses.asdict(task.adapter),
         "train": task.train,
+        "preference": dataclasses.asdict(task.preference),
         "seed": task.seed,
     }
 
@@ -84,7 +86,10 @@ def trace_here(task: Task) -> ModelProfile:
         module = built("cpu")
     turns = turns_of(task, source.unit)
     profiles = [profile_module(module, batch, turn.objective, source.items_per_sample, real) for turn in turns]
-    profiles = [adapted_profile(profile, module) for profile in profiles]
+    profiles = [
+        adapted_profile(profile, module, getattr(turn.objective, "forward_passes", 1))
+        for profile, turn in zip(profiles, turns, strict=True)
+    ]
     return profiles[0] if len(turns) == 1 else together(profiles, [turn.every for turn in turns])
 
 
@@ -129,7 +134,8 @@ def main() -> None:
         turns = tuple(TurnSpec(**{**turn, "match": tuple(turn["match"])}) for turn in request["turns"])
         model, objective = ModelSpec(**request["model"]), request["objective"]
         adapter = AdapterSpec(**{**request["adapter"], "targets": tuple(request["adapter"]["targets"])})
-        rest: dict[str, Any] = {"adapter": adapter, "train": tuple(request["train"]), "seed": request["seed"]}
+        rest: dict[str, Any] = {"adapter": adapter, "train": tuple(request["train"]), "seed": request["seed"],
+                                "preference": PreferenceSpec(**request["preference"])}  # fmt: skip
         profile = trace_here(Task(model=model, data=data, objective=objective, turns=turns, **rest))
         answer = pack_profile(profile)
     except PacelineError as error:

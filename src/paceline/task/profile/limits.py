@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 from paceline.errors import ConfigError
+from paceline.spec.adapt.preference import DPO
 from paceline.spec.optimizers import NOT_OFFLOADED, check_options, names_of, needs_no_wrapping, rule_of, use_of
 from paceline.spec.profile import ModelProfile
 from paceline.spec.task import OptimizerSpec, Task
@@ -16,6 +17,7 @@ RAGGED = (
     "task.data.collate may give each micro-batch another length: stages of a pipeline pass on tensors of one shape, "
     "and ranks that share a sequence cut it evenly; dp_replicate and dp_shard are open"
 )
+TWICE = "the objective 'dpo' calls the model twice, with adapters and without; stages of a pipeline run once"
 SPREADING = ("dp_shard", "tp", "pp", "cp", "ep")  # axes that put parameters, or parts of them, on different ranks
 
 
@@ -25,8 +27,9 @@ def close_for_task(profile: ModelProfile, task: Task, facts: DataFacts) -> Model
     Raises ConfigError for an optimizer that cannot be had, and for a group that names no parameter.
     """
     check_options(task.optimizer)
+    check_reference(task)
     ragged = {} if not getattr(task.data, "collate", None) else dict.fromkeys(("pp", "cp", "tp"), RAGGED)
-    closed = {**ragged, **closed_by(task.optimizer)}
+    closed = {**ragged, **closed_by(task.optimizer), **({"pp": TWICE} if task.objective == DPO else {})}
     if task.optimizer.groups or task.turns:
         trained, every_name = parameter_names(task, facts)
         if task.optimizer.groups:
@@ -35,6 +38,16 @@ def close_for_task(profile: ModelProfile, task: Task, facts: DataFacts) -> Model
             check_takers(task, trained, every_name)
             closed |= closed_by_turns(profile)
     return dataclasses.replace(profile, closed_axes={**(profile.closed_axes or {}), **closed}) if closed else profile
+
+
+def check_reference(task: Task) -> None:
+    """Raise ConfigError for preference pairs of a model that has no frozen base to be held against."""
+    if task.objective == DPO and (task.adapter.is_none or task.train):
+        because = "task.train changes the base" if task.train else "without adapters all of it is trained"
+        raise ConfigError(
+            "task.objective = 'dpo' needs the model's frozen base as its reference", because,
+            "task.adapter.kind = 'lora', and no task.train",
+        )  # fmt: skip
 
 
 def closed_by(spec: OptimizerSpec) -> dict[str, str]:
