@@ -30,7 +30,7 @@ from paceline.task.models.init import Box, fill, named_parameters
 FOLDER_PREFIX = "base_model.model."
 CONFIG, FILE = "adapter_config.json", "adapter_model.safetensors"
 # What peft knows and an adapter here has not, with what it must be to say nothing.
-OFF = (None, False, {}, [])
+OFF: tuple[Any, ...] = (None, False, {}, [])
 UNKNOWN: dict[str, tuple[Any, ...]] = {"bias": ("none",)} | dict.fromkeys(
     ("rank_pattern", "alpha_pattern", "fan_in_fan_out", "target_parameters", "layer_replication", "lora_bias",
      "trainable_token_indices", "alora_invocation_tokens", "use_qalora", "use_bdlora"), OFF,
