@@ -8,7 +8,7 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
-from runs import run_patiently
+from runs import run_patiently, wait_until
 
 from paceline.cli import main as cli
 from paceline.cli import output, parser
@@ -137,7 +137,8 @@ def test_a_reader_that_leaves_is_no_error() -> None:
     ) as process:
         assert process.stdout and process.stderr
         process.stdout.close()
-        assert process.wait(60) == 141 and process.stderr.read() == b""
+        wait_until(lambda: process.poll() is not None)
+        assert process.returncode == 141 and process.stderr.read() == b""
 
 
 def test_provenance_in_a_real_process() -> None:

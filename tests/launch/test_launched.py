@@ -107,6 +107,17 @@ def test_a_killed_rank_is_survived_under_torchrun_and_a_killed_supervisor_restar
     assert_one_experiment(run_dir, one_device)
 
 
+@pytest.mark.parametrize("started", [True, pytest.param(False, marks=pytest.mark.deep)], indirect=True)
+def test_nothing_trains_on_when_the_launcher_is_killed(started: tuple[Started, Path]) -> None:
+    """Not even who still looks for a coordinator: it is asked to stop, and what was trained is saved."""
+    begun, run_dir = started
+    wait_for_step(run_dir, 2, begun.process)
+    begun.process.kill()
+    begun.process.wait()
+    wait_until(lambda: not begun.running())
+    assert records_of(run_dir, "run_ended")[-1]["exit_code"] == 75
+
+
 @pytest.mark.deep
 @pytest.mark.parametrize("started", [False], indirect=True)
 def test_ranks_that_torchrun_starts_again_meet_and_resume(started: tuple[Started, Path], one_device: Path) -> None:

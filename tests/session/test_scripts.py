@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from runs import environment, is_running, records_of, steps_of, wait_for_step, wait_until
+from runs import environment, is_running, records_of, run_patiently, steps_of, wait_for_step, wait_until
 
 TASK = '''
 import os
@@ -73,7 +73,7 @@ def write(folder: Path, text: str) -> Path:
 
 def run(folder: Path, text: str, *arguments: str, before: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, *before, str(write(folder, text)), str(folder), *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=200, env=environment(), cwd=folder)
+    return run_patiently(command, env=environment(), cwd=folder)
 
 
 def end_of(run_dir: Path) -> dict[str, Any]:

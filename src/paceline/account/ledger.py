@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from paceline.account.prices import PriceBook
-from paceline.account.rates import rate_of
 from paceline.account.timeline import SpentTime, stretches
 from paceline.report.records import gather, number, table, text
 from paceline.spec.journal.kinds import RunStarted
+from paceline.spec.journal.rates import AMOUNTS, rate_of
 
 OWN_BOOK = "price book"
 
@@ -86,12 +86,13 @@ def _rates(
     start: RunStarted, device: str, book: PriceBook, price_class: str, began: float, ended: float
 ) -> tuple[dict[str, float | None], dict[str, str]]:
     """Return USD, kWh and grams per device-second of a stretch of time, and where each is from."""
-    (usd, of_usd), (kwh, of_kwh), (grams, of_grams) = (rate_of(name, start) for name in ("usd", "kwh", "carbon_g"))
+    own = {name: rate_of(name, start.forecast, start.cluster, start.world_size) for name in AMOUNTS}
+    (usd, of_usd), (kwh, of_kwh), (grams, of_grams) = (own[name] for name in AMOUNTS)
     if book.power.pue is not None and kwh is not None:
         kwh *= book.power.pue / (number(table(start.cluster.get("pue")).get("value")) or 1.0)
         of_kwh = f"{of_kwh}, building by the {OWN_BOOK}"
     intensity = book.power.carbon_g_per_kwh
-    if intensity is None and grams is not None and kwh is not None and (before := rate_of("kwh", start)[0]):
+    if intensity is None and grams is not None and kwh is not None and (before := own["kwh"][0]):
         grams *= kwh / before
     elif intensity is not None:
         grams, of_grams = (None if kwh is None else kwh * intensity), OWN_BOOK

@@ -12,12 +12,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.account.rates import rate_of
 from paceline.report.format import plural
 from paceline.report.phases import Start
 from paceline.report.records import NO_START, Records, StepTable, number, table, text
 from paceline.spec.journal.kinds import MemoryRecord, RunStarted
 from paceline.spec.journal.older import kind_and_clock
+from paceline.spec.journal.rates import rate_of
 from paceline.spec.journal.steady import BUSY, FIRST
 
 LEARNT = "learnt"  # the kind of term that earlier runs add: it corrects the sum, so every group has its share of it
@@ -282,7 +282,7 @@ def promises_of(
         _promise("run time", "s", whole.get("run_seconds"), seconds, f"all starts, gaps left out{partly}", share),
     ]
     for name, unit, key in (("money", "USD", "usd"), ("energy", "kWh", "kwh"), ("carbon", "g", "carbon_g")):
-        rate, origin = rate_of(key, first)
+        rate, origin = rate_of(key, whole, first.cluster, first.world_size)
         measured = None if rate is None or device_seconds is None else rate * device_seconds
         how = f"estimate: {device_seconds or 0:,.0f} device-seconds {origin}{partly}"
         promises.append(_promise(name, unit, whole.get(key), measured, how, share))

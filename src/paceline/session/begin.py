@@ -13,12 +13,14 @@ from paceline.run.process.brief import Brief, brief_from_json, make_brief
 from paceline.run.process.place import Place
 from paceline.run.process.world import World, join_world
 from paceline.said import say_line
+from paceline.session.budget import check_budget
 from paceline.session.confirm.micro_batch import confirm_micro_batch
 from paceline.session.nodes.launched import for_peers
 from paceline.session.prove import prove
 from paceline.session.together import from_first
 from paceline.spec.arguments import run_directory
 from paceline.spec.load import Spec
+from paceline.supervise.parent import end_with_launcher
 
 Say = Callable[[str], None]
 
@@ -45,6 +47,7 @@ def join_peers(spec: Spec, place: Place, say: Say = say_line) -> tuple[World, Br
 
     Before that it takes the run's directory: it alone returns the lock. All raise RunInUse where another run has it.
     """
+    end_with_launcher(os.environ)
     world = join_world(*_device_here(spec, place), place, spec.run)
     locks: list[RunLock] = []
 
@@ -59,6 +62,7 @@ def join_peers(spec: Spec, place: Place, say: Say = say_line) -> tuple[World, Br
 def _brief(planned: Planned, say: Say) -> Brief:
     planned, decisions = confirm_micro_batch(planned, say)
     say("\n".join(headline_lines(planned)))
+    check_budget(planned, say)
     proven = prove(planned, say)
     return make_brief(planned, proven.record, (*decisions, *proven.decisions))
 

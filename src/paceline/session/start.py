@@ -21,6 +21,7 @@ from paceline.run.process.handover import hand_over
 from paceline.run.process.place import Place
 from paceline.run.record.journal import mark_end
 from paceline.said import say_line
+from paceline.session.budget import check_budget
 from paceline.session.confirm.micro_batch import confirm_micro_batch
 from paceline.session.extras import check_extras
 from paceline.session.prove import Proven, prove
@@ -53,6 +54,7 @@ def train(spec: Spec, say: Say = say_line) -> int:
         planned, decisions = confirm_micro_batch(plan_here(spec, say), say)
         for line in headline_lines(planned):
             say(line)
+        check_budget(planned, say)
         outcome = _run(planned, prove(planned, say), decisions, lock, say)
         if not lock.is_lost:
             if outcome.error is not None:

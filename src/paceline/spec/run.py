@@ -9,6 +9,7 @@ from typing import Any
 from paceline.config.declared import Declared
 from paceline.config.fields import option
 from paceline.errors import ConfigError
+from paceline.spec.survive.budget import BudgetSpec
 from paceline.spec.survive.checkpoints import CheckpointsSpec
 from paceline.spec.survive.faults import FaultPlan, read_faults
 from paceline.spec.survive.health import HealthSpec
@@ -88,6 +89,7 @@ class RunSpec(Declared, table="run"):
     )
     health: HealthSpec = option(factory=HealthSpec, doc="what is looked for while a run trains")
     faults: FaultPlan = option(factory=FaultPlan, doc="faults that are made on purpose, to rehearse them")
+    budget: BudgetSpec = option(factory=BudgetSpec, doc="what the run may cost over all its starts")
     tags: dict[str, Any] = option(
         factory=dict, doc='words that a bill groups runs by, such as { team = "speech", project = "asr" }'
     )

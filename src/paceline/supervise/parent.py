@@ -12,6 +12,7 @@ from pathlib import Path
 
 PARENT_VARIABLE = "PACELINE_PARENT"
 NODE_VARIABLE = "PACELINE_NODE"  # the number of the node that a rank runs on, where a run has several
+AGENT_VARIABLE = "TORCHELASTIC_RUN_ID"  # set by torchrun's agent for what it starts
 PR_SET_PDEATHSIG = 1
 
 
@@ -35,11 +36,25 @@ def end_with_parent(parent: int | None = None, number: int = 0) -> None:
         name_process(f"rank {os.environ['RANK']} paceline")
     named = os.environ.pop(PARENT_VARIABLE, None)  # what this process starts has another parent
     expected = int(named) if parent is None and named else parent
-    if expected is None or sys.platform != "linux":
+    if expected is not None:
+        _signal_at_end_of(expected, number or ends_by(os.environ))
+
+
+def end_with_launcher(environ: Mapping[str, str]) -> None:
+    """Have this process asked to stop when torchrun's agent dies that started it: it saves, and ends with 75.
+
+    Nobody would hear how the run ends, and an agent that somebody starts again would meet it in the run's directory.
+    srun ends its tasks itself; what else sets torch's variables may well be gone before the run is over.
+    """
+    if AGENT_VARIABLE in environ:
+        _signal_at_end_of(os.getppid(), signal.SIGTERM)
+
+
+def _signal_at_end_of(parent: int, number: int) -> None:
+    if sys.platform != "linux":
         return
-    number = number or ends_by(os.environ)
     ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, number)
-    if os.getppid() != expected:
+    if os.getppid() != parent:
         os.kill(os.getpid(), number)
 
 

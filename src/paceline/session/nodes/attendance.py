@@ -29,7 +29,7 @@ from paceline.supervise.groups import collect
 from paceline.supervise.nodes.agent import Agent
 from paceline.supervise.nodes.link import NodeLink, NoPeer, knock
 from paceline.supervise.nodes.meeting import find_meeting
-from paceline.supervise.parent import PARENT_VARIABLE, name_process
+from paceline.supervise.parent import PARENT_VARIABLE, end_with_launcher, name_process
 from paceline.supervise.signals import forward_signals
 
 Say = Callable[[str], None]
@@ -62,8 +62,11 @@ def attend_run(spec: Spec, say: Say = say_line, seat: Seat | None = None, script
     Each rank is `python SCRIPT`, or trains the spec where there is no script. Raises a PacelineError where the spec
     cannot be handed to other processes, or the run is not found.
     """
-    nodes, seat = spec.run.nodes, seat or Seat()
+    nodes = spec.run.nodes
     nodes.check()
+    if seat is not None:
+        end_with_launcher(os.environ)
+    seat = seat or Seat()
     name_process(f"paceline node {nodes.node}")
     with tempfile.TemporaryDirectory(prefix="paceline-node-", ignore_cleanup_errors=True) as name:
         folder = Path(name)

@@ -23,6 +23,7 @@ from paceline.plan.planned import Planned, plan_task
 from paceline.run.process.brief import make_brief
 from paceline.run.process.handover import take_over
 from paceline.said import say_line
+from paceline.session.budget import check_budget
 from paceline.session.nodes.attendance import NOT_ELECTED, STEPPED_DOWN
 from paceline.session.prove import prove
 from paceline.session.replanner import Replanner
@@ -110,6 +111,7 @@ def _run(spec: Spec, fleet: Fleet, lock: RunLock, say: Say, per_machine: int) ->
     planned = _planned(spec, fleet, taken, per_node, say)
     for line in headline_lines(planned):
         say(line)
+    check_budget(planned, say)
     proven = prove(planned, say)
     brief = make_brief(planned, proven.record, proven.decisions)
     policy = dataclasses.replace(spec.run.recovery, max_devices=spec.run.recovery.max_devices or most)

@@ -79,6 +79,15 @@ def records_back_to(path: Path, step: int) -> list[dict[str, Any]]:
         last_bytes *= 4
 
 
+def read_tail_step(run_dir: Path) -> int:
+    """Return the last step on record, 0 where there is none: of a long journal the end is read."""
+    for _, path in reversed(starts_of(run_dir)):
+        steps = [record.get("step") for record in records_in(path, TAIL_BYTES) if record["kind"] == "step"]
+        if steps and isinstance(steps[-1], int):
+            return steps[-1]
+    return 0
+
+
 def read_records(run_dir: Path) -> Iterator[Record]:
     """Yield every record of a run as what it is declared to be, oldest start first; unknown kinds are passed over."""
     for line in read_journal(run_dir):

@@ -1,0 +1,83 @@
+"""The budget of a run: what all its starts have cost so far, when it is nearly used up, and what is left buys."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from paceline.spec.journal.held import HeldTime
+from paceline.spec.journal.kinds import DecisionRecord
+from paceline.spec.journal.rates import AMOUNTS, rate_of
+from paceline.spec.survive.budget import BUDGETS, BudgetSpec
+
+DEVICE_SECONDS = "device_seconds"
+
+
+def spent_in(held: Sequence[HeldTime]) -> dict[str, float]:
+    """Return every amount of BUDGETS over stretches of held time; one without a rate counts nothing."""
+    total = dict.fromkeys((*AMOUNTS, DEVICE_SECONDS), 0.0)
+    for each in held:
+        start, seconds = each.start, each.seconds * each.devices
+        total[DEVICE_SECONDS] += seconds
+        for name in AMOUNTS:
+            rate, _ = rate_of(name, start.forecast, start.cluster, start.world_size)
+            total[name] += (rate or 0.0) * seconds
+    return total
+
+
+class RunBudget:
+    """Counts what a run costs, from what it had cost and the rates of the world that trains now."""
+
+    def __init__(
+        self,
+        spec: BudgetSpec,
+        held: Sequence[HeldTime],
+        forecast: Mapping[str, Any],
+        cluster: Mapping[str, Any],
+        devices: int,
+    ) -> None:
+        self._spec, self._before, self._began = spec, spent_in(held), time.monotonic()
+        rates = {name: rate_of(name, forecast, cluster, devices)[0] or 0.0 for name in AMOUNTS}
+        self._per_second = {name: rate * devices for name, rate in {**rates, DEVICE_SECONDS: 1.0}.items()}
+        self._steps = 0  # made in this world
+        self._told: set[str] = set()
+        self._decisions: list[DecisionRecord] = []
+
+    def spent(self) -> dict[str, float]:
+        """Return what is spent of every budget that is set, in its unit."""
+        passed = time.monotonic() - self._began
+        return {name: self._amount(name, passed) for name in self._spec.limits}
+
+    def look(self) -> str:
+        """Return why the run is to end, or "". To be called once a step; a share that is used up becomes a decision."""
+        passed = time.monotonic() - self._began
+        because = ""
+        for name, limit in self._spec.limits.items():
+            spent, said = self._amount(name, passed), BUDGETS[name][2]
+            if spent >= limit:
+                because = because or f"the budget of {said.format(limit)} is used up"
+            elif spent >= self._spec.warn_at * limit and name not in self._told:
+                self._told.add(name)
+                self._decisions.append(self._warning(name, limit, spent, passed))
+        self._steps += 1
+        return because
+
+    def take(self) -> list[DecisionRecord]:
+        """Return the decisions since the last call."""
+        found, self._decisions = self._decisions, []
+        return found
+
+    def _amount(self, name: str, passed: float) -> float:
+        amount, unit, _ = BUDGETS[name]
+        return (self._before[amount] + passed * self._per_second[amount]) / unit
+
+    def _warning(self, name: str, limit: float, spent: float, passed: float) -> DecisionRecord:
+        amount, unit, said = BUDGETS[name]
+        rate = self._per_second[amount] / unit
+        left = (limit - spent) / rate if rate else 0.0
+        steps = left * self._steps / passed if passed else 0.0
+        buys = f"what is left buys {steps:,.0f} steps at the pace so far" if self._steps else "no step was made yet"
+        evidence = {"spent": spent, "limit": limit, "seconds_left": left}
+        because = f"{said.format(spent)} of {said.format(limit)} is spent, {spent / limit:.0%}; {buys}"
+        return DecisionRecord("budget", "spend", "spend on", because, evidence)

@@ -1,0 +1,42 @@
+"""BudgetSpec: the `[run.budget]` table of a spec. What a run may cost over all its starts, and what comes then."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from paceline.config.declared import Declared
+from paceline.config.fields import option
+
+# Option -> (the amount that is counted, amounts to one of the option's unit, how the option is said)
+BUDGETS = {
+    "usd": ("usd", 1.0, "${:,.4g}"),
+    "kwh": ("kwh", 1.0, "{:,.4g} kWh"),
+    "kg_co2e": ("carbon_g", 1000.0, "{:,.4g} kg CO2e"),
+    "device_hours": ("device_seconds", 3600.0, "{:,.4g} device-hours"),
+}
+
+
+@dataclass(frozen=True)
+class BudgetSpec(Declared, table="run.budget"):
+    """What a run may cost over all its starts. What is not set has no limit."""
+
+    usd: float | None = option(None, "money, at the cluster's price", above=0.0)
+    kwh: float | None = option(None, "energy, as the forecast's power model has it", above=0.0)
+    kg_co2e: float | None = option(None, "carbon, where the region or its intensity is stated", above=0.0)
+    device_hours: float | None = option(None, "hours of all devices together", above=0.0)
+    warn_at: float = option(0.8, "the share of a budget at which the run says so", above=0.0, maximum=1.0)
+    at_end: str = option(
+        "stop",
+        "what comes when it is used up, after a checkpoint: 'stop' ends the run with 0, 'requeue' with 75",
+        choices=("stop", "requeue"),
+    )
+    forecast: str = option(
+        "refuse",
+        "a run whose forecast is beyond the budget: 'refuse' to start, or 'tell' and train until it is used up",
+        choices=("refuse", "tell"),
+    )
+
+    @property
+    def limits(self) -> dict[str, float]:
+        """The limit of every option that is set, in its unit."""
+        return {name: value for name in BUDGETS if (value := getattr(self, name)) is not None}

@@ -1,0 +1,67 @@
+"""A budget over all starts of a run: what is counted, when it is told, and when it ends."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from paceline.run.survive import budget as budget_module
+from paceline.run.survive.budget import RunBudget, spent_in
+from paceline.spec.journal.held import held_in
+from paceline.spec.survive.budget import BudgetSpec
+
+START = 1_772_323_200.0
+CLUSTER = {"price_usd_per_device_hour": {"value": 3.6}, "watts_per_device": {"value": 1000.0},
+           "carbon_g_per_kwh": {"value": 500.0}}  # fmt: skip
+
+
+def journal(folder: Path) -> Path:
+    """Two starts: 2 devices for 100 s, of which 20 s with one after a fault; then 4 devices for 50 s."""
+    common: dict[str, Any] = {"kind": "run_started", "cluster": CLUSTER, "forecast": {}}
+    seconds = {"total": 10.0, "step": 2.0}
+    starts = [
+        [
+            {**common, "time": START, "world_size": 2},
+            {"kind": "recovery", "time": START + 82, "from_world": 2, "to_world": 1, "seconds": seconds},
+            {"kind": "step", "time": START + 100, "step": 9},
+        ],
+        [{**common, "time": START + 500, "world_size": 4}, {"kind": "step", "time": START + 550, "step": 12}],
+    ]
+    (folder / "journal").mkdir()
+    for number, lines in enumerate(starts, start=1):
+        text = "".join(json.dumps(line) + "\n" for line in lines) + '{"kind": "step", "ti'
+        (folder / "journal" / f"{number:04d}.jsonl").write_text(text)
+    return folder
+
+
+def test_what_earlier_starts_cost_is_counted_with_their_devices(tmp_path: Path) -> None:
+    spent = spent_in(held_in(journal(tmp_path)))
+    seconds = 80 * 2 + 20 * 1 + 50 * 4
+    assert spent["device_seconds"] == pytest.approx(seconds)
+    assert spent["usd"] == pytest.approx(seconds / 1000)
+    assert spent["kwh"] == pytest.approx(seconds / 3600) and spent["carbon_g"] == pytest.approx(seconds / 3600 * 500)
+
+
+def test_it_is_told_once_at_its_share_and_ends_at_its_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """0.38 USD are spent, and 4 devices spend 0.004 a second: 80 % of 0.5 are reached at 5 s, 0.5 at 30 s."""
+    clock = [0.0]
+    monkeypatch.setattr(budget_module.time, "monotonic", lambda: clock[0])
+    budget = RunBudget(BudgetSpec(usd=0.5), held_in(journal(tmp_path)), {}, CLUSTER, 4)
+    found = []
+    for second in range(32):
+        clock[0] = float(second)
+        found.append((budget.look(), budget.take()))
+    assert [second for second, (_, told) in enumerate(found) if told] == [5]
+    assert [second for second, (because, _) in enumerate(found) if because] == [30, 31]
+    assert found[30][0] == "the budget of $0.5 is used up"
+    (warning,) = found[5][1]
+    assert "$0.4 of $0.5 is spent, 80%; what is left buys 25 steps" in warning.because
+    assert budget.spent() == {"usd": pytest.approx(0.38 + 0.004 * 31)}
+
+
+def test_an_amount_without_a_rate_never_ends_a_run() -> None:
+    budget = RunBudget(BudgetSpec(usd=1e-9, device_hours=1000.0), [], {}, {}, 1)
+    assert budget.look() == "" and budget.spent()["usd"] == 0.0
