@@ -17,7 +17,7 @@ from paceline.spec.adapt.adapter import AdapterSpec
 from paceline.spec.layout import Layout
 from paceline.spec.plan import Plan
 from paceline.spec.proof.records import CheckProof
-from paceline.spec.task import Task
+from paceline.spec.task import ModelSpec, Task
 from paceline.task.adapt.linear import is_adapter
 from paceline.verify.compare.layout import compare
 
@@ -117,3 +117,22 @@ def forgetful(task: Task, plan: Plan) -> CheckProof:
 def test_gradients_of_an_adapter_that_are_not_summed_over_tp_are_caught() -> None:
     proof = run_ranks(forgetful, 2, adapted(LORA), plan_of(Layout(tp=2), precision="fp64"))[0]
     assert not proof.equal and "lora_" in str(proof.first_difference)
+
+
+def llama_task(adapter: AdapterSpec) -> Task:
+    """Return the task of a small Llama of transformers, by a factory."""
+    transformers = pytest.importorskip("transformers")
+    assert transformers
+    return decoder_task(model=ModelSpec("tests_huggingface:causal", arguments={"family": "Llama"}), adapter=adapter)
+
+
+@pytest.mark.parametrize(
+    "plans",
+    [[plan_of(Layout(dp_shard=2), precision="fp64"), plan_of(Layout(tp=2), precision="fp64")],
+     [plan_of(Layout(pp=2), precision="fp64", schedule="1f1b")]],
+    ids=lambda plans: str(plans[-1].layout),
+)  # fmt: skip
+def test_adapters_of_a_model_of_transformers_equal_one_device(plans: list[Plan]) -> None:
+    assert_all_equal(
+        [llama_task(LORA), llama_task(dataclasses.replace(DROPPED, targets=("q_proj", "down_proj")))], *plans
+    )
