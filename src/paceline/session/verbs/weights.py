@@ -156,10 +156,15 @@ def _write_whole(tensors: Mapping[str, Tensor], out: Path) -> None:
 def decoder_of(run_dir: Path, spec: dict[str, Any], tensors: Mapping[str, Tensor]) -> DecoderConfig | None:
     """Return the shape of a run's built-in model, or None for a user's own."""
     task = spec_from_dict(spec, origin="the checkpoint").task
-    if not isinstance(task.model, ModelSpec) or not is_named(task.model.name):
+    model = task.model
+    if isinstance(model, ModelSpec) and model.name.startswith("paceline.task.adapt.distill:"):
+        from paceline.task.adapt.distill import student_of
+
+        model = student_of(model)
+    if not isinstance(model, ModelSpec) or not is_named(model.name):
         return None
     seq_len = task.data.seq_len if isinstance(task.data, DataSpec) else 0
     for record in read_records(run_dir):  # data given as an object state their length nowhere else
         if isinstance(record, RunStarted):
             seq_len = int(record.facts.get("items_per_sample", seq_len))
-    return resolve_decoder(task.model, tensors["embed_tokens.weight"].shape[0], seq_len)
+    return resolve_decoder(model, tensors["embed_tokens.weight"].shape[0], seq_len)

@@ -23,11 +23,13 @@ FIELDS = ("prompt", "chosen", "rejected")
 
 
 class PreferencePairs:
-    """A map-style data set of pairs; `vocab` is the tokenizer's."""
+    """A map-style data set of pairs; `vocab` is the tokenizer's, a sample has `items_per_sample` positions."""
+
+    unit = "tokens"
 
     def __init__(self, pairs: list[tuple[str, str, str]], seq_len: int, tokenizer: Tokenizer) -> None:
         self._pairs, self._seq_len, self._tokenizer = pairs, seq_len, tokenizer
-        self.vocab = tokenizer.vocab
+        self.vocab, self.items_per_sample = tokenizer.vocab, seq_len
 
     def __len__(self) -> int:
         return len(self._pairs)

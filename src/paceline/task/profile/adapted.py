@@ -43,7 +43,10 @@ def adapted_profile(profile: ModelProfile, model: nn.Module, forward_passes: int
         if profile.source == "analytic":
             block = _with_adapters(block, inside, profile.tokens_per_sample)
         flows = flows or any(parameter.requires_grad for parameter in own.values())
-        block = _frozen(block, own.values(), inside, flows=flows)
+        # What a trace has seen keep nothing, as a teacher does, has no backward pass.
+        is_idle = profile.source == "traced" and not (block.saved_elements or block.saved_fp32_elements)
+        passed = flows and not (is_idle and not any(parameter.requires_grad for parameter in own.values()))
+        block = _frozen(block, own.values(), inside, flows=passed)
         blocks.append(dataclasses.replace(block, backward_products=block.backward_products / forward_passes))
     idle = [block.name for block in blocks if block.recomputable and block.frozen_parameters == block.parameters]
     closed = {"pp": IDLE.format(name=idle[0])} if idle else {}

@@ -78,7 +78,7 @@ def compute_components(sheet: Sheet) -> list[Component]:
         Component(
             "memory-bound operators",
             "elementwise",
-            over(3 * sheet.moving_seconds),
+            over(sheet.passes * sheet.moving_seconds),
             memory,
             lambda i: f"{per(i)} x moved elements x {rates.element_bytes} B x 3 passes / memory bandwidth{note}",
             COUNTED,
