@@ -15,6 +15,8 @@ from paceline.spec.load import spec_from_dict
 from paceline.spec.task import DataSpec, ModelSpec, Task
 from paceline.task.models.sizes import DecoderConfig, is_named, resolve_decoder
 
+BRIDGE = "bridge.weight"  # of task/adapt/distill.py
+
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -110,7 +112,7 @@ def write_weights(run_dir: Path, chosen: Chosen, out: Path, *, merge: bool = Fal
             return "peft", _write_adapter(task, tensors, out, is_decoder=decoder is not None)
         tensors = MergedTensors(tensors, task.adapter)
     if decoder is not None:
-        export_safetensors(tensors, decoder, out)
+        export_safetensors(_of_decoder(tensors), decoder, out)
         weights = {file for file in out.glob("model*.safetensors*") if file.suffix != ".part"}
         return "huggingface", sorted({*weights, out / "config.json"})
     try:
@@ -151,6 +153,13 @@ def _write_whole(tensors: Mapping[str, Tensor], out: Path) -> None:
         publish(part, out)
     except OSError as error:
         raise StorageError(f"cannot write {out}", str(error), "free space or choose another place") from error
+
+
+def _of_decoder(tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+    """Return a decoder's tensors without what stands beside a student: its way to a teacher's hidden states."""
+    if BRIDGE not in tensors:
+        return tensors
+    return {name: tensor for name, tensor in tensors.items() if name != BRIDGE}
 
 
 def decoder_of(run_dir: Path, spec: dict[str, Any], tensors: Mapping[str, Tensor]) -> DecoderConfig | None:
